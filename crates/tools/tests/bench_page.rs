@@ -121,7 +121,10 @@ fn drawn(figure: &str) -> BTreeMap<String, usize> {
             let told: usize = attribute(curve, "data-points").parse().expect("a number");
             assert_eq!(marks, told, "{curve}");
             assert!(!curve.contains("NaN") && !curve.contains("inf"), "{curve}");
-            (attribute(curve, "data-subject").to_owned(), marks)
+            // Dipole's name has its link.
+            let name = attribute(curve, "data-subject");
+            let subject = name.split(" (").next().expect("the first part");
+            (subject.to_owned(), marks)
         })
         .collect()
 }
@@ -168,6 +171,32 @@ fn check_tables(dom: &str, lines: &[Value]) -> usize {
         }
     }
     checked
+}
+
+/// Each mark of a figure of ratios tells one of two measured numbers, of the same size.
+fn check_ratios(figure: &str, lines: &[&Value], field: &str) {
+    let marks = between(figure, "<title>", "</title>");
+    assert!(marks.len() >= 3, "{figure}");
+    for note in marks {
+        let (subject, rest) = note.split_once(", ").expect("subject, size: ratio");
+        let ratio = rest.split_once(": ").expect("a ratio").1;
+        let ratio: f64 = ratio
+            .split(' ')
+            .next()
+            .expect("a word")
+            .parse()
+            .expect(note);
+        let of = |subject: &str| -> Vec<(&Value, f64)> {
+            let same = lines.iter().filter(|line| line["subject"] == subject);
+            same.filter_map(|line| Some((&line["size_bytes"], line[field].as_f64()?)))
+                .collect()
+        };
+        let known = of(subject).iter().any(|(size, value)| {
+            let mut base = of("dipole").into_iter().filter(|(own, _)| own == size);
+            base.any(|(_, base)| (value / base / ratio - 1.0).abs() < 6e-3)
+        });
+        assert!(known, "{note}");
+    }
 }
 
 #[test]
@@ -225,6 +254,21 @@ fn the_page_shows_in_a_browser_what_was_measured() {
                 usize::from(y.contains("GB/s"))
             );
         }
+        for (name, bench, field) in [
+            ("latency-ratio", "pingpong", "p50_ns"),
+            ("transmission-ratio", "stream", "bytes_per_s"),
+        ] {
+            let figure = figures[format!("{name}-{testbed}").as_str()];
+            let mut others = expected(&lines, bench, testbed);
+            others.remove("dipole");
+            assert_eq!(drawn(figure), others, "{name} of {testbed}");
+            let here = |line: &&Value| line["bench"] == bench && line["testbed"] == testbed;
+            check_ratios(
+                figure,
+                &lines.iter().filter(here).collect::<Vec<_>>(),
+                field,
+            );
+        }
         let distribution = figures[format!("distribution-{testbed}").as_str()];
         for label in ["share of messages, %", "one-way latency, µs"] {
             assert!(
@@ -236,7 +280,7 @@ fn the_page_shows_in_a_browser_what_was_measured() {
             assert!(points >= 5, "{subject} has {points} points");
         }
     }
-    assert_eq!(figures.len(), 8);
+    assert_eq!(figures.len(), 12);
     assert!(check_tables(&dom, &lines) > 300);
 
     // What the page carries for programs is what was printed.

@@ -237,6 +237,23 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
             ))
         }),
     };
+    // On axes of decades a factor of two is easily overlooked.
+    let faster = Chart {
+        id: format!("latency-ratio-{testbed}"),
+        title: "Latency beside Dipole's".into(),
+        text: "How many times as long as Dipole's a message of others takes: above 1 Dipole is faster.",
+        x: SIZE,
+        y: (Scale::Number, "latency, by Dipole's"),
+        curves: ratios(latencies, |line| line.p50_ns),
+    };
+    let more = Chart {
+        id: format!("transmission-ratio-{testbed}"),
+        title: "Transmission throughput beside Dipole's".into(),
+        text: "How many times as much as Dipole others carry: below 1 Dipole carries more.",
+        x: SIZE,
+        y: (Scale::Number, "throughput, by Dipole's"),
+        curves: ratios(streams, |line| line.bytes_per_s),
+    };
     let spread = Chart {
         id: format!("distribution-{testbed}"),
         title: format!("Distribution of latencies of {}", size(DISTRIBUTION_BYTES)),
@@ -256,12 +273,14 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
     };
     [
         latency.html(&behind(latencies)),
+        faster.html(""),
         spread.html(&format!(
             "<details><summary>Numbers behind this figure</summary>{}</details>\n",
             table::of_distribution(distribution)
         )),
         end_to_end.html(&behind(latencies)),
         transmission.html(&behind(streams)),
+        more.html(""),
     ]
     .concat()
 }
@@ -302,9 +321,48 @@ fn curves(
     curves
 }
 
-/// A subject that a figure has by several links is told by its link, too.
+/// The figure of all other curves by that of Dipole, by the first link of it that is there.
+fn ratios(lines: &[Line], figure: impl Fn(&Line) -> Option<f64>) -> Vec<Curve> {
+    let own = name_of(Subject::Dipole);
+    let Some(first) = lines.iter().find(|line| line.subject == own) else {
+        return Vec::new();
+    };
+    let is_base = |line: &Line| line.subject == own && line.link == first.link;
+    let mut curves: Vec<Curve> = Vec::new();
+    for line in lines.iter().filter(|line| !is_base(line)) {
+        let same = |base: &&Line| is_base(base) && base.size_bytes == line.size_bytes;
+        let base = lines.iter().find(same).and_then(&figure);
+        let (Some(value), Some(base)) = (figure(line), base) else {
+            continue;
+        };
+        let name = curve_name(line, lines);
+        let point = Point {
+            x: as_float(line.size_bytes as u64),
+            y: value / base,
+            spread: None,
+            note: format!(
+                "{name}, {}: {} times {}",
+                size(line.size_bytes),
+                table::digits(value / base),
+                curve_name(first, lines)
+            ),
+        };
+        match curves.iter_mut().find(|curve| curve.name == name) {
+            Some(curve) => curve.points.push(point),
+            None => curves.push(Curve {
+                family: family_of(line, lines),
+                name,
+                points: vec![point],
+            }),
+        }
+    }
+    curves
+}
+
+/// What a figure has by several links is told by its link, too, and Dipole always, which chooses one.
 fn curve_name(line: &Line, lines: &[Line]) -> String {
-    match is_by_several_links(line, lines) {
+    let chooses = line.subject == name_of(Subject::Dipole);
+    match chooses || is_by_several_links(line, lines) {
         true => format!("{} ({})", line.subject, link_of(line)),
         false => line.subject.clone(),
     }

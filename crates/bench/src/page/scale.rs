@@ -7,7 +7,7 @@ pub(crate) enum Scale {
     Bytes,
     /// Powers of ten, labelled as plain numbers.
     Number,
-    /// Shares of 1: each step to the right leaves a tenth of the rest.
+    /// Shares of 1: two steps up to 90 %, evenly, then each to the right leaves a tenth of the rest.
     Nines,
     /// From 0, in equal steps.
     Linear,
@@ -39,7 +39,7 @@ impl Axis {
         });
         let (low, high) = match scale {
             Scale::Bytes => (low, high),
-            Scale::Nines => (0.0, high.max(1.0)),
+            Scale::Nines => (0.0, high.max(2.0)),
             Scale::Linear => (0.0, (high / step(high)).ceil() * step(high)),
             // To thirds of a decade: about 1, 2, 5.
             Scale::Number => (
@@ -66,7 +66,7 @@ impl Axis {
                     label: bytes(power),
                 })
                 .collect(),
-            Scale::Nines => [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.999_99]
+            Scale::Nines => [0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 0.9999, 0.999_99]
                 .into_iter()
                 .map(|value| Tick {
                     value,
@@ -109,7 +109,9 @@ fn place(scale: Scale, value: f64) -> f64 {
     match scale {
         Scale::Bytes => value.max(1.0).log2(),
         Scale::Number => value.max(1e-6).log10(),
-        Scale::Nines => -(1.0 - value).max(1e-9).log10(),
+        // What most messages take must not be squeezed by the few that take longer.
+        Scale::Nines if value <= 0.9 => value / 0.9 * 2.0,
+        Scale::Nines => 1.0 - (1.0 - value).max(1e-9).log10(),
         Scale::Linear => value,
     }
 }
@@ -190,8 +192,11 @@ mod tests {
     #[test]
     fn shares_are_spaced_by_nines() {
         let axis = Axis::over(Scale::Nines, [0.0, 0.999].into_iter()).expect("values");
-        assert!((axis.position(0.9) - 1.0 / 3.0).abs() < 1e-9);
-        assert_eq!(labels(&axis), ["0 %", "50 %", "90 %", "99 %", "99.9 %"]);
+        assert!((axis.position(0.45) - 0.25).abs() < 1e-9);
+        assert!((axis.position(0.9) - 0.5).abs() < 1e-9);
+        assert!((axis.position(0.99) - 0.75).abs() < 1e-9);
+        let expected = ["0 %", "25 %", "50 %", "75 %", "90 %", "99 %", "99.9 %"];
+        assert_eq!(labels(&axis), expected);
     }
 
     #[test]

@@ -66,9 +66,12 @@ pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) 
         headings += &format!("<th>× {}</th>", escape(&reference.label()));
     }
     let mut rows = String::new();
+    // Among rows of Dipole alone none stands out.
+    let has_peers = lines.iter().any(|(_, line)| !is_own(line));
     for (one, line) in &lines {
         rows += &row(
             line,
+            has_peers && is_own(line),
             columns,
             &[one.label(), line.link.clone()],
             &references
@@ -105,7 +108,7 @@ pub(super) fn of_lines(lines: &[Line]) -> String {
                 line.subject.clone(),
                 line.link.clone(),
             ];
-            row(line, columns, &labels, "")
+            row(line, is_own(line), columns, &labels, "")
         })
         .collect();
     table(&headings(columns, &["size", "subject", "link"]), &rows)
@@ -158,12 +161,12 @@ fn headings(columns: &[Column], first: &[&str]) -> String {
         .collect()
 }
 
-fn row(line: &Line, columns: &[Column], labels: &[String], more: &str) -> String {
-    let class = if line.subject == "dipole" {
-        " class=\"own\""
-    } else {
-        ""
-    };
+fn is_own(line: &Line) -> bool {
+    line.subject == "dipole"
+}
+
+fn row(line: &Line, stands_out: bool, columns: &[Column], labels: &[String], more: &str) -> String {
+    let class = if stands_out { " class=\"own\"" } else { "" };
     let mut row = format!(
         "<tr{class} data-bench=\"{}\" data-subject=\"{}\" data-link=\"{}\" data-testbed=\"{}\" \
          data-size=\"{}\">",
