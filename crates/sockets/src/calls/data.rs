@@ -9,7 +9,7 @@ use rustix::net::SendFlags;
 
 use super::{failed, find, guarded, leaves, leaving, real, refuse};
 use crate::connection::Connection;
-use crate::switch::LEAST;
+use crate::switch::least;
 
 /// Flags of reads that records can be read with.
 const KNOWN: c_int = libc::MSG_PEEK
@@ -146,7 +146,7 @@ unsafe fn write_by(
     let plainly = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
     if flags & !plainly != 0 {
         let _theirs_stay = connection.leave();
-    } else if length >= LEAST && !from.is_null() {
+    } else if length >= least() && !from.is_null() {
         let before = super::errno();
         // SAFETY: the caller's promise.
         let bytes = unsafe {
