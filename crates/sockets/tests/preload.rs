@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, Place, finished, two_nodes};
+use common::{LIMIT, Place, finished, finished_within, two_nodes};
 
 fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -158,7 +158,8 @@ fn connections_that_come_and_go_leave_nothing() {
     let count = wanted.unwrap_or_else(|_| "1000".into());
     let place = Place::new();
     let many = python(&place, "many.py", &[&count], true).spawn();
-    let many = finished(many.expect("python3 starts"));
+    let thousands = count.parse::<u32>().expect("a number").div_ceil(1000);
+    let many = finished_within(many.expect("python3 starts"), LIMIT * thousands);
     let (by_tcp, all) = carried(&many.stdout);
     assert!(
         by_tcp < all,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use dipole_testbed::Testbed;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -134,6 +135,38 @@ fn cat_dd_and_a_shell_send_and_receive() {
     finished(reader);
     let got = std::fs::read(copy).expect("a copy");
     assert!(got == bytes, "{} of {} bytes", got.len(), bytes.len());
+}
+
+#[test]
+fn a_file_goes_from_node_to_node() {
+    let Some(place) = Place::new() else { return };
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let testbed = Testbed::builder().nodes(2).build();
+    let testbed = testbed.expect("a testbed can be made here");
+    let bytes: Vec<u8> = (0..300_000_u32).flat_map(u32::to_le_bytes).collect();
+    let file = place.folder.path().join("file");
+    std::fs::write(&file, &bytes).expect("a file");
+    let run = |node: u32, script: &str| {
+        let mut command = testbed.command(node, "env");
+        command
+            .arg(format!("LD_PRELOAD={}", place.library.display()))
+            .args(["sh", "-c", script])
+            .arg(&file)
+            .env("DIPOLE_PROGRAM", env!("CARGO_BIN_EXE_dipole"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().expect("a shell starts")
+    };
+    let (reader, mut said) = opened(run(2, "exec < /dev/dipole/7; echo open; exec cat"));
+    finished(run(1, "cat \"$0\" > /dev/dipole/2:7"));
+    let mut got = Vec::new();
+    said.read_to_end(&mut got).expect("all of it");
+    assert!(got == bytes, "{} of {} bytes", got.len(), bytes.len());
+    finished(reader);
 }
 
 #[test]

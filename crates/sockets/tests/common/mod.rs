@@ -48,10 +48,15 @@ impl Place {
 
 /// Waits for the end of a program, which must be a good one.
 pub(crate) fn finished(child: Child) -> Output {
+    finished_within(child, LIMIT)
+}
+
+/// The same, for one that takes so long.
+pub(crate) fn finished_within(child: Child, limit: Duration) -> Output {
     let pid = child.id();
     let (told, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || told.send(child.wait_with_output()));
-    let Ok(output) = wait.recv_timeout(LIMIT) else {
+    let Ok(output) = wait.recv_timeout(limit) else {
         let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         panic!("a program hangs");
     };
