@@ -5,6 +5,7 @@
 mod bsp;
 mod calibrate;
 mod doctor;
+mod endpoint_file;
 mod graph;
 mod key;
 mod manual;
@@ -60,6 +61,9 @@ enum Command {
     /// Prints all manual pages, each after a line of 0x01 and its name (for `xtask install`).
     #[command(hide = true)]
     Manual,
+    /// Serves a path of /dev/dipole that a program has opened (started by `sockets`).
+    #[command(hide = true)]
+    EndpointFile(endpoint_file::EndpointFileArgs),
     /// Ends a host's processes when its parent dies (started by `run`).
     #[command(hide = true)]
     Guard(dipole_launch::GuardArgs),
@@ -206,6 +210,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Key(args) => key::execute(&args, json, out),
         Command::MpiEnv(args) => mpi::execute(&args, json, out),
         Command::Sockets(args) => sockets::execute(&args),
+        Command::EndpointFile(args) => endpoint_file::execute(&args),
         Command::Doctor(args) => doctor::execute(args, json, out),
         Command::Completions { shell } => manual::completions(shell, Arguments::command(), out),
         Command::Manual => manual::pages(Arguments::command(), out),

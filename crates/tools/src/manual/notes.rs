@@ -300,6 +300,10 @@ pub(super) fn notes(page: &str) -> Notes {
                     "dipole sockets python3 program.py",
                     "any program that uses the C library's sockets",
                 ),
+                (
+                    "dipole sockets sh -c 'cat < /dev/dipole/7'",
+                    "what is sent to endpoint 7 of this node; /dev/dipole/2:7 sends to node 2",
+                ),
             ],
             status: &[
                 ("127", "the program could not be run"),
