@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -22,14 +22,17 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("sockets", &[]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
+    ("page", &[]),
     (
         "bench",
-        &["naming", "node", "bpf", "link", "testbed", "bsp", "proto"],
+        &[
+            "naming", "node", "bpf", "link", "testbed", "bsp", "proto", "page",
+        ],
     ),
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "bsp",
+            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "bsp", "page",
         ],
     ),
     ("testbed", &[]),

@@ -14,7 +14,9 @@ mod output;
 mod pipe;
 mod predict;
 mod processes;
+mod report;
 mod sockets;
+mod top;
 mod trace;
 
 use std::io::{IsTerminal, Write};
@@ -47,7 +49,9 @@ enum Command {
     Graph(graph::GraphArgs),
     Stats(processes::StatsArgs),
     Links(processes::LinksArgs),
+    Top(top::TopArgs),
     Trace(trace::TraceArgs),
+    Report(report::ReportArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
@@ -201,6 +205,8 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Predict(args) => predict::execute(&args, json, out),
         Command::Stats(args) => processes::stats(&args, json, out),
         Command::Links(args) => processes::links(&args, json, out),
+        Command::Top(args) => top::execute(&args, json, out),
+        Command::Report(args) => report::execute(&args, json, out),
         Command::Trace(args) => trace::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {

@@ -4,76 +4,15 @@
 //! Needs `chromium` or `google-chrome`; without one it says so and skips, unless
 //! `DIPOLE_REQUIRE_BROWSER=1`.
 
+mod browser;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use browser::{Opened, browser, open};
 use serde_json::Value;
 
-const BROWSERS: [&str; 4] = [
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-];
 const SUBJECTS: &str = "dipole,bare-tcp-spin,bare-unix-spin,bare-shm";
-
-fn browser(test: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = BROWSERS.iter().find_map(|name| {
-        std::env::split_paths(&path)
-            .map(|folder| folder.join(name))
-            .find(|file| file.is_file())
-    });
-    if found.is_none() {
-        assert!(
-            std::env::var_os("DIPOLE_REQUIRE_BROWSER").is_none_or(|value| value != "1"),
-            "{test} needs one of {BROWSERS:?} and DIPOLE_REQUIRE_BROWSER=1 forbids to skip it"
-        );
-        eprintln!("SKIPPED {test}: it needs one of {BROWSERS:?}");
-    }
-    found
-}
-
-/// What the browser has made of a page, and what it said meanwhile.
-struct Opened {
-    dom: String,
-    said: String,
-}
-
-fn open(browser: &Path, page: &Path, folder: &Path) -> Opened {
-    let mut command = Command::new(browser);
-    command.args([
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        // Whatever the page would fetch must fail.
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        "--enable-logging=stderr",
-        "--dump-dom",
-    ]);
-    let mut profile = std::ffi::OsString::from("--user-data-dir=");
-    profile.push(folder.join("profile"));
-    let mut address = std::ffi::OsString::from("file://");
-    address.push(page);
-    let output = command
-        .arg(profile)
-        .arg(address)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the browser starts");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{}\n{said}", output.status);
-    Opened {
-        dom: String::from_utf8(output.stdout).expect("text"),
-        said,
-    }
-}
 
 /// The parts of `text` that lie between `begin` and `end`.
 fn between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
@@ -221,13 +160,9 @@ fn the_page_shows_in_a_browser_what_was_measured() {
         .map(|line| serde_json::from_str(line).expect(line))
         .collect();
 
-    let Opened { dom, said } = open(&browser, &page, folder.path());
-    for trouble in ["CONSOLE", "Uncaught", "ERR_"] {
-        assert!(!said.contains(trouble), "{trouble}: {said}");
-    }
-    for outside in ["http://", "https://", " src=", "@import", "url("] {
-        assert!(!dom.contains(outside), "the page refers to {outside}");
-    }
+    let opened = open(&browser, &page, folder.path());
+    opened.check();
+    let Opened { dom, .. } = opened;
 
     let figures: BTreeMap<&str, &str> = between(&dom, "<figure", "</figure>")
         .into_iter()

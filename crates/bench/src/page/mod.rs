@@ -7,11 +7,10 @@
 //! one-way time) and transmission throughput (a stream) are different figures
 //! on different axes, and never meet in one (GAMMA §3.1, §3.2).
 
-mod chart;
-mod scale;
 mod supersteps;
 mod table;
 
+use dipole_page::{Heading, document, escape, section as part};
 use serde::Serialize;
 
 use super::control::{Kind, Placement, name_of};
@@ -21,11 +20,9 @@ use super::report::{Line, Measured};
 use super::statistics::as_float;
 use super::subject::Subject;
 use super::testbed::Testbed;
-pub(super) use chart::{Chart, Curve, Point};
-pub(super) use scale::Scale;
+pub(super) use dipole_page::{Chart, Curve, Point, Scale};
 pub(super) use supersteps::of_supersteps;
 
-const STYLE: &str = include_str!("style.css");
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
 /// The size whose distribution is drawn.
 const DISTRIBUTION_BYTES: usize = 64;
@@ -100,7 +97,13 @@ fn measured_page(
         facts,
         measurements,
     };
-    document(&(header(words, &facts.0) + body), &data)
+    let (title, text) = words;
+    let heading = Heading {
+        title,
+        text,
+        facts: &facts.0,
+    };
+    document(heading, body, &data)
 }
 
 /// A page of figures alone, with the data behind them.
@@ -110,32 +113,10 @@ pub(super) fn figures_page(
     charts: &[Chart],
     data: &impl Serialize,
 ) -> String {
-    let mut body = header(words, facts) + "<section>\n<h2>Figures</h2>\n";
-    body.extend(charts.iter().map(|chart| chart.html("")));
-    body += "</section>\n";
-    document(&body, data)
-}
-
-fn header((title, text): (&str, &str), facts: &[(&str, String)]) -> String {
-    let mut header = format!("<header><h1>{title}</h1>\n<p>{text}</p><dl>");
-    for (name, value) in facts {
-        header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
-    }
-    header + "</dl></header>\n"
-}
-
-fn document(body: &str, data: &impl Serialize) -> String {
-    // No "</script>" can stand in it.
-    let data = serde_json::to_string(data)
-        .expect("plain data is JSON")
-        .replace('<', "\\u003c");
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Dipole bench</title>\n<link rel=\"icon\" href=\"data:,\">\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
-         <script type=\"application/json\" id=\"data\">{data}</script>\n</body>\n</html>\n"
-    )
+    let figures: String = charts.iter().map(|chart| chart.html("")).collect();
+    let (title, text) = words;
+    let heading = Heading { title, text, facts };
+    document(heading, &part("Figures", &figures), data)
 }
 
 /// The figures and tables of one placement.
@@ -187,7 +168,7 @@ fn section(place: Placement, groups: &[(Group, Vec<Measured>)], testbed: &Testbe
         Placement::TwoNodes => format!("Between two nodes ({})", testbed.name(place)),
         Placement::OneNode => "Inside one node".to_owned(),
     };
-    format!("<section>\n<h2>{title}</h2>\n{figures}</section>\n")
+    part(&title, &figures)
 }
 
 fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line]) -> String {
@@ -394,7 +375,7 @@ fn distribution_curve(line: &Line, lines: &[Line]) -> Curve {
         note: format!(
             "{}, {} within {} µs",
             line.subject,
-            scale::share(share),
+            dipole_page::share(share),
             table::digits(ns * 1e-3)
         ),
     });
@@ -426,14 +407,6 @@ fn family(subject: &str) -> &'static str {
     known.map_or("pipe", |(_, family)| family)
 }
 
-/// Escapes text for HTML, also within quotes.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-}
-
 #[cfg(test)]
 mod tests {
     use clap::ValueEnum;
@@ -456,12 +429,7 @@ mod tests {
             }
         }
         for subject in Subject::value_variants() {
-            assert!(STYLE.contains(&format!(".{}", family(&name_of(*subject)))));
+            assert!(dipole_page::STYLE.contains(&format!(".{}", family(&name_of(*subject)))));
         }
-    }
-
-    #[test]
-    fn text_cannot_break_out_of_the_page() {
-        assert_eq!(escape("<a href=\"&\">"), "&lt;a href=&quot;&amp;&quot;&gt;");
     }
 }

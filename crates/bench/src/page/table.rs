@@ -1,10 +1,12 @@
 //! Tables of the page. Each cell with a measured number carries it unrounded as
 //! `data-value`, in the unit of `--json`, with the name it has there as `data-field`.
 
+pub(super) use dipole_page::digits;
+
 use super::super::plan::{Group, size};
 use super::super::report::{self, Line, Measured};
 use super::super::testbed::Testbed;
-use super::{escape, scale};
+use super::escape;
 
 /// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
 type Column = (&'static str, &'static str, f64, fn(&Line) -> Option<f64>);
@@ -136,7 +138,7 @@ pub(super) fn of_distribution(lines: &[Line]) -> String {
                 .collect();
             format!(
                 "<tr data-share=\"{share}\"><th>{}</th>{cells}</tr>\n",
-                scale::share(share)
+                dipole_page::share(share)
             )
         })
         .collect();
@@ -196,35 +198,4 @@ fn table(headings: &str, rows: &str) -> String {
         "<div class=\"wide\"><table><thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\
          </table></div>\n"
     )
-}
-
-/// Three digits that count, never an exponent.
-pub(super) fn digits(value: f64) -> String {
-    match value.abs() {
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        size if size >= 1.0 => format!("{value:.2}"),
-        size if size >= 0.1 => format!("{value:.3}"),
-        size if size >= 0.01 => format!("{value:.4}"),
-        _ => format!("{value:.6}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_keep_three_digits() {
-        for (value, text) in [
-            (1234.5, "1234"),
-            (12.34, "12.3"),
-            (3.456, "3.46"),
-            (0.1234, "0.123"),
-            (0.012_34, "0.0123"),
-            (0.000_123, "0.000123"),
-        ] {
-            assert_eq!(digits(value), text);
-        }
-    }
 }

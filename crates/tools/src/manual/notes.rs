@@ -223,6 +223,7 @@ pub(super) fn notes(page: &str) -> Notes {
                     "all counters of the process that has endpoint 7 of node 1",
                 ),
                 ("dipole --json stats 4711", "of process 4711, for scripts"),
+                ("dipole stats --prometheus", "all, for Prometheus"),
             ],
             SHOWN,
             &["dipole-links", "dipole-graph"],
@@ -245,9 +246,36 @@ pub(super) fn notes(page: &str) -> Notes {
                     "where the time of a program in supersteps went, and why",
                 ),
                 ("dipole --json trace t", "the same for scripts"),
+                (
+                    "dipole trace t --html page.html --perfetto t.perfetto-trace",
+                    "as a page with the superstep figure, and as a timeline",
+                ),
             ],
             USUAL,
-            &["dipole-run", "dipole-bsp"],
+            &["dipole-run", "dipole-bsp", "dipole-top", "dipole-report"],
+        ),
+        "dipole-top" => notes(
+            &[
+                ("dipole top", "live; q ends it"),
+                (
+                    "dipole top --trace t",
+                    "with the supersteps of a program that runs with DIPOLE_TRACE=t",
+                ),
+                ("dipole --json top --once", "once, for scripts"),
+            ],
+            USUAL,
+            &["dipole-stats", "dipole-links", "dipole-trace"],
+        ),
+        "dipole-report" => notes(
+            &[
+                (
+                    "dipole report out",
+                    "out/report.html, and the same as JSON and CSV",
+                ),
+                ("dipole report out --trace t", "with a traced run"),
+            ],
+            USUAL,
+            &["dipole-calibrate", "dipole-bsp", "dipole-trace"],
         ),
         "dipole-agent" | "dipole-agent-status" => notes(
             &[

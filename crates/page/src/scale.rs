@@ -2,7 +2,7 @@
 
 /// What an axis shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scale {
+pub enum Scale {
     /// Powers of two, labelled as sizes.
     Bytes,
     /// Powers of ten, labelled as plain numbers.
@@ -15,15 +15,16 @@ pub(crate) enum Scale {
 
 /// One place on an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Tick {
-    pub(super) value: f64,
+pub struct Tick {
+    /// Where.
+    pub value: f64,
     /// Empty: a line without a label.
-    pub(super) label: String,
+    pub label: String,
 }
 
 /// A scale over the values that occur.
 #[derive(Clone, Debug)]
-pub(super) struct Axis {
+pub struct Axis {
     scale: Scale,
     low: f64,
     high: f64,
@@ -31,7 +32,8 @@ pub(super) struct Axis {
 
 impl Axis {
     /// Spans all values and ends on round ones; `None` if there are none.
-    pub(super) fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Option<Self> {
+    #[must_use]
+    pub fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut places = values.map(|value| place(scale, value));
         let first = places.next()?;
         let (low, high) = places.fold((first, first), |(low, high), place| {
@@ -52,12 +54,14 @@ impl Axis {
     }
 
     /// From 0, the low end, to 1, the high end.
-    pub(super) fn position(&self, value: f64) -> f64 {
+    #[must_use]
+    pub fn position(&self, value: f64) -> f64 {
         (place(self.scale, value) - self.low) / (self.high - self.low)
     }
 
     /// Ticks from low to high.
-    pub(super) fn ticks(&self) -> Vec<Tick> {
+    #[must_use]
+    pub fn ticks(&self) -> Vec<Tick> {
         let ticks: Vec<Tick> = match self.scale {
             Scale::Bytes => (0..=40)
                 .step_by(2)
@@ -135,7 +139,8 @@ fn bytes(power: i32) -> String {
 }
 
 /// A share in percent, with as many digits as it needs.
-pub(super) fn share(share: f64) -> String {
+#[must_use]
+pub fn share(share: f64) -> String {
     let text = format!("{:.3}", share * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
 }
