@@ -24,6 +24,7 @@ use super::testbed::Testbed;
 pub(super) use chart::{Chart, Curve, Point};
 pub(super) use scale::Scale;
 pub(super) use supersteps::of_supersteps;
+pub(super) use table::of_rows as table_of;
 
 const STYLE: &str = include_str!("style.css");
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
@@ -103,16 +104,20 @@ fn measured_page(
     document(&(header(words, &facts.0) + body), &data)
 }
 
-/// A page of figures alone, with the data behind them.
+/// A page of figures, tables if there are any, and the data behind them.
 pub(super) fn figures_page(
     words: (&str, &str),
     facts: &[(&str, String)],
     charts: &[Chart],
+    tables: &str,
     data: &impl Serialize,
 ) -> String {
     let mut body = header(words, facts) + "<section>\n<h2>Figures</h2>\n";
     body.extend(charts.iter().map(|chart| chart.html("")));
     body += "</section>\n";
+    if !tables.is_empty() {
+        body += &format!("<section>\n<h2>Numbers</h2>\n{tables}</section>\n");
+    }
     document(&body, data)
 }
 
