@@ -672,3 +672,16 @@ impl Process {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_processes_than_one_octet_counts_have_addresses_of_their_own() {
+        for process in [0, 1, 254, 255, 256, 1023] {
+            assert_eq!(process_at(address(process, 7000)), Some(process));
+        }
+        assert_ne!(address(0, 7000), address(256, 7000));
+    }
+}

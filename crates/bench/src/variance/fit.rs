@@ -13,6 +13,8 @@ use crate::statistics::as_float;
 
 /// Beyond this the formula for the chance of a distance no longer holds: it is as good as 0.
 const MOST_DISTANCE: f64 = 13.0;
+/// A larger power is that of no machine.
+const MOST_EXPONENT: f64 = 1e9;
 /// Steps of an integral, and how many standard deviations it reaches to each side.
 const STEPS: u32 = 4000;
 const REACH: f64 = 12.0;
@@ -175,20 +177,21 @@ pub(super) fn largest_density(normal: &Normal, count: f64, at: f64) -> f64 {
 }
 
 /// Of independent values x that all are the largest of k draws from a distribution F, `-ln F(x)` is
-/// exponential with rate k: the most likely k, and its interval.
-pub(super) fn exponent(values: &[f64], one: &Normal) -> Exponent {
+/// exponential with rate k: the most likely k, and its interval. `None` where values lie so far
+/// beyond F that no k explains them.
+pub(super) fn exponent(values: &[f64], one: &Normal) -> Option<Exponent> {
     let count = as_float(values.len() as u64);
     let sum: f64 = values
         .iter()
         .map(|value| -one.cdf(*value).max(f64::MIN_POSITIVE).ln())
         .sum();
-    let likely = count / sum.max(f64::MIN_POSITIVE);
+    let likely = count / sum;
     let margin = 1.96 / count.sqrt();
-    Exponent {
+    (likely < MOST_EXPONENT).then_some(Exponent {
         likely,
         low: likely * (1.0 - margin).max(0.0),
         high: likely * (1.0 + margin),
-    }
+    })
 }
 
 /// The distribution of one edge, if a sample is of the largest of `edges` (eq. 7.2 solved for
@@ -340,7 +343,8 @@ mod tests {
         let other = edge_of(&stalled, 8).expect("many values");
         assert!((other.0 - edge.0).abs() < 0.02, "{other:?} {edge:?}");
         let normal = Normal::new(one.0, one.1).expect("a distribution");
-        let found = exponent(&largest, &normal);
+        assert_eq!(exponent(&[100.0, 101.0], &normal), None);
+        let found = exponent(&largest, &normal).expect("near enough");
         assert!(found.low < 8.0 && 8.0 < found.high, "{found:?}");
         assert!(distance_to(&largest, &normal, 8.0) < 0.07);
         assert!(distance_to(&largest, &normal, 1.0) > 0.5);

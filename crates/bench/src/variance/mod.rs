@@ -309,7 +309,7 @@ fn predict(lines: &mut [Line]) {
         };
         line.by_edges = Some(by(f64::from(line.p) / f64::from(first.p)));
         line.by_links = Some(by(links_of(line.p) / links_of(first.p)));
-        line.exponent = Some(fit::exponent(&line.g_ns_per_byte, &normal));
+        line.exponent = fit::exponent(&line.g_ns_per_byte, &normal);
     }
 }
 
