@@ -22,6 +22,7 @@ use super::subject::Subject;
 use super::testbed::Testbed;
 pub(super) use dipole_page::{Chart, Curve, Point, Scale};
 pub(super) use supersteps::of_supersteps;
+pub(super) use table::of_rows as table_of;
 
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
 /// The size whose distribution is drawn.
@@ -106,17 +107,22 @@ fn measured_page(
     document(heading, body, &data)
 }
 
-/// A page of figures alone, with the data behind them.
+/// A page of figures, tables if there are any, and the data behind them.
 pub(super) fn figures_page(
     words: (&str, &str),
     facts: &[(&str, String)],
     charts: &[Chart],
+    tables: &str,
     data: &impl Serialize,
 ) -> String {
     let figures: String = charts.iter().map(|chart| chart.html("")).collect();
+    let mut body = part("Figures", &figures);
+    if !tables.is_empty() {
+        body += &part("Numbers", tables);
+    }
     let (title, text) = words;
     let heading = Heading { title, text, facts };
-    document(heading, &part("Figures", &figures), data)
+    document(heading, &body, data)
 }
 
 /// The figures and tables of one placement.

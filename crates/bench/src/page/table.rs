@@ -145,6 +145,20 @@ pub(super) fn of_distribution(lines: &[Line]) -> String {
     table(&headings, &rows)
 }
 
+/// Any table: a title, headings and cells.
+pub(in super::super) fn of_rows(title: &str, headings: &[&str], rows: &[Vec<String>]) -> String {
+    let headings: String = headings
+        .iter()
+        .map(|heading| format!("<th>{}</th>", escape(heading)))
+        .collect();
+    let cells = |row: &Vec<String>| -> String {
+        let cells = row.iter().map(|cell| format!("<td>{}</td>", escape(cell)));
+        format!("<tr>{}</tr>\n", cells.collect::<String>())
+    };
+    let rows: String = rows.iter().map(cells).collect();
+    format!("<h3>{}</h3>\n{}", escape(title), table(&headings, &rows))
+}
+
 fn columns(line: &Line) -> &'static [Column] {
     if line.p50_ns.is_some() {
         &LATENCY
