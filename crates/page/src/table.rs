@@ -2,6 +2,9 @@
 
 use super::escape;
 
+/// Longer cells are sentences, which stand to the left and may break.
+const WORDS: usize = 40;
+
 /// A table; the first cell of a row names it.
 #[must_use]
 pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
@@ -10,7 +13,11 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
         cells
             .map(|(column, cell)| {
                 let name = if column == 0 { "th" } else { name };
-                format!("<{name}>{}</{name}>", escape(cell))
+                let class = match cell.chars().count() > WORDS {
+                    true => " class=\"words\"",
+                    false => "",
+                };
+                format!("<{name}{class}>{}</{name}>", escape(cell))
             })
             .collect()
     };

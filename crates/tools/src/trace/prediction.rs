@@ -79,7 +79,12 @@ impl Predictions {
                         h_bytes: superstep.widest().1,
                         predicted_ns: predicted(at),
                         measured_ns: measured(at),
-                        reason: reason(superstep, communicate_ns[at], found.as_ref().ok()),
+                        reason: reason(
+                            superstep,
+                            communicate_ns[at],
+                            found.as_ref().ok(),
+                            run.files[0].header.nodes,
+                        ),
                     }
                 })
                 .collect(),
@@ -150,6 +155,7 @@ fn reason(
     superstep: &Superstep<'_>,
     predicted_ns: f64,
     model: Option<&(Parameters, String)>,
+    nodes: u32,
 ) -> String {
     let (slowest, most_ns) = superstep.slowest();
     let late_ns = float(most_ns - superstep.mean_compute_ns());
@@ -181,10 +187,7 @@ fn reason(
         );
     }
     if let Some((rank, share)) = awaited(std::iter::once(superstep)) {
-        return format!(
-            "slow link: {share} % of what ranks waited, beyond computation, they waited for messages from or \
-             to rank {rank}; look at its link and at what else runs on its node"
-        );
+        return awaited_words(rank, share, nodes);
     }
     match superstep.stalls() {
         0 => "something else: no packet was lost and no rank was late; other programs on its cores, or \
@@ -193,6 +196,21 @@ fn reason(
         stalls => format!(
             "no room to send, {stalls} times: a receiver was slow to take, or the window full; send less \
              at once, or in several supersteps"
+        ),
+    }
+}
+
+/// What that means: between nodes it is a link, within one there is none.
+pub(crate) fn awaited_words(rank: usize, share: u64, nodes: u32) -> String {
+    let waited = format!("{share} % of what ranks waited, beyond computation, they waited");
+    match nodes {
+        1 => format!(
+            "held up: {waited} for rank {rank}, or it for them, within the call; are there more ranks \
+             than cores, or other programs on them?"
+        ),
+        _ => format!(
+            "slow link: {waited} for messages from or to rank {rank}; look at its link and at what else \
+             runs on its node"
         ),
     }
 }

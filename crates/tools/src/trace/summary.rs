@@ -4,7 +4,7 @@ use dipole_bsp::trace::Clocks;
 use serde::Serialize;
 
 use super::files::notes;
-use super::prediction::{Predictions, awaited};
+use super::prediction::{Predictions, awaited, awaited_words};
 use super::run::{Run, Superstep, float, milliseconds};
 use super::tree::{self, Node};
 
@@ -120,7 +120,7 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
         // What a call that hardly counts has lost is noise.
         let counts = (call.compute_ns + call.communicate_ns) * 100 >= all_ns || call.repeats > 0;
         if counts {
-            call.reasons = reasons(call, is_model);
+            call.reasons = reasons(call, is_model, head.nodes);
         }
     }
     calls.sort_by_key(|call| std::cmp::Reverse(call.compute_ns + call.communicate_ns));
@@ -169,7 +169,7 @@ impl Profile {
 }
 
 /// What was lost at a call, and what would help.
-fn reasons(call: &Profile, is_model: bool) -> Vec<String> {
+fn reasons(call: &Profile, is_model: bool, nodes: u32) -> Vec<String> {
     let mut reasons = Vec::new();
     let largest = |of: fn(&ByRank) -> u64| {
         let values = call.by_rank.iter().map(of).enumerate();
@@ -205,10 +205,7 @@ fn reasons(call: &Profile, is_model: bool) -> Vec<String> {
     let is_slow = float(call.communicate_ns) > 2.0 * call.predicted_communicate_ns;
     let is_much = call.communicate_ns * 5 > time_ns && (is_slow || !is_model);
     if let Some((rank, share)) = call.awaited.filter(|_| is_much && call.repeats == 0) {
-        reasons.push(format!(
-            "slow link: {share} % of what ranks waited, beyond computation, they waited for messages from \
-             or to rank {rank}; look at its link and at what else runs on its node"
-        ));
+        reasons.push(awaited_words(rank, share, nodes));
     }
     if call.mean_bytes > 0.0 && float(call.h_bytes) >= 2.0 * call.mean_bytes {
         let (rank, bytes) = largest(|rank| rank.skew_bytes);
@@ -351,6 +348,7 @@ mod tests {
                 &[(100 + late_ns, 9, 0); 5],
             ]);
             for (rank, file) in files.iter_mut().enumerate() {
+                file.header.nodes = 3;
                 for step in &mut file.steps {
                     step.barrier_ns = 900;
                     let other = if rank == 2 { 0 } else { 2 };
