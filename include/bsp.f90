@@ -21,7 +21,7 @@ module bsp
   private
 
   public :: bsp_init, bsp_begin, bsp_end, bsp_nprocs, bsp_pid, bsp_abort
-  public :: bsp_sync, bsp_time, bsp_dtime, bsp_cputime
+  public :: bsp_sync, bsp_time, bsp_dtime, bsp_cputime, bsp_predict
   public :: bsp_push_reg, bsp_pop_reg, bsp_put, bsp_hpput, bsp_get, bsp_hpget, bsp_direct_get
   public :: bsp_set_tagsize, bsp_send, bsp_hpsend, bsp_qsize, bsp_get_tag, bsp_move, bsp_hpmove
   public :: bsp_bcast, bsp_gather, bsp_scatter, bsp_allgather, bsp_total_exchange
@@ -53,6 +53,11 @@ module bsp
     end function
     real(c_double) function bsp_cputime() bind(c, name="bsp_cputime")
       import :: c_double
+    end function
+    real(c_double) function bsp_predict(nprocs, work, h) bind(c, name="bsp_predict")
+      import :: c_double, c_int
+      integer(c_int), value :: nprocs
+      real(c_double), value :: work, h
     end function
     subroutine bsp_pop_reg(address) bind(c, name="bsp_pop_reg")
       import :: c_ptr

@@ -90,12 +90,14 @@ void bsp_abort_text(const char *text) BSP_NORETURN_;
 void bsp_fix_argv(int *argc, char ***argv);
 
 /*
- * Supersteps and time: bsp_sync(3), bsp_time(3)
+ * Supersteps and time: bsp_sync(3), bsp_time(3), bsp_predict(3)
  */
 void bsp_sync(void);
 double bsp_time(void);
 double bsp_dtime(void);
 double bsp_cputime(void);
+/* Seconds of a superstep, as measured on this machine; below 0 if nothing was. */
+double bsp_predict(int nprocs, double work, double h);
 
 /*
  * Registration: bsp_push_reg(3)
@@ -262,6 +264,7 @@ size_t mcbsp_get_safe_checkpoint_frequency(void);
 #define bsp_move(...) BSP_AT_(bsp_move(__VA_ARGS__))
 #define bsp_hpmove(...) BSP_AT_(bsp_hpmove(__VA_ARGS__))
 #define mcbsp_checkpoint() BSP_AT_(mcbsp_checkpoint())
+#define bsp_predict(...) BSP_AT_(bsp_predict(__VA_ARGS__))
 #define bsp_bcast(...) BSP_AT_(bsp_bcast(__VA_ARGS__))
 #define bsp_gather(...) BSP_AT_(bsp_gather(__VA_ARGS__))
 #define bsp_scatter(...) BSP_AT_(bsp_scatter(__VA_ARGS__))

@@ -15,7 +15,6 @@ fuzz_target!(|bytes: &[u8]| {
     let ethernet = Ethernet {
         destination: [1; 6],
         source: [2; 6],
-        vlan: None,
     };
     let payload = &bytes[..bytes.len().min(9000)];
     for [from, to] in [

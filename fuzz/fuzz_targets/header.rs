@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(split, bytes.len());
     for trailer_bytes in [4, 8, 12, 16] {
         if let Ok(packet) = Packet::parse(bytes, trailer_bytes) {
-            let length = usize::from(packet.header.length);
+            let length = usize::from(packet.header().length);
             assert!(length <= bytes.len());
             assert_eq!(packet.covered().len() + trailer_bytes, length);
             assert_eq!(packet.body().len() + HEADER_BYTES, packet.covered().len());

@@ -6,6 +6,7 @@ mod cluster;
 mod command;
 mod fuzz;
 mod install;
+mod mpi;
 mod mutants;
 mod nightly;
 mod package;
@@ -62,6 +63,9 @@ enum Task {
     Install(install::Arguments),
     /// Remove what `install` put there.
     Uninstall(install::Place),
+    /// Fetch MPI libraries, run mpi4py's tests, and kernels beside TCP, over the libfabric provider.
+    #[command(subcommand)]
+    Mpi(mpi::Task),
     /// Build a package for Debian and its relatives of what `install` installs.
     Package(package::Arguments),
 }
@@ -86,6 +90,7 @@ fn main() -> ExitCode {
         Task::Cluster(arguments) => cluster::cluster(&arguments),
         Task::Install(arguments) => install::install(&arguments),
         Task::Uninstall(place) => install::uninstall(&place),
+        Task::Mpi(task) => mpi::mpi(&task),
         Task::Package(arguments) => package::package(&arguments),
     };
     match done {

@@ -23,14 +23,17 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
+    ("page", &[]),
     (
         "bench",
-        &["naming", "node", "bpf", "link", "testbed", "bsp", "proto"],
+        &[
+            "naming", "node", "bpf", "link", "testbed", "bsp", "proto", "page",
+        ],
     ),
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "bsp",
+            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "bsp", "page",
         ],
     ),
     ("testbed", &[]),

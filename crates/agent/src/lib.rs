@@ -11,10 +11,12 @@ mod fd_store;
 mod jobs;
 mod member;
 mod membership;
+mod metrics;
 mod nodes;
 mod options;
 mod paths;
 mod rules;
+mod scrape;
 mod segment;
 mod serve;
 mod session;
@@ -34,6 +36,7 @@ use dipole_node::{Config, ConfigError, NodeId, variables};
 use broker::BrokerError;
 #[doc(hidden)]
 pub use membership::take_anything;
+pub use metrics::metrics;
 use options::NodeOptions;
 use rules::RulesError;
 pub use session::{SessionArgs, session};
@@ -71,6 +74,10 @@ pub struct AgentArgs {
     /// The administrator's file about interfaces whose rings are granted
     #[arg(long, value_name = "FILE")]
     interfaces: Option<PathBuf>,
+    /// Serve the counters of this user's processes here to Prometheus: http://ADDRESS:PORT/metrics,
+    /// to whoever can reach the address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Number of this node [default: $DIPOLE_NID, else 1]
     #[arg(long, value_name = "NID", global = true)]
     nid: Option<NodeId>,
@@ -144,6 +151,14 @@ enum AgentError {
          (`ss -ltnp`), or choose another port with `port=` in the hosts file"
     )]
     Port {
+        address: SocketAddr,
+        cause: io::Error,
+    },
+    #[error(
+        "cannot listen at {address} (TCP) for readers of counters: {cause}; choose another address or \
+         port with --metrics"
+    )]
+    Metrics {
         address: SocketAddr,
         cause: io::Error,
     },

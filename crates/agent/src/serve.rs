@@ -102,6 +102,11 @@ pub(super) fn serve(
     };
     let ended = caught(&[SIGTERM, SIGINT]).map_err(system("catching signals"))?;
     let child = caught(&[SIGCHLD]).map_err(system("catching signals"))?;
+    if let Some(address) = args.metrics {
+        let place = super::scrape::serve(address, &config.runtime_dir)
+            .map_err(|cause| AgentError::Metrics { address, cause })?;
+        tracing::info!(event = "metrics", address = %place, "serves counters");
+    }
     let mut kept = InheritedSockets::take();
     let directories = std::mem::take(&mut kept.directories);
     let addresses = host.directories();

@@ -5,7 +5,7 @@
 //! the caller hangs up, or this process dies, the guard ends everything below.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -21,12 +21,16 @@ use super::rules::{self, HostState, Rules};
 use super::{AgentError, opened};
 use dipole_launch::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, PROOF_BYTES,
-    Receiver, Request, Sender, send_keepalives,
+    Receiver, Request, Sender, Standing, send_keepalives, watch_standing,
 };
 use dipole_launch::read_pieces;
 
 /// How long a caller may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the last word to a caller may take, and what it is.
+const LAST_WORD: Duration = Duration::from_secs(1);
+const WITHDRAWN: &[u8] = b"the agent ends this job: its caller has nothing but a cluster key that \
+    was withdrawn; copy the key file to every node before `dipole key rotate` goes on\n";
 /// Longest text of a caller that is logged, in characters.
 const MAX_TEXT_CHARS: usize = 500;
 /// What a login has in its environment besides what its shell's files set.
@@ -112,6 +116,7 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
     let greeting = Greeting::from_bytes(args.greeting);
     let channel = Channel::answer(&mut stream, &key, &greeting, &args.proof);
     let channel = channel.map_err(AgentError::Caller)?;
+    let standing = Arc::new(channel.standing(&key));
     let from = stream.try_clone().map_err(AgentError::Caller)?;
     let (mut receiver, mut sender) = channel.split(from, stream);
     let request: Request = match receiver.receive().map_err(AgentError::Caller)? {
@@ -141,8 +146,15 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
         event = "work-started", node, %peer, who, command, ranks = request.ranks, pid,
         "work started"
     );
-    let carried = answer(&mut sender, &Answer::Accepted { most_ranks })
-        .and_then(|()| carry(&mut guard, receiver, sender).map_err(AgentError::Caller));
+    let expelled = move || {
+        tracing::warn!(
+            event = "caller-withdrawn", node, %peer, pid,
+            "a caller has nothing but a cluster key that was withdrawn; its job is ended"
+        );
+    };
+    let carried = answer(&mut sender, &Answer::Accepted { most_ranks }).and_then(|()| {
+        carry(&mut guard, receiver, sender, standing, expelled).map_err(AgentError::Caller)
+    });
     // Its input ends here, so the guard ends even if the caller has gone.
     drop(guard.stdin.take());
     let status = guard.wait().map_err(system("waiting for a guard"))?;
@@ -203,7 +215,7 @@ fn admit(
 }
 
 /// A guard with the environment of a login; of the agent's own environment it gets only the
-/// location of this node's registry.
+/// location of this node's registry and of the cluster key.
 fn guard(config: &Config, most_ranks: Option<u32>) -> Command {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut command = Command::new(own);
@@ -223,6 +235,11 @@ fn guard(config: &Config, most_ranks: Option<u32>) -> Command {
         }
     }
     command.env(variables::RUNTIME_DIR, &config.runtime_dir);
+    // It starts elsewhere.
+    let key = std::env::var_os(variables::KEY).map(std::path::absolute);
+    if let Some(Ok(key)) = key {
+        command.env(variables::KEY, key);
+    }
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let home = home.filter(|home| home.is_dir());
     command
@@ -238,16 +255,32 @@ fn carry(
     guard: &mut Child,
     mut receiver: Receiver<TcpStream>,
     sender: Sender<TcpStream>,
+    standing: Arc<Standing>,
+    expelled: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     sender.stream().set_read_timeout(Some(IDLE_LIMIT))?;
+    let stream = sender.stream().try_clone()?;
     let sender = Arc::new(Mutex::new(sender));
-    send_keepalives(Arc::clone(&sender));
+    send_keepalives(Arc::clone(&sender), Arc::clone(&standing));
+    watch_standing(Arc::clone(&standing), {
+        let sender = Arc::clone(&sender);
+        move || {
+            expelled();
+            // Somebody who reads is told, nobody is waited for.
+            let _as_before = stream.set_write_timeout(Some(LAST_WORD));
+            if let Ok(mut sender) = sender.try_lock() {
+                let _gone = sender.send(&Frame::Errors(WITHDRAWN.to_vec()));
+            }
+            let _gone = stream.shutdown(Shutdown::Both);
+        }
+    });
     let stdin = guard.stdin.take();
     std::thread::spawn(move || {
         let Some(mut stdin) = stdin else { return };
         loop {
             match receiver.receive() {
                 Ok(Some(Frame::Alive)) => {}
+                Ok(Some(Frame::Proof(proof))) => standing.heard(proof),
                 Ok(Some(Frame::Data(bytes))) if stdin.write_all(&bytes).is_ok() => {}
                 _ => return,
             }
@@ -270,7 +303,7 @@ fn carry(
     let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
     sender.send(&Frame::Last(status))?;
     // Closing outright could make the kernel discard what the caller has not read yet.
-    sender.stream().shutdown(std::net::Shutdown::Write)
+    sender.stream().shutdown(Shutdown::Write)
 }
 
 fn carry_stream(

@@ -6,14 +6,15 @@
 //! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
 //! `flow`, `mixed`, `port` and `memory` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
 //! results; `remote` puts the second side on another host. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
-//! of their own; and so do `pacing`, which simulates, and `bsp`, which measures supersteps between the
-//! ranks of a job.
+//! of their own; and so do `pacing`, which simulates (a `cluster`), `bsp`, which measures supersteps between the
+//! ranks of a job, and `variance`, which does both.
 
 #![forbid(unsafe_code)]
 
 mod bsp;
 mod calibrate;
 mod channel;
+mod cluster;
 mod control;
 mod crowd;
 mod dipole;
@@ -37,6 +38,7 @@ mod side;
 mod statistics;
 mod subject;
 mod testbed;
+mod variance;
 
 use std::error::Error;
 use std::fmt::Display;
@@ -107,6 +109,12 @@ pub struct BenchArgs {
     /// How many nodes send to one at once (incast) [default: 7]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=200))]
     senders: Option<u32>,
+    /// How many ranks the jobs have (variance) [default: 2,4,8]
+    #[arg(long, value_name = "P,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Vec<u32>,
+    /// How many nodes are simulated (variance) [default: powers of 2 up to 128]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=1024))]
+    nodes: Vec<u32>,
     /// Subjects to measure, separated by commas [default: dipole and its usual peers]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT,..")]
     subjects: Vec<Subject>,
@@ -144,6 +152,8 @@ enum Topic {
     Incast,
     /// Supersteps in virtual time.
     Pacing,
+    /// How the times of supersteps differ.
+    Variance,
 }
 
 impl ValueEnum for Topic {
@@ -161,6 +171,7 @@ impl ValueEnum for Topic {
             Topic::Crowd,
             Topic::Incast,
             Topic::Pacing,
+            Topic::Variance,
         ]
     }
 
@@ -192,6 +203,9 @@ impl ValueEnum for Topic {
             )),
             Topic::Pacing => Some(PossibleValue::new("pacing").help(
                 "Supersteps in every order and at every pace, on a simulated bus and switch",
+            )),
+            Topic::Variance => Some(PossibleValue::new("variance").help(
+                "How much supersteps differ, by jobs here and on simulated networks of up to 1024 nodes",
             )),
         }
     }
@@ -299,6 +313,9 @@ fn measure(
             report.note(&format!("{} processes on one node", plan.processes))?;
             report.note(&machine_line(cores))?;
             return crowd::measure(&plan, &testbed, cores, report);
+        }
+        Plan::Variance(plan) => {
+            return variance::measure(&plan, cores, arguments.html.as_deref(), report);
         }
         Plan::Pacing(plan) => return pacing::measure(&plan, arguments.html.as_deref(), report),
         Plan::Incast(plan) => {

@@ -168,6 +168,14 @@ pub(crate) fn load() -> Option<f64> {
         .ok()
 }
 
+/// The most memory that this process has had at a time.
+pub(crate) fn peak_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

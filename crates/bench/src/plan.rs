@@ -9,6 +9,7 @@ use super::launch::Entry;
 use super::pacing::PacingPlan;
 use super::subject::{Subject, Waits};
 use super::testbed::On;
+use super::variance::VariancePlan;
 use super::{BenchArgs, LinkName, Topic};
 
 /// Seconds a measurement, when the whole table is wanted.
@@ -61,6 +62,7 @@ pub(crate) enum Plan {
     /// Many nodes that send to one.
     Incast(IncastPlan),
     Pacing(PacingPlan),
+    Variance(VariancePlan),
 }
 
 /// Why the command line makes no plan.
@@ -70,7 +72,7 @@ pub(crate) enum PlanError {
     #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
     #[error(
-        "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd, incast or pacing"
+        "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd, incast, pacing or variance"
     )]
     NeedsKind { option: &'static str },
     #[error("{option} is for benches between two hosts, with --to or --server")]
@@ -262,6 +264,7 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
         Some(Topic::Crowd) => return crowd(arguments).map(Plan::Crowd),
         Some(Topic::Incast) => return incast(arguments).map(Plan::Incast),
         Some(Topic::Pacing) => return Ok(Plan::Pacing(pacing(arguments))),
+        Some(Topic::Variance) => return Ok(Plan::Variance(variance(arguments))),
         None => table(arguments)?,
         Some(Topic::Port) => vec![ports(arguments)?],
         Some(Topic::Memory(subject)) => memory(subject, arguments)?,
@@ -357,20 +360,27 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
             kind: "bidir",
         });
     }
-    if arguments.kind == Some(Topic::Pacing) {
+    let is_variance = arguments.kind == Some(Topic::Variance);
+    for (option, numbers) in [("--ranks", &arguments.ranks), ("--nodes", &arguments.nodes)] {
+        if !is_variance && !numbers.is_empty() {
+            let kind = "variance";
+            return Err(PlanError::OnlyFor { option, kind });
+        }
+    }
+    if arguments.kind == Some(Topic::Pacing) || is_variance {
         let excluded = [
             ("--unreliable", arguments.unreliable),
             ("--drop", arguments.drop.is_some()),
             ("--subjects", !arguments.subjects.is_empty()),
             ("--on", arguments.on != On::Auto),
             ("--to", arguments.remote.to.is_some()),
-            ("--link", arguments.link != LinkName::Auto),
+            ("--link", arguments.link != LinkName::Auto && !is_variance),
             ("--block", arguments.block),
             ("--size", arguments.size.is_some()),
             ("--seconds", arguments.seconds.is_some()),
         ];
         if let Some(option) = first_given(&excluded) {
-            let by = "pacing";
+            let by = if is_variance { "variance" } else { "pacing" };
             return Err(PlanError::Excluded { option, by });
         }
     }
@@ -431,6 +441,27 @@ fn incast(arguments: &BenchArgs) -> Result<IncastPlan, PlanError> {
         turns: rounds(arguments, TABLE_ROUNDS),
         carrier: carrier(arguments, Placement::TwoNodes),
     })
+}
+
+fn variance(arguments: &BenchArgs) -> VariancePlan {
+    let supersteps = arguments
+        .rounds
+        .unwrap_or(if arguments.quick { 12 } else { 200 });
+    let or = |given: &[u32], usual: &[u32]| match given.is_empty() {
+        true => usual.to_vec(),
+        false => given.to_vec(),
+    };
+    let (ranks, nodes): (&[u32], &[u32]) = match arguments.quick {
+        true => (&[2, 4], &[2, 4, 8]),
+        false => (&[2, 4, 8], &[2, 4, 8, 16, 32, 64, 128]),
+    };
+    VariancePlan {
+        supersteps: supersteps as usize,
+        ranks: or(&arguments.ranks, ranks),
+        nodes: or(&arguments.nodes, nodes),
+        link: arguments.link,
+        has_bpf: arguments.has_bpf,
+    }
 }
 
 fn pacing(arguments: &BenchArgs) -> PacingPlan {

@@ -1,8 +1,8 @@
 //! Collectives, on top of registration and put.
 //!
 //! Each of them begins in one superstep of the program and ends in a later one, so that what the program has asked for
-//! before happens too. Which algorithm is used follows from the cost of a superstep, h g + l bytes' times (BSP, ch. 2):
-//! everyone to everyone directly while that is short, else in more supersteps with fewer bytes.
+//! before happens too. Which algorithm is used follows from the cost of a superstep, h g + l, as it was measured
+//! ([`Collectives`]): everyone to everyone directly while that is short, else in more supersteps with fewer bytes.
 //!
 //! What is short goes to memory of the library's own, registered once ([`crate::scratch`]); what is long goes straight to the
 //! caller's, registered for the purpose, which costs a superstep.
@@ -10,12 +10,10 @@
 use std::ptr;
 
 use dipole_bsp::Failure;
+use dipole_bsp::model::Collectives;
 
 use crate::scratch::{Cell, Process, cells, in_memory};
 use crate::section::Inside;
-
-/// l / g, in round numbers: as many bytes as a process exchanges in the time of an empty superstep.
-const BYTES_PER_SUPERSTEP: u64 = 8 << 10;
 
 /// What is longer goes to the caller's memory.
 const MOST_SCRATCH: u64 = 64 << 10;
@@ -64,6 +62,12 @@ impl Sender<'_> {
 }
 
 impl Inside {
+    /// The same at all processes.
+    fn choice(&self) -> Collectives {
+        let size = self.process.size();
+        Collectives::new(size, self.process.machine().at(size), MOST_SCRATCH)
+    }
+
     fn others(&self) -> impl Iterator<Item = u32> + use<> {
         let (rank, size) = (self.process.rank(), self.process.size());
         // Beginning behind the caller, so that not all begin with the same.
@@ -141,8 +145,7 @@ impl Inside {
         let (rank, size) = (self.process.rank(), u64::from(self.process.size()));
         let is_root = rank == root;
         let others = self.others();
-        // (p - 1) n g + l directly; 2 n g + 3 l by pieces, which all then send on, with their registration.
-        if bytes <= MOST_SCRATCH && bytes * size.saturating_sub(3) <= 2 * BYTES_PER_SUPERSTEP {
+        if self.choice().broadcast_directly(bytes) {
             let here = if is_root { 0 } else { bytes };
             let arrival = Arrival {
                 into: dst,
@@ -322,14 +325,6 @@ impl Inside {
         }
     }
 
-    /// Everyone's values directly to those who combine them, rather than in log p supersteps.
-    fn directly(&self, bytes: u64) -> bool {
-        let size = u64::from(self.process.size());
-        let rounds = u64::from(size.next_power_of_two().trailing_zeros());
-        let all = bytes.saturating_mul(size);
-        all <= MOST_SCRATCH && all <= bytes + rounds * (bytes + BYTES_PER_SUPERSTEP)
-    }
-
     /// All values combined, at all processes.
     ///
     /// # Safety
@@ -343,7 +338,7 @@ impl Inside {
     ) -> Result<(), Failure> {
         // SAFETY: as this function's contract has it.
         unsafe {
-            if self.directly(bytes) {
+            if self.choice().fold_directly(bytes) {
                 return self.prefix_directly(self.process.size(), combine, src, dst, bytes);
             }
             self.reduce_by_tree(combine, src, dst, bytes)?;
@@ -365,7 +360,7 @@ impl Inside {
     ) -> Result<(), Failure> {
         let is_root = self.process.rank() == root;
         let size = u64::from(self.process.size());
-        if self.directly(bytes) {
+        if self.choice().reduce_directly(root, bytes) {
             let mut all = cells(in_memory(bytes * size));
             let values = all.as_mut_ptr().cast::<u8>();
             // SAFETY: the memory has room for a value of each.
@@ -412,7 +407,7 @@ impl Inside {
         bytes: u64,
     ) -> Result<(), Failure> {
         let (rank, size) = (self.process.rank(), self.process.size());
-        if self.directly(bytes) {
+        if self.choice().scan_directly(bytes) {
             // SAFETY: as this function's contract has it.
             return unsafe { self.prefix_directly(rank + 1, combine, src, dst, bytes) };
         }

@@ -206,6 +206,21 @@ pub extern "C" fn bsp_cputime() -> f64 {
     seconds
 }
 
+/// Seconds that a superstep of so many processes takes (0: of those there are), in which the busiest one computes for
+/// `work` seconds and sends or receives `h` bytes at most; below 0 if it cannot be known.
+#[unsafe(no_mangle)]
+pub extern "C" fn bsp_predict(nprocs: c_int, work: f64, h: f64) -> f64 {
+    call("bsp_predict", |inside| {
+        let process = &inside.process;
+        let size = match nprocs {
+            0 => process.size(),
+            _ => check_most(nprocs.into())?,
+        };
+        let seconds = process.machine().superstep_seconds(size, work, h);
+        Ok(seconds.unwrap_or(-1.0))
+    })
+}
+
 /// Ends the superstep.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_sync() {

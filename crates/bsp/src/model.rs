@@ -2,11 +2,14 @@
 //! clock.
 //!
 //! Two models: [`PointToPoint`] for one message from one process to another, and [`Machine`] for
-//! supersteps of many. [`profile`](crate::profile) keeps what they are made of.
+//! supersteps of many; by the latter [`Collectives`] choose their algorithms.
+//! [`profile`](crate::profile) keeps what they are made of.
 
+mod collectives;
 mod point_to_point;
 mod superstep;
 
+pub use collectives::Collectives;
 pub use point_to_point::{Long, PointToPoint, Prediction, Regime, Short};
 pub use superstep::{Basis, Cost, Machine, Parameters};
 

@@ -16,6 +16,7 @@ use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{Arena, LocalParcel, Mates};
 use crate::misuse::Misuse;
+use crate::model::Machine;
 use crate::parcel::{CHUNK_BYTES, Parcel};
 use crate::superstep::exchange::{Exchange, Outgoing};
 use crate::superstep::facts::{Facts, Part};
@@ -99,6 +100,8 @@ pub struct Process<C: Carrier> {
     spread: Vec<u8>,
     /// Supersteps before the program's first one: the one in which all began, and those that measure clocks.
     first: u32,
+    /// What supersteps cost, as rank 0 knows it.
+    machine: Machine,
     /// What is kept of supersteps, if the user wants that.
     trace: Option<Box<Tracer>>,
 }
@@ -130,6 +133,13 @@ impl<C: Carrier> Process<C> {
     #[must_use]
     pub fn superstep(&self) -> u32 {
         self.exchange.superstep().wrapping_sub(self.first)
+    }
+
+    /// What supersteps cost by the links that join these ranks, as rank 0 has measured them; the
+    /// same at all ranks.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
     }
 
     /// Sends to ranks of other nodes in another order than a Latin square, for comparison.

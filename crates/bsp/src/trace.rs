@@ -1,13 +1,18 @@
 //! What supersteps did and how long it took, kept in a file for each rank ([docs/trace.md]).
 //!
 //! `format` is the file, written by `ring` and read by [`TraceFile::parse`]; `tracer` is what a
-//! process notes of the superstep under way.
+//! process notes of the superstep under way, `stacks` from where it was ended. `clocks` compares
+//! those of nodes.
 
+mod clocks;
 mod format;
 mod ring;
+mod stacks;
 mod tracer;
 
+pub use clocks::{Clocks, Offset};
 pub use format::{
-    Header, Site, State, Step, TraceError, TraceFile, VERSION, file_name, is_trace_name,
+    Frame, Header, Module, ReadError, Site, State, Step, TraceError, TraceFile, VERSION, file_name,
+    is_trace_name,
 };
 pub(crate) use tracer::{Phase, Tracer, Who};

@@ -63,6 +63,19 @@ fn every_function_has_a_page_with_its_prototype() {
 }
 
 #[test]
+fn pages_of_programs_have_what_users_look_for() {
+    for (name, text) in pages() {
+        if !name.ends_with(".1") {
+            continue;
+        }
+        for section in ["ENVIRONMENT", "EXIT STATUS", "EXAMPLES", "SEE ALSO"] {
+            let has = text.contains(&format!("\n.Sh {section}\n"));
+            assert!(has, "{name}: no section {section}");
+        }
+    }
+}
+
+#[test]
 fn the_formatter_has_nothing_to_complain_about() {
     if Command::new("mandoc")
         .arg("-T")

@@ -10,11 +10,11 @@ use crate::abi::domain::{AvAttr, AvOps, FidAv};
 use crate::abi::eq::FidEq;
 use crate::abi::errno::{FI_EINVAL, FI_ENOEQ};
 use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_AV, FI_CLASS_EQ, FI_EVENT, Fid, Ops};
-use crate::abi::missing;
 use crate::completion::lock;
 use crate::eq::{EventQueue, Events};
 use crate::guard::{
-    Failure, call, class, copy_out, fid, give, object, ops, read_at, record, take, write_at,
+    Failure, call, class, copy_out, fid, give, missing, object, ops, read_at, record, take,
+    write_at,
 };
 use crate::name::{NAME_BYTES, Name, number};
 
@@ -49,12 +49,12 @@ static OPS: Ops = Ops { bind, ..ops(close) };
 static AV_OPS: AvOps = AvOps {
     size: size_of::<AvOps>(),
     insert,
-    insertsvc: missing,
-    insertsym: missing,
+    insertsvc: missing!("insertsvc"),
+    insertsym: missing!("insertsym"),
     remove,
     lookup,
     straddr,
-    av_set: missing,
+    av_set: missing!("av_set"),
 };
 
 impl Av {

@@ -2,19 +2,57 @@
 //! while they do.
 
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::fabric::{FI_READ, FI_RECV, FI_REMOTE_WRITE, FI_SEND, FI_WRITE};
+use crate::descriptor::Descriptor;
+use crate::serial::{self, Serial};
 
 /// Looks that find nothing after which others get the core between them.
 const IDLE_LOOKS: u32 = 128;
 /// How long a waiter sleeps before it looks at all endpoints again.
 const NAP: Duration = Duration::from_millis(10);
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// What one thread at a time has.
+pub(crate) trait Lock {
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    fn guard(&self) -> Self::Guard<'_>;
+}
+
+impl<T> Lock for Mutex<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    #[inline]
+    fn guard(&self) -> MutexGuard<'_, T> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Lock for Serial<T> {
+    type Guard<'a>
+        = serial::Guard<'a, T>
+    where
+        T: 'a;
+
+    #[inline]
+    fn guard(&self) -> serial::Guard<'_, T> {
+        self.lock()
+    }
+}
+
+#[inline]
+pub(crate) fn lock<L: Lock>(lock: &L) -> L::Guard<'_> {
+    lock.guard()
 }
 
 /// An operation that is done or has failed.
@@ -41,6 +79,12 @@ pub(crate) trait Source: Send + Sync {
     /// Sleeps until something comes, at most `timeout`.
     fn wait(&self, timeout: Duration);
 
+    /// Takes all that has come; after which time to do so again though nothing comes.
+    fn settle(&self) -> Option<Duration>;
+
+    /// What is readable while something has come; none if it cannot be had.
+    fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]>;
+
     /// The program's number of whoever has this address.
     fn find(&self, address: u64) -> Option<u64>;
 }
@@ -55,10 +99,15 @@ pub(crate) struct Sources {
     others: Mutex<Vec<Arc<dyn Source>>>,
     has_others: AtomicBool,
     idle: AtomicU32,
+    /// Tells programs that sleep when to look, if they asked for it.
+    descriptor: OnceLock<Descriptor>,
 }
 
 impl Sources {
     pub(crate) fn add(&self, endpoint: Arc<dyn Source>) {
+        if let Some(descriptor) = self.descriptor.get() {
+            watch(descriptor, &*endpoint);
+        }
         let first = self.first.get_or_init(|| Arc::clone(&endpoint));
         if is_same(first, &*endpoint) {
             self.has_first.store(true, Ordering::Release);
@@ -72,6 +121,11 @@ impl Sources {
     }
 
     pub(crate) fn remove(&self, endpoint: &dyn Source) {
+        if let Some(descriptor) = self.descriptor.get() {
+            for part in endpoint.descriptors().into_iter().flatten() {
+                descriptor.forget(part);
+            }
+        }
         if (self.first.get()).is_some_and(|first| is_same(first, endpoint)) {
             self.has_first.store(false, Ordering::Release);
         }
@@ -111,6 +165,42 @@ impl Sources {
         }
     }
 
+    /// The descriptor, which there is from now on.
+    pub(crate) fn describe(&self) -> io::Result<&Descriptor> {
+        if let Some(known) = self.descriptor.get() {
+            return Ok(known);
+        }
+        let made = Descriptor::new()?;
+        let descriptor = self.descriptor.get_or_init(|| made);
+        for endpoint in self.all() {
+            watch(descriptor, &*endpoint);
+        }
+        Ok(descriptor)
+    }
+
+    /// The descriptor, if the program has asked for it.
+    #[inline]
+    pub(crate) fn described(&self) -> Option<&Descriptor> {
+        self.descriptor.get()
+    }
+
+    /// Takes all that has come, before the program sleeps.
+    pub(crate) fn settle(&self) {
+        let again = self.all().iter().filter_map(|source| source.settle()).min();
+        if let Some(descriptor) = self.descriptor.get() {
+            descriptor.arm(again);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<dyn Source>> {
+        let others = lock(&self.others);
+        self.first()
+            .into_iter()
+            .chain(others.iter())
+            .cloned()
+            .collect()
+    }
+
     /// Waits until `got` has something, at most `timeout`; for ever without one.
     pub(crate) fn wait<T>(
         &self,
@@ -148,6 +238,18 @@ impl Sources {
     }
 }
 
+fn watch(descriptor: &Descriptor, endpoint: &dyn Source) {
+    let Some(parts) = endpoint.descriptors() else {
+        tracing::warn!("an endpoint has no descriptors: waiting for one misses what comes");
+        return;
+    };
+    for part in parts {
+        if let Err(cause) = descriptor.watch(part) {
+            tracing::warn!("a descriptor cannot be watched: {cause}");
+        }
+    }
+}
+
 fn is_same(known: &Arc<dyn Source>, other: &dyn Source) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(known), other)
 }
@@ -155,7 +257,7 @@ fn is_same(known: &Arc<dyn Source>, other: &dyn Source) -> bool {
 /// A queue of completions.
 #[derive(Default)]
 pub(crate) struct Cq {
-    entries: Mutex<VecDeque<Entry>>,
+    entries: Serial<VecDeque<Entry>>,
     /// How many they are, for those who look in vain.
     length: AtomicUsize,
     pub(crate) sources: Sources,
@@ -169,6 +271,37 @@ impl Cq {
         let mut entries = lock(&self.entries);
         entries.push_back(entry);
         self.length.store(entries.len(), Ordering::Release);
+        self.tell(&entries);
+    }
+
+    /// The descriptor says whether there are entries.
+    #[inline]
+    fn tell(&self, entries: &VecDeque<Entry>) {
+        if let Some(descriptor) = self.sources.described() {
+            match entries.is_empty() {
+                true => descriptor.lower(),
+                false => descriptor.raise(),
+            }
+        }
+    }
+
+    /// The descriptor of this queue.
+    pub(crate) fn describe(&self) -> io::Result<i32> {
+        let number = self.sources.describe()?.number();
+        self.tell(&lock(&self.entries));
+        Ok(number)
+    }
+
+    /// Takes what has come; true if there is nothing to read, so that the program may sleep until
+    /// the descriptor is readable.
+    pub(crate) fn may_sleep(&self) -> bool {
+        if self.is_empty() {
+            self.sources.settle();
+        }
+        // It was raised for a signal, perhaps.
+        let entries = lock(&self.entries);
+        self.tell(&entries);
+        entries.is_empty()
     }
 
     /// Takes at most `most` entries that have not failed, in order: how many. `None`: the
@@ -189,6 +322,7 @@ impl Cq {
             count += 1;
         };
         self.length.store(entries.len(), Ordering::Release);
+        self.tell(&entries);
         (count > 0 || !has_failed).then_some(count)
     }
 
@@ -202,11 +336,16 @@ impl Cq {
         let mut entries = lock(&self.entries);
         entries.front()?.failure?;
         self.length.store(entries.len() - 1, Ordering::Release);
-        entries.pop_front()
+        let failed = entries.pop_front();
+        self.tell(&entries);
+        failed
     }
 
     pub(crate) fn signal(&self) {
         self.signalled.store(1, Ordering::Release);
+        if let Some(descriptor) = self.sources.described() {
+            descriptor.raise();
+        }
     }
 
     /// Waits until there is an entry or somebody signals.
@@ -224,6 +363,36 @@ pub(crate) struct Cntr {
     pub(crate) value: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) sources: Sources,
+    /// What the program saw when it last asked whether it may sleep.
+    seen: Mutex<(u64, u64)>,
+}
+
+impl Cntr {
+    /// It has another value than before.
+    #[inline]
+    pub(crate) fn tell(&self) {
+        if let Some(descriptor) = self.sources.described() {
+            descriptor.raise();
+        }
+    }
+
+    fn values(&self) -> (u64, u64) {
+        let value = self.value.load(Ordering::Acquire);
+        (value, self.failed.load(Ordering::Acquire))
+    }
+
+    /// Takes what has come; true if the counter is as it was when this was asked before, so that
+    /// the program may sleep until the descriptor is readable.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.sources.settle();
+        let mut seen = lock(&self.seen);
+        if let Some(descriptor) = self.sources.described() {
+            descriptor.lower();
+        }
+        // Whoever counts from now on raises it again.
+        let now = self.values();
+        std::mem::replace(&mut *seen, now) == now
+    }
 }
 
 /// Where an endpoint's completions go.
@@ -247,6 +416,7 @@ impl Sinks {
                     Some(_) => &counter.failed,
                 };
                 count.fetch_add(1, Ordering::Release);
+                counter.tell();
             }
         }
         if wanted || entry.failure.is_some() {

@@ -1,20 +1,25 @@
 //! Counters as C sees them.
 
 use std::ffi::{c_int, c_void};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::abi::eq::{CntrOps, FidCntr};
+use crate::abi::eq::{CntrAttr, CntrOps, FI_WAIT_NONE, FidCntr};
 use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_ETIMEDOUT};
 use crate::abi::fabric::{FI_CLASS_CNTR, Fid, Ops};
 use crate::completion::Cntr;
 use crate::guard::{Failure, call, fid, give, object, ops, take};
+use crate::wait::{Wait, no_descriptor};
 
 /// See the module.
-pub(crate) struct Counter(pub(crate) Arc<Cntr>);
+pub(crate) struct Counter(pub(crate) Arc<Cntr>, Wait);
 
-static OPS: Ops = ops(close);
+static OPS: Ops = Ops {
+    control,
+    ..ops(close)
+};
 static CNTR_OPS: CntrOps = CntrOps {
     size: size_of::<CntrOps>(),
     read,
@@ -30,15 +35,27 @@ impl Counter {
     /// # Safety
     /// `out` is null or valid for writes.
     pub(crate) unsafe fn open(
+        attr: Option<&CntrAttr>,
         out: *mut *mut FidCntr,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
+        let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let counter = Counter(Arc::default(), wait);
+        if wait == Wait::Descriptor {
+            counter.describe().map_err(|cause| no_descriptor(&cause))?;
+        }
         let fid = FidCntr {
             fid: fid(FI_CLASS_CNTR, context, &OPS),
             ops: &CNTR_OPS,
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, Counter(Arc::default())) }
+        unsafe { give(out, fid, counter) }
+    }
+
+    fn describe(&self) -> io::Result<i32> {
+        let number = self.0.sources.describe()?.number();
+        self.0.tell();
+        Ok(number)
     }
 }
 
@@ -60,6 +77,15 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
         }
         // SAFETY: made by `Counter::open`, given up by C.
         unsafe { take::<FidCntr, Counter>(fid) }.map(|_| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) -> c_int {
+    call(|| {
+        // SAFETY: a counter of this provider.
+        let counter: &Counter = unsafe { object(fid.cast::<FidCntr>()) }?;
+        // SAFETY: a place for what the command asks for.
+        unsafe { (counter.1).control(command, place, || counter.describe()) }
     })
 }
 
@@ -89,7 +115,9 @@ unsafe extern "C" fn readerr(fid: *mut FidCntr) -> u64 {
 unsafe fn change(fid: *mut FidCntr, change: impl FnOnce(&Cntr)) -> c_int {
     call(|| {
         // SAFETY: the contract is the same.
-        change(unsafe { counter(fid) }?);
+        let counter = unsafe { counter(fid) }?;
+        change(counter);
+        counter.tell();
         Ok(0)
     })
 }

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use crate::abi::atomic::AtomicAttr;
 use crate::abi::domain::{AvAttr, DomainOps, FidAv, FidDomain, FidMr, MrAttr, MrOps};
 use crate::abi::endpoint::FidEp;
-use crate::abi::eq::{CntrAttr, CqAttr, FidCntr, FidCq};
+use crate::abi::eq::{CntrAttr, CqAttr, FidCntr, FidCq, FidEq};
 use crate::abi::errno::{FI_EBUSY, FI_EINVAL, FI_ENODATA};
-use crate::abi::fabric::{FI_CLASS_DOMAIN, Fid, Info, Ops};
-use crate::abi::missing;
+use crate::abi::fabric::{FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_REG_MR, Fid, Info, Ops};
 use crate::av::Av;
 use crate::counter::Counter;
 use crate::endpoint::{Ep, atomic};
-use crate::guard::{Failure, call, fid, give, given, object, ops, take, write_at};
+use crate::eq::EventQueue;
+use crate::guard::{Failure, call, class, fid, give, given, missing, object, ops, take, write_at};
 use crate::mr::{Access, Mr};
 use crate::place::Domain;
 use crate::queue::Queue;
@@ -24,14 +24,14 @@ static DOMAIN_OPS: DomainOps = DomainOps {
     av_open,
     cq_open,
     endpoint,
-    scalable_ep: missing,
+    scalable_ep: missing!("scalable_ep"),
     cntr_open,
-    poll_open: missing,
-    stx_ctx: missing,
-    srx_ctx: missing,
+    poll_open: missing!("poll_open"),
+    stx_ctx: missing!("stx_ctx"),
+    srx_ctx: missing!("srx_ctx"),
     query_atomic,
-    query_collective: missing,
-    endpoint2: missing,
+    query_collective: missing!("query_collective"),
+    endpoint2: missing!("endpoint2"),
 };
 static MR_OPS: MrOps = MrOps {
     size: size_of::<MrOps>(),
@@ -84,9 +84,22 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Queues of events may be bound to a domain: there are no events.
-unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
-    0
+/// A queue of events may be bound, which tells of registered memory if that is asked for.
+unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    call(|| {
+        // SAFETY: a domain, and an object of this provider.
+        let (domain, class) = unsafe { (domain(fid.cast())?, class(other)?) };
+        if class != FI_CLASS_EQ {
+            return Err(Failure(FI_EINVAL));
+        }
+        // SAFETY: its class says what it is.
+        let queue: &EventQueue = unsafe { object(other.cast::<FidEq>()) }?;
+        if flags & FI_REG_MR != 0 {
+            let bound = domain.events.set(Arc::clone(&queue.events));
+            bound.map_err(|_| Failure(FI_EINVAL))?;
+        }
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn av_open(
@@ -117,14 +130,14 @@ unsafe extern "C" fn cq_open(
 
 unsafe extern "C" fn cntr_open(
     fid: *mut FidDomain,
-    _: *mut CntrAttr,
+    attr: *mut CntrAttr,
     out: *mut *mut FidCntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, and a place for an answer.
+    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
     call(|| unsafe {
         domain(fid)?;
-        Counter::open(out, context)
+        Counter::open(given(attr), out, context)
     })
 }
 

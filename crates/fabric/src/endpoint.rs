@@ -7,9 +7,10 @@ mod rma;
 mod tagged;
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dipole_node::EndpointId;
@@ -24,17 +25,17 @@ use crate::abi::fabric::{
     FI_COMPLETION, FI_DIRECTED_RECV, FI_ENABLE, FI_RECV, FI_SELECTIVE_COMPLETION, FI_SEND, Fid,
     Info, Ops,
 };
-use crate::abi::missing;
 use crate::av::Av;
 use crate::completion::{Source, lock};
 use crate::counter::Counter;
 use crate::exchange::Exchange;
 use crate::guard::{
-    Failure, call, class, copy_out, fid, give, given, object, ops, read_at, take, write_at,
+    Failure, call, class, copy_out, fid, give, given, missing, object, ops, read_at, take, write_at,
 };
 use crate::name::{Name, number};
 use crate::place::Domain;
 use crate::queue::Queue;
+use crate::serial::Serial;
 
 /// Bytes that memory for several messages must have left, unless the program says otherwise.
 const LEAST_ROOM: usize = 64;
@@ -63,13 +64,15 @@ impl Direction {
 
 /// See the module.
 pub(crate) struct Ep {
-    exchange: Mutex<Exchange>,
+    exchange: Serial<Exchange>,
     av: OnceLock<Arc<Av>>,
     transmit: Direction,
     receive: Direction,
     least_room: AtomicUsize,
     /// Receives take messages from one source if they name it.
     is_directed: bool,
+    /// For whoever sleeps until something comes.
+    descriptors: OnceLock<Option<[OwnedFd; 2]>>,
     domain: Arc<Domain>,
 }
 
@@ -83,22 +86,22 @@ static EP_OPS: EpOps = EpOps {
     cancel,
     getopt,
     setopt,
-    tx_ctx: missing,
-    rx_ctx: missing,
-    rx_size_left: missing,
-    tx_size_left: missing,
+    tx_ctx: missing!("tx_ctx"),
+    rx_ctx: missing!("rx_ctx"),
+    rx_size_left: missing!("rx_size_left"),
+    tx_size_left: missing!("tx_size_left"),
 };
 static CM_OPS: CmOps = CmOps {
     size: size_of::<CmOps>(),
-    setname: missing,
+    setname: missing!("setname"),
     getname,
-    getpeer: missing,
-    connect: missing,
-    listen: missing,
-    accept: missing,
-    reject: missing,
-    shutdown: missing,
-    join: missing,
+    getpeer: missing!("getpeer"),
+    connect: missing!("connect"),
+    listen: missing!("listen"),
+    accept: missing!("accept"),
+    reject: missing!("reject"),
+    shutdown: missing!("shutdown"),
+    join: missing!("join"),
 };
 
 impl Ep {
@@ -117,12 +120,13 @@ impl Ep {
             Failure(FI_ENOMEM)
         })?;
         let ep = Ep {
-            exchange: Mutex::new(Exchange::new(domain, endpoint)),
+            exchange: Serial::new(Exchange::new(domain, endpoint)),
             av: OnceLock::new(),
             transmit: Direction::default(),
             receive: Direction::default(),
             least_room: AtomicUsize::new(LEAST_ROOM),
             is_directed: info.is_none_or(|info| info.caps & FI_DIRECTED_RECV != 0),
+            descriptors: OnceLock::new(),
             domain: Arc::clone(domain),
         };
         if let Some(info) = info {
@@ -165,6 +169,7 @@ impl Ep {
     }
 
     fn bind_queue(self: &Arc<Ep>, queue: &Queue, flags: u64) {
+        queue.cq.sources.add(Arc::clone(self) as Arc<dyn Source>);
         let selective = flags & FI_SELECTIVE_COMPLETION != 0;
         let sinks = &mut lock(&self.exchange).sinks;
         if flags & FI_SEND != 0 {
@@ -175,7 +180,16 @@ impl Ep {
             sinks.receive = Some(Arc::clone(&queue.cq));
             (self.receive.is_selective).store(selective, Ordering::Relaxed);
         }
-        queue.cq.sources.add(Arc::clone(self) as Arc<dyn Source>);
+    }
+
+    /// Has those that somebody waits for asked whether they live.
+    #[cold]
+    fn ask_peers(&self, exchange: &mut Exchange) {
+        let find = |address| {
+            let av = self.av.get()?;
+            av.get(av.find(address)?).copied()
+        };
+        exchange.ask_peers(find, |incarnation| self.domain.gone_reason(incarnation));
     }
 
     /// Nobody waits for it any more, and what it sent has left.
@@ -196,13 +210,25 @@ impl Source for Ep {
         let mut exchange = lock(&self.exchange);
         let has_moved = exchange.progress();
         if !has_moved && exchange.is_quiet() {
-            let find = |address| {
-                let av = self.av.get()?;
-                av.get(av.find(address)?).copied()
-            };
-            exchange.ask_peers(find, |incarnation| self.domain.gone_reason(incarnation));
+            self.ask_peers(&mut exchange);
         }
         has_moved
+    }
+
+    fn settle(&self) -> Option<Duration> {
+        let mut exchange = lock(&self.exchange);
+        let again = exchange.settle()?;
+        if !exchange.is_overdue() {
+            return Some(again);
+        }
+        self.ask_peers(&mut exchange);
+        exchange.settle()
+    }
+
+    fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
+        let make = || lock(&self.exchange).descriptors();
+        let descriptors = self.descriptors.get_or_init(make).as_ref()?;
+        Some(descriptors.each_ref().map(AsFd::as_fd))
     }
 
     fn wait(&self, timeout: Duration) {
@@ -252,9 +278,9 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
             FI_CLASS_CNTR => {
                 // SAFETY: as above.
                 let counter: &Counter = unsafe { object(other.cast::<FidCntr>()) }?;
+                counter.0.sources.add(Arc::clone(ep) as Arc<dyn Source>);
                 let counters = &mut lock(&ep.exchange).sinks.counters;
                 counters.push((flags, Arc::clone(&counter.0)));
-                counter.0.sources.add(Arc::clone(ep) as Arc<dyn Source>);
             }
             // No events.
             FI_CLASS_EQ => {}

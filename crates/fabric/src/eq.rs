@@ -1,20 +1,21 @@
-//! Queues of events: what the program writes there itself, and names that were inserted into an
-//! address vector which was asked to tell so.
+//! Queues of events: what the program writes there itself, names that were inserted into an
+//! address vector, and memory that was registered with a domain, which were asked to tell so.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::abi::eq::{
-    EqAttr, EqOps, FI_AV_COMPLETE, FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD, FidEq,
-};
+use crate::abi::eq::{EqAttr, EqOps, FI_AV_COMPLETE, FI_MR_COMPLETE, FI_WAIT_NONE, FidEq};
 use crate::abi::errno::{FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL};
 use crate::abi::fabric::{FI_CLASS_EQ, FI_PEEK, FI_WRITE, Fid, Ops};
 use crate::completion::lock;
+use crate::descriptor::Descriptor;
 use crate::guard::{
     AGAIN, Failure, call, fid, give, object, ops, read_at, strerror, take, write_at,
 };
+use crate::wait::{Wait, no_descriptor};
 
 /// Longest event that a program writes.
 const MOST_BYTES: usize = 4096;
@@ -24,22 +25,54 @@ const MOST_BYTES: usize = 4096;
 pub(crate) struct Events {
     waiting: Mutex<VecDeque<(u32, Vec<u8>)>>,
     news: Condvar,
+    descriptor: OnceLock<Descriptor>,
 }
 
 impl Events {
     fn push(&self, number: u32, bytes: Vec<u8>) {
-        lock(&self.waiting).push_back((number, bytes));
+        let mut waiting = lock(&self.waiting);
+        waiting.push_back((number, bytes));
+        self.tell(&waiting);
+        drop(waiting);
         self.news.notify_all();
+    }
+
+    /// The descriptor says whether there are events.
+    fn tell(&self, waiting: &VecDeque<(u32, Vec<u8>)>) {
+        if let Some(descriptor) = self.descriptor.get() {
+            match waiting.is_empty() {
+                true => descriptor.lower(),
+                false => descriptor.raise(),
+            }
+        }
+    }
+
+    fn describe(&self) -> io::Result<i32> {
+        let waiting = lock(&self.waiting);
+        if self.descriptor.get().is_none() {
+            let _made_once = self.descriptor.set(Descriptor::new()?);
+        }
+        self.tell(&waiting);
+        Ok(self.descriptor.get().map_or(-1, Descriptor::number))
     }
 
     /// So many names were inserted into an address vector, by a call with this context.
     pub(crate) fn inserted(&self, av: *mut Fid, context: *mut c_void, count: u64) {
+        self.happened(FI_AV_COMPLETE, av, context, count);
+    }
+
+    /// Memory was registered, by a call with this context.
+    pub(crate) fn registered(&self, mr: *mut Fid, context: *mut c_void) {
+        self.happened(FI_MR_COMPLETE, mr, context, 0);
+    }
+
+    fn happened(&self, number: u32, to: *mut Fid, context: *mut c_void, data: u64) {
         let words = [
-            av.expose_provenance() as u64,
+            to.expose_provenance() as u64,
             context.expose_provenance() as u64,
-            count,
+            data,
         ];
-        self.push(FI_AV_COMPLETE, words.map(u64::to_ne_bytes).concat());
+        self.push(number, words.map(u64::to_ne_bytes).concat());
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -72,9 +105,13 @@ impl Events {
 pub(crate) struct EventQueue {
     pub(crate) events: Arc<Events>,
     is_written: bool,
+    wait: Wait,
 }
 
-static OPS: Ops = ops(close);
+static OPS: Ops = Ops {
+    control,
+    ..ops(close)
+};
 static EQ_OPS: EqOps = EqOps {
     size: size_of::<EqOps>(),
     read,
@@ -92,10 +129,7 @@ impl EventQueue {
         out: *mut *mut FidEq,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj);
-        if ![FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD].contains(&wait) {
-            return Err(Failure(FI_ENOSYS));
-        }
+        let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let fid = FidEq {
             fid: fid(FI_CLASS_EQ, context, &OPS),
             ops: &EQ_OPS,
@@ -103,7 +137,12 @@ impl EventQueue {
         let queue = EventQueue {
             events: Arc::default(),
             is_written: attr.is_some_and(|attr| attr.flags & FI_WRITE != 0),
+            wait,
         };
+        if wait == Wait::Descriptor {
+            let described = queue.events.describe();
+            described.map_err(|cause| no_descriptor(&cause))?;
+        }
         // SAFETY: valid by contract.
         unsafe { give(out, fid, queue) }
     }
@@ -129,6 +168,15 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) -> c_int {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        let queue = unsafe { queue(fid.cast()) }?;
+        // SAFETY: a place for what the command asks for.
+        unsafe { (queue.wait).control(command, place, || queue.events.describe()) }
+    })
+}
+
 unsafe extern "C" fn read(
     fid: *mut FidEq,
     number: *mut u32,
@@ -138,7 +186,8 @@ unsafe extern "C" fn read(
 ) -> isize {
     call(|| {
         // SAFETY: a queue of this provider.
-        let mut waiting = lock(&unsafe { queue(fid) }?.events.waiting);
+        let events = &unsafe { queue(fid) }?.events;
+        let mut waiting = lock(&events.waiting);
         let (event, bytes) = waiting.front().ok_or(AGAIN)?;
         if length < bytes.len() || place.is_null() && !bytes.is_empty() {
             return Err(Failure(FI_ETOOSMALL));
@@ -153,6 +202,7 @@ unsafe extern "C" fn read(
         let read = isize::try_from(bytes.len()).map_err(|_| Failure(FI_EINVAL))?;
         if flags & FI_PEEK == 0 {
             waiting.pop_front();
+            events.tell(&waiting);
         }
         Ok(read)
     })

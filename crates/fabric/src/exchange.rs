@@ -9,8 +9,11 @@
 //! Nothing here blocks: what finds no room is posted, or told to be tried again.
 
 mod atomic;
+mod edges;
+mod nowhere;
 mod receives;
 mod remote;
+mod settle;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -20,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use dipole_node::registry::Ports;
 use dipole_node::{
-    Address, Completion, CompletionQueue, Edge, Endpoint, EndpointId, GoneReason, NodeId,
+    Address, Completion, CompletionQueue, Endpoint, EndpointId, GoneReason, Message, NodeId,
     Operation, ReceiveError, Region, Rights, SendError,
 };
 use rustc_hash::FxHashMap;
@@ -36,9 +39,10 @@ use crate::matching::Matcher;
 use crate::memory::{Lent, Pieces};
 use crate::name::{Name, number};
 use crate::place::Domain;
-use crate::wire::{Head, Kind, Offer};
+use crate::wire::{HEAD_BYTES, Head, Kind, Offer};
 pub(crate) use atomic::Updating;
-use receives::{Arrived, Fetch, Receive};
+use edges::{Edges, Way};
+use receives::{Arrived, Fetch, Receive, Taker};
 pub(crate) use receives::{Look, Posting};
 pub(crate) use remote::Asked;
 use remote::Remote;
@@ -47,6 +51,13 @@ use remote::Remote;
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 /// Looks at shared memory, if there is any, of which one is at the network, too.
 const LOOKS_PER_STEP: u32 = 8;
+/// Longest message that shares packets: longer ones fill them.
+const MOST_GATHERED_BYTES: usize = 512;
+/// What gathered messages fill when they leave: about a packet, so that its receiver is at work
+/// while the next is gathered.
+const PACKET_BYTES: usize = 1300;
+/// What a message takes in a packet beside its bytes.
+const OVERHEAD_BYTES: usize = HEAD_BYTES + 16;
 /// Looks in vain between two at the clock.
 const LOOKS_PER_CHECK: u32 = 4096;
 /// Whoever is waited for is asked so often whether it lives.
@@ -120,7 +131,7 @@ enum Pending {
 pub(crate) struct Exchange {
     own: Name,
     // Before the endpoint: what is attached to it goes first.
-    edges: FxHashMap<u64, Edge>,
+    edges: Edges,
     offered: FxHashMap<u64, Offered>,
     pending: FxHashMap<u64, Pending>,
     /// Atomic operations that were not answered.
@@ -145,6 +156,14 @@ pub(crate) struct Exchange {
     /// Some peers are of this node.
     shares_memory: bool,
     pub(crate) sinks: Sinks,
+    /// Sends that have not left: they share packets with those that follow.
+    withheld: Vec<(bool, Entry)>,
+    /// Bytes that they fill.
+    gathered: usize,
+    /// Grows with each look at what has come.
+    turn: u64,
+    /// Messages that were not read where they lay, while the endpoint is polled.
+    arrived: VecDeque<Message>,
     queue: CompletionQueue,
     endpoint: Endpoint,
     node: dipole_node::Node,
@@ -162,7 +181,11 @@ impl Exchange {
             },
             atomics: Arc::clone(&domain.atomics),
             updates: FxHashMap::default(),
-            edges: FxHashMap::default(),
+            edges: Edges::default(),
+            withheld: Vec::new(),
+            gathered: 0,
+            turn: 0,
+            arrived: VecDeque::new(),
             offered: FxHashMap::default(),
             pending: FxHashMap::default(),
             tagged: Matcher::new(),
@@ -193,26 +216,25 @@ impl Exchange {
     }
 
     /// The way to an endpoint of a process whose whereabouts are known, or which has sent here.
-    fn edge(&mut self, to: Address, ports: Option<Ports>) -> Result<&Edge, Failure> {
-        let Exchange {
-            edges,
-            endpoint,
-            queue,
-            ..
-        } = self;
-        let entry = match edges.entry(number(to)) {
-            std::collections::hash_map::Entry::Occupied(known) => return Ok(known.into_mut()),
-            std::collections::hash_map::Entry::Vacant(entry) => entry,
-        };
+    #[inline]
+    fn edge(&mut self, to: Address, ports: Option<Ports>) -> Result<&mut Way, Failure> {
+        match self.edges.find(number(to)) {
+            Some(at) => Ok(self.edges.at(at)),
+            None => self.open_edge(to, ports),
+        }
+    }
+
+    #[cold]
+    fn open_edge(&mut self, to: Address, ports: Option<Ports>) -> Result<&mut Way, Failure> {
         let edge = match ports {
-            Some(ports) => endpoint.edge_at(to, ports),
-            None => endpoint.edge(to),
+            Some(ports) => self.endpoint.edge_at(to, ports),
+            None => self.endpoint.edge(to),
         };
         let edge = edge.map_err(|error| failed(&error))?;
-        edge.attach(queue);
-        self.shares_memory |=
-            to.node == self.own.messages.node && self.node.stats().local.is_some();
-        Ok(entry.insert(edge))
+        edge.attach(&self.queue);
+        let is_near = to.node == self.own.messages.node && self.node.stats().local.is_some();
+        self.shares_memory |= is_near;
+        Ok(self.edges.insert(number(to), edge, is_near))
     }
 
     /// Sends a message.
@@ -221,6 +243,9 @@ impl Exchange {
     /// `AGAIN`: there is no room just now. The peer is gone.
     #[inline]
     pub(crate) fn send(&mut self, to: &Name, message: Sending) -> Result<(), Failure> {
+        if message.from.lost() > 0 {
+            return self.send_nothing(to, message);
+        }
         if to.messages == self.own.messages {
             self.send_to_self(&message);
         } else if message.from.length() <= EAGER_BYTES && !message.is_confirmed {
@@ -228,14 +253,60 @@ impl Exchange {
             scratch.clear();
             scratch.extend_from_slice(&message.head(Kind::Message).encode());
             message.from.gather(&mut scratch);
-            let sent = self.send_bytes((to.messages, Some(to.ports)), &scratch);
+            let sent = self.send_short((to.messages, to.ports), &scratch);
             self.scratch = scratch;
-            sent?;
+            if !sent? {
+                self.withhold(&message);
+                return Ok(());
+            }
         } else {
             return self.offer(to, message);
         }
-        self.sinks.complete(message.wanted, message.entry());
+        if message.wanted || !self.sinks.counters.is_empty() {
+            self.sinks.complete(message.wanted, message.entry());
+        }
         Ok(())
+    }
+
+    /// Sends a message at once, unless it is one of many: those share packets. Whether it has
+    /// left, or will without being told.
+    #[inline]
+    fn send_short(&mut self, to: (Address, Ports), bytes: &[u8]) -> Result<bool, Failure> {
+        let turn = self.turn;
+        let way = self.edge(to.0, Some(to.1))?;
+        if way.shares_memory || !way.is_burst(turn) || bytes.len() > MOST_GATHERED_BYTES {
+            self.send_bytes((to.0, Some(to.1)), bytes)?;
+            return Ok(true);
+        }
+        match way.edge.try_send_more(bytes) {
+            Ok(()) => Ok(false),
+            Err(SendError::Full { .. }) => {
+                self.send_bytes((to.0, Some(to.1)), bytes).map(|()| true)
+            }
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// A message has left when the packet does that it shares: when that is full, or the program
+    /// looks at what has come.
+    fn withhold(&mut self, message: &Sending) {
+        self.withheld.push((message.wanted, message.entry()));
+        self.gathered += message.from.length() + OVERHEAD_BYTES;
+        if self.gathered >= PACKET_BYTES {
+            self.flush();
+        }
+    }
+
+    /// What shares packets leaves, and completes.
+    #[cold]
+    fn flush(&mut self) {
+        if let Err(error) = self.endpoint.flush_edges() {
+            say(&error);
+        }
+        self.gathered = 0;
+        for (wanted, entry) in self.withheld.drain(..) {
+            self.sinks.complete(wanted, entry);
+        }
     }
 
     /// Sends bytes at once, or lets a copy wait for its turn.
@@ -245,7 +316,7 @@ impl Exchange {
         (to, ports): (Address, Option<Ports>),
         bytes: &[u8],
     ) -> Result<(), Failure> {
-        let edge = self.edge(to, ports)?;
+        let edge = &self.edge(to, ports)?.edge;
         match edge.try_send(bytes) {
             Ok(()) => return Ok(()),
             Err(SendError::Full { .. }) => {}
@@ -296,36 +367,42 @@ impl Exchange {
     }
 
     /// Takes what has come and goes on with what has begun; true if there was anything.
-    ///
-    /// One thing at a time: to look once more, in vain, costs more than a message.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
+        self.turn += 1;
+        let has_left = !self.withheld.is_empty();
+        if has_left {
+            self.flush();
+        }
         let has_moved = match self.posted {
-            0 => self.take_message(),
+            0 => self.take_messages(),
             // In turn, since each looks at the network.
-            _ if self.looks & 1 == 0 => self.take_completion() || self.take_message(),
-            _ => self.take_message(),
+            _ if self.looks & 1 == 0 => self.take_completion() || self.take_messages(),
+            _ => self.take_messages(),
         };
         if !self.delayed.is_empty() {
             self.get_delayed();
         }
         self.looks = self.looks.wrapping_add(1);
-        has_moved
+        has_moved || has_left
     }
 
     #[inline]
-    fn take_message(&mut self) -> bool {
-        let may_glance = self.shares_memory && !self.looks.is_multiple_of(LOOKS_PER_STEP);
-        let received = match may_glance {
-            true => self.endpoint.glance(),
-            false => self.endpoint.try_receive(),
+    fn take_messages(&mut self) -> bool {
+        let at_network = !self.shares_memory || self.looks.is_multiple_of(LOOKS_PER_STEP);
+        let mut taker = Taker {
+            tagged: &mut self.tagged,
+            untagged: &mut self.untagged,
+            sinks: &self.sinks,
+            arrived: &mut self.arrived,
         };
-        match received {
-            Ok(Some(message)) => {
-                self.receive(message);
-                true
-            }
-            Ok(None) | Err(ReceiveError::Forked) => false,
+        let taken = self.endpoint.poll(&mut taker, at_network);
+        while let Some(message) = self.arrived.pop_front() {
+            self.receive(message);
+        }
+        match taken {
+            Ok(count) => count > 0,
+            Err(ReceiveError::Forked) => false,
             Err(error) => {
                 say(&error);
                 false
@@ -345,6 +422,9 @@ impl Exchange {
 
     /// Sleeps until something comes, at most `timeout`.
     pub(crate) fn wait(&mut self, timeout: Duration) {
+        if !self.withheld.is_empty() {
+            return self.flush();
+        }
         // Completions of what was posted wake nobody who waits for messages.
         let nap = match self.posted {
             0 => timeout,
@@ -404,7 +484,7 @@ impl Exchange {
             let asked = match reason {
                 Some(_) => Err(SendError::PeerGone { target, reason }),
                 None => match self.edge(target, ports) {
-                    Ok(edge) => edge.watch(),
+                    Ok(way) => way.edge.watch(),
                     Err(_) => continue,
                 },
             };
@@ -412,7 +492,7 @@ impl Exchange {
                 Ok(()) | Err(SendError::Full { .. }) => {}
                 Err(error) => {
                     // What it sent before.
-                    while self.take_message() {}
+                    while self.take_messages() {}
                     self.peer_is_gone(number, &error);
                 }
             }
@@ -448,6 +528,9 @@ impl Exchange {
 
     /// Waits until what was sent has left, at most for [`LINGER`].
     fn drain(&mut self) {
+        if !self.withheld.is_empty() {
+            self.flush();
+        }
         let until = Instant::now() + LINGER;
         while (self.posted > 0 || !self.updates.is_empty()) && Instant::now() < until {
             if !self.progress() {

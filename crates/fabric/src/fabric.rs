@@ -3,16 +3,19 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use crate::abi::eq::{EqAttr, FidCq, FidEq};
+use crate::abi::eq::{EqAttr, FidCntr, FidCq, FidEq};
+use crate::abi::errno::FI_EINVAL;
 use crate::abi::fabric::{
-    FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_FABRIC, FabricAttr, FabricOps, Fid, FidFabric, Info, Ops,
-    version,
+    FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_FABRIC, FabricAttr, FabricOps, Fid,
+    FidFabric, Info, Ops, version,
 };
-use crate::abi::missing;
 use crate::abi::prov::Provider;
+use crate::counter::Counter;
 use crate::domain;
 use crate::eq::EventQueue;
-use crate::guard::{AGAIN, call, class, fid, give, given, object, ops, read_at, take};
+use crate::guard::{
+    AGAIN, Failure, call, class, fid, give, given, missing, object, ops, read_at, take,
+};
 use crate::info::{self, NAME};
 use crate::queue::Queue;
 
@@ -64,11 +67,11 @@ static OPS: Ops = ops(close);
 static FABRIC_OPS: FabricOps = FabricOps {
     size: size_of::<FabricOps>(),
     domain: open_domain,
-    passive_ep: missing,
+    passive_ep: missing!("passive_ep"),
     eq_open,
-    wait_open: missing,
+    wait_open: missing!("wait_open"),
     trywait,
-    domain2: missing,
+    domain2: missing!("domain2"),
 };
 
 unsafe extern "C" fn open(
@@ -111,14 +114,19 @@ unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_in
                 FI_CLASS_CQ => {
                     // SAFETY: its class says what it is.
                     let queue: &Queue = unsafe { object(fid.cast::<FidCq>()) }?;
-                    queue.may_wait()
+                    queue.cq.may_sleep()
                 }
                 FI_CLASS_EQ => {
                     // SAFETY: as above.
                     let queue: &EventQueue = unsafe { object(fid.cast::<FidEq>()) }?;
                     queue.events.is_empty()
                 }
-                _ => true,
+                FI_CLASS_CNTR => {
+                    // SAFETY: as above.
+                    let counter: &Counter = unsafe { object(fid.cast::<FidCntr>()) }?;
+                    counter.0.may_sleep()
+                }
+                _ => return Err(Failure(FI_EINVAL)),
             };
             if !may_wait {
                 return Err(AGAIN);

@@ -7,10 +7,10 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::Once;
 
 use crate::abi::errno::{FI_EAGAIN, FI_EINVAL, FI_EIO, FI_ENOSYS};
 use crate::abi::fabric::{Fid, Ops};
-use crate::abi::missing;
 
 /// A failure by its number, which calls return negated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,27 @@ pub(crate) fn call<A: Answer>(body: impl FnOnce() -> Result<A, Failure>) -> A {
         Ok(Err(Failure(number))) => A::from_number(-number),
         Err(_) => A::from_number(-FI_EIO),
     }
+}
+
+/// A call that is not offered, by its name, which is said once (`DIPOLE_LOG`).
+macro_rules! missing {
+    ($name:literal) => {{
+        unsafe extern "C" fn refuse() -> isize {
+            static SAID: std::sync::Once = std::sync::Once::new();
+            $crate::guard::refuse($name, &SAID)
+        }
+        refuse
+    }};
+}
+pub(crate) use missing;
+
+/// Says that a call is not offered, the first time.
+#[cold]
+pub(crate) fn refuse(name: &str, said: &Once) -> isize {
+    call(|| {
+        said.call_once(|| tracing::info!("refused: a program called {name}, which is not offered"));
+        Err(Failure(FI_ENOSYS))
+    })
 }
 
 /// What C has a pointer to.
@@ -120,9 +141,9 @@ pub(crate) const fn ops(close: unsafe extern "C" fn(*mut Fid) -> c_int) -> Ops {
         close,
         bind: no_bind,
         control: no_control,
-        ops_open: missing,
-        tostr: missing,
-        ops_set: missing,
+        ops_open: missing!("ops_open"),
+        tostr: missing!("tostr"),
+        ops_set: missing!("ops_set"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Memory of programs that operations read and fill until they complete.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Once;
@@ -30,6 +31,8 @@ pub(crate) struct Pieces {
     list: [Piece; MAX_PIECES],
     count: usize,
     length: usize,
+    /// Bytes at address 0, which are no memory of the program's.
+    lost: usize,
 }
 
 // SAFETY: whoever made it promises that the memory stays for the operation, whichever thread
@@ -44,12 +47,15 @@ impl Pieces {
     /// writes if the operation fills it; nobody writes to it meanwhile, and if it is filled nobody
     /// reads it.
     pub(crate) unsafe fn one(start: *const c_void, length: usize) -> Result<Pieces, Failure> {
-        if start.is_null() && length > 0 {
-            say_no_address(length);
-            return Err(Failure(FI_EINVAL));
-        }
         if isize::try_from(length).is_err() {
             return Err(Failure(FI_EINVAL));
+        }
+        if start.is_null() && length > 0 {
+            say_no_address(length);
+            return Ok(Pieces {
+                lost: length,
+                ..Pieces::none()
+            });
         }
         let mut list = [NONE; MAX_PIECES];
         list[0] = Piece {
@@ -60,7 +66,18 @@ impl Pieces {
             list,
             count: 1,
             length,
+            lost: 0,
         })
+    }
+
+    /// No memory at all.
+    pub(crate) const fn none() -> Pieces {
+        Pieces {
+            list: [NONE; MAX_PIECES],
+            count: 1,
+            length: 0,
+            lost: 0,
+        }
     }
 
     /// As many as a vector has.
@@ -76,16 +93,43 @@ impl Pieces {
             list: [NONE; MAX_PIECES],
             count,
             length: 0,
+            lost: 0,
         };
+        let mut total = 0_usize;
         for index in 0..count {
             // SAFETY: within the vector by contract.
             let element = unsafe { vector.add(index).read() };
             // SAFETY: the contract is the same.
             let piece = unsafe { Pieces::one(element.iov_base, element.iov_len) }?;
             pieces.list[index] = piece.list[0];
-            pieces.length = (pieces.length.checked_add(piece.length)).ok_or(Failure(FI_EINVAL))?;
+            let bytes = piece.length + piece.lost;
+            total = total.checked_add(bytes).ok_or(Failure(FI_EINVAL))?;
+            pieces.length += piece.length;
+            pieces.lost += piece.lost;
+        }
+        if pieces.lost > 0 {
+            // What lies behind such a piece would come to a wrong place.
+            return Ok(Pieces {
+                lost: total,
+                ..Pieces::none()
+            });
         }
         Ok(pieces)
+    }
+
+    /// The same, if no bytes of it are at address 0: such are no room for what is received, and
+    /// messages of them [fail](crate::exchange::Exchange::send).
+    pub(crate) fn somewhere(self) -> Result<Pieces, Failure> {
+        match self.lost {
+            0 => Ok(self),
+            _ => Err(Failure(FI_EINVAL)),
+        }
+    }
+
+    /// Bytes at address 0.
+    #[inline]
+    pub(crate) fn lost(&self) -> usize {
+        self.lost
     }
 
     /// Bytes of all pieces.
@@ -127,6 +171,23 @@ impl Pieces {
         }
     }
 
+    /// Has `copy` write as many of `length` bytes as there is room for: it gets ranges of them and
+    /// where they belong.
+    #[inline]
+    pub(crate) fn fill_with(&self, length: usize, mut copy: impl FnMut(Range<usize>, &mut [u8])) {
+        let mut at = 0;
+        for piece in &self.list[..self.count] {
+            let part = piece.length.min(length - at);
+            if part > 0 {
+                // SAFETY: not null as it has bytes; valid for writes of at least so many, and
+                // nobody else's, by the contract of `one`.
+                let place = unsafe { slice::from_raw_parts_mut(piece.start, part) };
+                copy(at..at + part, place);
+            }
+            at += part;
+        }
+    }
+
     /// A part of the memory, which must lie in the first piece.
     pub(crate) fn part(&self, offset: usize, length: usize) -> Pieces {
         let first = self.list[0];
@@ -140,6 +201,7 @@ impl Pieces {
             list,
             count: 1,
             length,
+            lost: 0,
         }
     }
 
@@ -195,13 +257,13 @@ impl Pieces {
     }
 }
 
-/// Tells the user, once: the MPI that asks for this waits for ever when it is refused.
+/// Tells the user, once: MPI libraries say only that a message failed or did not fit.
 #[cold]
 fn say_no_address(length: usize) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         eprintln!(
-            "dipole: an operation on {length} bytes at address 0 is refused. Open MPI 4.1 loses the \
+            "dipole: an operation on {length} bytes at address 0 fails. Open MPI 4.1 loses the \
              address of datatypes over MPI_BOTTOM: pass a buffer, or run with OMPI_MCA_pml=ob1"
         );
     });

@@ -70,7 +70,12 @@ impl Mr {
             domain: Arc::clone(domain),
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, mr) }
+        let given = unsafe { give(out, fid, mr) }?;
+        if let Some(events) = domain.events.get() {
+            // SAFETY: not null, since the object was given there.
+            events.registered(unsafe { *out }.cast(), context);
+        }
+        Ok(given)
     }
 }
 

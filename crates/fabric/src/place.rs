@@ -6,7 +6,7 @@
 //! addresses ([`Name`](crate::name::Name)), so they need no list of nodes.
 
 use std::net::{IpAddr, UdpSocket};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use dipole_node::hosts::Hosts;
 use dipole_node::job::{Place, place_from_env};
@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::atomics::Atomics;
 use crate::completion::lock;
+use crate::eq::Events;
 
 /// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
 const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
@@ -30,6 +31,8 @@ pub(crate) struct Domain {
     pub(crate) port: ActivePort,
     pub(crate) atomics: Arc<Atomics>,
     pub(crate) node: Node,
+    /// Where the program wants to hear that memory is registered.
+    pub(crate) events: OnceLock<Arc<Events>>,
     /// Processes that are gone, by their incarnations.
     departed: Mutex<FxHashMap<u64, GoneReason>>,
 }
@@ -47,6 +50,7 @@ impl Domain {
             port,
             atomics,
             node,
+            events: OnceLock::new(),
             departed: Mutex::default(),
         })
     }

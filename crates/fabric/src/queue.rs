@@ -7,20 +7,25 @@ use std::time::Duration;
 
 use crate::abi::eq::{
     CqAttr, CqEntry, CqErrEntry, CqOps, FI_CQ_FORMAT_CONTEXT, FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG,
-    FI_CQ_FORMAT_UNSPEC, FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD, FidCq,
+    FI_CQ_FORMAT_UNSPEC, FI_WAIT_NONE, FidCq,
 };
-use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS};
+use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_EINVAL};
 use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_CQ, Fid, Ops};
 use crate::completion::{Cq, Entry};
 use crate::guard::{AGAIN, Failure, call, fid, give, given, object, ops, strerror, take, write_at};
+use crate::wait::{Wait, no_descriptor};
 
 /// See the module.
 pub(crate) struct Queue {
     pub(crate) cq: Arc<Cq>,
     format: c_int,
+    wait: Wait,
 }
 
-static OPS: Ops = ops(close);
+static OPS: Ops = Ops {
+    control,
+    ..ops(close)
+};
 static CQ_OPS: CqOps = CqOps {
     size: size_of::<CqOps>(),
     read,
@@ -40,24 +45,18 @@ impl Queue {
         out: *mut *mut FidCq,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj);
-        if ![FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD].contains(&wait) {
-            return Err(Failure(FI_ENOSYS));
-        }
+        let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let format = attr.map_or(FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
         let fid = FidCq {
             fid: fid(FI_CLASS_CQ, context, &OPS),
             ops: &CQ_OPS,
         };
-        let cq = Arc::default();
+        let cq = Arc::<Cq>::default();
+        if wait == Wait::Descriptor {
+            cq.describe().map_err(|cause| no_descriptor(&cause))?;
+        }
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, Queue { cq, format }) }
-    }
-
-    /// True if nothing is there that a waiter would miss.
-    pub(crate) fn may_wait(&self) -> bool {
-        self.cq.sources.progress();
-        self.cq.is_empty()
+        unsafe { give(out, fid, Queue { cq, format, wait }) }
     }
 
     /// Reads at most `count` entries into C's array, and where they came from.
@@ -149,6 +148,15 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
         }
         // SAFETY: made by `Queue::open`, given up by C.
         unsafe { take::<FidCq, Queue>(fid) }.map(|_| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) -> c_int {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        let queue = unsafe { queue(fid.cast()) }?;
+        // SAFETY: a place for what the command asks for.
+        unsafe { queue.wait.control(command, place, || queue.cq.describe()) }
     })
 }
 

@@ -1,11 +1,12 @@
-//! The interface as the headers of the installed libfabric have it: sizes, places of members and
-//! numbers, by a C program made from the very tables that are compared.
+//! The interface as headers of libfabric have it, of the version that is installed and of version 2: sizes, places
+//! of members and numbers, by a C program made from the very tables that are compared.
 
 #![allow(missing_docs, reason = "tests")]
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::mem::offset_of;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use dipole_fi::abi::{atomic, cm, domain, endpoint, eq, errno, fabric, prov, rma, tagged};
@@ -133,10 +134,10 @@ fn facts() -> Facts {
         FI_MSG, FI_RMA, FI_TAGGED, FI_ATOMIC, FI_READ, FI_WRITE, FI_RECV, FI_SEND, FI_REMOTE_READ,
         FI_REMOTE_WRITE, FI_MULTI_RECV, FI_REMOTE_CQ_DATA, FI_PEEK, FI_COMPLETION,
         FI_EVENT, FI_INJECT, FI_DELIVERY_COMPLETE, FI_LOCAL_COMM, FI_REMOTE_COMM,
-        FI_SOURCE, FI_DISCARD, FI_SELECTIVE_COMPLETION, FI_DIRECTED_RECV, FI_CLAIM, FI_ORDER_SAS,
+        FI_SOURCE, FI_DISCARD, FI_SELECTIVE_COMPLETION, FI_DIRECTED_RECV, FI_CLAIM, FI_REG_MR, FI_ORDER_SAS,
         FI_ADDR_UNSPEC, FI_ADDR_NOTAVAIL, FI_MR_PROV_KEY, FI_AV_UNSPEC,
         FI_AV_TABLE, FI_PROGRESS_UNSPEC, FI_PROGRESS_AUTO, FI_PROGRESS_MANUAL,
-        FI_THREAD_UNSPEC, FI_THREAD_SAFE, FI_RM_ENABLED, FI_EP_UNSPEC, FI_EP_RDM, FI_ENABLE,
+        FI_THREAD_UNSPEC, FI_THREAD_SAFE, FI_RM_ENABLED, FI_EP_UNSPEC, FI_EP_RDM, FI_ENABLE, FI_GETWAIT, FI_GETWAITOBJ,
         FI_FORMAT_UNSPEC, FI_PROTO_UNSPEC);
     for (name, class) in [
         ("FI_CLASS_FABRIC", fabric::FI_CLASS_FABRIC),
@@ -157,8 +158,8 @@ fn facts() -> Facts {
         FI_BXOR, FI_ATOMIC_READ, FI_ATOMIC_WRITE, FI_CSWAP, FI_CSWAP_NE, FI_CSWAP_LE, FI_CSWAP_LT,
         FI_CSWAP_GE, FI_CSWAP_GT, FI_MSWAP, FI_FETCH_ATOMIC, FI_COMPARE_ATOMIC);
     numbers!(facts, endpoint: FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV);
-    numbers!(facts, eq: FI_AV_COMPLETE,
-        FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD, FI_CQ_FORMAT_UNSPEC, FI_CQ_FORMAT_CONTEXT,
+    numbers!(facts, eq: FI_AV_COMPLETE, FI_MR_COMPLETE,
+        FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD, FI_WAIT_MUTEX_COND, FI_WAIT_YIELD, FI_CQ_FORMAT_UNSPEC, FI_CQ_FORMAT_CONTEXT,
         FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_TAGGED);
     numbers!(facts, errno:
         FI_ENOMSG, FI_EAGAIN, FI_EINVAL, FI_ENOSYS, FI_ENODATA, FI_ENOMEM, FI_EIO, FI_EBUSY, FI_EOPNOTSUPP, FI_ENOKEY,
@@ -167,8 +168,19 @@ fn facts() -> Facts {
     facts
 }
 
-/// The program, compiled and run; `None` where there are no headers.
-fn printed(facts: &Facts) -> Option<String> {
+/// What only version 2 has.
+fn newer_facts() -> Facts {
+    let mut facts = Facts::new();
+    whole!(facts, "struct fi_domain_attr" = fabric::DomainAttr:
+        max_ep_auth_key, max_group_id);
+    whole!(facts, "struct fi_ops_fabric" = fabric::FabricOps: size);
+    whole!(facts, "struct fi_ops_domain" = domain::DomainOps: size);
+    members!(facts, "struct fi_ops_av" = domain::AvOps: size);
+    facts
+}
+
+/// The program, compiled with the headers of a folder and run; `None` where there are no headers.
+fn printed(facts: &Facts, headers: &Path) -> Option<String> {
     let mut source = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/fabric.h>\n\
          #include <rdma/fi_domain.h>\n#include <rdma/fi_endpoint.h>\n#include <rdma/fi_cm.h>\n\
@@ -186,7 +198,10 @@ fn printed(facts: &Facts) -> Option<String> {
     let directory = tempfile::tempdir().expect("a directory");
     let program = directory.path().join("facts");
     let mut compiler = Command::new("cc")
-        .args(["-x", "c", "-", "-o"])
+        .args(["-x", "c", "-"])
+        .arg("-I")
+        .arg(headers)
+        .arg("-o")
         .arg(&program)
         .stdin(Stdio::piped())
         .spawn()
@@ -215,11 +230,37 @@ fn the_tables_are_those_of_the_installed_headers() {
         eprintln!("SKIPPED: the headers of libfabric are missing (libfabric-dev)");
         return;
     }
-    let facts = facts();
-    let printed = printed(&facts).expect("the program compiles");
+    are_those_of(&facts(), Path::new("/usr/include"));
+}
+
+fn are_those_of(facts: &Facts, headers: &Path) {
+    let printed = printed(facts, headers).expect("the program compiles");
     let found: Vec<&str> = printed.lines().collect();
     assert_eq!(found.len(), facts.len());
     for ((expression, ours), theirs) in facts.iter().zip(found) {
         assert_eq!(ours.to_string(), theirs, "{expression}");
     }
+}
+
+#[test]
+fn the_tables_are_those_of_headers_of_version_2() {
+    let test = std::env::current_exe().expect("the path of this test");
+    let target = test
+        .ancestors()
+        .nth(3)
+        .expect("deps lies in target/PROFILE");
+    let folder = target.join("mpi/libfabric-2");
+    if !folder.join("ready").exists() {
+        let required = std::env::var_os("DIPOLE_REQUIRE_WHEELS");
+        let missing =
+            "headers of libfabric 2 are not there (`cargo xtask mpi prepare` fetches them)";
+        assert!(required.is_none_or(|value| value != "1"), "{missing}");
+        eprintln!("SKIPPED: {missing}");
+        return;
+    }
+    let headers = folder.join("usr/include");
+    let version = vec![("FI_MAJOR_VERSION".to_owned(), 2)];
+    are_those_of(&version, &headers);
+    let all = facts().into_iter().chain(newer_facts()).collect();
+    are_those_of(&all, &headers);
 }

@@ -6,7 +6,7 @@ mod harness;
 use std::path::Path;
 
 use dipole_testbed::{Faults, Testbed};
-use harness::{Bench, Job};
+use harness::{Bench, Job, Library};
 
 /// The programs, and arguments that let them end soon.
 const PROGRAMS: [(&str, &[&str]); 4] = [
@@ -17,16 +17,20 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 ];
 
 /// Kernels that compute something, by their arguments.
-const KERNELS: [(&str, &[&str]); 4] = [
+const KERNELS: [(&str, &[&str]); 6] = [
     ("ep", &["S"]),
     ("is", &["16"]),
     ("cg", &["2000"]),
     ("ft", &["7"]),
+    ("mg", &["5"]),
+    ("lu", &["16"]),
 ];
 
 /// Compiles programs and runs each in some way.
 fn each(programs: &[(&str, &[&str])], run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_>))) {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
     for (name, arguments) in programs {
         let program = bench.compile(name);
         run(&bench, &program, &|job| {
@@ -104,7 +108,9 @@ fn windows_are_right_by_reads_writes_and_atomic_operations_of_the_provider() {
 
 #[test]
 fn death_of_a_rank_ends_the_job_with_a_message() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
     let program = bench.compile("killed");
     for link in ["auto", "udp"] {
         let done = (bench.job(&program, 3)).variable("DIPOLE_LINK", link).run();
@@ -119,11 +125,33 @@ fn death_of_a_rank_ends_the_job_with_a_message() {
 
 #[test]
 fn a_rank_that_waits_for_a_dead_one_is_told_where_the_launcher_lets_the_job_go_on() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
     let program = bench.compile("killed");
     for link in ["auto", "udp"] {
         let job = (bench.job(&program, 3)).variable("DIPOLE_LINK", link);
         let done = job.variable("OMPI_MCA_orte_enable_recovery", "1").run();
         assert!(!done.was_ended && done.err.contains("is gone"), "{done:?}");
+    }
+}
+
+#[test]
+fn datatypes_of_absolute_addresses_end_the_job_with_a_message_where_their_address_is_lost() {
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
+    let program = bench.compile("bottom");
+    for link in ["auto", "udp"] {
+        let job = |argument| {
+            let job = (bench.job(&program, 3)).variable("DIPOLE_LINK", link);
+            job.arguments(&[argument]).run()
+        };
+        let returned = job("return");
+        let is_over = !returned.was_ended && returned.status.success();
+        assert!(is_over && returned.out.contains("bottom: "), "{returned:?}");
+        let ended = job("fatal");
+        let told = ended.err.contains("at address 0 fails") && !ended.status.success();
+        assert!(!ended.was_ended && told, "{ended:?}");
     }
 }

@@ -169,10 +169,10 @@ fn compiled(place: &Place, name: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-#[test]
-fn memory_of_others_is_written_with_data_and_changed_by_atomic_operations() {
+/// Runs a program of `tests/c` by every link, with packets lost, too.
+fn is_right(name: &str) {
     let Some(place) = Place::new() else { return };
-    let Some(program) = compiled(&place, "remote") else {
+    let Some(program) = compiled(&place, name) else {
         return;
     };
     let program = program.to_str().expect("a path");
@@ -184,6 +184,42 @@ fn memory_of_others_is_written_with_data_and_changed_by_atomic_operations() {
         }
         let done = ended(command.spawn().expect("it starts"));
         let text = String::from_utf8_lossy(&done.stdout);
-        assert!(text.contains("remote: right"), "{link} {fault}: {done:?}");
+        let said = format!("{name}: right");
+        assert!(text.contains(&said), "{link} {fault}: {done:?}");
     }
+}
+
+#[test]
+fn memory_of_others_is_written_with_data_and_changed_by_atomic_operations() {
+    is_right("remote");
+}
+
+#[test]
+fn whoever_sleeps_in_poll_or_epoll_is_woken_by_what_comes_and_by_nothing_else() {
+    is_right("descriptors");
+}
+
+#[test]
+fn what_cannot_be_done_fails_by_itself_and_says_how() {
+    is_right("failures");
+}
+
+#[test]
+fn what_is_not_offered_is_said_once_where_it_is_asked_for() {
+    let Some(place) = Place::new() else { return };
+    let Some(program) = compiled(&place, "failures") else {
+        return;
+    };
+    let mut command = place.command(program.to_str().expect("a path"), &[]);
+    command.env("DIPOLE_LOG", "info");
+    let done = ended(command.spawn().expect("it starts"));
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{done:?}");
+    // Both processes ask for it.
+    let said = "a program called scalable_ep, which is not offered";
+    assert_eq!(text.matches(said).count(), 2, "{text}");
+    assert!(
+        text.contains("not offered, since a program asked for: automatic progress"),
+        "{text}"
+    );
 }

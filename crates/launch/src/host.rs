@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
@@ -18,11 +18,16 @@ use super::message::{self, Down, Up, skip_to_banner};
 /// What a host's threads report to the launcher; the number is the contact's index.
 pub(super) enum HostEvent {
     Message(usize, Up),
+    /// Its agent answers, not a remote shell.
+    ByAgent(usize),
     /// A line that the remote shell, the guard or the shim wrote to standard error.
     StderrLine(usize, String),
     /// The stream ended; with the reason if that was not after `Done`.
     Ended(usize, Option<String>),
 }
+
+/// How long what a host says may come after the end of its messages.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How hosts are reached.
 pub(super) struct Reach<'a> {
@@ -48,6 +53,8 @@ pub(super) struct Contact {
     pub(super) state: State,
     /// How many ranks it accepts, if its owner has set a limit.
     pub(super) most_ranks: Option<u32>,
+    /// It was reached through its agent, which has a key file of its own.
+    pub(super) by_agent: bool,
     /// Written by a thread: a network that hangs must not stop the launcher.
     to_write: Option<Sender<(Down, Option<Sender<()>>)>>,
 }
@@ -98,13 +105,20 @@ impl Contact {
                 }
             });
         }
+        let (speaks, silent) = channel();
         if let Some(stdout) = child.stdout.take() {
             let (events, budget) = (events.clone(), budget.clone());
-            std::thread::spawn(move || read_messages(index, stdout, &events, &budget));
+            std::thread::spawn(move || {
+                let reason = read_messages(index, stdout, &events, &budget);
+                // Why it ended may be said there, and counts only before the end.
+                let _all_is_said = silent.recv_timeout(LAST_WORDS);
+                let _ = events.send(HostEvent::Ended(index, reason));
+            });
         }
         if let Some(stderr) = child.stderr.take() {
             let events = events.clone();
             std::thread::spawn(move || {
+                let _until_it_is_closed: Sender<()> = speaks;
                 for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
                     let line = String::from_utf8_lossy(&line).trim_end().to_owned();
                     let _ = events.send(HostEvent::StderrLine(index, line));
@@ -116,6 +130,7 @@ impl Contact {
             since: Instant::now(),
             state: State::Waiting,
             most_ranks: None,
+            by_agent: false,
             to_write: Some(to_write),
         })
     }
@@ -207,14 +222,23 @@ fn quoted(word: &OsStr) -> OsString {
     format!("'{}'", text.replace('\'', r"'\''")).into()
 }
 
-fn read_messages(index: usize, stdout: impl Read, events: &Sender<HostEvent>, budget: &Budget) {
+/// Reads until the stream ends; returns why, if that was not after [`Up::Done`].
+fn read_messages(
+    index: usize,
+    stdout: impl Read,
+    events: &Sender<HostEvent>,
+    budget: &Budget,
+) -> Option<String> {
     let mut from = BufReader::with_capacity(1 << 16, stdout);
-    if let Err(cause) = skip_to_banner(&mut from) {
-        let _ = events.send(HostEvent::Ended(index, Some(cause.to_string())));
-        return;
+    match skip_to_banner(&mut from) {
+        Ok(true) => {
+            let _ = events.send(HostEvent::ByAgent(index));
+        }
+        Ok(false) => {}
+        Err(cause) => return Some(cause.to_string()),
     }
     let mut done = false;
-    let reason = loop {
+    loop {
         match message::read::<Up>(&mut from) {
             Ok(Some(message)) => {
                 done |= matches!(message, Up::Done);
@@ -223,12 +247,11 @@ fn read_messages(index: usize, stdout: impl Read, events: &Sender<HostEvent>, bu
                 }
                 let _ = events.send(HostEvent::Message(index, message));
             }
-            Ok(None) if done => break None,
-            Ok(None) => break Some("the connection ended".to_owned()),
-            Err(cause) => break Some(cause.to_string()),
+            Ok(None) if done => return None,
+            Ok(None) => return Some("the connection ended".to_owned()),
+            Err(cause) => return Some(cause.to_string()),
         }
-    };
-    let _ = events.send(HostEvent::Ended(index, reason));
+    }
 }
 
 #[cfg(test)]

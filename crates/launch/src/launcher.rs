@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
-use super::message::{Down, Ending, Up};
+use super::message::{Down, Ending, Secret, Up};
 use super::{HostsFile, Program, RunArgs, RunError, descendants, read_pieces};
 use crate::output::Style;
 pub(crate) use loss::OnLoss;
@@ -40,6 +40,9 @@ const FIRST_NOTICE: Duration = Duration::from_secs(2);
 const NOTICE_EVERY: Duration = Duration::from_secs(5);
 /// How much longer than the grace period a host may take to report that it is done.
 const LAST_REPORT: Duration = Duration::from_secs(5);
+
+/// How often the launcher looks whether the cluster key is being exchanged.
+const LOOK_AT_KEY_EVERY: Duration = Duration::from_millis(500);
 
 /// How long the message that stops a host's ranks may take to leave.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
@@ -195,8 +198,10 @@ impl Launch {
 
     /// Handles events until every host has reported that nothing is left there and no restart is due.
     fn supervise(&mut self, means: &Means<'_>, plan: &Plan) {
+        let mut told_key = None;
         loop {
             self.restart(means);
+            let look_at_key = self.pass_key_on(plan, &mut told_key);
             let is_over = |contact: &Contact| contact.state == State::Gone;
             if self.contacts.values().all(is_over) && self.losses.next_at().is_none() {
                 return;
@@ -204,11 +209,13 @@ impl Launch {
             let wake = [
                 self.give_up_at.or(self.out_of_time_at),
                 self.next_restart(means),
+                look_at_key,
             ];
             match self.next(wake.into_iter().flatten().min()) {
                 Some(Event::Host(HostEvent::Message(index, message))) => {
                     self.on_message(index, message, plan);
                 }
+                Some(Event::Host(HostEvent::ByAgent(index))) => self.is_reached_by_agent(index),
                 Some(Event::Host(HostEvent::StderrLine(index, line))) => {
                     self.on_stderr(index, &line)
                 }
@@ -230,6 +237,20 @@ impl Launch {
                 None => {}
             }
         }
+    }
+
+    /// Tells the shims that got the cluster key from here when its file has changed; returns when
+    /// to look again. The first time all are told: it may have changed while they were started.
+    fn pass_key_on(&self, plan: &Plan, told: &mut Option<String>) -> Option<Instant> {
+        let key = plan.key()?;
+        if told.as_ref() != Some(&key) {
+            let held = self.contacts.values();
+            for contact in held.filter(|it| it.state == State::Ready && !it.by_agent) {
+                contact.send(Down::Key(Secret(key.clone())));
+            }
+            *told = Some(key);
+        }
+        Some(Instant::now() + LOOK_AT_KEY_EVERY)
     }
 
     fn give_up(&mut self) {

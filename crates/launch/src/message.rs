@@ -12,7 +12,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Written first by a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 5\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 6\n";
+/// Written before the banner by what carries a call to an agent, which has proven the key.
+pub(super) const BY_AGENT: &[u8] = b"\ndipole-agent\n";
 const LENGTH_BYTES: usize = 4;
 /// Longer than any hosts file with its command line.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -41,8 +43,10 @@ pub(super) struct Start {
     pub(super) directory_required: bool,
     /// The text of the hosts file, for hosts that do not share a file system.
     pub(super) hosts: Option<String>,
-    /// The cluster key.
+    /// The cluster key, where no agent has it.
     pub(super) key: Option<Secret>,
+    /// Ranks use the key file of the agent that started this shim.
+    pub(super) keeps_key: bool,
 }
 
 /// One rank to be started.
@@ -97,6 +101,8 @@ pub(super) enum Down {
     End {
         grace_ms: u32,
     },
+    /// The cluster key that was sent with the start has changed.
+    Key(Secret),
 }
 
 /// Shim to launcher.
@@ -139,9 +145,10 @@ pub(crate) enum Stream {
     Stderr,
 }
 
-/// Reads up to and including the banner.
-pub(super) fn skip_to_banner(from: &mut impl BufRead) -> io::Result<()> {
+/// Reads up to and including the banner; true if [`BY_AGENT`] came before it.
+pub(super) fn skip_to_banner(from: &mut impl BufRead) -> io::Result<bool> {
     const MAX_BYTES: usize = 1 << 16;
+    let mut by_agent = false;
     // The shell's output may lack its last line break; the banner begins with one.
     let mut window = std::collections::VecDeque::with_capacity(BANNER.len());
     for byte in from.take(MAX_BYTES as u64).bytes() {
@@ -149,8 +156,14 @@ pub(super) fn skip_to_banner(from: &mut impl BufRead) -> io::Result<()> {
             window.pop_front();
         }
         window.push_back(byte?);
+        by_agent |= window
+            .iter()
+            .rev()
+            .zip(BY_AGENT.iter().rev())
+            .all(|(a, b)| a == b)
+            && window.len() >= BY_AGENT.len();
         if window.iter().eq(BANNER) {
-            return Ok(());
+            return Ok(by_agent);
         }
     }
     Err(io::Error::other(
@@ -232,7 +245,11 @@ mod tests {
         stream.extend_from_slice(BANNER);
         stream.extend_from_slice(b"rest");
         let mut from = &stream[..];
-        skip_to_banner(&mut from).unwrap();
+        assert!(!skip_to_banner(&mut from).unwrap());
+        assert_eq!(from, b"rest");
+        let carried = [b"Welcome!", BY_AGENT, b"dipole: a warning", BANNER, b"rest"].concat();
+        let mut from = &carried[..];
+        assert!(skip_to_banner(&mut from).unwrap());
         assert_eq!(from, b"rest");
         assert!(skip_to_banner(&mut &b"sh: dipole: not found\n"[..]).is_err());
     }

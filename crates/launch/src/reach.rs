@@ -15,11 +15,11 @@ use clap::Args;
 use dipole_node::registry::{ProbeLength, Prober, Reply};
 use dipole_node::{ClusterKey, NodeId, variables};
 
-use super::message::{self, BANNER, Up};
+use super::message::{self, BANNER, BY_AGENT, Up};
 use super::read_pieces;
 use crate::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, Receiver,
-    Request, Sender, send_keepalives,
+    Request, Sender, Standing, send_keepalives, watch_standing,
 };
 
 /// How long an address may take to accept a call.
@@ -143,16 +143,27 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (receiver, sender) = call;
+    let (receiver, sender, standing) = call;
+    let mut out = io::stdout();
+    let _hung_up = out.write_all(BY_AGENT).and_then(|()| out.flush());
     let heard = Arc::new(Mutex::new(Instant::now()));
     if let (Ok(stream), Ok(key)) = (sender.stream().try_clone(), load_key()) {
         let (agent, node, heard) = (args.agent.clone(), args.node, Arc::clone(&heard));
         std::thread::spawn(move || watch_machine(&agent, node, &key, &heard, &stream));
     }
+    if let Ok(stream) = sender.stream().try_clone() {
+        watch_standing(Arc::clone(&standing), move || {
+            eprintln!(
+                "dipole reach: the agent has nothing but a cluster key that was withdrawn: the \
+                 call ends"
+            );
+            let _gone = stream.shutdown(Shutdown::Both);
+        });
+    }
     let sender = Arc::new(Mutex::new(sender));
-    send_keepalives(Arc::clone(&sender));
+    send_keepalives(Arc::clone(&sender), Arc::clone(&standing));
     std::thread::spawn(move || carry_input(&sender));
-    match carry_output(receiver, &heard) {
+    match carry_output(receiver, &heard, &standing) {
         Ok(status) => ExitCode::from(status),
         Err(cause) => {
             eprintln!("dipole reach: the agent's connection ended: {cause}");
@@ -180,7 +191,7 @@ fn run_shell(args: &ReachArgs, error: &CallError) -> ExitCode {
     status.map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-type Call = (Receiver<TcpStream>, Sender<TcpStream>);
+type Call = (Receiver<TcpStream>, Sender<TcpStream>, Arc<Standing>);
 
 fn call(args: &ReachArgs) -> Result<Call, CallError> {
     let key = load_key()?;
@@ -220,6 +231,7 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
             _ => system(cause),
         }
     })?;
+    let standing = Arc::new(channel.standing(&key));
     let from = stream.try_clone().map_err(system)?;
     let (mut receiver, mut sender) = channel.split(from, stream);
     let request = Request {
@@ -241,7 +253,7 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
     }
     let patience = sender.stream().set_read_timeout(Some(IDLE_LIMIT));
     patience.map_err(system)?;
-    Ok((receiver, sender))
+    Ok((receiver, sender, standing))
 }
 
 fn load_key() -> Result<ClusterKey, CallError> {
@@ -321,7 +333,11 @@ fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
     .and_then(|()| send(Frame::InputEnd));
 }
 
-fn carry_output(mut receiver: Receiver<TcpStream>, heard: &Mutex<Instant>) -> io::Result<u8> {
+fn carry_output(
+    mut receiver: Receiver<TcpStream>,
+    heard: &Mutex<Instant>,
+    standing: &Standing,
+) -> io::Result<u8> {
     loop {
         let frame = receiver.receive().map_err(name_timeout)?;
         *heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
@@ -333,6 +349,7 @@ fn carry_output(mut receiver: Receiver<TcpStream>, heard: &Mutex<Instant>) -> io
             }
             Some(Frame::Errors(bytes)) => io::stderr().write_all(&bytes)?,
             Some(Frame::Alive) => {}
+            Some(Frame::Proof(proof)) => standing.heard(proof),
             Some(Frame::Last(status)) => return Ok(status),
             Some(_) => return Err(io::Error::other("an unexpected frame")),
             None => return Err(io::ErrorKind::UnexpectedEof.into()),

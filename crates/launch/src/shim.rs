@@ -13,15 +13,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use dipole_node::variables;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
+use rustix::io::{DupFlags, dup3};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
-use super::message::{self, BANNER, Down, Ending, Hello, Start, Stream, Up};
+use super::message::{self, BANNER, Down, Ending, Hello, Secret, Start, Stream, Up};
 use super::placement::share;
 use super::program;
 use super::read_pieces;
@@ -163,6 +165,8 @@ impl HostRanks {
             .as_ref()
             .map(|key| in_memory("dipole-key", &key.0));
         let key = key.transpose()?;
+        let kept_key = std::env::var_os(variables::KEY)
+            .filter(|_| start.keeps_key && !start.environment.contains_key(variables::KEY));
         let directory_is_there = start.directory.is_dir();
         if !directory_is_there && start.directory_required {
             let reason = format!("there is no directory {}", start.directory.display());
@@ -225,6 +229,9 @@ impl HostRanks {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .process_group(0);
+            if let Some(file) = &kept_key {
+                command.env(variables::KEY, file);
+            }
             for (name, file) in [("DIPOLE_HOSTS", &hosts), ("DIPOLE_KEY", &key)] {
                 if let Some(file) = file {
                     // Through this process, which outlives all ranks, so that no file stays behind.
@@ -337,11 +344,25 @@ impl HostRanks {
                     // A stopped process would not act on it.
                     self.signal(Signal::CONT);
                 }
+                Ok(Event::Command(Down::Key(key))) => self.exchange(&key),
                 Ok(Event::Command(Down::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Disconnected) => sweeping = true,
                 Ok(Event::Died(pid, status)) => self.died(pid, status),
                 Ok(Event::NoChildren) | Err(RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    /// Gives the ranks another key, in place of the one they were started with: they look at the
+    /// file again by themselves. At every moment it holds all of the one or all of the other.
+    fn exchange(&mut self, key: &Secret) {
+        let Some(held) = &mut self.key else { return };
+        let exchanged = in_memory("dipole-key", &key.0)
+            .and_then(|fresh| Ok(dup3(&fresh, held, DupFlags::CLOEXEC)?));
+        if let Err(cause) = exchanged {
+            let _ = self.outbox.send(Up::Warning(format!(
+                "the ranks here keep the cluster key as it was: {cause}"
+            )));
         }
     }
 

@@ -183,8 +183,8 @@ impl ClusterKey {
     /// [`KeyError`], with what to do.
     pub fn load(file: &Path) -> Result<ClusterKey, KeyError> {
         let (secrets, security, facts) = ClusterKey::read(file)?;
-        // A descriptor, which may be closed by now: what it named does not change.
-        if file.starts_with("/proc") || file.starts_with("/dev/fd") {
+        // A descriptor of our own, which may be closed, or another file, by now.
+        if is_own_descriptor(file) {
             return Ok(ClusterKey::of(secrets, security));
         }
         let ring = Ring::of_file(secrets, file, &facts).map_err(|cause| KeyError::System {
@@ -419,6 +419,15 @@ impl ClusterKey {
             derived: Arc::default(),
         }
     }
+}
+
+/// True of the name of a descriptor of this process; one of another process, such as that which
+/// started us, is a file like others.
+fn is_own_descriptor(file: &Path) -> bool {
+    let own = format!("/proc/{}", std::process::id());
+    ["/dev/fd", "/proc/self", "/proc/thread-self", &own]
+        .iter()
+        .any(|place| file.starts_with(place))
 }
 
 /// What a key's file says, as [`ClusterKey::parse`].

@@ -438,6 +438,19 @@ impl Registration {
     /// - [`ClaimError::Registry`]: the directory cannot be changed, or a limit is reached
     ///   ([`RegistryError::Limit`]).
     pub fn claim(&self, endpoint: EndpointId) -> Result<Claim, ClaimError> {
+        self.claim_and_open(endpoint, || {})
+    }
+
+    /// Like [`claim`](Self::claim); `open` runs once nobody else can take the endpoint and before
+    /// anybody finds it, so that whoever does finds it open. It may have run if this fails.
+    ///
+    /// # Errors
+    /// Those of `claim`.
+    pub fn claim_and_open(
+        &self,
+        endpoint: EndpointId,
+        open: impl FnOnce(),
+    ) -> Result<Claim, ClaimError> {
         let registered = &self.inner;
         let registry = &registered.registry;
         let address = Address {
@@ -465,6 +478,7 @@ impl Registration {
         }
         folder::remove(&link)?;
         count::admit_endpoint(&registry.folder, &registry.limits.user)?;
+        open();
         symlink(&registered.name, &link).map_err(folder::failed("writing", &link))?;
         registered.claims.fetch_add(1, Ordering::Relaxed);
         Ok(Claim {

@@ -238,6 +238,26 @@ impl Edge {
         self.send_until(payload, Until::Now)
     }
 
+    /// Like [`try_send`](Self::try_send), but more follows: by packets the message may wait and
+    /// share one. It leaves when that is full, with what is sent to the same process without more
+    /// to come, with [`flush_edges`](crate::Endpoint::flush_edges) and the next wait; else a
+    /// thread of the node sends it, within a millisecond or so.
+    ///
+    /// # Errors
+    /// Those of `try_send`.
+    #[inline]
+    pub fn try_send_more(&self, payload: &[u8]) -> Result<(), SendError> {
+        self.check_usable()?;
+        let sent = self.inner.driver.sending(|state, clock| {
+            let (engine, edges, _) = state.parts();
+            edges.send_fast(engine, self.id, payload.into(), true, clock)
+        });
+        match sent.map_err(SendError::Broken)? {
+            true => Ok(()),
+            false => self.send_until(payload, Until::Now),
+        }
+    }
+
     fn send_until(&self, payload: &[u8], until: Until) -> Result<(), SendError> {
         self.check_usable()?;
         let source = self.owner.id.0;

@@ -410,6 +410,7 @@ impl EdgeTable {
         engine: &mut Engine,
         id: EdgeRef,
         content: Content<'_>,
+        more: bool,
         clock: &mut Reading<'_>,
     ) -> std::io::Result<bool> {
         let Some(EdgeState {
@@ -423,8 +424,10 @@ impl EdgeTable {
         if !posts.is_empty() {
             return Ok(false);
         }
+        // A process of this node sees it at once; that it is woken must not wait.
+        let more = more && !engine.shares_memory(target.edge.peer);
         let sent = engine
-            .send_at_once(target.edge, content, false, clock)?
+            .send_at_once(target.edge, content, more, clock)?
             .is_ok();
         if sent {
             target.sent.count(content.payload().len());

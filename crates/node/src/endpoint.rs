@@ -5,6 +5,7 @@
 
 mod future;
 mod owner;
+mod poll;
 mod posted;
 mod send;
 
@@ -468,9 +469,9 @@ impl Endpoint {
             attempt: |engine: &mut ProcessState, now| engine.take(now, id),
             hand_over: |state: &mut ProcessState| state.poll_memory_for(id),
         };
-        match self.inner.driver.glance(reading) {
-            Some(Err(cause)) => Err(ReceiveError::Broken(cause)),
-            Some(Ok(())) | None => Ok(taken),
+        match self.inner.driver.glance(false, reading) {
+            Err(cause) | Ok(Some(Err(cause))) => Err(ReceiveError::Broken(cause)),
+            Ok(Some(Ok(())) | None) => Ok(taken),
         }
     }
 

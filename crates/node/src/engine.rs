@@ -43,6 +43,7 @@ use crate::frames::FramePool;
 use crate::key::ClusterKey;
 use crate::links::AnyLink;
 use crate::net::to_wire;
+use crate::reader::Reader;
 pub use content::Content;
 use core::Core;
 pub use departures::{Departure, MAX_DEPARTURES};
@@ -220,6 +221,12 @@ impl Engine {
         self.packets.look(now, calls)
     }
 
+    /// True while bulk comes: only steps look at its port.
+    #[inline]
+    pub(crate) fn expects_bulk(&self) -> bool {
+        self.packets.expects_bulk()
+    }
+
     /// Takes the packets that [`look`](Self::look) has found and sends what they ask for.
     /// Timers, bulk and connections are left to the next [`step`](Self::step).
     ///
@@ -269,6 +276,19 @@ impl Engine {
             return Polled::Nothing;
         };
         let polled = memory.poll(self.stepped_at, &mut self.core, reader);
+        self.came_by_memory |= polled.came();
+        self.tend_operations(self.stepped_at);
+        polled
+    }
+
+    /// The same for a reader of an endpoint, which takes all messages for it that come first: how
+    /// many.
+    #[inline]
+    pub fn poll_memory_to(&mut self, endpoint: u32, reader: &mut impl Reader) -> Polled<usize> {
+        let Some(memory) = &mut self.memory else {
+            return Polled::Nothing;
+        };
+        let polled = memory.poll_to(self.stepped_at, &mut self.core, (endpoint, reader));
         self.came_by_memory |= polled.came();
         self.tend_operations(self.stepped_at);
         polled

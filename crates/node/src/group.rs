@@ -127,7 +127,7 @@ impl Shared {
         };
         let sent = self.inner.driver.sending(|state, clock| {
             let (engine, edges, _) = state.parts();
-            edges.send_fast(engine, edge.id(), message.into(), clock)
+            edges.send_fast(engine, edge.id(), message.into(), false, clock)
         });
         let post = || edge.post(Operation::Message, &[IoSlice::new(message)], 0);
         matches!(sent, Ok(true)) || post().is_ok()

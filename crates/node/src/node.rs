@@ -144,26 +144,29 @@ impl Node {
         if self.inner.is_forked() {
             return Err(OpenError::Forked);
         }
-        let claim = self
-            .inner
-            .registration
-            .claim(id)
-            .map_err(|error| match error {
-                ClaimError::Taken {
-                    address,
-                    pid,
-                    command,
-                } => OpenError::Taken {
-                    address,
-                    pid,
-                    command,
-                },
-                ClaimError::Forked { .. } => OpenError::Forked,
-                ClaimError::Registry(cause) => registry_error(&self.inner.config, cause),
-            })?;
-        self.inner
-            .driver
-            .with(|engine, _| engine.open_endpoint(id.0));
+        // Who finds it in the registry may send at once.
+        let driver = &self.inner.driver;
+        let mut is_open = false;
+        let claim = self.inner.registration.claim_and_open(id, || {
+            driver.with(|engine, _| engine.open_endpoint(id.0));
+            is_open = true;
+        });
+        if claim.is_err() && is_open {
+            driver.with(|engine, _| engine.close_endpoint(id.0));
+        }
+        let claim = claim.map_err(|error| match error {
+            ClaimError::Taken {
+                address,
+                pid,
+                command,
+            } => OpenError::Taken {
+                address,
+                pid,
+                command,
+            },
+            ClaimError::Forked { .. } => OpenError::Forked,
+            ClaimError::Registry(cause) => registry_error(&self.inner.config, cause),
+        })?;
         Ok(Endpoint::new(Arc::clone(&self.inner), claim))
     }
 

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::links::AnyLink;
 use crate::liveness::Verdict;
 use crate::port::{PortTable, PortWork};
+use crate::reader::Reader;
 use crate::registry::EdgeTraffic;
 use crate::stats::Stats;
 
@@ -83,6 +84,20 @@ impl ProcessState {
     #[inline]
     pub(crate) fn poll_memory_for(&mut self, reader: u32) -> Polled<Message> {
         let polled = self.engine.poll_memory(Some(reader));
+        if polled.came() {
+            self.advance();
+        }
+        polled
+    }
+
+    /// The same for a reader of an endpoint.
+    #[inline]
+    pub(crate) fn poll_memory_to(
+        &mut self,
+        endpoint: u32,
+        reader: &mut impl Reader,
+    ) -> Polled<usize> {
+        let polled = self.engine.poll_memory_to(endpoint, reader);
         if polled.came() {
             self.advance();
         }
@@ -256,6 +271,11 @@ impl Stepper for ProcessState {
     #[inline]
     fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
         self.engine.look(now, calls)
+    }
+
+    #[inline]
+    fn expects_bulk(&self) -> bool {
+        self.engine.expects_bulk()
     }
 
     #[inline]

@@ -401,6 +401,35 @@ fn a_peer_that_closes_is_reported(links: Links) {
 }
 
 #[test]
+fn what_was_read_before_its_reader_left_counts_as_delivered_a_while_after() {
+    for links in [Links::Udp, Links::Shm] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (left, right) = (node(&directory, links), node(&directory, links));
+        let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                for number in 0..100_u8 {
+                    assert_eq!(*to.receive_timeout(PATIENCE).expect("in time"), [number]);
+                }
+            });
+            from.target(Address::new(1, 2)).expect("it exists");
+            for number in 0..100_u8 {
+                from.send(&[number]).expect("it reads");
+            }
+            reading.join().expect("all of it came");
+        });
+        drop(to);
+        right.close(PATIENCE).expect("nothing is left to do");
+        let begun = std::time::Instant::now();
+        while left.departed().is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "its end is not noticed");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        from.drain(PATIENCE).expect("all of it was read");
+    }
+}
+
+#[test]
 fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_after() {
     let directory = tempfile::tempdir().expect("a directory");
     let (left, right) = (node(&directory, Links::Shm), node(&directory, Links::Shm));

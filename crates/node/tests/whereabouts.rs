@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dipole_node::{
     Address, ClusterKey, Config, Edge, EndpointId, GoneReason, KeyMismatch, Message, Node, NodeId,
-    Operation,
+    Operation, Security,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -60,9 +60,23 @@ fn exchange(from: &Node, to: &Node, number: u32) {
 
 #[test]
 fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
+    exchange_key(Security::Auth, None);
+}
+
+#[test]
+fn a_key_is_exchanged_on_a_network_that_loses_one_of_a_hundred_and_nothing_is_read_or_lost() {
+    exchange_key(Security::Encrypt, Some("drop=0.01,seed=5"));
+}
+
+/// What the sender of the test below says: long enough to be nothing else in a capture.
+fn said(number: u64) -> String {
+    format!("this is what the program says, number {number:016}")
+}
+
+fn exchange_key(security: Security, faults: Option<&str>) {
     let directory = tempfile::tempdir().unwrap();
     let file = |node: u32| directory.path().join(format!("key{node}"));
-    let key = ClusterKey::random().unwrap();
+    let key = ClusterKey::random().unwrap().with_security(security);
     for node in [1, 2] {
         key.save(&file(node)).unwrap();
     }
@@ -70,19 +84,23 @@ fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
         let folder = format!("node{node}-{process}");
         let mut config = Config::local(NodeId(node), directory.path().join(folder));
         config.key = Some(ClusterKey::load(&file(node)).unwrap());
+        config.fault = faults.map(|plan| plan.parse().unwrap());
+        if process == 0 {
+            config.capture = Some(directory.path().join(format!("capture{node}")));
+        }
         Node::open(config).unwrap()
     };
     let [first, second] = [1, 2].map(|node| open(node, 0));
     let here = first.endpoint(EndpointId(10)).unwrap();
     let there = second.endpoint(EndpointId(20)).unwrap();
     let edge = here.edge_at(there.address(), second.ports()).unwrap();
-    post(&edge, &0_u64.to_le_bytes());
+    post(&edge, said(0).as_bytes());
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
             let mut sent = 1_u64;
             while !ends.load(Ordering::Relaxed) {
-                edge.send(&sent.to_le_bytes()).unwrap();
+                edge.send(said(sent).as_bytes()).unwrap();
                 sent += 1;
             }
             sent
@@ -92,7 +110,7 @@ fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
             while let Ok(message) = there.receive_timeout(PATIENCE)
                 && !message.is_empty()
             {
-                assert_eq!(&*message, &next.to_le_bytes());
+                assert_eq!(&*message, said(next).as_bytes());
                 next += 1;
             }
             next
@@ -126,6 +144,18 @@ fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
         edge.send(b"").unwrap();
         assert_eq!(receiver.join().expect("the receiver"), sent);
     });
+    drop((edge, here, there));
+    for node in [first, second] {
+        node.close(PATIENCE).unwrap();
+    }
+    // A capture of all packets holds what was said, or none of it.
+    for node in [1, 2] {
+        let capture = std::fs::read(directory.path().join(format!("capture{node}"))).unwrap();
+        assert!(capture.len() > 10_000, "{} bytes", capture.len());
+        let words = b"what the program says";
+        let is_read = capture.windows(words.len()).any(|part| part == words);
+        assert_eq!(is_read, security == Security::Auth);
+    }
 }
 
 /// Longer than members have to prove anew what they are.

@@ -11,7 +11,7 @@
 mod pair;
 
 use dipole_proto::wire::ResetReason;
-use dipole_proto::{Config, EdgeId, GoneReason, PeerId};
+use dipole_proto::{Config, DropReason, EdgeId, GoneReason, PeerId};
 use pair::Wire;
 
 const SECOND: u64 = 1_000_000_000;
@@ -128,4 +128,49 @@ fn an_idle_peer_is_not_given_up_for_a_few_lost_packets() {
     wire.run(24 * 3600 * SECOND, |_| false);
     assert!(wire.lost > 30, "{} lost", wire.lost);
     assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
+}
+
+#[test]
+fn edges_of_all_strangers_together_are_bounded_told_and_given_back() {
+    let config = Config {
+        max_edges: 100,
+        ..with_room_for(4)
+    };
+    let mut wire = Wire::new(6, 5, &config);
+    let open = |wire: &mut Wire, client: usize, sources: std::ops::Range<u32>| {
+        let peer = wire.hosts[client].machine.peers().next().expect("joined");
+        for source in sources {
+            let edge = wire.hosts[client].machine.edge(peer, source, 7);
+            let edge = edge.expect("few on this side");
+            let now = wire.now;
+            let sent = wire.hosts[client].send(now, edge, b"one more edge");
+            sent.expect("credit");
+            wire.run(SECOND / 1000, |_| false);
+        }
+        wire.run(SECOND / 10, |_| false);
+        // Read and given back: what is left of an edge is its entry.
+        let (now, mut read) = (wire.now, 0);
+        while wire.hosts[0].read(now).is_some() {
+            read += 1;
+        }
+        read
+    };
+    join(&mut wire, 1..=4);
+    let came: Vec<_> = (1..=3)
+        .map(|client| open(&mut wire, client, 10..50))
+        .collect();
+    assert_eq!(came, [40, 40, 20]);
+    let full = wire.hosts[0].machine.stats().dropped(DropReason::EdgesFull);
+    assert!(full >= 20, "{full}");
+    assert_eq!(
+        wire.hosts[3].refused.len(),
+        20,
+        "{:?}",
+        wire.hosts[3].refused
+    );
+    // Whoever goes gives back what they took.
+    let peer = wire.hosts[1].machine.peers().next().expect("joined");
+    wire.hosts[1].machine.disconnect(peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+    assert_eq!(open(&mut wire, 4, 10..60), 40);
 }

@@ -14,10 +14,13 @@ use rustix::thread::futex;
 
 use crate::directory::{Agreement, meet};
 use crate::kernel::Socket;
-use crate::switch::{LEAST, Lane, MARKER, Unread};
+use crate::switch::{Lane, MARKER, Unread, least};
 
 /// In `readers`: all go through the lane. In `writers`: one has the connection for itself.
 const ALL: u32 = 1 << 31;
+/// What a connection must move before its ends look for each other, which small ones would not
+/// repay.
+const SHOWN: u64 = 128 << 10;
 /// How long a writer waits for room in the ring before it goes on by TCP.
 const PATIENCE: Duration = Duration::from_millis(4);
 
@@ -48,7 +51,7 @@ impl Connection {
             base: u64::from(connected_here),
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
-            look_at: AtomicU64::new(LEAST as u64),
+            look_at: AtomicU64::new(SHOWN),
             agreement: OnceLock::new(),
             open: AtomicBool::new(false),
             mutual: AtomicBool::new(false),
@@ -253,7 +256,12 @@ impl Connection {
         flags: SendFlags,
         wait: bool,
     ) -> Result<usize, Errno> {
-        if from.len() < LEAST || self.left.load(Acquire) {
+        if from.len() < least() || self.left.load(Acquire) {
+            return Ok(0);
+        }
+        if self.agreement.get().is_none()
+            && self.written.load(Relaxed).saturating_add(from.len() as u64) < SHOWN
+        {
             return Ok(0);
         }
         let found = self.agreement.get_or_init(|| meet(fd, true));
@@ -265,10 +273,10 @@ impl Connection {
             return Ok(0);
         }
         let mut done = 0;
-        while from.len() - done >= LEAST {
+        while from.len() - done >= least() {
             match self.send_some(fd, &lane, &from[done..], flags) {
                 Ok(Some(count)) => done += count,
-                Ok(None) if wait && lane.room() < LEAST && self.room_comes(&lane) => {}
+                Ok(None) if wait && lane.room() < least() && self.room_comes(&lane) => {}
                 Err(error) if done == 0 => return Err(error),
                 _ => break,
             }
@@ -308,11 +316,11 @@ impl Connection {
         let seen = head.load(Acquire);
         lane.waiting().store(1, Release);
         std::sync::atomic::fence(SeqCst);
-        if lane.room() >= LEAST {
+        if lane.room() >= least() {
             return true;
         }
         let most = Timespec::try_from(PATIENCE).ok();
         let _ = futex::wait(head, futex::Flags::empty(), seen, most.as_ref());
-        lane.room() >= LEAST
+        lane.room() >= least()
     }
 }

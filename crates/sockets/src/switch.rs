@@ -9,6 +9,7 @@
 //!
 //! No I/O, no clock: the TCP stream is a [`Stream`], the memory an [`Area`].
 
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -21,8 +22,23 @@ pub const MARKER: usize = 8;
 /// Records that may be unread.
 const RECORDS: u64 = 64;
 /// What goes through memory at least: below it a marker costs more than it saves
-/// (`docs/sockets.md` §6).
-pub const LEAST: usize = 128 << 10;
+/// (`docs/sockets.md` §7).
+pub const LEAST: usize = 32 << 10;
+/// What one record has at most: a reader takes it while the writer copies the next, and both find
+/// it in a cache.
+const MOST: usize = 128 << 10;
+/// Bytes that replace [`LEAST`], on machines where another limit was measured to be better.
+const LEAST_VARIABLE: &str = "DIPOLE_SOCKETS_LEAST";
+
+/// The limit of this process: [`LEAST`], or what the environment says instead.
+pub fn least() -> usize {
+    static OWN: OnceLock<usize> = OnceLock::new();
+    *OWN.get_or_init(|| {
+        let given = std::env::var(LEAST_VARIABLE).ok();
+        let given = given.and_then(|text| text.parse::<usize>().ok());
+        given.map_or(LEAST, |bytes| bytes.clamp(MARKER, MOST))
+    })
+}
 
 /// The reader takes bytes of TCP without a bound: no record may be published.
 const TAKING: u64 = 1;
@@ -171,8 +187,8 @@ impl<'a> Lane<'a> {
         if gate & (OPEN | CLOSED | TAKING) != OPEN || unread >= RECORDS {
             return Ok(None);
         }
-        let length = self.room().min(from.len());
-        if length < LEAST || !stream.writable() {
+        let length = self.room().min(from.len()).min(MOST);
+        if length < least() || !stream.writable() {
             return Ok(None);
         }
         let tail = self.word(TAIL).load(Relaxed);

@@ -2,72 +2,22 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A program that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(120);
+use common::{LIMIT, Place, finished, finished_within, two_nodes};
 
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let places = test.ancestors().skip(1).take(2);
-    let mut libraries = places.map(|folder| folder.join("libdipole_sockets.so"));
-    let found = libraries.find(|library| library.exists());
-    found.unwrap_or_else(|| panic!("no library lies beside {}", test.display()))
-}
-
-/// Where the ends of one test meet.
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        let folder = tempfile::tempdir().expect("a folder");
-        Place { folder }
-    }
-
-    fn command(&self, program: impl AsRef<Path>, with: bool) -> Command {
-        let mut command = Command::new(program.as_ref());
-        command
-            .env_remove("LD_PRELOAD")
-            .env("DIPOLE_RUNTIME_DIR", self.folder.path());
-        if with {
-            command.env("LD_PRELOAD", library());
-        }
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
-    }
-
-    fn python(&self, script: &str, words: &[&str], with: bool) -> Command {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/py")
-            .join(script);
-        let mut command = self.command("python3", with);
-        command.arg(script).args(words);
-        command
-    }
-}
-
-/// Waits for the end of a program, which must be a good one.
-fn finished(child: Child) -> Output {
-    let pid = child.id();
-    let (told, wait) = std::sync::mpsc::channel();
-    std::thread::spawn(move || told.send(child.wait_with_output()));
-    let Ok(output) = wait.recv_timeout(LIMIT) else {
-        let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
-        panic!("a program hangs");
-    };
-    let output = output.expect("its output");
-    let said = String::from_utf8_lossy(&output.stderr);
-    let also = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}: {said}{also}", output.status);
-    output
+fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/py")
+        .join(script);
+    let mut command = place.command("python3", with);
+    command.arg(script).args(words);
+    command
 }
 
 /// Bytes that TCP carried, and all, from a last line `x of y`.
@@ -101,17 +51,7 @@ fn start_server(mut command: Command) -> (Child, String) {
 #[test]
 fn a_program_sees_no_difference() {
     let place = Place::new();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/semantics.c");
-    let program = place.folder.path().join("semantics");
-    let compiled = Command::new("cc")
-        .args([
-            "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o",
-        ])
-        .args([&program, &source])
-        .output()
-        .expect("the compiler starts");
-    let said = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "{said}");
+    let program = semantics(&place);
     let [plain, with] = [false, true]
         .map(|with| finished(place.command(&program, with).spawn().expect("it starts")));
     let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
@@ -125,11 +65,62 @@ fn a_program_sees_no_difference() {
 }
 
 #[test]
+fn between_namespaces_a_program_sees_no_difference_either() {
+    let Some(testbed) = two_nodes() else { return };
+    let place = Place::new();
+    let program = semantics(&place);
+    let other = testbed.node(2);
+    let address = other.addresses[0].to_string();
+    for node in 1..=2 {
+        // Of the interface that has the other address.
+        let script = "ip addr add fd77::$0/64 nodad dev $(ip -br -4 addr | \
+            awk -v at=\"$1/\" 'index($3, at) { sub(/@.*/, \"\", $1); print $1 }')";
+        let own = testbed.node(node).addresses[0].to_string();
+        let mut add = testbed.command(node, "sh");
+        let added = add.args(["-c", script, &node.to_string(), &own]).output();
+        let added = added.expect("a shell starts");
+        let said = String::from_utf8_lossy(&added.stderr);
+        assert!(added.status.success(), "{said}");
+    }
+    let file = format!("/run/netns/{}", other.namespace);
+    let [plain, with] = [false, true].map(|with| {
+        let mut command = testbed.command(1, "env");
+        if with {
+            command.arg(format!("LD_PRELOAD={}", common::library().display()));
+        }
+        command.arg(&program).args([&file, &address, "fd77::2"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        finished(command.spawn().expect("it starts"))
+    });
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text(&plain), text(&with));
+    let ((all, of), (also, _)) = (carried(&plain.stderr), carried(&with.stderr));
+    assert!(all > of / 2 && also > all / 4 * 3, "{all}, {also} of {of}");
+}
+
+/// Compiles the program of what sockets do.
+fn semantics(place: &Place) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/semantics.c");
+    let program = place.folder.path().join("semantics");
+    let compiled = Command::new("cc")
+        .args([
+            "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o",
+        ])
+        .args([&program, &source])
+        .output()
+        .expect("the compiler starts");
+    let said = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{said}");
+    program
+}
+
+#[test]
 fn two_ends_agree_and_one_alone_is_plain_tcp() {
     for (server_with, client_with) in [(true, true), (true, false), (false, true)] {
         let place = Place::new();
-        let (server, port) = start_server(place.python("stream.py", &["server", "0"], server_with));
-        let client = place.python("stream.py", &["client", &port], client_with);
+        let (server, port) =
+            start_server(python(&place, "stream.py", &["server", "0"], server_with));
+        let client = python(&place, "stream.py", &["client", &port], client_with);
         let client = finished({ client }.spawn().expect("python3 starts"));
         let server = finished(server);
         let ((one, all), (other, _)) = (carried(&client.stdout), carried(&server.stdout));
@@ -151,10 +142,8 @@ fn many_clients_of_an_asyncio_server_get_their_bytes() {
     for (server_with, client_with) in [(true, true), (true, false)] {
         let place = Place::new();
         let (mut server, port) =
-            start_server(place.python("web.py", &["server", "0"], server_with));
-        let client = place
-            .python("web.py", &["client", &port], client_with)
-            .spawn();
+            start_server(python(&place, "web.py", &["server", "0"], server_with));
+        let client = python(&place, "web.py", &["client", &port], client_with).spawn();
         let client = finished(client.expect("python3 starts"));
         assert_eq!(String::from_utf8_lossy(&client.stdout), "all 160\n");
         server.kill().expect("it still runs");
@@ -164,9 +153,13 @@ fn many_clients_of_an_asyncio_server_get_their_bytes() {
 
 #[test]
 fn connections_that_come_and_go_leave_nothing() {
+    // 100 000 with DIPOLE_SOCKETS_CONNECTIONS=100000.
+    let wanted = std::env::var("DIPOLE_SOCKETS_CONNECTIONS");
+    let count = wanted.unwrap_or_else(|_| "1000".into());
     let place = Place::new();
-    let many = place.python("many.py", &["1000"], true).spawn();
-    let many = finished(many.expect("python3 starts"));
+    let many = python(&place, "many.py", &[&count], true).spawn();
+    let thousands = count.parse::<u32>().expect("a number").div_ceil(1000);
+    let many = finished_within(many.expect("python3 starts"), LIMIT * thousands);
     let (by_tcp, all) = carried(&many.stdout);
     assert!(
         by_tcp < all,
@@ -203,13 +196,13 @@ print('ended', flush=True)
 ";
     for _ in 0..3 {
         let place = Place::new();
-        let python = |script: &str, words: &[&str]| {
+        let scripted = |script: &str, words: &[&str]| {
             let mut command = place.command("python3", true);
             command.args(["-c", script]).args(words);
             command
         };
-        let (mut reader, port) = start_server(python(READER, &[]));
-        let mut writer = python(WRITER, &[&port]).spawn().expect("python3 starts");
+        let (mut reader, port) = start_server(scripted(READER, &[]));
+        let mut writer = scripted(WRITER, &[&port]).spawn().expect("python3 starts");
         let mut said = BufReader::new(reader.stdout.take().expect("it is piped"));
         let mut line = String::new();
         said.read_line(&mut line).expect("a line");

@@ -5,6 +5,7 @@
 mod bsp;
 mod calibrate;
 mod doctor;
+mod endpoint_file;
 mod graph;
 mod key;
 mod manual;
@@ -13,7 +14,9 @@ mod output;
 mod pipe;
 mod predict;
 mod processes;
+mod report;
 mod sockets;
+mod top;
 mod trace;
 
 use std::io::{IsTerminal, Write};
@@ -46,7 +49,9 @@ enum Command {
     Graph(graph::GraphArgs),
     Stats(processes::StatsArgs),
     Links(processes::LinksArgs),
+    Top(top::TopArgs),
     Trace(trace::TraceArgs),
+    Report(report::ReportArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
@@ -60,6 +65,9 @@ enum Command {
     /// Prints all manual pages, each after a line of 0x01 and its name (for `xtask install`).
     #[command(hide = true)]
     Manual,
+    /// Serves a path of /dev/dipole that a program has opened (started by `sockets`).
+    #[command(hide = true)]
+    EndpointFile(endpoint_file::EndpointFileArgs),
     /// Ends a host's processes when its parent dies (started by `run`).
     #[command(hide = true)]
     Guard(dipole_launch::GuardArgs),
@@ -106,11 +114,20 @@ fn main() -> ExitCode {
             return out.report("help", done, false, &mut std::io::stderr());
         }
         Err(wrong) if std::env::args_os().any(|word| word == "--json") => {
-            let failure = Failure::with_status(2, wrong.render().to_string());
+            let failure = Failure::with_status(2, plain(&wrong.render().to_string()));
             let out = Output::new(std::io::stdout());
             return out.report("usage", Err(failure), true, &mut std::io::stderr());
         }
-        Err(wrong) => wrong.exit(),
+        Err(wrong) => {
+            let text = wrong.render();
+            let text = match std::io::stderr().is_terminal() {
+                true => plain(&text.ansi().to_string()),
+                false => plain(&text.to_string()),
+            };
+            // If standard error is closed or full, too, only the status is left.
+            let _unread = write!(std::io::stderr(), "{text}");
+            return ExitCode::from(2);
+        }
     };
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Warnings are on by default: they name what a program waits for. An agent whose log is read
@@ -147,6 +164,31 @@ fn main() -> ExitCode {
     out.report(command, done, json, &mut std::io::stderr())
 }
 
+/// An error of usage without the words in which the standard library refuses numbers.
+fn plain(text: &str) -> String {
+    [
+        ("invalid digit found in string", "expected a whole number"),
+        (
+            "cannot parse integer from empty string",
+            "expected a whole number",
+        ),
+        (
+            "number too large to fit in target type",
+            "too large a number",
+        ),
+        (
+            "number too small to fit in target type",
+            "too small a number",
+        ),
+        ("invalid float literal", "expected a number"),
+        ("cannot parse float from empty string", "expected a number"),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (found, said)| {
+        text.replace(found, said)
+    })
+}
+
 fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match command {
         Command::Run(args) => dipole_launch::execute(args, json).map_err(|error| {
@@ -163,6 +205,8 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Predict(args) => predict::execute(&args, json, out),
         Command::Stats(args) => processes::stats(&args, json, out),
         Command::Links(args) => processes::links(&args, json, out),
+        Command::Top(args) => top::execute(&args, json, out),
+        Command::Report(args) => report::execute(&args, json, out),
         Command::Trace(args) => trace::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
@@ -172,6 +216,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Key(args) => key::execute(&args, json, out),
         Command::MpiEnv(args) => mpi::execute(&args, json, out),
         Command::Sockets(args) => sockets::execute(&args),
+        Command::EndpointFile(args) => endpoint_file::execute(&args),
         Command::Doctor(args) => doctor::execute(args, json, out),
         Command::Completions { shell } => manual::completions(shell, Arguments::command(), out),
         Command::Manual => manual::pages(Arguments::command(), out),

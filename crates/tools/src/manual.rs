@@ -66,11 +66,14 @@ fn without_help(command: Command) -> Command {
         .mut_subcommands(without_help)
 }
 
+/// When what the pages say was last gone through.
+const DATE: &str = "2026-11-25";
+
 fn page(
     command: &Command,
     name: &str,
     parent: Option<&str>,
-    mut out: &mut dyn Write,
+    out: &mut dyn Write,
 ) -> Result<(), Failure> {
     writeln!(out, "\u{1}{name}.1")?;
     let commands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
@@ -80,15 +83,20 @@ fn page(
     let source = format!("Dipole {}", env!("CARGO_PKG_VERSION"));
     let man = clap_mangen::Man::new(command.clone().name(name.to_owned()))
         .manual("Dipole")
+        .date(DATE)
         .source(source);
-    man.render_title(&mut out)?;
-    man.render_name_section(&mut out)?;
-    man.render_synopsis_section(&mut out)?;
-    man.render_description_section(&mut out)?;
-    man.render_options_section(&mut out)?;
+    let mut told = Vec::new();
+    man.render_title(&mut told)?;
+    man.render_name_section(&mut told)?;
+    man.render_synopsis_section(&mut told)?;
+    man.render_description_section(&mut told)?;
+    man.render_options_section(&mut told)?;
     if !commands.is_empty() {
-        man.render_subcommands_section(&mut out)?;
+        man.render_subcommands_section(&mut told)?;
     }
+    // An empty line is a paragraph; line breaks around it are not needed, and checkers say so.
+    let told = String::from_utf8(told)?.replace(".br\n\n.br\n", ".sp\n");
+    write!(out, "{told}")?;
     let notes = notes(name);
     writeln!(out, ".SH \"EXIT STATUS\"")?;
     for (status, meaning) in notes.status {

@@ -1,6 +1,9 @@
 //! `dipole predict`: what messages and supersteps will take, from the profiles of links.
 
+mod program;
+
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -34,6 +37,11 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "P,..", value_delimiter = ',', conflicts_with = "bytes",
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks: Vec<u32>,
+    /// Predict a traced program (DIPOLE_TRACE) beside what was measured of it, and with --ranks what it takes
+    /// with other numbers of ranks
+    #[arg(long, value_name = "DIR",
+          conflicts_with_all = ["bytes", "check", "h", "volume", "flops", "work_seconds", "supersteps", "link"])]
+    trace: Option<PathBuf>,
     /// All ranks are on one node, although there are measurements between nodes
     #[arg(long, requires = "ranks")]
     one_node: bool,
@@ -115,6 +123,9 @@ pub(crate) fn execute(
                 format!("{number} is no amount of work: give a number from 0"),
             ));
         }
+    }
+    if let Some(dir) = &arguments.trace {
+        return traced(dir, arguments, json, out);
     }
     let profiles = profiles(arguments)?;
     match arguments.ranks.is_empty() {
@@ -290,11 +301,7 @@ fn supersteps(
                 format!("{:.3}", told.ns * 1e-6),
                 told.speed_up
                     .map_or("-".to_owned(), |it| format!("{it:.2}")),
-                match parameters.basis {
-                    Basis::Measured => "measured".to_owned(),
-                    Basis::Between(one, other) => format!("between p = {one} and {other}"),
-                    Basis::Beyond(one, other) => format!("line of p = {one} and {other}"),
-                },
+                basis(parameters.basis),
             ]);
         }
     }
@@ -312,6 +319,98 @@ fn supersteps(
         )?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A traced program, with its own number of ranks and with others.
+fn traced(
+    dir: &Path,
+    arguments: &PredictArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let program = program::Program::read(dir)?;
+    let profile = Profile::load(&program.link)?;
+    let cost = profile.map(|profile| profile.cost).unwrap_or_default();
+    let is_one_node = program.nodes == 1;
+    let machine = Machine::of(&cost, is_one_node);
+    let own = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = arguments.cores.unwrap_or(u32::try_from(own)?);
+    let at_once = |p: u32| if is_one_node { p.min(cores) } else { p };
+    let mut all = vec![program.ranks];
+    all.extend(arguments.ranks.iter().filter(|p| **p != program.ranks));
+    let mut rows = table([
+        "link",
+        "p",
+        "supersteps",
+        "work ms",
+        "h kB",
+        "predicted ms",
+        "measured ms",
+        "off %",
+        "speed-up",
+        "basis",
+    ]);
+    for p in all {
+        let Some(parameters) = machine.at(p) else {
+            let folder = dipole_node::profile_dir().unwrap_or_default();
+            return Err(Failure::from(format!(
+                "there is no measurement of supersteps of {p} ranks by {} in {}, nor of two other numbers \
+                 of ranks to draw a line through; run dipole bsp probe --link {} first",
+                program.link,
+                folder.display(),
+                program.link
+            )));
+        };
+        let forecast = program.forecast(parameters, (at_once(program.ranks), at_once(p)));
+        let measured_ns = (p == program.ranks).then(|| program.took_ns());
+        let off = measured_ns.map(|took| (forecast.ns / took - 1.0) * 100.0);
+        if json {
+            let line = json!({
+                "predict": "program",
+                "link": program.link,
+                "p": p,
+                "basis": parameters.basis,
+                "supersteps": program.supersteps.len(),
+                "work_ns": forecast.work_ns,
+                "h_bytes": forecast.h_bytes,
+                "ns": forecast.ns,
+                "measured_ns": measured_ns,
+                "off_percent": off,
+                "speed_up": forecast.speed_up,
+            });
+            writeln!(out, "{line}")?;
+            continue;
+        }
+        let or = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        rows.add_row([
+            program.link.clone(),
+            p.to_string(),
+            program.supersteps.len().to_string(),
+            format!("{:.3}", forecast.work_ns * 1e-6),
+            format!("{:.1}", forecast.h_bytes * 1e-3),
+            format!("{:.3}", forecast.ns * 1e-6),
+            or(measured_ns.map(|ns| format!("{:.3}", ns * 1e-6))),
+            or(off.map(|off| format!("{off:+.1}"))),
+            format!("{:.2}", forecast.speed_up),
+            basis(parameters.basis),
+        ]);
+    }
+    if !json {
+        writeln!(
+            out,
+            "{rows}\nsums over supersteps; other numbers of ranks share computation and h as they are, with \
+             their imbalance; speed-up: beside the computation by one rank alone"
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn basis(basis: Basis) -> String {
+    match basis {
+        Basis::Measured => "measured".to_owned(),
+        Basis::Between(one, other) => format!("between p = {one} and {other}"),
+        Basis::Beyond(one, other) => format!("line of p = {one} and {other}"),
+    }
 }
 
 /// What a program of equal supersteps takes.

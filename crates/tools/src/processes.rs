@@ -28,6 +28,9 @@ pub(crate) struct StatsArgs {
     /// Print also counters that are zero
     #[arg(long, short)]
     all: bool,
+    /// Print all processes' counters for Prometheus, as `dipole agent --metrics` serves them
+    #[arg(long, conflicts_with_all = ["which", "all"])]
+    prometheus: bool,
 }
 
 /// Show how processes of this machine reach their peers, and why not better
@@ -56,9 +59,9 @@ impl FromStr for Which {
 }
 
 /// One process and its node.
-struct Found {
-    node: NodeId,
-    report: ProcessReport,
+pub(crate) struct Found {
+    pub(crate) node: NodeId,
+    pub(crate) report: ProcessReport,
 }
 
 impl Found {
@@ -81,7 +84,7 @@ impl Found {
     }
 
     /// Those that have numbers of their own choice.
-    fn chosen_endpoints(&self) -> Vec<String> {
+    pub(crate) fn chosen_endpoints(&self) -> Vec<String> {
         let chosen = self.report.endpoints.iter();
         let chosen = chosen.zip(self.endpoints());
         let chosen = chosen.filter(|(one, _)| !EndpointId::EPHEMERAL.contains(&one.0));
@@ -98,13 +101,13 @@ impl Found {
         counters.map_or(&[], |counters| &counters.values)
     }
 
-    fn value(&self, name: &str) -> u64 {
+    pub(crate) fn value(&self, name: &str) -> u64 {
         let found = self.values().iter().find(|(known, _)| known == name);
         found.map_or(0, |(_, value)| *value)
     }
 
     /// The command without the folder of its program.
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         let command = self.command();
         let program = command.split(' ').next().unwrap_or(command);
         let folder = program.rfind('/').map_or(0, |slash| slash + 1);
@@ -157,6 +160,10 @@ pub(crate) fn stats(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
     let runtime = default_runtime_dir();
+    if arguments.prometheus {
+        write!(out, "{}", dipole_agent::metrics(&runtime)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let found = all(&runtime)?;
     let shown = chosen(&found, arguments.which, &runtime)?;
     if json {
@@ -212,7 +219,7 @@ pub(crate) fn links(
 }
 
 /// The processes of all nodes that a runtime directory has.
-fn all(runtime: &Path) -> Result<Vec<Found>, Failure> {
+pub(crate) fn all(runtime: &Path) -> Result<Vec<Found>, Failure> {
     let mut nodes = Vec::new();
     for entry in std::fs::read_dir(runtime).into_iter().flatten() {
         let name = entry?.file_name();

@@ -50,9 +50,12 @@ pub(crate) fn execute(args: &SocketsArgs) -> Result<ExitCode, Failure> {
         preload.push(others);
     }
     let (program, arguments) = args.command.split_first().ok_or("no program is given")?;
+    let own = std::env::current_exe()
+        .map_err(|cause| Failure::from(format!("this program's own path: {cause}")))?;
     let cause = std::process::Command::new(program)
         .args(arguments)
         .env("LD_PRELOAD", preload)
+        .env("DIPOLE_PROGRAM", own)
         .exec();
     let program = program.to_string_lossy();
     Err(Failure::with_status(

@@ -4,76 +4,15 @@
 //! Needs `chromium` or `google-chrome`; without one it says so and skips, unless
 //! `DIPOLE_REQUIRE_BROWSER=1`.
 
+mod browser;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use browser::{Opened, browser, open};
 use serde_json::Value;
 
-const BROWSERS: [&str; 4] = [
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-];
 const SUBJECTS: &str = "dipole,bare-tcp-spin,bare-unix-spin,bare-shm";
-
-fn browser(test: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = BROWSERS.iter().find_map(|name| {
-        std::env::split_paths(&path)
-            .map(|folder| folder.join(name))
-            .find(|file| file.is_file())
-    });
-    if found.is_none() {
-        assert!(
-            std::env::var_os("DIPOLE_REQUIRE_BROWSER").is_none_or(|value| value != "1"),
-            "{test} needs one of {BROWSERS:?} and DIPOLE_REQUIRE_BROWSER=1 forbids to skip it"
-        );
-        eprintln!("SKIPPED {test}: it needs one of {BROWSERS:?}");
-    }
-    found
-}
-
-/// What the browser has made of a page, and what it said meanwhile.
-struct Opened {
-    dom: String,
-    said: String,
-}
-
-fn open(browser: &Path, page: &Path, folder: &Path) -> Opened {
-    let mut command = Command::new(browser);
-    command.args([
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        // Whatever the page would fetch must fail.
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        "--enable-logging=stderr",
-        "--dump-dom",
-    ]);
-    let mut profile = std::ffi::OsString::from("--user-data-dir=");
-    profile.push(folder.join("profile"));
-    let mut address = std::ffi::OsString::from("file://");
-    address.push(page);
-    let output = command
-        .arg(profile)
-        .arg(address)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the browser starts");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{}\n{said}", output.status);
-    Opened {
-        dom: String::from_utf8(output.stdout).expect("text"),
-        said,
-    }
-}
 
 /// The parts of `text` that lie between `begin` and `end`.
 fn between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
@@ -121,7 +60,10 @@ fn drawn(figure: &str) -> BTreeMap<String, usize> {
             let told: usize = attribute(curve, "data-points").parse().expect("a number");
             assert_eq!(marks, told, "{curve}");
             assert!(!curve.contains("NaN") && !curve.contains("inf"), "{curve}");
-            (attribute(curve, "data-subject").to_owned(), marks)
+            // Dipole's name has its link.
+            let name = attribute(curve, "data-subject");
+            let subject = name.split(" (").next().expect("the first part");
+            (subject.to_owned(), marks)
         })
         .collect()
 }
@@ -170,6 +112,32 @@ fn check_tables(dom: &str, lines: &[Value]) -> usize {
     checked
 }
 
+/// Each mark of a figure of ratios tells one of two measured numbers, of the same size.
+fn check_ratios(figure: &str, lines: &[&Value], field: &str) {
+    let marks = between(figure, "<title>", "</title>");
+    assert!(marks.len() >= 3, "{figure}");
+    for note in marks {
+        let (subject, rest) = note.split_once(", ").expect("subject, size: ratio");
+        let ratio = rest.split_once(": ").expect("a ratio").1;
+        let ratio: f64 = ratio
+            .split(' ')
+            .next()
+            .expect("a word")
+            .parse()
+            .expect(note);
+        let of = |subject: &str| -> Vec<(&Value, f64)> {
+            let same = lines.iter().filter(|line| line["subject"] == subject);
+            same.filter_map(|line| Some((&line["size_bytes"], line[field].as_f64()?)))
+                .collect()
+        };
+        let known = of(subject).iter().any(|(size, value)| {
+            let mut base = of("dipole").into_iter().filter(|(own, _)| own == size);
+            base.any(|(_, base)| (value / base / ratio - 1.0).abs() < 6e-3)
+        });
+        assert!(known, "{note}");
+    }
+}
+
 #[test]
 fn the_page_shows_in_a_browser_what_was_measured() {
     let Some(browser) = browser("the_page_shows_in_a_browser_what_was_measured") else {
@@ -192,13 +160,9 @@ fn the_page_shows_in_a_browser_what_was_measured() {
         .map(|line| serde_json::from_str(line).expect(line))
         .collect();
 
-    let Opened { dom, said } = open(&browser, &page, folder.path());
-    for trouble in ["CONSOLE", "Uncaught", "ERR_"] {
-        assert!(!said.contains(trouble), "{trouble}: {said}");
-    }
-    for outside in ["http://", "https://", " src=", "@import", "url("] {
-        assert!(!dom.contains(outside), "the page refers to {outside}");
-    }
+    let opened = open(&browser, &page, folder.path());
+    opened.check();
+    let Opened { dom, .. } = opened;
 
     let figures: BTreeMap<&str, &str> = between(&dom, "<figure", "</figure>")
         .into_iter()
@@ -225,6 +189,21 @@ fn the_page_shows_in_a_browser_what_was_measured() {
                 usize::from(y.contains("GB/s"))
             );
         }
+        for (name, bench, field) in [
+            ("latency-ratio", "pingpong", "p50_ns"),
+            ("transmission-ratio", "stream", "bytes_per_s"),
+        ] {
+            let figure = figures[format!("{name}-{testbed}").as_str()];
+            let mut others = expected(&lines, bench, testbed);
+            others.remove("dipole");
+            assert_eq!(drawn(figure), others, "{name} of {testbed}");
+            let here = |line: &&Value| line["bench"] == bench && line["testbed"] == testbed;
+            check_ratios(
+                figure,
+                &lines.iter().filter(here).collect::<Vec<_>>(),
+                field,
+            );
+        }
         let distribution = figures[format!("distribution-{testbed}").as_str()];
         for label in ["share of messages, %", "one-way latency, µs"] {
             assert!(
@@ -236,7 +215,7 @@ fn the_page_shows_in_a_browser_what_was_measured() {
             assert!(points >= 5, "{subject} has {points} points");
         }
     }
-    assert_eq!(figures.len(), 8);
+    assert_eq!(figures.len(), 12);
     assert!(check_tables(&dom, &lines) > 300);
 
     // What the page carries for programs is what was printed.

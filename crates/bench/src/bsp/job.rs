@@ -170,6 +170,9 @@ impl Job<'_> {
         ] {
             command.args([option, &value]);
         }
+        if let Some(count) = self.plan.each {
+            command.args(["--each", &count.to_string()]);
+        }
         if !self.cores.is_empty() {
             command.args(["--cores", &self.cores_text()]);
         }

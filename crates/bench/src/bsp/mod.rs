@@ -7,11 +7,11 @@
 //! # Source
 //! `bsp-protocols-thesis`, ch. 6: tables 6.2, 6.3, 6.6, figures 6.3 to 6.5.
 
-mod job;
+pub(crate) mod job;
 mod pattern;
 mod rank;
 mod row;
-mod sample;
+pub(crate) mod sample;
 pub(crate) mod table;
 
 use std::error::Error;
@@ -111,6 +111,23 @@ pub(crate) enum Link {
     Bpf,
 }
 
+impl ProbePlan {
+    /// Supersteps by a link, timed one by one, with relations of about h bytes.
+    pub(crate) fn one_by_one(count: usize, h_bytes: usize) -> ProbePlan {
+        ProbePlan {
+            ranks: Vec::new(),
+            links: Vec::new(),
+            rounds: 1,
+            seconds: SECONDS,
+            samples: count,
+            most_bytes: h_bytes,
+            limit: JOB_LIMIT,
+            each: Some(count),
+            is_apart: false,
+        }
+    }
+}
+
 impl Link {
     pub(crate) fn name(self) -> String {
         name_of(self)
@@ -154,6 +171,8 @@ pub(crate) struct ProbePlan {
     pub(crate) most_bytes: usize,
     /// How long a job may take.
     pub(crate) limit: Duration,
+    /// Only supersteps timed one by one, so many of each relation.
+    pub(crate) each: Option<usize>,
     /// Ranks that share no memory each have a node.
     is_apart: bool,
 }
@@ -210,6 +229,7 @@ fn plan(arguments: &ProbeArgs, why_not: Option<&str>) -> Result<ProbePlan, Probe
             .most_bytes
             .map_or(most_bytes, |most| most as usize),
         limit: JOB_LIMIT + measuring,
+        each: None,
         is_apart,
     })
 }

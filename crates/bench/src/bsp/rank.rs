@@ -52,6 +52,9 @@ pub struct RankArgs {
     /// The largest h
     #[arg(long)]
     pub(super) most_bytes: usize,
+    /// Only supersteps timed one by one, so many of each relation
+    #[arg(long)]
+    pub(super) each: Option<usize>,
     /// Cores of the ranks, if they stay on them
     #[arg(long, value_delimiter = ',')]
     pub(super) cores: Vec<usize>,
@@ -73,7 +76,10 @@ pub fn rank(args: &RankArgs) -> Result<(), Box<dyn Error>> {
     let sprayed = SPRAYED_BYTES[2] * SPRAYED[5];
     let area = Area::begin(2 * args.most_bytes + sprayed)?;
     let mut rank = Rank { args, area };
-    rank.measure()?;
+    match args.each {
+        Some(count) => rank.one_by_one(count)?,
+        None => rank.measure()?,
+    }
     rank.area.end()?;
     Ok(())
 }
@@ -133,6 +139,32 @@ impl Rank<'_> {
                 if let Some(sample) = self.time(what, |area, _| spray(area, bytes, messages))? {
                     tell(&Told::Sample(sample))?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Empty supersteps, total exchanges and random relations, each timed by itself.
+    fn one_by_one(&mut self, count: usize) -> Result<(), Failed> {
+        let (size, h) = (self.area.size(), self.args.most_bytes);
+        for (what, pattern) in [
+            (What::EachSync, Pattern::Nothing),
+            (What::Exchange, Pattern::Exchange),
+            (What::Random, Pattern::Random),
+        ] {
+            let relation = Relation { pattern, h, size };
+            let mut sample = self.sample(what, Copy::Unbuffered, h, 0);
+            for step in 0..(TRIALS + count) as u64 {
+                let begun = Instant::now();
+                superstep(&mut self.area, (relation, Copy::Unbuffered), step)?;
+                let took = nanoseconds(begun.elapsed());
+                if step >= TRIALS as u64 {
+                    sample.ns.push(as_float(took));
+                    sample.h.push(as_float(relation.h(step) as u64));
+                }
+            }
+            if sample.rank == 0 {
+                tell(&Told::Sample(sample))?;
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The page of `dipole bench pacing --html`.
 
 use super::Line;
-use super::cluster::PIECE_BYTES;
+use crate::cluster::PIECE_BYTES;
 use crate::page::{Chart, Curve, Point, Scale, figures_page};
 
 /// Marks and colours in the order of curves.
@@ -235,6 +235,7 @@ pub(super) fn page(lines: &[Line]) -> String {
         ),
         &facts,
         &charts,
+        "",
         &lines,
     )
 }

@@ -3,10 +3,10 @@
 
 use dipole_bsp::model::{PointToPoint, Regime};
 
-use super::cluster::{Cluster, Relation, Setup};
 use super::switch;
 use crate::calibrate::parameters;
 use crate::calibrate::side::{FRAGMENT_BYTES, LONG_BYTES, SHORT_BYTES, Sample, What};
+use crate::cluster::{Cluster, Relation, Setup};
 
 /// Calls cost nothing here, and processes look again after a microsecond.
 const LOOK_NS: f64 = 1_000.0;

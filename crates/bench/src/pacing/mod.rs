@@ -4,7 +4,6 @@
 //! bus (10 Mbit/s) and a simulated switch (1 Gbit/s, little memory). Neither this machine nor its
 //! load changes a number: a seed decides everything.
 
-mod cluster;
 mod figures;
 #[cfg(test)]
 mod messages;
@@ -17,8 +16,8 @@ use dipole_bsp::superstep::schedule::Order;
 use serde::Serialize;
 
 use super::Report;
+use super::cluster::{Carrier, Cluster, Exchange, PIECE_BYTES, Relation, Setup, in_ns};
 use super::report::Sheet;
-use cluster::{Carrier, Cluster, Exchange, PIECE_BYTES, Relation, Setup, in_ns};
 
 /// What a slot of a switch holds: a quarter of what its queue does, so that two who leave the
 /// barrier at different times may meet in it.
@@ -106,7 +105,7 @@ const ORDERS: [Order; 3] = [
 ];
 
 /// A cluster on a switch, sending in a Latin square and unpaced.
-fn switch() -> Setup {
+pub(crate) fn switch() -> Setup {
     Setup {
         processes: 8,
         carrier: SWITCH,
@@ -124,7 +123,7 @@ fn switch() -> Setup {
     }
 }
 
-fn bus(processes: usize) -> Setup {
+pub(crate) fn bus(processes: usize) -> Setup {
     Setup {
         processes,
         carrier: BUS,
@@ -139,7 +138,7 @@ fn bus(processes: usize) -> Setup {
 }
 
 /// The same paced, with slots of so many times what a chunk needs.
-fn paced(setup: Setup, chunk_bytes: usize, factor: f64) -> Setup {
+pub(crate) fn paced(setup: Setup, chunk_bytes: usize, factor: f64) -> Setup {
     let chunk_ns = setup.message_ns(chunk_bytes) as f64;
     let medium = match setup.carrier {
         Carrier::Switch { .. } => Medium::Switch,

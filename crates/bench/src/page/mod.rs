@@ -7,11 +7,10 @@
 //! one-way time) and transmission throughput (a stream) are different figures
 //! on different axes, and never meet in one (GAMMA §3.1, §3.2).
 
-mod chart;
-mod scale;
 mod supersteps;
 mod table;
 
+use dipole_page::{Heading, document, escape, section as part};
 use serde::Serialize;
 
 use super::control::{Kind, Placement, name_of};
@@ -21,11 +20,10 @@ use super::report::{Line, Measured};
 use super::statistics::as_float;
 use super::subject::Subject;
 use super::testbed::Testbed;
-pub(super) use chart::{Chart, Curve, Point};
-pub(super) use scale::Scale;
+pub(super) use dipole_page::{Chart, Curve, Point, Scale};
 pub(super) use supersteps::of_supersteps;
+pub(super) use table::of_rows as table_of;
 
-const STYLE: &str = include_str!("style.css");
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
 /// The size whose distribution is drawn.
 const DISTRIBUTION_BYTES: usize = 64;
@@ -100,42 +98,31 @@ fn measured_page(
         facts,
         measurements,
     };
-    document(&(header(words, &facts.0) + body), &data)
+    let (title, text) = words;
+    let heading = Heading {
+        title,
+        text,
+        facts: &facts.0,
+    };
+    document(heading, body, &data)
 }
 
-/// A page of figures alone, with the data behind them.
+/// A page of figures, tables if there are any, and the data behind them.
 pub(super) fn figures_page(
     words: (&str, &str),
     facts: &[(&str, String)],
     charts: &[Chart],
+    tables: &str,
     data: &impl Serialize,
 ) -> String {
-    let mut body = header(words, facts) + "<section>\n<h2>Figures</h2>\n";
-    body.extend(charts.iter().map(|chart| chart.html("")));
-    body += "</section>\n";
-    document(&body, data)
-}
-
-fn header((title, text): (&str, &str), facts: &[(&str, String)]) -> String {
-    let mut header = format!("<header><h1>{title}</h1>\n<p>{text}</p><dl>");
-    for (name, value) in facts {
-        header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
+    let figures: String = charts.iter().map(|chart| chart.html("")).collect();
+    let mut body = part("Figures", &figures);
+    if !tables.is_empty() {
+        body += &part("Numbers", tables);
     }
-    header + "</dl></header>\n"
-}
-
-fn document(body: &str, data: &impl Serialize) -> String {
-    // No "</script>" can stand in it.
-    let data = serde_json::to_string(data)
-        .expect("plain data is JSON")
-        .replace('<', "\\u003c");
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Dipole bench</title>\n<link rel=\"icon\" href=\"data:,\">\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
-         <script type=\"application/json\" id=\"data\">{data}</script>\n</body>\n</html>\n"
-    )
+    let (title, text) = words;
+    let heading = Heading { title, text, facts };
+    document(heading, &body, data)
 }
 
 /// The figures and tables of one placement.
@@ -187,7 +174,7 @@ fn section(place: Placement, groups: &[(Group, Vec<Measured>)], testbed: &Testbe
         Placement::TwoNodes => format!("Between two nodes ({})", testbed.name(place)),
         Placement::OneNode => "Inside one node".to_owned(),
     };
-    format!("<section>\n<h2>{title}</h2>\n{figures}</section>\n")
+    part(&title, &figures)
 }
 
 fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line]) -> String {
@@ -237,6 +224,23 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
             ))
         }),
     };
+    // On axes of decades a factor of two is easily overlooked.
+    let faster = Chart {
+        id: format!("latency-ratio-{testbed}"),
+        title: "Latency beside Dipole's".into(),
+        text: "How many times as long as Dipole's a message of others takes: above 1 Dipole is faster.",
+        x: SIZE,
+        y: (Scale::Number, "latency, by Dipole's"),
+        curves: ratios(latencies, |line| line.p50_ns),
+    };
+    let more = Chart {
+        id: format!("transmission-ratio-{testbed}"),
+        title: "Transmission throughput beside Dipole's".into(),
+        text: "How many times as much as Dipole others carry: below 1 Dipole carries more.",
+        x: SIZE,
+        y: (Scale::Number, "throughput, by Dipole's"),
+        curves: ratios(streams, |line| line.bytes_per_s),
+    };
     let spread = Chart {
         id: format!("distribution-{testbed}"),
         title: format!("Distribution of latencies of {}", size(DISTRIBUTION_BYTES)),
@@ -256,12 +260,14 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
     };
     [
         latency.html(&behind(latencies)),
+        faster.html(""),
         spread.html(&format!(
             "<details><summary>Numbers behind this figure</summary>{}</details>\n",
             table::of_distribution(distribution)
         )),
         end_to_end.html(&behind(latencies)),
         transmission.html(&behind(streams)),
+        more.html(""),
     ]
     .concat()
 }
@@ -302,9 +308,48 @@ fn curves(
     curves
 }
 
-/// A subject that a figure has by several links is told by its link, too.
+/// The figure of all other curves by that of Dipole, by the first link of it that is there.
+fn ratios(lines: &[Line], figure: impl Fn(&Line) -> Option<f64>) -> Vec<Curve> {
+    let own = name_of(Subject::Dipole);
+    let Some(first) = lines.iter().find(|line| line.subject == own) else {
+        return Vec::new();
+    };
+    let is_base = |line: &Line| line.subject == own && line.link == first.link;
+    let mut curves: Vec<Curve> = Vec::new();
+    for line in lines.iter().filter(|line| !is_base(line)) {
+        let same = |base: &&Line| is_base(base) && base.size_bytes == line.size_bytes;
+        let base = lines.iter().find(same).and_then(&figure);
+        let (Some(value), Some(base)) = (figure(line), base) else {
+            continue;
+        };
+        let name = curve_name(line, lines);
+        let point = Point {
+            x: as_float(line.size_bytes as u64),
+            y: value / base,
+            spread: None,
+            note: format!(
+                "{name}, {}: {} times {}",
+                size(line.size_bytes),
+                table::digits(value / base),
+                curve_name(first, lines)
+            ),
+        };
+        match curves.iter_mut().find(|curve| curve.name == name) {
+            Some(curve) => curve.points.push(point),
+            None => curves.push(Curve {
+                family: family_of(line, lines),
+                name,
+                points: vec![point],
+            }),
+        }
+    }
+    curves
+}
+
+/// What a figure has by several links is told by its link, too, and Dipole always, which chooses one.
 fn curve_name(line: &Line, lines: &[Line]) -> String {
-    match is_by_several_links(line, lines) {
+    let chooses = line.subject == name_of(Subject::Dipole);
+    match chooses || is_by_several_links(line, lines) {
         true => format!("{} ({})", line.subject, link_of(line)),
         false => line.subject.clone(),
     }
@@ -336,7 +381,7 @@ fn distribution_curve(line: &Line, lines: &[Line]) -> Curve {
         note: format!(
             "{}, {} within {} µs",
             line.subject,
-            scale::share(share),
+            dipole_page::share(share),
             table::digits(ns * 1e-3)
         ),
     });
@@ -368,14 +413,6 @@ fn family(subject: &str) -> &'static str {
     known.map_or("pipe", |(_, family)| family)
 }
 
-/// Escapes text for HTML, also within quotes.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-}
-
 #[cfg(test)]
 mod tests {
     use clap::ValueEnum;
@@ -398,12 +435,7 @@ mod tests {
             }
         }
         for subject in Subject::value_variants() {
-            assert!(STYLE.contains(&format!(".{}", family(&name_of(*subject)))));
+            assert!(dipole_page::STYLE.contains(&format!(".{}", family(&name_of(*subject)))));
         }
-    }
-
-    #[test]
-    fn text_cannot_break_out_of_the_page() {
-        assert_eq!(escape("<a href=\"&\">"), "&lt;a href=&quot;&amp;&quot;&gt;");
     }
 }

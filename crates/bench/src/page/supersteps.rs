@@ -4,9 +4,7 @@
 use super::super::bsp::Row;
 use super::super::bsp::table::{by_order, link, longest, pattern};
 use super::super::statistics::as_float;
-use super::chart::{Chart, Curve, Point};
-use super::scale::Scale;
-use super::{RunInfo, escape, measured_page, table};
+use super::{Chart, Curve, Point, RunInfo, Scale, escape, measured_page, table};
 
 /// A figure of a row: its heading, what it is multiplied by, and how to find it.
 type Column = (&'static str, f64, fn(&Row) -> Option<f64>);

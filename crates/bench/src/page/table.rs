@@ -1,10 +1,12 @@
 //! Tables of the page. Each cell with a measured number carries it unrounded as
 //! `data-value`, in the unit of `--json`, with the name it has there as `data-field`.
 
+pub(super) use dipole_page::digits;
+
 use super::super::plan::{Group, size};
 use super::super::report::{self, Line, Measured};
 use super::super::testbed::Testbed;
-use super::{escape, scale};
+use super::escape;
 
 /// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
 type Column = (&'static str, &'static str, f64, fn(&Line) -> Option<f64>);
@@ -66,9 +68,12 @@ pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) 
         headings += &format!("<th>× {}</th>", escape(&reference.label()));
     }
     let mut rows = String::new();
+    // Among rows of Dipole alone none stands out.
+    let has_peers = lines.iter().any(|(_, line)| !is_own(line));
     for (one, line) in &lines {
         rows += &row(
             line,
+            has_peers && is_own(line),
             columns,
             &[one.label(), line.link.clone()],
             &references
@@ -105,7 +110,7 @@ pub(super) fn of_lines(lines: &[Line]) -> String {
                 line.subject.clone(),
                 line.link.clone(),
             ];
-            row(line, columns, &labels, "")
+            row(line, is_own(line), columns, &labels, "")
         })
         .collect();
     table(&headings(columns, &["size", "subject", "link"]), &rows)
@@ -133,11 +138,25 @@ pub(super) fn of_distribution(lines: &[Line]) -> String {
                 .collect();
             format!(
                 "<tr data-share=\"{share}\"><th>{}</th>{cells}</tr>\n",
-                scale::share(share)
+                dipole_page::share(share)
             )
         })
         .collect();
     table(&headings, &rows)
+}
+
+/// Any table: a title, headings and cells.
+pub(in super::super) fn of_rows(title: &str, headings: &[&str], rows: &[Vec<String>]) -> String {
+    let headings: String = headings
+        .iter()
+        .map(|heading| format!("<th>{}</th>", escape(heading)))
+        .collect();
+    let cells = |row: &Vec<String>| -> String {
+        let cells = row.iter().map(|cell| format!("<td>{}</td>", escape(cell)));
+        format!("<tr>{}</tr>\n", cells.collect::<String>())
+    };
+    let rows: String = rows.iter().map(cells).collect();
+    format!("<h3>{}</h3>\n{}", escape(title), table(&headings, &rows))
 }
 
 fn columns(line: &Line) -> &'static [Column] {
@@ -158,12 +177,12 @@ fn headings(columns: &[Column], first: &[&str]) -> String {
         .collect()
 }
 
-fn row(line: &Line, columns: &[Column], labels: &[String], more: &str) -> String {
-    let class = if line.subject == "dipole" {
-        " class=\"own\""
-    } else {
-        ""
-    };
+fn is_own(line: &Line) -> bool {
+    line.subject == "dipole"
+}
+
+fn row(line: &Line, stands_out: bool, columns: &[Column], labels: &[String], more: &str) -> String {
+    let class = if stands_out { " class=\"own\"" } else { "" };
     let mut row = format!(
         "<tr{class} data-bench=\"{}\" data-subject=\"{}\" data-link=\"{}\" data-testbed=\"{}\" \
          data-size=\"{}\">",
@@ -193,35 +212,4 @@ fn table(headings: &str, rows: &str) -> String {
         "<div class=\"wide\"><table><thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\
          </table></div>\n"
     )
-}
-
-/// Three digits that count, never an exponent.
-pub(super) fn digits(value: f64) -> String {
-    match value.abs() {
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        size if size >= 1.0 => format!("{value:.2}"),
-        size if size >= 0.1 => format!("{value:.3}"),
-        size if size >= 0.01 => format!("{value:.4}"),
-        _ => format!("{value:.6}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_keep_three_digits() {
-        for (value, text) in [
-            (1234.5, "1234"),
-            (12.34, "12.3"),
-            (3.456, "3.46"),
-            (0.1234, "0.123"),
-            (0.012_34, "0.0123"),
-            (0.000_123, "0.000123"),
-        ] {
-            assert_eq!(digits(value), text);
-        }
-    }
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::super::control::{Job, Task};
 use super::super::failure::RunError;
 use super::{
-    ASK_EVERY, Answer, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER, VERSION,
+    ASK_EVERY, Answer, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER, VERSION, plain,
     to_bytes,
 };
 
@@ -169,8 +169,10 @@ impl Talk {
             }
             match serde_json::from_slice(&message) {
                 Ok(Answer::Alive) => {}
-                Ok(answer) => return Ok(answer),
-                Err(error) => return Err(format!("cannot be understood: {error}")),
+                Ok(answer) => return Ok(answer.plain()),
+                Err(error) => {
+                    return Err(plain(&format!("cannot be understood: {error}")));
+                }
             }
         }
     }

@@ -163,6 +163,32 @@ enum Answer {
     Alive,
 }
 
+impl Answer {
+    /// The same, with nothing in its texts that does something to a terminal.
+    fn plain(self) -> Answer {
+        match self {
+            Answer::Welcome(machine) => Answer::Welcome(Machine {
+                description: plain(&machine.description),
+                ..machine
+            }),
+            Answer::Refused { why } => Answer::Refused { why: plain(&why) },
+            Answer::Ended { number, how } => Answer::Ended {
+                number,
+                how: plain(&how),
+            },
+            // A line is read by this program.
+            other @ (Answer::Line { .. } | Answer::Alive) => other,
+        }
+    }
+}
+
+/// A text of the other side as it is shown.
+fn plain(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
 /// What a reader of figures must know of the other machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Machine {
@@ -208,6 +234,31 @@ mod tests {
             serde_json::from_slice(&ended),
             Ok(Answer::Ended { number: 3, .. })
         ));
+    }
+
+    #[test]
+    fn texts_of_the_other_side_do_nothing_to_a_terminal() {
+        let evil = "\u{1b}]0;owned\u{7}\n\u{9b}2J".to_owned();
+        let machine = Machine {
+            description: evil.clone(),
+            core: 1,
+            has_bpf: false,
+        };
+        for answer in [
+            Answer::Welcome(machine),
+            Answer::Refused { why: evil.clone() },
+            Answer::Ended {
+                number: 1,
+                how: evil,
+            },
+        ] {
+            let shown = match answer.plain() {
+                Answer::Welcome(machine) => machine.description,
+                Answer::Refused { why: text } | Answer::Ended { how: text, .. } => text,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(shown, "?]0;owned???2J");
+        }
     }
 
     #[test]

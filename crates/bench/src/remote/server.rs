@@ -19,7 +19,7 @@ use super::super::{Report, SIDE_ARGUMENTS, has_bpf};
 use super::client::address_of;
 use super::{
     ASK_EVERY, Answer, FIRST_ENDPOINT, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER,
-    other_version, to_bytes,
+    other_version, plain, to_bytes,
 };
 
 /// How often it is looked whether a signal has come.
@@ -171,6 +171,8 @@ impl Server<'_> {
     }
 
     fn refuse(&self, to: Address, why: String) -> Option<String> {
+        // It may quote what was asked.
+        let why = plain(&why);
         let told = format!("node {} is refused: {why}", to.node);
         let answer = to_bytes(&Answer::Refused { why });
         let sent = self.endpoint.edge(to).and_then(|edge| {

@@ -67,7 +67,8 @@ impl Parameters {
 }
 
 /// What was measured of supersteps in one way: all ranks on one node, or each on its own.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Machine {
     /// By number of ranks.
     costs: Vec<Cost>,
@@ -87,6 +88,14 @@ impl Machine {
     /// The numbers of ranks that were measured.
     pub fn measured(&self) -> impl Iterator<Item = u32> {
         self.costs.iter().map(|cost| cost.p)
+    }
+
+    /// Seconds that a superstep of p ranks takes, in which the busiest one computes for so many
+    /// seconds, and sends or receives so many bytes at most. `None` as for [`at`](Self::at).
+    #[must_use]
+    pub fn superstep_seconds(&self, p: u32, work_seconds: f64, h_bytes: f64) -> Option<f64> {
+        let ns = self.at(p)?.superstep_ns(work_seconds * 1e9, h_bytes);
+        Some(ns * 1e-9)
     }
 
     /// The parameters of p ranks. `None` if they were not measured and there are not two numbers
@@ -178,6 +187,19 @@ mod tests {
         let one = machine().at(1).expect("beyond");
         assert_eq!((one.l_ns, one.g_ns_per_byte), (0.0, 1.0));
         assert_eq!(one.basis, Basis::Beyond(2, 4));
+    }
+
+    #[test]
+    fn it_is_the_same_after_it_was_told_to_others() {
+        let told = serde_json::to_vec(&machine()).expect("plain numbers");
+        assert_eq!(
+            serde_json::from_slice::<Machine>(&told).ok(),
+            Some(machine())
+        );
+        let seconds = machine()
+            .superstep_seconds(4, 1e-6, 50.0)
+            .expect("measured");
+        assert!((seconds - 4.2e-6).abs() < 1e-12, "{seconds}");
     }
 
     #[test]

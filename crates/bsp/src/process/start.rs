@@ -13,6 +13,7 @@ use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp, link_name};
 use crate::failure::Failure;
 use crate::local::{Arena, Invitation, LocalParcel, Mates};
 use crate::misuse::Misuse;
+use crate::model::Machine;
 use crate::parcel::{CHUNK_BYTES, Parcel};
 use crate::patience::Patience;
 use crate::profile::Profile;
@@ -66,14 +67,15 @@ impl Process<AnyCarrier> {
             Some(job) if job.size > 1 => job,
             _ => {
                 let alone = Places::new(&[0]);
-                let tracing = Tracing::new(&alone);
-                return Process::meet(AnyCarrier::None, (0, 1), &alone, tracing, Vec::new())
+                let agreed = Agreed::new(&alone, machine("shm", true)?);
+                return Process::meet(AnyCarrier::None, (0, 1), &alone, agreed, Vec::new())
                     .map(Some);
             }
         };
         let (rank, size) = (job.rank, job.size);
         let apart: Vec<_> = (0..size).collect();
         let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
+        let is_one_node = nodes.windows(2).all(|pair| pair[0] == pair[1]);
         let link = std::env::var_os(variables::LINK);
         if let Some(link) = link.filter(|link| link == TCP || link == TCP_BETWEEN_NODES) {
             let config = Config::from_env_with(Links::Auto)?;
@@ -81,8 +83,12 @@ impl Process<AnyCarrier> {
                 true => Places::new(&nodes),
                 false => Places::new(&apart),
             };
+            let machine = match places.nodes() {
+                1 => machine("shm", true)?,
+                _ => machine("tcp", is_one_node)?,
+            };
             let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(&job, &config)?));
-            let joined = Process::join(carrier, rank, size, most, &places)?;
+            let joined = Process::join_on(carrier, (rank, size), most, &places, machine)?;
             return Ok(paced(joined, slots("tcp")?));
         }
         let mut config = Config::from_env()?;
@@ -106,8 +112,13 @@ impl Process<AnyCarrier> {
             protocol.min_timeout_ns = protocol.min_timeout_ns.max(least);
             protocol.max_timeout_ns = protocol.max_timeout_ns.max(protocol.min_timeout_ns);
         }
+        // All look, so that all say what is wrong with it; rank 0's counts.
+        let machine = match places.nodes() {
+            1 => machine("shm", true)?,
+            _ => machine(link, is_one_node)?,
+        };
         let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
-        let joined = Process::join(carrier, rank, size, most, &places)?;
+        let joined = Process::join_on(carrier, (rank, size), most, &places, machine)?;
         Ok(paced(joined, slots))
     }
 
@@ -121,23 +132,33 @@ impl Process<AnyCarrier> {
     }
 }
 
-/// What rank 0 says of tracing.
-#[derive(Clone, Copy, Debug)]
-struct Tracing {
-    /// Empty supersteps before the program's first.
+/// What rank 0 says to all, so that they decide alike.
+#[derive(Clone, Debug)]
+struct Agreed {
+    /// Empty supersteps before the program's first, for tracing.
     rounds: u32,
-    /// A number that only the files of this run have.
+    /// A number that only the trace files of this run have.
     run: u32,
+    /// What supersteps cost.
+    machine: Machine,
 }
 
-impl Tracing {
-    fn new(places: &Places) -> Tracing {
-        let is_wanted = dipole_node::trace_dir().is_some() && places.nodes() > 1;
-        Tracing {
-            rounds: u32::from(is_wanted) * CLOCK_ROUNDS,
+impl Agreed {
+    fn new(places: &Places, machine: Machine) -> Agreed {
+        let is_traced = dipole_node::trace_dir().is_some() && places.nodes() > 1;
+        Agreed {
+            rounds: u32::from(is_traced) * CLOCK_ROUNDS,
             run: rand::random(),
+            machine,
         }
     }
+}
+
+/// What supersteps by a link cost, as far as this user has measured it.
+fn machine(link: &str, is_one_node: bool) -> Result<Machine, Failure> {
+    let profile = Profile::load(link)?;
+    let cost = profile.map(|profile| profile.cost).unwrap_or_default();
+    Ok(Machine::of(&cost, is_one_node))
 }
 
 /// The slots that were found to be of use on a link.
@@ -165,34 +186,51 @@ impl<C: Carrier> Process<C> {
     /// # Errors
     /// A rank does not come.
     pub fn join(
-        mut carrier: C,
+        carrier: C,
         rank: u32,
         size: u32,
         most: Option<u32>,
         places: &Places,
     ) -> Result<Option<Process<C>>, Failure> {
+        Process::join_on(carrier, (rank, size), most, places, Machine::default())
+    }
+
+    /// The same, where supersteps cost what rank 0 gives here.
+    ///
+    /// # Errors
+    /// A rank does not come.
+    pub fn join_on(
+        mut carrier: C,
+        (rank, size): (u32, u32),
+        most: Option<u32>,
+        places: &Places,
+        machine: Machine,
+    ) -> Result<Option<Process<C>>, Failure> {
         let mut early = Vec::new();
-        let (taking_part, tracing) = match rank {
+        let (taking_part, agreed) = match rank {
             0 => {
-                let tracing = Tracing::new(places);
+                let agreed = Agreed::new(places, machine);
                 let taking_part = most.map_or(size, |most| most.clamp(1, size));
                 let head = Head {
                     total: taking_part,
-                    index: tracing.rounds,
-                    knowledge: tracing.run,
+                    index: agreed.rounds,
+                    knowledge: agreed.run,
                     ..Head::new(Kind::Start, 0)
                 };
+                let mut start = head.encode().to_vec();
+                // Numbers have no reason to fail; who reads none chooses as without a profile.
+                start.extend(serde_json::to_vec(&agreed.machine).unwrap_or_default());
                 for to in 1..size {
                     while !carrier.has_room()? {
                         early.extend(carrier.receive(LOOK)?);
                     }
-                    carrier.send(to, head.encode().to_vec())?;
+                    carrier.send(to, start.clone())?;
                 }
-                (taking_part, tracing)
+                (taking_part, agreed)
             }
             _ => {
-                let (wanted, tracing) = wait_start(&mut carrier, rank, &mut early)?;
-                (wanted.clamp(1, size), tracing)
+                let (wanted, agreed) = wait_start(&mut carrier, rank, &mut early)?;
+                (wanted.clamp(1, size), agreed)
             }
         };
         if rank >= taking_part {
@@ -206,7 +244,7 @@ impl<C: Carrier> Process<C> {
             part_with(&mut carrier, taking_part..size, &mut early)?;
         }
         let places = places.of_first(taking_part);
-        Process::meet(carrier, (rank, taking_part), &places, tracing, early).map(Some)
+        Process::meet(carrier, (rank, taking_part), &places, agreed, early).map(Some)
     }
 
     /// Opens shared memory with the ranks of this node, and waits for all others.
@@ -214,7 +252,7 @@ impl<C: Carrier> Process<C> {
         carrier: C,
         (rank, size): (u32, u32),
         places: &Places,
-        tracing: Tracing,
+        agreed: Agreed,
         early: Vec<(u32, C::Message)>,
     ) -> Result<Process<C>, Failure> {
         let ranks: Vec<u32> = places.mates(rank).collect();
@@ -230,14 +268,14 @@ impl<C: Carrier> Process<C> {
             let start = arenas.0 + which * arenas.1;
             Arena::new(start, start + arenas.1)
         };
-        let first = 1 + tracing.rounds;
+        let first = 1 + agreed.rounds;
         let who = Who {
             rank,
             size,
             nodes: u32::try_from(places.nodes()).unwrap_or(u32::MAX),
             leader: places.leader(rank),
             first,
-            run: tracing.run,
+            run: agreed.run,
             link: match places.nodes() {
                 1 => "shm",
                 _ => carrier.name(),
@@ -278,6 +316,7 @@ impl<C: Carrier> Process<C> {
             facts: Facts::default(),
             spread: Vec::new(),
             first,
+            machine: agreed.machine,
             trace,
         };
         let mut met = process.invite(early);
@@ -370,7 +409,7 @@ fn wait_start<C: Carrier>(
     carrier: &mut C,
     rank: u32,
     early: &mut Vec<(u32, C::Message)>,
-) -> Result<(u32, Tracing), Failure> {
+) -> Result<(u32, Agreed), Failure> {
     let mut patience = Patience::new();
     loop {
         let Some((from, message)) = carrier.receive(LOOK)? else {
@@ -379,12 +418,17 @@ fn wait_start<C: Carrier>(
             continue;
         };
         match Head::decode(&message) {
-            Some((head, _)) if head.kind == Kind::Start && from == 0 => {
-                let tracing = Tracing {
+            Some((head, body)) if head.kind == Kind::Start && from == 0 => {
+                let machine = match body {
+                    [] => Machine::default(),
+                    body => serde_json::from_slice(body).map_err(|_| Malformed)?,
+                };
+                let agreed = Agreed {
                     rounds: head.index.min(CLOCK_ROUNDS),
                     run: head.knowledge,
+                    machine,
                 };
-                return Ok((head.total, tracing));
+                return Ok((head.total, agreed));
             }
             Some((head, _)) if head.kind == Kind::Abort => {
                 return Err(Failure::Aborted { rank: from });

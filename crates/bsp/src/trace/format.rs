@@ -1,17 +1,30 @@
-//! The file of a rank's trace: a head, the places in the source, and blocks of records.
+//! The file of a rank's trace: a head, the places in the source, stacks of calls, and blocks of
+//! records.
 //!
 //! All numbers are little-endian. A record stays within its block, and counts once its block says
 //! that it is used so far: what a killed process has left is whole up to there. The blocks are used
 //! in turn; the one with the lowest sequence number is the oldest.
 
 use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::stacks::decode as decode_stacks;
+pub use super::stacks::{Frame, Module};
 
 /// Of files as written here. Others are not read.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the head.
 pub(super) const HEAD_BYTES: usize = 4096;
 /// Bytes of the places in the source.
 pub(super) const SITE_BYTES: usize = 64 << 10;
+/// Where the stacks begin, and their bytes.
+pub(super) const STACKS_AT: usize = HEAD_BYTES + SITE_BYTES;
+/// See there.
+pub(super) const STACK_BYTES: usize = 192 << 10;
+/// Where the blocks begin.
+pub(super) const BLOCKS_AT: usize = STACKS_AT + STACK_BYTES;
 /// Bytes of a block.
 pub(super) const BLOCK_BYTES: usize = 64 << 10;
 /// Bytes of a block before its records: its sequence number (0 while it is unused), and the bytes
@@ -26,7 +39,7 @@ const MOST_PEERS: usize = 1024;
 /// Stands for the peers that a record does not name.
 const OTHERS: u32 = u32::MAX;
 /// Bytes of a record without its peers.
-const FIXED_BYTES: usize = 2 * 4 + 6 * 8 + 6 * 4;
+const FIXED_BYTES: usize = 3 * 4 + 6 * 8 + 6 * 4;
 
 /// How a rank's program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +106,8 @@ pub struct Step {
     pub epoch: u32,
     /// Which of the file's sites ended it.
     pub site: u32,
+    /// Which of the file's stacks was seen there, counted from 1; 0 if none was.
+    pub stack: u32,
     /// When its computation began.
     pub began_ns: u64,
     /// When that ended: the call of `bsp_sync`.
@@ -150,6 +165,7 @@ impl Step {
         put32(into, 0);
         put32(into, self.epoch);
         put32(into, self.site);
+        put32(into, self.stack);
         for time in [
             self.began_ns,
             self.entered_ns,
@@ -190,6 +206,7 @@ impl Step {
         let mut step = Step {
             epoch: take32(at)?,
             site: take32(at)?,
+            stack: take32(at)?,
             began_ns: take64(at)?,
             entered_ns: take64(at)?,
             pack_ns: take64(at)?,
@@ -245,6 +262,10 @@ pub struct TraceFile {
     pub header: Header,
     /// Where supersteps end, by number.
     pub sites: Vec<Site>,
+    /// The files that the program's code was in.
+    pub modules: Vec<Module>,
+    /// From where supersteps were ended, the innermost call first.
+    pub stacks: Vec<Vec<Frame>>,
     /// The supersteps that are kept, oldest first.
     pub steps: Vec<Step>,
     /// True if older ones were overwritten.
@@ -268,13 +289,15 @@ impl TraceFile {
         if found != VERSION {
             return Err(TraceError::Version { found });
         }
-        let sites_at = HEAD_BYTES..HEAD_BYTES + SITE_BYTES;
-        let sites = bytes.get(sites_at.clone()).ok_or(short)?;
+        let sites = bytes.get(HEAD_BYTES..STACKS_AT).ok_or(short.clone())?;
+        let stacks = bytes.get(STACKS_AT..BLOCKS_AT).ok_or(short)?;
         let header = Header::decode(at).ok_or(TraceError::Damaged("its head"))?;
         let sites = decode_sites(sites).ok_or(TraceError::Damaged("its list of calls"))?;
+        let (modules, stacks) =
+            decode_stacks(stacks).ok_or(TraceError::Damaged("its list of stacks"))?;
         let mut damaged = 0;
         let mut blocks: Vec<(u64, Vec<Step>)> = Vec::new();
-        for block in bytes[sites_at.end..].chunks(BLOCK_BYTES) {
+        for block in bytes[BLOCKS_AT..].chunks(BLOCK_BYTES) {
             let mut at = block;
             let (Some(sequence), Some(used)) = (take64(&mut at), take64(&mut at)) else {
                 damaged += 1;
@@ -289,7 +312,12 @@ impl TraceFile {
             let mut is_whole = used <= at.len();
             while !records.is_empty() {
                 match take_record(&mut records) {
-                    Some(step) if (step.site as usize) < sites.len() => steps.push(step),
+                    Some(step)
+                        if (step.site as usize) < sites.len()
+                            && step.stack as usize <= stacks.len() =>
+                    {
+                        steps.push(step);
+                    }
                     _ => {
                         is_whole = false;
                         break;
@@ -310,11 +338,55 @@ impl TraceFile {
         Ok(TraceFile {
             header,
             sites,
+            modules,
+            stacks,
             steps,
             is_wrapped,
             damaged_blocks: damaged,
         })
     }
+}
+
+impl TraceFile {
+    /// Reads a file's head and its newest block alone: of a program that runs, what it did last.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn newest(path: &Path) -> Result<TraceFile, ReadError> {
+        let file = File::open(path)?;
+        let mut bytes = vec![0; BLOCKS_AT];
+        let mut read = 0;
+        while read < bytes.len() {
+            match file.read_at(&mut bytes[read..], read as u64)? {
+                0 => break,
+                count => read += count,
+            }
+        }
+        bytes.truncate(read);
+        let mut newest = (0, 0);
+        for at in (BLOCKS_AT as u64..file.metadata()?.len()).step_by(BLOCK_BYTES) {
+            let mut head = [0; 8];
+            file.read_exact_at(&mut head, at)?;
+            newest = newest.max((u64::from_le_bytes(head), at));
+        }
+        if newest.0 > 0 {
+            let mut block = vec![0; BLOCK_BYTES];
+            file.read_exact_at(&mut block, newest.1)?;
+            bytes.extend(block);
+        }
+        Ok(TraceFile::parse(&bytes)?)
+    }
+}
+
+/// Why a file's newest block is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It cannot be read.
+    #[error("it cannot be read: {0}")]
+    File(#[from] std::io::Error),
+    /// It is no trace.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
 }
 
 fn take_record(records: &mut &[u8]) -> Option<Step> {
@@ -439,31 +511,31 @@ pub fn is_trace_name(name: &str) -> bool {
 pub(super) const MOST_RECORD_BYTES: usize = 4 + FIXED_BYTES + 3 * 12 * MOST_PEERS;
 
 /// The front of a text that is longer than `most` bytes.
-fn front(text: &str, most: usize) -> &str {
+pub(super) fn front(text: &str, most: usize) -> &str {
     let ends = (0..=most.min(text.len())).rev();
     let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]
 }
 
-fn narrow(length: usize) -> u32 {
+pub(super) fn narrow(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }
 
-fn put32(into: &mut Vec<u8>, value: u32) {
+pub(super) fn put32(into: &mut Vec<u8>, value: u32) {
     into.extend_from_slice(&value.to_le_bytes());
 }
 
-fn put64(into: &mut Vec<u8>, value: u64) {
+pub(super) fn put64(into: &mut Vec<u8>, value: u64) {
     into.extend_from_slice(&value.to_le_bytes());
 }
 
-fn take32(bytes: &mut &[u8]) -> Option<u32> {
+pub(super) fn take32(bytes: &mut &[u8]) -> Option<u32> {
     let (value, rest) = bytes.split_first_chunk()?;
     *bytes = rest;
     Some(u32::from_le_bytes(*value))
 }
 
-fn take64(bytes: &mut &[u8]) -> Option<u64> {
+pub(super) fn take64(bytes: &mut &[u8]) -> Option<u64> {
     let (value, rest) = bytes.split_first_chunk()?;
     *bytes = rest;
     Some(u64::from_le_bytes(*value))
@@ -506,7 +578,7 @@ mod tests {
         site.encode(&mut sites);
         put32(&mut bytes, narrow(sites.len()));
         bytes.extend(sites);
-        bytes.resize(HEAD_BYTES + SITE_BYTES, 0);
+        bytes.resize(BLOCKS_AT, 0);
         for (sequence, steps) in blocks {
             let start = bytes.len();
             let mut records = Vec::new();
@@ -533,7 +605,7 @@ mod tests {
             let [began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns, apply_ns] = times;
             let [repeats, prods, stalls] = counts;
             Step {
-                epoch: 0, site: 0, began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns,
+                epoch: 0, site: 0, stack: 0, began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns,
                 apply_ns, repeats, prods, stalls, put, got, waits,
             }
         }
@@ -564,8 +636,8 @@ mod tests {
 
         #[test]
         fn damage_loses_no_more_than_it_hits_and_never_panics(
-            steps in vec(step(), 1..9), at in 0..HEAD_BYTES + SITE_BYTES + 2000, byte: u8,
-            end in 0..HEAD_BYTES + SITE_BYTES + BLOCK_BYTES,
+            steps in vec(step(), 1..9), at in 0..BLOCKS_AT + 2000, byte: u8,
+            end in 0..BLOCKS_AT + BLOCK_BYTES,
         ) {
             let whole = file(&[(1, numbered(steps.clone(), 0))]);
             let _cut = TraceFile::parse(&whole[..end]);
@@ -599,7 +671,7 @@ mod tests {
         assert!(error(b"").contains("no trace") && error(b"hello").contains("no trace"));
         let mut newer = file(&[]);
         newer[8] = 9;
-        assert!(error(&newer).contains("has version 9, known is 1"));
+        assert!(error(&newer).contains("has version 9, known is 2"));
         assert!(error(&newer[..9]).contains("cut short"));
         assert!(error(&file(&[])[..5000]).contains("cut short after 5000 bytes"));
     }

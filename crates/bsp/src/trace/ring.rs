@@ -8,11 +8,9 @@ use std::sync::atomic::Ordering;
 use dipole_link::window::{Source, Window};
 
 use super::format::{
-    BLOCK_BYTES, BLOCK_HEAD_BYTES, HEAD_BYTES, Header, SITE_BYTES, STATE_AT, Site, State, Step,
-    file_name,
+    BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCKS_AT, HEAD_BYTES, Header, SITE_BYTES, STACK_BYTES,
+    STACKS_AT, STATE_AT, Site, State, Step, file_name,
 };
-
-const BLOCKS_AT: usize = HEAD_BYTES + SITE_BYTES;
 
 /// See the module.
 #[derive(Debug)]
@@ -24,6 +22,8 @@ pub(super) struct Ring {
     used: usize,
     /// Bytes of sites, behind the word that tells it.
     site_bytes: usize,
+    /// Bytes of stacks, likewise.
+    stack_bytes: usize,
     record: Vec<u8>,
 }
 
@@ -58,6 +58,7 @@ impl Ring {
             sequence: 0,
             used: BLOCK_BYTES,
             site_bytes: 0,
+            stack_bytes: 0,
             record: Vec::new(),
         })
     }
@@ -66,16 +67,28 @@ impl Ring {
     pub(super) fn add_site(&mut self, site: &Site) -> bool {
         let mut bytes = Vec::new();
         site.encode(&mut bytes);
-        if self.site_bytes + bytes.len() > SITE_BYTES - 4 {
-            return false;
+        let used = self.append(HEAD_BYTES, SITE_BYTES, self.site_bytes, &bytes);
+        self.site_bytes = used.unwrap_or(self.site_bytes);
+        used.is_some()
+    }
+
+    /// Adds encoded stacks or modules; false if there is no room.
+    pub(super) fn add_stack(&mut self, bytes: &[u8]) -> bool {
+        let used = self.append(STACKS_AT, STACK_BYTES, self.stack_bytes, bytes);
+        self.stack_bytes = used.unwrap_or(self.stack_bytes);
+        used.is_some()
+    }
+
+    /// Adds to one of the lists; how much is used then, if there is room.
+    fn append(&self, list_at: usize, room: usize, used: usize, bytes: &[u8]) -> Option<usize> {
+        if used + bytes.len() > room - 4 {
+            return None;
         }
-        let at = HEAD_BYTES + 4 + self.site_bytes;
-        self.window.write(at, Source::from(&bytes[..]));
-        self.site_bytes += bytes.len();
-        let used = u32::try_from(self.site_bytes).unwrap_or(0);
-        let word = self.window.half_word(HEAD_BYTES);
-        word.store(used.to_le(), Ordering::Release);
-        true
+        self.window.write(list_at + 4 + used, Source::from(bytes));
+        let used = used + bytes.len();
+        let word = self.window.half_word(list_at);
+        word.store(u32::try_from(used).ok()?.to_le(), Ordering::Release);
+        Some(used)
     }
 
     /// Adds a record, over the oldest if there is no other room.
@@ -164,6 +177,9 @@ mod tests {
         let first = trace.steps[0].epoch;
         let epochs = trace.steps.iter().map(|step| step.epoch);
         assert!(epochs.eq(first..4000));
+        let newest = TraceFile::newest(&within.join(file_name(3))).expect("a trace");
+        let last = newest.steps.last().map(|step| step.epoch);
+        assert!(last == Some(3999) && newest.steps.len() < trace.steps.len());
         ring.close(State::Ended);
         assert_eq!(read().header.state, State::Ended);
         let mut other = Ring::create(&within, &header(), 1).expect("in its place");

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::format::{Header, Site, State, Step};
 use super::ring::Ring;
+use super::stacks::Stacks;
 use crate::call::Call;
 
 /// Blocks of a file: 16 MiB, of 100 000 supersteps with few peers.
@@ -73,6 +74,7 @@ pub(crate) struct Tracer {
     /// The call noted last, by the addresses of its texts, and its number.
     last: (Call, u32),
     sites: FxHashMap<Site, u32>,
+    stacks: Stacks,
 }
 
 /// What a process is, for the head of its file.
@@ -141,6 +143,7 @@ impl Tracer {
             counters: (0, 0),
             last: (Call::default(), 0),
             sites: FxHashMap::default(),
+            stacks: Stacks::new(begun_ns),
         }))
     }
 
@@ -200,6 +203,8 @@ impl Tracer {
         self.phase(Phase::Pack);
         self.step.epoch = epoch;
         self.step.site = self.site(call);
+        let now_ns = self.since_ns;
+        self.step.stack = self.stacks.here(self.step.site, now_ns, &mut self.ring);
         let grown = |now: u64, then: u64| u32::try_from(now - then.min(now)).unwrap_or(u32::MAX);
         self.step.repeats = grown(counters.0, self.counters.0);
         self.step.prods = grown(counters.1, self.counters.1);
@@ -219,7 +224,8 @@ impl Tracer {
             *time = 0;
         }
         step.stalls = 0;
-        step.began_ns = self.since_ns;
+        // Looking at the stack is no computation of the program's.
+        step.began_ns = self.since_ns + self.stacks.looked_ns();
     }
 
     fn site(&mut self, call: Call) -> u32 {

@@ -8,6 +8,7 @@ numbers! { c_int:
     FI_WAIT_NONE = 0;
     FI_WAIT_UNSPEC = 1;
     FI_WAIT_FD = 3;
+    FI_WAIT_MUTEX_COND = 4;
     FI_WAIT_YIELD = 5;
     FI_CQ_FORMAT_UNSPEC = 0;
     FI_CQ_FORMAT_CONTEXT = 1;
@@ -16,6 +17,8 @@ numbers! { c_int:
     FI_CQ_FORMAT_TAGGED = 4;
 }
 
+/// `FI_MR_COMPLETE`
+pub const FI_MR_COMPLETE: u32 = 4;
 /// `FI_AV_COMPLETE`
 pub const FI_AV_COMPLETE: u32 = 5;
 

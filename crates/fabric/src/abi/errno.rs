@@ -26,6 +26,8 @@ pub const FI_ECONNABORTED: i32 = libc::ECONNABORTED;
 pub const FI_EACCES: i32 = libc::EACCES;
 /// Withdrawn by its owner.
 pub const FI_ECANCELED: i32 = libc::ECANCELED;
+/// No descriptors are left.
+pub const FI_EMFILE: i32 = libc::EMFILE;
 /// The time is over.
 pub const FI_ETIMEDOUT: i32 = libc::ETIMEDOUT;
 /// A buffer is too short for what goes there.

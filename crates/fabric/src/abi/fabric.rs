@@ -46,6 +46,7 @@ flags! {
     FI_SELECTIVE_COMPLETION = 59;
     FI_DIRECTED_RECV = 59;
     FI_CLAIM = 59;
+    FI_REG_MR = 59;
     FI_ORDER_SAS = 8;
     FI_PROV_ATTR_ONLY = 54;
 }

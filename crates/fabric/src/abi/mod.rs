@@ -15,14 +15,6 @@ pub mod prov;
 pub mod rma;
 pub mod tagged;
 
-/// A call that this provider does not offer: whatever its arguments are, it returns
-/// -`FI_ENOSYS`.
+/// A call that this provider does not offer: whatever its arguments are, it uses none of them and
+/// returns -`FI_ENOSYS`.
 pub type Missing = unsafe extern "C" fn() -> isize;
-
-/// See [`Missing`].
-///
-/// # Safety
-/// None is needed: it uses nothing of what it is given.
-pub unsafe extern "C" fn missing() -> isize {
-    -(errno::FI_ENOSYS as isize)
-}

@@ -79,7 +79,7 @@ unsafe fn pieces(Vector(vector, count): Vector, size: usize) -> Result<Pieces, F
         place.iov_len = ioc.count.checked_mul(size).ok_or(Failure(FI_EINVAL))?;
     }
     // SAFETY: the contract is the same.
-    unsafe { Pieces::many(bytes.as_ptr(), count) }
+    unsafe { Pieces::many(bytes.as_ptr(), count)?.somewhere() }
 }
 
 /// Asks for an operation.

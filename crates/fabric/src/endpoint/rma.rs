@@ -103,7 +103,7 @@ unsafe extern "C" fn read(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and memory that is its until the operation completes.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
         let there = There { peer, offset, key };
         ep.read(local, there, context, ep.transmit.flags())
     })
@@ -121,7 +121,7 @@ unsafe extern "C" fn readv(
 ) -> isize {
     call(|| {
         // SAFETY: as in `read`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?.somewhere()?) };
         let there = There { peer, offset, key };
         ep.read(local, there, context, ep.transmit.flags())
     })
@@ -137,7 +137,7 @@ unsafe fn asked<'a>(message: *const MsgRma) -> Result<(Pieces, There, &'a MsgRma
     // SAFETY: as many as the struct says.
     let (local, there) = unsafe {
         (
-            Pieces::many(message.msg_iov, message.iov_count)?,
+            Pieces::many(message.msg_iov, message.iov_count)?.somewhere()?,
             given(message.rma_iov),
         )
     };
@@ -171,7 +171,7 @@ unsafe extern "C" fn write(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and memory that stays until the operation completes.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
         let there = There { peer, offset, key };
         ep.write(local, there, None, context, ep.as_usual())
     })
@@ -189,7 +189,7 @@ unsafe extern "C" fn writev(
 ) -> isize {
     call(|| {
         // SAFETY: as in `write`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?.somewhere()?) };
         let there = There { peer, offset, key };
         ep.write(local, there, None, context, ep.as_usual())
     })
@@ -215,7 +215,7 @@ unsafe extern "C" fn inject(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and memory that is read during the call.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
         let there = There { peer, offset, key };
         ep.write(local, there, None, ptr::null_mut(), (FI_INJECT, false))
     })
@@ -234,7 +234,7 @@ unsafe extern "C" fn writedata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `write`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
         let there = There { peer, offset, key };
         ep.write(local, there, Some(data), context, ep.as_usual())
     })
@@ -251,7 +251,7 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `inject`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
         let there = There { peer, offset, key };
         ep.write(
             local,

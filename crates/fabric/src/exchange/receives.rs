@@ -1,12 +1,14 @@
 //! Receives of the program, and messages that found none.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dipole_node::{Message, RegionKey, SendError};
+use dipole_node::{Address, Arriving, Message, Reader, RegionKey, SendError};
 
 use super::{Entry, Exchange, Pending, Sending, address, failed};
 use crate::abi::errno::{FI_ECANCELED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
 use crate::abi::fabric::{FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_TAGGED};
+use crate::completion::Sinks;
 use crate::guard::Failure;
 use crate::matching::{Matcher, Posted, Wanted};
 use crate::memory::{Lent, Pieces};
@@ -182,6 +184,59 @@ pub(super) struct Fetch {
     receive: Receive,
     /// Where the gets put it.
     memory: Vec<Lent>,
+}
+
+/// Takes messages as they come: those that a receive waits for where they lie, others to be seen
+/// to when the poll is over.
+pub(super) struct Taker<'a> {
+    pub(super) tagged: &'a mut Matcher<Receive, Arrived>,
+    pub(super) untagged: &'a mut Matcher<Receive, Arrived>,
+    pub(super) sinks: &'a Sinks,
+    pub(super) arrived: &'a mut VecDeque<Message>,
+}
+
+impl Reader for Taker<'_> {
+    #[inline]
+    fn read(&mut self, source: Address, message: &Arriving<'_>) -> bool {
+        // None may be taken before those that came before it.
+        if !self.arrived.is_empty() || message.len() < HEAD_BYTES {
+            return false;
+        }
+        let mut head = [0; HEAD_BYTES];
+        message.copy(0..HEAD_BYTES, &mut head);
+        let Some((head, _)) = Head::decode(&head) else {
+            return false;
+        };
+        if head.kind != Kind::Message {
+            return false;
+        }
+        let matcher = match head.is_tagged {
+            true => &mut self.tagged,
+            false => &mut self.untagged,
+        };
+        let from = number(source);
+        let Some(token) = matcher.find(from, head.tag) else {
+            return false;
+        };
+        let Some(receive) = matcher.receive_mut(token) else {
+            return false;
+        };
+        if receive.multi.is_some() {
+            return false;
+        }
+        let length = message.len() - HEAD_BYTES;
+        receive.to.fill_with(length, |range, place| {
+            message.copy(HEAD_BYTES + range.start..HEAD_BYTES + range.end, place);
+        });
+        let entry = receive.entry(&head, length, from);
+        self.sinks.complete(receive.notify, entry);
+        drop(matcher.withdraw(token));
+        true
+    }
+
+    fn take(&mut self, message: Message) {
+        self.arrived.push_back(message);
+    }
 }
 
 impl Exchange {
@@ -456,7 +511,8 @@ impl Exchange {
         while let Some((number, get)) = self.delayed.pop_front() {
             let offset = get.offset as u64;
             let into = get.into.memory.clone();
-            let posted = self.edge(address(get.from), None).and_then(|edge| {
+            let posted = self.edge(address(get.from), None).and_then(|way| {
+                let edge = &way.edge;
                 let posted = edge.post_get(RegionKey(get.key), offset, into, number);
                 match posted {
                     Err(SendError::Full { .. }) => Ok(false),

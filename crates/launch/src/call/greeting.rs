@@ -18,7 +18,7 @@ pub const GREETING_BYTES: usize = 26;
 pub const PROOF_BYTES: usize = 48;
 
 const MAGIC: [u8; 8] = *b"dipole\x1a\n";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const STATUS_AT: usize = 9;
 const NUMBER_AT: usize = 10;
 const NUMBER_BYTES: usize = GREETING_BYTES - NUMBER_AT;

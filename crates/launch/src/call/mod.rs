@@ -5,15 +5,15 @@
 
 mod channel;
 mod greeting;
+mod standing;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use channel::{Channel, Frame, MAX_CHUNK_BYTES, Receiver, Sender};
 pub use greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, verify};
+pub use standing::{Standing, send_keepalives, watch_standing};
 
 /// A caller's request for work.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,23 +41,8 @@ pub enum Answer {
     },
 }
 
-/// How often each end of an accepted call sends a keepalive.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
 /// How long an end may be silent before its machine is taken for gone.
 ///
 /// The kernel's keepalives would not do: they cannot tell a machine that is gone from one whose
 /// program is not reading at the moment.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(30);
-
-/// Sends keepalives, on a thread of its own, until sending fails.
-pub fn send_keepalives<W: Write + Send + 'static>(sender: Arc<Mutex<Sender<W>>>) {
-    std::thread::spawn(move || {
-        loop {
-            std::thread::sleep(KEEPALIVE_EVERY);
-            let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
-            if sender.send(&Frame::Alive).is_err() {
-                return;
-            }
-        }
-    });
-}

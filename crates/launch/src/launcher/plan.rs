@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use dipole_naming::environment::default_runtime_dir;
 use dipole_naming::key::random_bytes;
-use dipole_node::hosts::Host;
 use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
+use crate::host::Contact;
 use crate::message::{RankStart, Secret, Start};
 use crate::{HostsFile, Program, RunArgs, RunError};
 
@@ -27,8 +27,8 @@ pub(super) struct Plan {
     directory_required: bool,
     /// The text of the hosts file, if there is one.
     hosts: Option<String>,
-    /// The digits of the cluster key.
-    key: Option<String>,
+    /// The cluster key, if ranks get it from here. It follows its file.
+    key: Option<ClusterKey>,
 }
 
 impl Plan {
@@ -53,7 +53,7 @@ impl Plan {
             environment.insert(name.to_owned(), value.into());
         }
         // Whoever passes the variable itself on means a file that each host has.
-        let key = hosts.key.as_ref().map(ClusterKey::text);
+        let key = hosts.key.clone();
         let key = key.filter(|_| !environment.contains_key(variables::KEY));
         Ok(Plan {
             commands: args
@@ -75,8 +75,14 @@ impl Plan {
         })
     }
 
+    /// What the key's file holds now.
+    pub(super) fn key(&self) -> Option<String> {
+        self.key.as_ref().map(ClusterKey::text)
+    }
+
     /// What the shim of a host must know to start these ranks for the n-th time, from 0.
-    pub(super) fn start(&self, host: &Host, ranks: Vec<u32>, restarts: u32) -> Start {
+    pub(super) fn start(&self, contact: &Contact, ranks: Vec<u32>, restarts: u32) -> Start {
+        let host = &contact.host;
         let mut environment = self.environment.clone();
         let mut set = |name: &str, value: OsString| environment.insert(name.to_owned(), value);
         set("DIPOLE_NID", host.node.to_string().into());
@@ -99,7 +105,10 @@ impl Plan {
             directory: self.directory.clone(),
             directory_required: self.directory_required,
             hosts: self.hosts.clone(),
-            key: self.key.clone().map(Secret),
+            // Whoever called an agent has seen that it has a key, but not that it has each key
+            // that is taken at the moment: an agent's ranks use its own file.
+            key: self.key().filter(|_| !contact.by_agent).map(Secret),
+            keeps_key: contact.by_agent && self.key.is_some(),
         }
     }
 }

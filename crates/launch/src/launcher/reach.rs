@@ -145,6 +145,7 @@ impl Launch {
                     self.skip(index, &reason, failed);
                 }
             }
+            HostEvent::ByAgent(index) => self.is_reached_by_agent(index),
             HostEvent::Ended(index, reason) => {
                 let contact = self.contacts.get(&index);
                 if contact.is_some_and(|contact| contact.state != State::Gone) {
@@ -160,6 +161,12 @@ impl Launch {
             }
             HostEvent::StderrLine(index, line) => self.on_stderr(index, &line),
             HostEvent::Message(..) => {}
+        }
+    }
+
+    pub(super) fn is_reached_by_agent(&mut self, index: usize) {
+        if let Some(contact) = self.contacts.get_mut(&index) {
+            contact.by_agent = true;
         }
     }
 
@@ -201,7 +208,7 @@ impl Launch {
             }
             self.running
                 .extend(ranks.iter().map(|rank| (*rank, *index)));
-            let start = plan.start(&contact.host, ranks, 0);
+            let start = plan.start(contact, ranks, 0);
             contact.send(Down::Start(Box::new(start)));
         }
         self.forward_input();

@@ -86,7 +86,7 @@ impl Launch {
             return;
         }
         contact.state = State::Ready;
-        let start = plan.start(&contact.host, due.ranks.clone(), due.restarts);
+        let start = plan.start(contact, due.ranks.clone(), due.restarts);
         contact.send(Down::Start(Box::new(start)));
         let host = contact.host.to_string();
         self.running

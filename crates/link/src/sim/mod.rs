@@ -191,6 +191,12 @@ impl Network {
         self.lock().advance(now_ns);
     }
 
+    /// Addresses that frames have reached since the last call, each once.
+    #[must_use]
+    pub fn take_arrivals(&self) -> Vec<SocketAddr> {
+        self.lock().take_arrivals()
+    }
+
     /// Frames that wait at this address, to be polled.
     #[must_use]
     pub fn waiting(&self, address: SocketAddr) -> usize {

@@ -60,6 +60,8 @@ struct Interface {
 struct Socket {
     port: u64,
     queue: VecDeque<Frame>,
+    /// It stands in the list of arrivals.
+    is_listed: bool,
 }
 
 /// By which interface a frame leaves: the one on the network of its destination.
@@ -83,6 +85,8 @@ pub(super) struct State {
     /// By their times; equal times in the order of sending.
     events: BTreeMap<(u64, u64), Event>,
     sockets: FxHashMap<SocketAddr, Socket>,
+    /// Sockets that something has reached since somebody last asked, each once.
+    arrivals: Vec<SocketAddr>,
     paths: FxHashMap<(IpAddr, IpAddr), PathState>,
     interfaces: FxHashMap<IpAddr, Interface>,
     bus: Option<Bus<Frame>>,
@@ -101,6 +105,7 @@ impl State {
             next_port: 1,
             events: BTreeMap::new(),
             sockets: FxHashMap::default(),
+            arrivals: Vec::new(),
             paths: FxHashMap::default(),
             interfaces: FxHashMap::default(),
             spare: Vec::new(),
@@ -124,6 +129,7 @@ impl State {
                 Socket {
                     port,
                     queue: VecDeque::new(),
+                    is_listed: false,
                 },
             );
         }
@@ -134,6 +140,9 @@ impl State {
     pub(super) fn detach(&mut self, port: u64) {
         let own = self.sockets.extract_if(|_, socket| socket.port == port);
         let waiting: Vec<Frame> = own.flat_map(|(_, socket)| socket.queue).collect();
+        let sockets = &self.sockets;
+        self.arrivals
+            .retain(|address| sockets.contains_key(address));
         for frame in waiting {
             self.drop_frame(frame, DropReason::Detached);
         }
@@ -350,7 +359,12 @@ impl State {
             Some(socket) if socket.queue.len() >= most => {
                 self.drop_frame(frame, DropReason::ReceiveQueue);
             }
-            Some(socket) => socket.queue.push_back(frame),
+            Some(socket) => {
+                if !std::mem::replace(&mut socket.is_listed, true) {
+                    self.arrivals.push(frame.to);
+                }
+                socket.queue.push_back(frame);
+            }
         }
     }
 
@@ -387,6 +401,15 @@ impl State {
                 into.push((class, frame));
             }
         }
+    }
+
+    pub(super) fn take_arrivals(&mut self) -> Vec<SocketAddr> {
+        for address in &self.arrivals {
+            if let Some(socket) = self.sockets.get_mut(address) {
+                socket.is_listed = false;
+            }
+        }
+        std::mem::take(&mut self.arrivals)
     }
 
     pub(super) fn waiting(&self, address: SocketAddr) -> usize {

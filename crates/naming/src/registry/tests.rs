@@ -112,6 +112,23 @@ fn a_claim_is_found_with_its_ports_and_gone_when_dropped() {
 }
 
 #[test]
+fn an_endpoint_is_opened_before_anybody_finds_it_and_only_by_who_gets_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = registry(folder.path());
+    let first = registry.register(ports(1)).unwrap();
+    let found = || registry.lookup(EndpointId(7)).unwrap().is_some();
+    let mut opened = Vec::new();
+    let held = first.claim_and_open(EndpointId(7), || opened.push(found()));
+    assert_eq!(opened, [false]);
+    assert!(found());
+    let second = registry.register(ports(2)).unwrap();
+    let refused = second.claim_and_open(EndpointId(7), || opened.push(found()));
+    assert!(refused.is_err());
+    assert_eq!(opened, [false]);
+    drop(held);
+}
+
+#[test]
 fn a_taken_endpoint_names_its_holder() {
     let folder = tempfile::tempdir().unwrap();
     let registry = registry(folder.path());

@@ -40,6 +40,10 @@ const MAX_SENDS_PER_READING: u32 = 4096;
 const MAX_UNSTEPPED: u32 = 256;
 /// Looks that found packets and took only these between two looks at everything else.
 const MAX_FOUND: u32 = 16;
+/// Looks at shared memory, one after the other, of those who never wait.
+const GLANCES: u32 = 8;
+/// Looks at the network of those who never wait, of which one is at everything.
+const TURNS_PER_STEP: u32 = 4;
 /// Steps that a thread takes at most to arm for those who sleep.
 const MAX_STEPS_TO_ARM: u32 = 64;
 /// When a wait is first worth a warning.
@@ -96,6 +100,8 @@ pub(super) struct State<S> {
     unstepped: u32,
     /// Looks in a row that took only the packets they found.
     found: u32,
+    /// Looks at the network of those who never wait.
+    turns: u32,
     /// Waits and sends, to see whether there are any.
     pub(super) calls: u32,
     ticked: Instant,
@@ -140,6 +146,7 @@ impl<S: Stepper> Driver<S> {
                 progress: Progress::new(now),
                 unstepped: 0,
                 found: 0,
+                turns: 0,
                 calls: 0,
                 ticked: now,
                 sends_unseen: 0,
@@ -308,25 +315,73 @@ impl<S: Stepper> Driver<S> {
         result
     }
 
-    /// What `want` finds of what has come and of what lies in shared memory; nobody looks at
-    /// the network.
-    pub(crate) fn glance<W: Want<S>>(&self, mut want: W) -> Option<W::Got> {
+    /// What `want` finds of what has come and of what lies in shared memory, without a wait.
+    /// Looks at the network only if it is to.
+    #[inline]
+    pub(crate) fn glance<W: Want<S>>(
+        &self,
+        at_network: bool,
+        mut want: W,
+    ) -> io::Result<Option<W::Got>> {
         let mut state = self.lock();
         state.calls = state.calls.wrapping_add(1);
-        let last = state.last;
-        state.stepper.flush_deferred();
-        let mut result = want.attempt(&mut state.stepper, last);
-        if result.is_none() {
-            result = match want.poll_memory(&mut state.stepper) {
-                Polled::Got(got) => Some(got),
-                Polled::Came => want.attempt(&mut state.stepper, last),
-                Polled::Nothing => None,
-            };
+        if at_network {
+            state.unstepped += 1;
+            if state.unstepped >= MAX_UNSTEPPED {
+                self.step_for_others(&mut state)?;
+            }
         }
-        self.publish(&mut state, last);
+        let mut now = state.last;
+        state.stepper.flush_deferred();
+        let mut result = want.attempt(&mut state.stepper, now);
+        if result.is_none() {
+            // Whoever asks will ask again: a message that comes meanwhile is there sooner.
+            let glances = if at_network { 1 } else { GLANCES };
+            for _ in 0..glances {
+                match want.poll_memory(&mut state.stepper) {
+                    Polled::Got(got) => result = Some(got),
+                    Polled::Came => result = want.attempt(&mut state.stepper, now),
+                    Polled::Nothing => continue,
+                }
+                break;
+            }
+        }
+        if result.is_none() && at_network {
+            state.turns = state.turns.wrapping_add(1);
+            let is_due = state.turns.is_multiple_of(TURNS_PER_STEP);
+            if is_due || !state.stepper.expects_memory() {
+                now = self.clock.now();
+                self.glance_at_network(&mut state, now, is_due)?;
+                result = want.attempt(&mut state.stepper, now);
+            }
+        }
+        self.publish(&mut state, now);
         let (state, _) = self.run_work(state, None, Busy::Otherwise, &mut || ());
         self.leave(state);
-        result
+        Ok(result)
+    }
+
+    /// Takes what lies in the small port, or looks at everything if that is due.
+    fn glance_at_network(
+        &self,
+        state: &mut State<S>,
+        now: Instant,
+        is_due: bool,
+    ) -> io::Result<()> {
+        let State { stepper, found, .. } = state;
+        let is_found = !stepper.expects_memory() && stepper.look(now, 1)?;
+        if is_found && *found < MAX_FOUND {
+            *found += 1;
+            stepper.take_found(now)?;
+        } else if is_found || is_due || stepper.expects_bulk() {
+            *found = 0;
+            state.unstepped = 0;
+            stepper.step(now, false)?;
+            state.progress.stepped(now);
+        }
+        state.last = now;
+        self.tick_if_due(state, now);
+        Ok(())
     }
 
     /// Bounds how long connection events and packets wait while one thread always

@@ -36,6 +36,10 @@ pub(crate) trait Stepper {
     /// [`step`](Self::step) must.
     fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool>;
 
+    /// True while much comes elsewhere than in the small port: only [`step`](Self::step) looks
+    /// there.
+    fn expects_bulk(&self) -> bool;
+
     /// Takes what [`look`](Self::look) has found, sends what that asks for, and leaves all
     /// else to the next step.
     fn take_found(&mut self, now: Instant) -> io::Result<bool>;

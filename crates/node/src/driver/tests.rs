@@ -95,6 +95,10 @@ impl Stepper for Mailbox {
         false
     }
 
+    fn expects_bulk(&self) -> bool {
+        false
+    }
+
     /// As if packets came in the small port alone.
     fn look(&mut self, _now: Instant, _calls: u32) -> io::Result<bool> {
         Ok(true)

@@ -74,7 +74,7 @@ impl Inner {
     ) -> Result<(), SendError> {
         let sent = self.driver.sending(|state, clock| {
             let (engine, edges, _) = state.parts();
-            edges.send_fast(engine, id, content, clock)
+            edges.send_fast(engine, id, content, false, clock)
         });
         if sent.map_err(SendError::Broken)? {
             return Ok(());

@@ -120,6 +120,12 @@ impl PacketPort {
         Ok(false)
     }
 
+    /// True while bulk comes.
+    #[inline]
+    pub(super) fn expects_bulk(&self) -> bool {
+        !self.is_bulk_quiet()
+    }
+
     /// Takes what [`look`](Self::look) has found.
     #[inline]
     pub(super) fn take_found(&mut self, now: Instant, core: &mut Core) -> io::Result<bool> {

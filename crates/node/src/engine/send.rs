@@ -623,7 +623,7 @@ impl Engine {
     }
 
     /// Queues all frames that are being filled.
-    pub(super) fn flush_all(&mut self) {
+    pub(crate) fn flush_all(&mut self) {
         let core = &mut self.core;
         if core.packer.has_open_frames() {
             core.packer.flush_all(&mut core.machine);

@@ -28,6 +28,7 @@ use crate::Message;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::driver::{Polled, WaitKey};
 use crate::inbox::{Charge, Origin};
+use crate::reader::{Arriving, Reader};
 pub(crate) use long::LongId;
 pub(super) use long::LongNews;
 use long::{Fetches, OutgoingLong};
@@ -349,10 +350,49 @@ impl SharedMemory {
         core: &mut Core,
         reader: Option<u32>,
     ) -> Polled<Message> {
+        let mut handed = None;
+        let came = self.poll_with(now, core, &mut |core, from, number, payload| {
+            if let Some(reader) = reader
+                && handed.is_none()
+            {
+                handed = hand_over(core, now, from, (number, reader), payload);
+                return handed.is_some();
+            }
+            false
+        });
+        polled(came, handed)
+    }
+
+    /// Takes what has come. Messages of an endpoint go to its reader as long as none waits in the
+    /// inbox: how many.
+    #[inline]
+    pub(super) fn poll_to(
+        &mut self,
+        now: Instant,
+        core: &mut Core,
+        (endpoint, reader): (u32, &mut impl Reader),
+    ) -> Polled<usize> {
+        let mut read = 0;
+        let came = self.poll_with(now, core, &mut |core, from, number, payload| {
+            let is_read = read_there(core, now, from, (number, endpoint), payload, reader);
+            read += usize::from(is_read);
+            is_read
+        });
+        polled(came, (read > 0).then_some(read))
+    }
+
+    /// Takes what has come; true if anything has. `hand` takes a message, or leaves it to its
+    /// inbox.
+    #[inline]
+    fn poll_with(
+        &mut self,
+        now: Instant,
+        core: &mut Core,
+        hand: &mut impl FnMut(&mut Core, (PeerId, NodeId), u32, &Payload<'_>) -> bool,
+    ) -> bool {
         let connections = &mut self.connections;
         let node = NodeId(self.own.node);
         let mut broken = None;
-        let mut handed = None;
         let taken = self.hub.poll(POLL_LIMIT, &mut |id, word, payload| {
             let Some(found) = find_mut(connections, id) else {
                 return;
@@ -363,13 +403,8 @@ impl SharedMemory {
             let done = match PipeTag::from_word(word) {
                 Ok(tag) if tag.kind == PipeKind::Message => {
                     let from = (peer, node);
-                    if handed.is_none()
-                        && let Some(reader) = reader
-                    {
-                        handed = hand_over(core, now, from, (tag.number, reader), &payload);
-                        if handed.is_some() {
-                            return;
-                        }
+                    if hand(core, from, tag.number, &payload) {
+                        return;
                     }
                     on_message(core, now, from, tag.number, &payload)
                 }
@@ -384,7 +419,7 @@ impl SharedMemory {
             }
         });
         if self.is_idle(core) && self.to_wake.is_empty() && broken.is_none() {
-            return polled(taken > 0, handed);
+            return taken > 0;
         }
         if let Some((id, why)) = broken {
             tracing::warn!("a process of this node is cut off: {why}");
@@ -396,7 +431,7 @@ impl SharedMemory {
             self.push_records(&mut core.machine);
         }
         self.wake_peers();
-        polled(taken > 0, handed)
+        taken > 0
     }
 
     #[inline]
@@ -598,9 +633,9 @@ fn find_mut(connections: &mut [Option<Connection>], id: ConnId) -> Option<&mut C
 }
 
 #[inline]
-fn polled(came: bool, handed: Option<Message>) -> Polled<Message> {
+fn polled<T>(came: bool, handed: Option<T>) -> Polled<T> {
     match handed {
-        Some(message) => Polled::Got(message),
+        Some(handed) => Polled::Got(handed),
         None if came => Polled::Came,
         None => Polled::Nothing,
     }
@@ -627,6 +662,39 @@ fn hand_over(
     };
     let place = |place: &mut [u8]| payload.copy_to(place);
     Some((state.inbox).message(Origin { source, peer }, payload.len(), place))
+}
+
+/// The same for a reader that takes it where it lies; false if it is none for it.
+#[inline]
+fn read_there(
+    core: &mut Core,
+    now: Instant,
+    (peer, node): (PeerId, NodeId),
+    (number, endpoint): (u32, u32),
+    payload: &Payload<'_>,
+    reader: &mut impl Reader,
+) -> bool {
+    let Some(state) = core.dispatch.endpoints.get_mut(endpoint) else {
+        return false;
+    };
+    if !state.inbox.is_empty() {
+        return false;
+    }
+    let machine = &mut core.machine;
+    let read = machine.on_pipe_message_read(now, peer, number, payload.len(), endpoint);
+    let Some(delivery) = read else {
+        return false;
+    };
+    let source = Address {
+        node,
+        endpoint: EndpointId(delivery.key.source),
+    };
+    if !reader.read(source, &Arriving(*payload)) {
+        let place = |place: &mut [u8]| payload.copy_to(place);
+        let origin = Origin { source, peer };
+        reader.take(state.inbox.message(origin, payload.len(), place));
+    }
+    true
 }
 
 /// A whole message: straight into its inbox where it is next in order.

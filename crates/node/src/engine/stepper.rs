@@ -68,6 +68,11 @@ impl Stepper for Engine {
     }
 
     #[inline]
+    fn expects_bulk(&self) -> bool {
+        Engine::expects_bulk(self)
+    }
+
+    #[inline]
     fn take_found(&mut self, now: Instant) -> io::Result<bool> {
         Engine::take_found(self, now)
     }

@@ -19,6 +19,7 @@ mod memory;
 mod payload;
 mod scenario;
 mod stranger;
+mod taker;
 mod totals;
 mod trace;
 mod world;

@@ -9,7 +9,7 @@ use rustix::net::SendFlags;
 
 use super::{failed, find, guarded, leaves, leaving, real, refuse};
 use crate::connection::Connection;
-use crate::switch::LEAST;
+use crate::switch::least;
 
 /// Flags of reads that records can be read with.
 const KNOWN: c_int = libc::MSG_PEEK
@@ -146,7 +146,7 @@ unsafe fn write_by(
     let plainly = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
     if flags & !plainly != 0 {
         let _theirs_stay = connection.leave();
-    } else if length >= LEAST && !from.is_null() {
+    } else if length >= least() && !from.is_null() {
         let before = super::errno();
         // SAFETY: the caller's promise.
         let bytes = unsafe {
@@ -425,11 +425,66 @@ unsafe extern "C-unwind" fn sendto(
     unsafe { write_by(fd, from, length, flags, plain) }
 }
 
+/// Writes several buffers, of which some are large: these as single ones, those between them
+/// together. Short, as a write may be, if one of them is.
+///
+/// # Safety
+/// `parts` are buffers that the caller may read.
+unsafe fn write_parts(fd: c_int, parts: &[iovec]) -> ssize_t {
+    let real = real!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t);
+    let mut done: ssize_t = 0;
+    let mut rest = parts;
+    while let Some(first) = rest.first() {
+        let small = |part: &&iovec| part.iov_len < least();
+        let count = rest.iter().take_while(small).count().max(1);
+        let (now, later) = rest.split_at(count);
+        // After the first bytes an error is the next call's to tell, and so is its signal.
+        let flags = if done > 0 { libc::MSG_NOSIGNAL } else { 0 };
+        let length: usize = now.iter().map(|part| part.iov_len).sum();
+        // SAFETY: the caller's buffers; an address of none and no control data.
+        let written = unsafe {
+            if small(&first) {
+                let mut message: msghdr = std::mem::zeroed();
+                message.msg_iov = now.as_ptr().cast_mut();
+                message.msg_iovlen = count;
+                write_plain(fd, || real(fd, &raw const message, flags))
+            } else {
+                send(fd, first.iov_base, length, flags)
+            }
+        };
+        if written < 0 {
+            return if done > 0 { done } else { written };
+        }
+        done += written;
+        if written.unsigned_abs() < length {
+            break;
+        }
+        rest = later;
+    }
+    done
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     let real = real!(writev: fn(c_int, *const iovec, c_int) -> ssize_t);
-    // SAFETY: the caller's arguments, passed on.
-    write_plain(fd, || unsafe { real(fd, parts, count) })
+    // SAFETY: the caller's arguments, passed on; a list that is not null has `count` buffers.
+    unsafe {
+        let few = usize::try_from(count).ok().filter(|count| *count <= 1024);
+        if let Some(count) = few.filter(|_| !parts.is_null() && find(fd).is_some()) {
+            let all = std::slice::from_raw_parts(parts, count);
+            let lengths = all
+                .iter()
+                .try_fold(0_usize, |sum, part| sum.checked_add(part.iov_len));
+            let sound = lengths.is_some_and(|sum| isize::try_from(sum).is_ok());
+            let filled = all
+                .iter()
+                .all(|part| part.iov_len == 0 || !part.iov_base.is_null());
+            if sound && filled && all.iter().any(|part| part.iov_len >= least()) {
+                return write_parts(fd, all);
+            }
+        }
+        write_plain(fd, || real(fd, parts, count))
+    }
 }
 
 /// Descriptors that a message passes to another process: true if all could be left to TCP.

@@ -7,6 +7,7 @@
 mod children;
 mod data;
 mod descriptors;
+mod files;
 mod options;
 
 use std::ffi::CStr;

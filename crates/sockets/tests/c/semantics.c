@@ -7,6 +7,7 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -89,16 +90,25 @@ static void pass(int from, int to, size_t length, unsigned seed)
 }
 
 static int family = AF_INET;
+/* The network namespaces of the two ends, and the addresses in the second; none: the loopback. */
+static int here = -1, there = -1;
+static const char *addresses[] = {"127.0.0.1", "::1"};
+
+static void enter(int namespace)
+{
+    CHECK(namespace < 0 || setns(namespace, CLONE_NEWNET) == 0);
+}
 
 static void join(int *a, int *b)
 {
     struct sockaddr_storage at = {.ss_family = (sa_family_t)family};
-    if (family == AF_INET)
-        ((struct sockaddr_in *)&at)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    else
-        ((struct sockaddr_in6 *)&at)->sin6_addr = in6addr_loopback;
+    void *place = family == AF_INET ? (void *)&((struct sockaddr_in *)&at)->sin_addr
+                                    : (void *)&((struct sockaddr_in6 *)&at)->sin6_addr;
+    CHECK(inet_pton(family, addresses[family == AF_INET6], place) == 1);
     socklen_t size = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    enter(there);
     int listener = socket(family, SOCK_STREAM, 0);
+    enter(here);
     CHECK(bind(listener, (struct sockaddr *)&at, size) == 0 && listen(listener, 1) == 0);
     CHECK(getsockname(listener, (struct sockaddr *)&at, &size) == 0);
     *a = socket(family, SOCK_STREAM, 0);
@@ -480,8 +490,16 @@ static void signals(void)
     printf("signals: as expected\n");
 }
 
-int main(void)
+/* [NAMESPACE ADDRESS-4 ADDRESS-6]: files and addresses of another network namespace. */
+int main(int count, char **words)
 {
+    if (count == 4) {
+        here = open("/proc/self/ns/net", O_RDONLY);
+        there = open(words[1], O_RDONLY);
+        CHECK(here >= 0 && there >= 0);
+        addresses[0] = words[2];
+        addresses[1] = words[3];
+    }
     setvbuf(stdout, NULL, _IONBF, 0);
     alarm(60);
     for (int round = 0; round < 2; round++) {

@@ -37,6 +37,9 @@ pub(super) struct Finding {
     pub(super) fact: String,
     /// What to do; empty if nothing.
     pub(super) advice: String,
+    /// Nobody was there who could have answered, so that it is not known whether messages get through.
+    #[serde(skip)]
+    unanswered: bool,
 }
 
 /// The subject of findings about this machine as a whole.
@@ -55,6 +58,7 @@ impl Finding {
             verdict,
             fact: fact.into(),
             advice: advice.into(),
+            unanswered: false,
         }
     }
 
@@ -86,6 +90,18 @@ impl Finding {
         Finding::here(name, Verdict::Unknown, fact, advice)
     }
 
+    /// What is not known because nobody answers: no reason to say that all is well.
+    pub(super) fn unanswered(
+        name: &'static str,
+        fact: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Finding {
+        Finding {
+            unanswered: true,
+            ..Finding::unknown(name, fact, advice)
+        }
+    }
+
     /// The same about something else.
     pub(super) fn about(mut self, subject: impl Into<String>) -> Finding {
         self.subject = subject.into();
@@ -104,10 +120,19 @@ fn count(findings: &[Finding], verdict: Verdict) -> usize {
     same.count()
 }
 
+/// Nothing is broken, but of a node it is not known whether messages reach it.
+const UNANSWERED: u8 = 3;
+
 /// The exit status that findings deserve.
 pub(super) fn status(findings: &[Finding], strict: bool) -> u8 {
     let has = |verdict| findings.iter().any(|finding| finding.verdict == verdict);
-    u8::from(has(Verdict::Broken) || (strict && has(Verdict::Slow)))
+    if has(Verdict::Broken) || (strict && has(Verdict::Slow)) {
+        return 1;
+    }
+    match findings.iter().any(|finding| finding.unanswered) {
+        true => UNANSWERED,
+        false => 0,
+    }
 }
 
 /// Findings as text: the worst first, each with what to do in the same line; of what is good only the
@@ -193,7 +218,13 @@ mod tests {
         assert_eq!(status(&all[..3], false), 0);
         assert_eq!(status(&all[..3], true), 1);
         assert_eq!(status(&all, false), 1);
-        assert_eq!(status(&[good, unknown], true), 0);
+        assert_eq!(status(&[good.clone(), unknown], true), 0);
+        let unanswered = Finding::unanswered("e", "nobody is there", "start somebody");
+        assert_eq!(
+            status(&[good.clone(), unanswered.clone()], false),
+            UNANSWERED
+        );
+        assert_eq!(status(&[unanswered, all[3].clone()], false), 1);
     }
 
     #[test]

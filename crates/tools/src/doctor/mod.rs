@@ -4,9 +4,10 @@
 //! Each part reads the system in one function and judges in another, which is tested
 //! alone: [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`],
 //! [`pause`], [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`], [`busy_poll`] and
-//! [`verdict`] for the others. Nothing is changed but what every program makes: the runtime directory.
+//! [`verdict`] for the others; [`company`] has the other ranks of a job. Nothing is changed but what every program makes: the runtime directory.
 
 mod busy_poll;
+mod company;
 mod device;
 mod finding;
 mod firewall;
@@ -40,7 +41,9 @@ const AT_ONCE: usize = 32;
 /// Check this machine and its peers: what will be used, why not better, what to do
 ///
 /// Exits with 0 if nothing is broken, with 1 if messages will not get through or the
-/// configuration is wrong (with --strict also if something is slower than need be).
+/// configuration is wrong (with --strict also if something is slower than need be), with 3 if
+/// nothing is broken but nobody answers at some node, so that messages to it could not be tried.
+/// In a job (dipole run -n N --hosts FILE dipole doctor) the nodes answer each other.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// Hosts file [default: $DIPOLE_HOSTS, else this machine alone]
@@ -75,12 +78,19 @@ pub(crate) fn execute(
 ) -> Result<ExitCode, Failure> {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
-    findings.extend(setup::cluster_key(&config));
+    let company = company::Company::meet(&config);
+    // Of one that cannot be used the cause is there already.
+    if !findings.iter().any(|one| one.name == setup::CLUSTER_KEY) {
+        findings.extend(setup::cluster_key(&config));
+    }
     findings.extend(kernel::examine());
     findings.extend(limits::examine());
     findings.extend(memory::examine(&config));
     findings.extend(mpi::examine());
     findings.extend(network(&config, patience));
+    if let Some(company) = company {
+        company.part();
+    }
     if json {
         for finding in &findings {
             writeln!(out, "{}", crate::output::json(finding))?;
@@ -111,7 +121,9 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         ));
         Vec::new()
     });
-    let here = device::of(config.bind, &devices);
+    // Of a node that the file does not list no address is known; that is said elsewhere.
+    let listed = config.hosts.get(config.node);
+    let here = listed.and_then(|_| device::of(config.bind, &devices));
     let own = peer::Own {
         key: config.key.as_ref(),
         address: here.map(|_| config.bind),
@@ -119,7 +131,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         ports: config.ports,
         patience,
     };
-    if let Some(host) = config.hosts.get(config.node) {
+    if let Some(host) = listed {
         findings.push(setup::own_address(
             host,
             &config.hosts,
@@ -137,7 +149,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
             }
         }
     }
-    let mut own_addresses = vec![config.bind];
+    let mut own_addresses = Vec::from_iter(listed.map(|_| config.bind));
     own_addresses.extend(&config.interfaces);
     let mut shortcuts = false;
     for address in own_addresses.iter().filter(|one| !one.is_loopback()) {

@@ -21,9 +21,12 @@ const ROUNDS: u32 = 20;
 /// Tries of each length; one is enough on a path without loss.
 pub(super) const TRIES: u32 = 3;
 
+/// A kernel that has refused some packets in a row refuses one a second (`net.ipv4.icmp_ratelimit`).
+const REFUSES_AGAIN: Duration = Duration::from_millis(1100);
+
 /// Among these ports the kernel chooses, unless an administrator says otherwise.
 const DATA_PORTS: (u16, u16) = (32_768, 60_999);
-/// Of these, so many are asked at once: of a few that are set apart, processes may have most.
+/// Of these, so many are asked at once if the first did not refuse: of a few that are set apart, processes may have most.
 const PORTS_ASKED: usize = 8;
 
 /// What this side knows of itself.
@@ -72,11 +75,20 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
         return vec![subject(route)];
     };
     let mut findings = vec![route];
-    let answer = who(&prober, own.patience);
-    let right = matches!(answer, Answer::Right);
+    let mut answer = who(&prober, own.patience);
+    if matches!(answer, Answer::Silent) {
+        std::thread::sleep(REFUSES_AGAIN);
+        answer = who(&prober, own.patience);
+    }
     findings.push(verdict::directory(&answer, host, own.key));
-    if right {
-        findings.extend(converse(&prober, host, own, source));
+    match answer {
+        Answer::Right => findings.extend(converse(&prober, host, own, source)),
+        // Its kernel refuses what comes for closed ports, so the others can be asked all the same.
+        Answer::Refused => {
+            let ports = asked_ports(own.address.unwrap_or(source), host, own);
+            findings.push(verdict::data_ports(ports, own.ports, host));
+        }
+        _ => {}
     }
     findings.into_iter().map(subject).collect()
 }
@@ -90,7 +102,8 @@ pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
             Reply::Answered(..) => return Answer::Right,
             Reply::Stranger(mismatch) => return Answer::Stranger(mismatch),
             Reply::Silent => last,
-            Reply::Refused => Answer::Refused,
+            // Nobody has the port. Kernels refuse a few times in a row only.
+            Reply::Refused => return Answer::Refused,
             Reply::TooLong => Answer::Failed(rustix::io::Errno::MSGSIZE.into()),
             Reply::Failed(cause) => Answer::Failed(cause),
         };
@@ -143,14 +156,15 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
 fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
     let ports = own.ports.or(PortRange::new(DATA_PORTS.0, DATA_PORTS.1));
     let ports = ports.map(|ports| ports.without(host.directory().port()));
-    for _ in 0..TRIES {
+    for round in 0..TRIES {
+        // Many at once use up what a kernel refuses in a row, so that who asks next hears nothing.
+        let count = if round == 0 { 1 } else { PORTS_ASKED };
+        if round > 0 {
+            std::thread::sleep(REFUSES_AGAIN);
+        }
         let mut asked = Vec::new();
         let begin = u16::from_le_bytes(random_bytes()?);
-        for port in ports
-            .iter()
-            .flat_map(|ports| ports.from(begin))
-            .take(PORTS_ASKED)
-        {
+        for port in ports.iter().flat_map(|ports| ports.from(begin)).take(count) {
             let socket = UdpSocket::bind((from, 0))?;
             socket.connect((host.address, port))?;
             socket.set_nonblocking(true)?;

@@ -54,7 +54,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
     (config, findings)
 }
 
-const CLUSTER_KEY: &str = "cluster key";
+pub(super) const CLUSTER_KEY: &str = "cluster key";
 
 /// Whether strangers are told from members; nothing to say of a node on its own.
 pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
@@ -79,9 +79,8 @@ pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
             ),
         ));
     }
-    // With a file that cannot be used that has been said.
     let alone = config.hosts.is_local_only() || config.hosts.count() < 2;
-    (!alone && file.is_none()).then(|| {
+    (!alone).then(|| {
         Finding::unknown(
             CLUSTER_KEY,
             "none: anybody who can send UDP here may talk to the processes",

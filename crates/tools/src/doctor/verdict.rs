@@ -88,13 +88,14 @@ pub(super) fn directory(answer: &Answer, host: &Host, key: Option<&ClusterKey>) 
                 },
             )
         }
-        Answer::Refused => Finding::unknown(
+        Answer::Refused => Finding::unanswered(
             NAME,
             format!(
-                "the host is up, but no process of Dipole runs there (port {} is closed)",
+                "the host is up, but no process of Dipole runs there, or a firewall rejects port {}: \
+                 nobody could say whether messages get through",
                 host.port
             ),
-            start,
+            format!("{start}; if one runs, let UDP to port {} pass", host.port),
         ),
         Answer::Silent => Finding::broken(
             NAME,
@@ -289,7 +290,7 @@ pub(super) fn data_ports(
         (Ok(false), None) => Finding::broken(
             NAME,
             format!(
-                "port {directory} answers, but packets to other ports of node {node} vanish: \
+                "port {directory} is reached, but packets to other ports of node {node} vanish: \
                  messages, which go there, will not arrive"
             ),
             "let the firewalls on the way pass all UDP between the nodes, or set DIPOLE_PORTS on all \
@@ -298,7 +299,7 @@ pub(super) fn data_ports(
         (Ok(false), Some(ports)) => Finding::broken(
             NAME,
             format!(
-                "port {directory} answers, but packets to the ports {ports} of node {node} \
+                "port {directory} is reached, but packets to the ports {ports} of node {node} \
                  (DIPOLE_PORTS) vanish, or processes have nearly all of them"
             ),
             format!(

@@ -223,6 +223,7 @@ pub(super) fn notes(page: &str) -> Notes {
                     "all counters of the process that has endpoint 7 of node 1",
                 ),
                 ("dipole --json stats 4711", "of process 4711, for scripts"),
+                ("dipole stats --prometheus", "all, for Prometheus"),
             ],
             SHOWN,
             &["dipole-links", "dipole-graph"],
@@ -245,9 +246,36 @@ pub(super) fn notes(page: &str) -> Notes {
                     "where the time of a program in supersteps went, and why",
                 ),
                 ("dipole --json trace t", "the same for scripts"),
+                (
+                    "dipole trace t --html page.html --perfetto t.perfetto-trace",
+                    "as a page with the superstep figure, and as a timeline",
+                ),
             ],
             USUAL,
-            &["dipole-run", "dipole-bsp"],
+            &["dipole-run", "dipole-bsp", "dipole-top", "dipole-report"],
+        ),
+        "dipole-top" => notes(
+            &[
+                ("dipole top", "live; q ends it"),
+                (
+                    "dipole top --trace t",
+                    "with the supersteps of a program that runs with DIPOLE_TRACE=t",
+                ),
+                ("dipole --json top --once", "once, for scripts"),
+            ],
+            USUAL,
+            &["dipole-stats", "dipole-links", "dipole-trace"],
+        ),
+        "dipole-report" => notes(
+            &[
+                (
+                    "dipole report out",
+                    "out/report.html, and the same as JSON and CSV",
+                ),
+                ("dipole report out --trace t", "with a traced run"),
+            ],
+            USUAL,
+            &["dipole-calibrate", "dipole-bsp", "dipole-trace"],
         ),
         "dipole-agent" | "dipole-agent-status" => notes(
             &[
@@ -300,6 +328,10 @@ pub(super) fn notes(page: &str) -> Notes {
                     "dipole sockets python3 program.py",
                     "any program that uses the C library's sockets",
                 ),
+                (
+                    "dipole sockets sh -c 'cat < /dev/dipole/7'",
+                    "what is sent to endpoint 7 of this node; /dev/dipole/2:7 sends to node 2",
+                ),
             ],
             status: &[
                 ("127", "the program could not be run"),
@@ -324,6 +356,10 @@ pub(super) fn notes(page: &str) -> Notes {
                 ("0", "nothing is broken (with --strict: nor slow)"),
                 ("1", "something is"),
                 ("2", "wrong usage"),
+                (
+                    "3",
+                    "nothing is broken, but nobody answers at some node: whether messages reach it is not known",
+                ),
                 ("141", "nobody reads the output any more"),
             ],
             &["dipole-bench"],

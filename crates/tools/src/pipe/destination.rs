@@ -2,12 +2,15 @@
 //! name until they are whole.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions, Permissions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
+
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 
 use super::frame::{FileFacts, Sum};
 use super::{PipeError, failed_at};
@@ -16,6 +19,15 @@ use super::{PipeError, failed_at};
 const PART: &str = ".part";
 /// Read at once to sum what is there already.
 const CHUNK_BYTES: usize = 1 << 20;
+
+/// Who has chosen the name of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NamedBy {
+    /// The user of this program, who may mean a device or what a link leads to.
+    Receiver,
+    /// The other side, which gets a plain file in the directory and nothing else.
+    Sender,
+}
 
 /// A file that is being received.
 pub(super) struct Destination {
@@ -26,9 +38,20 @@ pub(super) struct Destination {
 
 impl Destination {
     /// Opens it; what an earlier transfer left is kept with `resume`, else dropped.
-    pub(super) fn open(path: &Path, resume: bool) -> Result<Destination, PipeError> {
-        let found = std::fs::metadata(path);
+    pub(super) fn open(
+        path: &Path,
+        named_by: NamedBy,
+        resume: bool,
+    ) -> Result<Destination, PipeError> {
+        let found = match named_by {
+            NamedBy::Receiver => std::fs::metadata(path),
+            NamedBy::Sender => std::fs::symlink_metadata(path),
+        };
         if found.is_ok_and(|found| !found.is_file()) {
+            if named_by == NamedBy::Sender {
+                let file = path.to_owned();
+                return Err(PipeError::NoPlainFile { file });
+            }
             let file = OpenOptions::new().write(true).open(path);
             return Ok(Destination {
                 file: file.map_err(failed_at("opening the file", path))?,
@@ -36,17 +59,14 @@ impl Destination {
             });
         }
         // Through a link, so that what it leads to is replaced and not the link.
-        let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let whole = match named_by {
+            NamedBy::Receiver => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+            NamedBy::Sender => path.to_owned(),
+        };
         let mut part = whole.clone().into_os_string();
         part.push(PART);
         let part = PathBuf::from(part);
-        let options = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&part);
-        let file = options.map_err(failed_at("opening the file", &part))?;
+        let file = open_part(&part)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(PipeError::Busy { part }),
@@ -121,6 +141,32 @@ impl Destination {
     }
 }
 
+/// Opens the file of a transfer: a new one, or what an earlier transfer of this user left. In a
+/// directory that others can write to, anything may lie there by that name.
+fn open_part(part: &Path) -> Result<File, PipeError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.custom_flags(flags.bits().cast_signed());
+    let opened = match options.clone().create_new(true).open(part) {
+        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => options.open(part),
+        created => return created.map_err(failed_at("opening the file", part)),
+    };
+    let refused = || PipeError::NoPlainFile {
+        file: part.to_owned(),
+    };
+    let file = opened.map_err(|cause| match cause.raw_os_error() {
+        Some(number) if number == rustix::io::Errno::LOOP.raw_os_error() => refused(),
+        _ => failed_at("opening the file", part)(cause),
+    })?;
+    let found = file.metadata();
+    let found = found.map_err(failed_at("looking at the file", part))?;
+    let is_ours = |found: &Metadata| {
+        found.is_file() && found.nlink() == 1 && found.uid() == geteuid().as_raw()
+    };
+    is_ours(&found).then_some(file).ok_or_else(refused)
+}
+
 /// Sums the first bytes of a file and leaves it behind them.
 pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     let mut sum = Sum::new();
@@ -138,9 +184,12 @@ pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     Ok(sum)
 }
 
-/// The place of a file with this name in a directory; `None` if the name would lead elsewhere.
+/// The place of a file with this name in a directory; `None` if the name would lead elsewhere, or
+/// holds characters that do something to a terminal.
 pub(super) fn place_in(directory: &Path, name: &[u8]) -> Option<PathBuf> {
-    let is_name = !matches!(name, b"" | b"." | b"..") && !name.iter().any(|b| b"/\0".contains(b));
+    let is_name = !matches!(name, b"" | b"." | b"..")
+        && !name.contains(&b'/')
+        && !String::from_utf8_lossy(name).contains(char::is_control);
     is_name.then(|| directory.join(OsStr::from_bytes(name)))
 }
 
@@ -163,9 +212,45 @@ mod tests {
             b"/etc/passwd",
             b"a/b",
             b"a\0",
+            b"a\nb",
+            b"\x1b]0;x\x07",
+            "\u{9b}2J".as_bytes(),
         ] {
             assert_eq!(place_in(folder, name), None, "{name:?}");
         }
+    }
+
+    #[test]
+    fn a_sender_reaches_nothing_through_links_devices_or_files_of_others() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let precious = at("precious");
+        std::fs::write(&precious, b"precious").unwrap();
+        symlink(&precious, at("link")).unwrap();
+        symlink("nowhere", at("dangling")).unwrap();
+        symlink(&precious, at("a.part")).unwrap();
+        std::fs::hard_link(&precious, at("b.part")).unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        rustix::fs::mkfifoat(
+            rustix::fs::CWD,
+            at("fifo"),
+            rustix::fs::Mode::from_raw_mode(0o600),
+        )
+        .unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        for name in ["link", "dangling", "a", "b", "directory", "fifo", "socket"] {
+            let opened = Destination::open(&at(name), NamedBy::Sender, false);
+            let error = opened.err().expect(name).to_string();
+            assert!(error.contains("is no plain file of this user"), "{error}");
+        }
+        assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+        assert!(!at("nowhere").exists());
+        // What the receiver names is what they mean, but the file of the transfer is theirs alone.
+        let meant = Destination::open(&at("link"), NamedBy::Receiver, false).unwrap();
+        meant.finish(None).unwrap();
+        assert!(at("link").is_symlink() && std::fs::read(&precious).unwrap().is_empty());
+        assert!(Destination::open(&at("a"), NamedBy::Receiver, false).is_err());
     }
 
     #[test]
@@ -173,15 +258,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         std::fs::write(folder.path().join("x.part"), b"123456789").unwrap();
-        let mut kept = Destination::open(&path, true).unwrap();
+        let mut kept = Destination::open(&path, NamedBy::Receiver, true).unwrap();
         assert_eq!(kept.sum(9).unwrap().crc(), 0xe306_9283);
         assert_eq!(kept.sum(8).unwrap().length_bytes(), 0);
         assert!(matches!(
-            Destination::open(&path, true),
+            Destination::open(&path, NamedBy::Receiver, true),
             Err(PipeError::Busy { .. })
         ));
         assert_eq!(kept.abandon().map(|(_, bytes)| bytes), Some(9));
-        let dropped = Destination::open(&path, false).unwrap();
+        let dropped = Destination::open(&path, NamedBy::Receiver, false).unwrap();
         assert!(dropped.abandon().is_none());
         assert!(!folder.path().join("x.part").exists());
     }

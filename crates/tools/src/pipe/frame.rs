@@ -57,6 +57,9 @@ pub(super) struct Frame<'a> {
     pub(super) kind: Kind<'a>,
 }
 
+/// What stands before the payload of a piece at most: three numbers of ten bytes, and one of its kind.
+pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5;
+
 /// Why a message does not belong to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
@@ -78,6 +81,29 @@ impl<'a> Frame<'a> {
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         to.clear();
         *to = postcard::to_extend(self, std::mem::take(to)).expect("a vector takes all");
+    }
+
+    /// A piece or a line as a message: `buffer` has room for [`HEADROOM_BYTES`] and then the payload,
+    /// which stays where it is.
+    pub(super) fn around(lines: bool, stream: u64, offset_bytes: u64, buffer: &mut [u8]) -> &[u8] {
+        let kind = match lines {
+            true => Kind::Line(&[]),
+            false => Kind::Bytes(&[]),
+        };
+        let frame = Frame {
+            stream,
+            offset_bytes,
+            kind,
+        };
+        let mut head = Vec::with_capacity(HEADROOM_BYTES);
+        frame.write(&mut head);
+        // The length is what comes last: here of nothing, so one byte.
+        head.pop();
+        let payload_bytes = buffer.len() - HEADROOM_BYTES;
+        head = postcard::to_extend(&payload_bytes, head).expect("a vector takes all");
+        let begin = HEADROOM_BYTES - head.len();
+        buffer[begin..HEADROOM_BYTES].copy_from_slice(&head);
+        &buffer[begin..]
     }
 
     pub(super) fn parse(message: &'a [u8]) -> Result<Frame<'a>, FrameError> {
@@ -154,6 +180,34 @@ mod tests {
             let mut bytes = Vec::new();
             frame.write(&mut bytes);
             assert_eq!(Frame::parse(&bytes), Ok(frame));
+        }
+    }
+
+    #[test]
+    fn a_payload_gets_its_head_where_it_lies() {
+        for (lines, stream, offset_bytes, length_bytes) in [
+            (false, 0, 0, 0),
+            (true, 7, 127, 127),
+            (false, u64::MAX, 128, 128),
+            (true, 1 << 35, u64::MAX, 1 << 20),
+        ] {
+            let payload = vec![0x5a; length_bytes];
+            let mut buffer = vec![0xff; HEADROOM_BYTES];
+            buffer.extend_from_slice(&payload);
+            let kind = match lines {
+                true => Kind::Line(&payload),
+                false => Kind::Bytes(&payload),
+            };
+            let frame = Frame {
+                stream,
+                offset_bytes,
+                kind,
+            };
+            let mut written = Vec::new();
+            frame.write(&mut written);
+            let around = Frame::around(lines, stream, offset_bytes, &mut buffer);
+            assert_eq!(around, written);
+            assert_eq!(Frame::parse(around), Ok(frame));
         }
     }
 

@@ -108,7 +108,11 @@ enum PipeError {
         "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
     )]
     Unconfirmed { to: Address },
-    #[error("endpoint {to} reports: {reason}")]
+    #[error(
+        "endpoint {to} says a second time that it is ready; is it `dipole recv` of this version?"
+    )]
+    Twice { to: Address },
+    #[error("endpoint {to} reports: {}", plain(.reason))]
     Refused { to: Address, reason: String },
     #[error(
         "what endpoint {from} sends has no file name (standard input): give a file to --out, not a \
@@ -119,6 +123,13 @@ enum PipeError {
     Several { from: Address },
     #[error("endpoint {from} sends a file named `{name}`, which is no name for a file")]
     Name { from: Address, name: String },
+    /// In its place lies something that the other side could not mean.
+    #[error(
+        "{} is no plain file of this user: a link, a directory, a device, or somebody else's; \
+         remove it, or receive elsewhere (--out)",
+        .file.display()
+    )]
+    NoPlainFile { file: PathBuf },
     #[error("another process writes {}; wait for it, or end it", .part.display())]
     Busy { part: PathBuf },
     #[error(
@@ -126,6 +137,14 @@ enum PipeError {
          line `{node} ADDRESS`, or say which node this is (DIPOLE_NID or --nid)"
     )]
     NotListed { node: NodeId },
+}
+
+/// A text of the other side, without what does something to a terminal.
+fn plain(text: &str) -> String {
+    let shown = text.chars().take(MAX_REASON_CHARS);
+    shown
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }
 
 /// What the other side does, when this one has `--lines` or not.
@@ -178,8 +197,25 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     Ok(config)
 }
 
+/// How much of a text of the other side is shown.
+const MAX_REASON_CHARS: usize = 500;
+
 /// A number for an endpoint that was not given one, above the numbers of all jobs.
 fn spare_endpoint() -> Result<EndpointId, PipeError> {
     let [low, middle, high] = random_bytes().map_err(failed("drawing a random number"))?;
     Ok(EndpointId(u32::from_le_bytes([low, middle, high, 0xff])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_other_side_reports_does_nothing_to_a_terminal() {
+        let to = Address::new(2, 7);
+        let reason = format!("\u{1b}]0;owned\u{7}\u{9b}2J\nno {}", "x".repeat(5000));
+        let shown = PipeError::Refused { to, reason }.to_string();
+        assert!(!shown.contains(char::is_control), "{shown:?}");
+        assert!(shown.contains("?]0;owned??2J?no x") && shown.len() < 600);
+    }
 }

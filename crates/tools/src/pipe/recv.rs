@@ -16,7 +16,7 @@ use dipole_node::{
     Address, Edge, Endpoint, EndpointId, GoneReason, Message, Node, ReceiveError, SendError,
 };
 
-use super::destination::{Destination, place_in};
+use super::destination::{Destination, NamedBy, place_in};
 use super::frame::{FileFacts, Frame, FrameError, Kind, Sum};
 use super::interrupt::{self, Partner};
 use super::progress::{Progress, Summary};
@@ -329,18 +329,21 @@ impl Transfer<'_, '_> {
         let Some(out) = &args.out else {
             return Ok(None);
         };
-        let path = match (out.is_dir(), file) {
-            (true, Some(file)) => place_in(out, file.name).ok_or_else(|| PipeError::Name {
-                from,
-                name: String::from_utf8_lossy(file.name)
-                    .escape_debug()
-                    .to_string(),
-            })?,
+        let (path, named_by) = match (out.is_dir(), file) {
+            (true, Some(file)) => {
+                let place = place_in(out, file.name).ok_or_else(|| PipeError::Name {
+                    from,
+                    name: String::from_utf8_lossy(file.name)
+                        .escape_debug()
+                        .to_string(),
+                })?;
+                (place, NamedBy::Sender)
+            }
             (true, None) => return Err(PipeError::Nameless { from }),
             (false, _) if more => return Err(PipeError::Several { from }),
-            (false, _) => out.clone(),
+            (false, _) => (out.clone(), NamedBy::Receiver),
         };
-        Destination::open(&path, args.resume).map(Some)
+        Destination::open(&path, named_by, args.resume).map(Some)
     }
 
     /// Receives and writes what follows a beginning, up to its end.

@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{
+    Receiver, RecvTimeoutError, Sender as Returning, SyncSender, channel, sync_channel,
+};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use dipole_naming::key::random_bytes;
 use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
 
 use super::destination::sum_of;
-use super::frame::{FileFacts, Frame, Kind, Sum};
+use super::frame::{FileFacts, Frame, HEADROOM_BYTES, Kind, Sum};
 use super::interrupt::{self, Partner};
 use super::progress::{Progress, Summary};
 use super::{LAST_ACK, LOOK, PipeArgs, PipeError, configure, failed, failed_at, spare_endpoint};
@@ -53,9 +55,18 @@ const ALIVE: Duration = Duration::from_secs(2);
 /// nothing arrives, as nothing should before the end.
 const POLL: Duration = Duration::from_secs(1);
 
+/// A part of the input, in a buffer that goes back to who reads.
+struct Piece {
+    /// Room for the head of a message, the payload, and perhaps room for more.
+    buffer: Vec<u8>,
+    payload_bytes: usize,
+    /// CRC32C of all of the input up to its end.
+    crc: u32,
+}
+
 enum Event {
     /// A piece of the input, or what went wrong with it.
-    Piece(io::Result<Vec<u8>>),
+    Piece(io::Result<Piece>),
     InputEnd,
     /// The receiver is ready, and has this much already, with this CRC32C.
     Ready {
@@ -109,9 +120,10 @@ pub(crate) fn send(
         lines: args.pipe.lines,
         timeout,
         partner,
-        sum: Sum::new(),
+        sent_bytes: 0,
+        crc: Sum::new().crc(),
         progress: Progress::new("sent", None, false),
-        message: Vec::with_capacity(PIECE_BYTES + 64),
+        message: Vec::new(),
         last: Instant::now(),
     };
     let count = inputs.len();
@@ -121,10 +133,9 @@ pub(crate) fn send(
         let name = input.name();
         let outcome = sender.send_one(input, number < count, &events, &inbox);
         let outcome = outcome.map_err(|error| sender.reported_before(error, &inbox));
-        let crc = sender.sum.crc();
         let summary = sender
             .progress
-            .finish("sent", args.to.to_string(), name, crc);
+            .finish("sent", args.to.to_string(), name, sender.crc);
         if let Err(error) = outcome {
             sender.give_up(&error);
             return Err(error.into());
@@ -227,7 +238,9 @@ struct Sender<'a> {
     lines: bool,
     timeout: Duration,
     partner: Partner,
-    sum: Sum,
+    /// Of this input so much has been sent, or was there before, with this CRC32C.
+    sent_bytes: u64,
+    crc: u32,
     progress: Progress,
     message: Vec<u8>,
     /// When something was sent last.
@@ -242,41 +255,39 @@ impl Sender<'_> {
         events: &SyncSender<Event>,
         inbox: &Receiver<Event>,
     ) -> Result<(), PipeError> {
-        self.sum = Sum::new();
+        (self.sent_bytes, self.crc) = (0, Sum::new().crc());
         self.send(Kind::Begin {
             file: input.facts(),
             lines: self.lines,
             more,
         })?;
         let mut confirmed_by = Some(Instant::now() + self.timeout);
+        let (returning, returned) = channel();
+        let mut returned = Some(returned);
         loop {
             match inbox.recv_timeout(LOOK) {
                 Ok(Event::Ready { offset_bytes, crc }) => {
                     let now = Some((self.to, self.stream));
                     *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = now;
                     confirmed_by = None;
-                    self.begin(&mut input, offset_bytes, crc)?;
-                    let from = input
-                        .from
-                        .try_clone()
-                        .map_err(failed("opening the input"))?;
-                    let (events, lines) = (events.clone(), self.lines);
-                    std::thread::spawn(move || read_input(from, lines, &events));
+                    let reader = Reader {
+                        sum: self.begin(&mut input, offset_bytes, crc)?,
+                        from: input
+                            .from
+                            .try_clone()
+                            .map_err(failed("opening the input"))?,
+                        returned: returned.take().ok_or(PipeError::Twice { to: self.to })?,
+                        events: events.clone(),
+                    };
+                    let lines = self.lines;
+                    std::thread::spawn(move || reader.read(lines));
                 }
                 Ok(Event::Piece(piece)) => {
                     let piece = piece.map_err(failed("reading the input"))?;
-                    self.send(if self.lines {
-                        Kind::Line(&piece)
-                    } else {
-                        Kind::Bytes(&piece)
-                    })?;
-                    self.sum.add(&piece);
-                    self.progress.add(piece.len());
+                    self.send_piece(piece, &returning)?;
                 }
                 Ok(Event::InputEnd) => {
-                    self.send(Kind::End {
-                        crc: self.sum.crc(),
-                    })?;
+                    self.send(Kind::End { crc: self.crc })?;
                     confirmed_by = Some(Instant::now() + self.timeout);
                 }
                 Ok(Event::Complete) => return Ok(()),
@@ -303,8 +314,26 @@ impl Sender<'_> {
         }
     }
 
-    /// Goes on behind what the receiver has, if that is how this file begins.
-    fn begin(&mut self, input: &mut Input, there_bytes: u64, crc: u32) -> Result<(), PipeError> {
+    fn send_piece(
+        &mut self,
+        mut piece: Piece,
+        returning: &Returning<Vec<u8>>,
+    ) -> Result<(), PipeError> {
+        let used = &mut piece.buffer[..HEADROOM_BYTES + piece.payload_bytes];
+        let message = Frame::around(self.lines, self.stream, self.sent_bytes, used);
+        self.last = Instant::now();
+        self.endpoint.send(message).map_err(PipeError::Send)?;
+        self.sent_bytes += piece.payload_bytes as u64;
+        self.crc = piece.crc;
+        self.progress.add(piece.payload_bytes);
+        // Who has read everything needs no buffer.
+        let _unused = returning.send(piece.buffer);
+        Ok(())
+    }
+
+    /// Goes on behind what the receiver has, if that is how this file begins; returns the sum of that.
+    fn begin(&mut self, input: &mut Input, there_bytes: u64, crc: u32) -> Result<Sum, PipeError> {
+        let mut sum = Sum::new();
         if there_bytes > 0 {
             let failed = failed("reading the input");
             let same = sum_of(&mut input.from, there_bytes).and_then(|sum| {
@@ -313,12 +342,14 @@ impl Sender<'_> {
                 }
                 input.from.rewind().map(|()| None)
             });
-            if let Some(sum) = same.map_err(failed)? {
-                self.sum = sum;
+            if let Some(same) = same.map_err(failed)? {
+                sum = same;
             }
         }
-        self.progress.begin(self.sum.length_bytes());
-        self.send(Kind::From)
+        (self.sent_bytes, self.crc) = (sum.length_bytes(), sum.crc());
+        self.progress.begin(self.sent_bytes);
+        self.send(Kind::From)?;
+        Ok(sum)
     }
 
     /// A receiver that has failed says why before it ends: that, if it is what has happened.
@@ -357,7 +388,7 @@ impl Sender<'_> {
         Frame {
             kind,
             stream: self.stream,
-            offset_bytes: self.sum.length_bytes(),
+            offset_bytes: self.sent_bytes,
         }
         .write(&mut self.message);
         self.last = Instant::now();
@@ -365,58 +396,80 @@ impl Sender<'_> {
     }
 }
 
-fn read_input(input: File, lines: bool, events: &SyncSender<Event>) {
-    let mut input = BufReader::with_capacity(PIECE_BYTES, input);
-    loop {
-        let piece = if lines {
-            next_line(&mut input)
-        } else {
-            next_piece(&mut input)
-        };
-        let (event, more) = match piece {
-            Ok(Some(piece)) => (Event::Piece(Ok(piece)), true),
-            Ok(None) => (Event::InputEnd, false),
-            Err(cause) => (Event::Piece(Err(cause)), false),
-        };
-        if events.send(event).is_err() || !more {
-            return;
+/// Reads the input beside the thread that sends, and sums it.
+struct Reader {
+    from: File,
+    sum: Sum,
+    /// Buffers whose pieces have been sent.
+    returned: Receiver<Vec<u8>>,
+    events: SyncSender<Event>,
+}
+
+impl Reader {
+    fn read(mut self, lines: bool) {
+        let mut line_by_line = lines.then(|| BufReader::with_capacity(PIECE_BYTES, &self.from));
+        loop {
+            let buffer = self.returned.try_recv().unwrap_or_default();
+            let piece = match &mut line_by_line {
+                Some(input) => next_line(input, buffer),
+                None => next_piece(&mut &self.from, buffer),
+            };
+            let (event, more) = match piece {
+                Ok(Some((buffer, payload_bytes))) => {
+                    self.sum.add(&buffer[HEADROOM_BYTES..][..payload_bytes]);
+                    let crc = self.sum.crc();
+                    let piece = Piece {
+                        buffer,
+                        payload_bytes,
+                        crc,
+                    };
+                    (Event::Piece(Ok(piece)), true)
+                }
+                Ok(None) => (Event::InputEnd, false),
+                Err(cause) => (Event::Piece(Err(cause)), false),
+            };
+            if self.events.send(event).is_err() || !more {
+                return;
+            }
         }
     }
 }
 
-/// Whatever has arrived, so that small amounts are not held back.
-fn next_piece(input: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
+/// Whatever has arrived, so that small amounts are not held back: a buffer, and how much is in it.
+fn next_piece(input: &mut impl Read, mut buffer: Vec<u8>) -> io::Result<Option<(Vec<u8>, usize)>> {
+    buffer.resize(HEADROOM_BYTES + PIECE_BYTES, 0);
     loop {
-        match input.fill_buf() {
-            Ok([]) => return Ok(None),
-            Ok(bytes) => {
-                let piece = bytes.to_vec();
-                input.consume(piece.len());
-                return Ok(Some(piece));
-            }
+        match input.read(&mut buffer[HEADROOM_BYTES..]) {
+            Ok(0) => return Ok(None),
+            Ok(payload_bytes) => return Ok(Some((buffer, payload_bytes))),
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
             Err(cause) => return Err(cause),
         }
     }
 }
 
-fn next_line(input: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
-    let mut line = Vec::new();
+fn next_line(
+    input: &mut impl BufRead,
+    mut buffer: Vec<u8>,
+) -> io::Result<Option<(Vec<u8>, usize)>> {
+    buffer.clear();
+    buffer.resize(HEADROOM_BYTES, 0);
     let read = input
         .by_ref()
         .take(LONGEST_LINE_BYTES + 1)
-        .read_until(b'\n', &mut line)?;
+        .read_until(b'\n', &mut buffer)?;
     if read == 0 {
         return Ok(None);
     }
-    if line.last() == Some(&b'\n') {
-        line.pop();
-    } else if line.len() as u64 > LONGEST_LINE_BYTES {
+    if buffer.last() == Some(&b'\n') {
+        buffer.pop();
+    } else if read as u64 > LONGEST_LINE_BYTES {
         return Err(io::Error::other(format!(
             "a line of more than {LONGEST_LINE_BYTES} bytes; leave out --lines"
         )));
     }
-    Ok(Some(line))
+    let payload_bytes = buffer.len() - HEADROOM_BYTES;
+    Ok(Some((buffer, payload_bytes)))
 }
 
 /// Passes on what the receiver reports, until it has confirmed so many files or streams.

@@ -107,7 +107,8 @@ fn nodes_on_loopback_are_told_apart_healthy_closed_and_wrong() {
     let path = hosts.to_str().expect("text");
     let _receiver = Process::receiver(place.command(DIPOLE), 2, &hosts);
     let report = once_answered(|| place.report(&["--hosts", path]), "node 2");
-    report.expect_nothing_broken();
+    // Nothing is broken, but of node 3 nothing is known.
+    assert_eq!(report.status, 3, "{report:#?}");
     report.expect(
         "own address",
         "node 1",
@@ -152,6 +153,32 @@ fn nodes_on_loopback_are_told_apart_healthy_closed_and_wrong() {
     assert_eq!(report.status, 1);
     let words = ["another node answers", "not node 3", "DIPOLE_NID=3 there"];
     report.expect("directory", "node 3", "broken", &words);
+}
+
+#[test]
+fn doctors_of_a_job_answer_each_other() {
+    let place = Place::new();
+    let [one, two] = free_ports();
+    let hosts = place.hosts(&format!(
+        "1 127.0.0.1 port={one} ssh=one\n2 127.0.0.1 port={two} ssh=two\n"
+    ));
+    let rsh = place.directory.path().join("rsh");
+    std::fs::write(&rsh, "#!/bin/sh\nexec sh -c \"$2\"\n").expect("our own directory");
+    let runs = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&rsh, runs).expect("our own file");
+    let mut command = place.command(DIPOLE);
+    command.args(["run", "-n", "2", "--hosts"]).arg(&hosts);
+    command.arg("--rsh").arg(&rsh);
+    let report = Report::of(command.args([DIPOLE, "--json", "doctor"]));
+    for node in ["node 1", "node 2"] {
+        report.expect(
+            "directory",
+            node,
+            "good",
+            &["both sides mean the same node"],
+        );
+    }
+    report.expect_nothing_broken();
 }
 
 #[test]
@@ -207,6 +234,8 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
         "DIPOLE_NID",
     ];
     report.expect("hosts file", "this machine", "broken", &words);
+    // Where it is itself says the line that is missing: of others nothing follows from that.
+    report.expect("route", "node 5", "good", &["leave from 127.0.0.1"]);
     let mut command = place.command(DIPOLE);
     command
         .args(["--json", "doctor"])
@@ -237,8 +266,10 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
         report.expect("configuration", "this machine", "broken", &words);
     }
     let mut command = place.command(DIPOLE);
+    command.env("DIPOLE_HOSTS", place.hosts("1 127.0.0.1\n2 127.0.0.2\n"));
     let report = Report::of(command.args(["--json", "doctor"]).env("DIPOLE_KEY", ""));
     assert_eq!(report.status, 1);
+    assert_eq!(report.count("cluster key"), 1, "{report:#?}");
     let words = ["DIPOLE_KEY: found an empty value", "unset the variable"];
     report.expect("cluster key", "this machine", "broken", &words);
     for wrong in ["--timeout=never", "--nothing"] {

@@ -56,7 +56,7 @@ fn a_firewall_that_passes_the_directory_alone_is_seen() {
         "rule add pref 1 iif eth0 ipproto udp dport 7412-65534 blackhole",
     );
     let report = testbed.report();
-    let words = ["port 7411 answers", "other ports of node 2 vanish"];
+    let words = ["port 7411 is reached", "other ports of node 2 vanish"];
     report.expect("data ports", "node 2", "broken", &words);
 
     // It passes some more, which processes take then, and answers to what was asked.
@@ -182,7 +182,20 @@ fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
     let report = testbed.report();
     let start = "dipole recv 2:7 --nid 2";
     report.expect("directory", "node 2", "unknown", &["the host is up", start]);
-    report.expect_nothing_broken();
+    // The kernel there answers for it, and nobody knows whether messages arrive.
+    report.expect("data ports", "node 2", "good", &["packets reach ports"]);
+    assert_eq!(report.status, 3, "{report:#?}");
+    testbed.ip(2, "rule add pref 10 lookup local");
+    testbed.ip(2, "rule del pref 0");
+    testbed.ip(
+        2,
+        "rule add pref 1 iif eth0 ipproto udp dport 7412-65534 blackhole",
+    );
+    let report = testbed.report();
+    let words = ["port 7411 is reached", "other ports of node 2 vanish"];
+    report.expect("data ports", "node 2", "broken", &words);
+    assert_eq!(report.status, 1);
+    testbed.ip(2, "rule del pref 1");
     let _receiver = testbed.receiver();
     testbed.report_once_answered();
     // As a firewall would: what comes from node 1 gets no answer.
@@ -196,6 +209,26 @@ fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
         start,
     ];
     report.expect("directory", "node 2", "broken", &words);
+}
+
+#[test]
+fn a_directory_port_that_a_firewall_rejects_is_not_called_well() {
+    let Some(testbed) = Testbed::make("j", false) else {
+        return;
+    };
+    let _receiver = testbed.receiver();
+    testbed.report_once_answered().expect_nothing_broken();
+    if !testbed.nft(
+        2,
+        "table ip t { chain c { type filter hook input priority 0; udp dport 7411 reject; }; }",
+    ) {
+        eprintln!("SKIPPED: `nft` makes no rules here");
+        return;
+    }
+    let report = testbed.report();
+    let words = ["a firewall rejects port 7411", "let UDP to port 7411 pass"];
+    report.expect("directory", "node 2", "unknown", &words);
+    assert_eq!(report.status, 3, "{report:#?}");
 }
 
 #[test]

@@ -49,6 +49,12 @@ impl Report {
         })
     }
 
+    /// How many findings have this name.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        let named = self.findings.iter().filter(|one| one["name"] == name);
+        named.count()
+    }
+
     /// Fails unless the finding has the verdict and all of the words.
     #[track_caller]
     pub(crate) fn expect(&self, name: &str, subject: &str, verdict: &str, words: &[&str]) {
@@ -204,6 +210,14 @@ impl Testbed {
             ip(&format!("-n {} {arguments}", self.names[machine - 1])),
             "ip {arguments}"
         );
+    }
+
+    /// Makes rules of a firewall inside a machine; tells whether it has them.
+    pub(crate) fn nft(&self, machine: usize, rules: &str) -> bool {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[machine - 1], "nft", rules]);
+        let status = command.stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
     }
 
     pub(crate) fn dipole(&self, machine: usize) -> Command {

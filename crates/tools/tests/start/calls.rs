@@ -11,7 +11,7 @@ use crate::process::{Node, new_key, rest_of, said, wait_for};
 const GREETING_BYTES: usize = 26;
 const PROOF_BYTES: usize = 48;
 /// What a caller gets who gives way to another.
-const BUSY: &[u8; GREETING_BYTES] = b"dipole\x1a\n\x01\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+const BUSY: &[u8; GREETING_BYTES] = b"dipole\x1a\n\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 /// A question any agent answers at its directory: does it still?
 fn assert_it_answers(node: &Node) {

@@ -15,12 +15,12 @@ use crate::process::{Process, new_key, said, wait_for};
 
 const NODES: u32 = 4;
 
-struct Cluster {
-    testbed: Testbed,
+pub(crate) struct Cluster {
+    pub(crate) testbed: Testbed,
 }
 
 impl Cluster {
-    fn make() -> Option<Cluster> {
+    pub(crate) fn make() -> Option<Cluster> {
         if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
             return None;
@@ -42,7 +42,7 @@ impl Cluster {
         Some(cluster)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.testbed.folder().join(name)
     }
 
@@ -66,7 +66,7 @@ impl Cluster {
         self.agent_with(node, |_| {})
     }
 
-    fn agent_with(&self, node: u32, change: impl FnOnce(&mut Command)) -> Process {
+    pub(crate) fn agent_with(&self, node: u32, change: impl FnOnce(&mut Command)) -> Process {
         let mut command = self.dipole(node);
         command.arg("agent").env("DIPOLE_LOG", "info");
         command.env("OF_THE_AGENT", "a secret");
@@ -81,7 +81,7 @@ impl Cluster {
     }
 
     /// A job of a script, started on node 1.
-    fn run(&self, arguments: &[&str], script: &str) -> Command {
+    pub(crate) fn run(&self, arguments: &[&str], script: &str) -> Command {
         let mut command = self.dipole(1);
         command
             .arg("run")
@@ -92,20 +92,20 @@ impl Cluster {
 }
 
 /// A job that runs.
-struct Job {
+pub(crate) struct Job {
     launcher: Child,
     lines: BufReader<ChildStdout>,
 }
 
 impl Job {
-    fn start(command: &mut Command) -> Job {
+    pub(crate) fn start(command: &mut Command) -> Job {
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut launcher = command.spawn().expect("it starts");
         let lines = BufReader::new(launcher.stdout.take().expect("a pipe"));
         Job { launcher, lines }
     }
 
-    fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("a pipe");
         if line.is_empty() {
@@ -117,7 +117,7 @@ impl Job {
         line.trim_end().to_owned()
     }
 
-    fn pids(&mut self, count: usize) -> Vec<Pid> {
+    pub(crate) fn pids(&mut self, count: usize) -> Vec<Pid> {
         let number = |line: String| line.parse().ok().and_then(Pid::from_raw);
         (0..count)
             .map(|_| number(self.line()).expect("a pid"))
@@ -126,6 +126,14 @@ impl Job {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.launcher), signal).expect("our child");
+    }
+
+    /// Its status and what it wrote to standard error.
+    pub(crate) fn ends_saying(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        let mut stderr = self.launcher.stderr.take().expect("a pipe");
+        stderr.read_to_string(&mut said).expect("a pipe");
+        (self.launcher.wait().expect("our child").code(), said)
     }
 
     fn ends(mut self) -> (Option<i32>, String) {
@@ -142,7 +150,7 @@ impl Drop for Job {
     }
 }
 
-fn assert_gone(pids: &[Pid]) {
+pub(crate) fn assert_gone(pids: &[Pid]) {
     for pid in pids {
         wait_for("the end of a rank", || {
             test_kill_process(*pid).is_err().then_some(())

@@ -7,5 +7,6 @@ mod cluster;
 #[path = "../common/mod.rs"]
 mod common;
 mod process;
+mod rotation;
 mod rules;
 mod service;

@@ -18,37 +18,50 @@ const BOTTOM: f64 = 58.0;
 const LABEL_DISTANCE: f64 = 42.0;
 
 /// One figure.
-pub(crate) struct Chart {
-    pub(crate) id: String,
-    pub(crate) title: String,
+#[derive(Clone, Debug)]
+pub struct Chart {
+    /// Its name within the page.
+    pub id: String,
+    /// What it shows.
+    pub title: String,
     /// How to read it.
-    pub(crate) text: &'static str,
-    pub(crate) x: (Scale, &'static str),
-    pub(crate) y: (Scale, &'static str),
-    pub(crate) curves: Vec<Curve>,
+    pub text: &'static str,
+    /// The axis to the right and what it means.
+    pub x: (Scale, &'static str),
+    /// The axis upwards.
+    pub y: (Scale, &'static str),
+    /// What is drawn.
+    pub curves: Vec<Curve>,
 }
 
 /// One subject's curve.
-pub(crate) struct Curve {
-    pub(crate) name: String,
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// Whose it is.
+    pub name: String,
     /// Colour and mark.
-    pub(crate) family: &'static str,
-    pub(crate) points: Vec<Point>,
+    pub family: &'static str,
+    /// From left to right.
+    pub points: Vec<Point>,
 }
 
 /// One measurement.
-pub(crate) struct Point {
-    pub(crate) x: f64,
-    pub(crate) y: f64,
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// Where to the right.
+    pub x: f64,
+    /// Where upwards.
+    pub y: f64,
     /// How far the rounds spread.
-    pub(crate) spread: Option<(f64, f64)>,
+    pub spread: Option<(f64, f64)>,
     /// Told when the mark is pointed at.
-    pub(crate) note: String,
+    pub note: String,
 }
 
 impl Chart {
     /// The figure with its legend, `behind` it what belongs to it; nothing without a point.
-    pub(crate) fn html(&self, behind: &str) -> String {
+    #[must_use]
+    pub fn html(&self, behind: &str) -> String {
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
         let spreads = points().filter_map(|point| point.spread);
         let x = Axis::over(self.x.0, points().map(|point| point.x));

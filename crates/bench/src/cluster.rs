@@ -5,6 +5,8 @@
 //! is measured is the exchange that follows, up to the last byte read. Nothing here depends on the
 //! machine's speed.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::net::SocketAddr;
 
 use dipole_bsp::superstep::pace::{Pace, Slots};
@@ -27,15 +29,21 @@ const PAUSE_NS: u64 = 1_000_000;
 const MOST_NS: u64 = 600_000_000_000;
 /// Enough for what blind processes have on their way to their interface.
 const FRAMES: u32 = 4096;
+/// A process of many, which send little to each.
+const FEW_FRAMES: u32 = 256;
+/// With more processes each has [`FEW_FRAMES`].
+const FEW_PROCESSES: usize = 64;
+/// With how many others everybody connects at once: all together would fill the switch's queues.
+const CONNECTING: usize = 64;
 /// Ethernet, IP and UDP headers, gap and preamble.
 const FRAME_BYTES: u64 = 66;
 const PACKET_BYTES: usize = 1472;
 /// What is left of a packet for a message: header, trailer, and the head of a piece.
-pub(super) const PIECE_BYTES: usize = PACKET_BYTES - 32 - 4 - 32;
+pub(crate) const PIECE_BYTES: usize = PACKET_BYTES - 32 - 4 - 32;
 
 /// What carries the packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Carrier {
+pub(crate) enum Carrier {
     /// A switch with a full-duplex link to everybody, and so much memory for each.
     Switch { queue_bytes: u64 },
     /// One medium for all.
@@ -44,25 +52,25 @@ pub(super) enum Carrier {
 
 /// A cluster and how it sends.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setup {
-    pub(super) processes: usize,
-    pub(super) carrier: Carrier,
-    pub(super) mbit_per_second: u64,
-    pub(super) latency_ns: u64,
+pub(crate) struct Setup {
+    pub(crate) processes: usize,
+    pub(crate) carrier: Carrier,
+    pub(crate) mbit_per_second: u64,
+    pub(crate) latency_ns: u64,
     /// Processes leave the barrier so far apart at most.
-    pub(super) skew_ns: u64,
-    pub(super) order: Order,
-    pub(super) slots: Option<Slots>,
-    pub(super) chunk_bytes: usize,
+    pub(crate) skew_ns: u64,
+    pub(crate) order: Order,
+    pub(crate) slots: Option<Slots>,
+    pub(crate) chunk_bytes: usize,
     /// Chunks that a process has begun and not yet handed to its sessions, at most.
-    pub(super) ahead: usize,
+    pub(crate) ahead: usize,
     /// Without acknowledgements, repeats and windows: what is lost is lost.
-    pub(super) blind: bool,
+    pub(crate) blind: bool,
     /// How long an acknowledgement waits for a packet to ride on.
-    pub(super) ack_delay_ns: u64,
+    pub(crate) ack_delay_ns: u64,
     /// A packet is not repeated sooner.
-    pub(super) least_timeout_ns: u64,
-    pub(super) seed: u64,
+    pub(crate) least_timeout_ns: u64,
+    pub(crate) seed: u64,
 }
 
 impl Setup {
@@ -72,14 +80,14 @@ impl Setup {
     }
 
     /// How long a message takes on its way through an interface, its frames counted.
-    pub(super) fn message_ns(&self, bytes: usize) -> u64 {
+    pub(crate) fn message_ns(&self, bytes: usize) -> u64 {
         let packets = bytes.div_ceil(PIECE_BYTES) as u64;
         let overhead = (PACKET_BYTES - PIECE_BYTES) as u64 + FRAME_BYTES;
         self.wire_ns(bytes as u64 + packets * overhead)
     }
 
     /// What an always busy network needs at least for an exchange: the busiest interface, or the bus.
-    pub(super) fn ideal_ns(&self, relation: &Relation) -> u64 {
+    pub(crate) fn ideal_ns(&self, relation: &Relation) -> u64 {
         let count = self.processes;
         let message = |from: usize, to: usize| self.message_ns(relation.bytes[from][to]);
         match self.carrier {
@@ -103,9 +111,9 @@ impl Setup {
 
 /// Who sends how much to whom.
 #[derive(Clone, Debug)]
-pub(super) struct Relation {
+pub(crate) struct Relation {
     /// By sender and receiver.
-    pub(super) bytes: Vec<Vec<usize>>,
+    pub(crate) bytes: Vec<Vec<usize>>,
 }
 
 impl Relation {
@@ -120,12 +128,12 @@ impl Relation {
     }
 
     /// Everybody sends so much to everybody else.
-    pub(super) fn total_exchange(processes: usize, bytes: usize) -> Relation {
+    pub(crate) fn total_exchange(processes: usize, bytes: usize) -> Relation {
         Relation::of(processes, |_, _| bytes)
     }
 
     /// Everybody sends so much to the next.
-    pub(super) fn cyclic_shift(processes: usize, bytes: usize) -> Relation {
+    pub(crate) fn cyclic_shift(processes: usize, bytes: usize) -> Relation {
         Relation::of(processes, |from, to| {
             if to == (from + 1) % processes {
                 bytes
@@ -136,7 +144,7 @@ impl Relation {
     }
 
     /// Every pair with probability one half, up to so much.
-    pub(super) fn random(processes: usize, most_bytes: usize, seed: u64) -> Relation {
+    pub(crate) fn random(processes: usize, most_bytes: usize, seed: u64) -> Relation {
         let mut dice = StdRng::seed_from_u64(seed);
         Relation::of(processes, |_, _| match dice.random_bool(0.5) {
             true => dice.random_range(1..=most_bytes),
@@ -148,18 +156,24 @@ impl Relation {
         self.bytes[from].iter().sum()
     }
 
-    fn received_by(&self, to: usize) -> usize {
-        self.bytes.iter().map(|row| row[to]).sum()
+    /// What each receives.
+    fn received(&self) -> Vec<usize> {
+        let mut all = vec![0; self.bytes.len()];
+        for row in &self.bytes {
+            for (sum, bytes) in all.iter_mut().zip(row) {
+                *sum += bytes;
+            }
+        }
+        all
     }
 
     /// The h of the h-relation, in bytes.
-    pub(super) fn h(&self) -> usize {
-        let ranks = 0..self.bytes.len();
-        let both = ranks.flat_map(|rank| [self.sent_by(rank), self.received_by(rank)]);
-        both.max().unwrap_or(0)
+    pub(crate) fn h(&self) -> usize {
+        let sent = (0..self.bytes.len()).map(|rank| self.sent_by(rank));
+        sent.chain(self.received()).max().unwrap_or(0)
     }
 
-    pub(super) fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         self.bytes.iter().flatten().sum()
     }
 
@@ -171,22 +185,22 @@ impl Relation {
 
 /// What an exchange took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Exchange {
-    pub(super) ns: u64,
+pub(crate) struct Exchange {
+    pub(crate) ns: u64,
     /// By the time of an always busy network.
-    pub(super) efficiency: f64,
+    pub(crate) efficiency: f64,
     /// Frames handed to the network.
-    pub(super) packets: u64,
+    pub(crate) packets: u64,
     /// Frames that a full queue, or too many collisions, lost.
-    pub(super) lost: u64,
+    pub(crate) lost: u64,
     /// Packets that carried nothing but acknowledgements.
-    pub(super) acknowledgements: u64,
-    pub(super) repeats: u64,
+    pub(crate) acknowledgements: u64,
+    pub(crate) repeats: u64,
     /// Bytes of payload that arrived.
-    pub(super) received: u64,
+    pub(crate) received: u64,
     /// Times that somebody began to send on the bus, and those that met another.
-    pub(super) attempts: u64,
-    pub(super) collisions: u64,
+    pub(crate) attempts: u64,
+    pub(crate) collisions: u64,
 }
 
 /// When chunks leave.
@@ -224,7 +238,7 @@ impl Leaving {
     clippy::cast_sign_loss,
     reason = "times of a simulation are far below 2^53 ns"
 )]
-pub(super) fn in_ns(time: f64) -> u64 {
+pub(crate) fn in_ns(time: f64) -> u64 {
     time.round() as u64
 }
 
@@ -241,31 +255,50 @@ struct Process {
     pace: Leaving,
     /// What is left for each.
     left: Vec<usize>,
+    /// And for all together.
+    left_bytes: usize,
     /// To whom the next chunk goes, how long it is, and when it may leave.
     next: Option<(usize, usize, u64)>,
     sending: Vec<Sending>,
     received: usize,
+    /// In this exchange.
+    expected: usize,
     begin_ns: u64,
     deadline_ns: u64,
 }
 
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     setup: Setup,
     network: Network,
     now_ns: u64,
     processes: Vec<Process>,
+    /// Deadlines of processes; those that no longer are one's deadline count for nothing.
+    deadlines: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Who has packets that it has not taken yet.
+    waiting: Vec<usize>,
     payload: Vec<u8>,
     dice: StdRng,
 }
 
 fn address(process: usize, port: u16) -> SocketAddr {
-    let host = u8::try_from(process + 1).expect("few processes");
-    SocketAddr::from(([10, 0, 0, host], port))
+    let [high, low] = u16::try_from(process + 1)
+        .expect("few processes")
+        .to_be_bytes();
+    SocketAddr::from(([10, 0, high, low], port))
+}
+
+/// Whose address that is.
+fn process_at(address: SocketAddr) -> Option<usize> {
+    let SocketAddr::V4(address) = address else {
+        return None;
+    };
+    let [_, _, high, low] = address.ip().octets();
+    usize::from(u16::from_be_bytes([high, low])).checked_sub(1)
 }
 
 impl Cluster {
     /// All processes know each other already.
-    pub(super) fn new(setup: &Setup) -> Cluster {
+    pub(crate) fn new(setup: &Setup) -> Cluster {
         let count = setup.processes;
         // What waits in an interface of a bus is short, or repeats would wait for seconds.
         let (switch_queue_bytes, transmit_queue_bytes, bus) = match setup.carrier {
@@ -292,7 +325,11 @@ impl Cluster {
             let config = Config {
                 node: u32::try_from(number).expect("few processes"),
                 packet_bytes: PACKET_BYTES,
-                frames: FRAMES,
+                frames: if count > FEW_PROCESSES {
+                    FEW_FRAMES
+                } else {
+                    FRAMES
+                },
                 ack_delay_ns: setup.ack_delay_ns,
                 // Repeats take slots too: not before everybody has had some.
                 min_timeout_ns: setup.least_timeout_ns,
@@ -312,9 +349,11 @@ impl Cluster {
                 turns: Turns::new(setup.order, index, count),
                 pace: Leaving::Paced(Pace::new(None, 1, 0)),
                 left: vec![0; count],
+                left_bytes: 0,
                 next: None,
                 sending: Vec::new(),
                 received: 0,
+                expected: 0,
                 begin_ns: 0,
                 deadline_ns: 0,
             }
@@ -324,6 +363,8 @@ impl Cluster {
             processes: processes.collect(),
             network,
             now_ns: 1,
+            deadlines: (0..count).map(|index| Reverse((0, index))).collect(),
+            waiting: Vec::new(),
             payload: vec![7; setup.chunk_bytes],
             dice: StdRng::seed_from_u64(setup.seed),
         };
@@ -332,19 +373,29 @@ impl Cluster {
     }
 
     fn connect(&mut self) {
-        let now = Instant(self.now_ns);
-        for index in 0..self.processes.len() {
-            for other in (0..self.processes.len()).filter(|&other| other != index) {
-                let to = Destination {
-                    small: address(other, 7000),
-                    incarnation: 0,
-                };
-                let process = &mut self.processes[index];
-                let peer = process.engine.connect(now, to).expect("a place for it");
-                process.peers[other] = Some(peer);
+        let count = self.processes.len();
+        let mut nearest = 1;
+        while nearest < count {
+            let distances = nearest..(nearest + CONNECTING).min(count);
+            nearest = distances.end;
+            let now = Instant(self.now_ns);
+            for index in 0..count {
+                for other in (0..count).filter(|&other| other != index) {
+                    if !distances.contains(&((other + count - index) % count)) {
+                        continue;
+                    }
+                    let to = Destination {
+                        small: address(other, 7000),
+                        incarnation: 0,
+                    };
+                    let process = &mut self.processes[index];
+                    let peer = process.engine.connect(now, to).expect("a place for it");
+                    process.peers[other] = Some(peer);
+                }
+                self.wake_at(index, self.now_ns);
             }
+            self.run_until_all(Process::is_connected);
         }
-        self.run(|cluster| cluster.processes.iter().all(Process::is_connected));
         for process in &mut self.processes {
             for (peer, edge) in process.peers.iter().zip(&mut process.edges) {
                 let Some(peer) = *peer else { continue };
@@ -355,7 +406,7 @@ impl Cluster {
     }
 
     /// One superstep.
-    pub(super) fn exchange(&mut self, relation: &Relation) -> Exchange {
+    pub(crate) fn exchange(&mut self, relation: &Relation) -> Exchange {
         let (slots, senders) = (self.setup.slots, relation.senders());
         self.exchange_when(relation, |_, seed| {
             Leaving::Paced(Pace::new(slots, senders, seed))
@@ -364,7 +415,7 @@ impl Cluster {
 
     /// The same, but chunks leave at random times: all together offer this share of what the
     /// medium of one interface carries.
-    pub(super) fn offer(&mut self, relation: &Relation, load: f64) -> Exchange {
+    pub(crate) fn offer(&mut self, relation: &Relation, load: f64) -> Exchange {
         let chunk_ns = self.setup.message_ns(self.setup.chunk_bytes) as f64;
         let interval_ns = chunk_ns * f64::from(relation.senders()) / load;
         self.exchange_when(relation, |begin_ns, seed| Leaving::Random {
@@ -381,27 +432,33 @@ impl Cluster {
     ) -> Exchange {
         let before = self.counters();
         let begin_ns = self.now_ns;
+        let received = relation.received();
         for (rank, process) in self.processes.iter_mut().enumerate() {
             let late_ns = self.dice.random_range(0..=self.setup.skew_ns);
             process.begin_ns = begin_ns + late_ns;
             process.deadline_ns = process.begin_ns;
             process.left.clone_from(&relation.bytes[rank]);
+            process.left_bytes = process.left.iter().sum();
             process.pace = leaving(process.begin_ns, self.dice.random());
             process.turns = Turns::new(self.setup.order, rank, self.setup.processes);
             process.received = 0;
+            process.expected = received[rank];
         }
-        let all = (0..self.setup.processes).map(|rank| relation.received_by(rank));
-        let all: Vec<usize> = all.collect();
-        let is_blind = self.setup.blind;
-        self.run(|cluster| {
-            let sent = cluster.processes.iter().all(Process::has_sent);
-            let mut both = cluster.processes.iter().zip(&all);
-            let is_quiet = || cluster.network.next_event_ns().is_none();
-            match is_blind {
-                true => sent && is_quiet(),
-                false => sent && both.all(|(process, all)| process.received == *all),
+        for rank in 0..self.processes.len() {
+            let begin_ns = self.processes[rank].begin_ns;
+            self.wake_at(rank, begin_ns);
+        }
+        match self.setup.blind {
+            true => self.run(|cluster| {
+                let sent = cluster.processes.iter().all(Process::has_sent);
+                sent && cluster.network.next_event_ns().is_none()
+            }),
+            false => {
+                self.run_until_all(|process| {
+                    process.has_sent() && process.received == process.expected
+                });
             }
-        });
+        }
         let ns = self.now_ns - begin_ns;
         self.rest();
         let after = self.counters();
@@ -437,17 +494,60 @@ impl Cluster {
         }
     }
 
-    fn run(&mut self, done: impl Fn(&Cluster) -> bool) {
+    fn run_until_all(&mut self, is_done: impl Fn(&Process) -> bool) {
+        let count = self.processes.len();
+        let mut first = 0;
+        self.run(|cluster| {
+            // Who is done stays so.
+            while first < count && is_done(&cluster.processes[first]) {
+                first += 1;
+            }
+            first == count
+        });
+    }
+
+    fn run(&mut self, mut done: impl FnMut(&mut Cluster) -> bool) {
         let end_ns = self.now_ns + MOST_NS;
+        let mut due = Vec::new();
         while !done(self) {
-            let own = self.processes.iter().map(|process| process.deadline_ns);
-            let next = own.chain(self.network.next_event_ns()).min();
+            let next = self.next_ns();
             self.now_ns = next.unwrap_or(u64::MAX).max(self.now_ns);
             assert!(self.now_ns < end_ns, "a message never arrives");
             self.network.advance(self.now_ns);
-            for index in 0..self.processes.len() {
+            due.append(&mut self.waiting);
+            let arrived = self.network.take_arrivals();
+            due.extend(arrived.into_iter().filter_map(process_at));
+            while let Some(Reverse((at_ns, index))) = self.deadlines.peek().copied()
+                && at_ns <= self.now_ns
+            {
+                self.deadlines.pop();
+                if self.processes[index].deadline_ns == at_ns {
+                    due.push(index);
+                }
+            }
+            due.sort_unstable();
+            due.dedup();
+            for index in due.drain(..) {
                 self.turn(index);
             }
+        }
+    }
+
+    /// When something happens next, in a process or the network.
+    fn next_ns(&mut self) -> Option<u64> {
+        while let Some(Reverse((at_ns, index))) = self.deadlines.peek().copied()
+            && self.processes[index].deadline_ns != at_ns
+        {
+            self.deadlines.pop();
+        }
+        let own = self.deadlines.peek().map(|Reverse((at_ns, _))| *at_ns);
+        own.into_iter().chain(self.network.next_event_ns()).min()
+    }
+
+    fn wake_at(&mut self, index: usize, at_ns: u64) {
+        self.processes[index].deadline_ns = at_ns;
+        if at_ns < u64::MAX {
+            self.deadlines.push(Reverse((at_ns, index)));
         }
     }
 
@@ -455,8 +555,7 @@ impl Cluster {
     fn rest(&mut self) {
         let until_ns = self.now_ns + PAUSE_NS;
         self.run(|cluster| {
-            let own = cluster.processes.iter().map(|process| process.deadline_ns);
-            let next = own.chain(cluster.network.next_event_ns()).min();
+            let next = cluster.next_ns();
             cluster.now_ns >= until_ns || next.is_none_or(|at_ns| at_ns > until_ns)
         });
         self.now_ns = self.now_ns.max(until_ns);
@@ -464,11 +563,7 @@ impl Cluster {
     }
 
     fn turn(&mut self, index: usize) {
-        let waiting = [7000, 7001].map(|port| self.network.waiting(address(index, port)));
         let process = &mut self.processes[index];
-        if waiting == [0, 0] && process.deadline_ns > self.now_ns {
-            return;
-        }
         let now = Instant(self.now_ns);
         process.engine.disarm();
         process.engine.step(now, true).expect("a whole network");
@@ -479,9 +574,14 @@ impl Cluster {
         process.engine.transmit(now).expect("a whole network");
         let engine_ns = process.engine.next_deadline(now);
         let engine_ns = engine_ns.map_or(u64::MAX, |deadline| deadline.0);
-        process.deadline_ns = engine_ns.min(process.next_send_ns(self.now_ns));
+        let mut deadline_ns = engine_ns.min(process.next_send_ns(self.now_ns));
         if !process.engine.arm() {
-            process.deadline_ns = process.deadline_ns.min(self.now_ns + POLL_NS);
+            deadline_ns = deadline_ns.min(self.now_ns + POLL_NS);
+        }
+        self.wake_at(index, deadline_ns);
+        let is_waiting = |port| self.network.waiting(address(index, port)) > 0;
+        if [7000, 7001].into_iter().any(is_waiting) {
+            self.waiting.push(index);
         }
     }
 }
@@ -493,7 +593,7 @@ impl Process {
     }
 
     fn has_sent(&self) -> bool {
-        self.next.is_none() && self.sending.is_empty() && self.left.iter().all(|&left| left == 0)
+        self.next.is_none() && self.sending.is_empty() && self.left_bytes == 0
     }
 
     /// When the next chunk may leave, if it is that it waits for.
@@ -527,11 +627,12 @@ impl Process {
     }
 
     fn take_turn(&mut self, now_ns: u64, chunk_bytes: usize) -> Option<(usize, usize, u64)> {
-        if self.next.is_none() {
+        if self.next.is_none() && self.left_bytes > 0 {
             let left = &mut self.left;
             let to = self.turns.next(|to| left[to] > 0)?;
             let bytes = left[to].min(chunk_bytes);
             left[to] -= bytes;
+            self.left_bytes -= bytes;
             self.next = Some((to, bytes, self.pace.next(now_ns, bytes)));
         }
         self.next
@@ -569,5 +670,18 @@ impl Process {
             Err(Blocked::NoCredit | Blocked::NoFrame) => false,
             Err(blocked) => panic!("{blocked:?}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_processes_than_one_octet_counts_have_addresses_of_their_own() {
+        for process in [0, 1, 254, 255, 256, 1023] {
+            assert_eq!(process_at(address(process, 7000)), Some(process));
+        }
+        assert_ne!(address(0, 7000), address(256, 7000));
     }
 }

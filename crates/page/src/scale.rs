@@ -2,12 +2,12 @@
 
 /// What an axis shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scale {
+pub enum Scale {
     /// Powers of two, labelled as sizes.
     Bytes,
     /// Powers of ten, labelled as plain numbers.
     Number,
-    /// Shares of 1: each step to the right leaves a tenth of the rest.
+    /// Shares of 1: two steps up to 90 %, evenly, then each to the right leaves a tenth of the rest.
     Nines,
     /// From 0, in equal steps.
     Linear,
@@ -15,15 +15,16 @@ pub(crate) enum Scale {
 
 /// One place on an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Tick {
-    pub(super) value: f64,
+pub struct Tick {
+    /// Where.
+    pub value: f64,
     /// Empty: a line without a label.
-    pub(super) label: String,
+    pub label: String,
 }
 
 /// A scale over the values that occur.
 #[derive(Clone, Debug)]
-pub(super) struct Axis {
+pub struct Axis {
     scale: Scale,
     low: f64,
     high: f64,
@@ -31,7 +32,8 @@ pub(super) struct Axis {
 
 impl Axis {
     /// Spans all values and ends on round ones; `None` if there are none.
-    pub(super) fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Option<Self> {
+    #[must_use]
+    pub fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut places = values.map(|value| place(scale, value));
         let first = places.next()?;
         let (low, high) = places.fold((first, first), |(low, high), place| {
@@ -39,7 +41,7 @@ impl Axis {
         });
         let (low, high) = match scale {
             Scale::Bytes => (low, high),
-            Scale::Nines => (0.0, high.max(1.0)),
+            Scale::Nines => (0.0, high.max(2.0)),
             Scale::Linear => (0.0, (high / step(high)).ceil() * step(high)),
             // To thirds of a decade: about 1, 2, 5.
             Scale::Number => (
@@ -52,12 +54,14 @@ impl Axis {
     }
 
     /// From 0, the low end, to 1, the high end.
-    pub(super) fn position(&self, value: f64) -> f64 {
+    #[must_use]
+    pub fn position(&self, value: f64) -> f64 {
         (place(self.scale, value) - self.low) / (self.high - self.low)
     }
 
     /// Ticks from low to high.
-    pub(super) fn ticks(&self) -> Vec<Tick> {
+    #[must_use]
+    pub fn ticks(&self) -> Vec<Tick> {
         let ticks: Vec<Tick> = match self.scale {
             Scale::Bytes => (0..=40)
                 .step_by(2)
@@ -66,7 +70,7 @@ impl Axis {
                     label: bytes(power),
                 })
                 .collect(),
-            Scale::Nines => [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.999_99]
+            Scale::Nines => [0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 0.9999, 0.999_99]
                 .into_iter()
                 .map(|value| Tick {
                     value,
@@ -109,7 +113,9 @@ fn place(scale: Scale, value: f64) -> f64 {
     match scale {
         Scale::Bytes => value.max(1.0).log2(),
         Scale::Number => value.max(1e-6).log10(),
-        Scale::Nines => -(1.0 - value).max(1e-9).log10(),
+        // What most messages take must not be squeezed by the few that take longer.
+        Scale::Nines if value <= 0.9 => value / 0.9 * 2.0,
+        Scale::Nines => 1.0 - (1.0 - value).max(1e-9).log10(),
         Scale::Linear => value,
     }
 }
@@ -133,7 +139,8 @@ fn bytes(power: i32) -> String {
 }
 
 /// A share in percent, with as many digits as it needs.
-pub(super) fn share(share: f64) -> String {
+#[must_use]
+pub fn share(share: f64) -> String {
     let text = format!("{:.3}", share * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
 }
@@ -190,8 +197,11 @@ mod tests {
     #[test]
     fn shares_are_spaced_by_nines() {
         let axis = Axis::over(Scale::Nines, [0.0, 0.999].into_iter()).expect("values");
-        assert!((axis.position(0.9) - 1.0 / 3.0).abs() < 1e-9);
-        assert_eq!(labels(&axis), ["0 %", "50 %", "90 %", "99 %", "99.9 %"]);
+        assert!((axis.position(0.45) - 0.25).abs() < 1e-9);
+        assert!((axis.position(0.9) - 0.5).abs() < 1e-9);
+        assert!((axis.position(0.99) - 0.75).abs() < 1e-9);
+        let expected = ["0 %", "25 %", "50 %", "75 %", "90 %", "99 %", "99.9 %"];
+        assert_eq!(labels(&axis), expected);
     }
 
     #[test]

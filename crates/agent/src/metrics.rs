@@ -1,0 +1,249 @@
+//! The counters of this user's processes in Prometheus's text format.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use dipole_node::NodeId;
+use dipole_node::registry::{ProcessReport, RegistryError, report};
+
+/// Processes that are told of; of more only how many there are.
+const MOST_PROCESSES: usize = 1000;
+/// Characters of a command that are told.
+const COMMAND_CHARS: usize = 80;
+/// What goes up and down.
+const GAUGES: [&str; 5] = [
+    "peers by packets",
+    "peers by shared memory",
+    "edges",
+    "unread bytes",
+    "free frames",
+];
+
+/// The values of one name, each with its labels.
+struct Family {
+    kind: &'static str,
+    help: String,
+    values: Vec<(String, u64)>,
+}
+
+/// The counters of all processes that a runtime directory knows.
+///
+/// # Errors
+/// The directory cannot be read, or a living process's file is damaged.
+pub fn metrics(runtime_dir: &Path) -> Result<String, RegistryError> {
+    let mut nodes: Vec<u32> = Vec::new();
+    for entry in std::fs::read_dir(runtime_dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let node = name.to_str().and_then(|name| name.strip_prefix("node-"));
+        nodes.extend(node.and_then(|number| number.parse::<u32>().ok()));
+    }
+    nodes.sort_unstable();
+    let mut found = Vec::new();
+    for node in nodes.into_iter().map(NodeId) {
+        let living = report(runtime_dir, node)?.into_iter();
+        let living = living.filter(|report| report.owner.is_some());
+        found.extend(living.map(|report| (node, report)));
+    }
+    Ok(text(&found))
+}
+
+fn text(found: &[(NodeId, ProcessReport)]) -> String {
+    let mut families: BTreeMap<String, Family> = BTreeMap::new();
+    let mut add = |name: &str, kind, help: &str, labels: String, value| {
+        let family = families.entry(name.to_owned()).or_insert_with(|| Family {
+            kind,
+            help: help.to_owned(),
+            values: Vec::new(),
+        });
+        family.values.push((labels, value));
+    };
+    let count = found.len() as u64;
+    add(
+        "dipole_processes",
+        "gauge",
+        "processes with a node of Dipole",
+        String::new(),
+        count,
+    );
+    let omitted = found.len().saturating_sub(MOST_PROCESSES) as u64;
+    let help = "processes whose counters are left out here, since there are so many";
+    add(
+        "dipole_processes_omitted",
+        "gauge",
+        help,
+        String::new(),
+        omitted,
+    );
+    for (node, report) in found.iter().take(MOST_PROCESSES) {
+        let command = report.owner.as_ref().map_or("", |owner| &owner.command);
+        let who = format!(
+            "node=\"{node}\",pid=\"{}\",command=\"{}\"",
+            report.pid().unwrap_or(0),
+            escape(command)
+        );
+        let endpoints = report.endpoints.len() as u64;
+        add(
+            "dipole_endpoints",
+            "gauge",
+            "open endpoints",
+            who.clone(),
+            endpoints,
+        );
+        let counters = report.counters.as_ref();
+        for (name, value) in counters.map_or(&[][..], |counters| &counters.values) {
+            let (key, kind) = match GAUGES.contains(&name.as_str()) {
+                true => (key(name), "gauge"),
+                false => (key(name) + "_total", "counter"),
+            };
+            add(&key, kind, name, who.clone(), *value);
+        }
+        let mut links: BTreeMap<&str, u64> = BTreeMap::new();
+        for link in &report.links {
+            *links.entry(&link.link).or_default() += 1;
+        }
+        for (link, peers) in links {
+            let labels = format!("{who},link=\"{}\"", escape(link));
+            add("dipole_peers", "gauge", "peers by link", labels, peers);
+        }
+    }
+    let mut text = String::new();
+    for (name, Family { kind, help, values }) in families {
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+        let _fits = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in values {
+            let _fits = match labels.is_empty() {
+                true => writeln!(text, "{name} {value}"),
+                false => writeln!(text, "{name}{{{labels}}} {value}"),
+            };
+        }
+    }
+    text
+}
+
+/// The name of a counter as Prometheus allows it.
+fn key(name: &str) -> String {
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    format!("dipole_{}", words.join("_").to_ascii_lowercase())
+}
+
+/// The front of a text as the value of a label.
+fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars().take(COMMAND_CHARS) {
+        match c {
+            '\\' => escaped += "\\\\",
+            '"' => escaped += "\\\"",
+            '\n' => escaped += "\\n",
+            c if c.is_control() => escaped.push('?'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use dipole_node::registry::Counters;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn process(pid: u32, values: &[(&str, u64)]) -> (NodeId, ProcessReport) {
+        let values = values
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), *value));
+        let report = ProcessReport {
+            incarnation: u64::from(pid),
+            owner: None,
+            endpoints: Vec::new(),
+            counters: Some(Counters {
+                pid,
+                values: values.collect(),
+            }),
+            links: Vec::new(),
+        };
+        (NodeId(1), report)
+    }
+
+    /// Each line of a family that was announced: a name, labels in quotes, a number.
+    fn check(text: &str) {
+        let mut family = "";
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                family = rest.split(' ').next().expect("a name");
+                let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+                assert!(family.chars().all(legal), "{line}");
+            } else if !line.starts_with("# HELP ") {
+                let (before, value) = line.rsplit_once(' ').expect("a value");
+                value.parse::<u64>().expect("a number");
+                let labels = before.strip_prefix(family).expect("of its family");
+                assert!(
+                    labels.is_empty() || labels.starts_with('{') && labels.ends_with("\"}"),
+                    "{line}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn counters_have_the_names_and_labels_of_prometheus() {
+        let found = [
+            process(
+                7,
+                &[("units repeated", 3), ("dropped: forged", 1), ("edges", 2)],
+            ),
+            process(8, &[("units repeated", 4)]),
+        ];
+        let text = text(&found);
+        check(&text);
+        for line in [
+            "dipole_processes 2",
+            "# TYPE dipole_units_repeated_total counter",
+            "dipole_units_repeated_total{node=\"1\",pid=\"7\",command=\"\"} 3",
+            "dipole_units_repeated_total{node=\"1\",pid=\"8\",command=\"\"} 4",
+            "dipole_dropped_forged_total{node=\"1\",pid=\"7\",command=\"\"} 1",
+            "# TYPE dipole_edges gauge",
+        ] {
+            assert!(text.lines().any(|known| known == line), "{line} in {text}");
+        }
+        assert_eq!(
+            text.matches("# TYPE dipole_units_repeated_total").count(),
+            1
+        );
+    }
+
+    #[test]
+    fn many_processes_are_bounded_and_counted() {
+        let found: Vec<_> = (0..1500).map(|pid| process(pid, &[("edges", 1)])).collect();
+        let text = text(&found);
+        assert_eq!(text.matches("dipole_edges{").count(), MOST_PROCESSES);
+        assert!(text.contains("dipole_processes 1500\n"));
+        assert!(text.contains("dipole_processes_omitted 500\n"));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_process_calls_its_counters_the_lines_are_whole(name in ".*", value: u64) {
+            check(&text(&[process(7, &[(&name, value)])]));
+        }
+
+        #[test]
+        fn no_command_breaks_out_of_its_label(command in ".*") {
+            let escaped = escape(&command);
+            let mut rest = escaped.chars();
+            while let Some(c) = rest.next() {
+                prop_assert!(c != '"' && !c.is_control());
+                if c == '\\' {
+                    let next = rest.next();
+                    prop_assert!(matches!(next, Some('\\' | '"' | 'n')), "{escaped}");
+                }
+            }
+        }
+    }
+}

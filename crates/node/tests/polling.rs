@@ -1,0 +1,150 @@
+//! Messages for those who look without waiting, and messages that share packets.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::IoSlice;
+use std::time::{Duration, Instant};
+
+use dipole_node::{
+    Address, Arriving, ClusterKey, Config, Edge, Endpoint, EndpointId, Message, Node, NodeId,
+    Operation, Reader,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Notes what comes: short messages where they lie, others as messages.
+#[derive(Default)]
+struct Notes {
+    came: Vec<(Vec<u8>, Address)>,
+    read: usize,
+    /// Longest message that is read where it lies.
+    most: usize,
+}
+
+impl Reader for Notes {
+    fn read(&mut self, source: Address, message: &Arriving<'_>) -> bool {
+        let fits = message.len() <= self.most;
+        if fits {
+            let mut bytes = vec![0; message.len()];
+            let half = message.len() / 2;
+            let (first, second) = bytes.split_at_mut(half);
+            message.copy(0..half, first);
+            message.copy(half..message.len(), second);
+            self.read += 1;
+            self.came.push((bytes, source));
+        }
+        fits
+    }
+
+    fn take(&mut self, message: Message) {
+        self.came.push((message.to_vec(), message.source()));
+    }
+}
+
+impl Notes {
+    fn poll_until(&mut self, endpoint: &Endpoint, count: usize) {
+        let until = Instant::now() + PATIENCE;
+        let mut looks = 0_u32;
+        while self.came.len() < count {
+            assert!(Instant::now() < until, "{} came", self.came.len());
+            let before = self.came.len();
+            let told = endpoint.poll(self, looks.is_multiple_of(4)).unwrap();
+            assert_eq!(self.came.len() - before, told);
+            looks += 1;
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Nodes of two numbers, which share a key; the same number shares memory.
+fn nodes(directory: &std::path::Path, numbers: [u32; 2]) -> [Node; 2] {
+    let key = ClusterKey::random().unwrap();
+    numbers.map(|number| {
+        let place = directory.join(format!("node{number}"));
+        let mut config = Config::local(NodeId(number), place);
+        config.key = (numbers[0] != numbers[1]).then(|| key.clone());
+        Node::open(config).unwrap()
+    })
+}
+
+/// An edge of one's endpoint to another's, which is open.
+fn connected(nodes: &[Node; 2]) -> (Endpoint, Endpoint, Edge) {
+    let here = nodes[0].endpoint(EndpointId(10)).unwrap();
+    let there = nodes[1].endpoint(EndpointId(20)).unwrap();
+    let edge = here.edge_at(there.address(), nodes[1].ports()).unwrap();
+    let slices = [IoSlice::new(b"open")];
+    edge.post(Operation::Message, &slices, 0).unwrap();
+    assert_eq!(&*there.receive_timeout(PATIENCE).unwrap(), b"open");
+    (here, there, edge)
+}
+
+/// The `at`th message: of any length below 40.
+fn message(at: usize) -> Vec<u8> {
+    vec![u8::try_from(at % 251).unwrap(); at * 7 % 40]
+}
+
+#[test]
+fn messages_in_shared_memory_are_read_where_they_lie_and_stay_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let nodes = nodes(directory.path(), [1, 1]);
+    let (_here, there, edge) = connected(&nodes);
+    let mut notes = Notes {
+        most: 20,
+        ..Notes::default()
+    };
+    for at in 0..200 {
+        edge.send(&message(at)).unwrap();
+        if at % 50 == 49 {
+            notes.poll_until(&there, at + 1);
+        }
+    }
+    for (at, (bytes, source)) in notes.came.iter().enumerate() {
+        assert_eq!((bytes, *source), (&message(at), Address::new(1, 10)));
+    }
+    assert!(notes.read > 0, "none was read where it lay");
+    // Their credit has come back: none of it is held.
+    for at in 0..5000 {
+        edge.send(&[7; 100]).unwrap();
+        if at % 50 == 49 {
+            notes.poll_until(&there, 200 + at + 1);
+        }
+    }
+    there.end();
+    assert!(there.poll(&mut notes, false).is_err());
+}
+
+#[test]
+fn gathered_messages_share_packets_and_stay_in_order_with_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let nodes = nodes(directory.path(), [1, 2]);
+    let (here, there, edge) = connected(&nodes);
+    let before = nodes[0].stats().traffic.packets_sent;
+    let gathered = 100;
+    for at in 0..gathered {
+        edge.try_send_more(&message(at)).unwrap();
+    }
+    here.flush_edges().unwrap();
+    let packets = nodes[0].stats().traffic.packets_sent - before;
+    assert!(packets < gathered as u64 / 4, "{packets} packets");
+    // One that may not wait takes those before it along.
+    edge.try_send_more(&message(gathered)).unwrap();
+    edge.send(&message(gathered + 1)).unwrap();
+    let mut notes = Notes::default();
+    notes.poll_until(&there, gathered + 2);
+    for (at, (bytes, source)) in notes.came.iter().enumerate() {
+        assert_eq!((bytes, *source), (&message(at), Address::new(1, 10)));
+    }
+}
+
+#[test]
+fn a_gathered_message_leaves_though_its_sender_makes_no_further_call() {
+    let directory = tempfile::tempdir().unwrap();
+    let nodes = nodes(directory.path(), [1, 2]);
+    let (_here, there, edge) = connected(&nodes);
+    for at in 0..3 {
+        edge.try_send_more(&message(at)).unwrap();
+        let mut notes = Notes::default();
+        notes.poll_until(&there, 1);
+        assert_eq!(notes.came[0].0, message(at));
+    }
+}

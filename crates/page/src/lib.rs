@@ -1,0 +1,93 @@
+//! HTML pages with figures and the tables behind them, in one file that needs neither a network
+//! nor a script, and follows the reader's light or dark.
+//!
+//! A page carries the data it was made of, too, as `application/json`.
+
+#![forbid(unsafe_code)]
+
+mod chart;
+mod scale;
+mod table;
+
+use serde::Serialize;
+
+pub use chart::{Chart, Curve, Point};
+pub use scale::{Axis, Scale, Tick, share};
+pub use table::{behind, digits, table};
+
+/// The style sheet of all pages.
+pub const STYLE: &str = include_str!("style.css");
+
+/// What stands above the figures.
+#[derive(Clone, Copy, Debug)]
+pub struct Heading<'a> {
+    /// The page.
+    pub title: &'a str,
+    /// How to read it.
+    pub text: &'a str,
+    /// What a reader must know of how it came about, as names and values.
+    pub facts: &'a [(&'a str, String)],
+}
+
+/// The whole page: a heading, HTML below it, and the data behind that.
+///
+/// # Panics
+/// If the data are no JSON: a map with keys that are no text.
+#[must_use]
+pub fn document(heading: Heading<'_>, body: &str, data: &impl Serialize) -> String {
+    let Heading { title, text, facts } = heading;
+    let mut header = format!(
+        "<header><h1>{}</h1>\n<p>{}</p><dl>",
+        escape(title),
+        escape(text)
+    );
+    for (name, value) in facts {
+        header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
+    }
+    header += "</dl></header>\n";
+    // No "</script>" can stand in it.
+    let data = serde_json::to_string(data)
+        .expect("plain data is JSON")
+        .replace('<', "\\u003c");
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{}</title>\n<link rel=\"icon\" href=\"data:,\">\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n{header}{body}\
+         <script type=\"application/json\" id=\"data\">{data}</script>\n</body>\n</html>\n",
+        escape(title)
+    )
+}
+
+/// A part of a page with a title.
+#[must_use]
+pub fn section(title: &str, body: &str) -> String {
+    format!("<section>\n<h2>{}</h2>\n{body}</section>\n", escape(title))
+}
+
+/// Escapes text for HTML, also within quotes.
+#[must_use]
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_break_out_of_the_page() {
+        assert_eq!(escape("<a href=\"&\">"), "&lt;a href=&quot;&amp;&quot;&gt;");
+        let heading = Heading {
+            title: "<b>",
+            text: "& so on",
+            facts: &[("Command", "a <i>".to_owned())],
+        };
+        let page = document(heading, "", &"</script><script>");
+        assert_eq!(page.matches("<script").count(), 1, "{page}");
+        assert!(!page.contains("<b>") && !page.contains("<i>"), "{page}");
+    }
+}

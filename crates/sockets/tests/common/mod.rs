@@ -1,0 +1,78 @@
+//! What tests of unmodified programs share.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use dipole_testbed::Testbed;
+
+/// A program that takes longer hangs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let places = test.ancestors().skip(1).take(2);
+    let mut libraries = places.map(|folder| folder.join("libdipole_sockets.so"));
+    let found = libraries.find(|library| library.exists());
+    found.unwrap_or_else(|| panic!("no library lies beside {}", test.display()))
+}
+
+/// Where the ends of one test meet.
+pub(crate) struct Place {
+    pub(crate) folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        let folder = tempfile::tempdir().expect("a folder");
+        Place { folder }
+    }
+
+    pub(crate) fn command(&self, program: impl AsRef<Path>, with: bool) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command
+            .env_remove("LD_PRELOAD")
+            .env("DIPOLE_RUNTIME_DIR", self.folder.path());
+        if with {
+            command.env("LD_PRELOAD", library());
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+}
+
+/// Waits for the end of a program, which must be a good one.
+pub(crate) fn finished(child: Child) -> Output {
+    finished_within(child, LIMIT)
+}
+
+/// The same, for one that takes so long.
+pub(crate) fn finished_within(child: Child, limit: Duration) -> Output {
+    let pid = child.id();
+    let (told, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || told.send(child.wait_with_output()));
+    let Ok(output) = wait.recv_timeout(limit) else {
+        let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        panic!("a program hangs");
+    };
+    let output = output.expect("its output");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let also = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {said}{also}", output.status);
+    output
+}
+
+/// Two nodes in network namespaces, or a word why there are none.
+pub(crate) fn two_nodes() -> Option<Testbed> {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return None;
+    }
+    let built = Testbed::builder().nodes(2).build();
+    Some(built.expect("a testbed can be made here"))
+}

@@ -1,0 +1,327 @@
+//! What `dipole top` draws: processes, the edges of the chosen one, and ranks that are traced.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
+
+use super::sample::{Edge, Now, Process, Rank};
+
+pub(super) const COLUMNS: [&str; 9] = [
+    "pid",
+    "command",
+    "endpoints",
+    "peers",
+    "msg/s",
+    "MB/s out",
+    "MB/s in",
+    "again/s",
+    "unread kB",
+];
+const WIDTHS: [u16; 9] = [8, 24, 12, 6, 10, 9, 9, 8, 10];
+pub(super) const EDGE_COLUMNS: [&str; 6] = ["from", "to", "link", "messages", "msg/s", "MB/s"];
+const EDGE_WIDTHS: [u16; 6] = [16, 16, 8, 12, 10, 9];
+pub(super) const RANK_COLUMNS: [&str; 7] = [
+    "rank",
+    "host",
+    "supersteps",
+    "per s",
+    "computes",
+    "waits for",
+    "at",
+];
+const RANK_WIDTHS: [u16; 7] = [6, 16, 11, 9, 9, 10, 24];
+
+/// By what processes are sorted, the largest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Order {
+    #[default]
+    Messages,
+    Bytes,
+    Again,
+    Unread,
+    Pid,
+}
+
+impl Order {
+    pub(super) fn next(self) -> Order {
+        match self {
+            Order::Messages => Order::Bytes,
+            Order::Bytes => Order::Again,
+            Order::Again => Order::Unread,
+            Order::Unread => Order::Pid,
+            Order::Pid => Order::Messages,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Order::Messages => "msg/s",
+            Order::Bytes => "bytes",
+            Order::Again => "again/s",
+            Order::Unread => "unread",
+            Order::Pid => "pid",
+        }
+    }
+
+    pub(super) fn sort(self, now: &mut Now) {
+        now.processes.sort_by(|one, other| {
+            let by = |of: fn(&Process) -> f64| of(other).total_cmp(&of(one));
+            let order = match self {
+                Order::Messages => by(|process| process.messages_per_s),
+                Order::Bytes => by(|process| process.bytes_out_per_s + process.bytes_in_per_s),
+                Order::Again => by(|process| process.repeats_per_s),
+                Order::Unread => other.unread_bytes.cmp(&one.unread_bytes),
+                Order::Pid => std::cmp::Ordering::Equal,
+            };
+            order.then(one.pid.cmp(&other.pid))
+        });
+    }
+}
+
+/// How it is looked at.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    pub(super) order: Order,
+    pub(super) is_paused: bool,
+    /// The process that is chosen, by its pid and where it stood: it moves when others overtake it.
+    chosen: Option<u32>,
+    at: usize,
+    state: TableState,
+}
+
+impl View {
+    /// Chooses another process.
+    pub(super) fn step(&mut self, by: isize) {
+        self.at = self.at.saturating_add_signed(by);
+        self.chosen = None;
+    }
+
+    /// Finds the process that was chosen where it stands now; if it has ended, the one that is there.
+    pub(super) fn keep_within(&mut self, now: &Now) {
+        let chosen = self.chosen.and_then(|pid| {
+            let mut processes = now.processes.iter();
+            processes.position(|process| process.pid == pid)
+        });
+        let last = now.processes.len().saturating_sub(1);
+        self.at = chosen.unwrap_or(self.at).min(last);
+        self.chosen = now.processes.get(self.at).map(|process| process.pid);
+        self.state.select(self.chosen.map(|_| self.at));
+    }
+
+    pub(super) fn draw(&mut self, now: &Now, frame: &mut Frame<'_>) {
+        let ranks = match now.ranks.len() {
+            0 => 0,
+            some => u16::try_from(some)
+                .unwrap_or(u16::MAX)
+                .saturating_add(3)
+                .min(12),
+        };
+        let parts = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Min(4),
+            Constraint::Length(ranks),
+            Constraint::Max(8),
+            Constraint::Length(1),
+        ]);
+        let [head, processes, traced, edges, keys] = parts.areas(frame.area());
+        self.head(now, frame, head);
+        let rows = now.processes.iter().map(|process| Row::new(cells(process)));
+        let table = titled(" processes ".to_owned(), COLUMNS, WIDTHS, rows.collect())
+            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+        frame.render_stateful_widget(table, processes, &mut self.state);
+        if ranks > 0 {
+            let rows = now.ranks.iter().map(|rank| Row::new(rank_cells(rank)));
+            let table = titled(
+                " ranks ".to_owned(),
+                RANK_COLUMNS,
+                RANK_WIDTHS,
+                rows.collect(),
+            );
+            frame.render_widget(table, traced);
+        }
+        self.chosen(now, frame, edges);
+        let words = "arrows choose   s sorts by another column   p pauses   q ends";
+        frame.render_widget(
+            Line::from(words).style(Style::new().add_modifier(Modifier::DIM)),
+            keys,
+        );
+    }
+
+    fn head(&self, now: &Now, frame: &mut Frame<'_>, area: Rect) {
+        let sum = |of: fn(&Process) -> f64| now.processes.iter().map(of).sum::<f64>();
+        let text = format!(
+            "dipole top: {} processes, {:.0} msg/s, {:.1} MB/s out, {:.1} MB/s in, by {}{}",
+            now.processes.len(),
+            sum(|process| process.messages_per_s),
+            sum(|process| process.bytes_out_per_s) / 1e6,
+            sum(|process| process.bytes_in_per_s) / 1e6,
+            self.order.name(),
+            if self.is_paused { ", paused" } else { "" }
+        );
+        let line = Line::from(text).style(Style::new().add_modifier(Modifier::BOLD));
+        frame.render_widget(line, area);
+    }
+
+    /// What the chosen process sends to whom, and by which links.
+    fn chosen(&self, now: &Now, frame: &mut Frame<'_>, area: Rect) {
+        let Some(process) = now.processes.get(self.at) else {
+            let text = "no process uses the runtime directory; set DIPOLE_RUNTIME_DIR for another";
+            frame.render_widget(Paragraph::new(text).block(Block::bordered()), area);
+            return;
+        };
+        let links = process.links.iter();
+        let links: Vec<String> = links
+            .map(|(link, peers)| format!("{peers} by {link}"))
+            .collect();
+        let why = match process.why.first() {
+            Some(why) => format!("; not better, since {why}"),
+            None => String::new(),
+        };
+        let links = match links.is_empty() {
+            true => "no peers".to_owned(),
+            false => format!("peers {}", links.join(", ")),
+        };
+        let title = format!(
+            " process {} on node {}: {links}{why} ",
+            process.pid, process.node
+        );
+        let rows = process.edges.iter().map(|edge| Row::new(edge_cells(edge)));
+        let table = titled(title, EDGE_COLUMNS, EDGE_WIDTHS, rows.collect());
+        frame.render_widget(table, area);
+    }
+}
+
+fn titled<'a, const N: usize>(
+    title: String,
+    columns: [&'a str; N],
+    widths: [u16; N],
+    rows: Vec<Row<'a>>,
+) -> Table<'a> {
+    let head = Row::new(columns).style(Style::new().add_modifier(Modifier::BOLD));
+    Table::new(rows, widths.map(Constraint::Length))
+        .header(head)
+        .block(Block::bordered().title(title))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "for a reader")]
+pub(super) fn cells(process: &Process) -> [String; 9] {
+    [
+        process.pid.to_string(),
+        process.command.chars().take(24).collect(),
+        process.endpoints.join(" ").chars().take(12).collect(),
+        process.peers.to_string(),
+        format!("{:.0}", process.messages_per_s),
+        format!("{:.1}", process.bytes_out_per_s / 1e6),
+        format!("{:.1}", process.bytes_in_per_s / 1e6),
+        format!("{:.1}", process.repeats_per_s),
+        format!("{:.1}", process.unread_bytes as f64 / 1e3),
+    ]
+}
+
+pub(super) fn edge_cells(edge: &Edge) -> [String; 6] {
+    [
+        edge.from.clone(),
+        edge.to.clone(),
+        edge.link.to_owned(),
+        edge.messages.to_string(),
+        format!("{:.0}", edge.messages_per_s),
+        format!("{:.1}", edge.bytes_per_s / 1e6),
+    ]
+}
+
+pub(super) fn rank_cells(rank: &Rank) -> [String; 7] {
+    [
+        rank.rank.to_string(),
+        rank.host.chars().take(16).collect(),
+        rank.supersteps.to_string(),
+        format!("{:.0}", rank.supersteps_per_s),
+        format!("{:.0} %", 100.0 * rank.computes),
+        rank.waits_for
+            .map_or("-".to_owned(), |other| format!("rank {other}")),
+        rank.call.clone(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn now(count: u32) -> Now {
+        let process = |pid: u32| Process {
+            node: 1,
+            pid,
+            command: format!("program-{pid}"),
+            messages_per_s: f64::from(pid),
+            repeats_per_s: f64::from(1000 - pid),
+            why: vec!["DIPOLE_LINK is set".to_owned()],
+            links: [("udp".to_owned(), 3)].into(),
+            edges: vec![Edge {
+                from: "1:7".to_owned(),
+                to: format!("2:{pid}"),
+                link: "packets",
+                ..Edge::default()
+            }],
+            ..Process::default()
+        };
+        Now {
+            processes: (1..=count).map(process).collect(),
+            ranks: vec![Rank {
+                rank: 3,
+                call: "lu.c:30".to_owned(),
+                waits_for: Some(1),
+                ..Rank::default()
+            }],
+        }
+    }
+
+    fn drawn(view: &mut View, now: &Now, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("memory");
+        view.keep_within(now);
+        terminal
+            .draw(|frame| view.draw(now, frame))
+            .expect("memory");
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn processes_ranks_and_the_edges_of_the_chosen_process_are_shown() {
+        let (mut view, mut now) = (View::default(), now(3));
+        view.order.sort(&mut now);
+        let text = drawn(&mut view, &now, 110, 30);
+        for part in [
+            "3 processes",
+            "program-3",
+            "lu.c:30",
+            "rank 1",
+            "2:3",
+            "3 by udp; not better, since DIPOLE_LINK",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        // The chosen one stays chosen where others overtake it.
+        view.order = Order::Again;
+        view.order.sort(&mut now);
+        assert!(drawn(&mut view, &now, 110, 30).contains("2:3"));
+        view.step(-1);
+        assert!(drawn(&mut view, &now, 110, 30).contains("2:2"));
+    }
+
+    #[test]
+    fn many_processes_scroll_and_small_terminals_do_no_harm() {
+        let (mut view, now) = (View::default(), now(500));
+        assert!(!drawn(&mut view, &now, 100, 24).contains("program-400"));
+        view.step(399);
+        assert!(drawn(&mut view, &now, 100, 24).contains("program-400"));
+        view.step(isize::MAX);
+        assert!(drawn(&mut view, &now, 100, 24).contains("program-500"));
+        for (width, height) in [(1, 1), (20, 3), (80, 5), (300, 100)] {
+            drawn(&mut view, &now, width, height);
+        }
+        drawn(&mut view, &Now::default(), 80, 24);
+    }
+}

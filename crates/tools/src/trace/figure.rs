@@ -1,0 +1,345 @@
+//! The superstep figure (thesis, figures 6.6 and 6.7): bytes that leave above the axis, bytes that
+//! arrive below; a bar as wide as its communication took, and as far from the one before as the
+//! slowest rank computed; a key for the line of the source that ended it.
+
+use std::fmt::Write;
+
+use dipole_page::{Axis, Scale, Tick, behind, digits, escape, table};
+
+use super::run::{Run, float};
+
+const WIDTH: f64 = 1440.0;
+const HALF: f64 = 190.0;
+const LEFT: f64 = 84.0;
+const RIGHT: f64 = 16.0;
+/// Above it: the keys.
+const TOP: f64 = 34.0;
+const BOTTOM: f64 = 54.0;
+/// Keys nearer than this to the one before are left out.
+const KEY_DISTANCE: f64 = 16.0;
+/// More supersteps than this are drawn as fewer bars.
+pub(super) const MOST_BARS: usize = 400;
+/// Colours, and what ranks are summed to if there are more.
+const FAMILIES: [&str; 8] = [
+    "udp",
+    "shm",
+    "unix",
+    "tcp",
+    "dipole",
+    "gso",
+    "dipole-udp",
+    "pipe",
+];
+
+/// Some supersteps in a row, as one bar.
+struct Bar {
+    first: u32,
+    last: u32,
+    /// Which call, if it is the same for all.
+    call: Option<usize>,
+    compute_ns: u64,
+    communicate_ns: u64,
+    predicted_ns: f64,
+    /// By band of ranks, mean over the supersteps.
+    out: Vec<f64>,
+    inward: Vec<f64>,
+    /// The mean of the largest h.
+    h: f64,
+}
+
+/// Ranks that are drawn in one colour.
+struct Bands {
+    each: usize,
+    count: usize,
+}
+
+impl Bands {
+    fn of(ranks: usize) -> Bands {
+        let each = ranks.div_ceil(FAMILIES.len());
+        Bands {
+            each,
+            count: ranks.div_ceil(each),
+        }
+    }
+
+    fn name(&self, band: usize, ranks: usize) -> String {
+        let first = band * self.each;
+        let last = (first + self.each).min(ranks) - 1;
+        match first == last {
+            true => format!("rank {first}"),
+            false => format!("ranks {first} to {last}"),
+        }
+    }
+
+    fn sum(&self, by_rank: &[u64]) -> Vec<f64> {
+        let sums = by_rank.chunks(self.each);
+        sums.map(|ranks| float(ranks.iter().sum())).collect()
+    }
+}
+
+/// The figure of all supersteps, and the numbers behind it. `predicted_ns` is their communication.
+pub(super) fn html(run: &Run<'_>, predicted_ns: &[f64]) -> String {
+    let each = run.supersteps.len().div_ceil(MOST_BARS).max(1);
+    let bands = Bands::of(run.ranks());
+    let bars: Vec<Bar> = run
+        .supersteps
+        .chunks(each)
+        .zip(predicted_ns.chunks(each))
+        .map(|(supersteps, predicted)| {
+            let (first, last) = (&supersteps[0], &supersteps[supersteps.len() - 1]);
+            let count = float(supersteps.len() as u64);
+            let mean = |of: &dyn Fn(usize) -> Vec<f64>| {
+                let mut sums = vec![0.0; bands.count];
+                for at in 0..supersteps.len() {
+                    sums.iter_mut()
+                        .zip(of(at))
+                        .for_each(|(sum, own)| *sum += own);
+                }
+                sums.into_iter()
+                    .map(|sum| sum / count)
+                    .collect::<Vec<f64>>()
+            };
+            let is_same = supersteps.iter().all(|one| one.call == first.call);
+            Bar {
+                first: first.number,
+                last: last.number,
+                call: is_same.then_some(first.call),
+                compute_ns: supersteps.iter().map(|one| one.slowest().1).sum(),
+                communicate_ns: supersteps
+                    .iter()
+                    .map(super::run::Superstep::communicate_ns)
+                    .sum(),
+                predicted_ns: predicted.iter().sum(),
+                out: mean(&|at| bands.sum(&supersteps[at].out)),
+                inward: mean(&|at| bands.sum(&supersteps[at].inward)),
+                h: supersteps
+                    .iter()
+                    .map(|one| float(one.widest().1))
+                    .sum::<f64>()
+                    / count,
+            }
+        })
+        .collect();
+    let Some(svg) = draw(&bars, &bands, run) else {
+        return String::new();
+    };
+    let merged = match each {
+        1 => String::new(),
+        _ => format!(
+            " Each bar stands for {each} supersteps in a row: their communication, their computation, \
+             and the mean of their bytes."
+        ),
+    };
+    let mut html = format!(
+        "<figure id=\"supersteps\" class=\"full\">\n<figcaption><h3>Supersteps</h3><p>Above the axis bytes that \
+         leave, below bytes that arrive, by rank. A bar is as wide as the communication took, the white \
+         before it as the slowest rank computed; the number above is the key of the call that ended \
+         it.{merged} Point at a bar for its numbers.</p></figcaption>\n<ul class=\"legend\">"
+    );
+    for (band, family) in FAMILIES.iter().enumerate().take(bands.count) {
+        html += &format!(
+            "<li class=\"{}\"><svg viewBox=\"0 0 14 14\" width=\"14\" height=\"14\" \
+             aria-hidden=\"true\"><path class=\"bar\" d=\"M0 0H14V14H0Z\"/></svg>{}</li>",
+            family,
+            bands.name(band, run.ranks())
+        );
+    }
+    html += "</ul>\n";
+    html += &svg;
+    html += &keys(run);
+    html += &behind(&numbers(&bars, run));
+    html + "</figure>\n"
+}
+
+/// Whose key is whose.
+fn keys(run: &Run<'_>) -> String {
+    let mut html = String::from("<ol class=\"keys\">");
+    for call in &run.calls {
+        html += &format!("<li>{}</li>", escape(call));
+    }
+    html + "</ol>\n"
+}
+
+fn key(bar: &Bar) -> String {
+    bar.call
+        .map_or(String::from("*"), |call| (call + 1).to_string())
+}
+
+fn numbers(bars: &[Bar], run: &Run<'_>) -> String {
+    let headings = [
+        "superstep",
+        "call",
+        "compute, ms",
+        "communicate, ms",
+        "predicted, ms",
+        "h, bytes",
+        "out, bytes",
+        "in, bytes",
+    ];
+    let rows: Vec<Vec<String>> = bars
+        .iter()
+        .map(|bar| {
+            let call = bar.call.map_or("several", |call| run.calls[call].as_str());
+            vec![
+                number(bar),
+                call.to_owned(),
+                digits(float(bar.compute_ns) * 1e-6),
+                digits(float(bar.communicate_ns) * 1e-6),
+                digits(bar.predicted_ns * 1e-6),
+                format!("{:.0}", bar.h),
+                format!("{:.0}", bar.out.iter().sum::<f64>()),
+                format!("{:.0}", bar.inward.iter().sum::<f64>()),
+            ]
+        })
+        .collect();
+    table(&headings, &rows)
+}
+
+fn number(bar: &Bar) -> String {
+    match bar.first == bar.last {
+        true => bar.first.to_string(),
+        false => format!("{} to {}", bar.first, bar.last),
+    }
+}
+
+/// The unit in which a value has few digits, and what it is multiplied by.
+fn unit(most: f64, units: &[(&'static str, f64)]) -> (&'static str, f64) {
+    let fits = units.iter().rev().find(|(_, factor)| most * factor >= 1.0);
+    *fits.unwrap_or(&units[0])
+}
+
+fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
+    let all_ns = bars
+        .iter()
+        .map(|bar| float(bar.compute_ns + bar.communicate_ns));
+    let all_ns: f64 = all_ns.sum();
+    let (time, to_time) = unit(all_ns, &[("us", 1e-3), ("ms", 1e-6), ("s", 1e-9)]);
+    let most = bars
+        .iter()
+        .flat_map(|bar| [bar.out.iter().sum(), bar.inward.iter().sum()]);
+    let most = most.fold(0.0, f64::max).max(1.0);
+    let (bytes, to_bytes) = unit(
+        most,
+        &[("bytes", 1.0), ("kB", 1e-3), ("MB", 1e-6), ("GB", 1e-9)],
+    );
+    if bars.is_empty() || all_ns <= 0.0 {
+        return None;
+    }
+    let y = Axis::over(Scale::Linear, std::iter::once(most * to_bytes))?;
+    let x = |ns: f64| LEFT + ns / all_ns * (WIDTH - LEFT - RIGHT);
+    let middle = TOP + HALF;
+    let height = |value: f64| y.position(value * to_bytes) * HALF;
+    let full = middle + HALF + BOTTOM;
+    let mut svg = format!(
+        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {full}\" role=\"img\" aria-label=\"Supersteps: bytes \
+         over time\">\n<g class=\"axes\">"
+    );
+    for Tick { value, label } in y.ticks() {
+        let up = y.position(value) * HALF;
+        for at in [middle - up, middle + up] {
+            let _fits = write!(
+                svg,
+                "<path class=\"major\" d=\"M{LEFT} {at:.1}H{}\"/><text class=\"y\" x=\"{:.1}\" \
+                 y=\"{:.1}\">{label}</text>",
+                WIDTH - RIGHT,
+                LEFT - 8.0,
+                at + 4.0
+            );
+        }
+    }
+    let of_time = Axis::over(Scale::Linear, std::iter::once(all_ns * to_time))?;
+    let ticks = of_time
+        .ticks()
+        .into_iter()
+        .filter(|tick| tick.value <= all_ns * to_time);
+    for Tick { value, label } in ticks {
+        let at = x(value / to_time);
+        let _fits = write!(
+            svg,
+            "<text class=\"x\" x=\"{at:.1}\" y=\"{:.1}\">{label}</text>",
+            middle + HALF + 20.0
+        );
+    }
+    let _fits = write!(
+        svg,
+        "<text class=\"x label\" x=\"{:.1}\" y=\"{:.1}\">time, {time}</text><text class=\"x label\" \
+         transform=\"translate(16 {:.1}) rotate(-90)\">out, {bytes}</text><text class=\"x label\" \
+         transform=\"translate(16 {:.1}) rotate(-90)\">in, {bytes}</text></g>",
+        f64::midpoint(LEFT, WIDTH - RIGHT),
+        full - 8.0,
+        middle - HALF / 2.0,
+        middle + HALF / 2.0
+    );
+    let mut now_ns = 0.0;
+    let mut last_key = f64::NEG_INFINITY;
+    let mut last_call = None;
+    for bar in bars {
+        now_ns += float(bar.compute_ns);
+        let from = x(now_ns);
+        now_ns += float(bar.communicate_ns);
+        // What is thinner than this is not seen.
+        let width = (x(now_ns) - from).max(0.6);
+        let _fits = write!(
+            svg,
+            "<g data-superstep=\"{}\"><title>{}</title>",
+            bar.first,
+            note(bar, run)
+        );
+        for (values, is_up) in [(&bar.out, true), (&bar.inward, false)] {
+            let mut done = 0.0;
+            for (band, value) in values.iter().enumerate().take(bands.count) {
+                let tall = height(*value);
+                if tall > 0.0 {
+                    let top = if is_up {
+                        middle - done - tall
+                    } else {
+                        middle + done
+                    };
+                    let _fits = write!(
+                        svg,
+                        "<path class=\"bar {}\" d=\"M{from:.2} {top:.2}h{width:.2}v{tall:.2}h-{width:.2}Z\"/>",
+                        FAMILIES[band]
+                    );
+                }
+                done += tall;
+            }
+        }
+        // Supersteps without a byte are there, too.
+        let _fits = write!(
+            svg,
+            "<path class=\"span\" d=\"M{from:.2} {:.1}h{width:.2}v2h-{width:.2}Z\"/>",
+            middle - 1.0
+        );
+        if from - last_key >= KEY_DISTANCE
+            || bar.call != last_call && from - last_key >= KEY_DISTANCE / 2.0
+        {
+            last_key = from;
+            let _fits = write!(
+                svg,
+                "<text class=\"key\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+                from + width / 2.0,
+                TOP - 10.0,
+                key(bar)
+            );
+        }
+        last_call = bar.call;
+        svg += "</g>\n";
+    }
+    Some(svg + "</svg>\n")
+}
+
+fn note(bar: &Bar, run: &Run<'_>) -> String {
+    let ms = |ns: f64| digits(ns * 1e-6);
+    escape(&format!(
+        "superstep {}, {}: computation {} ms, communication {} ms (predicted {}), h {:.0} bytes, {:.0} \
+         bytes in all",
+        number(bar),
+        bar.call
+            .map_or("several calls", |call| run.calls[call].as_str()),
+        ms(float(bar.compute_ns)),
+        ms(float(bar.communicate_ns)),
+        ms(bar.predicted_ns),
+        bar.h,
+        bar.out.iter().sum::<f64>()
+    ))
+}

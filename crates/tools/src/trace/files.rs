@@ -1,0 +1,89 @@
+//! The files of a run's ranks.
+
+use std::path::Path;
+
+use dipole_bsp::trace::{State, TraceFile, is_trace_name};
+
+use crate::output::Failure;
+
+/// The files of a directory.
+pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
+    let place = dir.display();
+    let entries =
+        std::fs::read_dir(dir).map_err(|cause| format!("cannot read {place}: {cause}"))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_trace_name) {
+            let path = entry.path();
+            let bytes = std::fs::read(&path)
+                .map_err(|cause| format!("cannot read {}: {cause}", path.display()))?;
+            let file = TraceFile::parse(&bytes);
+            files.push(file.map_err(|cause| format!("{}: {cause}", path.display()))?);
+        }
+    }
+    if files.is_empty() {
+        return Err(format!(
+            "{place} has no traces (rank-0.trace and so on); run a program in supersteps with \
+             DIPOLE_TRACE={place}"
+        )
+        .into());
+    }
+    files.sort_by_key(|file| file.header.rank);
+    check(&files)?;
+    Ok(files)
+}
+
+/// They must be of all ranks of one run.
+pub(crate) fn check(files: &[TraceFile]) -> Result<(), Failure> {
+    let head = &files[0].header;
+    let key = |file: &TraceFile| (file.header.run, file.header.size);
+    if let Some(other) = files.iter().find(|file| key(file) != key(&files[0])) {
+        return Err(format!(
+            "the files of ranks {} and {} are of different runs; empty the directory before each \
+             run",
+            head.rank, other.header.rank
+        )
+        .into());
+    }
+    if files.len() != head.size as usize {
+        let is_there = |rank: &u32| files.iter().any(|file| file.header.rank == *rank);
+        let missing = (0..head.size).find(|rank| !is_there(rank)).unwrap_or(0);
+        return Err(format!(
+            "{} of {} ranks have a file here; rank {missing}'s is missing: copy the files of all \
+             nodes into one directory",
+            files.len(),
+            head.size
+        )
+        .into());
+    }
+    Ok(())
+}
+
+/// What a reader must know of them.
+pub(crate) fn notes(files: &[TraceFile]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for TraceFile {
+        header,
+        is_wrapped,
+        damaged_blocks,
+        ..
+    } in files
+    {
+        let rank = header.rank;
+        match header.state {
+            State::Ended => {}
+            State::Open => notes.push(format!("rank {rank} has not ended: it runs, or was killed")),
+            State::Aborted => notes.push(format!("rank {rank} ended by an error")),
+        }
+        if *is_wrapped {
+            notes.push(format!(
+                "of rank {rank} only the newest supersteps are kept"
+            ));
+        }
+        if *damaged_blocks > 0 {
+            notes.push(format!("the file of rank {rank} is cut short or damaged"));
+        }
+    }
+    notes
+}

@@ -1,0 +1,236 @@
+//! What supersteps take by the BSP model beside what they took, and why they differ.
+
+use dipole_bsp::model::{Basis, Machine, Parameters};
+use dipole_bsp::profile::Profile;
+use serde::Serialize;
+
+use super::run::{Run, Superstep, float, milliseconds};
+
+/// How many of the largest deviations are told.
+const MOST_TOLD: usize = 20;
+
+/// The predictions of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Predictions {
+    /// By what; or why it is not the model.
+    pub(crate) basis: String,
+    pub(crate) parameters: Option<Parameters>,
+    /// Of all supersteps; the deviation of the median superstep, by what was measured, at last.
+    pub(crate) predicted_ns: f64,
+    pub(crate) measured_ns: f64,
+    pub(crate) median_error: f64,
+    /// Those that took longest beyond what was predicted, the largest deviation first.
+    pub(crate) largest: Vec<Deviation>,
+    /// Predicted communication by superstep.
+    #[serde(skip)]
+    pub(crate) communicate_ns: Vec<f64>,
+}
+
+/// A superstep that did not take what was predicted.
+#[derive(Debug, Serialize)]
+pub(crate) struct Deviation {
+    pub(crate) superstep: u32,
+    pub(crate) call: String,
+    pub(crate) h_bytes: u64,
+    pub(crate) predicted_ns: f64,
+    pub(crate) measured_ns: f64,
+    pub(crate) reason: String,
+}
+
+impl Predictions {
+    /// By the profile of the run's link; without one by the median of each call.
+    pub(crate) fn of(run: &Run<'_>) -> Predictions {
+        let found = parameters(run);
+        let medians = medians(run);
+        let communicate_ns: Vec<f64> = run
+            .supersteps
+            .iter()
+            .map(|superstep| match &found {
+                Ok((parameters, _)) => parameters.superstep_ns(0.0, float(superstep.widest().1)),
+                Err(_) => medians[superstep.call],
+            })
+            .collect();
+        let predicted =
+            |at: usize| float(run.supersteps[at].mean_compute_ns()) + communicate_ns[at];
+        let measured = |at: usize| {
+            let superstep = &run.supersteps[at];
+            float(superstep.slowest().1 + superstep.communicate_ns())
+        };
+        let all = 0..run.supersteps.len();
+        let errors = all.clone().filter(|at| measured(*at) > 0.0);
+        let errors = errors.map(|at| ((predicted(at) - measured(at)) / measured(at)).abs());
+        let mut order: Vec<usize> = all.clone().collect();
+        order.sort_by(|one, other| {
+            let beyond = |at: &usize| measured(*at) - predicted(*at);
+            beyond(other).total_cmp(&beyond(one))
+        });
+        let told = order.into_iter().take(MOST_TOLD);
+        let told = told.filter(|at| measured(*at) > predicted(*at));
+        Predictions {
+            predicted_ns: all.clone().map(predicted).sum(),
+            measured_ns: all.map(measured).sum(),
+            median_error: median(errors.collect()),
+            largest: told
+                .map(|at| {
+                    let superstep = &run.supersteps[at];
+                    Deviation {
+                        superstep: superstep.number,
+                        call: run.calls[superstep.call].clone(),
+                        h_bytes: superstep.widest().1,
+                        predicted_ns: predicted(at),
+                        measured_ns: measured(at),
+                        reason: reason(
+                            superstep,
+                            communicate_ns[at],
+                            found.as_ref().ok(),
+                            run.files[0].header.nodes,
+                        ),
+                    }
+                })
+                .collect(),
+            communicate_ns,
+            basis: match &found {
+                Ok((_, words)) => words.clone(),
+                Err(why) => {
+                    format!("the median communication of each call, not the model: {why}")
+                }
+            },
+            parameters: found.ok().map(|(parameters, _)| parameters),
+        }
+    }
+}
+
+/// g and l of as many ranks by the run's link, and where they come from; or why there are none.
+fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
+    let head = &run.files[0].header;
+    let link = &head.link;
+    if head.nodes != 1 && head.nodes != head.size {
+        return Err(format!(
+            "supersteps of {} ranks on {} nodes are not measured; all on one, or each on its own, \
+             would be",
+            head.size, head.nodes
+        ));
+    }
+    let profile = Profile::load(link).map_err(|error| error.to_string())?;
+    let machine = profile.map(|profile| Machine::of(&profile.cost, head.nodes == 1));
+    let found = machine.and_then(|machine| machine.at(head.size));
+    let found = found.ok_or_else(|| {
+        format!(
+            "nothing was measured of supersteps of {} ranks by {link}; run `dipole bsp probe --ranks \
+             {} --link {link}` first",
+            head.size, head.size
+        )
+    })?;
+    let whence = match found.basis {
+        Basis::Measured => "measured".to_owned(),
+        Basis::Between(one, other) => format!("between those of {one} and {other}"),
+        Basis::Beyond(one, other) => format!("on the line through those of {one} and {other}"),
+    };
+    let words = format!(
+        "w + g h + l with w of the mean rank, g = {:.3} ns/byte and l = {:.2} us of {} ranks by \
+         {link}, {whence}",
+        found.g_ns_per_byte,
+        found.l_ns / 1e3,
+        head.size
+    );
+    Ok((found, words))
+}
+
+/// The median communication of each call's supersteps.
+fn medians(run: &Run<'_>) -> Vec<f64> {
+    let mut by_call = vec![Vec::new(); run.calls.len()];
+    for superstep in &run.supersteps {
+        by_call[superstep.call].push(float(superstep.communicate_ns()));
+    }
+    by_call.into_iter().map(median).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Where most of what a superstep took beyond a balanced one went, in words, and what would help.
+fn reason(
+    superstep: &Superstep<'_>,
+    predicted_ns: f64,
+    model: Option<&(Parameters, String)>,
+    nodes: u32,
+) -> String {
+    let (slowest, most_ns) = superstep.slowest();
+    let late_ns = float(most_ns - superstep.mean_compute_ns());
+    let beyond_ns = (float(superstep.communicate_ns()) - predicted_ns).max(0.0);
+    let (widest, h) = superstep.widest();
+    let skew_ns = model.map_or(0.0, |(parameters, _)| {
+        parameters.g_ns_per_byte * (float(h) - superstep.mean_h())
+    });
+    if late_ns >= beyond_ns && late_ns >= skew_ns {
+        return format!(
+            "slow rank: rank {slowest} computed {} ms longer than the mean; give it less work here, \
+             or look what else runs on its node",
+            milliseconds(most_ns - superstep.mean_compute_ns())
+        );
+    }
+    if skew_ns > beyond_ns {
+        return format!(
+            "skewed h: rank {widest} sends or receives {:.1} times as much as the mean; spread the \
+             bytes",
+            float(h) / superstep.mean_h()
+        );
+    }
+    let repeats: u64 = superstep.repeats().sum();
+    if repeats > 0 {
+        let (rank, own) = super::run::greatest(superstep.repeats());
+        return format!(
+            "loss: {repeats} packets were sent again, {own} of them by rank {rank}; `dipole doctor` \
+             looks for full queues and bad links"
+        );
+    }
+    if let Some((rank, share)) = awaited(std::iter::once(superstep)) {
+        return awaited_words(rank, share, nodes);
+    }
+    match superstep.stalls() {
+        0 => "something else: no packet was lost and no rank was late; other programs on its cores, or \
+              other traffic"
+            .to_owned(),
+        stalls => format!(
+            "no room to send, {stalls} times: a receiver was slow to take, or the window full; send less \
+             at once, or in several supersteps"
+        ),
+    }
+}
+
+/// What that means: between nodes it is a link, within one there is none.
+pub(crate) fn awaited_words(rank: usize, share: u64, nodes: u32) -> String {
+    let waited = format!("{share} % of what ranks waited, beyond computation, they waited");
+    match nodes {
+        1 => format!(
+            "held up: {waited} for rank {rank}, or it for them, within the call; are there more ranks \
+             than cores, or other programs on them?"
+        ),
+        _ => format!(
+            "slow link: {waited} for messages from or to rank {rank}; look at its link and at what else \
+             runs on its node"
+        ),
+    }
+}
+
+/// The rank on one side of at least 70 % of what was waited beyond computation, if that is not so of
+/// everybody, and that share.
+pub(crate) fn awaited<'a>(
+    supersteps: impl Iterator<Item = &'a Superstep<'a>>,
+) -> Option<(usize, u64)> {
+    let (mut all, mut by_rank) = (0, Vec::<u64>::new());
+    for superstep in supersteps {
+        by_rank.resize(superstep.steps.len(), 0);
+        for (rank, other, ns) in superstep.waits() {
+            all += ns;
+            by_rank[rank] += ns;
+            by_rank[other] += ns;
+        }
+    }
+    // Of two ranks each is on a side of all.
+    let (rank, most) = super::run::greatest(by_rank.iter().copied());
+    let is_one = by_rank.len() > 2 && all > 0 && most * 10 >= all * 7;
+    is_one.then(|| (rank, most * 100 / all))
+}

@@ -1,0 +1,389 @@
+//! What a run's supersteps cost, call by call, and where it went.
+
+use dipole_bsp::trace::Clocks;
+use serde::Serialize;
+
+use super::files::notes;
+use super::prediction::{Predictions, awaited, awaited_words};
+use super::run::{Run, Superstep, float, milliseconds};
+use super::tree::{self, Node};
+
+/// The supersteps that one call ended.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Profile {
+    pub(crate) call: String,
+    pub(crate) supersteps: u64,
+    /// Sum over supersteps of the slowest rank's computation.
+    pub(crate) compute_ns: u64,
+    /// Its mean over ranks, by that.
+    pub(crate) utilisation: f64,
+    /// Sum over supersteps of the time in the call of the rank that waited least.
+    pub(crate) communicate_ns: u64,
+    /// The same as it was predicted.
+    pub(crate) predicted_communicate_ns: f64,
+    /// Sum over supersteps of the most bytes that a rank sent or received, and of their mean.
+    pub(crate) h_bytes: u64,
+    pub(crate) mean_bytes: f64,
+    pub(crate) repeats: u64,
+    pub(crate) stalls: u64,
+    /// Where most of what was lost went, in words; none if little was.
+    pub(crate) reasons: Vec<String>,
+    #[serde(skip)]
+    by_rank: Vec<ByRank>,
+    /// The rank at whose messages most of the waiting was, and its share of it in percent.
+    #[serde(skip)]
+    awaited: Option<(usize, u64)>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct ByRank {
+    /// How much longer it computed than the mean, where it was the slowest.
+    late_ns: u64,
+    repeats: u64,
+    /// Bytes in supersteps in which it had the most.
+    skew_bytes: u64,
+}
+
+/// How far the clock of a node's ranks may be wrong where times of nodes are compared.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClockError {
+    pub(crate) rank: u32,
+    pub(crate) error_ns: u64,
+}
+
+/// A whole program.
+#[derive(Debug, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) ranks: u32,
+    pub(crate) nodes: u32,
+    pub(crate) link: String,
+    pub(crate) supersteps: u64,
+    /// The computation of the rank that computed most: the max of sums.
+    pub(crate) max_of_sums_ns: u64,
+    /// The slowest rank's computation of each superstep: the sum of maxima.
+    pub(crate) sum_of_max_ns: u64,
+    pub(crate) communicate_ns: u64,
+    pub(crate) calls: Vec<Profile>,
+    pub(crate) predictions: Predictions,
+    /// The call graph.
+    pub(crate) tree: Node,
+    /// The functions from the top to the call that costs most.
+    pub(crate) hottest: String,
+    pub(crate) clocks: Vec<ClockError>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Lays the ranks' supersteps beside each other.
+pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
+    let head = &run.files[0].header;
+    let mut notes = notes(run.files);
+    if clocks.is_none() {
+        notes.push(
+            "the clocks of nodes cannot be compared: no superstep is in all files".to_owned(),
+        );
+    }
+    let predictions = Predictions::of(run);
+    let (tree, missing) = tree::of(run);
+    for path in missing {
+        notes.push(format!(
+            "functions of {path} have no names: it is not here, or was written since the run"
+        ));
+    }
+    let mut calls: Vec<Profile> = run
+        .calls
+        .iter()
+        .enumerate()
+        .map(|(at, call)| {
+            let own = || run.supersteps.iter().filter(move |one| one.call == at);
+            let mut profile = Profile {
+                call: call.clone(),
+                by_rank: vec![ByRank::default(); run.ranks()],
+                awaited: awaited(own()),
+                ..Profile::default()
+            };
+            own().for_each(|superstep| profile.add(superstep));
+            profile
+        })
+        .collect();
+    for (superstep, ns) in run.supersteps.iter().zip(&predictions.communicate_ns) {
+        calls[superstep.call].predicted_communicate_ns += ns;
+    }
+    let is_model = predictions.parameters.is_some();
+    let all_ns: u64 = (calls.iter())
+        .map(|call| call.compute_ns + call.communicate_ns)
+        .sum();
+    for call in &mut calls {
+        call.utilisation = match call.compute_ns {
+            0 => 1.0,
+            most => call.utilisation / float(most),
+        };
+        // What a call that hardly counts has lost is noise.
+        let counts = (call.compute_ns + call.communicate_ns) * 100 >= all_ns || call.repeats > 0;
+        if counts {
+            call.reasons = reasons(call, is_model, head.nodes);
+        }
+    }
+    calls.sort_by_key(|call| std::cmp::Reverse(call.compute_ns + call.communicate_ns));
+    Summary {
+        ranks: head.size,
+        nodes: head.nodes,
+        link: head.link.clone(),
+        supersteps: run.supersteps.len() as u64,
+        max_of_sums_ns: tree.max_of_sums_ns,
+        sum_of_max_ns: calls.iter().map(|call| call.compute_ns).sum(),
+        communicate_ns: calls.iter().map(|call| call.communicate_ns).sum(),
+        calls,
+        hottest: tree.hottest(),
+        predictions,
+        tree,
+        clocks: clocks.map_or_else(Vec::new, |clocks| {
+            let errors = clocks.errors();
+            errors
+                .map(|(rank, error_ns)| ClockError { rank, error_ns })
+                .collect()
+        }),
+        notes,
+    }
+}
+
+impl Profile {
+    /// Adds one superstep, as each rank has it.
+    fn add(&mut self, superstep: &Superstep<'_>) {
+        let (slowest, most_ns) = superstep.slowest();
+        let (widest, most_bytes) = superstep.widest();
+        let ranks = float(superstep.steps.len() as u64);
+        self.supersteps += 1;
+        self.compute_ns += most_ns;
+        self.utilisation += superstep.compute_ns().map(float).sum::<f64>() / ranks;
+        self.communicate_ns += superstep.communicate_ns();
+        self.h_bytes += most_bytes;
+        self.mean_bytes += superstep.mean_h();
+        self.by_rank[slowest].late_ns += most_ns - superstep.mean_compute_ns();
+        self.by_rank[widest].skew_bytes += most_bytes;
+        self.stalls += superstep.stalls();
+        for (rank, repeats) in superstep.repeats().enumerate() {
+            self.repeats += repeats;
+            self.by_rank[rank].repeats += repeats;
+        }
+    }
+}
+
+/// What was lost at a call, and what would help.
+fn reasons(call: &Profile, is_model: bool, nodes: u32) -> Vec<String> {
+    let mut reasons = Vec::new();
+    let largest = |of: fn(&ByRank) -> u64| {
+        let values = call.by_rank.iter().map(of).enumerate();
+        values.max_by_key(|(_, value)| *value).unwrap_or_default()
+    };
+    let late_ns: u64 = call.by_rank.iter().map(|rank| rank.late_ns).sum();
+    let time_ns = call.compute_ns + call.communicate_ns;
+    if call.utilisation < 0.8 && late_ns * 10 > time_ns {
+        let (slowest, its_ns) = largest(|rank| rank.late_ns);
+        reasons.push(match its_ns * 10 >= late_ns * 7 {
+            true => format!(
+                "slow rank: {} ms are lost since the others wait for rank {slowest}; give it less \
+                 work, or look what else runs on its node",
+                milliseconds(late_ns)
+            ),
+            false => format!(
+                "imbalance: {} ms are lost since now one rank computes longest and now another, \
+                 rank {slowest} most often; divide the work of each superstep evenly, or join \
+                 supersteps",
+                milliseconds(late_ns)
+            ),
+        });
+    }
+    if call.repeats > 0 {
+        let (rank, repeats) = largest(|rank| rank.repeats);
+        reasons.push(format!(
+            "loss: {} packets were sent again, {repeats} of them by rank {rank}; `dipole doctor` \
+             looks for full queues and bad links on its way",
+            call.repeats
+        ));
+    }
+    // Where the model says how long the messages should have taken, only what took twice as long is slow.
+    let is_slow = float(call.communicate_ns) > 2.0 * call.predicted_communicate_ns;
+    let is_much = call.communicate_ns * 5 > time_ns && (is_slow || !is_model);
+    if let Some((rank, share)) = call.awaited.filter(|_| is_much && call.repeats == 0) {
+        reasons.push(awaited_words(rank, share, nodes));
+    }
+    if call.mean_bytes > 0.0 && float(call.h_bytes) >= 2.0 * call.mean_bytes {
+        let (rank, bytes) = largest(|rank| rank.skew_bytes);
+        let owner = match bytes * 10 >= call.h_bytes * 7 {
+            true => format!("rank {rank}"),
+            false => format!("now one rank and now another, rank {rank} most often,"),
+        };
+        reasons.push(format!(
+            "skewed h: {owner} sends or receives {:.1} times as much as the mean; spread the \
+             bytes, as a two-phase broadcast does",
+            float(call.h_bytes) / call.mean_bytes
+        ));
+    }
+    reasons
+}
+
+#[cfg(test)]
+mod tests {
+    use dipole_bsp::trace::{Header, Site, State, Step, TraceFile};
+
+    use super::super::files::check;
+    use super::*;
+
+    /// Ranks of one run; a superstep of a rank is its computation, bytes to rank 0 and repeats.
+    fn run(ranks: &[&[(u64, u64, u32)]]) -> Vec<TraceFile> {
+        let size = u32::try_from(ranks.len()).expect("few");
+        let file = |(rank, steps): (u32, &&[(u64, u64, u32)])| TraceFile {
+            header: Header {
+                state: State::Ended,
+                rank,
+                size,
+                nodes: 1,
+                leader: 0,
+                first: 1,
+                run: 5,
+                begun_ns: 0,
+                begun_unix_ns: 0,
+                link: "shm".into(),
+                host: String::new(),
+            },
+            sites: vec![Site {
+                call: "bsp_sync".into(),
+                file: "a/lu.c".into(),
+                line: 30,
+            }],
+            modules: Vec::new(),
+            stacks: Vec::new(),
+            steps: (1..)
+                .zip(*steps)
+                .map(|(epoch, (compute_ns, bytes, repeats))| Step {
+                    epoch,
+                    entered_ns: *compute_ns,
+                    barrier_ns: 10,
+                    repeats: *repeats,
+                    put: vec![(0, *bytes)],
+                    ..Step::default()
+                })
+                .collect(),
+            is_wrapped: false,
+            damaged_blocks: 0,
+        };
+        (0..).zip(ranks).map(file).collect()
+    }
+
+    fn summary(files: &[TraceFile]) -> Summary {
+        summarise(&Run::of(files), Clocks::of(files).as_ref())
+    }
+
+    #[test]
+    fn a_slow_rank_is_named_and_even_ranks_are_not() {
+        let found = summary(&run(&[
+            &[(100, 0, 0); 9],
+            &[(900, 0, 0); 9],
+            &[(110, 0, 0); 9],
+        ]));
+        assert_eq!(
+            (found.supersteps, found.sum_of_max_ns, found.max_of_sums_ns),
+            (9, 8100, 8100)
+        );
+        assert_eq!(found.calls[0].call, "lu.c:30");
+        assert!(
+            found.calls[0].reasons[0].contains("wait for rank 1;"),
+            "{found:?}"
+        );
+        let even = summary(&run(&[&[(100, 0, 0); 9], &[(101, 0, 0); 9]]));
+        assert_eq!(even.calls[0].reasons, [""; 0]);
+    }
+
+    #[test]
+    fn ranks_that_are_slow_in_turns_are_an_imbalance_that_the_sums_hide() {
+        let found = summary(&run(&[
+            &[(900, 0, 0), (100, 0, 0)],
+            &[(100, 0, 0), (900, 0, 0)],
+        ]));
+        assert_eq!((found.sum_of_max_ns, found.max_of_sums_ns), (1800, 1000));
+        assert!(
+            found.calls[0].reasons[0].starts_with("imbalance"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn loss_and_skewed_bytes_name_their_rank() {
+        let even = [(100, 0, 0); 4];
+        let found = summary(&run(&[
+            &even,
+            &[(100, 5000, 0); 4],
+            &[(100, 5000, 2); 4],
+            &even,
+        ]));
+        let call = &found.calls[0];
+        assert_eq!((call.h_bytes, call.repeats), (40_000, 8));
+        assert!(
+            call.reasons
+                .iter()
+                .any(|reason| reason.contains("8 of them by rank 2"))
+        );
+        assert!(
+            call.reasons
+                .iter()
+                .any(|reason| reason.starts_with("skewed h: rank 0"))
+        );
+    }
+
+    #[test]
+    fn other_runs_and_missing_ranks_are_refused() {
+        let mut files = run(&[&[], &[], &[]]);
+        files[1].header.run = 6;
+        assert!(check(&files).is_err());
+        files.remove(1);
+        assert!(check(&files).is_err());
+    }
+
+    #[test]
+    fn waiting_for_a_rank_that_is_not_late_is_a_slow_link_and_for_a_late_one_is_not() {
+        let waiting = |late_ns: u64| {
+            let mut files = run(&[
+                &[(100, 9, 0); 5],
+                &[(100, 9, 0); 5],
+                &[(100 + late_ns, 9, 0); 5],
+            ]);
+            for (rank, file) in files.iter_mut().enumerate() {
+                file.header.nodes = 3;
+                for step in &mut file.steps {
+                    step.barrier_ns = 900;
+                    let other = if rank == 2 { 0 } else { 2 };
+                    step.waits = vec![(other, 800)];
+                }
+            }
+            summary(&files).calls[0].reasons.clone()
+        };
+        let found = waiting(0);
+        assert!(
+            found[0].starts_with("slow link: 100 %") && found[0].contains("rank 2;"),
+            "{found:?}"
+        );
+        let found = waiting(5000);
+        assert!(found[0].starts_with("slow rank"), "{found:?}");
+    }
+
+    #[test]
+    fn the_superstep_that_took_longest_beyond_its_kind_is_told_first_with_its_reason() {
+        let mut files = run(&[&[(100, 9, 0); 9], &[(100, 9, 0); 9], &[(100, 9, 0); 9]]);
+        for file in &mut files {
+            file.steps[4].barrier_ns = 5000;
+            file.steps[7].barrier_ns = 3000;
+        }
+        files[1].steps[4].repeats = 3;
+        files[2].steps[6].entered_ns += 1500;
+        let found = summary(&files);
+        let told = &found.predictions.largest;
+        let numbers: Vec<u32> = told.iter().map(|one| one.superstep).collect();
+        assert_eq!(numbers, [4, 7, 6]);
+        for (one, word) in
+            told.iter()
+                .zip(["loss: 3 packets", "something else", "slow rank: rank 2"])
+        {
+            assert!(one.reason.starts_with(word), "{one:?}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Functions and lines of the places in stacks, from the programs' own debug information.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use addr2line::Loader;
+use dipole_bsp::trace::{Frame, Module, TraceFile};
+use object::{Object, ObjectSegment};
+
+/// A call on a stack.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Function {
+    pub(super) name: String,
+    /// File and line, if they are known.
+    pub(super) place: Option<String>,
+}
+
+/// What begins programs, and is no part of them.
+const RUNTIME: [&str; 9] = [
+    "_start",
+    "__libc_start_main",
+    "__libc_start_call_main",
+    "std::rt::",
+    "std::panic",
+    "std::sys::backtrace::__rust_begin_short_backtrace",
+    "core::ops::function::FnOnce::call_once",
+    "core::ops::function::impls::",
+    "__rust_try",
+];
+/// What ends a superstep, and looks at the stack then.
+const LIBRARY: [&str; 8] = [
+    "backtrace::",
+    "dipole_bsp::",
+    "<dipole_bsp::",
+    "dipole_bsp_capi::",
+    "core::",
+    "<core::",
+    "std::",
+    "alloc::",
+];
+/// The same in C, by the file that it is in.
+const LIBRARY_FILE: &str = "libbsp.so";
+
+/// Of one trace's modules.
+pub(super) struct Symbols<'a> {
+    modules: &'a [Module],
+    loaded: BTreeMap<u32, Option<Code>>,
+    known: BTreeMap<(u32, u64), Vec<Function>>,
+    /// Files that are gone or were written since.
+    pub(super) missing: Vec<String>,
+}
+
+struct Code {
+    loader: Loader,
+    /// Of each segment: where it is in the file, how long, and its address.
+    segments: Vec<(u64, u64, u64)>,
+}
+
+impl Code {
+    fn load(module: &Module) -> Option<Code> {
+        let path = Path::new(&module.path);
+        let now = std::fs::metadata(path).ok()?;
+        if (now.size(), now.mtime()) != (module.bytes, module.written_s) {
+            return None;
+        }
+        let bytes = std::fs::read(path).ok()?;
+        let file = object::File::parse(&*bytes).ok()?;
+        let segments = file.segments().map(|segment| {
+            let (at, length) = segment.file_range();
+            (at, length, segment.address())
+        });
+        Some(Code {
+            segments: segments.collect(),
+            loader: Loader::new(path).ok()?,
+        })
+    }
+
+    /// The functions at a place of the file, the innermost first: several where some are inlined.
+    fn functions(&self, offset: u64) -> Option<Vec<Function>> {
+        let mut segments = self.segments.iter();
+        let (at, _, address) =
+            segments.find(|(at, length, _)| (*at..at.saturating_add(*length)).contains(&offset))?;
+        let address = offset - at + address;
+        let mut found = Vec::new();
+        if let Ok(mut frames) = self.loader.find_frames(address) {
+            while let Ok(Some(frame)) = frames.next() {
+                let name = frame.function.as_ref().and_then(|name| {
+                    let name = name.demangle().ok()?;
+                    Some(name.into_owned())
+                });
+                let place = frame.location.and_then(|location| {
+                    let file = location.file?.rsplit('/').next()?;
+                    Some(format!("{file}:{}", location.line?))
+                });
+                let name = name.or_else(|| self.symbol(address));
+                found.extend(name.map(|name| Function { name, place }));
+            }
+        }
+        if found.is_empty() {
+            found.extend(
+                self.symbol(address)
+                    .map(|name| Function { name, place: None }),
+            );
+        }
+        (!found.is_empty()).then_some(found)
+    }
+
+    fn symbol(&self, address: u64) -> Option<String> {
+        let name = self.loader.find_symbol(address)?;
+        Some(addr2line::demangle_auto(name.into(), None).into_owned())
+    }
+}
+
+impl<'a> Symbols<'a> {
+    pub(super) fn of(file: &'a TraceFile) -> Symbols<'a> {
+        Symbols {
+            modules: &file.modules,
+            loaded: BTreeMap::new(),
+            known: BTreeMap::new(),
+            missing: Vec::new(),
+        }
+    }
+
+    /// The program's own calls on a stack, from its beginning on.
+    pub(super) fn calls(&mut self, stack: &[Frame]) -> Vec<Function> {
+        let mut calls: Vec<Function> = Vec::new();
+        for frame in stack {
+            let module = self.modules.get(frame.module as usize);
+            let file = module.and_then(|module| module.path.rsplit('/').next());
+            if !file.is_some_and(|file| file.starts_with(LIBRARY_FILE)) {
+                calls.extend(self.functions(*frame));
+            }
+        }
+        let begins = |name: &str, parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
+        let library = calls.iter().take_while(|call| begins(&call.name, &LIBRARY));
+        let library = library.count();
+        calls.drain(..library);
+        let main = calls.iter().position(|call| call.name == "main");
+        if let Some(main) = main.filter(|_| !calls.iter().any(|call| call.name.ends_with("::main")))
+        {
+            calls.truncate(main + 1);
+        }
+        while calls.last().is_some_and(|call| {
+            begins(&call.name, &RUNTIME)
+                || call.name == "main" && calls.len() > 1 && {
+                    calls.iter().any(|call| call.name.ends_with("::main"))
+                }
+                || call.name.starts_with("libc.so")
+        }) {
+            calls.pop();
+        }
+        calls.reverse();
+        calls
+    }
+
+    fn functions(&mut self, frame: Frame) -> Vec<Function> {
+        let key = (frame.module, frame.offset);
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        let module = self.modules.get(frame.module as usize);
+        let found = module.map_or_else(
+            || vec![unknown("code of no file", frame.offset)],
+            |module| {
+                let name = module.path.rsplit('/').next().unwrap_or_default();
+                let missing = &mut self.missing;
+                let code = self.loaded.entry(frame.module).or_insert_with(|| {
+                    let code = Code::load(module);
+                    if code.is_none() {
+                        missing.push(module.path.clone());
+                    }
+                    code
+                });
+                let functions = code.as_ref().and_then(|code| code.functions(frame.offset));
+                functions.unwrap_or_else(|| vec![unknown(name, frame.offset)])
+            },
+        );
+        self.known.insert(key, found.clone());
+        found
+    }
+}
+
+fn unknown(module: &str, offset: u64) -> Function {
+    Function {
+        name: format!("{module}+{offset:#x}"),
+        place: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_this_program_have_names_and_those_of_files_written_since_have_not() {
+        let path = std::env::current_exe().expect("this program");
+        let of_file = std::fs::metadata(&path).expect("it is there");
+        let mut module = Module {
+            path: path.to_string_lossy().into_owned(),
+            bytes: of_file.size(),
+            written_s: of_file.mtime(),
+        };
+        let code = Code::load(&module).expect("it is as it was");
+        let named = code.segments.iter().any(|(at, length, _)| {
+            let places = (0..*length).step_by(4096).map(|within| at + within);
+            places
+                .filter_map(|place| code.functions(place))
+                .next()
+                .is_some()
+        });
+        assert!(named, "{:?}", code.segments);
+        module.written_s -= 1;
+        assert!(Code::load(&module).is_none());
+    }
+}

@@ -1,0 +1,136 @@
+//! The call graph of a run: what the supersteps below each function cost (thesis, figure 6.8).
+//!
+//! Programs in supersteps run the same calls everywhere: rank 0's stacks stand for all.
+
+use serde::Serialize;
+
+use super::run::{Run, Superstep, float};
+use super::symbols::{Function, Symbols};
+
+/// A function, or below one a call that ends supersteps, and all that is below it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    /// Where in it the next call stands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) place: Option<String>,
+    pub(crate) supersteps: u64,
+    /// Sum over supersteps of the slowest rank's computation: the sum of maxima.
+    pub(crate) compute_ns: u64,
+    /// The computation of the rank that computed most below this: the maximum of sums.
+    pub(crate) max_of_sums_ns: u64,
+    /// The mean rank's computation.
+    pub(crate) mean_compute_ns: u64,
+    pub(crate) communicate_ns: u64,
+    pub(crate) h_bytes: u64,
+    pub(crate) mean_h_bytes: f64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) below: Vec<Node>,
+    #[serde(skip)]
+    sums_ns: Vec<u64>,
+}
+
+impl Node {
+    pub(crate) fn time_ns(&self) -> u64 {
+        self.compute_ns + self.communicate_ns
+    }
+
+    /// The mean rank's share of the slowest rank's computation.
+    pub(crate) fn used(&self) -> f64 {
+        match self.compute_ns {
+            0 => 1.0,
+            most => float(self.mean_compute_ns) / float(most),
+        }
+    }
+
+    fn add(&mut self, superstep: &Superstep<'_>) {
+        self.supersteps += 1;
+        self.compute_ns += superstep.slowest().1;
+        self.mean_compute_ns += superstep.mean_compute_ns();
+        self.communicate_ns += superstep.communicate_ns();
+        self.h_bytes += superstep.widest().1;
+        self.mean_h_bytes += superstep.mean_h();
+        self.sums_ns.resize(superstep.steps.len(), 0);
+        for (sum, own) in self.sums_ns.iter_mut().zip(superstep.compute_ns()) {
+            *sum += own;
+        }
+    }
+
+    fn child(&mut self, name: &str, place: Option<&str>) -> &mut Node {
+        let is_it = |node: &Node| node.name == name && node.place.as_deref() == place;
+        let at = self.below.iter().position(is_it).unwrap_or_else(|| {
+            self.below.push(Node {
+                name: name.to_owned(),
+                place: place.map(str::to_owned),
+                ..Node::default()
+            });
+            self.below.len() - 1
+        });
+        &mut self.below[at]
+    }
+
+    /// Those that cost most first.
+    fn finish(&mut self) {
+        self.max_of_sums_ns = self.sums_ns.iter().copied().max().unwrap_or(0);
+        self.below.iter_mut().for_each(Node::finish);
+        self.below
+            .sort_by_key(|node| std::cmp::Reverse(node.time_ns()));
+    }
+
+    /// The nodes and how deep they lie, each before those below it, and whether each is on the way that
+    /// costs most.
+    pub(crate) fn rows(&self) -> Vec<(usize, bool, &Node)> {
+        let mut rows = Vec::new();
+        let mut waiting = vec![(0, true, self)];
+        while let Some((depth, is_hot, node)) = waiting.pop() {
+            rows.push((depth, is_hot, node));
+            let below = node.below.iter().enumerate().rev();
+            waiting.extend(below.map(|(at, child)| (depth + 1, is_hot && at == 0, child)));
+        }
+        rows
+    }
+
+    /// From the top to the call that costs most.
+    pub(crate) fn hottest(&self) -> String {
+        let hot = self.rows().into_iter().filter(|(_, is_hot, _)| *is_hot);
+        let names: Vec<&str> = hot.map(|(.., node)| node.name.as_str()).collect();
+        names.join(" > ")
+    }
+}
+
+/// The call graph and the files whose functions have no names; a single function, named after nobody,
+/// where no stacks were kept.
+pub(crate) fn of(run: &Run<'_>) -> (Node, Vec<String>) {
+    let file = &run.files[0];
+    let mut symbols = Symbols::of(file);
+    let stacks: Vec<Vec<Function>> = file
+        .stacks
+        .iter()
+        .map(|stack| symbols.calls(stack))
+        .collect();
+    let mut top = Node {
+        name: "program".to_owned(),
+        ..Node::default()
+    };
+    for superstep in &run.supersteps {
+        top.add(superstep);
+        let number = superstep.steps[0].stack as usize;
+        let calls = number.checked_sub(1).and_then(|at| stacks.get(at));
+        let mut node = &mut top;
+        for call in calls.into_iter().flatten() {
+            node = node.child(&call.name, None);
+            node.add(superstep);
+        }
+        node = node.child(&run.calls[superstep.call], None);
+        node.add(superstep);
+    }
+    top.finish();
+    // Usually all is below `main`.
+    while let [only] = &top.below[..]
+        && !only.below.is_empty()
+        && top.name == "program"
+    {
+        top = only.clone();
+    }
+    (top, symbols.missing)
+}

@@ -1,0 +1,161 @@
+//! Programs in supersteps in C, and jobs of them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use dipole_testbed::Testbed;
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_dipole");
+
+/// A folder with a program, the library, and what runs leave.
+pub(crate) struct Job {
+    folder: TempDir,
+    program: PathBuf,
+}
+
+pub(crate) fn text(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+    format!("{out}{err}")
+}
+
+/// The library for C, as it was built with this test; if the test was built alone, it is built now.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("this test has a path");
+    let deps = test.parent().expect("it lies in a folder");
+    let built = deps.join("libbsp.so");
+    if !built.exists() {
+        let profile = deps.parent().expect("a profile's folder");
+        let mut build = Command::new(env!("CARGO"));
+        build.args([
+            "build",
+            "--quiet",
+            "--package",
+            "dipole-bsp-capi",
+            "--manifest-path",
+        ]);
+        build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
+        build.arg("--target-dir");
+        build.arg(profile.parent().expect("a target directory"));
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success());
+        return profile.join("libbsp.so");
+    }
+    built
+}
+
+impl Job {
+    /// Compiles a program, with debug information.
+    pub(crate) fn compile(source: &Path, options: &[&str]) -> Job {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["libbsp.so", "libbsp.so.0"] {
+            std::os::unix::fs::symlink(library(), folder.path().join(name)).expect("a link");
+        }
+        let program = folder.path().join(source.file_stem().expect("a file"));
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let compiled = Command::new("cc")
+            .args([
+                "-O1",
+                "-g",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-Wno-unused-function",
+            ])
+            .args(options)
+            .arg("-I")
+            .arg(root.join("include"))
+            .arg(source)
+            .arg("-L")
+            .arg(folder.path())
+            .arg(format!("-Wl,-rpath,{}", folder.path().display()))
+            .args(["-lbsp", "-lm", "-o"])
+            .arg(&program)
+            .output()
+            .expect("a C compiler");
+        assert!(compiled.status.success(), "{}", text(&compiled));
+        Job { folder, program }
+    }
+
+    pub(crate) fn slowed() -> Job {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/slowed.c");
+        Job::compile(&source, &[])
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn traces(&self) -> PathBuf {
+        self.path("traces")
+    }
+
+    /// The command that runs it with traces, by so many ranks here.
+    pub(crate) fn command(&self, ranks: u32, arguments: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(["run", "-n", &ranks.to_string()])
+            .env("DIPOLE_RUNTIME_DIR", self.path("runtime"))
+            .env("DIPOLE_PROFILE", self.path("profile"))
+            .env_remove("DIPOLE_HOSTS");
+        self.finish(command, arguments)
+    }
+
+    fn finish(&self, mut command: Command, arguments: &[&str]) -> Command {
+        command
+            .arg("--env")
+            .arg(format!("DIPOLE_TRACE={}", self.traces().display()))
+            .arg(&self.program)
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, ranks: u32, arguments: &[&str]) {
+        let output = self.command(ranks, arguments).output().expect("it starts");
+        assert!(output.status.success(), "{}", text(&output));
+    }
+
+    /// The same with the ranks on the nodes of a testbed, by UDP.
+    pub(crate) fn run_on(&self, testbed: &Testbed, ranks: u32, arguments: &[&str]) {
+        let mut command = testbed.command(1, PROGRAM);
+        command.args(["run", "-n", &ranks.to_string(), "--hosts"]);
+        command.arg(testbed.hosts_file()).arg("--rsh");
+        command.arg(testbed.remote_shell());
+        command.args(["--env", "DIPOLE_LINK=udp"]);
+        let output = self.finish(command, arguments).output().expect("it starts");
+        assert!(output.status.success(), "{}", text(&output));
+    }
+
+    /// `dipole trace` of the last run.
+    pub(crate) fn trace(&self, arguments: &[&str]) -> String {
+        let output = Command::new(PROGRAM)
+            .args(arguments)
+            .arg("trace")
+            .arg(self.traces())
+            .env("DIPOLE_PROFILE", self.path("profile"))
+            .output()
+            .expect("it starts");
+        assert!(output.status.success(), "{}", text(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub(crate) fn summary(&self) -> Value {
+        serde_json::from_str(&self.trace(&["--json"])).expect("an object")
+    }
+}
+
+/// The call of a summary whose line of the source ends so many supersteps or more.
+pub(crate) fn main_call(summary: &Value) -> &Value {
+    let calls = summary["calls"].as_array().expect("calls");
+    let longest = calls.iter().max_by_key(|call| call["supersteps"].as_u64());
+    longest.expect("at least one")
+}
+
+pub(crate) fn reasons(call: &Value) -> Vec<&str> {
+    let reasons = call["reasons"].as_array().expect("a list");
+    reasons.iter().filter_map(Value::as_str).collect()
+}

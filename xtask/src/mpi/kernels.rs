@@ -1,0 +1,202 @@
+//! The kernels of `examples/mpi` over Dipole and over TCP, in turns, by Debian's Open MPI.
+//!
+//! As root they run on two nodes in network namespaces with a veth pair between them, half of the
+//! ranks on each: ranks of a node share memory, Dipole's or Open MPI's own. Else all ranks are on this
+//! node, and Open MPI's go by TCP.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+use dipole_testbed::Testbed;
+
+use super::library::{Library, Way, provider};
+use super::prepare;
+use crate::command::{Failure, at, describe, root, run};
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Numbers of ranks.
+    #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
+    ranks: Vec<u32>,
+    /// Rounds, each of which runs every kernel every way.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// What Dipole goes by between nodes: bpf, udp or auto.
+    #[arg(long, default_value = "auto")]
+    link: String,
+    /// This libdipole-fi.so, an installed one, instead of one that is built.
+    #[arg(long, value_name = "FILE")]
+    provider: Option<PathBuf>,
+    /// Kernels; all if none is named.
+    kernels: Vec<String>,
+}
+
+/// The kernels, with arguments by which each takes a second or so.
+const KERNELS: [(&str, &[&str]); 6] = [
+    ("ep", &["S"]),
+    ("is", &["22"]),
+    ("cg", &["14000"]),
+    ("mg", &["6"]),
+    ("ft", &["10"]),
+    ("lu", &["48"]),
+];
+const WAYS: [Way; 2] = [Way::Dipole, Way::Tcp];
+const LIBRARY: Library = Library::Openmpi4;
+
+pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
+    let provider = provider(arguments.provider.as_deref())?;
+    let chosen: Vec<_> = KERNELS
+        .iter()
+        .filter(|(name, _)| {
+            arguments.kernels.is_empty() || arguments.kernels.iter().any(|kernel| kernel == name)
+        })
+        .collect();
+    if chosen.is_empty() {
+        let names = KERNELS.map(|(name, _)| name).join(", ");
+        return Err(Failure::Told(format!("no such kernel; there are {names}")));
+    }
+    let testbed = match Testbed::why_not() {
+        None => Some(Testbed::builder().nodes(2).build().map_err(|cause| {
+            Failure::Told(format!("no network namespaces can be made: {cause}"))
+        })?),
+        Some(why) => {
+            println!("on this node alone, since there are no network namespaces: {why}");
+            None
+        }
+    };
+    let mut programs = BTreeMap::new();
+    for (name, _) in &chosen {
+        programs.insert(*name, compiled(name)?);
+    }
+    // By ranks and kernel: seconds by Dipole and by TCP.
+    let mut seconds: BTreeMap<(u32, &str), [Vec<f64>; 2]> = BTreeMap::new();
+    for _ in 0..arguments.rounds {
+        for &ranks in &arguments.ranks {
+            for (name, words) in &chosen {
+                for (index, way) in WAYS.into_iter().enumerate() {
+                    let mut command = launched(way, ranks, testbed.as_ref(), &provider);
+                    if way == Way::Dipole && arguments.link != "auto" {
+                        command.env("DIPOLE_LINK", &arguments.link);
+                    }
+                    let each = placed(&programs[name], words, ranks, testbed.as_ref(), &provider);
+                    let took = timed(command.args(each), name)?;
+                    seconds.entry((ranks, *name)).or_default()[index].push(took);
+                }
+            }
+        }
+    }
+    let rounds = arguments.rounds;
+    println!("seconds, medians of {rounds} rounds; compare only within a line");
+    println!("kernel  ranks    Dipole  over TCP  Dipole / TCP");
+    for ((ranks, name), [dipole, tcp]) in seconds {
+        let (dipole, tcp) = (median(dipole), median(tcp));
+        let ratio = dipole / tcp;
+        println!("{name:6}  {ranks:5}  {dipole:8.3}  {tcp:8.3}  {ratio:12.2}");
+    }
+    Ok(())
+}
+
+fn compiled(name: &str) -> Result<PathBuf, Failure> {
+    let folder = prepare::folder().join("kernels");
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
+    let program = folder.join(name);
+    let source = root().join("examples/mpi").join(format!("{name}.c"));
+    run(LIBRARY
+        .compiler()
+        .args(["-O3", "-o"])
+        .args([&program, &source])
+        .arg("-lm"))?;
+    Ok(program)
+}
+
+fn launched(way: Way, ranks: u32, testbed: Option<&Testbed>, provider: &Path) -> Command {
+    let mut command = LIBRARY.launcher(way, provider);
+    if let Some(testbed) = testbed {
+        let network = "10.0.0.0/24";
+        for part in ["base", "tcp"] {
+            command.env(format!("PMIX_MCA_ptl_{part}_remote_connections"), "1");
+            command.env(format!("PMIX_MCA_ptl_{part}_if_include"), network);
+        }
+        if way == Way::Tcp {
+            let inside = if ranks > 2 {
+                "tcp,vader,self"
+            } else {
+                "tcp,self"
+            };
+            command.env("OMPI_MCA_btl", inside);
+            command.env("OMPI_MCA_btl_tcp_if_include", network);
+        }
+        // The launcher is on the first node.
+        let mut there = testbed.command(1, command.get_program());
+        there.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => there.env(name, value),
+                None => there.env_remove(name),
+            };
+        }
+        return there;
+    }
+    command
+}
+
+/// The words behind the launcher's: half of the ranks on each node.
+fn placed(
+    program: &Path,
+    arguments: &[&str],
+    ranks: u32,
+    testbed: Option<&Testbed>,
+    provider: &Path,
+) -> Vec<String> {
+    let program = program.display().to_string();
+    let whole = |words: Vec<String>| {
+        let arguments = arguments.iter().map(ToString::to_string);
+        words.into_iter().chain([program.clone()]).chain(arguments)
+    };
+    let Some(testbed) = testbed else {
+        let run = provider.join("run");
+        let words = ["-n".to_owned(), ranks.to_string(), "env".to_owned()];
+        let place = format!("DIPOLE_RUNTIME_DIR={}", run.display());
+        return whole(words.into_iter().chain([place]).collect()).collect();
+    };
+    let mut all = Vec::new();
+    for (node, here) in [(1, ranks.div_ceil(2)), (2, ranks / 2)] {
+        if here == 0 {
+            continue;
+        }
+        let mut words: Vec<String> = Vec::new();
+        if node > 1 {
+            words.push(":".to_owned());
+        }
+        words.extend(["-n".to_owned(), here.to_string()]);
+        words.extend(["ip", "netns", "exec"].map(str::to_owned));
+        words.extend([testbed.node(node).namespace.clone(), "env".to_owned()]);
+        let environment = testbed.environment(node).into_iter();
+        words.extend(environment.map(|(name, value)| format!("{name}={value}")));
+        all.extend(whole(words));
+    }
+    all
+}
+
+/// Runs a kernel: the seconds that it says.
+fn timed(command: &mut Command, name: &str) -> Result<f64, Failure> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output();
+    let output = output.map_err(|cause| Failure::Start { program, cause })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let right = format!("{name}: right on ");
+    let said = text.lines().find(|line| line.starts_with(&right));
+    let took = said.and_then(|line| line.rsplit_once(", ")?.1.strip_suffix(" s")?.parse().ok());
+    took.filter(|_| output.status.success()).ok_or_else(|| {
+        let (command, why) = (describe(command), String::from_utf8_lossy(&output.stderr));
+        Failure::Told(format!("{command}: {text}{why}"))
+    })
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}

