@@ -226,9 +226,9 @@ mod tests {
         let mut into = vec![0_u8; bytes.len()];
         // Every tenth byte, backwards, by more pieces than one call takes.
         let pieces: Vec<Piece> = (0..4000)
-            .map(|piece| Piece {
-                from: address(&bytes[..]) + 10 * piece,
-                into: into[39_990 - 10 * piece as usize..].as_mut_ptr(),
+            .map(|piece: u16| Piece {
+                from: address(&bytes[..]) + 10 * u64::from(piece),
+                into: into[39_990 - 10 * usize::from(piece)..].as_mut_ptr(),
                 length: 1,
             })
             .collect();
