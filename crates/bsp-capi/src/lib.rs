@@ -16,6 +16,7 @@ mod memory;
 mod messages;
 mod number;
 mod oxford;
+mod redistribution;
 mod reshuffle;
 mod scratch;
 mod section;
@@ -31,8 +32,9 @@ pub use life::*;
 pub use memory::*;
 pub use messages::*;
 pub use oxford::*;
+pub use redistribution::Reshuffle;
 pub use reshuffle::{
-    Reshuffle, bsp_distribution_elements, bsp_reshuffle_execute, bsp_reshuffle_in_place,
+    bsp_distribution_elements, bsp_reshuffle_execute, bsp_reshuffle_in_place,
     bsp_reshuffle_plan_create, bsp_reshuffle_plan_destroy,
 };
 pub use section::bsp_call_site;

@@ -4,6 +4,7 @@
 //! process notes of the superstep under way, `stacks` from where it was ended. `clocks` compares
 //! those of nodes.
 
+mod bytes;
 mod clocks;
 mod format;
 mod ring;

@@ -25,7 +25,7 @@ enum To {
 }
 
 /// A command line, and whether it prints something at a place where nothing runs.
-const COMMANDS: [(&str, bool); 22] = [
+const COMMANDS: [(&str, bool); 24] = [
     ("run -n 1 echo words", true),
     // With somebody at the other end, below.
     ("send 1:7 --timeout 0 /dev/null", false),
@@ -42,6 +42,8 @@ const COMMANDS: [(&str, bool); 22] = [
     ("stats", false),
     ("links", false),
     ("trace nowhere", false),
+    ("top --once", false),
+    ("report report", true),
     ("agent status", false),
     ("key new a-key", true),
     ("key show the-key", true),
@@ -191,7 +193,9 @@ fn errors_of_every_command_are_json_when_that_is_wanted() {
         ("agent --rules /nowhere", 1),
         ("key show /nowhere", 1),
         ("mpi-env nothing", 2),
-        ("sockets /nowhere", 127),
+        ("sockets", 2),
+        ("top --every 0", 2),
+        ("report /nowhere/report", 1),
         ("doctor --timeout x", 2),
         ("completions nosh", 2),
         ("nothing", 2),

@@ -187,7 +187,7 @@ pub(super) fn exponent(values: &[f64], one: &Normal) -> Option<Exponent> {
         .sum();
     let likely = count / sum;
     let margin = 1.96 / count.sqrt();
-    (likely < MOST_EXPONENT).then_some(Exponent {
+    (sum > 0.0 && likely < MOST_EXPONENT).then_some(Exponent {
         likely,
         low: likely * (1.0 - margin).max(0.0),
         high: likely * (1.0 + margin),

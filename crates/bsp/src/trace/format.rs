@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::bytes::{front, narrow, put32, put64, take32, take64};
 use super::stacks::decode as decode_stacks;
 pub use super::stacks::{Frame, Module};
 
@@ -509,37 +510,6 @@ pub fn is_trace_name(name: &str) -> bool {
 
 /// The most bytes that a record takes with its length.
 pub(super) const MOST_RECORD_BYTES: usize = 4 + FIXED_BYTES + 3 * 12 * MOST_PEERS;
-
-/// The front of a text that is longer than `most` bytes.
-pub(super) fn front(text: &str, most: usize) -> &str {
-    let ends = (0..=most.min(text.len())).rev();
-    let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
-    &text[..end.unwrap_or(0)]
-}
-
-pub(super) fn narrow(length: usize) -> u32 {
-    u32::try_from(length).unwrap_or(u32::MAX)
-}
-
-pub(super) fn put32(into: &mut Vec<u8>, value: u32) {
-    into.extend_from_slice(&value.to_le_bytes());
-}
-
-pub(super) fn put64(into: &mut Vec<u8>, value: u64) {
-    into.extend_from_slice(&value.to_le_bytes());
-}
-
-pub(super) fn take32(bytes: &mut &[u8]) -> Option<u32> {
-    let (value, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(u32::from_le_bytes(*value))
-}
-
-pub(super) fn take64(bytes: &mut &[u8]) -> Option<u64> {
-    let (value, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(u64::from_le_bytes(*value))
-}
 
 const _: () = assert!(MOST_RECORD_BYTES + BLOCK_HEAD_BYTES <= BLOCK_BYTES);
 

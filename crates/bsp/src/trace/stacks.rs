@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use dipole_link::clock::monotonic_ns;
 use rustc_hash::FxHashMap;
 
-use super::format::{front, narrow, put32, put64, take32, take64};
+use super::bytes::{front, narrow, put32, put64, take32, take64};
 use super::ring::Ring;
 
 /// The deepest stack that is kept; of deeper ones the innermost calls.
