@@ -7,6 +7,7 @@
 mod bytes;
 mod clocks;
 mod format;
+mod modules;
 mod ring;
 mod stacks;
 mod tracer;

@@ -43,7 +43,7 @@ const COMMANDS: [(&str, bool); 24] = [
     ("links", false),
     ("trace nowhere", false),
     ("top --once", false),
-    ("report report", true),
+    ("report report", false),
     ("agent status", false),
     ("key new a-key", true),
     ("key show the-key", true),

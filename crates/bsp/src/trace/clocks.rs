@@ -121,10 +121,12 @@ fn compare(files: &[TraceFile], home: u32, leader: u32) -> Option<Vec<(u64, Offs
         else {
             continue;
         };
+        // The clocks drift between the two moments that are compared, too.
+        let drift = signed(their_leave.abs_diff(*their_entry)) / DRIFT;
         bounds.push(Bounds {
             at_ns: *their_entry,
             // Theirs had left after ours had entered, and the other way round.
-            low: signed(*entered).saturating_sub(signed(*their_leave)),
+            low: (signed(*entered).saturating_sub(signed(*their_leave))).saturating_sub(drift),
             high: signed(*left).saturating_sub(signed(*their_entry)),
         });
     }

@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::bytes::{front, narrow, put32, put64, take32, take64};
-use super::stacks::decode as decode_stacks;
-pub use super::stacks::{Frame, Module};
+use super::modules::decode as decode_stacks;
+pub use super::modules::{Frame, Module};
 
 /// Of files as written here. Others are not read.
 pub const VERSION: u32 = 2;

@@ -11,37 +11,14 @@ use std::os::unix::fs::MetadataExt;
 use dipole_link::clock::monotonic_ns;
 use rustc_hash::FxHashMap;
 
-use super::bytes::{front, narrow, put32, put64, take32, take64};
+use super::bytes::{narrow, put32, put64};
+use super::modules::{Frame, MOST_FRAMES, Module, STACK};
 use super::ring::Ring;
 
-/// The deepest stack that is kept; of deeper ones the innermost calls.
-const MOST_FRAMES: usize = 64;
 /// Places of code that may be looked at whatever it takes.
 const FREE_PLACES: usize = 256;
 /// The share of time that looking may take, by one.
 const SHARE: u64 = 200;
-const MODULE: u32 = 0;
-const STACK: u32 = 1;
-
-/// A file with code of the program: itself, or a library.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Module {
-    /// Where it was.
-    pub path: String,
-    /// How long it was.
-    pub bytes: u64,
-    /// When it was last written, in seconds since 1970.
-    pub written_s: i64,
-}
-
-/// A call on the stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Frame {
-    /// In which of the trace's modules; `u32::MAX` if in none.
-    pub module: u32,
-    /// Within its file, a byte of the instruction that calls.
-    pub offset: u64,
-}
 
 /// A part of a module in memory.
 #[derive(Debug)]
@@ -211,61 +188,12 @@ fn add_module(path: &str, number: usize, ring: &mut Ring) -> Option<u32> {
     ring.add_stack(&bytes).then_some(narrow(number))
 }
 
-impl Module {
-    fn encode(&self, into: &mut Vec<u8>) {
-        put32(into, MODULE);
-        put64(into, self.bytes);
-        put64(into, self.written_s.cast_unsigned());
-        let path = front(&self.path, 4096);
-        put32(into, narrow(path.len()));
-        into.extend_from_slice(path.as_bytes());
-    }
-}
-
-/// How many bytes are used, then modules and stacks in the order in which they were seen.
-pub(super) fn decode(mut bytes: &[u8]) -> Option<(Vec<Module>, Vec<Vec<Frame>>)> {
-    let used = take32(&mut bytes)? as usize;
-    let mut bytes = bytes.get(..used)?;
-    let at = &mut bytes;
-    let (mut modules, mut stacks) = (Vec::new(), Vec::new());
-    while !at.is_empty() {
-        match take32(at)? {
-            MODULE => {
-                let (length, written) = (take64(at)?, take64(at)?);
-                let path_bytes = take32(at)? as usize;
-                let (path, rest) = at.split_at_checked(path_bytes)?;
-                *at = rest;
-                modules.push(Module {
-                    path: String::from_utf8(path.to_vec()).ok()?,
-                    bytes: length,
-                    written_s: written.cast_signed(),
-                });
-            }
-            STACK => {
-                let count = take32(at)? as usize;
-                if count > MOST_FRAMES {
-                    return None;
-                }
-                let mut frames = Vec::with_capacity(count);
-                for _ in 0..count {
-                    frames.push(Frame {
-                        module: take32(at)?,
-                        offset: take64(at)?,
-                    });
-                }
-                stacks.push(frames);
-            }
-            _ => return None,
-        }
-    }
-    Some((modules, stacks))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
+    use super::super::modules::decode;
     use super::*;
     use crate::trace::{Header, State, TraceFile, file_name};
 
@@ -312,7 +240,8 @@ mod tests {
         let mut stacks = Stacks::new(0);
         // All time there is may be spent.
         let now_ns = monotonic_ns();
-        for _ in 0..3 {
+        // Were the loop unrolled, each turn would be another call.
+        for _ in 0..std::hint::black_box(3) {
             assert_eq!(stacks.here(0, now_ns, &mut ring), 1);
         }
         let other = stacks.here(1, now_ns, &mut ring);
@@ -333,7 +262,7 @@ mod tests {
         }
         // No time is left: what was seen with the stack as deep is taken, and something new is looked at.
         stacks.spent_ns = 1 << 50;
-        for _ in 0..2 {
+        for _ in 0..std::hint::black_box(2) {
             assert_eq!(stacks.here(2, now_ns, &mut ring), 3);
         }
         assert_eq!(stacks.known.len(), 3);
