@@ -6,7 +6,7 @@
 //!
 //! `section.rs` is the way into every call. `life.rs` begins and ends, `text.rs` is `bsp_abort`, `memory.rs` has registration, put and get,
 //! `messages.rs` sends and receives, `collectives.rs` has the algorithms and `level1.rs` the functions of the collectives, `scratch.rs` memory for them, `number.rs` the arguments of both dialects.
-//! `reshuffle.rs` gets arrays from one distribution to another. `oxford.rs` and `checkpoint.rs` are calls that other libraries have.
+//! `reshuffle.rs` and `plan.rs` get arrays from one distribution to another. `oxford.rs` and `checkpoint.rs` are calls that other libraries have.
 
 mod checkpoint;
 mod collectives;
@@ -16,7 +16,7 @@ mod memory;
 mod messages;
 mod number;
 mod oxford;
-mod redistribution;
+mod plan;
 mod reshuffle;
 mod scratch;
 mod section;
@@ -32,9 +32,8 @@ pub use life::*;
 pub use memory::*;
 pub use messages::*;
 pub use oxford::*;
-pub use redistribution::Reshuffle;
 pub use reshuffle::{
-    bsp_distribution_elements, bsp_reshuffle_execute, bsp_reshuffle_in_place,
+    Reshuffle, bsp_distribution_elements, bsp_reshuffle_execute, bsp_reshuffle_in_place,
     bsp_reshuffle_plan_create, bsp_reshuffle_plan_destroy,
 };
 pub use section::bsp_call_site;

@@ -1,8 +1,4 @@
-//! Arrays from one block-cyclic distribution to another: `include/bsp_reshuffle.h`.
-//!
-//! A plan keeps memory for messages, registered once. In its superstep each process packs what it sends. Processes of other
-//! nodes are put to; those of this node fetch what they get, in the superstep after: packed, some at a time, or if runs are
-//! long straight from the other's array to where it belongs, which is one copy in all.
+//! Arrays from one block-cyclic distribution to another: `include/bsp_reshuffle.h`. `plan.rs` does it.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -12,9 +8,15 @@ use dipole_bsp::misuse::Misuse;
 use dipole_reshuffle::{Distribution, Plan, ReshuffleError};
 
 use crate::number::Size;
-use crate::redistribution::{Reshuffle, Told, Way, rule, wrong};
-use crate::scratch::{Cell, Process};
+use crate::plan::{FETCHED_BYTES, Told, Way, rule};
+use crate::scratch::{Cell, Process, cells};
 use crate::section::{Inside, Site, call, call_and_wait, refuse};
+
+pub use crate::plan::Reshuffle;
+
+fn wrong(error: &ReshuffleError) -> Failure {
+    Misuse::Rule(error.to_string()).into()
+}
 
 /// The arguments of a distribution, which all of `count` dimensions have.
 ///
@@ -228,7 +230,12 @@ fn fingerprint(sides: &[Distribution; 2], unit: usize) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// A plan, whose memory is registered; all processes call it.
+/// Memory that has an address, also if it is for nothing.
+fn memory(bytes: usize) -> Vec<Cell> {
+    cells(bytes.max(1))
+}
+
+/// Made by all processes together.
 fn create(
     inside: &mut Inside,
     sides: &[Distribution; 2],
@@ -249,11 +256,19 @@ fn create(
     };
     bytes(plan.source_elements())?;
     bytes(plan.target_elements())?;
-    let messages = (
-        bytes(plan.outgoing_elements())?,
-        bytes(plan.incoming_elements())?,
-    );
-    let mut it = Reshuffle::new(plan, unit, messages, size);
+    let mut it = Reshuffle {
+        outgoing: memory(bytes(plan.outgoing_elements())?),
+        incoming: memory(bytes(plan.incoming_elements())?),
+        told: vec![[0; 2]; size as usize],
+        plan,
+        unit,
+        has_direct: false,
+        has_fetched: false,
+        runs: 0,
+        buffer: vec![0; FETCHED_BYTES],
+        staying: Vec::new(),
+        pieces: Vec::new(),
+    };
     // All find out that they want the same, and which ways there are.
     let ways = it
         .plan

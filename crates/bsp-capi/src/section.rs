@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use dipole_bsp::{Call, Failure};
 
-use crate::redistribution::Reshuffle;
+use crate::plan::Reshuffle;
 use crate::scratch::{Process, Scratch};
 
 /// What belongs to the program's parallel part.

@@ -222,7 +222,8 @@ impl Served {
         timeouts
             .and(outside.set_nodelay(true))
             .map_err(|error| format!("{name}: {error}"))?;
-        self.tell(0, &Message::Opened)?;
+        let at = self.endpoint.address();
+        self.tell(0, &Message::Opened { at })?;
         loop {
             let received = self.receive(&BTreeSet::from([0]), Duration::MAX)?;
             if received.source() != self.ranks[0] {

@@ -19,8 +19,8 @@ pub(crate) enum Message<'a> {
         ranks: Vec<Address>,
         patience_ms: u64,
     },
-    /// The answer, from the stream's endpoint.
-    Opened,
+    /// The answer: where the stream's endpoint is. Rank 0 tells the others the same.
+    Opened { at: Address },
     /// Bytes that stand as they are, of rank 0.
     Say { bytes: &'a [u8] },
     /// As many bytes as have come, at most so many, for rank 0.
@@ -131,7 +131,7 @@ impl<'a> Message<'a> {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let (kind, numbers): (u8, &[u64]) = match self {
             Message::Open { patience_ms, .. } => (1, &[*patience_ms]),
-            Message::Opened => (2, &[]),
+            Message::Opened { .. } => (2, &[]),
             Message::Say { .. } => (3, &[]),
             Message::Hear { most } => (4, &[*most]),
             Message::Heard { .. } => (5, &[]),
@@ -169,6 +169,10 @@ impl<'a> Message<'a> {
                 }
                 all.extend_from_slice(to.as_bytes());
             }
+            Message::Opened { at } => {
+                all.extend_from_slice(&at.node.0.to_le_bytes());
+                all.extend_from_slice(&at.endpoint.0.to_le_bytes());
+            }
             Message::Say { bytes }
             | Message::Heard { bytes }
             | Message::Data { bytes, .. }
@@ -202,7 +206,9 @@ impl<'a> Message<'a> {
                     patience_ms,
                 }
             }
-            2 => Message::Opened,
+            2 => Message::Opened {
+                at: Address::new(from.half()?, from.half()?),
+            },
             3 => Message::Say {
                 bytes: from.bytes(),
             },
@@ -283,7 +289,9 @@ mod tests {
                 ranks,
                 patience_ms: 5,
             },
-            Message::Opened,
+            Message::Opened {
+                at: Address::new(3, 501),
+            },
             Message::Say { bytes },
             Message::Hear { most: 9 },
             Message::Heard { bytes: &[] },

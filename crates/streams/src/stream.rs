@@ -28,7 +28,7 @@ pub struct Stream<'a> {
     endpoint: &'a Endpoint,
     ranks: Ranks,
     interface: Address,
-    /// To the stream's endpoint there, once known.
+    /// To the stream's endpoint there; none while it is opened.
     edge: Option<Edge>,
     transfer: u64,
     patience: Duration,
@@ -72,7 +72,10 @@ impl<'a> Stream<'a> {
             };
             let opened = stream.ask(&open);
             match &opened {
-                Ok(_) => stream.tell_others(&Message::Opened, patience)?,
+                Ok(edge) => {
+                    let at = edge.target();
+                    stream.tell_others(&Message::Opened { at }, patience)?;
+                }
                 Err(error) => {
                     let why = match error {
                         StreamError::Ended { why, .. } => why.clone(),
@@ -85,9 +88,11 @@ impl<'a> Stream<'a> {
             }
             stream.edge = Some(opened?);
         } else {
-            let received = stream.receive(None)?;
+            // Nobody else: the interface may still be telling those who were at this endpoint before.
+            let first = stream.ranks.addresses[0];
+            let received = stream.receive(None, Some(first))?;
             match Message::decode(&received) {
-                Ok(Message::Opened) => {}
+                Ok(Message::Opened { at }) => stream.edge = Some(endpoint.edge(at)?),
                 _ => return Err(stream.unexpected()),
             }
         }
@@ -98,9 +103,9 @@ impl<'a> Stream<'a> {
     fn ask(&self, open: &Message<'_>) -> Result<Edge, StreamError> {
         let interface = self.endpoint.edge(self.interface)?;
         interface.send_timeout(&open.encode(), self.patience)?;
-        let received = self.receive(Some(&interface))?;
+        let received = self.receive(Some(&interface), None)?;
         match Message::decode(&received) {
-            Ok(Message::Opened) => Ok(self.endpoint.edge(received.source())?),
+            Ok(Message::Opened { at }) => Ok(self.endpoint.edge(at)?),
             _ => Err(self.unexpected()),
         }
     }
@@ -139,7 +144,8 @@ impl<'a> Stream<'a> {
     pub fn hear(&mut self, most: usize) -> Result<Vec<u8>, StreamError> {
         self.control(&Message::Hear { most: most as u64 })?;
         loop {
-            let received = self.receive(self.edge.as_ref())?;
+            let received =
+                self.receive(self.edge.as_ref(), self.edge.as_ref().map(Edge::target))?;
             if let Ok(Message::Heard { bytes }) = Message::decode(&received) {
                 return Ok(bytes.to_vec());
             }
@@ -262,9 +268,7 @@ impl<'a> Stream<'a> {
                     }
                     .encode();
                     let patience = self.patience;
-                    let sent = self
-                        .edge_to(received.source())?
-                        .send_timeout(&answer, patience);
+                    let sent = self.edge()?.send_timeout(&answer, patience);
                     sent.map_err(|error| self.gone(error))?;
                 }
                 Ok(Message::Done { transfer: of, .. }) if of == transfer => return Ok(()),
@@ -338,17 +342,9 @@ impl<'a> Stream<'a> {
         self.transfer
     }
 
-    fn edge_to(&mut self, interface: Address) -> Result<&Edge, StreamError> {
-        if self
-            .edge
-            .as_ref()
-            .is_none_or(|edge| edge.target() != interface)
-        {
-            self.edge = Some(self.endpoint.edge(interface)?);
-        }
-        self.edge
-            .as_ref()
-            .ok_or_else(|| StreamError::Misuse("the stream is not open".into()))
+    fn edge(&self) -> Result<&Edge, StreamError> {
+        let closed = || StreamError::Misuse("the stream is not open".into());
+        self.edge.as_ref().ok_or_else(closed)
     }
 
     /// The next message of a transfer; those of the next one wait.
@@ -365,9 +361,8 @@ impl<'a> Stream<'a> {
             if let Some(at) = self.early.iter().position(is_now) {
                 return Ok(self.early.remove(at));
             }
-            let received = self.receive(self.edge.as_ref())?;
-            // A rank has its edge to watch as soon as the interface has spoken.
-            self.edge_to(received.source())?;
+            let received =
+                self.receive(self.edge.as_ref(), self.edge.as_ref().map(Edge::target))?;
             if is_now(&received) {
                 return Ok(received);
             }
@@ -375,12 +370,13 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The next message. A rank waits for others' ends as long as the interface lives; before that has
+    /// The next message, of one sender if that is told. A rank waits for others' ends as long as the interface lives; before that has
     /// spoken, as long as its patience.
-    fn receive(&self, edge: Option<&Edge>) -> Result<Received, StreamError> {
+    fn receive(&self, edge: Option<&Edge>, only: Option<Address>) -> Result<Received, StreamError> {
         let began = Instant::now();
         loop {
             match self.endpoint.receive_timeout(LOOK) {
+                Ok(received) if only.is_some_and(|only| only != received.source()) => {}
                 Ok(received) => {
                     if let Ok(Message::Ended { why }) = Message::decode(&received) {
                         return Err(self.ended(why));

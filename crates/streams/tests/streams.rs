@@ -202,7 +202,7 @@ fn flood(own: u32, node: &Node, to: &str, dies: bool) -> Result<(), StreamError>
     stream.close()
 }
 
-/// The others run it, as processes; alone it has nothing to do.
+/// A process of the others' jobs; nothing by itself.
 #[test]
 fn as_a_process() {
     if std::env::var_os("STREAMS_ROLE").is_none() {

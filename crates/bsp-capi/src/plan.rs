@@ -1,18 +1,22 @@
-//! An array gets from one distribution to another: what a plan keeps, and how it is done.
+//! A plan to reshuffle, and how a process does its part of it.
+//!
+//! It keeps memory for messages, registered once. In its superstep each process packs what it sends. Processes of other
+//! nodes are put to; those of this node fetch what they get, in the superstep after: packed, some at a time, or if runs are
+//! long straight from the other's array to where it belongs, which is one copy in all.
 
 use std::ffi::c_void;
 use std::slice;
 
 use dipole_bsp::misuse::Misuse;
 use dipole_bsp::{Failure, Piece};
-use dipole_reshuffle::{Message, Plan, ReshuffleError};
+use dipole_reshuffle::{Message, Plan};
 
-use crate::scratch::{Cell, Process, cells};
+use crate::scratch::{Cell, Process};
 
 /// Runs of as many bytes and more on average are fetched straight from the other's array.
 const DIRECT_RUN_BYTES: usize = 2 << 10;
 /// Packed elements are fetched so many bytes at a time, which stay in the cache.
-const FETCHED_BYTES: usize = 64 << 10;
+pub(crate) const FETCHED_BYTES: usize = 64 << 10;
 /// Runs that are fetched by one call.
 const RUNS_OF_A_CALL: usize = 1023;
 
@@ -52,43 +56,17 @@ pub struct Reshuffle {
     /// Some process has a message that goes by that way, or by any but being put.
     pub(crate) has_direct: bool,
     pub(crate) has_fetched: bool,
-    runs: u64,
-    buffer: Vec<u8>,
-    staying: Vec<u8>,
-    pieces: Vec<Piece>,
-}
-
-pub(crate) fn wrong(error: &ReshuffleError) -> Failure {
-    Misuse::Rule(error.to_string()).into()
+    pub(crate) runs: u64,
+    pub(crate) buffer: Vec<u8>,
+    pub(crate) staying: Vec<u8>,
+    pub(crate) pieces: Vec<Piece>,
 }
 
 pub(crate) fn rule(text: impl Into<String>) -> Failure {
     Misuse::Rule(text.into()).into()
 }
 
-/// Memory that has an address, also if it is for nothing.
-pub(crate) fn memory(bytes: usize) -> Vec<Cell> {
-    cells(bytes.max(1))
-}
-
 impl Reshuffle {
-    /// The memory of a plan, not registered yet; `bytes` are those of the messages out and in.
-    pub(crate) fn new(plan: Plan, unit: usize, bytes: (usize, usize), ranks: u32) -> Reshuffle {
-        Reshuffle {
-            outgoing: memory(bytes.0),
-            incoming: memory(bytes.1),
-            told: vec![[0; 2]; ranks as usize],
-            plan,
-            unit,
-            has_direct: false,
-            has_fetched: false,
-            runs: 0,
-            buffer: vec![0; FETCHED_BYTES],
-            staying: Vec::new(),
-            pieces: Vec::new(),
-        }
-    }
-
     /// Bytes of this process's parts before and afterwards.
     pub(crate) fn bytes(&self) -> (usize, usize) {
         let bytes = |elements: usize| elements * self.unit;
