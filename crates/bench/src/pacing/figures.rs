@@ -2,10 +2,7 @@
 
 use super::Line;
 use crate::cluster::PIECE_BYTES;
-use crate::page::{Chart, Curve, Point, Scale, figures_page};
-
-/// Marks and colours in the order of curves.
-const FAMILIES: [&str; 7] = ["dipole", "udp", "tcp", "gso", "shm", "unix", "pipe"];
+use crate::page::{Chart, Point, Scale, curves_in_order as curves, figures_page};
 
 /// Throughput of slotted 1-persistent CSMA/CD by load (thesis (4.1)), both by what the medium
 /// carries; `a` is the propagation delay by the time of a frame.
@@ -23,18 +20,6 @@ fn model(load: f64, a: f64) -> f64 {
 
 fn point(x: f64, y: f64, spread: Option<(f64, f64)>, note: String) -> Point {
     Point { x, y, spread, note }
-}
-
-fn curves(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
-    let named = named.into_iter().filter(|(_, points)| !points.is_empty());
-    let with_family = named.zip(FAMILIES);
-    with_family
-        .map(|((name, points), family)| Curve {
-            name,
-            family,
-            points,
-        })
-        .collect()
 }
 
 /// Lines by what names them, in the order in which they come.

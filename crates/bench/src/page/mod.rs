@@ -107,6 +107,31 @@ fn measured_page(
     document(heading, body, &data)
 }
 
+/// Curves that have points, with marks and colours in this order.
+pub(super) fn curves_in_order(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
+    const FAMILIES: [&str; 10] = [
+        "dipole",
+        "udp",
+        "tcp",
+        "gso",
+        "shm",
+        "unix",
+        "pipe",
+        "bpf",
+        "xdp",
+        "dipole-udp",
+    ];
+    let named = named.into_iter().filter(|(_, points)| !points.is_empty());
+    let with_family = named.zip(FAMILIES);
+    with_family
+        .map(|((name, points), family)| Curve {
+            name,
+            family,
+            points,
+        })
+        .collect()
+}
+
 /// A page of figures, tables if there are any, and the data behind them.
 pub(super) fn figures_page(
     words: (&str, &str),

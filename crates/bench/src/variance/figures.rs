@@ -4,38 +4,13 @@ use statrs::distribution::Continuous;
 
 use super::fit::{self, edge_distribution, largest_density, largest_of};
 use super::{EdgeRegression, H_BYTES, Line, Relation, links_of};
-use crate::page::{Chart, Curve, Point, Scale, figures_page, table_of};
+use crate::page::{Chart, Point, Scale, curves_in_order as curves, figures_page, table_of};
 use crate::statistics::as_float;
 
-/// Marks and colours in the order of curves.
-const FAMILIES: [&str; 10] = [
-    "dipole",
-    "udp",
-    "tcp",
-    "gso",
-    "shm",
-    "unix",
-    "pipe",
-    "bpf",
-    "xdp",
-    "dipole-udp",
-];
 /// Points of a curve that a formula draws.
 const STEPS: u32 = 48;
 /// Points of an edge's distribution at most.
 const MOST_POINTS: usize = 60;
-
-fn curves(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
-    let named = named.into_iter().filter(|(_, points)| !points.is_empty());
-    let with_family = named.zip(FAMILIES);
-    with_family
-        .map(|((name, points), family)| Curve {
-            name,
-            family,
-            points,
-        })
-        .collect()
-}
 
 fn systems(lines: &[Line]) -> Vec<&str> {
     let mut systems: Vec<&str> = Vec::new();
