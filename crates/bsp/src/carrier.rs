@@ -39,6 +39,14 @@ pub trait Carrier {
     /// What was sent did not arrive; nothing can be received.
     fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Self::Message)>, Failure>;
 
+    /// Goes on with what was sent; true if all of it leaves without further calls.
+    ///
+    /// # Errors
+    /// What was sent did not arrive.
+    fn has_left(&mut self) -> Result<bool, Failure> {
+        Ok(true)
+    }
+
     /// Fails if one of these ranks is known to be gone.
     ///
     /// # Errors
@@ -148,6 +156,14 @@ impl Carrier for AnyCarrier {
                 (tcp.receive(patience)?).map(|(from, message)| (from, AnyMessage::Bytes(message)))
             }
         })
+    }
+
+    fn has_left(&mut self) -> Result<bool, Failure> {
+        match self {
+            AnyCarrier::None => Ok(true),
+            AnyCarrier::Endpoints(endpoints) => endpoints.has_left(),
+            AnyCarrier::Tcp(tcp) => tcp.has_left(),
+        }
     }
 
     fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {

@@ -127,6 +127,11 @@ impl Carrier for Channels {
         }
     }
 
+    fn has_left(&mut self) -> Result<bool, Failure> {
+        self.advance(0.8)?;
+        Ok(self.waiting.is_empty())
+    }
+
     fn check(&mut self, _ranks: &[u32]) -> Result<(), Failure> {
         Ok(())
     }

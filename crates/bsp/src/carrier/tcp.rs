@@ -553,6 +553,11 @@ impl Carrier for Tcp {
         }
     }
 
+    fn has_left(&mut self) -> Result<bool, Failure> {
+        self.flush();
+        Ok(self.waiting == 0)
+    }
+
     fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
         for &rank in ranks {
             let peer = self.peers.get(rank as usize).and_then(Option::as_ref);

@@ -18,8 +18,6 @@ use crate::superstep::facts::{put, put_long, take, take_long};
 const SPINS: u32 = 300;
 /// Times the core is given to others before the rank sleeps.
 const YIELDS: u32 = 200;
-/// How long a rank sleeps before it looks whether the others live.
-const SLEEP: Duration = Duration::from_millis(100);
 /// Most bytes of a window, taken from the address space only.
 const WINDOW_BYTES: usize = 1 << 36;
 
@@ -161,11 +159,20 @@ impl Mates {
             .filter(|(index, _)| *index != self.own)
     }
 
-    /// The same, beginning behind this rank.
-    pub(crate) fn others_in_turn(&self) -> impl Iterator<Item = (usize, u32)> {
-        let own = self.own;
-        let behind = self.others().filter(move |(index, _)| *index > own);
-        behind.chain(self.others().take_while(move |(index, _)| *index < own))
+    /// Their indices.
+    pub(crate) fn others_in_order(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.own).chain(self.own + 1..self.mates.len())
+    }
+
+    /// Their indices, beginning behind this rank.
+    pub(crate) fn others_in_turn(&self) -> impl Iterator<Item = usize> + use<> {
+        (self.own + 1..self.mates.len()).chain(0..self.own)
+    }
+
+    /// The rank with an index.
+    #[inline]
+    pub(crate) fn rank(&self, mate: usize) -> u32 {
+        self.mates[mate].rank
     }
 
     /// The index of a rank of the node.
@@ -258,64 +265,58 @@ impl Mates {
         }
     }
 
-    /// Waits until a rank has reached a milestone; `pause` is called now and then, when it takes
-    /// long.
-    ///
-    /// # Errors
-    /// Those of `pause`; the rank is gone, or a rank of the node has ended the program.
+    /// Waits a short while until a rank has reached a milestone; whether it has.
     #[inline]
-    pub(crate) fn wait(
-        &self,
-        mate: usize,
-        milestone: Milestone,
-        epoch: u32,
-        pause: &mut dyn FnMut(u32) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    pub(crate) fn wait_briefly(&self, mate: usize, milestone: Milestone, epoch: u32) -> bool {
         let board = self.board(mate);
         for _ in 0..=self.spins {
             if board.has_reached(milestone, epoch).is_ok() {
-                return Ok(());
+                return true;
             }
             std::hint::spin_loop();
         }
-        self.wait_long(mate, milestone, epoch, pause)
+        Mates::wait_yielding(&board, milestone, epoch)
     }
 
     #[cold]
-    fn wait_long(
+    fn wait_yielding(board: &Board<'_>, milestone: Milestone, epoch: u32) -> bool {
+        for _ in 0..YIELDS {
+            if board.has_reached(milestone, epoch).is_ok() {
+                return true;
+            }
+            cpu::yield_core();
+        }
+        false
+    }
+
+    /// Sleeps until a rank has reached a milestone, at most so long; whether it has.
+    ///
+    /// # Errors
+    /// The rank is gone, or a rank of the node has ended the program.
+    pub(crate) fn sleep(
         &self,
         mate: usize,
         milestone: Milestone,
         epoch: u32,
-        pause: &mut dyn FnMut(u32) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
-        let board = self.board(mate);
-        for _ in 0..YIELDS {
-            if board.has_reached(milestone, epoch).is_ok() {
-                return Ok(());
-            }
-            cpu::yield_core();
+        most: Duration,
+    ) -> Result<bool, Failure> {
+        let (board, own) = (self.board(mate), self.board(self.own));
+        own.sleep_for(Some(mate));
+        if let Err(seen) = board.has_reached(milestone, epoch) {
+            let place = Board::place(milestone, epoch);
+            self.window_of(mate).sleep(place, seen, most);
         }
-        let own = self.board(self.own);
-        loop {
-            own.sleep_for(Some(mate));
-            let seen = board.has_reached(milestone, epoch);
-            if let Err(seen) = seen {
-                let place = Board::place(milestone, epoch);
-                self.window_of(mate).sleep(place, seen, SLEEP);
-            }
-            own.sleep_for(None);
-            if board.has_reached(milestone, epoch).is_ok() {
-                return Ok(());
-            }
-            self.check()?;
-            // It may have arrived and ended since.
-            if board.has_reached(milestone, epoch).is_ok() {
-                return Ok(());
-            }
-            self.check_alive(mate)?;
-            pause(self.mates[mate].rank)?;
+        own.sleep_for(None);
+        if board.has_reached(milestone, epoch).is_ok() {
+            return Ok(true);
         }
+        self.check()?;
+        // It may have arrived and ended since.
+        if board.has_reached(milestone, epoch).is_ok() {
+            return Ok(true);
+        }
+        self.check_alive(mate)?;
+        Ok(false)
     }
 
     /// Fails if a rank of the node has ended the program.

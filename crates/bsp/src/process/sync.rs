@@ -11,15 +11,13 @@ use std::time::Duration;
 use dipole_link::window::Source;
 
 use effects::Effects;
-use waiting::{Wait, tell, tell_words};
 
 use super::{Process, Pull};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{FEW_BYTES, LocalParcel, Milestone, Said};
+use crate::local::{FEW_BYTES, LocalParcel, Mates, Milestone, Said};
 use crate::misuse::Misuse;
 use crate::parcel::Parcel;
-use crate::patience::Patience;
 use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::pace::Pace;
 use crate::superstep::record::Malformed;
@@ -124,22 +122,9 @@ impl<C: Carrier> Process<C> {
     }
 
     /// Waits until a rank of this node has left the superstep before this one.
-    pub(super) fn wait_left(&self, mate: usize) -> Result<(), Failure> {
-        let (Some(mates), epoch) = (&self.mates, self.exchange.superstep()) else {
-            return Ok(());
-        };
-        let mut patience = Patience::new();
-        let pause = &mut |rank| {
-            tell(
-                &self.call,
-                self.rank,
-                self.superstep(),
-                &mut patience,
-                &[rank],
-            );
-            Ok(())
-        };
-        mates.wait(mate, Milestone::Left, epoch, pause)
+    pub(super) fn wait_left(&mut self, mate: usize) -> Result<(), Failure> {
+        let epoch = self.exchange.superstep();
+        self.wait_for(mate, (Milestone::Left, epoch), None)
     }
 
     fn collect_facts(&mut self, ending: Ending) {
@@ -229,31 +214,10 @@ impl<C: Carrier> Process<C> {
 
     /// Waits until it is known of all ranks what they have for whom.
     fn gather(&mut self, epoch: u32) -> Result<(), Failure> {
-        let superstep = self.superstep();
-        let mut patience = Patience::new();
-        if let Some(mates) = &self.mates {
-            for (mate, rank) in mates.others() {
-                let pause = &mut |rank| {
-                    tell(&self.call, self.rank, superstep, &mut patience, &[rank]);
-                    Ok(())
-                };
-                let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Arrived, epoch));
-                mates.wait(mate, Milestone::Arrived, epoch, pause)?;
-                wait.end(&mut self.trace, rank);
-                let board = mates.board(mate);
-                let knowledge = self.exchange.knowledge_mut();
-                knowledge.add_row(rank, board.said(epoch).map(|(row, _)| row));
-                knowledge.add_asked(board.said(epoch).map(|(_, asked)| asked));
-                let (pulls, facts) = board.flags(epoch);
-                if pulls {
-                    knowledge.add_pulls();
-                }
-                if let Some(facts) = facts {
-                    let bytes = facts.to_vec();
-                    let facts = Facts::decode(&mut &bytes[..]);
-                    knowledge.add_facts(rank, facts.ok_or(Malformed)?);
-                }
-            }
+        let others = self.mates.as_ref().map(Mates::others_in_order);
+        for mate in others.into_iter().flatten() {
+            self.wait_for(mate, (Milestone::Arrived, epoch), None)?;
+            self.hear(mate, epoch)?;
         }
         if self.exchange.places().nodes() == 1 {
             return Ok(());
@@ -263,7 +227,29 @@ impl<C: Carrier> Process<C> {
             self.pump(|process| process.exchange.is_known())?;
             return self.spread_knowledge(epoch);
         }
-        self.learn(epoch, &mut patience)
+        self.learn(epoch)
+    }
+
+    /// Reads what a rank of this node has said when it arrived.
+    #[inline]
+    fn hear(&mut self, mate: usize, epoch: u32) -> Result<(), Failure> {
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        let (rank, board) = (mates.rank(mate), mates.board(mate));
+        let knowledge = self.exchange.knowledge_mut();
+        knowledge.add_row(rank, board.said(epoch).map(|(row, _)| row));
+        knowledge.add_asked(board.said(epoch).map(|(_, asked)| asked));
+        let (pulls, facts) = board.flags(epoch);
+        if pulls {
+            knowledge.add_pulls();
+        }
+        if let Some(facts) = facts {
+            let bytes = facts.to_vec();
+            let facts = Facts::decode(&mut &bytes[..]);
+            knowledge.add_facts(rank, facts.ok_or(Malformed)?);
+        }
+        Ok(())
     }
 
     /// Tells the ranks of this node what is known of the others.
@@ -282,21 +268,17 @@ impl<C: Carrier> Process<C> {
     }
 
     /// Waits for what the leader of this node tells of the others.
-    fn learn(&mut self, epoch: u32, patience: &mut Patience) -> Result<(), Failure> {
-        let superstep = self.superstep();
+    fn learn(&mut self, epoch: u32) -> Result<(), Failure> {
         let leader = self.exchange.places().leader(self.rank);
         let Some(mates) = &self.mates else {
             return Ok(());
         };
         let mate = mates.index(leader).unwrap_or(0);
-        let pause = &mut |_| {
-            let words = "ranks of other nodes";
-            tell_words(&self.call, self.rank, superstep, patience, words);
-            Ok(())
+        let milestone = (Milestone::Known, epoch);
+        self.wait_for(mate, milestone, Some("ranks of other nodes"))?;
+        let Some(mates) = &self.mates else {
+            return Ok(());
         };
-        let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Known, epoch));
-        mates.wait(mate, Milestone::Known, epoch, pause)?;
-        wait.end(&mut self.trace, leader);
         let known = mates.board(mate).known().ok_or(Malformed)?.to_vec();
         let absorbed = self.exchange.knowledge_mut().absorb(&mut &known[..]);
         Ok(absorbed.ok_or(Malformed)?)
@@ -363,7 +345,8 @@ impl<C: Carrier> Process<C> {
             return Ok(());
         };
         // Beginning behind this rank: not everybody reads the same memory at once.
-        for (mate, rank) in mates.others_in_turn() {
+        for mate in mates.others_in_turn() {
+            let rank = mates.rank(mate);
             if knowledge.talks(rank, self.rank) {
                 for records in mates.records(mate, epoch) {
                     effects.apply(records, Some(mate))?;

@@ -4,12 +4,10 @@ use dipole_link::window::Source;
 
 use super::super::{Kept, Process};
 use super::effects::{Effects, take_answers};
-use super::waiting::{Wait, tell};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{FEW_ANSWERS_BYTES, LocalParcel, Milestone};
+use crate::local::{FEW_ANSWERS_BYTES, LocalParcel, Mates, Milestone};
 use crate::parcel::Parcel;
-use crate::patience::Patience;
 use crate::superstep::exchange::Body;
 use crate::superstep::record::Record;
 use crate::trace::Phase;
@@ -147,23 +145,15 @@ impl<C: Carrier> Process<C> {
     }
 
     fn take_local_answers(&mut self, epoch: u32) -> Result<(), Failure> {
-        let Some(mates) = &self.mates else {
-            return Ok(());
-        };
-        let superstep = self.superstep();
-        let mut patience = Patience::new();
-        for (mate, rank) in mates.others_in_turn() {
-            if !self.asked.contains(rank) {
+        let in_turn = self.mates.as_ref().map(Mates::others_in_turn);
+        for mate in in_turn.into_iter().flatten() {
+            let rank = self.mates.as_ref().map(|mates| mates.rank(mate));
+            if !rank.is_some_and(|rank| self.asked.contains(rank)) {
                 continue;
             }
-            let pause = &mut |rank| {
-                tell(&self.call, self.rank, superstep, &mut patience, &[rank]);
-                Ok(())
-            };
-            let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Answered, epoch));
-            mates.wait(mate, Milestone::Answered, epoch, pause)?;
-            wait.end(&mut self.trace, rank);
-            for records in mates.answers(mate) {
+            self.wait_for(mate, (Milestone::Answered, epoch), None)?;
+            let answers = self.mates.iter().flat_map(|mates| mates.answers(mate));
+            for records in answers {
                 take_answers(&self.wanted, records)?;
             }
         }
@@ -190,16 +180,8 @@ impl<C: Carrier> Process<C> {
             return Ok(());
         };
         mates.reach(Milestone::Finished, epoch);
-        let superstep = self.superstep();
-        let mut patience = Patience::new();
-        for (mate, rank) in mates.others() {
-            let pause = &mut |rank| {
-                tell(&self.call, self.rank, superstep, &mut patience, &[rank]);
-                Ok(())
-            };
-            let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Finished, epoch));
-            mates.wait(mate, Milestone::Finished, epoch, pause)?;
-            wait.end(&mut self.trace, rank);
+        for mate in mates.others_in_order() {
+            self.wait_for(mate, (Milestone::Finished, epoch), None)?;
         }
         Ok(())
     }
