@@ -2,7 +2,7 @@
  * the NAS parallel benchmarks. Rows are dealt out in blocks; each turn all ranks
  * tell each other their part of a vector and add up two numbers.
  *
- *     mpicc -O3 -o cg cg.c -lm && mpirun -n 4 ./cg [ROWS [NONZEROS [TURNS]]]
+ *     mpicc -O3 -o cg cg.c -lm && mpirun -n 4 ./cg [ROWS [NONZEROS [TURNS [SOLVES]]]]
  */
 #include "common.h"
 #include <math.h>
@@ -24,7 +24,7 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int rows = argc > 1 ? atoi(argv[1]) : 14000, each = argc > 2 ? atoi(argv[2]) : 11;
-    int turns = argc > 3 ? atoi(argv[3]) : 60;
+    int turns = argc > 3 ? atoi(argv[3]) : 60, solves = argc > 4 ? atoi(argv[4]) : 10;
     int begin = (int)block_begin(rows, rank, size), end = (int)block_begin(rows, rank + 1, size);
     int own = end - begin;
 
@@ -72,31 +72,34 @@ int main(int argc, char **argv)
     double *x = allocate((size_t)own, sizeof *x), *r = allocate((size_t)own, sizeof *r);
     double *p = allocate((size_t)own, sizeof *p), *ap = allocate((size_t)own, sizeof *ap);
     double *whole = allocate((size_t)rows, sizeof *whole);
-    for (int i = 0; i < own; i++) {
-        r[i] = sum[i] + 0.1;
-        for (int k = first[i]; k < first[i + 1]; k++)
-            r[i] += entry[k];
-        p[i] = r[i];
-    }
-    double square = dot(r, r, own), began, first_square = square;
     MPI_Barrier(MPI_COMM_WORLD);
-    began = MPI_Wtime();
-    for (int turn = 0; turn < turns && square > first_square * 1e-26; turn++) {
-        MPI_Allgatherv(p, own, MPI_DOUBLE, whole, count, at, MPI_DOUBLE, MPI_COMM_WORLD);
+    double began = MPI_Wtime();
+    for (int solve = 0; solve < solves; solve++) {
         for (int i = 0; i < own; i++) {
-            ap[i] = (sum[i] + 0.1) * p[i];
+            x[i] = 0;
+            r[i] = sum[i] + 0.1;
             for (int k = first[i]; k < first[i + 1]; k++)
-                ap[i] += entry[k] * whole[column[k]];
+                r[i] += entry[k];
+            p[i] = r[i];
         }
-        double step = square / dot(p, ap, own);
-        for (int i = 0; i < own; i++) {
-            x[i] += step * p[i];
-            r[i] -= step * ap[i];
+        double square = dot(r, r, own), first_square = square;
+        for (int turn = 0; turn < turns && square > first_square * 1e-26; turn++) {
+            MPI_Allgatherv(p, own, MPI_DOUBLE, whole, count, at, MPI_DOUBLE, MPI_COMM_WORLD);
+            for (int i = 0; i < own; i++) {
+                ap[i] = (sum[i] + 0.1) * p[i];
+                for (int k = first[i]; k < first[i + 1]; k++)
+                    ap[i] += entry[k] * whole[column[k]];
+            }
+            double step = square / dot(p, ap, own);
+            for (int i = 0; i < own; i++) {
+                x[i] += step * p[i];
+                r[i] -= step * ap[i];
+            }
+            double now = dot(r, r, own);
+            for (int i = 0; i < own; i++)
+                p[i] = r[i] + now / square * p[i];
+            square = now;
         }
-        double now = dot(r, r, own);
-        for (int i = 0; i < own; i++)
-            p[i] = r[i] + now / square * p[i];
-        square = now;
     }
     report("cg", began);
     for (int i = 0; i < own; i++)

@@ -47,10 +47,16 @@ pub(crate) use receives::{Look, Posting};
 pub(crate) use remote::Asked;
 use remote::Remote;
 
-/// Longest message that goes whole.
+/// Longest message that goes whole within a node, where its receiver fetches a longer one from its
+/// sender's memory; and longest one whose memory is the program's again at once.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
-/// Looks at shared memory, if there is any, of which one is at the network, too.
-const LOOKS_PER_STEP: u32 = 8;
+/// Longest message that goes whole over the network. To fetch one takes two ways more, and each of
+/// them waits for a process to look: long where ranks are more than cores.
+const EAGER_FAR_BYTES: usize = 64 << 10;
+/// Looks at shared memory, if there is any, of which one is at the network, too, whatever comes.
+const LOOKS_PER_STEP: u32 = 64;
+/// So long a wait is for what comes through shared memory; then it is for both.
+const NEAR_WAIT: Duration = Duration::from_micros(2);
 /// Longest message that shares packets: longer ones fill them.
 const MOST_GATHERED_BYTES: usize = 512;
 /// What gathered messages fill when they leave: about a packet, so that its receiver is at work
@@ -151,6 +157,10 @@ pub(crate) struct Exchange {
     posted: usize,
     scratch: Vec<u8>,
     looks: u32,
+    /// Since when nothing has come, while only shared memory is looked at.
+    idle_since: Option<Instant>,
+    /// The last look there that found nothing.
+    looked_at: Instant,
     /// When peers were last asked whether they live.
     asked_at: Instant,
     /// Some peers are of this node.
@@ -197,6 +207,8 @@ impl Exchange {
             posted: 0,
             scratch: Vec::new(),
             looks: 0,
+            idle_since: None,
+            looked_at: Instant::now(),
             asked_at: Instant::now(),
             shares_memory: false,
             sinks: Sinks::default(),
@@ -248,7 +260,7 @@ impl Exchange {
         }
         if to.messages == self.own.messages {
             self.send_to_self(&message);
-        } else if message.from.length() <= EAGER_BYTES && !message.is_confirmed {
+        } else if !message.is_confirmed && self.goes_whole(to, message.from.length())? {
             let mut scratch = std::mem::take(&mut self.scratch);
             scratch.clear();
             scratch.extend_from_slice(&message.head(Kind::Message).encode());
@@ -266,6 +278,16 @@ impl Exchange {
             self.sinks.complete(message.wanted, message.entry());
         }
         Ok(())
+    }
+
+    /// Whether a message of this length is sent as it is, not offered.
+    #[inline]
+    fn goes_whole(&mut self, to: &Name, length: usize) -> Result<bool, Failure> {
+        if length <= EAGER_BYTES {
+            return Ok(true);
+        }
+        let way = self.edge(to.messages, Some(to.ports))?;
+        Ok(!way.shares_memory && length <= EAGER_FAR_BYTES)
     }
 
     /// Sends a message at once, unless it is one of many: those share packets. Whether it has
@@ -390,6 +412,29 @@ impl Exchange {
     #[inline]
     fn take_messages(&mut self) -> bool {
         let at_network = !self.shares_memory || self.looks.is_multiple_of(LOOKS_PER_STEP);
+        let has_come = self.poll(at_network) || (!at_network && self.is_over() && self.poll(true));
+        if has_come {
+            self.idle_since = None;
+        }
+        has_come
+    }
+
+    /// True if nothing has come through shared memory for some time, or this process was off its
+    /// core meanwhile: each time that it is so.
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        let last = std::mem::replace(&mut self.looked_at, now);
+        let since = *self.idle_since.get_or_insert(now);
+        let is_over = now - since.min(last) >= NEAR_WAIT;
+        if is_over {
+            self.idle_since = Some(now);
+        }
+        is_over
+    }
+
+    /// Takes what has come; true if there was anything.
+    #[inline]
+    fn poll(&mut self, at_network: bool) -> bool {
         let mut taker = Taker {
             tagged: &mut self.tagged,
             untagged: &mut self.untagged,

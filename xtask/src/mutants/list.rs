@@ -617,8 +617,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "answers of ranks of the node are taken before they are there",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "            mates.wait(mate, Milestone::Answered, epoch, pause)?;",
-        replacement: "            mates.wait(mate, Milestone::Arrived, epoch, pause)?;",
+        snippet: "            self.wait_for(mate, (Milestone::Answered, epoch), None)?;",
+        replacement: "            self.wait_for(mate, (Milestone::Arrived, epoch), None)?;",
     },
     Mutant {
         name: "supersteps-parcels-incomplete",

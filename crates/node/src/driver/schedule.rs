@@ -349,11 +349,9 @@ impl<S: Stepper> Driver<S> {
         if result.is_none() && at_network {
             state.turns = state.turns.wrapping_add(1);
             let is_due = state.turns.is_multiple_of(TURNS_PER_STEP);
-            if is_due || !state.stepper.expects_memory() {
-                now = self.clock.now();
-                self.glance_at_network(&mut state, now, is_due)?;
-                result = want.attempt(&mut state.stepper, now);
-            }
+            now = self.clock.now();
+            self.glance_at_network(&mut state, now, is_due)?;
+            result = want.attempt(&mut state.stepper, now);
         }
         self.publish(&mut state, now);
         let (state, _) = self.run_work(state, None, Busy::Otherwise, &mut || ());
@@ -369,11 +367,13 @@ impl<S: Stepper> Driver<S> {
         is_due: bool,
     ) -> io::Result<()> {
         let State { stepper, found, .. } = state;
-        let is_found = !stepper.expects_memory() && stepper.look(now, 1)?;
+        // Whoever waits for shared memory looks here too seldom to look at one port alone.
+        let is_near = stepper.expects_memory();
+        let is_found = !is_near && stepper.look(now, 1)?;
         if is_found && *found < MAX_FOUND {
             *found += 1;
             stepper.take_found(now)?;
-        } else if is_found || is_due || stepper.expects_bulk() {
+        } else if is_found || is_due || is_near || stepper.expects_bulk() {
             *found = 0;
             state.unstepped = 0;
             stepper.step(now, false)?;
