@@ -21,7 +21,9 @@ const GREETERS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// How many of them are sent even if other nodes are known.
 const FIRST_COUNT: u32 = 3;
-/// Between announcements of a node that knows no other.
+/// How many a node sends at this pace that knows no other: answers are lost where strangers fill queues.
+const ALONE_COUNT: u32 = 30;
+/// Between later announcements of such a node.
 const ALONE_PAUSE: Duration = Duration::from_secs(10);
 /// Between announcements of a node that does, or [`FOR_EACH`] for each node if that is longer: they
 /// reach newcomers that were cut off from all others when they started.
@@ -103,6 +105,8 @@ impl Discovery {
         let pause = if self.sent <= FIRST_COUNT {
             self.pause *= 2;
             self.pause / 2
+        } else if others == 0 && self.sent <= ALONE_COUNT {
+            FIRST_PAUSE
         } else if others == 0 {
             ALONE_PAUSE
         } else {

@@ -48,9 +48,12 @@ const SYNC_NEXT: Duration = Duration::from_millis(10);
 const GOSSIP_MEMBERS: usize = 3;
 const INDIRECT_PROBES: usize = 3;
 const TRANSMISSIONS: u8 = 12;
-/// How many nodes of the hosts file a node that knows no other contacts each second.
+/// How many nodes of the hosts file a node that knows no other contacts at a time.
 const FIRST_HELLOS: usize = 3;
-const FIRST_HELLOS_EVERY: Duration = Duration::from_secs(1);
+const FIRST_HELLOS_EVERY: Duration = Duration::from_millis(250);
+/// How long after its start a node contacts all that are missing as often: strangers may fill their
+/// queues, or its own.
+const YOUNG_FOR: Duration = Duration::from_secs(30);
 /// How often a missing node is contacted: it may be up, or have been cut off.
 const HELLO_EVERY: Duration = Duration::from_secs(5);
 /// How long a node is remembered as gone.
@@ -113,6 +116,7 @@ pub(super) struct Membership {
     /// The nodes of the hosts file.
     known: Vec<Member>,
     next_hello: Duration,
+    young_until: Option<Duration>,
     hellos: usize,
     sync: Sync,
 }
@@ -181,6 +185,7 @@ impl Membership {
             next_prune: Duration::ZERO,
             known,
             next_hello: Duration::ZERO,
+            young_until: None,
             random: StdRng::seed_from_u64(seed.rotate_left(32)),
             sync: Sync {
                 next: Duration::MAX,
@@ -243,11 +248,12 @@ impl Membership {
     fn contact_missing(&mut self, now: Duration) {
         let is_missing = |member: &&Member| !self.up.contains_key(&member.node);
         let missing: Vec<Member> = self.known.iter().filter(is_missing).cloned().collect();
-        let (count, every) = match self.up.is_empty() {
-            true => (FIRST_HELLOS.min(missing.len()), FIRST_HELLOS_EVERY),
-            false => (missing.len().min(1), HELLO_EVERY),
+        let is_young = now < *self.young_until.get_or_insert(now + YOUNG_FOR);
+        let (count, every) = match self.up.is_empty() || is_young {
+            true => (FIRST_HELLOS, FIRST_HELLOS_EVERY),
+            false => (1, HELLO_EVERY),
         };
-        for _ in 0..count {
+        for _ in 0..count.min(missing.len()) {
             let unknown = missing[self.hellos % missing.len()].clone();
             let done = self.foca.announce(unknown, &mut self.runtime);
             self.after(now, done);
@@ -339,22 +345,23 @@ impl Membership {
         if !self.contacts.knows(at, from, (node, received.run)) {
             self.auth.is_unproven();
             let challenge = self.challenge(now, node, at);
+            // Where it is heard: at the port of its directory strangers may have filled the queue.
             if challenge.len() <= packet.len() {
-                self.queued.push(Queued::Address(at, challenge));
+                self.queued.push(Queued::Address(from, challenge));
             }
             return;
         }
         if !self.auth.is_new(&received) {
             return;
         }
-        self.contacts.earn(node, packet.len());
-        let mut credit = packet.len();
+        let mut credit = self.contacts.take_credit(node) + packet.len();
         match received.body {
             Body::Swim(data) => self.on_swim(now, at, node, &data, &mut credit),
             Body::SyncRequest(digests) => self.on_sync_request(now, node, digests),
             Body::SyncResponse(members) => self.on_sync_response(now, node, members, &mut credit),
             Body::Challenge { .. } | Body::Answer { .. } => {}
         }
+        self.contacts.earn(node, credit);
     }
 
     fn on_challenge(&mut self, now: Duration, from: SocketAddr, node: u32, token: [u8; 8]) {

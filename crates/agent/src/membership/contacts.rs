@@ -8,7 +8,8 @@
 //!
 //! An agent is challenged at the port of its directory, which everybody knows, and answers from
 //! another, which only those know whom it talks to. From then on it is there that it gets what
-//! members say, so whoever fills the queue of the known port keeps no member from another.
+//! members say, so whoever fills the queue of the known port keeps no member from another. Who speaks
+//! first is challenged where they speak from: so of two agents one has to be heard at the known port.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -28,9 +29,10 @@ const MAX_HINTS: usize = 1 << 12;
 const HINT_TIME: Duration = Duration::from_secs(2);
 /// Bytes that a node may have us send to addresses that have not answered, at most.
 const MAX_CREDIT: usize = 4096;
-/// Between challenges of one address; doubles up to the second.
+/// Between challenges of one address; doubles up to the second. They may be lost where strangers fill
+/// its queue.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-const LAST_PAUSE: Duration = Duration::from_secs(4);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// How long it is remembered that an address did not answer.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// Packets sent lately, to send again when their receiver asks who we are.
@@ -77,7 +79,13 @@ pub(super) struct Hint {
     pub(super) member: Member,
     /// It has announced itself: it is greeted.
     pub(super) greet: bool,
-    until: Duration,
+    asked: Duration,
+}
+
+impl Hint {
+    fn is_good(&self, now: Duration) -> bool {
+        now < self.asked + HINT_TIME
+    }
 }
 
 #[derive(Debug)]
@@ -162,7 +170,12 @@ impl Contacts {
         (contact.node == node).then_some(contact.via)
     }
 
-    /// A packet of so many bytes came from the node.
+    /// What a node has sent and nothing was spent for.
+    pub(super) fn take_credit(&mut self, node: u32) -> usize {
+        self.credit.remove(&node).unwrap_or(0)
+    }
+
+    /// So many bytes of a node's packets are not spent.
     pub(super) fn earn(&mut self, node: u32, bytes: usize) {
         let credit = self.credit.entry(node).or_default();
         *credit = (*credit + bytes).min(MAX_CREDIT);
@@ -227,20 +240,24 @@ impl Contacts {
         member: &Member,
         greet: bool,
     ) -> bool {
-        if self.hints.get(&at).is_some_and(|hint| now < hint.until) {
+        // Nobody's word keeps another's from being tried for long.
+        let is_early = |hint: &Hint| match hint.member == *member {
+            true => now < hint.asked + FIRST_PAUSE,
+            false => hint.is_good(now),
+        };
+        if self.hints.get(&at).is_some_and(is_early) {
             return false;
         }
         if self.hints.len() >= MAX_HINTS {
-            self.hints.retain(|_, hint| now < hint.until);
+            self.hints.retain(|_, hint| hint.is_good(now));
         }
         if self.hints.len() >= MAX_HINTS {
             return false;
         }
-        let (member, until) = (member.clone(), now + HINT_TIME);
         let hint = Hint {
-            member,
+            member: member.clone(),
             greet,
-            until,
+            asked: now,
         };
         self.hints.insert(at, hint);
         true
@@ -291,7 +308,7 @@ impl Contacts {
     pub(super) fn prune(&mut self, now: Duration) {
         self.asked
             .retain(|_, asked| now < asked.last + FORGET_AFTER);
-        self.hints.retain(|_, hint| now < hint.until);
+        self.hints.retain(|_, hint| hint.is_good(now));
         let answered: std::collections::BTreeSet<u32> =
             self.answered.values().map(|one| one.node).collect();
         self.credit.retain(|node, _| answered.contains(node));
