@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""A file by `dipole send`, nc, socat and rsync over TCP, in turns of one run.
+"""A file by `dipole send`, nc, socat and rsync over TCP, and streams without files, in turns of one run.
 
     sudo docs/transfer.py [--dipole target/release/dipole] [--mib 1024] [--rounds 5]
 
 Two network namespaces on a veth pair of MTU 1500; the file lies in memory (/dev/shm) on both
 sides, so no disk is measured. Each time is from the start of the sender until both sides have
-ended; receivers run before. All copies are compared. Prints the medians, fastest, slowest, and
-CPU seconds of both sides, as a table.
+ended; receivers run before. All copies are compared. Within a node both sides are in one
+namespace, beside a unix socket. Streams without files are `dipole bench stream` (messages of
+256 KiB, as `dipole send` has them) and iperf3. Prints the medians, fastest, slowest, and CPU seconds
+of both sides, as a table.
 """
 
 import argparse
 import filecmp
+import json
 import os
 import resource
 import shutil
@@ -79,10 +82,19 @@ class Peers:
         }
 
     def by_dipole(self, link):
-        environments = [{**self.environment(side), "DIPOLE_LINK": link} for side in (0, 1)]
+        sender = 1 if link == "shm" else 0
+        environments = [{**self.environment(side), "DIPOLE_LINK": link} for side in (sender, 1)]
         receiver = within(1, f"exec {self.dipole} recv 7 --out {self.copy}", environments[1])
         time.sleep(0.5)
-        return receiver, lambda: within(0, f"exec {self.dipole} send 2:7 {self.original}", environments[0])
+        return receiver, lambda: within(sender, f"exec {self.dipole} send 2:7 {self.original}", environments[0])
+
+    def by_unix_socket(self):
+        options = "-u -b 262144"
+        path = f"{self.folder}/socket"
+        receiver = within(1, f"exec socat {options} UNIX-LISTEN:{path},unlink-early OPEN:{self.copy},creat,trunc")
+        while not os.path.exists(path):
+            time.sleep(0.02)
+        return receiver, lambda: within(1, f"exec socat {options} OPEN:{self.original} UNIX-CONNECT:{path}")
 
     def by_nc(self):
         receiver = within(1, f"exec nc -l -p 7000 > {self.copy}")
@@ -101,6 +113,29 @@ class Peers:
         return receiver, lambda: within(
             0, f"exec rsync --whole-file --times {self.original} rsync://{ADDRESSES[1]}:7000/copy/"
         )
+
+
+def stream_of_dipole(dipole, link):
+    """Bytes a second of a stream without files."""
+    place = "node" if link == "shm" else "veth"
+    line = subprocess.run(
+        [dipole, "--json", "bench", "stream", "--on", place, "--link", link, "--size", "262144",
+         "--seconds", "0.5", "--rounds", "1", "--subjects", "dipole"],
+        check=True, capture_output=True, text=True,
+    ).stdout
+    return json.loads(line.splitlines()[0])["bytes_per_s"]
+
+
+def stream_of_iperf3(size):
+    server = within(1, "exec iperf3 -4 --server --one-off --port 7000 >/dev/null")
+    listens(1, 7000)
+    client = subprocess.run(
+        ["ip", "netns", "exec", NAMES[0], "iperf3", "--client", ADDRESSES[1], "--port", "7000", "--json",
+         "--bytes", str(size)],
+        check=True, capture_output=True, text=True,
+    )
+    server.wait()
+    return json.loads(client.stdout)["end"]["sum_received"]["bits_per_second"] / 8
 
 
 def once(peers, way, serves):
@@ -131,7 +166,7 @@ def main():
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    for program in ("nc", "socat", "rsync", "ip"):
+    for program in ("nc", "socat", "rsync", "iperf3", "ip"):
         assert shutil.which(program), f"{program} is not installed"
     folder = tempfile.mkdtemp(prefix="dipole-transfer-", dir="/dev/shm")
     try:
@@ -148,18 +183,33 @@ def main():
             "nc": (peers.by_nc, False),
             "socat": (peers.by_socat, False),
             "rsync (daemon)": (peers.by_rsync, True),
+            "dipole send within a node": (lambda: peers.by_dipole("shm"), False),
+            "socat by a unix socket": (peers.by_unix_socket, False),
+        }
+        size = arguments.mib << 20
+        streams = {
+            **{
+                f"no file: dipole bench stream, {link}": lambda link=link: stream_of_dipole(peers.dipole, link)
+                for link in ("bpf", "udp", "shm")
+            },
+            "no file: iperf3": lambda: stream_of_iperf3(size),
         }
         taken = {name: [] for name in ways}
+        streamed = {name: [] for name in streams}
         for _ in range(arguments.rounds):
             for name, (way, serves) in ways.items():
                 taken[name].append(once(peers, way, serves))
-        size = arguments.mib << 20
+            for name, stream in streams.items():
+                streamed[name].append(stream())
         print(f"{arguments.mib} MiB on {socket.gethostname()}, medians of {arguments.rounds}, load {os.getloadavg()[0]:.1f}")
         print("| | MB/s | slowest..fastest | CPU s of both sides |\n|---|---|---|---|")
         for name, times in taken.items():
             rates = sorted(size / took / 1e6 for took, _ in times)
             cpu = statistics.median(cpu for _, cpu in times)
             print(f"| {name} | {statistics.median(rates):.0f} | {rates[0]:.0f}..{rates[-1]:.0f} | {cpu:.2f} |")
+        for name, rates in streamed.items():
+            rates = sorted(rate / 1e6 for rate in rates)
+            print(f"| {name} | {statistics.median(rates):.0f} | {rates[0]:.0f}..{rates[-1]:.0f} | |")
     finally:
         for name in NAMES:
             subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)

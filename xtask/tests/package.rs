@@ -6,8 +6,8 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use common::run;
 
@@ -16,14 +16,14 @@ fn root() -> &'static Path {
     here.parent().expect("xtask lies in the workspace")
 }
 
-/// The system as it is, over which everything is written to memory that goes with the namespace,
-/// and without the source tree.
+/// A system without the source tree, over which everything is written to memory that goes with the
+/// namespace.
 const IN_A_CLEAN_ROOT: &str = r##"
 set -e
 mount -t tmpfs none "$1"
 mkdir "$1/new" "$1/work" "$1/system"
-mount -t overlay none -o "lowerdir=/,upperdir=$1/new,workdir=$1/work" "$1/system"
-mount -t tmpfs none "$1/system$2"
+mount -t overlay none -o "lowerdir=$4,upperdir=$1/new,workdir=$1/work" "$1/system"
+if [ -d "$1/system$2" ]; then mount -t tmpfs none "$1/system$2"; fi
 mount -t tmpfs none "$1/system/tmp"
 mount --rbind /dev "$1/system/dev"
 mount -t proc none "$1/system/proc"
@@ -36,6 +36,11 @@ exec chroot "$1/system" /bin/sh -exc '
     dpkg --install dipole_*.deb
     dpkg --verify dipole
     dipole --version
+    DIPOLE_RUNTIME_DIR=/tmp/runtime dipole doctor
+    DIPOLE_RUNTIME_DIR=/tmp/runtime dipole recv 7 --out copy & dipole_recv=$!
+    DIPOLE_RUNTIME_DIR=/tmp/runtime dipole send 1:7 program.c
+    wait $dipole_recv
+    cmp copy program.c
     man=$(dpkg --listfiles dipole | grep "/dipole-bench\.1\.gz$")
     gzip --test "$man"
     cc -Wall -Wextra -Werror -o program program.c -ldipole
@@ -66,6 +71,36 @@ int main(void)
     return 0;
 }
 "#;
+
+/// A new system with a compiler and nothing of this machine, made once; `None`, said aloud, where that
+/// is not possible.
+fn clean_root() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian");
+    if root.exists() {
+        return Some(root);
+    }
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let codename = release
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))?;
+    let unfinished = root.with_extension("new");
+    let _of_one_that_was_interrupted = fs::remove_dir_all(&unfinished);
+    let made = Command::new("debootstrap")
+        .args(["--variant=minbase", "--include=gcc,libc6-dev", codename])
+        .arg(&unfinished)
+        .stdin(Stdio::null())
+        .output();
+    match made {
+        Ok(output) if output.status.success() => {
+            fs::rename(&unfinished, &root).expect("the name is free");
+            return Some(root);
+        }
+        Ok(output) => eprintln!("{}", String::from_utf8_lossy(&output.stdout)),
+        Err(cause) => eprintln!("debootstrap cannot be started: {cause}"),
+    }
+    eprintln!("there is no new system, so the package goes into a copy of this one");
+    None
+}
 
 /// Why no package can be installed here.
 fn why_not() -> Option<&'static str> {
@@ -128,10 +163,11 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
 
     fs::write(place.path().join("program.c"), PROGRAM).expect("a file");
     let mount = tempfile::tempdir().expect("a directory");
+    let system = clean_root().unwrap_or_else(|| PathBuf::from("/"));
     let said = run(Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--"])
         .args(["sh", "-c", IN_A_CLEAN_ROOT, "sh"])
-        .args([mount.path(), root(), place.path()])
+        .args([mount.path(), root(), place.path(), &system])
         .env_remove("LD_LIBRARY_PATH"));
     let version = format!("dipole {}\n", env!("CARGO_PKG_VERSION"));
     for line in [

@@ -46,6 +46,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
@@ -69,6 +70,8 @@ const SIDE_ARGUMENTS: [&str; 2] = ["bench", "--side"];
 const BUSY_LOAD: f64 = 0.7;
 /// From this share of stolen time on figures are doubtful.
 const STOLEN_SHARE: f64 = 0.01;
+/// Rounds that not all need are measured while everything will have taken no longer than this.
+const PATIENCE: Duration = Duration::from_secs(80);
 
 /// Measure Dipole beside plain sockets and plain memory
 #[derive(Args, Debug)]
@@ -84,11 +87,12 @@ pub struct BenchArgs {
     /// Message length in bytes [default: 64; stream 1 MiB, bidir 64 KiB]
     #[arg(long, value_name = "BYTES")]
     size: Option<usize>,
-    /// How long each measurement takes [default: 1; 0.3 in the standard table, 0.1 for a point of a figure]
+    /// How long each measurement takes [default: 1; 0.2 in the standard table, 0.05 for a point of a figure]
     #[arg(long)]
     seconds: Option<f64>,
     /// How often each subject takes its turn; medians and spreads are over these rounds [default: 5;
-    /// 3 for a point of a figure]
+    /// in the standard table 3 to 5 and for a point of a figure 2 or 3, as long as they differ and
+    /// time is left]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
     /// One short round and few sizes, to see that everything works
@@ -347,15 +351,20 @@ fn measure(
         progress: progress_bar(
             groups
                 .iter()
-                .map(|group| group.entries.len() as u64 * u64::from(group.rounds))
+                .map(|group| group.entries.len() as u64 * u64::from(group.rounds.most))
                 .sum(),
         ),
     };
     let mut cache_line_ns = Vec::new();
     let mut failures = 0;
     let mut finished = Vec::new();
+    let begun = Instant::now();
+    let least_s: f64 = groups.iter().map(Group::least_seconds).sum();
+    let mut planned_s = 0.0;
     for group in groups {
-        let measured = run.measure(&group, &mut cache_line_ns)?;
+        planned_s += group.least_seconds();
+        let until = begun + PATIENCE.mul_f64(planned_s / least_s);
+        let measured = run.measure(&group, until, &mut cache_line_ns)?;
         failures += measured
             .iter()
             .flat_map(|one| &one.rounds)
@@ -439,8 +448,14 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Every subject of the group in turn, and that as often as there are rounds.
-    fn measure(&self, group: &Group, cache_line_ns: &mut Vec<f64>) -> io::Result<Vec<Measured>> {
+    /// Every subject of the group in turn, and that as often as it takes until the rounds agree, or
+    /// the time is up.
+    fn measure(
+        &self,
+        group: &Group,
+        until: Instant,
+        cache_line_ns: &mut Vec<f64>,
+    ) -> io::Result<Vec<Measured>> {
         let entries = group.entries.iter().cloned();
         let mut measured: Vec<Measured> = entries
             .map(|entry| Measured {
@@ -448,7 +463,7 @@ impl Run<'_> {
                 rounds: Vec::new(),
             })
             .collect();
-        for _ in 0..group.rounds {
+        for round in 1..=group.rounds.most {
             if self.testbed.remote().is_none() {
                 cache_line_ns.extend(machine::cache_line_ns(self.cores)?);
             }
@@ -464,6 +479,12 @@ impl Run<'_> {
                 }
                 one.rounds.push(outcome.ok());
                 self.progress.inc(1);
+            }
+            let is_enough = || measured.iter().all(Measured::agrees) || Instant::now() >= until;
+            if round >= group.rounds.least && is_enough() {
+                let spared = u64::from(group.rounds.most - round) * group.entries.len() as u64;
+                self.progress.inc(spared);
+                break;
             }
         }
         Ok(measured)

@@ -13,43 +13,43 @@ use super::variance::VariancePlan;
 use super::{BenchArgs, LinkName, Topic};
 
 /// Seconds a measurement, when the whole table is wanted.
-const TABLE_SECONDS: f64 = 0.3;
+const TABLE_SECONDS: f64 = 0.2;
 /// Seconds a measurement, when one kind is.
 const KIND_SECONDS: f64 = 1.0;
-/// Seconds a point of a figure takes.
-const POINT_SECONDS: f64 = 0.1;
 /// Seconds a measurement, when it is only to be seen that all works.
 const QUICK_SECONDS: f64 = 0.02;
+/// What starting and ending the two sides of a measurement takes.
+const START_SECONDS: f64 = 0.04;
 /// Medians and spreads of a table are over so many rounds.
 const TABLE_ROUNDS: u32 = 5;
-/// Those of a point of a figure.
-const POINT_ROUNDS: u32 = 3;
-/// Sizes of messages in the figures.
-const SIZES_BYTES: [usize; 12] = [
-    1,
-    4,
-    16,
-    64,
-    256,
-    1 << 10,
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-];
-const QUICK_SIZES_BYTES: [usize; 4] = [4, 64, 4 << 10, 1 << 20];
+/// Those of the whole table if they agree.
+const LEAST_TABLE_ROUNDS: u32 = 3;
 const LOSS: f64 = 0.01;
+
+/// How often each subject takes its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rounds {
+    /// Enough where these agree.
+    pub(crate) least: u32,
+    pub(crate) most: u32,
+}
 
 /// Entries measured in turns and shown beside each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) title: String,
-    pub(crate) rounds: u32,
+    pub(crate) rounds: Rounds,
     /// A point of the page's figures, not a table of its own.
     pub(crate) is_point: bool,
     pub(crate) entries: Vec<Entry>,
+}
+
+impl Group {
+    /// How long its least rounds take, about.
+    pub(crate) fn least_seconds(&self) -> f64 {
+        let seconds = |entry: &Entry| entry.work.duration.as_secs_f64() + START_SECONDS;
+        self.entries.iter().map(seconds).sum::<f64>() * f64::from(self.rounds.least)
+    }
 }
 
 /// All that is to be measured.
@@ -115,7 +115,7 @@ struct Variation {
     two_threads_a_side: bool,
     place: Placement,
     carrier: Carrier,
-    rounds: u32,
+    rounds: Rounds,
 }
 
 impl Variation {
@@ -278,7 +278,7 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
                 .kind
                 .is_none_or(|topic| topic == Topic::Work(kind))
         }) {
-            groups.extend(points(kind, arguments)?);
+            groups.extend(points::points(kind, arguments)?);
         }
     }
     for entry in groups.iter().flat_map(|group| &group.entries) {
@@ -334,9 +334,19 @@ fn duration(arguments: &BenchArgs, usual_s: f64) -> Duration {
     Duration::from_secs_f64(arguments.seconds.unwrap_or(usual_s))
 }
 
-fn rounds(arguments: &BenchArgs, usual: u32) -> u32 {
-    let usual = if arguments.quick { 1 } else { usual };
-    arguments.rounds.unwrap_or(usual)
+/// As the command line says, else so many at least and at most.
+fn rounds(arguments: &BenchArgs, least: u32, most: u32) -> Rounds {
+    let quick = arguments.quick.then_some(1);
+    let (least, most) = match arguments.rounds.or(quick) {
+        Some(rounds) => (rounds, rounds),
+        None => (least, most),
+    };
+    Rounds { least, most }
+}
+
+/// All of them, however much they agree.
+fn full_rounds(arguments: &BenchArgs) -> Rounds {
+    rounds(arguments, TABLE_ROUNDS, TABLE_ROUNDS)
 }
 
 fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
@@ -427,7 +437,7 @@ fn crowd(arguments: &BenchArgs) -> Result<CrowdPlan, PlanError> {
         processes: arguments.processes.unwrap_or(8),
         size_bytes: arguments.size.unwrap_or(64).max(1),
         duration: duration(arguments, KIND_SECONDS),
-        rounds: rounds(arguments, TABLE_ROUNDS),
+        rounds: full_rounds(arguments).most,
         block: arguments.block,
         carrier: carrier(arguments, Placement::OneNode),
     })
@@ -438,7 +448,7 @@ fn incast(arguments: &BenchArgs) -> Result<IncastPlan, PlanError> {
         senders: arguments.senders.unwrap_or(7),
         size_bytes: arguments.size.unwrap_or(64 << 10),
         duration: duration(arguments, KIND_SECONDS),
-        turns: rounds(arguments, TABLE_ROUNDS),
+        turns: full_rounds(arguments).most,
         carrier: carrier(arguments, Placement::TwoNodes),
     })
 }
@@ -524,7 +534,7 @@ fn table(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
         two_threads_a_side: false,
         place,
         carrier: carrier(arguments, place),
-        rounds: rounds(arguments, TABLE_ROUNDS),
+        rounds: rounds(arguments, LEAST_TABLE_ROUNDS, TABLE_ROUNDS),
     };
     let place = asked_place(arguments)?;
     let mut groups = Vec::new();
@@ -585,54 +595,6 @@ fn keep_asked(groups: &mut Vec<Group>, arguments: &BenchArgs) {
     }
 }
 
-/// The points of the page's figures: one kind of work over all sizes.
-fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
-    let sizes = if arguments.quick {
-        &QUICK_SIZES_BYTES[..]
-    } else {
-        &SIZES_BYTES
-    };
-    let asked = asked_place(arguments)?;
-    let mut groups = Vec::new();
-    for place in [Placement::TwoNodes, Placement::OneNode] {
-        // Over a network and within a node stand side by side unless one was asked for.
-        if asked.is_some_and(|asked| asked != place)
-            && !(arguments.kind.is_none()
-                && asked == Some(Placement::TwoNodes)
-                && arguments.remote.to.is_none())
-        {
-            continue;
-        }
-        for &size_bytes in sizes {
-            let variation = Variation {
-                kind,
-                size_bytes,
-                duration: duration(arguments, POINT_SECONDS),
-                block: arguments.block,
-                unreliable: arguments.unreliable,
-                two_threads_a_side: false,
-                place,
-                carrier: carrier(arguments, place),
-                rounds: rounds(arguments, POINT_ROUNDS),
-            };
-            let mut group = variation.usual();
-            group.is_point = true;
-            // One line of ours in a figure.
-            group
-                .entries
-                .retain(|entry| entry.carrier == variation.carrier);
-            // Sizes that a kind of work does not have are no points.
-            group
-                .entries
-                .retain(|entry| entry.subject.refuses(&entry.work).is_none());
-            groups.push(group);
-        }
-    }
-    groups.retain(|group| !group.entries.is_empty());
-    keep_asked(&mut groups, arguments);
-    Ok(groups)
-}
-
 fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
     let usual_size = match kind {
         Kind::Pingpong | Kind::Rate => 64,
@@ -650,7 +612,7 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
         two_threads_a_side: arguments.threads == 2,
         place,
         carrier: carrier(arguments, place),
-        rounds: rounds(arguments, TABLE_ROUNDS),
+        rounds: full_rounds(arguments),
     };
     let excluded = [
         ("--unreliable", variation.unreliable),
@@ -712,7 +674,7 @@ fn mixed(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
             two_threads_a_side: true,
             place,
             carrier: carrier(arguments, place),
-            rounds: rounds(arguments, TABLE_ROUNDS),
+            rounds: full_rounds(arguments),
         };
         let subjects = variation.carriers().into_iter();
         let subjects = subjects.map(|carrier| (Subject::Dipole, carrier));
@@ -777,7 +739,7 @@ fn memory(subject: Subject, arguments: &BenchArgs) -> Result<Vec<Group>, PlanErr
                 two_threads_a_side: false,
                 place,
                 carrier: carrier(arguments, place),
-                rounds: rounds(arguments, TABLE_ROUNDS),
+                rounds: full_rounds(arguments),
             }
             .on_memory(subject)
         })
@@ -793,5 +755,6 @@ pub(crate) fn size(bytes: usize) -> String {
     }
 }
 
+mod points;
 #[cfg(test)]
 mod tests;

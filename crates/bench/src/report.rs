@@ -13,6 +13,9 @@ use super::statistics::{Spread, as_float};
 use super::subject::Subject;
 use super::testbed::Testbed;
 
+/// Rounds agree whose figures differ by no more than this share of their median.
+const CLOSE_SHARE: f64 = 0.05;
+
 /// The rounds of one entry; a failed one has no outcome.
 pub(crate) struct Measured {
     pub(crate) entry: Entry,
@@ -28,6 +31,8 @@ pub(crate) struct Line {
     /// Where the sides ran: "veth", "loopback" or "node".
     pub(crate) testbed: &'static str,
     pub(crate) size_bytes: usize,
+    /// How many rounds the medians are over.
+    pub(crate) rounds: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) p50_ns: Option<f64>,
     /// The fastest and the slowest round's median.
@@ -68,6 +73,15 @@ impl Measured {
         self.rounds.iter().flatten()
     }
 
+    /// No round failed, and their leading figures lie so close that more of them would hardly move
+    /// the median.
+    pub(crate) fn agrees(&self) -> bool {
+        let figures = self.outcomes().map(|outcome| leading_figure(outcome).0);
+        self.outcomes().count() == self.rounds.len()
+            && Spread::of(figures)
+                .is_some_and(|spread| spread.most - spread.least <= CLOSE_SHARE * spread.median)
+    }
+
     fn median(&self, figure: impl Fn(&Outcome) -> Option<f64>) -> Option<f64> {
         Spread::of(self.outcomes().filter_map(figure)).map(|spread| spread.median)
     }
@@ -92,6 +106,7 @@ impl Measured {
             link: self.entry.link(testbed),
             testbed: testbed.name(self.entry.place),
             size_bytes,
+            rounds: self.outcomes().count(),
             p50_ns: p50.map(|p50| p50.median),
             p50_least_ns: p50.map(|p50| p50.least),
             p50_most_ns: p50.map(|p50| p50.most),

@@ -245,6 +245,11 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
     };
     let text = lines::read("hosts file", &file).map_err(RunError::Hosts)?;
     let hosts = Hosts::parse_as(&text, &file).map_err(RunError::Hosts)?;
+    // Elsewhere a name may mean another address.
+    let text = match Hosts::parse(&text) {
+        Ok(_) => text,
+        Err(_) => hosts.iter().map(|host| host.line() + "\n").collect(),
+    };
     Ok(HostsFile {
         hosts,
         text: Some(text),

@@ -7,14 +7,17 @@
 //! 1 10.0.0.1 slots=4
 //! 2 10.0.0.2 slots=4 ssh=user@second runtime=/run/user/1000/dipole
 //! 3 fd00::3  port=7500 name=third
+//! 4 fourth.example
 //! ```
 //!
 //! A file is either wholly right or refused, with its line and what was
-//! expected. It knows no sockets: the registry and the launcher use it.
+//! expected. A name in the place of an address is looked up when a file is read. It knows no sockets:
+//! the registry and the launcher use it.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use crate::address::NodeId;
@@ -200,25 +203,34 @@ impl Hosts {
         self.source.as_ref().is_some_and(|source| source.is_agents)
     }
 
-    /// Reads the text of a hosts file.
+    /// Reads the text of a hosts file without names in the place of addresses.
     ///
     /// # Errors
     /// A line is wrong.
     pub fn parse(text: &str) -> Result<Hosts, FileError> {
-        Hosts::parse_as(text, Path::new("hosts"))
+        let unknown = |name: &str| Err(Fault::new(name, ADDRESS));
+        Hosts::parse_by(text, Path::new("hosts"), &unknown)
     }
 
-    /// Reads the text of a hosts file; errors call it `file`.
+    /// Reads the text of a hosts file and asks the system for the addresses of names; errors call
+    /// it `file`.
     ///
     /// # Errors
     /// A line is wrong.
     pub fn parse_as(text: &str, file: &Path) -> Result<Hosts, FileError> {
+        Hosts::parse_by(text, file, &|name| {
+            let found = (name, 0).to_socket_addrs();
+            address_of(name, found.map(|all| all.map(|one| one.ip()).collect()))
+        })
+    }
+
+    fn parse_by(text: &str, file: &Path, resolve: Resolve<'_>) -> Result<Hosts, FileError> {
         let mut entries: Vec<Host> = Vec::new();
         // Where each was described first, by number of the line.
         let mut nodes: HashMap<NodeId, usize> = HashMap::new();
         let mut directories: HashMap<SocketAddr, usize> = HashMap::new();
         for line in lines::lines(text, file) {
-            let host = parse_line(line).map_err(|fault| line.error(fault))?;
+            let host = parse_line(line, resolve).map_err(|fault| line.error(fault))?;
             if let Some(first) = nodes.insert(host.node, line.number) {
                 return Err(line.error(Fault::because(format!(
                     "found node {} again, expected each node once (first in line {first})",
@@ -301,13 +313,43 @@ impl<'a> IntoIterator for &'a Hosts {
     }
 }
 
-fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
+/// The address of a name.
+type Resolve<'a> = &'a dyn Fn(&str) -> Result<IpAddr, Fault>;
+
+/// That of these addresses by which all nodes reach the one of this name.
+fn address_of(name: &str, found: io::Result<Vec<IpAddr>>) -> Result<IpAddr, Fault> {
+    let found = found.map_err(|cause| {
+        Fault::because(format!(
+            "`{name}` is no address, and as a name it cannot be looked up: {cause}"
+        ))
+    })?;
+    // A machine may call itself by an address that means another one elsewhere.
+    let reached = |address: &&IpAddr| name == "localhost" || !address.is_loopback();
+    let mut reached: Vec<IpAddr> = found.iter().filter(reached).copied().collect();
+    reached.sort_by_key(IpAddr::is_ipv6);
+    reached.first().copied().ok_or_else(|| {
+        let found: Vec<String> = found.iter().map(IpAddr::to_string).collect();
+        let found = found.join(", ");
+        Fault::because(format!(
+            "`{name}` is {found} on this machine, by which other nodes do not reach it: write its address"
+        ))
+    })
+}
+
+fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
     const OPTION: &str = "port=P, interfaces=ADDRESS[,ADDRESS], control=ADDRESS, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
     const INTERFACES: &str =
         "interfaces=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
     let node = line.next("a node number from 1 to 4294967295")?;
-    let address = parse_address(&line.next::<String>("an IP address after the node number")?)?;
+    let text = line.next::<String>("an IP address or a name after the node number")?;
+    let is_name =
+        text.starts_with(|first: char| first.is_ascii_alphabetic()) && !text.contains(':');
+    let address = match is_name {
+        true => resolve(&text)?,
+        false => parse_address(&text)?,
+    };
     let mut host = Host::at(node, address);
+    host.name = Word::new(&text).filter(|_| is_name);
     for option in line.options(OPTION)? {
         match option.key {
             "port" => host.port = option.number(1..=u16::MAX)?,
@@ -350,8 +392,9 @@ fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
     Ok(host)
 }
 
+const ADDRESS: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1";
+
 fn parse_address(text: &str) -> Result<IpAddr, Fault> {
-    const ADDRESS: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1";
     const ONE: &str = "the address of one host, neither unspecified nor multicast";
     let address: IpAddr = text.parse().map_err(|_| Fault::new(text, ADDRESS))?;
     match address.is_unspecified() || address.is_multicast() {
@@ -363,6 +406,29 @@ fn parse_address(text: &str) -> Result<IpAddr, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_looked_up_and_never_taken_for_this_machine_alone() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let of = |name: &str, all: &[&str]| {
+            let found = all.iter().map(|one| ip(one)).collect();
+            address_of(name, Ok(found)).map_err(|fault| fault.to_string())
+        };
+        assert_eq!(
+            of("a", &["127.0.1.1", "fd00::1", "10.0.0.1"]),
+            Ok(ip("10.0.0.1"))
+        );
+        assert_eq!(of("a", &["fd00::1"]), Ok(ip("fd00::1")));
+        assert_eq!(of("localhost", &["127.0.0.1"]), Ok(ip("127.0.0.1")));
+        let own = of("a", &["127.0.1.1"]).unwrap_err();
+        assert!(own.contains("`a` is 127.0.1.1 on this machine"), "{own}");
+        let hosts = Hosts::parse_as("1 localhost\n2 127.0.0.2 name=b\n", Path::new("x")).unwrap();
+        assert!(hosts.get(NodeId(1)).unwrap().address.is_loopback());
+        let lines: Vec<String> = hosts.iter().map(Host::line).collect();
+        assert!(lines[0].ends_with(" name=localhost"), "{lines:?}");
+        assert_eq!(Hosts::parse(&lines.join("\n")).unwrap().count(), 2);
+        assert!(Hosts::parse("1 localhost").is_err());
+    }
 
     #[test]
     fn a_full_line_gives_every_field_and_a_short_one_the_defaults() {

@@ -68,7 +68,14 @@ fn fields(object: &Value) -> BTreeSet<&str> {
         .collect()
 }
 
-const IDENTITY: [&str; 5] = ["bench", "subject", "link", "testbed", "size_bytes"];
+const IDENTITY: [&str; 6] = [
+    "bench",
+    "subject",
+    "link",
+    "testbed",
+    "size_bytes",
+    "rounds",
+];
 const LATENCY: [&str; 9] = [
     "p50_ns",
     "p50_least_ns",

@@ -99,6 +99,10 @@ fn a_file_arrives_byte_for_byte_and_both_say_so() {
     for field in ["bytes", "messages", "crc32c"] {
         assert_eq!(sent[field], received[field]);
     }
+    // Both have said goodbye, so nothing is left that an operator would be told of.
+    let stats = dipole(folder.path(), &["stats"]).output().unwrap();
+    let told = String::from_utf8_lossy(&stats.stdout).into_owned() + &err(&stats);
+    assert!(!told.contains("died"), "{told}");
 }
 
 #[test]

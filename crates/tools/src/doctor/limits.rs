@@ -98,16 +98,27 @@ fn queue(
         Err(cause) => Finding::unknown(name, format!("the kernel refuses a length: {cause}"), ""),
         Ok(granted) if granted >= wanted => Finding::good(
             name,
-            format!("{wanted} bytes a socket are granted ({limit})"),
+            format!("{} a socket are granted ({limit})", amount(wanted)),
         ),
         Ok(granted) => Finding::slow(
             name,
             format!(
-                "{granted} bytes a socket of {wanted} asked for ({limit}): shorter windows, \
-                 slower streams"
+                "{} a socket of {} asked for ({limit}): shorter windows, slower streams",
+                amount(granted),
+                amount(wanted)
             ),
             format!("`sysctl -w net.core.{which}_max={}`", 2 * wanted),
         ),
+    }
+}
+
+/// So many bytes in a unit in which they are a whole number.
+fn amount(bytes: impl TryInto<u64>) -> String {
+    let bytes = bytes.try_into().unwrap_or(u64::MAX);
+    match bytes {
+        _ if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        _ if bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} bytes"),
     }
 }
 
@@ -119,13 +130,13 @@ fn locked_memory(limit: Option<u64>) -> Finding {
         None => Finding::good(NAME, "may be locked without limit; Dipole locks none"),
         Some(bytes) if bytes >= USUAL_BYTES => Finding::good(
             NAME,
-            format!("{} KiB may be locked; Dipole locks none", bytes >> 10),
+            format!("{} may be locked; Dipole locks none", amount(bytes)),
         ),
         Some(bytes) => Finding::good(
             NAME,
             format!(
-                "only {} KiB may be locked (RLIMIT_MEMLOCK); Dipole locks none",
-                bytes >> 10
+                "only {} may be locked (RLIMIT_MEMLOCK); Dipole locks none",
+                amount(bytes)
             ),
         )
         .advise(

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::process::exit;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dipole_node::{Address, Endpoint};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -14,15 +14,16 @@ use super::frame::{Frame, Kind};
 /// With whom there is a transfer, and its number, while there is one.
 pub(super) type Partner = Arc<Mutex<Option<(Address, u64)>>>;
 
-/// From now on a signal ends the process as it would anyway, after a word to the partner.
-pub(super) fn watch(endpoint: Arc<Endpoint>, partner: Partner) -> io::Result<()> {
+/// From now on a signal ends the process as it would anyway, after a word to the partner. Who ends
+/// without one drops the endpoint, and its node says goodbye.
+pub(super) fn watch(endpoint: Weak<Endpoint>, partner: Partner) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
         let Some(signal) = signals.forever().next() else {
             return;
         };
         let now = *partner.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((to, stream)) = now {
+        if let (Some((to, stream)), Some(endpoint)) = (now, endpoint.upgrade()) {
             let reason = match signal {
                 SIGINT => "it was interrupted there (SIGINT)",
                 _ => "it was ended there (SIGTERM)",

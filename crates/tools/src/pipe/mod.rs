@@ -108,10 +108,8 @@ enum PipeError {
         "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
     )]
     Unconfirmed { to: Address },
-    #[error(
-        "endpoint {to} says a second time that it is ready; is it `dipole recv` of this version?"
-    )]
-    Twice { to: Address },
+    #[error("endpoint {to} answers out of turn; is it `dipole recv` of this version?")]
+    OutOfTurn { to: Address },
     #[error("endpoint {to} reports: {}", plain(.reason))]
     Refused { to: Address, reason: String },
     #[error(

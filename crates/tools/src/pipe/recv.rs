@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -26,7 +26,8 @@ use crate::output::{BROKEN_PIPE, Failure, json};
 /// Receive files, or a stream, at an endpoint
 ///
 /// A file has the name PATH.part until all of it is there and its checksum (CRC32C) is the
-/// sender's; then it gets the sender's mode and time, and its own name.
+/// sender's; then it gets the sender's mode and time, and its own name, and replaces a file that
+/// has this name already.
 #[derive(Args, Debug)]
 pub(crate) struct RecvArgs {
     /// The endpoint, with or without this node's number
@@ -69,8 +70,6 @@ impl FromStr for At {
 
 /// Messages that may wait for a slow output.
 const WAITING_MESSAGES: usize = 16;
-/// How long the node works before a full output is tried again.
-const STEP: Duration = Duration::from_millis(5);
 /// How long one wait for the first message lasts: too short for the node to warn of it.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 /// How often a silent sender is asked whether it is there.
@@ -86,6 +85,7 @@ pub(crate) fn recv(
 ) -> Result<ExitCode, Failure> {
     let mut config = configure(&args.pipe)?;
     config.connect_timeout = CONFIRM;
+    config.linger = LAST_ACK;
     let endpoint = match args.at {
         At::Here(endpoint) => endpoint,
         At::Full(address) if address.node == config.node => address.endpoint,
@@ -99,13 +99,9 @@ pub(crate) fn recv(
     let reply = node.endpoint(spare_endpoint()?).map_err(PipeError::Open)?;
     let reply = Arc::new(reply);
     let partner = Partner::default();
-    interrupt::watch(Arc::clone(&reply), Arc::clone(&partner))
+    interrupt::watch(Arc::downgrade(&reply), Arc::clone(&partner))
         .map_err(failed("catching signals"))?;
-    let received = receive_all(args, as_json, out, &node, &endpoint, &reply, partner);
-    // The thread that waits for signals keeps an endpoint: the node would end without a goodbye, and
-    // a sender would take us for killed.
-    let _nobody_reads_it = node.close(LAST_ACK);
-    received
+    receive_all(args, as_json, out, &node, &endpoint, &reply, partner)
 }
 
 /// Receives from one sender, or from one after the other.
@@ -157,7 +153,7 @@ struct Listener<'a> {
     args: &'a RecvArgs,
     node: &'a Node,
     endpoint: &'a Endpoint,
-    /// Sends answers, and keeps the node working while the output is slow.
+    /// Sends answers.
     reply: &'a Endpoint,
     partner: Partner,
     rejected: HashSet<(Address, u64)>,
@@ -220,14 +216,6 @@ impl Listener<'_> {
                 .edge(from)
                 .map_err(PipeError::Send)
                 .and_then(|back| report(&back, stream, 0, reason).map_err(PipeError::Send));
-        }
-    }
-
-    /// Lets the node work for a moment, so that the peer sees we are alive.
-    fn step(&self) -> Result<(), PipeError> {
-        match self.reply.receive_timeout(STEP) {
-            Ok(_) | Err(ReceiveError::TimedOut { .. }) => Ok(()),
-            Err(error) => Err(PipeError::Receive(error)),
         }
     }
 }
@@ -387,7 +375,8 @@ impl Transfer<'_, '_> {
                 {
                     sum.add(payload);
                     progress.add(payload.len());
-                    if !self.write(&to_write, message) {
+                    // The node works on by itself while the output is slow.
+                    if to_write.send(message).is_err() {
                         let broken = || failed("writing the output")(ErrorKind::BrokenPipe.into());
                         return Err(written(writer).err().unwrap_or_else(broken));
                     }
@@ -401,9 +390,6 @@ impl Transfer<'_, '_> {
                         });
                     }
                     drop(to_write);
-                    while !writer.is_finished() {
-                        self.listener.step()?;
-                    }
                     return written(writer).map(|()| sum);
                 }
                 _ => return Err(self.unexpected(&message)),
@@ -497,21 +483,6 @@ impl Transfer<'_, '_> {
                 expected_bytes: sum.length_bytes(),
                 found_bytes,
             },
-        }
-    }
-
-    /// Passes a message to the writer; false if the writer has failed.
-    fn write(&self, to_write: &SyncSender<Message>, message: Message) -> bool {
-        let mut message = message;
-        loop {
-            match to_write.try_send(message) {
-                Ok(()) => return true,
-                Err(TrySendError::Disconnected(_)) => return false,
-                Err(TrySendError::Full(back)) => message = back,
-            }
-            if self.listener.step().is_err() {
-                return false;
-            }
         }
     }
 }

@@ -51,9 +51,8 @@ const PIECE_BYTES: usize = 256 << 10;
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
 /// How often a sender with nothing to send sends a keepalive.
 const ALIVE: Duration = Duration::from_secs(2);
-/// How long one wait for the receiver's report lasts: too short for the node to warn that
-/// nothing arrives, as nothing should before the end.
-const POLL: Duration = Duration::from_secs(1);
+/// Pieces that have been read before they are sent.
+const AHEAD: usize = 4;
 
 /// A part of the input, in a buffer that goes back to who reads.
 struct Piece {
@@ -64,21 +63,16 @@ struct Piece {
     crc: u32,
 }
 
-enum Event {
-    /// A piece of the input, or what went wrong with it.
-    Piece(io::Result<Piece>),
-    InputEnd,
-    /// The receiver is ready, and has this much already, with this CRC32C.
-    Ready {
-        offset_bytes: u64,
-        crc: u32,
-    },
-    /// The receiver has confirmed everything.
+/// What the receiver says.
+enum Report {
+    /// It is ready, and has this much already, with this CRC32C.
+    Ready { offset_bytes: u64, crc: u32 },
+    /// It has everything.
     Complete,
-    /// The receiver reports a failure.
-    Failed(String),
-    Lost(ReceiveError),
 }
+
+/// What the thread that reads the input hands over; `None` is its end.
+type Reading = io::Result<Option<Piece>>;
 
 /// Sends; the status is 0 only if the receiver has confirmed everything.
 pub(crate) fn send(
@@ -102,16 +96,10 @@ pub(crate) fn send(
     let node = Node::open(config).map_err(PipeError::Open)?;
     let endpoint = Arc::new(node.endpoint(from).map_err(PipeError::Open)?);
     let partner = Partner::default();
-    interrupt::watch(Arc::clone(&endpoint), Arc::clone(&partner))
+    interrupt::watch(Arc::downgrade(&endpoint), Arc::clone(&partner))
         .map_err(failed("catching signals"))?;
     endpoint.target(args.to).map_err(PipeError::Target)?;
 
-    let (events, inbox) = sync_channel(4);
-    // While we wait for input this thread waits in the node, which then repeats lost packets.
-    let listener = std::thread::spawn({
-        let (endpoint, events, count) = (Arc::clone(&endpoint), events.clone(), inputs.len());
-        move || await_reports(&endpoint, stream, count, &events)
-    });
     let mut sender = Sender {
         node: &node,
         endpoint: &endpoint,
@@ -131,8 +119,8 @@ pub(crate) fn send(
         let length_bytes = input.length_bytes.filter(|_| !args.pipe.lines);
         sender.progress = Progress::new("sent", length_bytes, args.pipe.progress);
         let name = input.name();
-        let outcome = sender.send_one(input, number < count, &events, &inbox);
-        let outcome = outcome.map_err(|error| sender.reported_before(error, &inbox));
+        let outcome = sender.send_one(input, number < count);
+        let outcome = outcome.map_err(|error| sender.reported_before(error));
         let summary = sender
             .progress
             .finish("sent", args.to.to_string(), name, sender.crc);
@@ -142,8 +130,6 @@ pub(crate) fn send(
         }
         tell(&summary, as_json, out)?;
     }
-    // The receiver's report has ended it; now the node can close.
-    let _ = listener.join();
     // The receiver waits for the acknowledgement of its report. One more message carries it, and is
     // repeated if it gets lost.
     let _ = sender.send(Kind::Alive);
@@ -248,69 +234,98 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    fn send_one(
-        &mut self,
-        mut input: Input,
-        more: bool,
-        events: &SyncSender<Event>,
-        inbox: &Receiver<Event>,
-    ) -> Result<(), PipeError> {
+    fn send_one(&mut self, mut input: Input, more: bool) -> Result<(), PipeError> {
         (self.sent_bytes, self.crc) = (0, Sum::new().crc());
         self.send(Kind::Begin {
             file: input.facts(),
             lines: self.lines,
             more,
         })?;
-        let mut confirmed_by = Some(Instant::now() + self.timeout);
+        let Report::Ready { offset_bytes, crc } = self.await_report()? else {
+            return Err(PipeError::OutOfTurn { to: self.to });
+        };
+        let now = Some((self.to, self.stream));
+        *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = now;
         let (returning, returned) = channel();
-        let mut returned = Some(returned);
+        let (read, pieces) = sync_channel(AHEAD);
+        let reader = Reader {
+            sum: self.begin(&mut input, offset_bytes, crc)?,
+            from: input.from,
+            returned,
+            read,
+        };
+        let lines = self.lines;
+        std::thread::spawn(move || reader.read(lines));
         loop {
-            match inbox.recv_timeout(LOOK) {
-                Ok(Event::Ready { offset_bytes, crc }) => {
-                    let now = Some((self.to, self.stream));
-                    *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = now;
-                    confirmed_by = None;
-                    let reader = Reader {
-                        sum: self.begin(&mut input, offset_bytes, crc)?,
-                        from: input
-                            .from
-                            .try_clone()
-                            .map_err(failed("opening the input"))?,
-                        returned: returned.take().ok_or(PipeError::Twice { to: self.to })?,
-                        events: events.clone(),
-                    };
-                    let lines = self.lines;
-                    std::thread::spawn(move || reader.read(lines));
-                }
-                Ok(Event::Piece(piece)) => {
-                    let piece = piece.map_err(failed("reading the input"))?;
-                    self.send_piece(piece, &returning)?;
-                }
-                Ok(Event::InputEnd) => {
-                    self.send(Kind::End { crc: self.crc })?;
-                    confirmed_by = Some(Instant::now() + self.timeout);
-                }
-                Ok(Event::Complete) => return Ok(()),
-                Ok(Event::Failed(reason)) => {
-                    return Err(PipeError::Refused {
-                        to: self.to,
-                        reason,
-                    });
-                }
-                Ok(Event::Lost(error)) => return Err(PipeError::Receive(error)),
-                Err(RecvTimeoutError::Timeout) => {
-                    if confirmed_by.is_some_and(|by| by <= Instant::now()) {
-                        return Err(PipeError::Unconfirmed { to: self.to });
-                    }
-                    // If the process that is gone was the receiver's, this is an error.
-                    if !self.node.departed().is_empty() || self.last.elapsed() >= ALIVE {
-                        self.send(Kind::Alive)?;
-                    }
-                }
+            match pieces.recv_timeout(LOOK) {
+                Ok(piece) => match piece.map_err(failed("reading the input"))? {
+                    Some(piece) => self.send_piece(piece, &returning)?,
+                    None => break,
+                },
+                Err(RecvTimeoutError::Timeout) => self.keep_alive()?,
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(PipeError::Unconfirmed { to: self.to });
+                    let panicked = io::Error::other("the thread that reads it panicked");
+                    return Err(failed("reading the input")(panicked));
                 }
             }
+            if self.report(Duration::ZERO)?.is_some() {
+                return Err(PipeError::OutOfTurn { to: self.to });
+            }
+        }
+        self.send(Kind::End { crc: self.crc })?;
+        match self.await_report()? {
+            Report::Complete => Ok(()),
+            Report::Ready { .. } => Err(PipeError::OutOfTurn { to: self.to }),
+        }
+    }
+
+    /// What the receiver says next, if it does within this time.
+    fn report(&self, within: Duration) -> Result<Option<Report>, PipeError> {
+        loop {
+            let message = match self.endpoint.receive_timeout(within) {
+                Ok(message) => message,
+                Err(ReceiveError::TimedOut { .. }) => return Ok(None),
+                Err(error) => return Err(PipeError::Receive(error)),
+            };
+            let frame = match Frame::parse(&message) {
+                Ok(frame) if frame.stream == self.stream => frame,
+                _ => continue,
+            };
+            let offset_bytes = frame.offset_bytes;
+            match frame.kind {
+                Kind::Ready { crc } => return Ok(Some(Report::Ready { offset_bytes, crc })),
+                Kind::Complete => return Ok(Some(Report::Complete)),
+                Kind::Failed(reason) => {
+                    return Err(PipeError::Refused {
+                        to: self.to,
+                        reason: reason.to_owned(),
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What the receiver says next; it is there, or becomes so, and has this long.
+    fn await_report(&mut self) -> Result<Report, PipeError> {
+        let until = Instant::now() + self.timeout;
+        loop {
+            if let Some(report) = self.report(LOOK)? {
+                return Ok(report);
+            }
+            if until <= Instant::now() {
+                return Err(PipeError::Unconfirmed { to: self.to });
+            }
+            self.keep_alive()?;
+        }
+    }
+
+    /// Says that this side is there if it has said nothing for long. If the process that is gone
+    /// was the receiver's, this is an error.
+    fn keep_alive(&mut self) -> Result<(), PipeError> {
+        match !self.node.departed().is_empty() || self.last.elapsed() >= ALIVE {
+            true => self.send(Kind::Alive),
+            false => Ok(()),
         }
     }
 
@@ -353,20 +368,17 @@ impl Sender<'_> {
     }
 
     /// A receiver that has failed says why before it ends: that, if it is what has happened.
-    fn reported_before(&self, error: PipeError, inbox: &Receiver<Event>) -> PipeError {
+    fn reported_before(&self, error: PipeError) -> PipeError {
         if !matches!(error, PipeError::Send(_)) {
             return error;
         }
-        let until = Instant::now() + LAST_ACK;
-        while let Ok(event) = inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            if let Event::Failed(reason) = event {
-                return PipeError::Refused {
-                    to: self.to,
-                    reason,
-                };
+        loop {
+            match self.report(LAST_ACK) {
+                Ok(Some(_)) => {}
+                Err(refused @ PipeError::Refused { .. }) => return refused,
+                Ok(None) | Err(_) => return error,
             }
         }
-        error
     }
 
     /// Tells the receiver, which need not wait for the rest.
@@ -402,7 +414,7 @@ struct Reader {
     sum: Sum,
     /// Buffers whose pieces have been sent.
     returned: Receiver<Vec<u8>>,
-    events: SyncSender<Event>,
+    read: SyncSender<Reading>,
 }
 
 impl Reader {
@@ -414,21 +426,18 @@ impl Reader {
                 Some(input) => next_line(input, buffer),
                 None => next_piece(&mut &self.from, buffer),
             };
-            let (event, more) = match piece {
-                Ok(Some((buffer, payload_bytes))) => {
+            let piece = piece.map(|piece| {
+                piece.map(|(buffer, payload_bytes)| {
                     self.sum.add(&buffer[HEADROOM_BYTES..][..payload_bytes]);
-                    let crc = self.sum.crc();
-                    let piece = Piece {
+                    Piece {
                         buffer,
                         payload_bytes,
-                        crc,
-                    };
-                    (Event::Piece(Ok(piece)), true)
-                }
-                Ok(None) => (Event::InputEnd, false),
-                Err(cause) => (Event::Piece(Err(cause)), false),
-            };
-            if self.events.send(event).is_err() || !more {
+                        crc: self.sum.crc(),
+                    }
+                })
+            });
+            let more = matches!(piece, Ok(Some(_)));
+            if self.read.send(piece).is_err() || !more {
                 return;
             }
         }
@@ -470,38 +479,4 @@ fn next_line(
     }
     let payload_bytes = buffer.len() - HEADROOM_BYTES;
     Ok(Some((buffer, payload_bytes)))
-}
-
-/// Passes on what the receiver reports, until it has confirmed so many files or streams.
-fn await_reports(endpoint: &Endpoint, stream: u64, mut left: usize, events: &SyncSender<Event>) {
-    while left > 0 {
-        let event = match endpoint.receive_timeout(POLL) {
-            Err(ReceiveError::TimedOut { .. }) => continue,
-            Ok(message) => match Frame::parse(&message) {
-                Ok(frame) if frame.stream == stream => match frame.kind {
-                    Kind::Ready { crc } => Event::Ready {
-                        offset_bytes: frame.offset_bytes,
-                        crc,
-                    },
-                    Kind::Complete => {
-                        left -= 1;
-                        Event::Complete
-                    }
-                    Kind::Failed(reason) => {
-                        left = 0;
-                        Event::Failed(reason.to_owned())
-                    }
-                    _ => continue,
-                },
-                _ => continue,
-            },
-            Err(error) => {
-                left = 0;
-                Event::Lost(error)
-            }
-        };
-        if events.send(event).is_err() {
-            return;
-        }
-    }
 }
