@@ -114,7 +114,7 @@ pub fn check(
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
         for ((carrier, _), measured) in carriers.iter().zip(measured.chunks_mut(bytes.len())) {
             progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
-            let samples = super::measure(*carrier, each, Some(bytes), &testbed, cores)?;
+            let samples = super::measure(*carrier, each, Some(bytes), (&testbed, cores), None)?;
             let trips = samples
                 .into_iter()
                 .filter(|sample| sample.what == What::Trip);
