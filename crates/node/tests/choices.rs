@@ -57,7 +57,9 @@ impl Pair {
     fn records(&self, bytes: usize) -> u64 {
         let pushed = || self.left.stats().local.expect("shared memory").records_out;
         let before = pushed();
-        let sent: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+        let sent: Vec<u8> = (0..bytes)
+            .map(|at| u8::try_from(at % 251).unwrap_or(0))
+            .collect();
         let got = std::thread::scope(|scope| {
             let receiving = scope.spawn(|| self.to.receive_timeout(PATIENCE));
             self.from.send(&sent).expect("it is taken");

@@ -23,7 +23,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use check::Alongside;
 pub use check::check;
+use choices::{ChoiceError, Trials};
 use clap::Args;
 use dipole_bsp::model::PointToPoint;
 use dipole_bsp::profile::{Copying, Profile, ProfileError};
@@ -61,6 +63,9 @@ pub struct MessagesArgs {
     /// launcher, by what DIPOLE_LINK says; saved on each node
     #[arg(long, conflicts_with_all = ["link", "on"])]
     job: bool,
+    /// Measure messages of other lengths in turns with it, and print how far predictions are off
+    #[arg(long, conflicts_with = "job")]
+    check: bool,
     /// One short round, to see that everything works; nothing is saved
     #[arg(long)]
     quick: bool,
@@ -133,31 +138,30 @@ pub fn calibrate(
     let copies = copies::measure(cores, arguments.quick)?;
     progress.inc(1);
     let profiles = testbed.folder().join("profiles");
-    let mut chosen = vec![None; carriers.len()];
-    for (&carrier, chosen) in carriers.iter().zip(&mut chosen) {
+    let mut chosen = Vec::new();
+    for &carrier in &carriers {
         progress.set_message(format!("{}, crossovers", name_of(carrier)));
-        // A look that everything works changes no crossover.
-        if !arguments.quick {
-            let testbed = &testbed;
-            let trials = choices::Trials {
-                carrier,
-                testbed,
-                cores,
-            };
-            *chosen = Some(trials.find()?);
-        }
-        choices::keep(chosen.unwrap_or_default(), carrier, &profiles)?;
+        chosen.push(choose(
+            (&testbed, cores),
+            carrier,
+            arguments.quick,
+            &profiles,
+        )?);
         progress.inc(1);
     }
     let mut cache_line_ns = Vec::new();
     let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
+    let mut alongside = (arguments.check).then(|| Alongside::new(carriers.len(), arguments.quick));
     // The machine drifts: each link takes its turn in every round.
     for round in 1..=rounds {
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
-        for (carrier, samples) in carriers.iter().zip(&mut samples) {
+        for (number, (carrier, samples)) in carriers.iter().zip(&mut samples).enumerate() {
             progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
             let place = (&testbed, cores);
             samples.push(measure(*carrier, each, None, place, Some(&profiles))?);
+            if let Some(alongside) = &mut alongside {
+                alongside.measure((number, *carrier), place, &profiles)?;
+            }
             progress.inc(1);
         }
     }
@@ -178,6 +182,9 @@ pub fn calibrate(
         });
     }
     show(&links, &copies, report)?;
+    if let Some(alongside) = alongside {
+        alongside.show(links.iter().map(|link| (link.carrier, &link.found)), report)?;
+    }
     for link in &links {
         if let Some(chosen) = &link.choices {
             report.note(&format!(
@@ -199,6 +206,27 @@ pub fn calibrate(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a node is to choose by this link, which the sides find in `profiles` from now on; a look that
+/// everything works changes nothing.
+fn choose(
+    (testbed, cores): (&Testbed, Cores),
+    carrier: Carrier,
+    is_quick: bool,
+    profiles: &Path,
+) -> Result<Option<Choices>, ChoiceError> {
+    let trials = Trials {
+        carrier,
+        testbed,
+        cores,
+    };
+    let chosen = match is_quick {
+        true => None,
+        false => Some(trials.find()?),
+    };
+    choices::keep(chosen.unwrap_or_default(), carrier, profiles)?;
+    Ok(chosen)
 }
 
 fn show(links: &[Link], copies: &[Copying], report: &mut Report<'_>) -> io::Result<()> {
