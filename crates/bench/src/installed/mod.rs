@@ -112,9 +112,9 @@ impl Peer {
     }
 
     /// Finds or compiles what measures it; says what is missing.
-    fn find(self, folder: &Path) -> Result<Found, String> {
+    fn find(self, name: &str, folder: &Path) -> Result<Found, String> {
         let build = |source: &str, library: Option<Library>, libraries: &[&str]| {
-            let (source, program) = (folder.join(source), folder.join(format!("{self:?}")));
+            let (source, program) = (folder.join(source), folder.join(name));
             let program = match library {
                 Some(library) => library.compile(&source, &program, libraries),
                 None => mpi::compile("cc", &source, &program, libraries),
@@ -191,10 +191,11 @@ impl Installed {
                 }
             }
             seen.push(subject);
-            match peer.find(folder) {
+            let name = name_of(subject);
+            match peer.find(&name, folder) {
                 Ok(found) => installed.found.push((subject, found)),
                 Err(why) => {
-                    let (name, packages) = (name_of(subject), peer.packages());
+                    let packages = peer.packages();
                     let line = format!("{name} is left out: {why} ({packages})");
                     installed.absent.push(line);
                 }
