@@ -7,6 +7,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::control::Outcome;
+
 /// How a message is to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
@@ -52,12 +54,13 @@ pub(crate) trait Channel {
         ))
     }
 
-    /// Closes the connection; returns remarks for the reader of the table.
-    fn finish(self) -> io::Result<Vec<String>>
+    /// Closes the connection; adds to the outcome what is known only then.
+    fn finish(self, outcome: &mut Outcome) -> io::Result<()>
     where
         Self: Sized,
     {
-        Ok(Vec::new())
+        let _nothing_to_add = outcome;
+        Ok(())
     }
 }
 

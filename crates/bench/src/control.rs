@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::machine;
+use super::moved::Moved;
 use super::statistics::OneWay;
 use super::subject::Subject;
 
@@ -239,6 +240,9 @@ pub(crate) struct Outcome {
     /// This side's part only.
     pub(crate) cpu_ns_per_message: f64,
     pub(crate) remarks: Vec<String>,
+    /// What the engine has moved, of subjects that have one.
+    #[serde(default)]
+    pub(crate) moved: Option<Moved>,
 }
 
 /// A side's last line.

@@ -18,7 +18,8 @@ use dipole_node::{
 };
 
 use super::channel::{Channel, Manner, broken, timed_out};
-use super::control::{Carrier, Job, Kind, Role, name_of};
+use super::control::{Carrier, Job, Kind, Outcome, Role, name_of};
+use super::moved::Moved;
 use super::peers::Meet;
 use super::pingpong::{GIVE_UP, LOST_AFTER};
 use super::statistics::as_float;
@@ -76,6 +77,7 @@ fn point(node: Node, endpoint: Endpoint, job: &Job, beyond: u32) -> io::Result<D
         role: job.role,
         carrier: Some(job.carrier),
         received: VecDeque::new(),
+        received_bytes: 0,
         together: match job.work.kind {
             Kind::Rate => TOGETHER,
             _ => 1,
@@ -118,6 +120,8 @@ pub(crate) struct Dipole {
     received: VecDeque<Message>,
     /// How many to receive together.
     together: usize,
+    /// Bytes of messages that were received.
+    received_bytes: u64,
 }
 
 impl Dipole {
@@ -130,6 +134,7 @@ impl Dipole {
             role,
             carrier: None,
             received: VecDeque::new(),
+            received_bytes: 0,
             together: 1,
         }
     }
@@ -187,7 +192,10 @@ impl Channel for Dipole {
                 "a message of {} bytes came, {length} were due",
                 message.len()
             ))),
-            Some(message) => Ok(Some(consume(&message))),
+            Some(message) => {
+                self.received_bytes += length as u64;
+                Ok(Some(consume(&message)))
+            }
             None => Ok(None),
         }
     }
@@ -197,19 +205,21 @@ impl Channel for Dipole {
             node: self.node.clone(),
             endpoint: Arc::clone(&self.endpoint),
             received: VecDeque::new(),
+            received_bytes: 0,
             ..*self
         })
     }
 
-    fn finish(self) -> io::Result<Vec<String>> {
+    fn finish(self, outcome: &mut Outcome) -> io::Result<()> {
         let stats = self.node.stats();
         check_carrier(self.carrier, &stats)?;
+        outcome.moved = Some(moved(self.received_bytes, &stats));
         drop(self.endpoint);
         self.node.close(GIVE_UP).map_err(failed)?;
-        Ok(match self.role {
-            Role::Lead => remarks(&stats),
-            Role::Follow => Vec::new(),
-        })
+        if self.role == Role::Lead {
+            outcome.remarks.extend(remarks(&stats));
+        }
+        Ok(())
     }
 }
 
@@ -234,6 +244,19 @@ pub(super) fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Resu
             )))
         }
         _ => Ok(()),
+    }
+}
+
+/// What went through memory, for messages of so many bytes that were received.
+fn moved(received: u64, stats: &Stats) -> Moved {
+    let local = stats.local.unwrap_or_default();
+    Moved {
+        received,
+        ring_out: local.bytes_out,
+        ring_in: local.bytes_in,
+        fetched: local.pulled_bytes,
+        packets_out: stats.traffic.bytes_sent,
+        packets_in: stats.traffic.bytes_received,
     }
 }
 

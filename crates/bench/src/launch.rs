@@ -82,6 +82,10 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
     let other = follow.verdict(limit.saturating_sub(start.elapsed()))?;
     outcome.cpu_ns_per_message += other.cpu_ns_per_message;
     outcome.remarks.extend(other.remarks);
+    outcome.moved = outcome
+        .moved
+        .zip(other.moved)
+        .map(|(own, other)| own + other);
     Ok(outcome)
 }
 

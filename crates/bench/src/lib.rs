@@ -5,9 +5,9 @@
 //! table may be compared.
 //! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
 //! `flow`, `mixed`, `port` and `memory` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
-//! results; `remote` puts the second side on another host. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
+//! results; `installed` has other projects' libraries and tools as further subjects, `mpi` starts MPI's; `remote` puts the second side on another host. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
 //! of their own; and so do `pacing`, which simulates (a `cluster`), `bsp`, which measures supersteps between the
-//! ranks of a job, and `variance`, which does both.
+//! ranks of a job, and `variance`, which does both; `crossings` counts what happens to each byte.
 
 #![forbid(unsafe_code)]
 
@@ -16,16 +16,20 @@ mod calibrate;
 mod channel;
 mod cluster;
 mod control;
+mod crossings;
 mod crowd;
 mod dipole;
 mod estimate;
 mod failure;
 mod flow;
 mod incast;
+mod installed;
 mod launch;
 mod machine;
 mod memory;
 mod mixed;
+mod moved;
+mod mpi;
 mod pacing;
 mod page;
 mod peers;
@@ -56,6 +60,7 @@ use serde::Serialize;
 pub use bsp::{ProbeArgs, RankArgs, probe, rank};
 pub use calibrate::{MessagesArgs, calibrate, check as check_predictions};
 use control::{Kind, Placement, name_of};
+use installed::Installed;
 use machine::{Cores, Stolen};
 use plan::{Group, Plan};
 use remote::Remote;
@@ -122,6 +127,10 @@ pub struct BenchArgs {
     /// Subjects to measure, separated by commas [default: dipole and its usual peers]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT,..")]
     subjects: Vec<Subject>,
+    /// Beside other projects' libraries and tools, whichever are installed: Open MPI, MPICH,
+    /// libfabric, UCX, Aeron, ZeroMQ, BSPonMPI, iperf3, sockperf (pingpong and stream)
+    #[arg(long)]
+    peers: bool,
     /// Dipole through the fault wrapper, losing this share of all packets, beside losing none
     #[arg(long, value_name = "SHARE")]
     drop: Option<f64>,
@@ -158,6 +167,8 @@ enum Topic {
     Pacing,
     /// How the times of supersteps differ.
     Variance,
+    /// How often bytes cross memory.
+    Crossings,
 }
 
 impl ValueEnum for Topic {
@@ -176,6 +187,7 @@ impl ValueEnum for Topic {
             Topic::Incast,
             Topic::Pacing,
             Topic::Variance,
+            Topic::Crossings,
         ]
     }
 
@@ -207,6 +219,9 @@ impl ValueEnum for Topic {
             )),
             Topic::Pacing => Some(PossibleValue::new("pacing").help(
                 "Supersteps in every order and at every pace, on a simulated bus and switch",
+            )),
+            Topic::Crossings => Some(PossibleValue::new("crossings").help(
+                "How often each byte crosses memory, by every path: counted and measured",
             )),
             Topic::Variance => Some(PossibleValue::new("variance").help(
                 "How much supersteps differ, by jobs here and on simulated networks of up to 1024 nodes",
@@ -310,7 +325,7 @@ fn measure(
 ) -> Result<bool, Box<dyn Error>> {
     let plan = plan::plan(arguments)?;
     let cores = Cores::choose()?;
-    let groups = match plan {
+    let mut groups = match plan {
         Plan::Groups(groups) => groups,
         Plan::Crowd(plan) => {
             let testbed = Testbed::make(On::Node)?;
@@ -321,6 +336,7 @@ fn measure(
         Plan::Variance(plan) => {
             return variance::measure(&plan, cores, arguments.html.as_deref(), report);
         }
+        Plan::Crossings(plan) => return crossings::measure(&plan, cores, report),
         Plan::Pacing(plan) => return pacing::measure(&plan, arguments.html.as_deref(), report),
         Plan::Incast(plan) => {
             report.note(&machine_line(cores))?;
@@ -344,8 +360,10 @@ fn measure(
     }
     let places = places(cores, testbed.remote());
     report.note(&on_machine(&places))?;
+    let installed = keep_installed(&mut groups, &testbed, report)?;
     let run = Run {
         testbed: &testbed,
+        installed: &installed,
         cores,
         stolen: Stolen::since_now(cores),
         progress: progress_bar(
@@ -379,11 +397,32 @@ fn measure(
     report.note(&format!("\n{closing}"))?;
     if let Some((path, file)) = page {
         let between = apart.then(|| testbed.description());
-        let facts = page::facts(between, places, &closing, failures);
+        let facts = page::facts(between, places, &closing, failures).with(&installed.absent);
         write_page(path, file, &page::page(&facts, &finished, &testbed))?;
         report.note(&format!("figures and tables are in {}", path.display()))?;
     }
     Ok(failures == 0)
+}
+
+/// Of the subjects that must be installed keeps those that are, and says which are not.
+fn keep_installed(
+    groups: &mut Vec<Group>,
+    testbed: &Testbed,
+    report: &mut Report<'_>,
+) -> Result<Installed, Box<dyn Error>> {
+    let entries = groups.iter().flat_map(|group| &group.entries);
+    let installed = Installed::find(entries.map(|entry| entry.subject), testbed.folder())?;
+    for line in &installed.absent {
+        report.note(line)?;
+    }
+    for group in &mut *groups {
+        group.entries.retain(|entry| installed.has(entry.subject));
+    }
+    groups.retain(|group| !group.entries.is_empty());
+    match groups.is_empty() {
+        true => Err("nothing of what was asked for is installed here".into()),
+        false => Ok(installed),
+    }
 }
 
 fn print_group(
@@ -399,11 +438,11 @@ fn print_group(
                 report.object(&line)?;
             }
         }
-    } else if !group.is_point {
+    } else if group.is_table {
         let table = report::table(group, measured, testbed, report.wide);
         report.result(&format!("\n{table}"))?;
     }
-    if !group.is_point {
+    if group.is_table {
         for remark in report::remarks(measured) {
             report.note(&format!("  {remark}"))?;
         }
@@ -442,6 +481,7 @@ fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
 /// What all groups have in common.
 struct Run<'a> {
     testbed: &'a Testbed,
+    installed: &'a Installed,
     cores: Cores,
     stolen: Stolen,
     progress: ProgressBar,
@@ -471,7 +511,9 @@ impl Run<'_> {
                 let subject = name_of(one.entry.subject);
                 self.progress
                     .set_message(format!("{} {subject}", one.entry.bench));
-                let outcome = launch::measure(&one.entry, self.testbed, self.cores);
+                let installed = self.installed.measure(&one.entry, self.testbed, self.cores);
+                let outcome = installed
+                    .unwrap_or_else(|| launch::measure(&one.entry, self.testbed, self.cores));
                 if let Err(error) = &outcome {
                     self.progress.suspend(|| {
                         eprintln!("dipole bench: {} of {subject}: {error}", group.title);

@@ -24,13 +24,13 @@ pub(crate) fn drive<C: Channel + Send>(
     job: &Job,
 ) -> io::Result<Outcome> {
     let work = &job.work;
-    let outcome = match job.role {
+    let mut outcome = match job.role {
         Role::Lead => lead(&mut small, &mut bulk, work)?,
         Role::Follow => follow(&mut small, &mut bulk, work)?,
     };
     // Of both, before either closes the node that they may share.
     drop(bulk);
-    small.finish()?;
+    small.finish(&mut outcome)?;
     Ok(outcome)
 }
 

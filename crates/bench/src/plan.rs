@@ -1,8 +1,12 @@
 //! What is measured: the standard table, or what the command line asks for.
 
+mod crossings;
+mod peers;
+
 use std::time::Duration;
 
 use super::control::{Carrier, Kind, Placement, Workload, name_of};
+use super::crossings::CrossingsPlan;
 use super::crowd::CrowdPlan;
 use super::incast::IncastPlan;
 use super::launch::Entry;
@@ -39,8 +43,10 @@ pub(crate) struct Rounds {
 pub(crate) struct Group {
     pub(crate) title: String,
     pub(crate) rounds: Rounds,
-    /// A point of the page's figures, not a table of its own.
+    /// A point of the page's figures, not a table there.
     pub(crate) is_point: bool,
+    /// A table where results are printed.
+    pub(crate) is_table: bool,
     pub(crate) entries: Vec<Entry>,
 }
 
@@ -63,6 +69,7 @@ pub(crate) enum Plan {
     Incast(IncastPlan),
     Pacing(PacingPlan),
     Variance(VariancePlan),
+    Crossings(CrossingsPlan),
 }
 
 /// Why the command line makes no plan.
@@ -72,7 +79,7 @@ pub(crate) enum PlanError {
     #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
     #[error(
-        "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd, incast, pacing or variance"
+        "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd, incast, pacing, variance or crossings"
     )]
     NeedsKind { option: &'static str },
     #[error("{option} is for benches between two hosts, with --to or --server")]
@@ -160,6 +167,7 @@ impl Variation {
             title: self.title(),
             rounds: self.rounds,
             is_point: false,
+            is_table: true,
             entries,
         }
     }
@@ -213,6 +221,7 @@ impl Variation {
             title: format!("{}, {}", bench(), self.title()),
             rounds: self.rounds,
             is_point: false,
+            is_table: true,
             entries: ours.chain(peers).collect(),
         }
     }
@@ -248,6 +257,7 @@ impl Variation {
             title,
             rounds: self.rounds,
             is_point: false,
+            is_table: true,
             entries: vec![entry(0.0), entry(loss)],
         }
     }
@@ -265,13 +275,18 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
         Some(Topic::Incast) => return incast(arguments).map(Plan::Incast),
         Some(Topic::Pacing) => return Ok(Plan::Pacing(pacing(arguments))),
         Some(Topic::Variance) => return Ok(Plan::Variance(variance(arguments))),
+        Some(Topic::Crossings) if !arguments.peers => {
+            return crossings::plan(arguments).map(Plan::Crossings);
+        }
+        kind if arguments.peers => peers::groups(kind, arguments)?,
         None => table(arguments)?,
+        Some(Topic::Crossings) => Vec::new(),
         Some(Topic::Port) => vec![ports(arguments)?],
         Some(Topic::Memory(subject)) => memory(subject, arguments)?,
         Some(Topic::Work(Kind::Mixed)) => mixed(arguments)?,
         Some(Topic::Work(kind)) => vec![of_kind(kind, arguments)?],
     };
-    if arguments.html.is_some() {
+    if arguments.html.is_some() && !arguments.peers {
         let kinds = [Kind::Pingpong, Kind::Stream].into_iter();
         for kind in kinds.filter(|&kind| {
             arguments
@@ -282,6 +297,12 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
         }
     }
     for entry in groups.iter().flat_map(|group| &group.entries) {
+        if arguments.remote.to.is_some() && entry.subject.installed().is_some() {
+            return Err(PlanError::Refused(format!(
+                "{} is measured on this host, and --to names another",
+                name_of(entry.subject)
+            )));
+        }
         if let Some(why) = entry.subject.refuses(&entry.work) {
             return Err(PlanError::Refused(why));
         }
@@ -696,6 +717,7 @@ fn mixed(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
             ),
             rounds: variation.rounds,
             is_point: false,
+            is_table: true,
             entries: entries.collect(),
         }
     };

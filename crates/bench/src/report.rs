@@ -66,6 +66,10 @@ pub(crate) struct Line {
     pub(crate) most_bytes_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_ns_per_message: Option<f64>,
+    /// What a processor that does nothing else would carry, in Mbit/s: a message's bits by the CPU
+    /// time of both sides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mbit_per_cpu_s: Option<f64>,
 }
 
 impl Measured {
@@ -110,9 +114,9 @@ impl Measured {
             p50_ns: p50.map(|p50| p50.median),
             p50_least_ns: p50.map(|p50| p50.least),
             p50_most_ns: p50.map(|p50| p50.most),
-            mean80_ns: median(|outcome| outcome.one_way.map(|times| times.mean80_ns)),
-            p99_ns: median(|outcome| outcome.one_way.map(|times| times.p99_ns)),
-            p999_ns: median(|outcome| outcome.one_way.map(|times| times.p999_ns)),
+            mean80_ns: median(|outcome| outcome.one_way?.mean80_ns),
+            p99_ns: median(|outcome| outcome.one_way?.p99_ns),
+            p999_ns: median(|outcome| outcome.one_way?.p999_ns),
             end_to_end_bytes_per_s: p50
                 .map(|p50| tenth(as_float(size_bytes as u64) * 1e9 / p50.median.max(0.1))),
             p99_over_alone: None,
@@ -122,7 +126,14 @@ impl Measured {
             least_bytes_per_s: bytes.map(|bytes| bytes.least),
             most_bytes_per_s: bytes.map(|bytes| bytes.most),
             cpu_ns_per_message: median(|outcome| Some(outcome.cpu_ns_per_message)),
+            mbit_per_cpu_s: self.mbit_per_cpu_s().map(tenth),
         })
+    }
+
+    fn mbit_per_cpu_s(&self) -> Option<f64> {
+        let cpu_ns = self.median(|outcome| Some(outcome.cpu_ns_per_message))?;
+        let bits = 8.0 * as_float(self.entry.work.size_bytes as u64);
+        (cpu_ns > 0.0).then(|| bits * 1e3 / cpu_ns)
     }
 
     /// The distribution, share by share the median over the rounds that know it.
@@ -186,8 +197,8 @@ pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed, wid
         .flat_map(Measured::outcomes)
         .any(|outcome| outcome.one_way.is_some());
     let headings = match is_latency {
-        true => "subject|link|x first|p50 us|+min..max|p99 us|+p99.9 us|CPU ns/msg",
-        false => "subject|link|x first|GB/s|+min..max|k msg/s|CPU ns/msg",
+        true => "subject|link|x first|p50 us|+min..max|p99 us|+p99.9 us|CPU ns/msg|+Mbit/s per CPU",
+        false => "subject|link|x first|GB/s|+min..max|k msg/s|CPU ns/msg|+Mbit/s per CPU",
     };
     let mut table = Sheet::new(headings, 2, wide);
     for one in measured {
@@ -282,6 +293,7 @@ pub(crate) fn titled(headings: &str, labels: usize) -> Table {
 
 fn figures(one: &Measured, is_latency: bool) -> Vec<String> {
     let cpu = number(one.median(|outcome| Some(outcome.cpu_ns_per_message)), 0);
+    let by_cpu = number(one.mbit_per_cpu_s(), 0);
     let unit = if is_latency { 1e-3 } else { 1e-9 };
     let leading = Spread::of(
         one.outcomes()
@@ -297,7 +309,7 @@ fn figures(one: &Measured, is_latency: bool) -> Vec<String> {
     let median = number(leading.map(|leading| leading.median), 3);
     if !is_latency {
         let rate = one.median(|outcome| outcome.messages_per_s.map(|rate| rate * 1e-3));
-        return vec![median, spread, number(rate, 1), cpu];
+        return vec![median, spread, number(rate, 1), cpu, by_cpu];
     }
     let time = |get: fn(&Outcome) -> Option<f64>| {
         number(one.median(get).map(|nanoseconds| nanoseconds * 1e-3), 2)
@@ -305,9 +317,10 @@ fn figures(one: &Measured, is_latency: bool) -> Vec<String> {
     vec![
         median,
         spread,
-        time(|outcome| outcome.one_way.map(|times| times.p99_ns)),
-        time(|outcome| outcome.one_way.map(|times| times.p999_ns)),
+        time(|outcome| outcome.one_way?.p99_ns),
+        time(|outcome| outcome.one_way?.p999_ns),
         cpu,
+        by_cpu,
     ]
 }
 
@@ -324,7 +337,7 @@ pub(crate) fn p99_over_alone(one: &Measured, all: &[Measured]) -> Option<f64> {
     let alone = all.iter().find(is_same)?;
     let rounds = one.rounds.iter().zip(&alone.rounds);
     let ratios = rounds.filter_map(|(beside, alone)| {
-        let p99 = |outcome: &Option<Outcome>| Some(outcome.as_ref()?.one_way?.p99_ns);
+        let p99 = |outcome: &Option<Outcome>| outcome.as_ref()?.one_way?.p99_ns;
         Some(p99(beside)? / p99(alone)?.max(1.0))
     });
     Spread::of(ratios).map(|spread| (spread.median * 1e3).round() / 1e3)

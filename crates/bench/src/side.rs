@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::channel::{Channel, broken};
-use super::control::{Job, Kind, Outcome, Ready, Role, Task, Verdict};
+use super::control::{Job, Kind, Outcome, Ready, Role, Task, Verdict, name_of};
 use super::peers::frames::Frames;
 use super::peers::readv::Readv;
 use super::peers::shm::Shm;
@@ -79,6 +79,10 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
             meet(Vec::new())?;
             drive_threads(job, Readv::pair(&job.work))
         }
+        installed => Err(broken(format!(
+            "{} is measured by programs of its own",
+            name_of(installed)
+        ))),
     }
 }
 
@@ -103,7 +107,7 @@ fn drive(mut channel: impl Channel + Send, job: &Job, role: Role) -> io::Result<
         (_, Role::Lead) => flow::lead(&mut channel, work)?,
         (_, Role::Follow) => flow::follow(&mut channel, work)?,
     };
-    outcome.remarks.extend(channel.finish()?);
+    channel.finish(&mut outcome)?;
     Ok(outcome)
 }
 

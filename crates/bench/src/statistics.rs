@@ -23,10 +23,11 @@ pub(crate) struct RoundTrips {
 /// One-way times of one run in nanoseconds: each is half a round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OneWay {
+    /// The median, or the mean where a peer's own tool tells only that.
     pub(crate) p50_ns: f64,
-    pub(crate) mean80_ns: f64,
-    pub(crate) p99_ns: f64,
-    pub(crate) p999_ns: f64,
+    pub(crate) mean80_ns: Option<f64>,
+    pub(crate) p99_ns: Option<f64>,
+    pub(crate) p999_ns: Option<f64>,
 }
 
 /// The median of a number over the rounds, and how far it spread.
@@ -56,9 +57,9 @@ impl RoundTrips {
         let half = |quantile: f64| as_float(self.histogram.value_at_quantile(quantile)) / 2.0;
         OneWay {
             p50_ns: half(0.5),
-            mean80_ns: self.mean80_ns(),
-            p99_ns: half(0.99),
-            p999_ns: half(0.999),
+            mean80_ns: Some(self.mean80_ns()),
+            p99_ns: Some(half(0.99)),
+            p999_ns: Some(half(0.999)),
         }
     }
 
@@ -166,8 +167,8 @@ mod tests {
     fn percentiles_are_half_the_round_trip() {
         let one_way = recorded(1..=1000).one_way();
         assert_eq!(one_way.p50_ns, 250.0);
-        assert_eq!(one_way.p99_ns, 495.0);
-        assert_eq!(one_way.p999_ns, 499.5);
+        assert_eq!(one_way.p99_ns, Some(495.0));
+        assert_eq!(one_way.p999_ns, Some(499.5));
     }
 
     #[test]

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::control::{Carrier, Kind, Placement, Workload, name_of};
 use super::flow::ACKNOWLEDGEMENT_BYTES;
+use super::installed::Peer;
+use super::mpi::Library;
 
 /// Longest UDP payload of a packet on an Ethernet of MTU 1500.
 const LONGEST_FRAME_BYTES: usize = 1472;
@@ -52,6 +54,26 @@ pub(crate) enum Subject {
     BareShm,
     /// One process_vm_readv a message between two threads
     BareReadv,
+    /// Open MPI, by its shared memory or TCP
+    OpenMpi,
+    /// MPICH, by its shared memory or TCP
+    Mpich,
+    /// libfabric's shm or tcp provider, by fi_pingpong
+    Libfabric,
+    /// UCX by shared memory or TCP, by ucx_perftest
+    Ucx,
+    /// Aeron by IPC or UDP, by its samples
+    Aeron,
+    /// A pair of ZeroMQ sockets, by ipc or tcp
+    #[value(name = "zeromq")]
+    ZeroMq,
+    /// A BSPlib on MPI: a message is a put and the end of a superstep
+    #[value(name = "bsponmpi")]
+    BspOnMpi,
+    /// One stream of TCP, by iperf3
+    Iperf3,
+    /// TCP sockets, by sockperf
+    Sockperf,
 }
 
 impl Subject {
@@ -77,6 +99,36 @@ impl Subject {
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
             Subject::BareShm => "shm".to_owned(),
             Subject::BareReadv => "readv".to_owned(),
+            installed => {
+                let here = match installed.installed() {
+                    _ if testbed != "node" => None,
+                    Some(Peer::Iperf3 | Peer::Sockperf) | None => None,
+                    Some(Peer::ZeroMq) => Some("unix"),
+                    Some(_) => Some("shm"),
+                };
+                let between = if installed == Subject::Aeron {
+                    "udp"
+                } else {
+                    "tcp"
+                };
+                here.map_or_else(|| format!("{between}/{testbed}"), str::to_owned)
+            }
+        }
+    }
+
+    /// The other project that this is, measured by programs of its own.
+    pub(crate) fn installed(self) -> Option<Peer> {
+        match self {
+            Subject::OpenMpi => Some(Peer::Mpi(Library::OpenMpi)),
+            Subject::Mpich => Some(Peer::Mpi(Library::Mpich)),
+            Subject::Libfabric => Some(Peer::Libfabric),
+            Subject::Ucx => Some(Peer::Ucx),
+            Subject::Aeron => Some(Peer::Aeron),
+            Subject::ZeroMq => Some(Peer::ZeroMq),
+            Subject::BspOnMpi => Some(Peer::BspOnMpi),
+            Subject::Iperf3 => Some(Peer::Iperf3),
+            Subject::Sockperf => Some(Peer::Sockperf),
+            _ => None,
         }
     }
 
@@ -129,6 +181,9 @@ impl Subject {
     /// Why this subject cannot do that work; `None` if it can.
     pub(crate) fn refuses(self, work: &Workload) -> Option<String> {
         let (name, kind, size_bytes) = (name_of(self), work.kind, work.size_bytes);
+        if let Some(peer) = self.installed() {
+            return peer.refuses(work).map(|why| format!("{name} {why}"));
+        }
         if work.two_threads_a_side {
             if !self.takes_two_threads() {
                 return Some(format!(

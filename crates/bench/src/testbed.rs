@@ -25,6 +25,9 @@ const PREFIX: &str = "dpb";
 /// What our folders in the temporary directory begin with; the process id follows.
 const FOLDER_PREFIX: &str = "dipole-bench-";
 const MTU_BYTES: u32 = 1500;
+/// The interface in each namespace, and the subnet of both.
+pub(crate) const INTERFACE: &str = "veth0";
+pub(crate) const SUBNET: &str = "10.97.0.0/24";
 const VETH: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 97, 0, 1), Ipv4Addr::new(10, 97, 0, 2)];
 const LOOPBACK: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
 
@@ -283,7 +286,7 @@ fn make_namespaces(belongings: &mut Belongings) -> Result<(), TestbedError> {
     }
     let mtu = MTU_BYTES.to_string();
     ip(&[
-        "-n", &a, "link", "add", "veth0", "mtu", &mtu, "type", "veth", "peer", "name", "veth0",
+        "-n", &a, "link", "add", INTERFACE, "mtu", &mtu, "type", "veth", "peer", "name", INTERFACE,
         "mtu", &mtu, "netns", &b,
     ])?;
     for (name, address) in [(&a, VETH[0]), (&b, VETH[1])] {
@@ -294,10 +297,10 @@ fn make_namespaces(belongings: &mut Belongings) -> Result<(), TestbedError> {
             "add",
             &format!("{address}/24"),
             "dev",
-            "veth0",
+            INTERFACE,
         ])?;
         ip(&["-n", name, "link", "set", "lo", "up"])?;
-        ip(&["-n", name, "link", "set", "veth0", "up"])?;
+        ip(&["-n", name, "link", "set", INTERFACE, "up"])?;
     }
     Ok(())
 }

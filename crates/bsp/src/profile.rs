@@ -3,10 +3,11 @@
 //! One file for each kind of link, JSON, in the directory of [`dipole_node::profile_dir`]. What one
 //! measurement does not know it leaves as it finds it: the file also has room for others.
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 
+use dipole_node::Choices;
+pub use dipole_node::profile::ProfileError;
+use dipole_node::profile::{self, VERSION};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -14,15 +15,15 @@ pub use crate::model::Cost;
 use crate::model::{Measured, PointToPoint};
 use crate::superstep::pace::Slots;
 
-/// Of files as written here. Newer ones are not read.
-const VERSION: u32 = 1;
-
 /// The profile of one kind of link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     version: u32,
     /// What carries messages between nodes: `udp`, `bpf`, `tcp`.
     pub link: String,
+    /// What a node chooses by measurement, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choices: Option<Choices>,
     /// How to pace supersteps, if that has been measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pacing: Option<Pacing>,
@@ -68,68 +69,6 @@ pub struct Copying {
     pub ns_per_byte: Measured,
 }
 
-/// A profile that cannot be read or written.
-#[derive(Debug)]
-pub enum ProfileError {
-    /// No environment variable says where.
-    NoDirectory,
-    /// The file.
-    File {
-        /// Which.
-        file: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// What happened.
-        cause: io::Error,
-    },
-    /// It is no profile.
-    Content {
-        /// Which.
-        file: PathBuf,
-        /// What is wrong.
-        cause: serde_json::Error,
-    },
-    /// It was written by a newer version.
-    Version {
-        /// Which.
-        file: PathBuf,
-        /// Its version.
-        found: u32,
-    },
-}
-
-impl fmt::Display for ProfileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ProfileError::NoDirectory => {
-                f.write_str("there is no folder for profiles of links; set DIPOLE_PROFILE or HOME")
-            }
-            ProfileError::File {
-                file,
-                action,
-                cause,
-            } => write!(
-                f,
-                "cannot {action} the profile {}: {cause}; set DIPOLE_PROFILE to a folder of your own",
-                file.display()
-            ),
-            ProfileError::Content { file, cause } => write!(
-                f,
-                "{} is no profile of a link: {cause}; remove it and calibrate again",
-                file.display()
-            ),
-            ProfileError::Version { file, found } => write!(
-                f,
-                "{} has version {found}, known is {VERSION}; remove it and calibrate again, or use \
-                 the newer dipole that wrote it",
-                file.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ProfileError {}
-
 impl Profile {
     /// One that knows nothing yet.
     #[must_use]
@@ -137,6 +76,7 @@ impl Profile {
         Profile {
             version: VERSION,
             link: link.to_owned(),
+            choices: None,
             pacing: None,
             cost: Vec::new(),
             point_to_point: None,
@@ -169,31 +109,7 @@ impl Profile {
     /// # Errors
     /// [`ProfileError`].
     pub fn load_from(directory: &Path, link: &str) -> Result<Option<Profile>, ProfileError> {
-        let file = file_in(directory, link);
-        let text = match std::fs::read_to_string(&file) {
-            Ok(text) => text,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(cause) => {
-                return Err(ProfileError::File {
-                    file,
-                    action: "read",
-                    cause,
-                });
-            }
-        };
-        #[derive(Deserialize)]
-        struct Version {
-            version: u32,
-        }
-        let content = |cause| ProfileError::Content {
-            file: file.clone(),
-            cause,
-        };
-        let Version { version: found } = serde_json::from_str(&text).map_err(content)?;
-        if found > VERSION {
-            return Err(ProfileError::Version { file, found });
-        }
-        serde_json::from_str(&text).map(Some).map_err(content)
+        profile::read(directory, link)
     }
 
     /// Saves it for this user, and says where.
@@ -211,29 +127,8 @@ impl Profile {
     /// # Errors
     /// [`ProfileError`].
     pub fn save_to(&self, directory: &Path) -> Result<PathBuf, ProfileError> {
-        let file = file_in(directory, &self.link);
-        let failed = |action| {
-            let file = file.clone();
-            move |cause| ProfileError::File {
-                file,
-                action,
-                cause,
-            }
-        };
-        std::fs::create_dir_all(directory).map_err(failed("make the folder of"))?;
-        let text = serde_json::to_string_pretty(self).map_err(|cause| ProfileError::Content {
-            file: file.clone(),
-            cause,
-        })?;
-        let fresh = file.with_extension(format!("json.{}", std::process::id()));
-        std::fs::write(&fresh, text + "\n").map_err(failed("write"))?;
-        std::fs::rename(&fresh, &file).map_err(failed("write"))?;
-        Ok(file)
+        profile::write(directory, &self.link, self)
     }
-}
-
-fn file_in(directory: &Path, link: &str) -> PathBuf {
-    directory.join(format!("{link}.json"))
 }
 
 #[cfg(test)]
@@ -318,21 +213,5 @@ mod tests {
             .expect("it can be written");
         let found = Profile::load_from(directory.path(), "udp").expect("as written");
         assert_eq!(found, Some(profile));
-    }
-
-    #[test]
-    fn errors_name_the_file_and_say_what_to_do() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let error = |text: &str| {
-            std::fs::write(directory.path().join("udp.json"), text).expect("it can be written");
-            let loaded = Profile::load_from(directory.path(), "udp");
-            loaded.expect_err("it is wrong").to_string()
-        };
-        assert!(error(r#"{"version": 9, "links": []}"#).contains("has version 9, known is 1"));
-        let wrong = error(r#"{"version": 1}"#);
-        assert!(wrong.contains("udp.json is no profile") && wrong.contains("calibrate again"));
-        let missing = paced().save_to(&directory.path().join("udp.json"));
-        let missing = missing.expect_err("a file is no folder").to_string();
-        assert!(missing.contains("cannot make the folder"), "{missing}");
     }
 }

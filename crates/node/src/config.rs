@@ -24,7 +24,7 @@ use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
-    pub use dipole_naming::environment::variables::{HOSTS, KEY, NODE, RUNTIME_DIR};
+    pub use dipole_naming::environment::variables::{HOSTS, KEY, NODE, PROFILE, RUNTIME_DIR};
 
     /// The IP address to bind.
     pub const BIND: &str = "DIPOLE_BIND";
@@ -150,6 +150,9 @@ pub struct Config {
     /// What this user may have on this node, beside what [`LIMITS_FILE`] says: the smaller of
     /// both counts.
     pub user_limits: UserLimits,
+    /// Where measured properties of links are kept, by which the engine chooses how messages go; none: as
+    /// it is built.
+    pub profile_dir: Option<PathBuf>,
     /// Capacities and times of the protocol; node id and packet size are set by
     /// the node.
     pub protocol: dipole_proto::Config,
@@ -240,6 +243,7 @@ impl Config {
             capture: None,
             max_endpoints: MAX_ENDPOINTS,
             user_limits: UserLimits::default(),
+            profile_dir: None,
             protocol: dipole_proto::Config::default(),
         }
     }
@@ -378,6 +382,7 @@ impl Config {
         }
         let mut config = Config::local(NodeId(node), environment::default_runtime_dir());
         config.links = links;
+        config.profile_dir = environment::profile_dir();
         if let Some(place) = place {
             config.node = place.node;
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));

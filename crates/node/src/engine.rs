@@ -43,6 +43,7 @@ use crate::frames::FramePool;
 use crate::key::ClusterKey;
 use crate::links::AnyLink;
 use crate::net::to_wire;
+use crate::profile::Choices;
 use crate::reader::Reader;
 pub use content::Content;
 use core::Core;
@@ -198,6 +199,17 @@ impl Engine {
     ) -> Result<(), ShmError> {
         self.memory = Some(SharedMemory::open(open, &self.core.machine)?);
         Ok(())
+    }
+
+    /// Lets messages go as measurements of shared memory and of the link of packets say; what goes by
+    /// memory that is opened later goes as it is built.
+    pub fn choose(&mut self, memory: Choices, packets: Choices) {
+        if let Some(shared) = &mut self.memory {
+            shared.choose(memory);
+        }
+        if let Some(most) = packets.run_packets {
+            self.core.packer.shorten_runs(most);
+        }
     }
 
     /// What becomes readable when [`step`](Self::step) has something to do.

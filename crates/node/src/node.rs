@@ -22,6 +22,7 @@ use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
+use crate::profile::Choices;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
@@ -67,11 +68,17 @@ impl Node {
         let mut protocol = config.protocol.clone();
         protocol.node = config.node.0;
         protocol.packet_bytes = caps.max_frame_bytes;
+        let packets = if link.bpf_stats().is_some() {
+            "bpf"
+        } else {
+            "udp"
+        };
         let mut engine = Engine::new(link, protocol, incarnation, rand::random(), key.as_ref());
         let registration = registry.register(ports).map_err(failed)?;
         if config.may_share_memory() {
             choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;
         }
+        engine.choose(choices(&config, "shm"), choices(&config, packets));
         engine.allow_exports().map_err(OpenError::Sleep)?;
         let edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
         let state = ProcessState::new(engine, edges);
@@ -246,6 +253,19 @@ impl Node {
         }
         self.inner.drain(linger)
     }
+}
+
+/// What was measured of a link lets the engine choose. A file that cannot be read makes nothing worse
+/// than it is built.
+fn choices(config: &Config, link: &str) -> Choices {
+    let loaded = match &config.profile_dir {
+        Some(directory) => Choices::load(directory, link),
+        None => Ok(Choices::default()),
+    };
+    loaded.unwrap_or_else(|error| {
+        tracing::warn!("{error}; messages go as if nothing had been measured");
+        Choices::default()
+    })
 }
 
 fn registry_error(config: &Config, cause: RegistryError) -> OpenError {

@@ -9,8 +9,10 @@ pub enum Scale {
     Number,
     /// Shares of 1: two steps up to 90 %, evenly, then each to the right leaves a tenth of the rest.
     Nines,
-    /// From 0, in equal steps.
+    /// From 0, or from below it where values are, in equal steps.
     Linear,
+    /// Over the values alone, in equal steps: distributions that lie far from 0.
+    Range,
 }
 
 /// One place on an axis.
@@ -42,7 +44,15 @@ impl Axis {
         let (low, high) = match scale {
             Scale::Bytes => (low, high),
             Scale::Nines => (0.0, high.max(2.0)),
-            Scale::Linear => (0.0, (high / step(high)).ceil() * step(high)),
+            Scale::Linear => {
+                let step = step(high.max(-low));
+                let low = (low.min(0.0) / step).floor() * step;
+                (low, (high.max(0.0) / step).ceil() * step)
+            }
+            Scale::Range => {
+                let step = step(high - low);
+                ((low / step).floor() * step, (high / step).ceil() * step)
+            }
             // To thirds of a decade: about 1, 2, 5.
             Scale::Number => (
                 (low * 3.0 - 0.2).floor() / 3.0,
@@ -77,8 +87,15 @@ impl Axis {
                     label: share(value),
                 })
                 .collect(),
-            Scale::Linear => (0..=20)
-                .map(|count| f64::from(count) * step(self.high))
+            Scale::Linear => (-20..=20)
+                .map(|count| f64::from(count) * step(self.high.max(-self.low)))
+                .map(|value| Tick {
+                    value,
+                    label: number(value),
+                })
+                .collect(),
+            Scale::Range => (0..=20)
+                .map(|count| self.low + f64::from(count) * step(self.high - self.low))
                 .map(|value| Tick {
                     value,
                     label: number(value),
@@ -116,7 +133,7 @@ fn place(scale: Scale, value: f64) -> f64 {
         // What most messages take must not be squeezed by the few that take longer.
         Scale::Nines if value <= 0.9 => value / 0.9 * 2.0,
         Scale::Nines => 1.0 - (1.0 - value).max(1e-9).log10(),
-        Scale::Linear => value,
+        Scale::Linear | Scale::Range => value,
     }
 }
 
@@ -205,6 +222,18 @@ mod tests {
     }
 
     #[test]
+    fn a_range_spans_its_values_alone() {
+        let axis = Axis::over(Scale::Range, [9.03, 9.96].into_iter()).expect("values");
+        let labels = labels(&axis);
+        assert_eq!(
+            (&*labels[0], labels.last().map(|it| &**it)),
+            ("9", Some("10"))
+        );
+        let one = Axis::over(Scale::Range, [7.0].into_iter()).expect("a value");
+        assert!((0.0..=1.0).contains(&one.position(7.0)));
+    }
+
+    #[test]
     fn a_linear_axis_begins_at_zero_and_has_round_ticks() {
         let axis = Axis::over(Scale::Linear, [0.3, 1.25].into_iter()).expect("values");
         let expected = ["0", "0.2", "0.4", "0.6", "0.8", "1", "1.2", "1.4"];
@@ -212,5 +241,11 @@ mod tests {
         assert!((axis.position(0.7) - 0.5).abs() < 1e-9);
         let axis = Axis::over(Scale::Linear, [2000.0].into_iter()).expect("values");
         assert_eq!(labels(&axis)[..3], ["0", "200", "400"]);
+        let below = Axis::over(Scale::Linear, [-700.0, 1900.0].into_iter()).expect("values");
+        assert_eq!(labels(&below)[..3], ["-800", "-600", "-400"]);
+        assert!(
+            (below.position(0.0) - 0.8 / 2.8).abs() < 1e-9,
+            "it ends at 2000"
+        );
     }
 }

@@ -76,7 +76,7 @@ const IDENTITY: [&str; 6] = [
     "size_bytes",
     "rounds",
 ];
-const LATENCY: [&str; 9] = [
+const LATENCY: [&str; 10] = [
     "p50_ns",
     "p50_least_ns",
     "p50_most_ns",
@@ -86,14 +86,26 @@ const LATENCY: [&str; 9] = [
     "p99_ns",
     "p999_ns",
     "cpu_ns_per_message",
+    "mbit_per_cpu_s",
 ];
-const THROUGHPUT: [&str; 5] = [
+const THROUGHPUT: [&str; 6] = [
     "messages_per_s",
     "bytes_per_s",
     "least_bytes_per_s",
     "most_bytes_per_s",
     "cpu_ns_per_message",
+    "mbit_per_cpu_s",
 ];
+
+fn check_cpu(object: &Value) {
+    let cpu_ns = number(object, "cpu_ns_per_message");
+    let expected = number(object, "size_bytes") * 8e3 / cpu_ns;
+    let told = number(object, "mbit_per_cpu_s");
+    assert!(
+        cpu_ns > 0.0 && (told / expected - 1.0).abs() < 0.01 + 0.05 / expected,
+        "{object}"
+    );
+}
 
 fn check_latency(object: &Value) {
     let expected = IDENTITY.into_iter().chain(LATENCY).collect();
@@ -106,7 +118,7 @@ fn check_latency(object: &Value) {
     let end_to_end = number(object, "size_bytes") * 1e9 / p50;
     let told = number(object, "end_to_end_bytes_per_s");
     assert!((told / end_to_end - 1.0).abs() < 0.01, "{object}");
-    assert!(number(object, "cpu_ns_per_message") > 0.0, "{object}");
+    check_cpu(object);
 }
 
 fn check_throughput(object: &Value) {
@@ -124,7 +136,7 @@ fn check_throughput(object: &Value) {
         bytes_per_s > 0.0 && (moved / bytes_per_s - 1.0).abs() < 0.01,
         "{object}"
     );
-    assert!(number(object, "cpu_ns_per_message") > 0.0, "{object}");
+    check_cpu(object);
 }
 
 fn subjects(objects: &[Value]) -> Vec<&str> {

@@ -94,7 +94,7 @@ fn check_tables(dom: &str, lines: &[Value]) -> usize {
             assert!(known, "{field} {value} of {row} was not measured");
             let factor = match field {
                 "messages_per_s" => 1e-3,
-                "cpu_ns_per_message" => 1.0,
+                "cpu_ns_per_message" | "mbit_per_cpu_s" => 1.0,
                 _ if field.ends_with("_bytes_per_s") || field == "bytes_per_s" => 1e-9,
                 _ => 1e-3,
             };

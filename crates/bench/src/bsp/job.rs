@@ -1,6 +1,5 @@
 //! Starts the ranks of one subject and collects what they tell.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use dipole_testbed::Testbed;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::super::mpi::{Library, Network, Start};
 use super::sample::Told;
 use super::{Link, ProbePlan};
 
@@ -35,74 +35,27 @@ pub(crate) enum JobError {
     Ended { status: String, words: String },
 }
 
-/// An MPI library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Library {
-    OpenMpi,
-    Mpich,
-}
-
-impl Library {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Library::OpenMpi => "open-mpi",
-            Library::Mpich => "mpich",
-        }
-    }
-
-    fn launcher(self) -> &'static str {
-        match self {
-            Library::OpenMpi => "mpirun.openmpi",
-            Library::Mpich => "mpiexec.mpich",
-        }
-    }
-
-    fn compiler(self) -> &'static str {
-        match self {
-            Library::OpenMpi => "mpicc.openmpi",
-            Library::Mpich => "mpicc.mpich",
-        }
-    }
-
-    /// Compiles what is measured into a folder; says why that cannot be done.
-    pub(crate) fn prepare(self, folder: &Path) -> Result<Peer, String> {
-        let (name, compiler) = (self.name(), self.compiler());
-        let absent = |what: String| {
-            let packages = match self {
-                Library::OpenMpi => "openmpi-bin, libopenmpi-dev",
-                Library::Mpich => "mpich, libmpich-dev",
-            };
-            format!("{name} is left out: {what} (Debian has it in {packages})")
-        };
-        let source = folder.join("superstep.c");
-        std::fs::write(&source, PEER_SOURCE)
-            .map_err(|cause| absent(format!("cannot write {}: {cause}", source.display())))?;
-        let program = folder.join(name);
-        let compiled = Command::new(compiler)
-            .args(["-O3", "-o"])
-            .args([&program, &source])
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|cause| absent(format!("{compiler} cannot be started: {cause}")))?;
-        if !compiled.status.success() {
-            let words = String::from_utf8_lossy(&compiled.stderr);
-            let first = words.lines().find(|line| line.contains("error"));
-            let first = first.unwrap_or("it says nothing").to_owned();
-            return Err(absent(format!("{compiler} compiles nothing: {first}")));
-        }
-        let launcher = self.launcher();
-        let version = Command::new(launcher).arg("--version").output();
-        version.map_err(|cause| absent(format!("{launcher} cannot be started: {cause}")))?;
-        let library = self;
-        Ok(Peer { library, program })
-    }
-}
-
 /// A library that is here, and its compiled program.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) library: Library,
     program: PathBuf,
+}
+
+impl Peer {
+    /// Compiles what is measured into a folder; says why that cannot be done.
+    pub(crate) fn prepare(library: Library, folder: &Path) -> Result<Peer, String> {
+        let name = library.name();
+        let source = folder.join("superstep.c");
+        let written = std::fs::write(&source, PEER_SOURCE)
+            .map_err(|cause| format!("cannot write {}: {cause}", source.display()));
+        let program = written.and_then(|()| library.compile(&source, &folder.join(name), &[]));
+        let program = program.map_err(|what| {
+            let packages = library.packages();
+            format!("{name} is left out: {what} (Debian has it in {packages})")
+        })?;
+        Ok(Peer { library, program })
+    }
 }
 
 /// Where ranks run: each on a node of its own, or all on this one.
@@ -184,57 +137,22 @@ impl Job<'_> {
 
     /// Measures an MPI library, by shared memory or by TCP.
     pub(crate) fn peer(&self, peer: &Peer) -> Result<Vec<Told>, JobError> {
-        let is_local = self.link == Link::Shm;
-        let launcher = peer.library.launcher();
-        let mut words: Vec<OsString> = vec![launcher.into()];
-        let mut environment: Vec<(&str, String)> = Vec::new();
-        let subnet = match self.place {
+        let network = match self.place {
             Place::Here(_) => None,
-            Place::Apart(_) => Some("10.0.0.0/24"),
+            Place::Apart(testbed) => Some(Network {
+                namespaces: (1..=self.ranks)
+                    .map(|node| testbed.node(node).namespace.clone().into())
+                    .collect(),
+                subnet: "10.0.0.0/24",
+                interface: "net0",
+            }),
         };
-        match peer.library {
-            Library::OpenMpi => {
-                environment.push(("OMPI_ALLOW_RUN_AS_ROOT", "1".into()));
-                environment.push(("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1".into()));
-                let btl = if is_local { "vader,self" } else { "tcp,self" };
-                words.extend(["--bind-to", "none", "--oversubscribe"].map(OsString::from));
-                words.extend(["--mca", "pml", "ob1", "--mca", "btl", btl].map(OsString::from));
-                if !is_local {
-                    // Puts would go through memory that all ranks of a machine share.
-                    words.extend(["--mca", "osc", "pt2pt"].map(OsString::from));
-                }
-                if self.cores.is_empty() {
-                    words.extend(["--mca", "mpi_yield_when_idle", "1"].map(OsString::from));
-                }
-                if let Some(subnet) = subnet {
-                    words.extend(["--mca", "btl_tcp_if_include", subnet].map(OsString::from));
-                    // Its daemon must be reached from the other namespaces.
-                    for part in ["base", "tcp"] {
-                        let (remote, only) = match part {
-                            "base" => (
-                                "PMIX_MCA_ptl_base_remote_connections",
-                                "PMIX_MCA_ptl_base_if_include",
-                            ),
-                            _ => (
-                                "PMIX_MCA_ptl_tcp_remote_connections",
-                                "PMIX_MCA_ptl_tcp_if_include",
-                            ),
-                        };
-                        environment.push((remote, "1".into()));
-                        environment.push((only, subnet.into()));
-                    }
-                }
-            }
-            Library::Mpich if !is_local => {
-                environment.push(("MPIR_CVAR_NOLOCAL", "1".into()));
-                environment.push(("UCX_TLS", "tcp,self".into()));
-                environment.push(("FI_PROVIDER", "tcp".into()));
-                if subnet.is_some() {
-                    environment.push(("UCX_NET_DEVICES", "net0".into()));
-                }
-            }
-            Library::Mpich => {}
-        }
+        let start = Start {
+            ranks: self.ranks,
+            is_local: self.link == Link::Shm,
+            gives_way: self.cores.is_empty(),
+            network,
+        };
         let work = [
             peer.program.clone().into_os_string(),
             self.plan.seconds.to_string().into(),
@@ -245,22 +163,7 @@ impl Job<'_> {
                 false => self.cores_text().into(),
             },
         ];
-        match self.place {
-            Place::Here(_) => {
-                words.extend(["-n".into(), self.ranks.to_string().into()]);
-                words.extend(work);
-            }
-            Place::Apart(testbed) => {
-                for node in 1..=self.ranks {
-                    if node > 1 {
-                        words.push(":".into());
-                    }
-                    words.extend(["-n", "1", "ip", "netns", "exec"].map(OsString::from));
-                    words.push(testbed.node(node).namespace.clone().into());
-                    words.extend(work.iter().cloned());
-                }
-            }
-        }
+        let (words, environment) = peer.library.command(&start, &work);
         let mut command = match self.place {
             Place::Here(_) => Command::new(&words[0]),
             Place::Apart(testbed) => testbed.command(1, &words[0]),

@@ -24,9 +24,10 @@ use dipole_bsp::profile::{Cost, Profile, ProfileError};
 
 use super::control::name_of;
 use super::machine::{self, Cores};
+use super::mpi::Library;
 use super::testbed::{On, Testbed as Folder};
 use super::{Report, begin_page, closing_line, machine_line, page, write_page};
-use job::{Job, Library, Peer, Place};
+use job::{Job, Peer, Place};
 pub use rank::{RankArgs, rank};
 pub(crate) use row::Row;
 use sample::Told;
@@ -278,7 +279,7 @@ pub fn probe(
     let mut peers = Vec::new();
     for library in [Library::OpenMpi, Library::Mpich] {
         if arguments.peers {
-            match library.prepare(folder.folder()) {
+            match Peer::prepare(library, folder.folder()) {
                 Ok(peer) => peers.push(peer),
                 Err(absent) => report.note(&absent)?,
             }

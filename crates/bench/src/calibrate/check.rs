@@ -1,7 +1,8 @@
 //! What the model predicts beside what is measured, by processes and at lengths of their own.
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use dipole_bsp::model::{PointToPoint, Regime};
 use serde::Serialize;
 
 use super::super::control::{Carrier, Placement, name_of};
+use super::super::failure::RunError;
 use super::super::machine::{self, Cores};
 use super::super::plan::size;
 use super::super::report::titled;
@@ -114,7 +116,7 @@ pub fn check(
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
         for ((carrier, _), measured) in carriers.iter().zip(measured.chunks_mut(bytes.len())) {
             progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
-            let samples = super::measure(*carrier, each, Some(bytes), &testbed, cores)?;
+            let samples = super::measure(*carrier, each, Some(bytes), (&testbed, cores), None)?;
             let trips = samples
                 .into_iter()
                 .filter(|sample| sample.what == What::Trip);
@@ -139,15 +141,25 @@ pub fn check(
             ))?;
         }
     }
-    let all = carriers
-        .iter()
-        .flat_map(|it| bytes.iter().map(move |bytes| (*it, *bytes)));
     let mut lines = Vec::new();
-    for (((carrier, found), bytes), measured) in all.zip(measured) {
-        let (Some(predicted), Some(measured)) = (found.predict(bytes), Spread::of(measured)) else {
-            continue;
-        };
-        lines.push(Line {
+    for ((carrier, found), measured) in carriers.iter().zip(measured.chunks(bytes.len())) {
+        lines.extend(beside(*carrier, found, bytes, measured));
+    }
+    show(&lines, report)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was predicted beside what was measured: of each length the medians of rounds.
+fn beside(
+    carrier: Carrier,
+    found: &PointToPoint,
+    bytes: &[usize],
+    measured: &[Vec<f64>],
+) -> Vec<Line> {
+    let lines = bytes.iter().zip(measured).filter_map(|(&bytes, measured)| {
+        let predicted = found.predict(bytes)?;
+        let measured = Spread::of(measured.iter().copied())?;
+        Some(Line {
             check: "message",
             link: name_of(carrier),
             bytes,
@@ -159,13 +171,66 @@ pub fn check(
             measured_least_ns: measured.least,
             measured_most_ns: measured.most,
             error: predicted.ns.median / measured.median - 1.0,
-        });
+        })
+    });
+    lines.collect()
+}
+
+fn show(lines: &[Line], report: &mut Report<'_>) -> io::Result<()> {
+    match report.json {
+        true => lines.iter().try_for_each(|line| report.object(line)),
+        false => report.result(&table(lines)),
     }
-    match json {
-        true => lines.iter().try_for_each(|line| report.object(line))?,
-        false => report.result(&table(&lines))?,
+}
+
+/// Single trips at the lengths of a check, in turns with a calibration: where the machine's speed
+/// drifts within minutes, what is predicted and what is measured belong to the same minutes.
+pub(super) struct Alongside {
+    bytes: &'static [usize],
+    each: Duration,
+    /// By link and length.
+    measured: Vec<Vec<Vec<f64>>>,
+}
+
+impl Alongside {
+    pub(super) fn new(links: usize, is_quick: bool) -> Alongside {
+        let (bytes, each) = match is_quick {
+            true => (&QUICK_BYTES[..], QUICK_EACH),
+            false => (&BYTES[..], EACH),
+        };
+        Alongside {
+            bytes,
+            each,
+            measured: vec![vec![Vec::new(); bytes.len()]; links],
+        }
     }
-    Ok(ExitCode::SUCCESS)
+
+    /// A round of one link.
+    pub(super) fn measure(
+        &mut self,
+        (link, carrier): (usize, Carrier),
+        place: (&Testbed, Cores),
+        profiles: &Path,
+    ) -> Result<(), RunError> {
+        let samples = super::measure(carrier, self.each, Some(self.bytes), place, Some(profiles))?;
+        let trips = samples.into_iter().filter(|it| it.what == What::Trip);
+        for (sample, all) in trips.zip(&mut self.measured[link]) {
+            all.extend(Spread::of(sample.ns).map(|ns| ns.median));
+        }
+        Ok(())
+    }
+
+    /// Prints all links, in the order in which they were measured.
+    pub(super) fn show<'a>(
+        &self,
+        found: impl Iterator<Item = (Carrier, &'a PointToPoint)>,
+        report: &mut Report<'_>,
+    ) -> io::Result<()> {
+        let links = found.zip(&self.measured);
+        let lines = links
+            .flat_map(|((carrier, found), measured)| beside(carrier, found, self.bytes, measured));
+        show(&lines.collect::<Vec<_>>(), report)
+    }
 }
 
 fn table(lines: &[Line]) -> String {

@@ -27,7 +27,7 @@ const MOST_MEMORY: usize = 64 << 20;
 const QUICK_MEMORY: usize = 4 << 20;
 
 /// Every level of this machine, on the core of the leading side.
-pub(super) fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<Copying>> {
+pub(crate) fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<Copying>> {
     let levels = levels(Path::new("/sys/devices/system/cpu"), cores.lead);
     let largest = levels.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
     // Source and target both fit into a level, with room for what else is there.

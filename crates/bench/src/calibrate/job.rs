@@ -64,6 +64,7 @@ pub(super) fn calibrate(
     let link = Link {
         carrier,
         found,
+        choices: None,
         rounds: samples,
     };
     if role == Role::Lead {

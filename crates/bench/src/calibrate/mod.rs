@@ -9,7 +9,8 @@
 //! Directed Point §3, §5.1; the four phases: Directed Point II §5.2.
 
 mod check;
-mod copies;
+mod choices;
+pub(crate) mod copies;
 mod job;
 pub(crate) mod parameters;
 pub(crate) mod side;
@@ -22,10 +23,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use check::Alongside;
 pub use check::check;
+use choices::{ChoiceError, Trials};
 use clap::Args;
 use dipole_bsp::model::PointToPoint;
 use dipole_bsp::profile::{Copying, Profile, ProfileError};
+use dipole_node::{Choices, variables};
 use serde::Serialize;
 
 use super::control::{Carrier, Kind, Placement, Ready, Role, Task, Workload, name_of};
@@ -59,6 +63,9 @@ pub struct MessagesArgs {
     /// launcher, by what DIPOLE_LINK says; saved on each node
     #[arg(long, conflicts_with_all = ["link", "on"])]
     job: bool,
+    /// Measure messages of other lengths in turns with it, and print how far predictions are off
+    #[arg(long, conflicts_with = "job")]
+    check: bool,
     /// One short round, to see that everything works; nothing is saved
     #[arg(long)]
     quick: bool,
@@ -89,6 +96,8 @@ enum CalibrateError {
 struct Link {
     carrier: Carrier,
     found: PointToPoint,
+    /// What a node is to choose by it, if that was tried.
+    choices: Option<Choices>,
     rounds: Vec<Vec<Sample>>,
 }
 
@@ -124,25 +133,42 @@ pub fn calibrate(
         report.note(&format!("not between namespaces: {remark}"))?;
     }
     let stolen = Stolen::since_now(cores);
-    let progress = progress_bar(u64::from(rounds) * carriers.len() as u64 + 1);
+    let progress = progress_bar((u64::from(rounds) + 1) * carriers.len() as u64 + 1);
     progress.set_message("memcpy");
     let copies = copies::measure(cores, arguments.quick)?;
     progress.inc(1);
+    let profiles = testbed.folder().join("profiles");
+    let mut chosen = Vec::new();
+    for &carrier in &carriers {
+        progress.set_message(format!("{}, crossovers", name_of(carrier)));
+        chosen.push(choose(
+            (&testbed, cores),
+            carrier,
+            arguments.quick,
+            &profiles,
+        )?);
+        progress.inc(1);
+    }
     let mut cache_line_ns = Vec::new();
     let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
+    let mut alongside = (arguments.check).then(|| Alongside::new(carriers.len(), arguments.quick));
     // The machine drifts: each link takes its turn in every round.
     for round in 1..=rounds {
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
-        for (carrier, samples) in carriers.iter().zip(&mut samples) {
+        for (number, (carrier, samples)) in carriers.iter().zip(&mut samples).enumerate() {
             progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
-            samples.push(measure(*carrier, each, None, &testbed, cores)?);
+            let place = (&testbed, cores);
+            samples.push(measure(*carrier, each, None, place, Some(&profiles))?);
+            if let Some(alongside) = &mut alongside {
+                alongside.measure((number, *carrier), place, &profiles)?;
+            }
             progress.inc(1);
         }
     }
     progress.finish_and_clear();
     let distance = Estimate::of(cache_line_ns.iter().copied()).map(|it| it.measured());
     let mut links = Vec::new();
-    for (carrier, rounds) in carriers.into_iter().zip(samples) {
+    for ((carrier, choices), rounds) in carriers.into_iter().zip(chosen).zip(samples) {
         let place = testbed.name(placement(carrier));
         let found =
             parameters::of(place, &rounds, distance).ok_or_else(|| CalibrateError::Incomplete {
@@ -151,10 +177,23 @@ pub fn calibrate(
         links.push(Link {
             carrier,
             found,
+            choices,
             rounds,
         });
     }
     show(&links, &copies, report)?;
+    if let Some(alongside) = alongside {
+        alongside.show(links.iter().map(|link| (link.carrier, &link.found)), report)?;
+    }
+    for link in &links {
+        if let Some(chosen) = &link.choices {
+            report.note(&format!(
+                "{}: {}",
+                name_of(link.carrier),
+                choices::told(chosen)
+            ))?;
+        }
+    }
     let closing = closing_line(&cache_line_ns, None, stolen);
     report.note(&format!(
         "{closing}; it took {:.0} s",
@@ -167,6 +206,27 @@ pub fn calibrate(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a node is to choose by this link, which the sides find in `profiles` from now on; a look that
+/// everything works changes nothing.
+fn choose(
+    (testbed, cores): (&Testbed, Cores),
+    carrier: Carrier,
+    is_quick: bool,
+    profiles: &Path,
+) -> Result<Option<Choices>, ChoiceError> {
+    let trials = Trials {
+        carrier,
+        testbed,
+        cores,
+    };
+    let chosen = match is_quick {
+        true => None,
+        false => Some(trials.find()?),
+    };
+    choices::keep(chosen.unwrap_or_default(), carrier, profiles)?;
+    Ok(chosen)
 }
 
 fn show(links: &[Link], copies: &[Copying], report: &mut Report<'_>) -> io::Result<()> {
@@ -211,13 +271,14 @@ fn placement(carrier: Carrier) -> Placement {
     }
 }
 
-/// A round: all samples of one link by two new processes, or single trips alone.
+/// A round: all samples of one link by two new processes, or single trips alone. They go by the
+/// profiles in this folder, else by the user's.
 fn measure(
     carrier: Carrier,
     each: Duration,
     trips: Option<&[usize]>,
-    testbed: &Testbed,
-    cores: Cores,
+    (testbed, cores): (&Testbed, Cores),
+    profiles: Option<&Path>,
 ) -> Result<Vec<Sample>, RunError> {
     let entry = Entry {
         bench: "calibrate".to_owned(),
@@ -240,6 +301,7 @@ fn measure(
         let mut environment = testbed.environment(entry.place, role, carrier);
         // That a side waits for its core is seen in the samples.
         environment.push(("DIPOLE_LOG", "error".into()));
+        environment.extend(profiles.map(|folder| (variables::PROFILE, folder.into())));
         let task = Task::Calibrate(
             launch::job(&entry, testbed, cores, role),
             trips.map(<[_]>::to_vec),
@@ -271,6 +333,7 @@ fn save(link: &Link, copies: &[Copying]) -> Result<PathBuf, Box<dyn Error>> {
     let mut profile = Profile::load(&name)?.unwrap_or_else(|| Profile::new(&name));
     profile.point_to_point = Some(link.found.clone());
     profile.copies = copies.to_vec();
+    profile.choices = link.choices.or(profile.choices);
     let file = profile.save()?;
     // Of two processes on two nodes one has measured.
     if link.rounds.iter().any(|samples| !samples.is_empty()) {
@@ -310,6 +373,8 @@ struct Line<'a> {
     link: String,
     #[serde(flatten)]
     found: &'a PointToPoint,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    choices: Option<Choices>,
     copies: &'a [Copying],
     samples: usize,
     outliers: usize,
@@ -322,6 +387,7 @@ impl<'a> Line<'a> {
             calibrate: "link",
             link: name_of(link.carrier),
             found: &link.found,
+            choices: link.choices,
             copies,
             samples,
             outliers,

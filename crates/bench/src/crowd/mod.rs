@@ -239,11 +239,14 @@ fn middle_flow(rounds: &[Flow]) -> Flow {
 }
 
 fn middle(rounds: &[OneWay]) -> OneWay {
+    let middle = |of: fn(&OneWay) -> Option<f64>| {
+        Spread::of(rounds.iter().filter_map(of)).map(|spread| spread.median)
+    };
     OneWay {
         p50_ns: median(rounds, |one_way| one_way.p50_ns),
-        mean80_ns: median(rounds, |one_way| one_way.mean80_ns),
-        p99_ns: median(rounds, |one_way| one_way.p99_ns),
-        p999_ns: median(rounds, |one_way| one_way.p999_ns),
+        mean80_ns: middle(|one_way| one_way.mean80_ns),
+        p99_ns: middle(|one_way| one_way.p99_ns),
+        p999_ns: middle(|one_way| one_way.p999_ns),
     }
 }
 
@@ -274,12 +277,13 @@ fn tables(plan: &CrowdPlan, lines: &[Line], wide: bool) -> String {
                     "all to all"
                 };
                 let times = [
-                    one_way.p50_ns,
+                    Some(one_way.p50_ns),
                     one_way.mean80_ns,
                     one_way.p99_ns,
                     one_way.p999_ns,
                 ];
-                let times = times.map(|ns| format!("{:.2}", ns * 1e-3));
+                let times = times
+                    .map(|ns| ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.2}", ns * 1e-3)));
                 pings.add_row(std::iter::once(others.to_owned()).chain(times));
             }
         }

@@ -32,6 +32,16 @@ const DISTRIBUTION_BYTES: usize = 64;
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RunInfo(Vec<(&'static str, String)>);
 
+impl RunInfo {
+    /// The same with what could not be measured.
+    pub(super) fn with(mut self, absent: &[String]) -> RunInfo {
+        if !absent.is_empty() {
+            self.0.push(("Not measured", absent.join("; ")));
+        }
+        self
+    }
+}
+
 /// All measurements, as the page embeds them.
 #[derive(Serialize)]
 struct Data<'a, T> {
@@ -432,6 +442,21 @@ fn family(subject: &str) -> &'static str {
     if subject == name_of(Subject::Dipole) {
         return "dipole";
     }
+    // What others are called is the name of their colour.
+    const INSTALLED: [&str; 9] = [
+        "open-mpi",
+        "mpich",
+        "libfabric",
+        "ucx",
+        "aeron",
+        "zeromq",
+        "bsponmpi",
+        "iperf3",
+        "sockperf",
+    ];
+    if let Some(name) = INSTALLED.into_iter().find(|name| *name == subject) {
+        return name;
+    }
     let known = FAMILIES
         .into_iter()
         .find(|(part, _)| subject.contains(part));
@@ -460,6 +485,8 @@ mod tests {
             }
         }
         for subject in Subject::value_variants() {
+            let is_known = family(&name_of(*subject)) == name_of(*subject);
+            assert!(is_known || subject.installed().is_none(), "{subject:?}");
             assert!(dipole_page::STYLE.contains(&format!(".{}", family(&name_of(*subject)))));
         }
     }

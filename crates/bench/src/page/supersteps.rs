@@ -37,7 +37,8 @@ pub(in super::super) fn of_supersteps(facts: &RunInfo, rows: &[Row]) -> String {
     }
     for p in ranks {
         let these: Vec<&Row> = rows.iter().filter(|row| row.p == p).collect();
-        body += &format!("<section>\n<h2>{p} ranks</h2>\n");
+        let ranks = if p == 1 { "rank" } else { "ranks" };
+        body += &format!("<section>\n<h2>{p} {ranks}</h2>\n");
         let behind = behind(&relations(&these)) + &orders(&these);
         body += &exchange(p, &these).html(&behind);
         for bytes in [4, 256, 1400] {

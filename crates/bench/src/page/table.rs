@@ -11,7 +11,7 @@ use super::escape;
 /// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
 type Column = (&'static str, &'static str, f64, fn(&Line) -> Option<f64>);
 
-const LATENCY: [Column; 8] = [
+const LATENCY: [Column; 9] = [
     ("p50_ns", "median, µs", 1e-3, |line| line.p50_ns),
     ("p50_least_ns", "best round", 1e-3, |line| line.p50_least_ns),
     ("p50_most_ns", "worst round", 1e-3, |line| line.p50_most_ns),
@@ -24,9 +24,10 @@ const LATENCY: [Column; 8] = [
         line.end_to_end_bytes_per_s
     }),
     CPU,
+    BY_CPU,
 ];
 
-const THROUGHPUT: [Column; 5] = [
+const THROUGHPUT: [Column; 6] = [
     ("bytes_per_s", "median, GB/s", 1e-9, |line| line.bytes_per_s),
     ("least_bytes_per_s", "worst round", 1e-9, |line| {
         line.least_bytes_per_s
@@ -38,6 +39,7 @@ const THROUGHPUT: [Column; 5] = [
         line.messages_per_s
     }),
     CPU,
+    BY_CPU,
 ];
 
 const CPU: Column = (
@@ -46,6 +48,10 @@ const CPU: Column = (
     1.0,
     |line| line.cpu_ns_per_message,
 );
+
+const BY_CPU: Column = ("mbit_per_cpu_s", "Mbit/s per CPU", 1.0, |line| {
+    line.mbit_per_cpu_s
+});
 
 /// One of the standard tables, with its ratios to the peers.
 pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) -> String {

@@ -18,7 +18,7 @@ use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
 use super::super::channel::{Channel, Manner, broken};
-use super::super::control::Job;
+use super::super::control::{Job, Outcome};
 use super::super::subject::Subject;
 use super::{Meet, only_port};
 
@@ -153,7 +153,7 @@ impl Channel for Frames {
         Ok(Some(consume(&self.message)))
     }
 
-    fn finish(self) -> io::Result<Vec<String>> {
+    fn finish(self, _: &mut Outcome) -> io::Result<()> {
         match self.way {
             Way::Ring(link) => {
                 let stats = link.stats();
@@ -172,6 +172,6 @@ impl Channel for Frames {
                 }
             }
         }
-        Ok(Vec::new())
+        Ok(())
     }
 }

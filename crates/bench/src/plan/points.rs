@@ -8,8 +8,8 @@ use super::{
 /// Seconds a point takes.
 const SECONDS: f64 = 0.05;
 /// So many rounds, less where the first agree.
-const ROUNDS: u32 = 3;
-const LEAST_ROUNDS: u32 = 2;
+pub(super) const ROUNDS: u32 = 3;
+pub(super) const LEAST_ROUNDS: u32 = 2;
 /// Sizes of messages in the figures.
 const SIZES_BYTES: [usize; 12] = [
     1,
@@ -58,7 +58,7 @@ pub(super) fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, Pl
                 rounds: rounds(arguments, LEAST_ROUNDS, ROUNDS),
             };
             let mut group = variation.usual();
-            group.is_point = true;
+            (group.is_point, group.is_table) = (true, false);
             // One line of ours in a figure.
             group
                 .entries

@@ -114,7 +114,7 @@ fn distributions(lines: &[Line]) -> Vec<Chart> {
             title: format!("Distribution of g: {system}, p = {} (figure 7.1)", line.p),
             text: "Random relations, up to the 99th percent. P: the chance that a sample of the fitted \
                    distribution lies as far from it (Anderson-Darling).",
-            x: (Scale::Linear, "g, ns per byte"),
+            x: (Scale::Range, "g, ns per byte"),
             y: (Scale::Linear, "density"),
             curves: curves(named),
         });
@@ -159,7 +159,7 @@ fn predictions(lines: &[Line]) -> Vec<Chart> {
             id: id("links", system),
             title: format!("Density at p = 4 predicted from p = 2: {system} (figure 7.2)"),
             text: "If variance came from the 6 links alone, or from twice as many edges. Total exchanges.",
-            x: (Scale::Linear, "g, ns per byte"),
+            x: (Scale::Range, "g, ns per byte"),
             y: (Scale::Linear, "density"),
             curves: curves(named),
         });
@@ -190,7 +190,7 @@ fn edges(lines: &[Line]) -> Vec<Chart> {
             title: format!("Edge distributions: {system} (figure 7.3)"),
             text: "The share of an edge's supersteps that take at most so long (eq. 7.2), up to the 99th \
                    percent; the closer the curves, the less an edge knows of the number of processes.",
-            x: (Scale::Linear, "g of an edge, ns per byte"),
+            x: (Scale::Range, "g of an edge, ns per byte"),
             y: (Scale::Linear, "share"),
             curves: curves(named.collect()),
         });

@@ -13,14 +13,14 @@ use std::path::Path;
 
 use dipole_link::AnyHub;
 use dipole_link::shm::{
-    Closing, ConnId, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
+    Closing, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
 };
 use dipole_proto::wire::{Greeting, PIPE_WORDS, PipeKind, PipeTag, ResetReason};
 use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
 use rustc_hash::FxHashMap;
 
 use super::Blocked;
-use super::content::Content;
+use super::content::{Content, Head};
 use super::core::Core;
 use super::dispatch::Arrival;
 use super::packer::blocked;
@@ -28,6 +28,7 @@ use crate::Message;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::driver::{Polled, WaitKey};
 use crate::inbox::{Charge, Origin};
+use crate::profile::Choices;
 use crate::reader::{Arriving, Reader};
 pub(crate) use long::LongId;
 pub(super) use long::LongNews;
@@ -36,9 +37,11 @@ use transfer::TransferChoice;
 
 /// Records taken in one turn.
 const POLL_LIMIT: usize = 256;
-/// Longest message that goes through the ring whole; longer ones come in pieces, or are
-/// fetched by their receiver.
+/// Longest message that goes through the ring whole if nothing was measured; longer ones come in
+/// pieces, or are fetched by their receiver. Unreliable ones are never longer.
 const EAGER_BYTES: usize = 16 << 10;
+/// Shorter ones go whole, whatever a profile says.
+const LEAST_WHOLE_BYTES: usize = 1 << 10;
 
 /// A connection of the hub.
 #[derive(Debug)]
@@ -86,6 +89,8 @@ pub(super) struct SharedMemory {
     backlogged: Vec<PeerId>,
     fetches: Fetches,
     outgoing: OutgoingLong,
+    /// Longest message that goes whole.
+    whole_bytes: usize,
     events: Vec<ShmEvent>,
     /// A process of this node died without a word: its files may be swept.
     died: bool,
@@ -111,9 +116,18 @@ impl SharedMemory {
             backlogged: Vec::new(),
             fetches: Fetches::default(),
             outgoing: OutgoingLong::default(),
+            whole_bytes: EAGER_BYTES,
             events: Vec::new(),
             died: false,
         })
+    }
+
+    /// Lets messages go as measurements say, from the next connection on.
+    pub(super) fn choose(&mut self, choices: Choices) {
+        if let Some(bytes) = choices.whole_bytes {
+            self.whole_bytes = bytes.clamp(LEAST_WHOLE_BYTES, MAX_RECORD_BYTES - size_of::<Head>());
+        }
+        self.outgoing.choose(choices.piece_bytes);
     }
 
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -227,7 +241,7 @@ impl SharedMemory {
                 Blocked::NoFrame
             }
             PushError::TooLong { .. } => Blocked::TooLong {
-                limit: EAGER_BYTES as u64,
+                limit: self.whole_bytes as u64,
             },
             // Its end is reported by `poll_connections`.
             PushError::Gone => Blocked::Gone(None),
@@ -557,7 +571,7 @@ impl SharedMemory {
             id,
             eager_bytes: usize::try_from(eager)
                 .unwrap_or(usize::MAX)
-                .min(EAGER_BYTES),
+                .min(self.whole_bytes),
         });
         let known = self.by_incarnation.get(&greeting.incarnation);
         let known_open = known.is_some_and(|known| {

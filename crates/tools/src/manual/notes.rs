@@ -136,6 +136,14 @@ pub(super) fn notes(page: &str) -> Notes {
                 ),
                 ("dipole --json bench rate", "the same for scripts"),
                 (
+                    "sudo dipole bench --peers --html peers.html",
+                    "beside the MPIs, UCX, libfabric, ZeroMQ, iperf3 and others that are installed",
+                ),
+                (
+                    "sudo dipole bench crossings",
+                    "how often a byte crosses memory",
+                ),
+                (
                     "dipole bench --server --hosts hosts --nid 2",
                     "on node 2: takes part when another node measures",
                 ),

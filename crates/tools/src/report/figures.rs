@@ -189,9 +189,8 @@ fn phases(profile: &Profile) -> String {
                 let phase = of(short);
                 Point {
                     x: float(short.bytes),
-                    // L is below 0 where the receiver begins before the sender's call has returned.
-                    y: phase.median.max(0.0),
-                    spread: Some((phase.low.max(0.0), phase.high.max(0.0))),
+                    y: phase.median,
+                    spread: Some((phase.low, phase.high)),
                     note: format!("{name}, {} bytes: {} ns", short.bytes, digits(phase.median)),
                 }
             })
@@ -200,7 +199,8 @@ fn phases(profile: &Profile) -> String {
     Chart {
         id: format!("phases-{}", profile.link),
         title: format!("Phases by {} ({})", profile.link, model.place),
-        text: "Their sum is the one-way time of a message of one fragment.",
+        text: "Their sum is the one-way time of a message of one fragment. L is below 0 where the receiver begins \
+               before the sender's call has returned.",
         x: BYTES,
         y: (Scale::Linear, "time, ns"),
         curves: curves.collect(),

@@ -27,6 +27,8 @@ const FETCH_BYTES: usize = 1 << 20;
 /// others are copied in; and how long they are at least.
 const PIECES: usize = 8;
 const MIN_PIECE_BYTES: usize = 16 << 10;
+/// Shorter parts would cost more than they save, whatever a profile says.
+const LEAST_PIECE_BYTES: usize = 1 << 10;
 
 /// What the machine says of long messages.
 #[derive(Debug)]
@@ -97,6 +99,8 @@ pub(super) struct OutgoingLong {
     copied_bytes: usize,
     /// How many are withdrawn.
     withdrawn: usize,
+    /// Parts in which they go through the ring, if that was measured.
+    piece_bytes: Option<usize>,
     /// Those that go in pieces though their senders do not wait, in the order in which that was decided.
     streams: Vec<LongId>,
 }
@@ -106,6 +110,12 @@ impl OutgoingLong {
     #[inline]
     pub(super) fn has_streams(&self) -> bool {
         !self.streams.is_empty()
+    }
+
+    /// Sends parts of this length, where the ring takes them.
+    pub(super) fn choose(&mut self, piece_bytes: Option<usize>) {
+        self.piece_bytes =
+            piece_bytes.map(|bytes| bytes.clamp(LEAST_PIECE_BYTES, MAX_RECORD_BYTES));
     }
 
     /// Bytes of copies for one peer.
@@ -484,7 +494,8 @@ impl SharedMemory {
             return false;
         };
         let tag = Machine::piece_tag(id.0, false);
-        let length = (message.length / PIECES).clamp(MIN_PIECE_BYTES, MAX_RECORD_BYTES);
+        let usual = (message.length / PIECES).clamp(MIN_PIECE_BYTES, MAX_RECORD_BYTES);
+        let length = self.outgoing.piece_bytes.unwrap_or(usual);
         while *streamed < message.length {
             let end = message.length.min(*streamed + length);
             let piece = &payload[*streamed - skipped..end - skipped];

@@ -1,0 +1,244 @@
+//! At which lengths messages are to change their way on this machine: tried, not guessed.
+//!
+//! Every candidate is measured in single trips, in turns and by new processes, which read it from a
+//! profile as any program does. The best by the mean of ratios is taken if it beats what is built in by
+//! more than [`GAIN`], so that noise changes nothing.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dipole_bsp::profile::{Profile, ProfileError};
+use dipole_node::Choices;
+
+use super::super::control::{Carrier, name_of};
+use super::super::failure::RunError;
+use super::super::machine::Cores;
+use super::super::plan::size;
+use super::super::statistics::Spread;
+use super::super::testbed::Testbed;
+use super::{measure, side::What};
+
+/// How much faster than what is built in a candidate must be.
+const GAIN: f64 = 0.03;
+const ROUNDS: usize = 3;
+const EACH: Duration = Duration::from_millis(15);
+/// Lengths on both sides of each crossover that is considered.
+const WHOLE_BYTES: [usize; 7] = [
+    1 << 10,
+    2 << 10,
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    60 << 10,
+];
+const BUILT_IN_WHOLE: usize = 16 << 10;
+const WHOLE_LENGTHS: [usize; 6] = [1500, 3000, 6000, 12_000, 24_000, 48_000];
+const PIECE_BYTES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
+const PIECE_LENGTHS: [usize; 3] = [96 << 10, 256 << 10, 1 << 20];
+const RUN_PACKETS: [usize; 4] = [1, 3, 6, 9];
+const RUN_LENGTHS: [usize; 4] = [3000, 6000, 10_000, 14_000];
+
+/// Why nothing was chosen.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ChoiceError {
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+}
+
+/// What tries candidates of one link.
+pub(super) struct Trials<'a> {
+    pub(super) carrier: Carrier,
+    pub(super) testbed: &'a Testbed,
+    pub(super) cores: Cores,
+}
+
+impl Trials<'_> {
+    /// The choices for this link.
+    pub(super) fn find(&self) -> Result<Choices, ChoiceError> {
+        let none = Choices::default();
+        if self.carrier != Carrier::Shm {
+            let runs = RUN_PACKETS.map(|packets| Choices {
+                run_packets: Some(packets),
+                ..none
+            });
+            return self.best_of(none, &runs, &RUN_LENGTHS);
+        }
+        let ends = [WHOLE_BYTES[0], WHOLE_BYTES[WHOLE_BYTES.len() - 1]].map(|bytes| Choices {
+            whole_bytes: Some(bytes),
+            ..none
+        });
+        let times = self.times(&ends, &WHOLE_LENGTHS)?;
+        let whole = crossover(&WHOLE_LENGTHS, &times[1], &times[0]);
+        let usual = Choices {
+            whole_bytes: whole,
+            ..none
+        };
+        let pieces = PIECE_BYTES.map(|bytes| Choices {
+            piece_bytes: Some(bytes),
+            ..usual
+        });
+        self.best_of(usual, &pieces, &PIECE_LENGTHS)
+    }
+
+    /// The best of candidates, or what is usual.
+    fn best_of(
+        &self,
+        usual: Choices,
+        others: &[Choices],
+        lengths: &[usize],
+    ) -> Result<Choices, ChoiceError> {
+        let all: Vec<Choices> = [usual].into_iter().chain(others.iter().copied()).collect();
+        Ok(all[best(&self.times(&all, lengths)?)])
+    }
+
+    /// Of each candidate the single trip of each length: medians over rounds.
+    fn times(
+        &self,
+        candidates: &[Choices],
+        lengths: &[usize],
+    ) -> Result<Vec<Vec<f64>>, ChoiceError> {
+        let folders = candidates.iter().enumerate().map(|(index, choices)| {
+            let folder = self.testbed.folder().join(format!("candidate-{index}"));
+            keep(*choices, self.carrier, &folder).map(|_| folder)
+        });
+        let folders: Vec<PathBuf> = folders.collect::<Result<_, _>>()?;
+        let mut rounds = vec![vec![Vec::new(); lengths.len()]; candidates.len()];
+        for _ in 0..ROUNDS {
+            for (folder, candidate) in folders.iter().zip(&mut rounds) {
+                let place = (self.testbed, self.cores);
+                let samples = measure(self.carrier, EACH, Some(lengths), place, Some(folder))?;
+                let trips = samples.into_iter().filter(|it| it.what == What::Trip);
+                for (sample, all) in trips.zip(candidate) {
+                    all.extend(Spread::of(sample.ns).map(|ns| ns.median));
+                }
+            }
+        }
+        let median = |all: Vec<f64>| Spread::of(all).map_or(f64::INFINITY, |ns| ns.median);
+        let medians = rounds
+            .into_iter()
+            .map(|candidate| candidate.into_iter().map(median).collect());
+        Ok(medians.collect())
+    }
+}
+
+/// Saves choices as the profile of a link, in a folder of the sides' own.
+pub(super) fn keep(
+    choices: Choices,
+    carrier: Carrier,
+    folder: &Path,
+) -> Result<PathBuf, ProfileError> {
+    let mut profile = Profile::new(&name_of(carrier));
+    profile.choices = Some(choices);
+    profile.save_to(folder)
+}
+
+/// Up to which length a message is to go whole, from the times of both ways; `None` if what is built in
+/// is as good as any.
+fn crossover(lengths: &[usize], whole: &[f64], long: &[f64]) -> Option<usize> {
+    let times = |limit: usize| -> Vec<f64> {
+        let both = lengths.iter().zip(whole.iter().zip(long));
+        both.map(|(length, (whole, long))| if *length <= limit { *whole } else { *long })
+            .collect()
+    };
+    let limits: Vec<usize> = [BUILT_IN_WHOLE].into_iter().chain(WHOLE_BYTES).collect();
+    let all: Vec<Vec<f64>> = limits.iter().map(|limit| times(*limit)).collect();
+    match best(&all) {
+        0 => None,
+        other => Some(limits[other]),
+    }
+}
+
+/// Which candidate takes the least time, by the mean of the logarithms over all lengths; the first
+/// unless another beats it clearly.
+fn best(times: &[Vec<f64>]) -> usize {
+    let cost = |times: &Vec<f64>| times.iter().map(|ns| ns.max(1.0).ln()).sum::<f64>();
+    let costs: Vec<f64> = times.iter().map(cost).collect();
+    let least = (0..costs.len()).min_by(|one, other| costs[*one].total_cmp(&costs[*other]));
+    let Some(least) = least else { return 0 };
+    // A crossover moves few lengths: each that moves must gain that much.
+    let moved = times[least]
+        .iter()
+        .zip(&times[0])
+        .filter(|(one, usual)| one != usual);
+    let enough = (1.0 + GAIN).ln() * moved.count() as f64;
+    match costs[0] - costs[least] > enough {
+        true => least,
+        false => 0,
+    }
+}
+
+/// What was chosen, in words; nothing if all stays as it is built in.
+pub(super) fn told(choices: &Choices) -> String {
+    let Choices {
+        whole_bytes,
+        piece_bytes,
+        run_packets,
+    } = *choices;
+    let words = [
+        whole_bytes.map(|bytes| format!("messages go whole up to {}", size(bytes))),
+        piece_bytes.map(|bytes| format!("longer ones in parts of {}", size(bytes))),
+        run_packets.map(|most| format!("up to {most} packets leave as one datagram")),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    match words.is_empty() {
+        true => "messages go as it is built in".to_owned(),
+        false => words.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crossover_lies_where_the_ways_cross_and_only_if_it_is_worth_it() {
+        let lengths = &WHOLE_LENGTHS;
+        let long: Vec<f64> = lengths
+            .iter()
+            .map(|bytes| 3000.0 + 0.05 * *bytes as f64)
+            .collect();
+        let whole = |each: f64| -> Vec<f64> {
+            lengths
+                .iter()
+                .map(|bytes| 300.0 + each * *bytes as f64)
+                .collect()
+        };
+        // Equal at 2700 / (each - 0.05).
+        assert_eq!(crossover(lengths, &whole(0.7), &long), Some(4 << 10));
+        assert_eq!(crossover(lengths, &whole(0.09), &long), Some(60 << 10));
+        assert_eq!(
+            crossover(lengths, &whole(0.18), &long),
+            None,
+            "it is built in"
+        );
+        assert_eq!(crossover(lengths, &whole(5.0), &long), Some(1 << 10));
+    }
+
+    #[test]
+    fn noise_changes_nothing() {
+        let usual = vec![1000.0, 2000.0];
+        assert_eq!(best(&[usual.clone(), vec![990.0, 1990.0]]), 0);
+        assert_eq!(
+            best(&[usual.clone(), vec![1000.0, 1900.0]]),
+            1,
+            "one length, by 5 %"
+        );
+        assert_eq!(best(&[usual, vec![900.0, 1900.0], vec![800.0, 1700.0]]), 2);
+        assert_eq!(best(&[]), 0);
+    }
+
+    #[test]
+    fn what_is_chosen_is_told_in_words() {
+        assert_eq!(told(&Choices::default()), "messages go as it is built in");
+        let choices = Choices {
+            whole_bytes: Some(8 << 10),
+            piece_bytes: Some(32 << 10),
+            run_packets: None,
+        };
+        let text = "messages go whole up to 8 KiB, longer ones in parts of 32 KiB";
+        assert_eq!(told(&choices), text);
+    }
+}

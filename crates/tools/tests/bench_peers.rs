@@ -1,0 +1,144 @@
+//! `dipole bench --peers`: other projects' libraries and tools, here or not.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+/// Two sides that spin want both cores: one bench at a time.
+static CORES: Mutex<()> = Mutex::new(());
+
+/// Others that can do each kind of work, and what to install where they are not.
+const PINGPONG: [(&str, &str); 8] = [
+    ("open-mpi", "libopenmpi-dev"),
+    ("mpich", "libmpich-dev"),
+    ("libfabric", "libfabric-bin"),
+    ("ucx", "ucx-utils"),
+    ("aeron", "from source"),
+    ("zeromq", "libzmq3-dev"),
+    ("bsponmpi", "from source"),
+    ("sockperf", "sockperf"),
+];
+const STREAM: [(&str, &str); 8] = [
+    ("open-mpi", "libopenmpi-dev"),
+    ("mpich", "libmpich-dev"),
+    ("ucx", "ucx-utils"),
+    ("aeron", "from source"),
+    ("zeromq", "libzmq3-dev"),
+    ("bsponmpi", "from source"),
+    ("iperf3", "iperf3"),
+    ("sockperf", "sockperf"),
+];
+
+fn bench(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    command.arg("bench").stdin(Stdio::null());
+    command.args(arguments.split_whitespace());
+    command
+}
+
+fn succeeded(output: &Output) -> (Vec<Value>, String) {
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{}\n{errors}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let objects = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect(line));
+    (objects.collect(), errors)
+}
+
+/// The note that one is missing; notes are folded to the width of a terminal.
+fn absence<'a>(notes: &'a str, name: &str) -> Option<&'a str> {
+    notes
+        .lines()
+        .find(|line| line.starts_with(&format!("{name} is left out: ")))
+}
+
+#[test]
+fn where_nothing_is_installed_all_are_named_with_their_packages() {
+    let empty = tempfile::tempdir().expect("a folder");
+    let mut command = bench("--peers --quick --json --wide --size 64 --on loopback --seconds 0.01");
+    let output = command
+        .env("PATH", empty.path())
+        .output()
+        .expect("it starts");
+    let (objects, notes) = succeeded(&output);
+    for (name, package) in PINGPONG.into_iter().chain(STREAM) {
+        let line = absence(&notes, name).unwrap_or_else(|| panic!("{name}: {notes}"));
+        assert!(line.contains(package), "{line}");
+    }
+    // What needs no installing is measured all the same.
+    for (bench, subject) in [("pingpong", "dipole"), ("stream", "bare-tcp-spin")] {
+        let mut rows = objects.iter();
+        assert!(
+            rows.any(|row| row["bench"] == bench && row["subject"] == subject),
+            "{bench} {subject}"
+        );
+    }
+}
+
+/// Each of these has a row of this kind, or a note that says what to install.
+fn check(kind: &str, place: &str, others: &[(&str, &str)], figure: &str) {
+    let arguments = format!("{kind} --peers --quick --json --wide --size 4096 --on {place}");
+    let _alone = CORES.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = bench(&arguments).output().expect("it starts");
+    let (objects, notes) = succeeded(&output);
+    for (name, package) in others {
+        let row = objects.iter().find(|row| row["subject"] == *name);
+        match (row, absence(&notes, name)) {
+            (Some(row), None) => {
+                let value = row[figure].as_f64().expect("a number");
+                assert!(value > 0.0 && value.is_finite(), "{row}");
+                let cpu_ns = row["cpu_ns_per_message"].as_f64();
+                assert!(cpu_ns.is_some_and(|ns| ns >= 0.0), "{row}");
+            }
+            (None, Some(line)) => assert!(line.contains(package), "{line}"),
+            _ => panic!("{name} has a row or a note, not both: {notes}"),
+        }
+    }
+    let known = |row: &Value| {
+        let name = row["subject"].as_str().expect("a name");
+        name.starts_with("dipole")
+            || name.starts_with("bare-")
+            || others.iter().any(|(other, _)| *other == name)
+    };
+    assert!(objects.iter().all(known), "{objects:?}");
+}
+
+#[test]
+fn those_that_are_here_answer_on_one_node_and_by_the_network() {
+    check("pingpong", "node", &PINGPONG, "p50_ns");
+    check("pingpong", "loopback", &PINGPONG, "p50_ns");
+}
+
+#[test]
+fn those_that_are_here_stream_on_one_node_and_by_the_network() {
+    check("stream", "node", &STREAM, "bytes_per_s");
+    check("stream", "loopback", &STREAM, "bytes_per_s");
+}
+
+#[test]
+fn between_namespaces_they_are_measured_as_well() {
+    if let Some(why) = dipole_testbed::Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    check("pingpong", "veth", &PINGPONG, "p50_ns");
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    for (arguments, words) in [
+        ("rate --peers", "pingpong and stream"),
+        ("--peers --block", "--block"),
+        ("pingpong --subjects ucx --unreliable", "reliable"),
+        ("stream --subjects libfabric", "pingpongs alone"),
+    ] {
+        let output = bench(arguments).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(2), "{arguments}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains(words), "{arguments}: {errors}");
+    }
+}
