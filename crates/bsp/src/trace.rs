@@ -15,6 +15,6 @@ mod tracer;
 pub use clocks::{Clocks, Offset};
 pub use format::{
     Frame, Header, Module, ReadError, Site, State, Step, TraceError, TraceFile, VERSION, file_name,
-    is_trace_name,
+    is_trace_name, total,
 };
 pub(crate) use tracer::{Phase, Tracer, Who};

@@ -68,8 +68,13 @@ pub enum AddressError {
 fn number(part: &'static str, text: &str) -> Result<u32, AddressError> {
     text.parse().map_err(|_| AddressError::BadNumber {
         part,
-        found: text.to_owned(),
+        found: shown(text),
     })
+}
+
+/// The front of a text that somebody gave, as it can be shown.
+fn shown(text: &str) -> String {
+    text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
 impl FromStr for NodeId {
@@ -96,9 +101,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let Some((node, endpoint)) = text.split_once(':') else {
-            return Err(AddressError::NoColon {
-                found: text.to_owned(),
-            });
+            return Err(AddressError::NoColon { found: shown(text) });
         };
         Ok(Address {
             node: node.parse()?,

@@ -180,6 +180,9 @@ pub enum ConfigError {
     Launcher(JobError),
 }
 
+/// Characters of a wrong value that are shown.
+const MOST_SHOWN: usize = 80;
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -187,7 +190,10 @@ impl fmt::Display for ConfigError {
                 name,
                 value,
                 expected,
-            } => write!(f, "{name}={value:?} cannot be used: expected {expected}"),
+            } => {
+                let front: String = value.chars().take(MOST_SHOWN).collect();
+                write!(f, "{name}={front:?} cannot be used: expected {expected}")
+            }
             ConfigError::Hosts(error) => write!(f, "{error}"),
             ConfigError::UnknownNode(node) => write!(
                 f,

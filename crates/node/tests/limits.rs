@@ -381,6 +381,24 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
             assert!(found.contains("WRONG") && found.contains(name), "{found}");
         }
     }
+    // What would clear a terminal, is no text, or as long as can be.
+    let long = "7".repeat(100_000);
+    for name in ["DIPOLE_PORTS", "DIPOLE_LINK", "DIPOLE_BPF_RX", "DIPOLE_NID"] {
+        for wrong in [
+            "\u{1b}[2J\u{7}",
+            "7412-7500\n7-9",
+            "udp\r",
+            "../../udp",
+            &long,
+        ] {
+            let found = read(name, wrong);
+            let said = found.lines().find(|line| line.starts_with("WRONG"));
+            let said = said.unwrap_or_else(|| panic!("{name}: {found}"));
+            assert!(said.contains(name), "{said}");
+            assert!(!said.contains(char::is_control), "{said:?}");
+            assert!(said.len() < 1000, "{} bytes", said.len());
+        }
+    }
     for (name, least) in [
         ("DIPOLE_MAX_ENDPOINTS", "0"),
         ("DIPOLE_MAX_PEERS", "16384"),

@@ -9,7 +9,7 @@ use dipole_link::sim::{Network, NetworkConfig};
 use dipole_node::engine::{Destination, Engine};
 use dipole_node::links::AnyLink;
 use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
-use dipole_proto::{EdgeId, Instant, PeerId};
+use dipole_proto::{EdgeId, Instant, MAX_EDGES, PeerId};
 
 struct Testbed {
     network: Network,
@@ -239,6 +239,63 @@ fn an_idle_peer_costs_at_most_four_kibibytes() {
     let each = kept / i64::try_from(peers).expect("few");
     assert!(each <= 4096, "{each} bytes per idle peer");
     println!("{each} bytes per idle peer");
+}
+
+/// What all edges that may come in cost, and that it is given back.
+#[test]
+fn sessions_full_of_edges_cost_a_bounded_memory_and_give_it_back() {
+    let bound = ProtocolConfig::default().max_edges;
+    let clients = 3;
+    assert!(clients * MAX_EDGES > bound);
+    let mut testbed = Testbed::new(1 + clients as usize);
+    testbed.engines[0].open_endpoint(7);
+    let (mut held, mut taken) = (0, 0);
+    for client in 1..=clients as usize {
+        let (peer, _) = testbed.edge(client, 0);
+        let sources: Vec<u32> = (2..=MAX_EDGES).collect();
+        for some in sources.chunks(200) {
+            for source in some {
+                let edge = testbed.engines[client].edge(peer, *source, 7);
+                let edge = edge.expect("few on this side");
+                let sent = testbed.engines[client].send_whole(testbed.now, edge, b"one", false);
+                sent.expect("frames and credit");
+            }
+            let now = testbed.now;
+            testbed.engines[client].transmit(now).expect("a link");
+            for _ in 0..20 {
+                testbed.now = testbed.now.after(20_000);
+                testbed.network.advance(testbed.now.0);
+                let now = testbed.now;
+                held += measure(|| {
+                    testbed.engines[0].step(now, true).expect("a link");
+                    while testbed.engines[0].take(now, 7).is_some() {
+                        taken += 1;
+                    }
+                })
+                .bytes_current;
+                testbed.engines[client].step(now, true).expect("a link");
+            }
+        }
+    }
+    assert_eq!(taken, bound);
+    let each = held / i64::from(bound);
+    println!("{held} bytes for {bound} edges, {each} each");
+    assert!(each <= 256, "{each} bytes for an edge");
+    for client in 1..=clients as usize {
+        testbed.engines[client].say_goodbye();
+        for _ in 0..200 {
+            testbed.now = testbed.now.after(1_000_000);
+            testbed.network.advance(testbed.now.0);
+            let now = testbed.now;
+            testbed.engines[client].step(now, true).expect("a link");
+            held += measure(|| {
+                testbed.engines[0].step(now, true).expect("a link");
+            })
+            .bytes_current;
+        }
+    }
+    println!("{held} bytes when their sessions had ended");
+    assert!(held < 1 << 20, "{held} bytes stay");
 }
 
 #[test]

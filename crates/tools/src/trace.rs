@@ -14,6 +14,8 @@ mod page;
 mod perfetto;
 mod prediction;
 mod run;
+#[cfg(test)]
+mod strange;
 mod summary;
 mod symbols;
 mod tree;
@@ -27,10 +29,10 @@ use clap::Args;
 use dipole_bsp::trace::Clocks;
 
 use crate::output::{Failure, json as line, table};
-pub(crate) use files::load;
+pub(crate) use files::{load, read};
 pub(crate) use page::{body, facts};
 pub(crate) use run::Run;
-use run::{float, milliseconds};
+use run::{float, is_at_least, milliseconds};
 pub(crate) use summary::{Summary, summarise};
 
 /// Lines of the call graph that are printed.
@@ -182,7 +184,7 @@ fn tree(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
     let nodes = summary.tree.rows();
     let shown = nodes
         .iter()
-        .filter(|(.., node)| node.time_ns() * 100 >= all);
+        .filter(|(.., node)| is_at_least(node.time_ns(), 1, all));
     for (depth, is_hot, node) in shown.take(MOST_ROWS) {
         let mark = if *is_hot { "*" } else { " " };
         rows.add_row([

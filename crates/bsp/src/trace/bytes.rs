@@ -7,6 +7,12 @@ pub(super) fn front(text: &str, most: usize) -> &str {
     &text[..end.unwrap_or(0)]
 }
 
+/// A text of a file, which may be anybody's: control characters of it reach no terminal.
+pub(super) fn text(bytes: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    Some(text.replace(char::is_control, "\u{fffd}"))
+}
+
 pub(super) fn narrow(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }

@@ -68,7 +68,8 @@ impl Clocks {
             },
             |(at, offset)| Offset {
                 add_ns: offset.add_ns,
-                error_ns: offset.error_ns + at.abs_diff(time_ns) / DRIFT.unsigned_abs(),
+                error_ns: (offset.error_ns)
+                    .saturating_add(at.abs_diff(time_ns) / DRIFT.unsigned_abs()),
             },
         )
     }

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::bytes::{front, narrow, put32, put64, take32, take64};
+use super::bytes::{front, narrow, put32, put64, take32, take64, text};
 use super::modules::decode as decode_stacks;
 pub use super::modules::{Frame, Module};
 
@@ -145,13 +145,12 @@ impl Step {
     /// How long it was in the call that ended the superstep.
     #[must_use]
     pub fn sync_ns(&self) -> u64 {
-        let parts = [
+        total([
             self.pack_ns,
             self.barrier_ns,
             self.exchange_ns,
             self.apply_ns,
-        ];
-        parts.into_iter().fold(0, u64::saturating_add)
+        ])
     }
 
     /// When that returned.
@@ -354,6 +353,10 @@ impl TraceFile {
     /// # Errors
     /// [`ReadError`].
     pub fn newest(path: &Path) -> Result<TraceFile, ReadError> {
+        // Opening what is none may wait for ever.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(TraceError::Foreign.into());
+        }
         let file = File::open(path)?;
         let mut bytes = vec![0; BLOCKS_AT];
         let mut read = 0;
@@ -388,6 +391,12 @@ pub enum ReadError {
     /// It is no trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
+}
+
+/// A sum of what files say, which may be anything.
+#[must_use]
+pub fn total(values: impl IntoIterator<Item = u64>) -> u64 {
+    values.into_iter().fold(0, u64::saturating_add)
 }
 
 fn take_record(records: &mut &[u8]) -> Option<Step> {
@@ -433,11 +442,10 @@ impl Header {
             2 => State::Aborted,
             _ => return None,
         };
-        let text = |at: &mut &[u8]| {
+        let field = |at: &mut &[u8]| {
             let (field, rest) = at.split_first_chunk::<TEXT_BYTES>()?;
             *at = rest;
-            let text = field.split(|byte| *byte == 0).next()?;
-            String::from_utf8(text.to_vec()).ok()
+            text(field.split(|byte| *byte == 0).next()?)
         };
         let header = Header {
             state,
@@ -449,12 +457,14 @@ impl Header {
             run: take32(at)?,
             begun_ns: take64(at)?,
             begun_unix_ns: take64(at)?,
-            link: text(at)?,
-            host: text(at)?,
+            link: field(at)?,
+            host: field(at)?,
         };
         let is_sound = header.rank < header.size
             && header.leader <= header.rank
-            && (1..=header.size).contains(&header.nodes);
+            && (1..=header.size).contains(&header.nodes)
+            // It names a file of the cost model.
+            && header.link.bytes().all(|byte| byte.is_ascii_alphanumeric());
         is_sound.then_some(header)
     }
 }
@@ -476,18 +486,18 @@ fn decode_sites(mut bytes: &[u8]) -> Option<Vec<Site>> {
     let used = take32(&mut bytes)? as usize;
     let mut bytes = bytes.get(..used)?;
     let at = &mut bytes;
-    let text = |at: &mut &[u8]| {
+    let field = |at: &mut &[u8]| {
         let length = take32(at)? as usize;
-        let (text, rest) = at.split_at_checked(length)?;
+        let (field, rest) = at.split_at_checked(length)?;
         *at = rest;
-        String::from_utf8(text.to_vec()).ok()
+        text(field)
     };
     let mut sites = Vec::new();
     while !at.is_empty() {
         sites.push(Site {
             line: take32(at)?,
-            call: text(at)?,
-            file: text(at)?,
+            call: field(at)?,
+            file: field(at)?,
         });
     }
     Some(sites)

@@ -1,6 +1,6 @@
 //! Stacks of calls and the files that their code is in, as a trace keeps them.
 
-use super::bytes::{front, narrow, put32, put64, take32, take64};
+use super::bytes::{front, narrow, put32, put64, take32, take64, text};
 
 /// The deepest stack that is kept; of deeper ones the innermost calls.
 pub(super) const MOST_FRAMES: usize = 64;
@@ -52,7 +52,7 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<(Vec<Module>, Vec<Vec<Frame>>)>
                 let (path, rest) = at.split_at_checked(path_bytes)?;
                 *at = rest;
                 modules.push(Module {
-                    path: String::from_utf8(path.to_vec()).ok()?,
+                    path: text(path)?,
                     bytes: length,
                     written_s: written.cast_signed(),
                 });

@@ -57,7 +57,12 @@ impl FromStr for PortRange {
 
     fn from_str(text: &str) -> Result<PortRange, NoPortRange> {
         let (first, last) = text.split_once('-').ok_or(NoPortRange)?;
-        let port = |text: &str| text.trim().parse().map_err(|_| NoPortRange);
+        let port = |text: &str| {
+            let digits = text.trim_matches(' ');
+            let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+            let number = is_number.then(|| digits.parse().ok()).flatten();
+            number.ok_or(NoPortRange)
+        };
         PortRange::new(port(first)?, port(last)?).ok_or(NoPortRange)
     }
 }
@@ -90,6 +95,13 @@ mod tests {
             "0-9",
             "1-65536",
             "a-b",
+            "+8-+9",
+            "7-8-9",
+            "7412-7500\n",
+            "7412-7500\u{1b}[2J",
+            "\u{661}-\u{662}",
+            &"9".repeat(1 << 20),
+            &"-".repeat(1 << 20),
         ] {
             assert_eq!(wrong.parse::<PortRange>(), Err(NoPortRange), "{wrong}");
         }

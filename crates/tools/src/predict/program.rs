@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use dipole_bsp::model::Parameters;
-use dipole_bsp::trace::{Step, TraceFile, is_trace_name};
+use dipole_bsp::trace::{Step, TraceFile, is_trace_name, total};
+
+use crate::trace::read;
 
 /// One superstep of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,9 +53,8 @@ impl Program {
             let entry = entry.map_err(cannot)?;
             if entry.file_name().to_str().is_some_and(is_trace_name) {
                 let path = entry.path();
-                let in_file = |cause: String| format!("{}: {cause}", path.display());
-                let bytes = std::fs::read(&path).map_err(|cause| in_file(cause.to_string()))?;
-                files.push(TraceFile::parse(&bytes).map_err(|cause| in_file(cause.to_string()))?);
+                let file = read(&path).map_err(|cause| format!("{}: {cause}", path.display()))?;
+                files.push(file);
             }
         }
         Program::of(&files).map_err(|what| {
@@ -131,8 +132,10 @@ impl Superstep {
         let mut add = |from: u32, to: u32, count: u64| {
             // What a rank has for itself crosses nothing.
             if from != to {
-                bytes.entry(from).or_default().0 += count;
-                bytes.entry(to).or_default().1 += count;
+                let out = &mut bytes.entry(from).or_default().0;
+                *out = out.saturating_add(count);
+                let back = &mut bytes.entry(to).or_default().1;
+                *back = back.saturating_add(count);
             }
         };
         for (rank, step) in all {
@@ -149,9 +152,9 @@ impl Superstep {
         let in_call = all.iter().map(|(_, step)| step.sync_ns()).min();
         Superstep {
             busiest_ns: float(busiest),
-            all_ns: float(compute().sum()),
+            all_ns: float(total(compute())),
             h_bytes: float(h.unwrap_or(0)),
-            took_ns: float(busiest + in_call.unwrap_or(0)),
+            took_ns: float(total([busiest, in_call.unwrap_or(0)])),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use dipole_bsp::trace::{Step, TraceFile, is_trace_name};
+use dipole_bsp::trace::{Step, TraceFile, is_trace_name, total};
 use dipole_node::registry::{EdgeTraffic, Registry};
 use dipole_node::{Address, NodeId};
 use serde::Serialize;
@@ -248,7 +248,10 @@ impl Sampler {
                 continue;
             };
             let rank = file.header.rank;
-            let done = (last.epoch + 1).saturating_sub(file.header.first);
+            let done = last
+                .epoch
+                .saturating_add(1)
+                .saturating_sub(file.header.first);
             let then = self.supersteps.get(&rank).copied();
             supersteps.insert(rank, done);
             ranks.push(Rank {
@@ -270,7 +273,7 @@ impl Sampler {
 /// The share of the time of some supersteps that was computation.
 fn computes(steps: &[Step]) -> f64 {
     #[allow(clippy::cast_precision_loss, reason = "a share for a reader")]
-    let sum = |of: fn(&Step) -> u64| steps.iter().map(of).sum::<u64>() as f64;
+    let sum = |of: fn(&Step) -> u64| total(steps.iter().map(of)) as f64;
     let (compute, sync) = (sum(Step::compute_ns), sum(Step::sync_ns));
     match compute + sync > 0.0 {
         true => compute / (compute + sync),
@@ -282,7 +285,8 @@ fn computes(steps: &[Step]) -> f64 {
 fn awaited(steps: &[Step]) -> Option<u32> {
     let mut sums: BTreeMap<u32, u64> = BTreeMap::new();
     for (rank, ns) in steps.iter().flat_map(|step| &step.waits) {
-        *sums.entry(*rank).or_default() += ns;
+        let sum = sums.entry(*rank).or_default();
+        *sum = total([*sum, *ns]);
     }
     let most = sums.into_iter().max_by_key(|(_, ns)| *ns)?;
     Some(most.0)

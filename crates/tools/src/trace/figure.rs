@@ -4,9 +4,10 @@
 
 use std::fmt::Write;
 
+use dipole_bsp::trace::total;
 use dipole_page::{Axis, Scale, Tick, behind, digits, escape, table};
 
-use super::run::{Run, float};
+use super::run::{Run, Superstep, float};
 
 const WIDTH: f64 = 1440.0;
 const HALF: f64 = 190.0;
@@ -73,7 +74,8 @@ impl Bands {
 
     fn sum(&self, by_rank: &[u64]) -> Vec<f64> {
         let sums = by_rank.chunks(self.each);
-        sums.map(|ranks| float(ranks.iter().sum())).collect()
+        sums.map(|ranks| float(total(ranks.iter().copied())))
+            .collect()
     }
 }
 
@@ -104,11 +106,8 @@ pub(super) fn html(run: &Run<'_>, predicted_ns: &[f64]) -> String {
                 first: first.number,
                 last: last.number,
                 call: is_same.then_some(first.call),
-                compute_ns: supersteps.iter().map(|one| one.slowest().1).sum(),
-                communicate_ns: supersteps
-                    .iter()
-                    .map(super::run::Superstep::communicate_ns)
-                    .sum(),
+                compute_ns: total(supersteps.iter().map(|one| one.slowest().1)),
+                communicate_ns: total(supersteps.iter().map(Superstep::communicate_ns)),
                 predicted_ns: predicted.iter().sum(),
                 out: mean(&|at| bands.sum(&supersteps[at].out)),
                 inward: mean(&|at| bands.sum(&supersteps[at].inward)),
@@ -211,7 +210,7 @@ fn unit(most: f64, units: &[(&'static str, f64)]) -> (&'static str, f64) {
 fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
     let all_ns = bars
         .iter()
-        .map(|bar| float(bar.compute_ns + bar.communicate_ns));
+        .map(|bar| float(total([bar.compute_ns, bar.communicate_ns])));
     let all_ns: f64 = all_ns.sum();
     let (time, to_time) = unit(all_ns, &[("us", 1e-3), ("ms", 1e-6), ("s", 1e-9)]);
     let most = bars

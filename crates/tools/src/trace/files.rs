@@ -6,6 +6,9 @@ use dipole_bsp::trace::{State, TraceFile, is_trace_name};
 
 use crate::output::Failure;
 
+/// Far more than a rank keeps.
+const MOST_BYTES: u64 = 1 << 30;
+
 /// The files of a directory.
 pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
     let place = dir.display();
@@ -16,10 +19,8 @@ pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
         let entry = entry?;
         if entry.file_name().to_str().is_some_and(is_trace_name) {
             let path = entry.path();
-            let bytes = std::fs::read(&path)
-                .map_err(|cause| format!("cannot read {}: {cause}", path.display()))?;
-            let file = TraceFile::parse(&bytes);
-            files.push(file.map_err(|cause| format!("{}: {cause}", path.display()))?);
+            let file = read(&path).map_err(|cause| format!("{}: {cause}", path.display()))?;
+            files.push(file);
         }
     }
     if files.is_empty() {
@@ -34,6 +35,20 @@ pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
     Ok(files)
 }
 
+/// A file of a rank.
+pub(crate) fn read(path: &Path) -> Result<TraceFile, String> {
+    let kind = std::fs::metadata(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
+    if !kind.is_file() {
+        // One that never ends, say.
+        return Err("it is no regular file; the traced program writes one".to_owned());
+    }
+    if kind.len() > MOST_BYTES {
+        return Err("it is longer than any trace; it was not written by a program".to_owned());
+    }
+    let bytes = std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
+    TraceFile::parse(&bytes).map_err(|cause| cause.to_string())
+}
+
 /// They must be of all ranks of one run.
 pub(crate) fn check(files: &[TraceFile]) -> Result<(), Failure> {
     let head = &files[0].header;
@@ -43,6 +58,16 @@ pub(crate) fn check(files: &[TraceFile]) -> Result<(), Failure> {
             "the files of ranks {} and {} are of different runs; empty the directory before each \
              run",
             head.rank, other.header.rank
+        )
+        .into());
+    }
+    let twice = files
+        .windows(2)
+        .find(|two| two[0].header.rank == two[1].header.rank);
+    if let Some(two) = twice {
+        return Err(format!(
+            "rank {} has several files here; empty the directory before each run",
+            two[0].header.rank
         )
         .into());
     }

@@ -1,5 +1,6 @@
 //! The page of `dipole trace --html`.
 
+use dipole_bsp::trace::total;
 use dipole_page::{Heading, digits, document, escape, section, table};
 
 use super::figure;
@@ -179,7 +180,7 @@ fn balance(run: &Run<'_>) -> String {
         .map(|rank| {
             let sum = |of: &dyn Fn(&super::run::Superstep<'_>) -> u64| {
                 let values = run.supersteps.iter().map(of);
-                float(values.sum())
+                float(total(values))
             };
             vec![
                 rank.to_string(),

@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use dipole_bsp::trace::{Clocks, Step, TraceFile};
+use dipole_bsp::trace::{Clocks, Step, TraceFile, total};
 use prost::Message;
 
 /// Names all tracks of one writer of a trace.
@@ -241,7 +241,7 @@ fn superstep<W: Write>(
         time(step.left_ns()),
     );
     writer.slice(began, entered, track, "compute")?;
-    let bytes = |list: &[(u32, u64)]| list.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    let bytes = |list: &[(u32, u64)]| total(list.iter().map(|(_, bytes)| *bytes));
     let (put, got) = (bytes(&step.put), bytes(&step.got));
     let is_own = step.epoch >= file.header.first;
     let mut notes = match is_own {
@@ -291,7 +291,7 @@ fn superstep<W: Write>(
         from = to;
     }
     writer.end(left, track)?;
-    for (at, value) in [(entered, put + got), (left, 0)] {
+    for (at, value) in [(entered, total([put, got])), (left, 0)] {
         let value = i64::try_from(value).unwrap_or(i64::MAX);
         writer.event(
             at,

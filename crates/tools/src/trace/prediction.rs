@@ -2,9 +2,10 @@
 
 use dipole_bsp::model::{Basis, Machine, Parameters};
 use dipole_bsp::profile::Profile;
+use dipole_bsp::trace::total;
 use serde::Serialize;
 
-use super::run::{Run, Superstep, float, milliseconds};
+use super::run::{Run, Superstep, float, is_at_least, milliseconds};
 
 /// How many of the largest deviations are told.
 const MOST_TOLD: usize = 20;
@@ -54,7 +55,7 @@ impl Predictions {
             |at: usize| float(run.supersteps[at].mean_compute_ns()) + communicate_ns[at];
         let measured = |at: usize| {
             let superstep = &run.supersteps[at];
-            float(superstep.slowest().1 + superstep.communicate_ns())
+            float(total([superstep.slowest().1, superstep.communicate_ns()]))
         };
         let all = 0..run.supersteps.len();
         let errors = all.clone().filter(|at| measured(*at) > 0.0);
@@ -224,13 +225,14 @@ pub(crate) fn awaited<'a>(
     for superstep in supersteps {
         by_rank.resize(superstep.steps.len(), 0);
         for (rank, other, ns) in superstep.waits() {
-            all += ns;
-            by_rank[rank] += ns;
-            by_rank[other] += ns;
+            all = total([all, ns]);
+            by_rank[rank] = total([by_rank[rank], ns]);
+            by_rank[other] = total([by_rank[other], ns]);
         }
     }
     // Of two ranks each is on a side of all.
     let (rank, most) = super::run::greatest(by_rank.iter().copied());
-    let is_one = by_rank.len() > 2 && all > 0 && most * 10 >= all * 7;
-    is_one.then(|| (rank, most * 100 / all))
+    let is_one = by_rank.len() > 2 && all > 0 && is_at_least(most, 70, all);
+    let share = u128::from(most) * 100 / u128::from(all.max(1));
+    is_one.then(|| (rank, u64::try_from(share).unwrap_or(100)))
 }

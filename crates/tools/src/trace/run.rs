@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dipole_bsp::trace::{Step, TraceFile};
+use dipole_bsp::trace::{Step, TraceFile, total};
 
 /// A run.
 pub(crate) struct Run<'a> {
@@ -68,13 +68,13 @@ impl<'a> Run<'a> {
 
 /// Bytes that leave and come to each rank.
 fn volumes(steps: &[&Step]) -> (Vec<u64>, Vec<u64>) {
-    let (mut out, mut inward) = (vec![0; steps.len()], vec![0; steps.len()]);
+    let (mut out, mut inward) = (vec![0_u64; steps.len()], vec![0_u64; steps.len()]);
     let mut add = |from: usize, to: usize, bytes: u64| {
         if let Some(sum) = out.get_mut(from) {
-            *sum += bytes;
+            *sum = sum.saturating_add(bytes);
         }
         if let Some(sum) = inward.get_mut(to) {
-            *sum += bytes;
+            *sum = sum.saturating_add(bytes);
         }
     };
     for (rank, step) in steps.iter().enumerate() {
@@ -99,7 +99,7 @@ impl Superstep<'_> {
     }
 
     pub(crate) fn mean_compute_ns(&self) -> u64 {
-        self.compute_ns().sum::<u64>() / self.steps.len() as u64
+        total(self.compute_ns()) / self.steps.len() as u64
     }
 
     /// The time in the call of the rank that waited least.
@@ -145,6 +145,11 @@ impl Superstep<'_> {
             })
         })
     }
+}
+
+/// True if a part is at least so many hundredths of the whole.
+pub(crate) fn is_at_least(part: u64, percent: u64, whole: u64) -> bool {
+    u128::from(part) * 100 >= u128::from(whole) * u128::from(percent)
 }
 
 /// The first of the greatest values, and which it is.

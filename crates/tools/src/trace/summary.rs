@@ -1,11 +1,11 @@
 //! What a run's supersteps cost, call by call, and where it went.
 
-use dipole_bsp::trace::Clocks;
+use dipole_bsp::trace::{Clocks, total};
 use serde::Serialize;
 
 use super::files::notes;
 use super::prediction::{Predictions, awaited, awaited_words};
-use super::run::{Run, Superstep, float, milliseconds};
+use super::run::{Run, Superstep, float, is_at_least, milliseconds};
 use super::tree::{self, Node};
 
 /// The supersteps that one call ended.
@@ -109,29 +109,27 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
         calls[superstep.call].predicted_communicate_ns += ns;
     }
     let is_model = predictions.parameters.is_some();
-    let all_ns: u64 = (calls.iter())
-        .map(|call| call.compute_ns + call.communicate_ns)
-        .sum();
+    let all_ns = total(calls.iter().map(Profile::time_ns));
     for call in &mut calls {
         call.utilisation = match call.compute_ns {
             0 => 1.0,
             most => call.utilisation / float(most),
         };
         // What a call that hardly counts has lost is noise.
-        let counts = (call.compute_ns + call.communicate_ns) * 100 >= all_ns || call.repeats > 0;
+        let counts = is_at_least(call.time_ns(), 1, all_ns) || call.repeats > 0;
         if counts {
             call.reasons = reasons(call, is_model, head.nodes);
         }
     }
-    calls.sort_by_key(|call| std::cmp::Reverse(call.compute_ns + call.communicate_ns));
+    calls.sort_by_key(|call| std::cmp::Reverse(call.time_ns()));
     Summary {
         ranks: head.size,
         nodes: head.nodes,
         link: head.link.clone(),
         supersteps: run.supersteps.len() as u64,
         max_of_sums_ns: tree.max_of_sums_ns,
-        sum_of_max_ns: calls.iter().map(|call| call.compute_ns).sum(),
-        communicate_ns: calls.iter().map(|call| call.communicate_ns).sum(),
+        sum_of_max_ns: total(calls.iter().map(|call| call.compute_ns)),
+        communicate_ns: total(calls.iter().map(|call| call.communicate_ns)),
         calls,
         hottest: tree.hottest(),
         predictions,
@@ -147,19 +145,29 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
 }
 
 impl Profile {
+    fn time_ns(&self) -> u64 {
+        total([self.compute_ns, self.communicate_ns])
+    }
+
     /// Adds one superstep, as each rank has it.
     fn add(&mut self, superstep: &Superstep<'_>) {
         let (slowest, most_ns) = superstep.slowest();
         let (widest, most_bytes) = superstep.widest();
         let ranks = float(superstep.steps.len() as u64);
         self.supersteps += 1;
-        self.compute_ns += most_ns;
         self.utilisation += superstep.compute_ns().map(float).sum::<f64>() / ranks;
-        self.communicate_ns += superstep.communicate_ns();
-        self.h_bytes += most_bytes;
         self.mean_bytes += superstep.mean_h();
-        self.by_rank[slowest].late_ns += most_ns - superstep.mean_compute_ns();
-        self.by_rank[widest].skew_bytes += most_bytes;
+        let late_ns = most_ns - superstep.mean_compute_ns();
+        for (sum, own) in [
+            (&mut self.compute_ns, most_ns),
+            (&mut self.communicate_ns, superstep.communicate_ns()),
+            (&mut self.h_bytes, most_bytes),
+            (&mut self.by_rank[slowest].late_ns, late_ns),
+        ] {
+            *sum = sum.saturating_add(own);
+        }
+        let skew_bytes = &mut self.by_rank[widest].skew_bytes;
+        *skew_bytes = skew_bytes.saturating_add(most_bytes);
         self.stalls += superstep.stalls();
         for (rank, repeats) in superstep.repeats().enumerate() {
             self.repeats += repeats;
@@ -175,11 +183,11 @@ fn reasons(call: &Profile, is_model: bool, nodes: u32) -> Vec<String> {
         let values = call.by_rank.iter().map(of).enumerate();
         values.max_by_key(|(_, value)| *value).unwrap_or_default()
     };
-    let late_ns: u64 = call.by_rank.iter().map(|rank| rank.late_ns).sum();
-    let time_ns = call.compute_ns + call.communicate_ns;
-    if call.utilisation < 0.8 && late_ns * 10 > time_ns {
+    let late_ns = total(call.by_rank.iter().map(|rank| rank.late_ns));
+    let time_ns = call.time_ns();
+    if call.utilisation < 0.8 && is_at_least(late_ns, 10, time_ns) {
         let (slowest, its_ns) = largest(|rank| rank.late_ns);
-        reasons.push(match its_ns * 10 >= late_ns * 7 {
+        reasons.push(match is_at_least(its_ns, 70, late_ns) {
             true => format!(
                 "slow rank: {} ms are lost since the others wait for rank {slowest}; give it less \
                  work, or look what else runs on its node",
@@ -203,13 +211,13 @@ fn reasons(call: &Profile, is_model: bool, nodes: u32) -> Vec<String> {
     }
     // Where the model says how long the messages should have taken, only what took twice as long is slow.
     let is_slow = float(call.communicate_ns) > 2.0 * call.predicted_communicate_ns;
-    let is_much = call.communicate_ns * 5 > time_ns && (is_slow || !is_model);
+    let is_much = is_at_least(call.communicate_ns, 20, time_ns) && (is_slow || !is_model);
     if let Some((rank, share)) = call.awaited.filter(|_| is_much && call.repeats == 0) {
         reasons.push(awaited_words(rank, share, nodes));
     }
     if call.mean_bytes > 0.0 && float(call.h_bytes) >= 2.0 * call.mean_bytes {
         let (rank, bytes) = largest(|rank| rank.skew_bytes);
-        let owner = match bytes * 10 >= call.h_bytes * 7 {
+        let owner = match is_at_least(bytes, 70, call.h_bytes) {
             true => format!("rank {rank}"),
             false => format!("now one rank and now another, rank {rank} most often,"),
         };

@@ -61,7 +61,7 @@ impl Code {
     fn load(module: &Module) -> Option<Code> {
         let path = Path::new(&module.path);
         let now = std::fs::metadata(path).ok()?;
-        if (now.size(), now.mtime()) != (module.bytes, module.written_s) {
+        if !now.is_file() || (now.size(), now.mtime()) != (module.bytes, module.written_s) {
             return None;
         }
         let bytes = std::fs::read(path).ok()?;
@@ -160,7 +160,7 @@ impl<'a> Symbols<'a> {
             return known.clone();
         }
         let module = self.modules.get(frame.module as usize);
-        let found = module.map_or_else(
+        let mut found = module.map_or_else(
             || vec![unknown("code of no file", frame.offset)],
             |module| {
                 let name = module.path.rsplit('/').next().unwrap_or_default();
@@ -176,6 +176,10 @@ impl<'a> Symbols<'a> {
                 functions.unwrap_or_else(|| vec![unknown(name, frame.offset)])
             },
         );
+        for function in &mut found {
+            // Anybody's program may be named.
+            function.name = function.name.replace(char::is_control, "\u{fffd}");
+        }
         self.known.insert(key, found.clone());
         found
     }

@@ -2,6 +2,7 @@
 //!
 //! Programs in supersteps run the same calls everywhere: rank 0's stacks stand for all.
 
+use dipole_bsp::trace::total;
 use serde::Serialize;
 
 use super::run::{Run, Superstep, float};
@@ -32,7 +33,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn time_ns(&self) -> u64 {
-        self.compute_ns + self.communicate_ns
+        total([self.compute_ns, self.communicate_ns])
     }
 
     /// The mean rank's share of the slowest rank's computation.
@@ -45,14 +46,18 @@ impl Node {
 
     fn add(&mut self, superstep: &Superstep<'_>) {
         self.supersteps += 1;
-        self.compute_ns += superstep.slowest().1;
-        self.mean_compute_ns += superstep.mean_compute_ns();
-        self.communicate_ns += superstep.communicate_ns();
-        self.h_bytes += superstep.widest().1;
+        for (sum, own) in [
+            (&mut self.compute_ns, superstep.slowest().1),
+            (&mut self.mean_compute_ns, superstep.mean_compute_ns()),
+            (&mut self.communicate_ns, superstep.communicate_ns()),
+            (&mut self.h_bytes, superstep.widest().1),
+        ] {
+            *sum = sum.saturating_add(own);
+        }
         self.mean_h_bytes += superstep.mean_h();
         self.sums_ns.resize(superstep.steps.len(), 0);
         for (sum, own) in self.sums_ns.iter_mut().zip(superstep.compute_ns()) {
-            *sum += own;
+            *sum = sum.saturating_add(own);
         }
     }
 
