@@ -89,13 +89,13 @@ fn a_profile_with_another_crossover_sends_another_way() {
     // What announces it, and three parts.
     assert_eq!(chosen.records(6000), 4);
     let longer = Choices {
-        whole_bytes: Some(32 << 10),
+        whole_bytes: Some(31 << 10),
         ..Choices::default()
     };
     save(&profiles, longer);
     let chosen = pair(&directory.path().join("longer"), Some(&profiles));
     assert_eq!(chosen.records(20_000), 1);
-    assert_eq!(chosen.records(32 << 10), 1);
+    assert_eq!(chosen.records(31 << 10), 1);
     // A node that was told of no profiles reads none.
     let told_none = pair(&directory.path().join("none"), None);
     assert!(told_none.records(20_000) > 1);
@@ -112,8 +112,9 @@ fn a_profile_that_makes_no_sense_changes_nothing_that_must_not_be() {
     };
     save(&profiles, senseless);
     let chosen = pair(&directory.path().join("senseless"), Some(&profiles));
-    assert_eq!(chosen.records(60_000), 1);
-    assert!(chosen.records(100_000) > 1);
+    assert_eq!(chosen.records(31 << 10), 1);
+    // More than an edge may send at first never goes whole.
+    assert!(chosen.records(60_000) > 1);
     // Not even JSON: messages go as they are built to.
     std::fs::write(profiles.join("shm.json"), "whole").expect("it can be written");
     let usual = pair(&directory.path().join("broken"), Some(&profiles));
