@@ -2,11 +2,16 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use dipole_link::sim::{Network, NetworkConfig};
+use dipole_node::engine::{Destination, Engine};
+use dipole_node::links::AnyLink;
 use dipole_node::profile::{self, Choices};
-use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
+use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId, ProtocolConfig};
+use dipole_proto::Instant;
 use serde::Serialize;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -89,13 +94,15 @@ fn a_profile_with_another_crossover_sends_another_way() {
     // What announces it, and three parts.
     assert_eq!(chosen.records(6000), 4);
     let longer = Choices {
-        whole_bytes: Some(32 << 10),
+        whole_bytes: Some(31 << 10),
         ..Choices::default()
     };
     save(&profiles, longer);
-    let chosen = pair(&directory.path().join("longer"), Some(&profiles));
-    assert_eq!(chosen.records(20_000), 1);
-    assert_eq!(chosen.records(32 << 10), 1);
+    for bytes in [20_000, 31 << 10] {
+        // By a pair of its own: credit that is asked for is a record, too.
+        let folder = directory.path().join(format!("longer-{bytes}"));
+        assert_eq!(pair(&folder, Some(&profiles)).records(bytes), 1);
+    }
     // A node that was told of no profiles reads none.
     let told_none = pair(&directory.path().join("none"), None);
     assert!(told_none.records(20_000) > 1);
@@ -112,11 +119,79 @@ fn a_profile_that_makes_no_sense_changes_nothing_that_must_not_be() {
     };
     save(&profiles, senseless);
     let chosen = pair(&directory.path().join("senseless"), Some(&profiles));
-    assert_eq!(chosen.records(60_000), 1);
-    assert!(chosen.records(100_000) > 1);
+    assert_eq!(chosen.records(31 << 10), 1);
+    // More than an edge may send at first never goes whole.
+    assert!(chosen.records(60_000) > 1);
     // Not even JSON: messages go as they are built to.
     std::fs::write(profiles.join("shm.json"), "whole").expect("it can be written");
     let usual = pair(&directory.path().join("broken"), Some(&profiles));
     assert_eq!(usual.records(6000), 1);
     assert!(usual.records(20_000) > 1);
+}
+
+/// How many packets of a message arrive at the port of short messages, and at that of bulk.
+fn at_ports(choices: Choices, bytes: usize) -> [usize; 2] {
+    let network = Network::new(1, NetworkConfig::default());
+    let address = |host: u8, port: u16| SocketAddr::from(([10, 0, 0, host], port));
+    let mut engines = [1_u8, 2].map(|host| {
+        let port = network.attach(address(host, 1), address(host, 2));
+        let link = AnyLink::Sim(port.expect("a free address"));
+        let life = u64::from(host);
+        Engine::new(link, ProtocolConfig::default(), life, [life, 7], None)
+    });
+    engines[0].choose(Choices::default(), choices);
+    engines[1].open_endpoint(7);
+    let mut now = Instant(1);
+    let destination = Destination {
+        small: address(2, 1),
+        incarnation: 0,
+    };
+    let peer = engines[0].connect(now, destination).expect("room");
+    let settle = |now: &mut Instant, engines: &mut [Engine]| {
+        for _ in 0..200 {
+            for engine in &mut *engines {
+                engine.step(*now, true).expect("a working link");
+            }
+            *now = now.after(20_000);
+            network.advance(now.0);
+        }
+    };
+    settle(&mut now, &mut engines);
+    let edge = engines[0].edge(peer, 1, 7).expect("open");
+    let message = vec![1; bytes];
+    let mut send = engines[0]
+        .begin_long(now, edge, &message[..], false)
+        .expect("frames and credit");
+    assert!(
+        engines[0]
+            .continue_long(&mut send, &message)
+            .expect("a peer")
+    );
+    engines[0].flush(peer);
+    engines[0].transmit(now).expect("a working link");
+    // Long enough for packets to cross; nobody repeats, since nobody looks at the clock.
+    now = now.after(10_000_000);
+    network.advance(now.0);
+    [1, 2].map(|port| network.waiting(address(2, port)))
+}
+
+#[test]
+fn a_message_of_more_packets_than_may_run_goes_by_the_bulk_port() {
+    let most = |run_packets| Choices {
+        run_packets,
+        ..Choices::default()
+    };
+    let [small, bulk] = at_ports(most(None), 4000);
+    assert!(
+        small > 1 && bulk == 0,
+        "{small} and {bulk}: the link joins four"
+    );
+    assert_eq!(
+        at_ports(most(Some(100)), 4000),
+        [small, 0],
+        "no more than the link joins"
+    );
+    for run in [0, 1] {
+        assert_eq!(at_ports(most(Some(run)), 4000), [0, small], "{run}");
+    }
 }

@@ -133,7 +133,7 @@ fn what_cannot_be_compared_is_refused() {
     for (arguments, words) in [
         ("rate --peers", "pingpong and stream"),
         ("--peers --block", "--block"),
-        ("pingpong --subjects ucx --unreliable", "reliable"),
+        ("pingpong --subjects ucx --block", "does not sleep"),
         ("stream --subjects libfabric", "pingpongs alone"),
     ] {
         let output = bench(arguments).output().expect("it starts");

@@ -22,18 +22,11 @@ use super::{measure, side::What};
 const GAIN: f64 = 0.03;
 const ROUNDS: usize = 3;
 const EACH: Duration = Duration::from_millis(15);
-/// Lengths on both sides of each crossover that is considered.
-const WHOLE_BYTES: [usize; 7] = [
-    1 << 10,
-    2 << 10,
-    4 << 10,
-    8 << 10,
-    16 << 10,
-    32 << 10,
-    60 << 10,
-];
+/// Up to where a message may go whole: at most what an edge may send before it is granted more.
+const WHOLE_BYTES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 31 << 10];
 const BUILT_IN_WHOLE: usize = 16 << 10;
-const WHOLE_LENGTHS: [usize; 6] = [1500, 3000, 6000, 12_000, 24_000, 48_000];
+/// Lengths on both sides of each.
+const WHOLE_LENGTHS: [usize; 5] = [1500, 3000, 6000, 12_000, 24_000];
 const PIECE_BYTES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const PIECE_LENGTHS: [usize; 3] = [96 << 10, 256 << 10, 1 << 20];
 const RUN_PACKETS: [usize; 4] = [1, 3, 6, 9];
@@ -208,7 +201,7 @@ mod tests {
         };
         // Equal at 2700 / (each - 0.05).
         assert_eq!(crossover(lengths, &whole(0.7), &long), Some(4 << 10));
-        assert_eq!(crossover(lengths, &whole(0.09), &long), Some(60 << 10));
+        assert_eq!(crossover(lengths, &whole(0.09), &long), Some(31 << 10));
         assert_eq!(
             crossover(lengths, &whole(0.18), &long),
             None,

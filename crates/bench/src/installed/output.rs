@@ -71,13 +71,15 @@ fn ucx_columns(text: &str) -> Option<impl Fn(&str) -> Option<f64>> {
     })
 }
 
-/// Of a test of latencies, half round trips in us.
-pub(super) fn ucx_latency(text: &str) -> Option<Outcome> {
-    let p50_us = ucx_columns(text)?("50.0_percentile_lat")?;
-    Some(Outcome {
+/// Of a test of latencies, half round trips in us; and their mean in ns, stalls and all.
+pub(super) fn ucx_latency(text: &str) -> Option<(Outcome, f64)> {
+    let column = ucx_columns(text)?;
+    let (p50_us, mean_us) = (column("50.0_percentile_lat")?, column("overall_lat")?);
+    let outcome = Outcome {
         one_way: Some(only(p50_us * NS_PER_US)),
         ..Outcome::default()
-    })
+    };
+    Some((outcome, mean_us * NS_PER_US))
 }
 
 /// Of a test of bandwidth: messages a second over the whole test.
@@ -185,7 +187,8 @@ mod tests {
     fn ucx_perftest_tells_half_round_trips_and_messages_a_second() {
         let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,\
                     overall_mr\n10000,6.605,35.093,35.093,1.74,1.74,28495,28495\n";
-        assert_eq!(p50(ucx_latency(text)), 6605.0);
+        let (outcome, mean_ns) = ucx_latency(text).expect("an outcome");
+        assert_eq!((p50(Some(outcome)), mean_ns), (6605.0, 35_093.0));
         let stream = ucx_stream(text, 64.0).expect("an outcome");
         assert_eq!(stream.messages_per_s, Some(28_495.0));
         assert_eq!(stream.bytes_per_s, Some(28_495.0 * 64.0));

@@ -94,6 +94,14 @@ struct Scene<'a> {
     name: String,
 }
 
+/// What a run of a tool that counts has measured.
+struct Counted {
+    outcome: Outcome,
+    cpu_ns: f64,
+    /// How long each of what is counted took, stalls and all.
+    each_ns: f64,
+}
+
 /// When the leading side may start, and how the following one ends.
 #[derive(Clone, Copy)]
 enum Meeting {
@@ -249,7 +257,7 @@ impl Scene<'_> {
         format!("aeron:udp?endpoint={address}:{port}")
     }
 
-    fn fi_pingpong(&self, count: u32) -> Result<(Outcome, f64), RunError> {
+    fn fi_pingpong(&self, count: u32) -> Result<Counted, RunError> {
         let provider = if self.is_local() { "shm" } else { "tcp" };
         let (count, size, port) = (count.to_string(), self.size(), self.port.to_string());
         let side = |role: Role| {
@@ -263,10 +271,16 @@ impl Scene<'_> {
         };
         let meeting = Meeting::Listening(self.port);
         let (text, cpu_ns) = self.both(side(Role::Follow), side(Role::Lead), meeting)?;
-        Ok((self.understood(output::fi_pingpong(&text), &text)?, cpu_ns))
+        let outcome = self.understood(output::fi_pingpong(&text), &text)?;
+        Ok(Counted {
+            // That is a mean.
+            each_ns: outcome.one_way.map_or(0.0, |one_way| 2.0 * one_way.p50_ns),
+            outcome,
+            cpu_ns,
+        })
     }
 
-    fn ucx(&self, count: u32) -> Result<(Outcome, f64), RunError> {
+    fn ucx(&self, count: u32) -> Result<Counted, RunError> {
         let is_stream = self.entry.work.kind == Kind::Stream;
         let test = if is_stream { "tag_bw" } else { "tag_lat" };
         let (transports, device) = match (self.is_local(), self.namespace(Role::Lead)) {
@@ -293,10 +307,22 @@ impl Scene<'_> {
         let meeting = Meeting::Listening(self.port);
         let (text, cpu_ns) = self.both(side(Role::Follow), side(Role::Lead), meeting)?;
         let told = match is_stream {
-            true => output::ucx_stream(&text, as_float(self.entry.work.size_bytes as u64)),
-            false => output::ucx_latency(&text),
+            true => output::ucx_stream(&text, as_float(self.entry.work.size_bytes as u64)).map(
+                |outcome| {
+                    (
+                        1e9 / outcome.messages_per_s.unwrap_or(1.0).max(1.0),
+                        outcome,
+                    )
+                },
+            ),
+            false => output::ucx_latency(&text).map(|(outcome, mean_ns)| (2.0 * mean_ns, outcome)),
         };
-        Ok((self.understood(told, &text)?, cpu_ns))
+        let (each_ns, outcome) = self.understood(told, &text)?;
+        Ok(Counted {
+            outcome,
+            cpu_ns,
+            each_ns,
+        })
     }
 
     /// A tool that is told how many messages to send: a short trial says how many fit the time, and
@@ -304,25 +330,25 @@ impl Scene<'_> {
     fn counted(
         &self,
         messages_each: f64,
-        run: impl Fn(&Self, u32) -> Result<(Outcome, f64), RunError>,
+        run: impl Fn(&Self, u32) -> Result<Counted, RunError>,
     ) -> Result<Outcome, RunError> {
-        let (trial, trial_cpu_ns) = run(self, TRIAL)?;
-        let each_s = match (trial.one_way, trial.messages_per_s) {
-            (Some(one_way), _) => one_way.p50_ns * 2e-9,
-            (None, rate) => 1.0 / rate.unwrap_or(1.0).max(1.0),
-        };
-        let fitting = self.entry.work.duration.as_secs_f64() / each_s.max(1e-9);
+        let trial = run(self, TRIAL)?;
+        let fitting = self.entry.work.duration.as_secs_f64() * 1e9 / trial.each_ns.max(1.0);
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "it lies between two small numbers"
         )]
         let count = fitting.clamp(f64::from(2 * TRIAL), MOST_MESSAGES) as u32;
-        let (mut outcome, cpu_ns) = run(self, count)?;
+        let Counted {
+            mut outcome,
+            cpu_ns,
+            ..
+        } = run(self, count)?;
         let further = f64::from(count - TRIAL) * messages_each;
         // Less than the clock of the processes tells: then what starting costs is not told apart.
-        outcome.cpu_ns_per_message = match cpu_ns > trial_cpu_ns {
-            true => (cpu_ns - trial_cpu_ns) / further,
+        outcome.cpu_ns_per_message = match cpu_ns > trial.cpu_ns {
+            true => (cpu_ns - trial.cpu_ns) / further,
             false => cpu_ns / (f64::from(count) * messages_each),
         };
         Ok(outcome)

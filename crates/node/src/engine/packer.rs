@@ -668,22 +668,4 @@ mod tests {
         assert!(packer.is_filling(next) && packer.has_open_frames());
         assert_eq!(packer.frames.free(), 3, "the frame of the first is free");
     }
-
-    #[test]
-    fn a_message_of_more_packets_than_may_run_goes_by_the_bulk_lane() {
-        let is_bulk = |most: usize| {
-            let mut machine = Machine::new(Config::default(), 1, [2, 3], &[]);
-            let greeting = machine.greeting();
-            let peer = machine.open_pipe(greeting).expect("room");
-            let edge = machine.edge(peer, 1, 2).expect("an edge");
-            let mut packer = Packer::new(FramePool::new(16, 1472), 12);
-            packer.shorten_runs(most);
-            let message = vec![0; 6000];
-            let content = Content::from(&message[..]);
-            let begun = packer.begin_long(&mut machine, Instant(1), edge, content);
-            begun.expect("credit").bulk
-        };
-        assert!(!is_bulk(12) && !is_bulk(100), "as many as the link joins");
-        assert!(is_bulk(2) && is_bulk(0), "fewer than the message fills");
-    }
 }
