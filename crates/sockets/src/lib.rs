@@ -8,8 +8,11 @@
 
 pub mod area;
 #[cfg(feature = "preload")]
+mod awake;
+#[cfg(feature = "preload")]
 mod calls;
 mod connection;
+mod counter;
 mod directory;
 mod kernel;
 pub mod switch;
