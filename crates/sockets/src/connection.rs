@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use rustix::thread::futex;
 
+use crate::awake::Waits;
 use crate::counter::Counter;
 use crate::directory::{Agreement, meet};
 use crate::kernel::{self, Socket};
@@ -41,6 +42,9 @@ pub(crate) struct Connection {
     /// Bytes read after which the other end's file is looked for next.
     look_at: AtomicU64,
     place: AtomicU32,
+    /// The program does not wait in its reads.
+    is_polled: AtomicBool,
+    waits: Waits,
     descriptors: AtomicU32,
     /// What the kernel counts as sent before the first byte.
     base: AtomicU64,
@@ -51,8 +55,6 @@ pub(crate) struct Connection {
     mutual: AtomicBool,
     /// TCP's for good.
     left: AtomicBool,
-    /// The program does not wait in its reads.
-    is_polled: AtomicBool,
     /// What the next read says.
     later: AtomicI32,
 }
@@ -65,13 +67,14 @@ impl Connection {
             writes: Counter::new(),
             look_at: AtomicU64::new(0),
             place: AtomicU32::new(FREE),
+            is_polled: AtomicBool::new(false),
+            waits: Waits::new(),
             descriptors: AtomicU32::new(0),
             base: AtomicU64::new(0),
             agreement: AtomicPtr::new(ptr::null_mut()),
             meeting: AtomicBool::new(false),
             mutual: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            is_polled: AtomicBool::new(false),
             later: AtomicI32::new(0),
         }
     }
@@ -87,6 +90,7 @@ impl Connection {
         for flag in [&self.meeting, &self.mutual, &self.is_polled] {
             flag.store(false, Relaxed);
         }
+        self.waits.reset();
         self.left.store(!cfg!(target_arch = "x86_64"), Relaxed);
         self.later.store(0, Relaxed);
         self.descriptors.store(1, SeqCst);
@@ -138,6 +142,11 @@ impl Connection {
 
     pub(crate) fn writes(&self) -> &Counter {
         &self.writes
+    }
+
+    /// What its reads taught.
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.waits
     }
 
     /// Whether the program is known not to wait in its reads.

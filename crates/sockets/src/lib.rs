@@ -7,7 +7,6 @@
 //! `switch.rs` is the protocol between the two, `area.rs` their memory, `kernel.rs` the socket.
 
 pub mod area;
-#[cfg(feature = "preload")]
 mod awake;
 #[cfg(feature = "preload")]
 mod calls;

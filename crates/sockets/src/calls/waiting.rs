@@ -1,7 +1,6 @@
 //! Calls that wait: where the last waits were short, the kernel is asked without waiting for a
 //! while before the program is put to sleep (`awake.rs`). What is told, and when, is the kernel's.
 
-use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
@@ -17,18 +16,8 @@ static NOW: timespec = timespec {
 };
 
 thread_local! {
-    static WAITS: Cell<Waits> = const { Cell::new(Waits::new()) };
-}
-
-/// True if this thread's next wait is to be spent awake.
-pub(crate) fn is_awake() -> bool {
-    if !table::any_known() {
-        return false;
-    }
-    let mut waits = WAITS.get();
-    let awake = waits.begin();
-    WAITS.set(waits);
-    awake
+    /// Of waits for descriptors of all kinds.
+    static WAITS: Waits = const { Waits::new() };
 }
 
 /// Signals of this thread wait meanwhile: a handler that runs between two questions would not end
@@ -92,7 +81,7 @@ impl Drop for Quiet {
 }
 
 /// Asks until there is an answer other than "nothing", or for too long.
-fn ask<T: Copy>(nothing: impl Fn(T) -> bool, question: impl Fn() -> T) -> Option<T> {
+fn ask<T: Copy>(waits: &Waits, nothing: impl Fn(T) -> bool, question: impl Fn() -> T) -> Option<T> {
     let end = Instant::now() + Duration::from_nanos(LONGEST_NS);
     let answer = loop {
         let answer = question();
@@ -104,9 +93,7 @@ fn ask<T: Copy>(nothing: impl Fn(T) -> bool, question: impl Fn() -> T) -> Option
         }
         std::hint::spin_loop();
     };
-    let mut waits = WAITS.get();
     waits.end(answer.is_some());
-    WAITS.set(waits);
     answer
 }
 
@@ -117,7 +104,7 @@ fn wait(
     look: impl Fn() -> c_int,
     sleep: impl FnOnce(Option<*const sigset_t>) -> c_int,
 ) -> c_int {
-    if !is_awake() {
+    if !table::any_known() || !WAITS.with(Waits::begin) {
         return sleep(None);
     }
     let first = look();
@@ -126,7 +113,7 @@ fn wait(
     }
     // A program that gives a mask has the signals blocked that may end its wait.
     let quiet = (!is_masked).then(Quiet::new);
-    match ask(|answer| answer == 0, look) {
+    match WAITS.with(|waits| ask(waits, |answer| answer == 0, look)) {
         Some(answer) => answer,
         None => sleep(quiet.as_ref().map(|quiet| &raw const quiet.before)),
     }
@@ -393,8 +380,12 @@ unsafe extern "C-unwind" fn pselect(
 
 /// A read of a connection that waits, by `sleep`; `look` is the same read without waiting. None: it
 /// does not wait, or is slept through.
-pub(crate) fn read(is_polled: impl Fn() -> bool, look: impl Fn() -> isize) -> Option<isize> {
-    if !is_awake() {
+pub(crate) fn read(
+    waits: &Waits,
+    is_polled: impl Fn() -> bool,
+    look: impl Fn() -> isize,
+) -> Option<isize> {
+    if !waits.begin() {
         return None;
     }
     let nothing = |got: isize| got < 0 && errno() == libc::EAGAIN;
@@ -403,7 +394,7 @@ pub(crate) fn read(is_polled: impl Fn() -> bool, look: impl Fn() -> isize) -> Op
         return Some(first);
     }
     let quiet = Quiet::new();
-    let found = ask(nothing, look);
+    let found = ask(waits, nothing, look);
     if found.is_none() && quiet.is_interrupted() {
         drop(quiet);
         set_errno(libc::EINTR);
