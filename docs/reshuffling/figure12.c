@@ -20,9 +20,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { EACH = 16 << 20, TIMES = 5, LEFT_TO = 8 << 10, RIGHT_TO = 64 << 10, INTERFACE = 700 };
+enum { EACH = 16 << 20, TIMES = 3, LEFT_TO = 8 << 10, RIGHT_TO = 64 << 10, INTERFACE = 700 };
 /* Block by block no more than so many blocks of a rank: each is a message. */
-enum { MOST_BLOCKS = 8192 };
+enum { MOST_BLOCKS = 512 };
 static const int64_t WAIT_NS = 60000000000;
 
 #define NEED(what)                                        \
@@ -111,7 +111,7 @@ static bsp_reshuffle_plan *plan(size_t from, size_t to)
 static void say(const char *what, size_t block, size_t each, double seconds)
 {
     if (bsp_pid() == 0)
-        printf("%s %zu %.0f\n", what, block, (double)each * bsp_nprocs() / seconds / 1e6);
+        printf("%s %zu %.1f\n", what, block, (double)each * bsp_nprocs() / seconds / 1e6);
     fflush(stdout);
 }
 

@@ -49,7 +49,7 @@ def main():
     print("| block, B | reshuffled to 8 KiB | to the outside, reshuffled before | block by block |\n|---|---|---|---|")
     for block in sorted(block for what, block in rates if what == "with"):
         row = [rates[what, block] for what in ("reshuffled", "with", "without")]
-        print(f"| {block} | " + " | ".join(f"{rate:.0f}" for rate in row) + " |")
+        print(f"| {block} | " + " | ".join(f"{rate:.3g}" if rate < 100 else f"{rate:.0f}" for rate in row) + " |")
 
 
 if __name__ == "__main__":
