@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Programs of TCP without and with libdipole-sockets.so, in turns: see docs/sockets.md §7.
 
-sockets_speed.py LIBRARY KIND [ROUNDS]; KIND is crossover, iperf3, redis, nginx, establish or round.
+sockets_speed.py LIBRARY KIND [ROUNDS]; KIND is crossover, iperf3, redis, foreign, nginx, establish, round, calls, copies or
+datagrams.
 Each value is printed, then the ratio of the medians. The programs must be installed.
 """
 
@@ -71,16 +72,26 @@ def iperf3(length, mode):
     return rate, rate / ((used["host_total"] + used["remote_total"]) / 100)
 
 
-def redis(clients, pipeline, mode, length=64):
-    """Requests a second of GET, and the 99th percentile in ms."""
+def processor_seconds(process):
+    """What a process that runs has used."""
+    with open(f"/proc/{process.pid}/stat") as file:
+        words = file.read().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def redis(clients, pipeline, mode, length=64, alone=False):
+    """Requests a second of GET, the 99th percentile in ms, and microseconds of processor time of both ends for a
+    request (SET and GET). alone: the server has no library."""
     port = free_port()
-    started = server(["redis-server", "--port", port, "--save", "", "--dir", FOLDER], mode, port)
-    count = 2000 if length > 10000 else (40000 if pipeline > 1 or clients > 1 else 10000)
+    started = server(["redis-server", "--port", port, "--save", "", "--dir", FOLDER], None if alone else mode, port)
+    count = 3000 if length > 10000 else (300000 if pipeline > 1 else 60000 if clients > 1 else 20000)
+    before = os.times().children_user + os.times().children_system
     words = ["redis-benchmark", "-p", port, "-t", "set,get", "-c", str(clients), "-P", str(pipeline), "-n", str(count), "-d", str(length), "--csv"]
     found = client(words, mode)
+    used = os.times().children_user + os.times().children_system - before + processor_seconds(started)
     stop(started)
     get = [line for line in found.splitlines() if line.startswith('"GET"')][0].replace('"', "").split(",")
-    return float(get[1]), float(get[6])
+    return float(get[1]), float(get[6]), used / (2 * count) * 1e6
 
 
 def nginx(length, mode):
@@ -126,6 +137,183 @@ def pair(mode):
     return (float(client([sys.executable, "-c", PAIR, KIND], mode)),)
 
 
+CALLS = r"""
+/* The same calls by turns through the C library, or what is preloaded, and straight to the kernel. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+enum { BLOCKS = 301, ROUNDS = 300 };
+static double times[2][BLOCKS];
+static int order(const void *a, const void *b) { return *(double *)a < *(double *)b ? -1 : 1; }
+int main(void)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t size = sizeof at;
+    char text[64] = { 0 };
+    int listener = socket(AF_INET, SOCK_STREAM, 0), one = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (void *)&at, size) || listen(listener, 1) || getsockname(listener, (void *)&at, &size)
+        || connect(one, (void *)&at, size))
+        return 1;
+    int other = accept(listener, 0, 0);
+    for (int block = 0; block < BLOCKS; block++)
+        for (int straight = 0; straight < 2; straight++) {
+            struct timespec begun, ended;
+            clock_gettime(CLOCK_MONOTONIC, &begun);
+            for (int i = 0; i < ROUNDS; i++) {
+                long sent = straight ? syscall(SYS_sendto, one, text, 64, 0, 0, 0) : send(one, text, 64, 0);
+                long got = straight ? syscall(SYS_recvfrom, other, text, 64, 0, 0, 0) : recv(other, text, 64, 0);
+                if (sent != 64 || got != 64)
+                    return 1;
+            }
+            clock_gettime(CLOCK_MONOTONIC, &ended);
+            times[straight][block] = ((ended.tv_sec - begun.tv_sec) * 1e9 + (ended.tv_nsec - begun.tv_nsec)) / ROUNDS / 2;
+        }
+    for (int straight = 0; straight < 2; straight++)
+        qsort(times[straight], BLOCKS, sizeof(double), order);
+    printf("%f %f\n", times[0][BLOCKS / 2], times[0][BLOCKS / 2] - times[1][BLOCKS / 2]);
+    return 0;
+}
+"""
+
+
+def calls(mode):
+    """Nanoseconds of a send or recv of 64 bytes, whose data wait already, and how many more than straight to the kernel."""
+    program = f"{FOLDER}/calls"
+    if not os.path.exists(program):
+        subprocess.run(["cc", "-O2", "-x", "c", "-o", program, "-"], input=CALLS, text=True, check=True)
+    return tuple(map(float, client([program], mode).split()))
+
+
+COPIES = r"""
+/* GB/s from one process's buffer to another's, by two copies through a ring and by one of the reader's. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+enum { RING = 1 << 20, PIECE = 128 << 10 };
+static struct { _Alignas(64) atomic_ulong sent; _Alignas(64) atomic_ulong taken; _Alignas(64) char ring[RING]; } *shared;
+static void on(int core) { cpu_set_t set; CPU_ZERO(&set); CPU_SET(core, &set); sched_setaffinity(0, sizeof set, &set); }
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
+int main(int argc, char **argv)
+{
+    size_t length = atol(argv[1]), piece = length < PIECE ? length : PIECE, all = 1UL << 30;
+    shared = mmap(0, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *buffer = mmap(0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memset(buffer, 1, length);
+    for (int once = 0; once < 2; once++) {
+        shared->sent = shared->taken = 0;
+        pid_t writer = fork();
+        if (writer == 0) {
+            on(0);
+            memset(buffer, 2, length);
+            for (size_t done = 0; done < all; done += once ? length : piece) {
+                if (once) {
+                    shared->sent = done + length;
+                    while (shared->taken < done + length) ;
+                } else {
+                    while (done + piece - shared->taken > RING) ;
+                    memcpy(shared->ring + done % RING, buffer + done % length, piece);
+                    shared->sent = done + piece;
+                }
+            }
+            pause();
+        }
+        on(1);
+        while (!shared->sent) ;
+        double begun = now();
+        for (size_t done = 0; done < all; done += once ? length : piece) {
+            while (shared->sent <= done) ;
+            if (once) {
+                struct iovec to = { buffer, length }, from = { buffer, length };
+                if (process_vm_readv(writer, &to, 1, &from, 1, 0) != (ssize_t)length)
+                    return 1;
+                shared->taken = done + length;
+            } else {
+                memcpy(buffer + done % length, shared->ring + done % RING, piece);
+                shared->taken = done + piece;
+            }
+        }
+        printf("%.2f ", all / (now() - begun) / 1e9);
+        fflush(stdout);
+        kill(writer, SIGKILL);
+        waitpid(writer, 0, 0);
+    }
+    return 0;
+}
+"""
+
+
+DATAGRAMS = r"""
+/* Microseconds there and back of 64 bytes by UDP on the loopback: ends that sleep, ends that ask. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static void on(int core) { cpu_set_t set; CPU_ZERO(&set); CPU_SET(core, &set); sched_setaffinity(0, sizeof set, &set); }
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
+int main(void)
+{
+    int end[2];
+    struct sockaddr_in at[2];
+    char text[64] = { 0 };
+    for (int i = 0; i < 2; i++) {
+        socklen_t size = sizeof at[i];
+        at[i] = (struct sockaddr_in) { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        end[i] = socket(AF_INET, SOCK_DGRAM, 0);
+        if (bind(end[i], (void *)&at[i], size) || getsockname(end[i], (void *)&at[i], &size))
+            return 1;
+    }
+    for (int flags = 0; flags <= MSG_DONTWAIT; flags += MSG_DONTWAIT) {
+        pid_t other = fork();
+        int own = other == 0, rounds = 20000;
+        on(own);
+        if (other == 0)
+            for (;;) {
+                while (recv(end[1], text, 64, flags) < 0) ;
+                sendto(end[1], text, 64, 0, (void *)&at[0], sizeof at[0]);
+            }
+        double begun = now();
+        for (int i = 0; i < rounds; i++) {
+            sendto(end[0], text, 64, 0, (void *)&at[1], sizeof at[1]);
+            while (recv(end[0], text, 64, flags) < 0) ;
+        }
+        printf("%.2f ", (now() - begun) / rounds * 1e6);
+        fflush(stdout);
+        kill(other, SIGKILL);
+        waitpid(other, 0, 0);
+    }
+    return 0;
+}
+"""
+
+
+def compiled(name, source, words):
+    """Numbers that a program prints, not pinned: it pins its two ends."""
+    program = f"{FOLDER}/{name}"
+    if not os.path.exists(program):
+        subprocess.run(["cc", "-O2", "-x", "c", "-o", program, "-"], input=source, text=True, check=True)
+    return tuple(map(float, subprocess.run([program, *words], capture_output=True, text=True, check=True).stdout.split()))
+
+
 def compare(name, measure, modes):
     found = {mode: [] for mode in modes}
     for _ in range(ROUNDS):
@@ -136,10 +324,10 @@ def compare(name, measure, modes):
         columns = list(zip(*found[mode]))
         medians = [statistics.median(column) for column in columns]
         base = base or medians
-        ratios = " ".join(f"{now / before:.2f}" for now, before in zip(medians, base))
+        ratios = " ".join(f"{now / before:.3f}" if before else "-" for now, before in zip(medians, base))
         what = "TCP" if mode is None else f"library from {mode}"
         values = "; ".join(", ".join(f"{value:.4g}" for value in column) for column in columns)
-        print(f"{name:18} {what:20} x {ratios:12} medians {' '.join(f'{value:.4g}' for value in medians):16} all {values}", flush=True)
+        print(f"{name:18} {what:20} x {ratios:18} medians {' '.join(f'{value:.4g}' for value in medians):16} all {values}", flush=True)
 
 
 USUAL = [None, 32 << 10]
@@ -153,6 +341,16 @@ elif KIND == "redis":
     for clients, pipeline in ((1, 1), (1, 16), (50, 1), (50, 16)):
         compare(f"GET -c {clients} -P {pipeline}", lambda mode: redis(clients, pipeline, mode), USUAL)
     compare("GET 512 KiB -c 8", lambda mode: redis(8, 1, mode, 512 << 10), USUAL)
+elif KIND == "foreign":
+    for clients, pipeline in ((1, 1), (50, 1), (50, 16)):
+        compare(f"GET -c {clients} -P {pipeline}", lambda mode: redis(clients, pipeline, mode, alone=True), USUAL)
+elif KIND == "calls":
+    compare("send, recv of 64 B", calls, USUAL)
+elif KIND == "copies":
+    for kib in (32, 64, 128, 512, 2048, 8192):
+        compare(f"{kib} KiB: ring, vm", lambda _: compiled(KIND, COPIES, [str(kib << 10)]), [None])
+elif KIND == "datagrams":
+    compare("asleep, awake", lambda _: compiled(KIND, DATAGRAMS, []), [None])
 elif KIND == "nginx":
     for length in (64, 512 << 10):
         compare(f"wrk {length} bytes", lambda mode: nginx(length, mode), USUAL)

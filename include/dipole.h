@@ -68,6 +68,7 @@ extern "C" {
  *   ENXIO          the node is not open
  *   EOPNOTSUPP     shared memory was asked for and cannot be used
  *   EPERM          the region was not opened for that
+ *   EPIPE          the stream is over
  *   EPROTO         members of a group make different calls, or have different lists of members
  *   ERANGE         it would reach beyond the region
  *   ESTALE         the descriptor belongs to the parent process
@@ -478,6 +479,63 @@ int dp_group_without(int group, const int *ranks, int count, int64_t timeout_ns)
 
 /* Leaves the group. What others wait for of calls that this member has made still comes. */
 int dp_group_close(int group);
+
+/*
+ * Streams: a TCP stream to the outside that several processes read and write together
+ *
+ * An interface, of some process of the cluster, holds the connection; ranks reach it by their
+ * endpoints. A stream and an interface are small numbers, no descriptors. All ranks make the calls of a
+ * stream in the same order, each by one thread at a time; dp_stream_say(), dp_stream_hear() and
+ * dp_stream_finish() are rank 0's. EPIPE: the stream is over for all; dp_error() says why.
+ */
+
+/* Serves at most so many streams at once, on threads of its own, at the endpoint dpid, where ranks ask for
+ * them; each has one of the endpoints that follow. Ranks may be connected with the count
+ * destinations ("host:port"), or with whatever they name if count is 0. The interface's number. */
+int dp_interface_open(uint32_t dpid, int streams, const char *const *destinations, int count);
+
+/* Takes no more streams, waits for those that are open, and closes the interface. */
+int dp_interface_close(int interface);
+
+struct dp_layout {          /* who has which bytes of a transfer */
+    uint32_t ranks;         /* among which they are dealt out */
+    uint32_t reserved;      /* 0 */
+    uint64_t block;         /* bytes of a block, which ranks have in turn; with owners, of a record */
+    const uint32_t *owners; /* the rank of each record; NULL for blocks in turn */
+    size_t records;         /* how many owners there are; 0 without */
+};
+
+/* How many of total bytes are a rank's. */
+ssize_t dp_layout_part(const struct dp_layout *layout, uint32_t rank, uint64_t total);
+
+/* Opens a stream to "host:port" through an interface, as rank own of count ranks. Each gives the same list
+ * of endpoints, its own among them, of which fd is the descriptor; nothing else may be sent there while the
+ * stream is open. Who does not answer, or take, for patience_ns in a transfer ends the stream
+ * for all. The stream's number. */
+int dp_stream_open(int fd, const struct dp_address *ranks, int count, int own,
+                   struct dp_address interface, const char *to, int64_t patience_ns);
+
+/* Writes bytes as they stand, between transfers. */
+int dp_stream_say(int stream, const void *bytes, size_t len);
+
+/* Reads at most len bytes as they come; how many, 0 at the end of the stream. */
+ssize_t dp_stream_hear(int stream, void *buf, size_t len);
+
+/* Tells the outside that nothing more comes. */
+int dp_stream_finish(int stream);
+
+/* Writes total bytes, of which part is this rank's, in the order of the stream. Returns when the interface has
+ * handed all to the connection. */
+int dp_stream_write(int stream, const struct dp_layout *layout, uint64_t total, const void *part,
+                    size_t len);
+
+/* Reads total bytes, of which this rank gets its part; how many came for all, fewer at the end of the
+ * stream. */
+ssize_t dp_stream_read(int stream, const struct dp_layout *layout, uint64_t total, void *part,
+                       size_t len);
+
+/* Closes the stream, also after an error. */
+int dp_stream_close(int stream);
 
 /*
  * Options: 0 and NULL always stand for the default. Set size to the struct's size, as

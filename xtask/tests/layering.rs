@@ -17,7 +17,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("bsp", &["link", "node"]),
     ("bsp-capi", &["bsp", "reshuffle"]),
     ("reshuffle", &["bsp"]),
-    ("capi", &["naming", "node"]),
+    ("capi", &["naming", "node", "streams"]),
     ("fabric", &["node"]),
     ("sockets", &[]),
     ("streams", &["node"]),

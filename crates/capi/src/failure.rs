@@ -13,6 +13,7 @@ use dipole_node::{
     CloseError, ConfigError, GroupError, LimitReached, OpenError, Outcome, PortError, ReceiveError,
     SendError, TargetError,
 };
+use dipole_streams::StreamError;
 
 /// What went wrong in a call.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +82,18 @@ pub(crate) enum Failure {
          that is not closed"
     )]
     NotAGroup { number: c_int },
+    /// The number stands for no stream.
+    #[error(
+        "{number} is no stream of this process; use a number that dp_stream_open returned and \
+         that is not closed"
+    )]
+    NotAStream { number: c_int },
+    /// The number stands for no interface.
+    #[error(
+        "{number} is no interface of this process; use a number that dp_interface_open returned \
+         and that is not closed"
+    )]
+    NotAnInterface { number: c_int },
     /// Something was answered outside of a handler.
     #[error(
         "the handler of port {number} does not run on this thread; dp_port_reply answers the \
@@ -98,6 +111,8 @@ pub(crate) enum Failure {
     Port(#[from] PortError),
     #[error(transparent)]
     Group(#[from] GroupError),
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// A completion queue had nothing in the time given.
     #[error("completion queue {fd} {}", in_vain(.waited.as_ref()))]
     NoCompletion { fd: c_int, waited: Option<Duration> },
@@ -193,7 +208,7 @@ fn not_handled(waited: Option<&Duration>) -> String {
 }
 
 /// Every error number that this library sets, and what it means then.
-pub(crate) const MEANINGS: [(c_int, &CStr); 30] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 31] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not know",
@@ -258,6 +273,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 30] = [
         c"shared memory was asked for and cannot be used",
     ),
     (libc::EPERM, c"the region was not opened for that"),
+    (libc::EPIPE, c"the stream is over"),
     (
         libc::EPROTO,
         c"members of a group make different calls, or have different lists of members",
@@ -300,15 +316,7 @@ impl Failure {
             Failure::Open(error) => open_errno(error),
             Failure::Target(error) => target_errno(error),
             Failure::Send(error) => send_errno(error),
-            Failure::Receive(error) => match error {
-                ReceiveError::TimedOut { .. } => libc::ETIMEDOUT,
-                ReceiveError::TooShort { .. } => libc::EMSGSIZE,
-                ReceiveError::Broken(_) => libc::EIO,
-                ReceiveError::Ended => libc::EBADF,
-                ReceiveError::Forked => libc::ESTALE,
-                ReceiveError::Cancelled => libc::ECANCELED,
-                ReceiveError::TooManyPosted { .. } => libc::EAGAIN,
-            },
+            Failure::Receive(error) => receive_errno(error),
             Failure::Close(error) => match error {
                 CloseError::Unacknowledged { .. } => libc::ETIMEDOUT,
                 CloseError::Broken(_) => libc::EIO,
@@ -323,7 +331,9 @@ impl Failure {
             | Failure::NotACounter { .. }
             | Failure::NotARegion { .. }
             | Failure::NotAPort { .. }
-            | Failure::NotAGroup { .. } => libc::EBADF,
+            | Failure::NotAGroup { .. }
+            | Failure::NotAStream { .. }
+            | Failure::NotAnInterface { .. } => libc::EBADF,
             Failure::NoCompletion { waited: None, .. }
             | Failure::NotDone { waited: None, .. }
             | Failure::NotHandled { waited: None, .. } => libc::EAGAIN,
@@ -332,6 +342,14 @@ impl Failure {
             }
             Failure::Port(error) => port_errno(error),
             Failure::Group(error) => group_errno(error),
+            Failure::Stream(error) => match error {
+                StreamError::Ended { .. } => libc::EPIPE,
+                StreamError::Silent { .. } => libc::ETIMEDOUT,
+                StreamError::Misuse(_) => libc::EINVAL,
+                StreamError::Send(cause) => send_errno(cause),
+                StreamError::Receive(cause) => receive_errno(cause),
+                StreamError::Open(cause) => open_errno(cause),
+            },
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
             Failure::NotHeld | Failure::NoHandler { .. } | Failure::Unattached { .. } => {
@@ -372,6 +390,18 @@ fn open_errno(error: &OpenError) -> c_int {
         OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,
         OpenError::Forked => libc::ESTALE,
         OpenError::Ended => libc::EBADF,
+    }
+}
+
+fn receive_errno(error: &ReceiveError) -> c_int {
+    match error {
+        ReceiveError::TimedOut { .. } => libc::ETIMEDOUT,
+        ReceiveError::TooShort { .. } => libc::EMSGSIZE,
+        ReceiveError::Broken(_) => libc::EIO,
+        ReceiveError::Ended => libc::EBADF,
+        ReceiveError::Forked => libc::ESTALE,
+        ReceiveError::Cancelled => libc::ECANCELED,
+        ReceiveError::TooManyPosted { .. } => libc::EAGAIN,
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
 //! receives besides, `edge.rs`, `queue.rs` and `counter.rs` edges, posted operations and
-//! their completions, `region.rs` regions, `port.rs` and `group.rs` ports and groups, `query.rs` what asks. All go through `guard`; `handle` finds
+//! their completions, `region.rs` regions, `port.rs` and `group.rs` ports and groups, `stream.rs` streams to the outside, `query.rs` what asks. All go through `guard`; `handle` finds
 //! endpoints, `numbers` what has a number and no descriptor, `process` keeps the one node of the process.
 
 mod counter;
@@ -25,6 +25,7 @@ mod process;
 mod query;
 mod queue;
 mod region;
+mod stream;
 mod table;
 
 pub use counter::{
@@ -66,4 +67,9 @@ pub use region::{
     DP_ALLOW_GET, DP_ALLOW_PUT, DP_ALLOW_UPDATE, DP_COMPARE_SWAP, DP_FETCH_ADD, DP_GET, DP_NOTIFY,
     DP_PUT, Notice, PostedOperation, dp_compare_swap, dp_fetch_add, dp_get, dp_notice,
     dp_post_operation, dp_put, dp_put_notify, dp_region_close, dp_region_open,
+};
+pub use stream::{
+    StreamLayout, dp_interface_close, dp_interface_open, dp_layout_part, dp_stream_close,
+    dp_stream_finish, dp_stream_hear, dp_stream_open, dp_stream_read, dp_stream_say,
+    dp_stream_write,
 };

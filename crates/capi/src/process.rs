@@ -23,6 +23,7 @@ use crate::numbers::Numbers;
 use crate::port::PORTS;
 use crate::queue::OpenQueue;
 use crate::region::REGIONS;
+use crate::stream::{INTERFACES, STREAMS};
 
 /// Counts forks: what was made in another generation belongs to the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -42,6 +43,8 @@ pub(crate) struct Process {
     pub(crate) regions: Mutex<Numbers>,
     pub(crate) ports: Mutex<Numbers>,
     pub(crate) groups: Mutex<Numbers>,
+    pub(crate) interfaces: Mutex<Numbers>,
+    pub(crate) streams: Mutex<Numbers>,
     /// Completion queues by the numbers of their descriptors.
     pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
     /// What the process had before it was forked, never used and never dropped.
@@ -88,6 +91,8 @@ pub(crate) fn current() -> Arc<Process> {
             regions: Mutex::default(),
             ports: Mutex::default(),
             groups: Mutex::default(),
+            interfaces: Mutex::default(),
+            streams: Mutex::default(),
             queues: Mutex::default(),
             parent: known.clone(),
         });
@@ -139,6 +144,8 @@ impl Process {
             return Ok(());
         };
         GROUPS.close_all(self);
+        STREAMS.close_all(self);
+        INTERFACES.close_all(self);
         let closed = open.node.close(timeout.unwrap_or(open.linger));
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
         for handle in endpoints.by_file.into_values() {

@@ -37,6 +37,16 @@ fn two_processes_play_ping_pong_by_each_link() {
 }
 
 #[test]
+fn ranks_write_and_read_one_stream_to_the_outside() {
+    let bench = Bench::new();
+    for ranks in ["1", "2", "4"] {
+        let said = bench.example("stream", &["500", ranks]);
+        let wanted = format!("1000003 bytes there and back by {ranks} ranks\n");
+        assert_eq!(said, wanted);
+    }
+}
+
+#[test]
 fn an_epoll_server_serves_many_clients_at_a_thousand_endpoints() {
     let bench = Bench::new();
     let server = bench.compile("epoll_server");

@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 
 use dipole::{
     Address, Completion, Counts, NodeOptions, Notice, OpenOptions, Pool, PostedOperation,
-    ReceivedMessage, Stats,
+    ReceivedMessage, Stats, StreamLayout,
 };
 use harness::{Bench, crate_dir, include_dir, run};
 
@@ -114,6 +114,7 @@ fn c_type(rust: &str) -> String {
         "PostedOperation" => "struct dp_operation",
         "ReceivedMessage" => "struct dp_message",
         "Stats" => "struct dp_stats",
+        "StreamLayout" => "struct dp_layout",
         _ => panic!("`{rust}` is no type that C knows"),
     };
     known.to_owned()
@@ -200,6 +201,12 @@ fn layouts() -> String {
         ReceivedMessage,
         "struct dp_message",
         [address, length, source]
+    );
+    layout!(
+        text,
+        StreamLayout,
+        "struct dp_layout",
+        [ranks, reserved, block, owners, records]
     );
     layout!(text, Pool, "dpmmap_t", [size, bytes, base]);
     layout!(

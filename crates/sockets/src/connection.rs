@@ -2,9 +2,9 @@
 //! writes, read and written by both ways from then on.
 
 use std::os::fd::BorrowedFd;
-use std::sync::OnceLock;
+use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use rustix::event::Timespec;
@@ -12,69 +12,176 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use rustix::thread::futex;
 
+use crate::awake::Waits;
+use crate::counter::Counter;
 use crate::directory::{Agreement, meet};
-use crate::kernel::Socket;
-use crate::switch::{Lane, MARKER, Unread, least};
+use crate::kernel::{self, Socket};
+use crate::switch::{Lane, MARKER, Stream, Unread, least};
 
-/// In `readers`: all go through the lane. In `writers`: one has the connection for itself.
-const ALL: u32 = 1 << 31;
 /// What a connection must move before its ends look for each other, which small ones would not
 /// repay.
 const SHOWN: u64 = 128 << 10;
 /// How long a writer waits for room in the ring before it goes on by TCP.
 const PATIENCE: Duration = Duration::from_millis(4);
 
+// What a place in the table is: free, a connection's, or of one whose last descriptor has gone.
+const FREE: u32 = 0;
+const OPEN: u32 = 1;
+const GONE: u32 = 2;
+const FREEING: u32 = 3;
+
 /// What the library knows of a connection, shared by the descriptors that are copies of another.
+/// The place is used for other connections later: a call may be here only by [`Use`](crate::table::Use).
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Connection {
-    /// What the kernel counts as sent before the first byte.
-    base: u64,
-    read: AtomicU64,
-    written: AtomicU64,
+    /// Taken: all reads go through the lane.
+    reads: Counter,
+    /// Taken: one writer copies into the ring.
+    writes: Counter,
     /// Bytes read after which the other end's file is looked for next.
     look_at: AtomicU64,
-    agreement: OnceLock<Option<Agreement>>,
-    open: AtomicBool,
+    place: AtomicU32,
+    /// The program does not wait in its reads.
+    is_polled: AtomicBool,
+    waits: Waits,
+    descriptors: AtomicU32,
+    /// What the kernel counts as sent before the first byte.
+    base: AtomicU64,
+    agreement: AtomicPtr<Agreement>,
+    /// A thread looks for the other end, or one did for the last time.
+    meeting: AtomicBool,
     /// The other end is known to have the library.
     mutual: AtomicBool,
     /// TCP's for good.
     left: AtomicBool,
-    readers: AtomicU32,
-    writers: AtomicU32,
     /// What the next read says.
     later: AtomicI32,
 }
 
 impl Connection {
-    pub(crate) fn new(connected_here: bool) -> Connection {
+    /// A free place.
+    pub(crate) const fn none() -> Connection {
         Connection {
-            base: u64::from(connected_here),
-            read: AtomicU64::new(0),
-            written: AtomicU64::new(0),
-            look_at: AtomicU64::new(SHOWN),
-            agreement: OnceLock::new(),
-            open: AtomicBool::new(false),
+            reads: Counter::new(),
+            writes: Counter::new(),
+            look_at: AtomicU64::new(0),
+            place: AtomicU32::new(FREE),
+            is_polled: AtomicBool::new(false),
+            waits: Waits::new(),
+            descriptors: AtomicU32::new(0),
+            base: AtomicU64::new(0),
+            agreement: AtomicPtr::new(ptr::null_mut()),
+            meeting: AtomicBool::new(false),
             mutual: AtomicBool::new(false),
-            left: AtomicBool::new(!cfg!(target_arch = "x86_64")),
-            readers: AtomicU32::new(0),
-            writers: AtomicU32::new(0),
+            left: AtomicBool::new(false),
             later: AtomicI32::new(0),
         }
+    }
+
+    /// Makes a free place a connection of one descriptor; false if it is not free.
+    pub(crate) fn claim(&self, connected_here: bool) -> bool {
+        let place = &self.place;
+        if place.compare_exchange(FREE, OPEN, SeqCst, Relaxed).is_err() {
+            return false;
+        }
+        self.look_at.store(SHOWN, Relaxed);
+        self.base.store(u64::from(connected_here), Relaxed);
+        for flag in [&self.meeting, &self.mutual, &self.is_polled] {
+            flag.store(false, Relaxed);
+        }
+        self.waits.reset();
+        self.left.store(!cfg!(target_arch = "x86_64"), Relaxed);
+        self.later.store(0, Relaxed);
+        self.descriptors.store(1, SeqCst);
+        true
+    }
+
+    /// One more descriptor is this connection; false if its last has just gone.
+    pub(crate) fn gain_descriptor(&self) -> bool {
+        let more = |now: u32| now.checked_add(1).filter(|_| now > 0);
+        let gained = self.descriptors.fetch_update(SeqCst, SeqCst, more);
+        gained.is_ok()
+    }
+
+    /// A descriptor is it no longer.
+    pub(crate) fn lose_descriptor(&self) {
+        if self.descriptors.fetch_sub(1, SeqCst) == 1 {
+            self.place.swap(GONE, SeqCst);
+            self.free_if_gone();
+        }
+    }
+
+    /// After a call, or the last descriptor: frees the place, if both are over.
+    pub(crate) fn free_if_gone(&self) {
+        let place = &self.place;
+        if place.load(SeqCst) != GONE
+            || !self.reads.now().is_idle()
+            || !self.writes.now().is_idle()
+            || place
+                .compare_exchange(GONE, FREEING, SeqCst, Relaxed)
+                .is_err()
+        {
+            return;
+        }
+        let agreement = self.agreement.swap(ptr::null_mut(), AcqRel);
+        if !agreement.is_null() {
+            // SAFETY: `agree` made it of a box. No call is at this place, and none comes: no
+            // descriptor leads here any more, so whoever counts itself in now goes again before
+            // it looks at anything.
+            drop(unsafe { Box::from_raw(agreement) });
+        }
+        self.reads.reset();
+        self.writes.reset();
+        place.store(FREE, SeqCst);
+    }
+
+    pub(crate) fn reads(&self) -> &Counter {
+        &self.reads
+    }
+
+    pub(crate) fn writes(&self) -> &Counter {
+        &self.writes
+    }
+
+    /// What its reads taught.
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
+    /// Whether the program is known not to wait in its reads.
+    pub(crate) fn is_polled(&self) -> &AtomicBool {
+        &self.is_polled
     }
 
     fn socket<'a>(&self, fd: BorrowedFd<'a>, flags: SendFlags) -> Socket<'a> {
         Socket {
             fd,
-            base: self.base,
+            base: self.base.load(Relaxed),
             flags,
-            written: self.written.load(Relaxed),
+            written: self.writes.now().bytes(),
             is_foreign: false,
             is_held: true,
         }
     }
 
     fn agreement(&self) -> Option<&Agreement> {
-        self.agreement.get().and_then(Option::as_ref)
+        // SAFETY: null, or made of a box by `agree` and freed by `free_if_gone` when no call is
+        // here; the caller is one.
+        unsafe { self.agreement.load(Acquire).as_ref() }
+    }
+
+    /// Looks for the other end; if `make`, leaves something for it, and does not look again.
+    fn agree(&self, fd: BorrowedFd<'_>, make: bool) -> Option<&Agreement> {
+        if self.agreement().is_none() && !self.meeting.swap(true, AcqRel) {
+            match meet(fd, make) {
+                Some(found) => self
+                    .agreement
+                    .store(Box::into_raw(Box::new(found)), Release),
+                None => self.meeting.store(make, Release),
+            }
+        }
+        self.agreement()
     }
 
     /// The direction in which this end reads, if it has ever been open for records.
@@ -117,63 +224,56 @@ impl Connection {
         self.incoming().is_some_and(|lane| lane.unread() > 0)
     }
 
-    /// Says that a plain read begins; false if reads go through [`receive`](Self::receive).
-    pub(crate) fn begin_read(&self) -> bool {
-        let more = |now: u32| (now & ALL == 0).then_some(now + 1);
-        self.readers.fetch_update(AcqRel, Acquire, more).is_ok()
+    /// True if a read by TCP that made it so many bytes is to be told to [`look`](Self::look).
+    pub(crate) fn is_to_look(&self, read: u64) -> bool {
+        read >= self.look_at.load(Relaxed)
     }
 
-    /// Says what a plain read took. The program reads by this library, so records may come.
-    pub(crate) fn end_read(&self, fd: BorrowedFd<'_>, count: usize) {
-        let read = self.read.fetch_add(count as u64, AcqRel) + count as u64;
-        self.readers.fetch_sub(1, AcqRel);
-        if read < self.look_at.load(Relaxed) || self.left.load(Relaxed) {
-            return;
+    /// After a read of the library, whose bytes are counted: records may come, if the other end
+    /// has the library, too. False if it never will.
+    pub(crate) fn look(&self, fd: BorrowedFd<'_>) -> bool {
+        if self.left.load(Relaxed) || !kernel::may_be_near(fd) {
+            self.look_at.store(u64::MAX, Relaxed);
+            return self.left.load(Relaxed);
         }
+        let read = self.reads.now().bytes();
         self.look_at.store(2 * read, Relaxed);
-        if self.agreement.get().is_none()
-            && let Some(found) = meet(fd, false)
-        {
-            let _ = self.agreement.set(Some(found));
+        if let Some(agreement) = self.agree(fd, false) {
+            self.open(fd, agreement);
         }
-        self.open(fd);
+        true
     }
 
     /// Lets records come, if that is sure to be right.
-    fn open(&self, fd: BorrowedFd<'_>) {
-        let Some(agreement) = self.agreement() else {
-            return;
-        };
-        if self.open.load(Relaxed) || !self.is_of(fd) {
+    fn open(&self, fd: BorrowedFd<'_>, agreement: &Agreement) {
+        if self.reads.now().is_taken() || !self.is_of(fd) {
             return;
         }
         let socket = self.socket(fd, SendFlags::empty());
         // Confirms, if the other end waits for it. Records may come before it confirms to us: only
         // the socket that is connected to this one could publish them.
         let _later = self.is_mutual(fd, agreement);
+        let lane = Lane::new(&agreement.area, 1 - agreement.index);
+        // Reads that come meanwhile wait for the lane, and see then how this ended.
+        let Ok(_locked) = lane.lock(me(), is_alive) else {
+            return;
+        };
         // Not while another thread reads: it would not know where a marker stands.
-        if self
-            .readers
-            .compare_exchange(0, ALL, AcqRel, Relaxed)
-            .is_err()
-        {
-            self.look_at.store(self.read.load(Relaxed), Relaxed);
+        if !self.reads.take() {
+            self.look_at.store(0, Relaxed);
             return;
         }
         match socket.position() {
-            Some(position) if position == self.read.load(Acquire) => {
-                Lane::new(&agreement.area, 1 - agreement.index).open(position);
-                self.open.store(true, Release);
-            }
+            Some(position) if position == self.reads.now().bytes() => lane.open(position),
             // Bytes came meanwhile, or the connection is ending: later, or never.
             None => {
-                self.readers.store(0, Release);
-                self.look_at.store(self.read.load(Relaxed), Relaxed);
+                self.look_at.store(0, Relaxed);
+                self.reads.give_back();
             }
             // Something else has read of it.
             Some(_) => {
                 let _none_can_have_come = self.leave();
-                self.readers.store(0, Release);
+                self.reads.give_back();
             }
         }
     }
@@ -192,13 +292,13 @@ impl Connection {
         if lane.unread() > 0 && !self.is_of(fd) {
             return Err(Errno::BADF);
         }
-        let me = rustix::thread::gettid().as_raw_nonzero().get();
-        let alive = |owner: u32| {
-            let owner = i32::try_from(owner).ok();
-            let owner = owner.and_then(rustix::process::Pid::from_raw);
-            owner.is_some_and(|owner| rustix::process::test_kill_process(owner) != Err(Errno::SRCH))
-        };
-        let locked = lane.lock(me.unsigned_abs(), alive)?;
+        let locked = lane.lock(me(), is_alive)?;
+        if !self.reads.now().is_taken() {
+            // It was about to be opened, and was not.
+            let count = self.socket(fd, SendFlags::empty()).receive(to, peek)?;
+            self.reads.add(if peek { 0 } else { count as u64 });
+            return Ok(count);
+        }
         let later = self.later.swap(0, AcqRel);
         if later != 0 {
             return Err(Errno::from_raw_os_error(later));
@@ -229,23 +329,8 @@ impl Connection {
         }
     }
 
-    /// Says that a write by TCP begins: no record is published until it ends.
-    pub(crate) fn begin_write(&self) {
-        let more = |now: u32| (now & ALL == 0).then_some(now + 1);
-        while self.writers.fetch_update(AcqRel, Acquire, more).is_err() {
-            // Another thread copies into the ring.
-            std::thread::yield_now();
-        }
-    }
-
-    /// Says how many bytes it wrote.
-    pub(crate) fn end_write(&self, count: usize) {
-        self.written.fetch_add(count as u64, AcqRel);
-        self.writers.fetch_sub(1, AcqRel);
-    }
-
     /// Offers bytes to memory; how many went there. The rest is to be written to TCP. Waits a
-    /// little for room if `wait`.
+    /// little for room if `wait`. The caller is the only one who writes, or all goes by TCP.
     ///
     /// # Errors
     /// The kernel's: the connection has ended.
@@ -259,13 +344,12 @@ impl Connection {
         if from.len() < least() || self.left.load(Acquire) {
             return Ok(0);
         }
-        if self.agreement.get().is_none()
-            && self.written.load(Relaxed).saturating_add(from.len() as u64) < SHOWN
+        if self.agreement().is_none()
+            && self.writes.now().bytes().saturating_add(from.len() as u64) < SHOWN
         {
             return Ok(0);
         }
-        let found = self.agreement.get_or_init(|| meet(fd, true));
-        let Some(agreement) = found else {
+        let Some(agreement) = self.agree(fd, true) else {
             return Ok(0);
         };
         let lane = Lane::new(&agreement.area, agreement.index);
@@ -291,11 +375,7 @@ impl Connection {
         from: &[u8],
         flags: SendFlags,
     ) -> Result<Option<usize>, Errno> {
-        if self
-            .writers
-            .compare_exchange(0, ALL, AcqRel, Relaxed)
-            .is_err()
-        {
+        if !self.writes.take() {
             return Ok(None);
         }
         let mut socket = self.socket(fd, flags);
@@ -304,9 +384,9 @@ impl Connection {
             let _theirs_stay = self.leave();
         }
         if let Ok(Some(_)) = sent {
-            self.written.fetch_add(MARKER as u64, Relaxed);
+            self.writes.add(MARKER as u64);
         }
-        self.writers.store(0, Release);
+        self.writes.give_back();
         sent
     }
 
@@ -323,4 +403,15 @@ impl Connection {
         let _ = futex::wait(head, futex::Flags::empty(), seen, most.as_ref());
         lane.room() >= least()
     }
+}
+
+fn me() -> u32 {
+    let me = rustix::thread::gettid().as_raw_nonzero().get();
+    me.unsigned_abs()
+}
+
+fn is_alive(owner: u32) -> bool {
+    let owner = i32::try_from(owner).ok();
+    let owner = owner.and_then(rustix::process::Pid::from_raw);
+    owner.is_some_and(|owner| rustix::process::test_kill_process(owner) != Err(Errno::SRCH))
 }

@@ -1,11 +1,15 @@
 //! A socket of the kernel, as the protocol sees it. No call here goes through the functions that
 //! this library replaces, or is a point where a thread can be cancelled.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketType, getpeername, getsockname,
+    ipproto, sockopt,
+};
 
 use crate::switch::Stream;
 
@@ -38,6 +42,21 @@ pub(crate) fn is_tcp(fd: BorrowedFd<'_>) -> bool {
     matches!(domain, Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
         && sockopt::socket_protocol(fd) == Ok(Some(ipproto::TCP))
+}
+
+/// False if the other end is on another machine, or has another address of this one.
+pub(crate) fn may_be_near(fd: BorrowedFd<'_>) -> bool {
+    let ip = |address: SocketAddrAny| {
+        let address: SocketAddr = address.try_into().ok()?;
+        Some(address.ip().to_canonical())
+    };
+    let here = getsockname(fd).ok().and_then(ip);
+    let there = getpeername(fd).ok().flatten().and_then(ip);
+    match (here, there) {
+        (Some(here), Some(there)) => here == there || here.is_loopback() || there.is_loopback(),
+        // Not connected yet.
+        _ => true,
+    }
 }
 
 fn option(fd: BorrowedFd<'_>, level: i32, name: i32, to: &mut [u8]) -> bool {

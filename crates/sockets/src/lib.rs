@@ -7,9 +7,11 @@
 //! `switch.rs` is the protocol between the two, `area.rs` their memory, `kernel.rs` the socket.
 
 pub mod area;
+mod awake;
 #[cfg(feature = "preload")]
 mod calls;
 mod connection;
+mod counter;
 mod directory;
 mod kernel;
 pub mod switch;

@@ -1,5 +1,6 @@
 //! A stream, at a rank.
 
+use std::borrow::Borrow;
 use std::time::{Duration, Instant};
 
 use dipole_node::{Address, Edge, Endpoint, Message as Received, ReceiveError, SendError};
@@ -21,11 +22,11 @@ pub struct Ranks {
     pub addresses: Vec<Address>,
 }
 
-/// See the module. All ranks open it and make the calls marked "all ranks" in the same order; control is
+/// See the module. It has its rank's endpoint, by reference or as its own. All ranks open it and make the calls marked "all ranks" in the same order; control is
 /// rank 0's. Nothing else may be sent to the endpoint meanwhile.
 #[derive(Debug)]
-pub struct Stream<'a> {
-    endpoint: &'a Endpoint,
+pub struct Stream<E> {
+    endpoint: E,
     ranks: Ranks,
     interface: Address,
     /// To the stream's endpoint there; none while it is opened.
@@ -36,21 +37,22 @@ pub struct Stream<'a> {
     early: Vec<Received>,
 }
 
-impl<'a> Stream<'a> {
+impl<E: Borrow<Endpoint>> Stream<E> {
     /// Opens a TCP stream to `to` (`host:port`) through the interface at an address. All ranks. Whoever
     /// does not answer, or take, for `patience` during a transfer ends the stream for all.
     ///
     /// # Errors
     /// The interface refuses or cannot connect, or is silent, or a rank is.
     pub fn open(
-        endpoint: &'a Endpoint,
+        endpoint: E,
         ranks: Ranks,
         interface: Address,
         to: &str,
         patience: Duration,
-    ) -> Result<Stream<'a>, StreamError> {
-        if ranks.addresses.get(ranks.own as usize) != Some(&endpoint.address()) {
-            let (own, address) = (ranks.own, endpoint.address());
+    ) -> Result<Stream<E>, StreamError> {
+        let address = endpoint.borrow().address();
+        if ranks.addresses.get(ranks.own as usize) != Some(&address) {
+            let own = ranks.own;
             return Err(StreamError::Misuse(format!(
                 "rank {own} is not at {address} in the list of ranks: give each rank's own endpoint"
             )));
@@ -92,7 +94,9 @@ impl<'a> Stream<'a> {
             let first = stream.ranks.addresses[0];
             let received = stream.receive(None, Some(first))?;
             match Message::decode(&received) {
-                Ok(Message::Opened { at }) => stream.edge = Some(endpoint.edge(at)?),
+                Ok(Message::Opened { at }) => {
+                    stream.edge = Some(stream.endpoint.borrow().edge(at)?)
+                }
                 _ => return Err(stream.unexpected()),
             }
         }
@@ -101,11 +105,11 @@ impl<'a> Stream<'a> {
 
     /// Asks the interface to open it; an edge to the stream's endpoint there.
     fn ask(&self, open: &Message<'_>) -> Result<Edge, StreamError> {
-        let interface = self.endpoint.edge(self.interface)?;
+        let interface = self.endpoint.borrow().edge(self.interface)?;
         interface.send_timeout(&open.encode(), self.patience)?;
         let received = self.receive(Some(&interface), None)?;
         match Message::decode(&received) {
-            Ok(Message::Opened { at }) => Ok(self.endpoint.edge(at)?),
+            Ok(Message::Opened { at }) => Ok(self.endpoint.borrow().edge(at)?),
             _ => Err(self.unexpected()),
         }
     }
@@ -114,7 +118,7 @@ impl<'a> Stream<'a> {
     fn tell_others(&self, told: &Message<'_>, patience: Duration) -> Result<(), StreamError> {
         let mut edges = Vec::new();
         for rank in &self.ranks.addresses[1..] {
-            edges.push(self.endpoint.edge(*rank)?);
+            edges.push(self.endpoint.borrow().edge(*rank)?);
         }
         let bytes = told.encode();
         let sent = edges.iter().map(|edge| edge.send_timeout(&bytes, patience));
@@ -197,7 +201,7 @@ impl<'a> Stream<'a> {
 
     /// Why the interface is gone: what it has said, if that has come.
     fn gone(&self, error: SendError) -> StreamError {
-        while let Ok(Some(received)) = self.endpoint.try_receive() {
+        while let Ok(Some(received)) = self.endpoint.borrow().try_receive() {
             if let Ok(Message::Ended { why }) = Message::decode(&received) {
                 return self.ended(why);
             }
@@ -375,7 +379,7 @@ impl<'a> Stream<'a> {
     fn receive(&self, edge: Option<&Edge>, only: Option<Address>) -> Result<Received, StreamError> {
         let began = Instant::now();
         loop {
-            match self.endpoint.receive_timeout(LOOK) {
+            match self.endpoint.borrow().receive_timeout(LOOK) {
                 Ok(received) if only.is_some_and(|only| only != received.source()) => {}
                 Ok(received) => {
                     if let Ok(Message::Ended { why }) = Message::decode(&received) {

@@ -1,6 +1,9 @@
 //! One sequence of bytes over several streams, which may go through several interfaces.
 
+use std::borrow::Borrow;
 use std::thread;
+
+use dipole_node::Endpoint;
 
 use crate::error::StreamError;
 use crate::layout::Layout;
@@ -11,17 +14,17 @@ use crate::stream::Stream;
 ///
 /// A rank's part of each stream is its own slice: [`split`](Stripes::split) says how long.
 #[derive(Debug)]
-pub struct Stripes<'a> {
-    streams: Vec<Stream<'a>>,
+pub struct Stripes<E> {
+    streams: Vec<Stream<E>>,
     block: u64,
 }
 
-impl<'a> Stripes<'a> {
+impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
     /// Over these streams, which all ranks have opened in the same order.
     ///
     /// # Errors
     /// There are none, or blocks have nothing.
-    pub fn new(streams: Vec<Stream<'a>>, block: u64) -> Result<Stripes<'a>, StreamError> {
+    pub fn new(streams: Vec<Stream<E>>, block: u64) -> Result<Stripes<E>, StreamError> {
         if streams.is_empty() || block == 0 {
             let why = "stripes need at least one stream, and blocks of at least one byte";
             return Err(StreamError::Misuse(why.into()));
@@ -30,7 +33,7 @@ impl<'a> Stripes<'a> {
     }
 
     /// The streams, for control.
-    pub fn streams(&mut self) -> &mut [Stream<'a>] {
+    pub fn streams(&mut self) -> &mut [Stream<E>] {
         &mut self.streams
     }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_node::{Address, Config, EndpointId, Node};
+use dipole_node::{Address, Config, Endpoint, EndpointId, Node};
 use dipole_streams::{
     Destinations, Interface, InterfaceConfig, Layout, Ranks, Stream, StreamError, Stripes,
 };
@@ -81,7 +81,7 @@ fn ranks(own: u32, stream: u32) -> Ranks {
 }
 
 /// The head of an answer; nothing of its body.
-fn answer(stream: &mut Stream<'_>) -> Result<String, StreamError> {
+fn answer(stream: &mut Stream<&Endpoint>) -> Result<String, StreamError> {
     let head = stream.hear_until(|it| it.ends_with(b"\r\n\r\n"), 4096)?;
     Ok(String::from_utf8_lossy(&head).into_owned())
 }

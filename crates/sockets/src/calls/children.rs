@@ -18,8 +18,8 @@ static OWN_PID: AtomicI32 = AtomicI32::new(0);
 extern "C" fn loaded() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the three functions take and give back the table's lock, in this order.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+        // SAFETY: the two functions change words of the table alone.
+        unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         OWN_PID.store(rustix::process::getpid().as_raw_pid(), Relaxed);
     });
 }
@@ -30,11 +30,10 @@ static AT_LOAD: extern "C" fn() = loaded;
 
 unsafe extern "C" fn before_fork() {
     leave_all();
-    table::hold();
 }
 
-unsafe extern "C" fn after_fork() {
-    table::release();
+unsafe extern "C" fn in_child() {
+    table::expect_none();
 }
 
 /// No connection gets records any more. What has come can be read by parent and child.
@@ -112,7 +111,7 @@ mod entered {
     use std::arch::naked_asm;
     use std::sync::atomic::AtomicUsize;
 
-    use super::{c_int, leave_all, leave_for_exec};
+    use super::{c_int, leave_all, leave_for_exec, table};
     use crate::calls::address;
 
     macro_rules! enter {
@@ -147,6 +146,7 @@ mod entered {
 
     extern "C" fn leave_for_child() -> c_int {
         leave_all();
+        table::expect_guest();
         0
     }
 

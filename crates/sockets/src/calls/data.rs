@@ -1,15 +1,15 @@
 //! Reading and writing.
 
-use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::Relaxed;
 
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, ssize_t};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::{failed, find, guarded, leaves, leaving, real, refuse};
+use super::{failed, find, guarded, leaves, leaving, real, refuse, waiting, waits};
 use crate::connection::Connection;
 use crate::switch::least;
+use crate::table::{self, Use};
 
 /// Flags of reads that records can be read with.
 const KNOWN: c_int = libc::MSG_PEEK
@@ -17,11 +17,6 @@ const KNOWN: c_int = libc::MSG_PEEK
     | libc::MSG_WAITALL
     | libc::MSG_NOSIGNAL
     | libc::MSG_CMSG_CLOEXEC;
-
-fn waits(fd: BorrowedFd<'_>, flags: c_int) -> bool {
-    let own = rustix::fs::fcntl_getfl(fd);
-    flags & libc::MSG_DONTWAIT == 0 && own.is_ok_and(|own| !own.contains(OFlags::NONBLOCK))
-}
 
 /// Reads by the kernel and the ring, as `recv` does.
 ///
@@ -73,7 +68,9 @@ unsafe fn receive(
         let mut byte = 0_u8;
         let place = (&raw mut byte).cast();
         // SAFETY: one byte is there.
-        let found = unsafe { recv_of_libc()(fd, place, 1, libc::MSG_PEEK) };
+        let look = |flags| unsafe { recv_of_libc()(fd, place, 1, libc::MSG_PEEK | flags) };
+        let awake = waiting::read(connection.waits(), || false, || look(libc::MSG_DONTWAIT));
+        let found = awake.unwrap_or_else(|| look(0));
         match found {
             1 if peek && all && got > 0 => return isize::try_from(got).unwrap_or(isize::MAX),
             1 => {}
@@ -98,33 +95,52 @@ unsafe fn read_by(
     flags: c_int,
     plain: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    let Some((connection, own)) = find(fd).filter(|_| length > 0) else {
+    let Some(found) = table::find(fd).filter(|_| length > 0) else {
         return plain();
     };
-    if !connection.begin_read() {
+    if found.before().is_taken() {
         // SAFETY: the caller's promise.
-        return unsafe { receive(&connection, fd, to, length, flags) };
+        return unsafe { receive(&found, fd, to, length, flags) };
     }
-    let got = plain();
-    ended(&connection, own, got, flags);
+    let polled = found.is_polled();
+    let got = if flags & !libc::MSG_NOSIGNAL == 0 && !polled.load(Relaxed) {
+        let does_not_wait = || {
+            let waiting = super::borrowed(fd).is_some_and(|own| waits(own, flags));
+            polled.store(!waiting, Relaxed);
+            !waiting
+        };
+        // SAFETY: the caller's arguments; `read` of a socket is `recv` without flags.
+        let look = || unsafe { recv_of_libc()(fd, to, length, flags | libc::MSG_DONTWAIT) };
+        waiting::read(found.waits(), does_not_wait, look).unwrap_or_else(plain)
+    } else {
+        plain()
+    };
+    ended(found, fd, got, flags);
     got
 }
 
 /// Accounts for a read of the C library.
-fn ended(connection: &Connection, fd: BorrowedFd<'_>, got: ssize_t, flags: c_int) {
-    let before = super::errno();
-    let unknown = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
-    if unknown && flags & libc::MSG_OOB != 0 {
-        // Urgent bytes stand outside the stream.
-        let _none_can_have_come = connection.leave();
+fn ended(mut found: Use, fd: c_int, got: ssize_t, flags: c_int) {
+    if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
+        if flags & libc::MSG_OOB != 0 {
+            // Urgent bytes stand outside the stream.
+            let _none_can_have_come = found.leave();
+        }
+        return;
     }
-    let takes = flags & libc::MSG_PEEK == 0 && !unknown;
-    let count = if takes {
-        usize::try_from(got).unwrap_or(0)
-    } else {
-        0
-    };
-    guarded(|| connection.end_read(fd, count));
+    let count = u64::try_from(got).unwrap_or(0);
+    if !found.is_to_look(found.before().bytes() + count) {
+        found.moved = count;
+        return;
+    }
+    let before = super::errno();
+    found.reads().add(count);
+    if let Some(own) = super::borrowed(fd)
+        && !guarded(|| found.look(own))
+    {
+        table::give_up(fd, &found);
+    }
+    drop(found);
     super::set_errno(before);
 }
 
@@ -139,14 +155,17 @@ unsafe fn write_by(
     flags: c_int,
     plain: impl Fn(usize) -> ssize_t,
 ) -> ssize_t {
-    let Some((connection, own)) = find(fd) else {
+    let Some(mut found) = table::writing(fd) else {
         return plain(0);
     };
     let mut done = 0;
     let plainly = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
     if flags & !plainly != 0 {
-        let _theirs_stay = connection.leave();
-    } else if length >= least() && !from.is_null() {
+        let _theirs_stay = found.leave();
+    } else if length >= least()
+        && !from.is_null()
+        && let Some(own) = super::borrowed(fd)
+    {
         let before = super::errno();
         // SAFETY: the caller's promise.
         let bytes = unsafe {
@@ -156,7 +175,7 @@ unsafe fn write_by(
             0 => SendFlags::empty(),
             _ => SendFlags::NOSIGNAL,
         };
-        match guarded(|| connection.send(own, bytes, silent, waits(own, flags))) {
+        match guarded(|| found.send(own, bytes, silent, waits(own, flags))) {
             Ok(count) => done = count,
             Err(error) => return failed(error),
         }
@@ -165,9 +184,8 @@ unsafe fn write_by(
             return isize::try_from(done).unwrap_or(isize::MAX);
         }
     }
-    connection.begin_write();
     let written = plain(done);
-    connection.end_write(usize::try_from(written).unwrap_or(0));
+    found.moved = u64::try_from(written).unwrap_or(0);
     let whole = isize::try_from(done).unwrap_or(isize::MAX);
     if written < 0 && done > 0 {
         whole
@@ -178,12 +196,11 @@ unsafe fn write_by(
 
 /// A write of several buffers, by TCP.
 fn write_plain(fd: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
-    let Some((connection, _)) = find(fd) else {
+    let Some(mut found) = table::writing(fd) else {
         return plain();
     };
-    connection.begin_write();
     let written = plain();
-    connection.end_write(usize::try_from(written).unwrap_or(0));
+    found.moved = u64::try_from(written).unwrap_or(0);
     written
 }
 
@@ -302,9 +319,9 @@ unsafe extern "C-unwind" fn recvfrom(
     // SAFETY: the caller's arguments, passed on.
     unsafe {
         let plain = || real(fd, to, length, flags, address, size);
-        match find(fd) {
-            None => plain(),
-            Some(_) => no_address(read_by(fd, to, length, flags, plain), address, size),
+        match table::is_known(fd) {
+            false => plain(),
+            true => no_address(read_by(fd, to, length, flags, plain), address, size),
         }
     }
 }
@@ -331,16 +348,16 @@ unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) 
     let real = real!(readv: fn(c_int, *const iovec, c_int) -> ssize_t);
     // SAFETY: the caller's arguments, passed on.
     unsafe {
-        let Some((connection, own)) = find(fd) else {
+        let Some(found) = table::find(fd) else {
             return real(fd, parts, count);
         };
-        if connection.begin_read() {
+        if !found.before().is_taken() {
             let got = real(fd, parts, count);
-            ended(&connection, own, got, 0);
+            ended(found, fd, got, 0);
             return got;
         }
         match usize::try_from(count) {
-            Ok(count) if count <= 1024 => read_parts(&connection, fd, parts, count, 0),
+            Ok(count) if count <= 1024 => read_parts(&found, fd, parts, count, 0),
             _ => failed(Errno::INVAL),
         }
     }
@@ -352,12 +369,12 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
     // SAFETY: the caller's arguments, passed on; a message that is not null may be read and
     // written.
     unsafe {
-        let Some((connection, own)) = find(fd) else {
+        let Some(found) = table::find(fd) else {
             return real(fd, message, flags);
         };
-        if connection.begin_read() {
+        if !found.before().is_taken() {
             let got = real(fd, message, flags);
-            ended(&connection, own, got, flags);
+            ended(found, fd, got, flags);
             return got;
         }
         let queue = flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0;
@@ -365,7 +382,7 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
             return real(fd, message, flags);
         }
         let (parts, count) = ((*message).msg_iov, (*message).msg_iovlen);
-        let got = read_parts(&connection, fd, parts, count, flags);
+        let got = read_parts(&found, fd, parts, count, flags);
         if got >= 0 {
             (*message).msg_namelen = 0;
             (*message).msg_controllen = 0;
@@ -470,7 +487,7 @@ unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int)
     // SAFETY: the caller's arguments, passed on; a list that is not null has `count` buffers.
     unsafe {
         let few = usize::try_from(count).ok().filter(|count| *count <= 1024);
-        if let Some(count) = few.filter(|_| !parts.is_null() && find(fd).is_some()) {
+        if let Some(count) = few.filter(|_| !parts.is_null() && table::is_known(fd)) {
             let all = std::slice::from_raw_parts(parts, count);
             let lengths = all
                 .iter()
@@ -528,7 +545,7 @@ unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_
             message.msg_iovlen == 1 && message.msg_controllen == 0 && message.msg_namelen == 0
         });
         if let Some(message) = single
-            && find(fd).is_some()
+            && table::is_known(fd)
         {
             let part = *message.msg_iov;
             return send(fd, part.iov_base, part.iov_len, flags);

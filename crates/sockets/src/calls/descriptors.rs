@@ -1,25 +1,27 @@
 //! How descriptors come, are copied and go.
 
-use std::sync::Arc;
-
 use libc::{c_int, c_uint, c_void, socklen_t};
 
-use super::{borrowed, errno, find, guarded, leaves, real, set_errno};
-use crate::connection::Connection;
+use super::{borrowed, errno, guarded, leaves, real, set_errno};
 use crate::{kernel, table};
 
-/// Follows a descriptor from now on, if it is TCP.
+/// Follows a descriptor from now on, if it is TCP to a process of this node.
 fn follow(fd: c_int, connected_here: bool) {
     let before = errno();
-    let tcp = borrowed(fd).is_some_and(kernel::is_tcp);
-    let made = tcp.then(|| Arc::new(Connection::new(connected_here)));
-    guarded(|| table::set(fd, made));
+    let tcp = borrowed(fd).is_some_and(|fd| kernel::is_tcp(fd) && kernel::may_be_near(fd));
+    guarded(|| match tcp {
+        true => table::follow(fd, connected_here),
+        false => table::forget(fd),
+    });
     set_errno(before);
 }
 
 fn forget(fd: c_int) {
+    if !table::is_known(fd) {
+        return;
+    }
     let before = errno();
-    guarded(|| table::set(fd, None));
+    guarded(|| table::forget(fd));
     set_errno(before);
 }
 
@@ -37,7 +39,7 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const c_void, size: socklen_
     let done =
         unsafe { real!(connect: fn(c_int, *const c_void, socklen_t) -> c_int)(fd, to, size) };
     let begun = done == 0 || errno() == libc::EINPROGRESS;
-    if begun && find(fd).is_none() {
+    if begun && !table::is_known(fd) {
         follow(fd, true);
     }
     done
@@ -99,7 +101,7 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
 fn copied(old: c_int, new: c_int) {
     let before = errno();
     if new >= 0 && old != new {
-        guarded(|| table::set(new, table::find(old)));
+        guarded(|| table::copy(old, new));
     }
     set_errno(before);
 }

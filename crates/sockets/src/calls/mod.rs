@@ -9,18 +9,18 @@ mod data;
 mod descriptors;
 mod files;
 mod options;
+mod waiting;
 
 use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::c_int;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use crate::connection::Connection;
-use crate::table;
+use crate::table::{self, Use};
 
 /// The next definition of a function after this library's, found once.
 pub(crate) fn address(cache: &AtomicUsize, name: &CStr) -> usize {
@@ -85,8 +85,14 @@ pub(crate) fn borrowed<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-pub(crate) fn find(fd: RawFd) -> Option<(Arc<Connection>, BorrowedFd<'static>)> {
+pub(crate) fn find(fd: RawFd) -> Option<(Use, BorrowedFd<'static>)> {
     Some((table::find(fd)?, borrowed(fd)?))
+}
+
+/// Whether a call with these flags waits.
+pub(crate) fn waits(fd: BorrowedFd<'_>, flags: c_int) -> bool {
+    let own = rustix::fs::fcntl_getfl(fd);
+    flags & libc::MSG_DONTWAIT == 0 && own.is_ok_and(|own| !own.contains(OFlags::NONBLOCK))
 }
 
 /// Sets `errno`; what the C library returns then.
@@ -113,6 +119,7 @@ pub(crate) fn leaves(fd: RawFd, call: &str) -> bool {
     };
     let before = errno();
     let left = connection.leave().is_ok();
+    drop(connection);
     if left {
         set_errno(before);
     } else {
