@@ -90,6 +90,24 @@ impl fmt::Display for Name {
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_taken_for_a_name_is_one(
+            mut bytes: [[u8; 16]; 3], is_ours: bool,
+        ) {
+            if is_ours {
+                bytes[0][..4].copy_from_slice(&MAGIC);
+            }
+            let bytes: [u8; NAME_BYTES] = bytes.concat().try_into().expect("three times 16");
+            let name = Name::decode(&bytes);
+            proptest::prop_assert!(name.is_some() == (bytes[..4] == MAGIC));
+            if let Some(name) = name {
+                proptest::prop_assert_eq!(Name::decode(&name.encode()), Some(name));
+                proptest::prop_assert!(name.to_string().is_ascii());
+            }
+        }
+    }
+
     #[test]
     fn a_name_survives_being_bytes_and_other_bytes_are_none() {
         for ip in ["10.1.2.3", "fd00::7"] {

@@ -6,6 +6,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod attacker;
+mod newcomer;
 mod packets;
 mod v6;
 
@@ -62,12 +63,16 @@ struct Scene {
 
 impl Scene {
     fn make(security: Security) -> Option<Scene> {
+        Scene::of(3, security)
+    }
+
+    fn of(nodes: u32, security: Security) -> Option<Scene> {
         if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
             return None;
         }
         let testbed = Testbed::builder()
-            .nodes(3)
+            .nodes(nodes)
             .build()
             .expect("a testbed can be made here");
         let key = testbed.folder().join("key");
