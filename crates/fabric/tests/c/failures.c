@@ -81,46 +81,6 @@ static void refused(void)
     CHECK(fi_close(&cq->fid) == -FI_EBUSY, "a queue in use");
 }
 
-/* Names that were spoiled on the way: what goes there fails by itself, and nothing else does. */
-static void spoiled(void)
-{
-    enum { NAME = 48, MAGIC = 4 };
-    /* Of the node, the endpoint, the process, its ports: the address stays, so nothing leaves. */
-    static const int places[] = {4, 7, 8, 11, 16, 23, 40, 41};
-    enum { COUNT = sizeof places / sizeof *places };
-    char theirs[NAME], name[NAME];
-    size_t length = sizeof theirs;
-    fi_addr_t number;
-    did(fi_av_lookup(av, other, theirs, &length), "fi_av_lookup");
-    CHECK(length == NAME, "%zu bytes of a name", length);
-    for (int bit = 0; bit < 8 * MAGIC; bit++) {
-        memcpy(name, theirs, NAME);
-        name[bit / 8] ^= 1 << bit % 8;
-        CHECK(fi_av_insert(av, name, 1, &number, 0, NULL) == 0, "bit %d is no name's", bit);
-        CHECK(number == FI_ADDR_NOTAVAIL, "it has a number");
-    }
-    int begun = 0;
-    for (int at = 0; at < COUNT; at++) {
-        memcpy(name, theirs, NAME);
-        name[places[at]] ^= 0x15;
-        CHECK(fi_av_insert(av, name, 1, &number, 0, NULL) == 1, "as good as any name");
-        struct iovec part = {area, 8};
-        struct fi_msg_tagged message = {
-            .msg_iov = &part, .iov_count = 1, .addr = number, .tag = 9, .context = area};
-        ssize_t sent = fi_tsendmsg(ep, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
-        CHECK(sent <= 0, "%zd", sent);
-        begun += sent == 0;
-    }
-    for (; begun; begun--) {
-        struct fi_cq_tagged_entry entry;
-        struct fi_cq_err_entry error = {0};
-        ssize_t got = fi_cq_sread(cq, &entry, 1, NULL, LIMIT_MS);
-        CHECK(got == -FI_EAVAIL, "%zd: it arrived, or waits for ever; %d left", got, begun);
-        CHECK(fi_cq_readerr(cq, &error, 0) == 1 && error.err, "no error");
-    }
-    together();
-}
-
 /* Messages longer than their receives, short and long. */
 static void truncated(void)
 {
@@ -192,7 +152,6 @@ int main(void)
     hinted();
     refused();
     together();
-    spoiled();
     truncated();
     cancelled();
     stopped();
