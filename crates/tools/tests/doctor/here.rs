@@ -215,7 +215,7 @@ fn an_address_that_is_not_this_machines_is_broken() {
 #[test]
 fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
     let place = Place::new();
-    let hosts = place.hosts("1 127.0.0.1\n2 second\n");
+    let hosts = place.hosts("1 127.0.0.1\nsecond 127.0.0.1\n");
     let path = hosts.to_str().expect("text");
     let report = place.report(&["--hosts", path]);
     assert_eq!(report.status, 1);
