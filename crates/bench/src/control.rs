@@ -91,6 +91,21 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
+    /// One of a kind, and nothing unusual.
+    #[cfg(test)]
+    pub(crate) fn of(kind: Kind, size_bytes: usize) -> Workload {
+        Workload {
+            kind,
+            size_bytes,
+            duration: Duration::from_millis(10),
+            unreliable: false,
+            block: false,
+            may_lose: false,
+            threads: false,
+            two_threads_a_side: false,
+        }
+    }
+
     /// The CPU time this side has used, user and system, spinning included.
     pub(crate) fn cpu_time_ns(&self) -> u64 {
         if self.threads {

@@ -294,26 +294,13 @@ pub(crate) enum Waits {
 mod tests {
     use super::*;
 
-    fn work(kind: Kind, size_bytes: usize) -> Workload {
-        Workload {
-            kind,
-            size_bytes,
-            duration: std::time::Duration::ZERO,
-            unreliable: false,
-            block: false,
-            may_lose: false,
-            threads: false,
-            two_threads_a_side: false,
-        }
-    }
-
     #[test]
     fn the_usual_subjects_accept_the_usual_work() {
         let works = [
-            work(Kind::Pingpong, 64),
-            work(Kind::Stream, 1 << 20),
-            work(Kind::Rate, 64),
-            work(Kind::Bidir, 64 << 10),
+            Workload::of(Kind::Pingpong, 64),
+            Workload::of(Kind::Stream, 1 << 20),
+            Workload::of(Kind::Rate, 64),
+            Workload::of(Kind::Bidir, 64 << 10),
         ];
         for work in works {
             for place in [Placement::TwoNodes, Placement::OneNode] {
@@ -324,7 +311,7 @@ mod tests {
         }
         let threads = Workload {
             two_threads_a_side: true,
-            ..work(Kind::Bidir, 64 << 10)
+            ..Workload::of(Kind::Bidir, 64 << 10)
         };
         for place in [Placement::TwoNodes, Placement::OneNode] {
             for subject in Subject::usual(Kind::Bidir, Waits::InThreads, place) {
@@ -336,18 +323,18 @@ mod tests {
     #[test]
     fn a_refusal_names_the_subject_and_the_number() {
         let refusal = Subject::BareUdpSpin
-            .refuses(&work(Kind::Stream, 1 << 20))
+            .refuses(&Workload::of(Kind::Stream, 1 << 20))
             .expect("too long");
         assert!(
             refusal.contains("bare-udp-spin") && refusal.contains("1048576"),
             "{refusal}"
         );
         let refusal = Subject::BareShm
-            .refuses(&work(Kind::Rate, 3))
+            .refuses(&Workload::of(Kind::Rate, 3))
             .expect("too short");
         assert!(refusal.contains("at least 4"), "{refusal}");
         let refusal = Subject::BarePipeBlock
-            .refuses(&work(Kind::Bidir, 64))
+            .refuses(&Workload::of(Kind::Bidir, 64))
             .expect("one thread");
         assert!(refusal.contains("--threads 2"), "{refusal}");
     }

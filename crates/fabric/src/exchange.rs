@@ -260,7 +260,7 @@ impl Exchange {
         }
         if to.messages == self.own.messages {
             self.send_to_self(&message);
-        } else if !message.is_confirmed && self.goes_whole(to, message.from.length())? {
+        } else if !message.is_confirmed && self.is_eager(to, message.from.length())? {
             let mut scratch = std::mem::take(&mut self.scratch);
             scratch.clear();
             scratch.extend_from_slice(&message.head(Kind::Message).encode());
@@ -282,7 +282,7 @@ impl Exchange {
 
     /// Whether a message of this length is sent as it is, not offered.
     #[inline]
-    fn goes_whole(&mut self, to: &Name, length: usize) -> Result<bool, Failure> {
+    fn is_eager(&mut self, to: &Name, length: usize) -> Result<bool, Failure> {
         if length <= EAGER_BYTES {
             return Ok(true);
         }
@@ -412,7 +412,8 @@ impl Exchange {
     #[inline]
     fn take_messages(&mut self) -> bool {
         let at_network = !self.shares_memory || self.looks.is_multiple_of(LOOKS_PER_STEP);
-        let has_come = self.poll(at_network) || (!at_network && self.is_over() && self.poll(true));
+        let has_come =
+            self.poll(at_network) || (!at_network && self.is_network_due() && self.poll(true));
         if has_come {
             self.idle_since = None;
         }
@@ -421,15 +422,15 @@ impl Exchange {
 
     /// True if nothing has come through shared memory for some time, or this process was off its
     /// core meanwhile: each time that it is so.
-    fn is_over(&mut self) -> bool {
+    fn is_network_due(&mut self) -> bool {
         let now = Instant::now();
         let last = std::mem::replace(&mut self.looked_at, now);
         let since = *self.idle_since.get_or_insert(now);
-        let is_over = now - since.min(last) >= NEAR_WAIT;
-        if is_over {
+        let is_due = now - since.min(last) >= NEAR_WAIT;
+        if is_due {
             self.idle_since = Some(now);
         }
-        is_over
+        is_due
     }
 
     /// Takes what has come; true if there was anything.

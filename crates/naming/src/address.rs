@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lines::excerpt;
+
 /// A node: a host with its own runtime directory (NID). Never derived, always given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
@@ -68,13 +70,8 @@ pub enum AddressError {
 fn number(part: &'static str, text: &str) -> Result<u32, AddressError> {
     text.parse().map_err(|_| AddressError::BadNumber {
         part,
-        found: shown(text),
+        found: excerpt(text),
     })
-}
-
-/// The front of a text that somebody gave, as it can be shown.
-fn shown(text: &str) -> String {
-    text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
 impl FromStr for NodeId {
@@ -101,7 +98,9 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let Some((node, endpoint)) = text.split_once(':') else {
-            return Err(AddressError::NoColon { found: shown(text) });
+            return Err(AddressError::NoColon {
+                found: excerpt(text),
+            });
         };
         Ok(Address {
             node: node.parse()?,

@@ -56,7 +56,7 @@ impl Fault {
     /// A word that does not belong there, and what does.
     #[must_use]
     pub fn new(found: &str, expected: impl fmt::Display) -> Fault {
-        let found = found.escape_debug();
+        let found = excerpt(found);
         Fault(format!("found `{found}`, expected {expected}"))
     }
 
@@ -65,6 +65,17 @@ impl Fault {
     pub fn because(text: String) -> Fault {
         Fault(text)
     }
+}
+
+/// The front of a text that somebody gave, as it can be shown in an error.
+#[must_use]
+pub fn excerpt(text: &str) -> String {
+    /// Characters of it.
+    const MOST: usize = 80;
+    text.chars()
+        .take(MOST)
+        .flat_map(char::escape_debug)
+        .collect()
 }
 
 /// A text that can stand in a line: not empty, without white space, control characters and `#`.

@@ -20,7 +20,7 @@ pub const VERSION: u32 = 1;
 pub struct Choices {
     /// Longest message that goes through shared memory whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub whole_bytes: Option<usize>,
+    pub eager_bytes: Option<usize>,
     /// Parts in which longer ones go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub piece_bytes: Option<usize>,
@@ -183,10 +183,10 @@ mod tests {
         let of = |link| Choices::load(directory.path(), link).expect("readable");
         assert_eq!(of("shm"), Choices::default());
         let text = r#"{"version": 1, "link": "shm", "cost": [{"p": 2}],
-            "choices": {"whole_bytes": 4096, "later": true}}"#;
+            "choices": {"eager_bytes": 4096, "later": true}}"#;
         std::fs::write(directory.path().join("shm.json"), text).expect("it can be written");
         let expected = Choices {
-            whole_bytes: Some(4096),
+            eager_bytes: Some(4096),
             ..Choices::default()
         };
         assert_eq!(of("shm"), expected);
@@ -205,7 +205,7 @@ mod tests {
             loaded.expect_err("it is wrong").to_string()
         };
         assert!(error(r#"{"version": 9, "links": []}"#).contains("has version 9, known is 1"));
-        let wrong = error(r#"{"version": 1, "choices": {"whole_bytes": "much"}}"#);
+        let wrong = error(r#"{"version": 1, "choices": {"eager_bytes": "much"}}"#);
         assert!(wrong.contains("udp.json is no profile") && wrong.contains("calibrate again"));
         let missing = write(
             &directory.path().join("udp.json"),

@@ -19,7 +19,7 @@ use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
 use crate::limits::LIMITS_FILE;
 use crate::limits::{Bound, UserLimits};
-use crate::lines::FileError;
+use crate::lines::{FileError, excerpt};
 use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
@@ -180,9 +180,6 @@ pub enum ConfigError {
     Launcher(JobError),
 }
 
-/// Characters of a wrong value that are shown.
-const MOST_SHOWN: usize = 80;
-
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -190,10 +187,11 @@ impl fmt::Display for ConfigError {
                 name,
                 value,
                 expected,
-            } => {
-                let front: String = value.chars().take(MOST_SHOWN).collect();
-                write!(f, "{name}={front:?} cannot be used: expected {expected}")
-            }
+            } => write!(
+                f,
+                "{name}=\"{}\" cannot be used: expected {expected}",
+                excerpt(value)
+            ),
             ConfigError::Hosts(error) => write!(f, "{error}"),
             ConfigError::UnknownNode(node) => write!(
                 f,

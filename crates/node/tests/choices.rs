@@ -84,7 +84,7 @@ fn a_profile_with_another_crossover_sends_another_way() {
     assert_eq!(usual.records(6000), 1);
     assert!(usual.records(20_000) > 1);
     let shorter = Choices {
-        whole_bytes: Some(4096),
+        eager_bytes: Some(4096),
         piece_bytes: Some(2048),
         ..Choices::default()
     };
@@ -94,7 +94,7 @@ fn a_profile_with_another_crossover_sends_another_way() {
     // What announces it, and three parts.
     assert_eq!(chosen.records(6000), 4);
     let longer = Choices {
-        whole_bytes: Some(31 << 10),
+        eager_bytes: Some(31 << 10),
         ..Choices::default()
     };
     save(&profiles, longer);
@@ -113,7 +113,7 @@ fn a_profile_that_makes_no_sense_changes_nothing_that_must_not_be() {
     let directory = tempfile::tempdir().expect("a directory");
     let profiles = directory.path().join("profiles");
     let senseless = Choices {
-        whole_bytes: Some(usize::MAX),
+        eager_bytes: Some(usize::MAX),
         piece_bytes: Some(0),
         run_packets: Some(0),
     };

@@ -12,10 +12,10 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use rustix::thread::futex;
 
-use crate::awake::Waits;
 use crate::counter::Counter;
 use crate::directory::{Agreement, meet};
 use crate::kernel::{self, Socket};
+use crate::spin::AdaptiveSpin;
 use crate::switch::{Lane, MARKER, Stream, Unread, least};
 
 /// What a connection must move before its ends look for each other, which small ones would not
@@ -44,7 +44,7 @@ pub(crate) struct Connection {
     place: AtomicU32,
     /// The program does not wait in its reads.
     is_polled: AtomicBool,
-    waits: Waits,
+    spin: AdaptiveSpin,
     descriptors: AtomicU32,
     /// What the kernel counts as sent before the first byte.
     base: AtomicU64,
@@ -68,7 +68,7 @@ impl Connection {
             look_at: AtomicU64::new(0),
             place: AtomicU32::new(FREE),
             is_polled: AtomicBool::new(false),
-            waits: Waits::new(),
+            spin: AdaptiveSpin::new(),
             descriptors: AtomicU32::new(0),
             base: AtomicU64::new(0),
             agreement: AtomicPtr::new(ptr::null_mut()),
@@ -90,7 +90,7 @@ impl Connection {
         for flag in [&self.meeting, &self.mutual, &self.is_polled] {
             flag.store(false, Relaxed);
         }
-        self.waits.reset();
+        self.spin.reset();
         self.left.store(!cfg!(target_arch = "x86_64"), Relaxed);
         self.later.store(0, Relaxed);
         self.descriptors.store(1, SeqCst);
@@ -145,8 +145,8 @@ impl Connection {
     }
 
     /// What its reads taught.
-    pub(crate) fn waits(&self) -> &Waits {
-        &self.waits
+    pub(crate) fn spin(&self) -> &AdaptiveSpin {
+        &self.spin
     }
 
     /// Whether the program is known not to wait in its reads.

@@ -7,12 +7,12 @@
 //! `switch.rs` is the protocol between the two, `area.rs` their memory, `kernel.rs` the socket.
 
 pub mod area;
-mod awake;
 #[cfg(feature = "preload")]
 mod calls;
 mod connection;
 mod counter;
 mod directory;
 mod kernel;
+mod spin;
 pub mod switch;
 mod table;

@@ -10,12 +10,12 @@
 
 mod figure;
 mod files;
+#[cfg(test)]
+mod hostile;
 mod page;
 mod perfetto;
 mod prediction;
 mod run;
-#[cfg(test)]
-mod strange;
 mod summary;
 mod symbols;
 mod tree;

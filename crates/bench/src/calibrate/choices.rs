@@ -23,10 +23,10 @@ const GAIN: f64 = 0.03;
 const ROUNDS: usize = 3;
 const EACH: Duration = Duration::from_millis(15);
 /// Up to where a message may go whole: at most what an edge may send before it is granted more.
-const WHOLE_BYTES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 31 << 10];
-const BUILT_IN_WHOLE: usize = 16 << 10;
+const EAGER_BYTES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 31 << 10];
+const BUILT_IN_EAGER: usize = 16 << 10;
 /// Lengths on both sides of each.
-const WHOLE_LENGTHS: [usize; 5] = [1500, 3000, 6000, 12_000, 24_000];
+const EAGER_LENGTHS: [usize; 5] = [1500, 3000, 6000, 12_000, 24_000];
 const PIECE_BYTES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const PIECE_LENGTHS: [usize; 3] = [96 << 10, 256 << 10, 1 << 20];
 const RUN_PACKETS: [usize; 4] = [1, 3, 6, 9];
@@ -59,14 +59,14 @@ impl Trials<'_> {
             });
             return self.best_of(none, &runs, &RUN_LENGTHS);
         }
-        let ends = [WHOLE_BYTES[0], WHOLE_BYTES[WHOLE_BYTES.len() - 1]].map(|bytes| Choices {
-            whole_bytes: Some(bytes),
+        let ends = [EAGER_BYTES[0], EAGER_BYTES[EAGER_BYTES.len() - 1]].map(|bytes| Choices {
+            eager_bytes: Some(bytes),
             ..none
         });
-        let times = self.times(&ends, &WHOLE_LENGTHS)?;
-        let whole = crossover(&WHOLE_LENGTHS, &times[1], &times[0]);
+        let times = self.times(&ends, &EAGER_LENGTHS)?;
+        let whole = crossover(&EAGER_LENGTHS, &times[1], &times[0]);
         let usual = Choices {
-            whole_bytes: whole,
+            eager_bytes: whole,
             ..none
         };
         let pieces = PIECE_BYTES.map(|bytes| Choices {
@@ -136,7 +136,7 @@ fn crossover(lengths: &[usize], whole: &[f64], long: &[f64]) -> Option<usize> {
         both.map(|(length, (whole, long))| if *length <= limit { *whole } else { *long })
             .collect()
     };
-    let limits: Vec<usize> = [BUILT_IN_WHOLE].into_iter().chain(WHOLE_BYTES).collect();
+    let limits: Vec<usize> = [BUILT_IN_EAGER].into_iter().chain(EAGER_BYTES).collect();
     let all: Vec<Vec<f64>> = limits.iter().map(|limit| times(*limit)).collect();
     match best(&all) {
         0 => None,
@@ -166,12 +166,12 @@ fn best(times: &[Vec<f64>]) -> usize {
 /// What was chosen, in words; nothing if all stays as it is built in.
 pub(super) fn told(choices: &Choices) -> String {
     let Choices {
-        whole_bytes,
+        eager_bytes,
         piece_bytes,
         run_packets,
     } = *choices;
     let words = [
-        whole_bytes.map(|bytes| format!("messages go whole up to {}", size(bytes))),
+        eager_bytes.map(|bytes| format!("messages go whole up to {}", size(bytes))),
         piece_bytes.map(|bytes| format!("longer ones in parts of {}", size(bytes))),
         run_packets.map(|most| format!("up to {most} packets leave as one datagram")),
     ];
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_crossover_lies_where_the_ways_cross_and_only_if_it_is_worth_it() {
-        let lengths = &WHOLE_LENGTHS;
+        let lengths = &EAGER_LENGTHS;
         let long: Vec<f64> = lengths
             .iter()
             .map(|bytes| 3000.0 + 0.05 * *bytes as f64)
@@ -227,7 +227,7 @@ mod tests {
     fn what_is_chosen_is_told_in_words() {
         assert_eq!(told(&Choices::default()), "messages go as it is built in");
         let choices = Choices {
-            whole_bytes: Some(8 << 10),
+            eager_bytes: Some(8 << 10),
             piece_bytes: Some(32 << 10),
             run_packets: None,
         };

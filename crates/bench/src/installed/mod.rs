@@ -230,26 +230,11 @@ impl Installed {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    fn work(kind: Kind, size_bytes: usize) -> Workload {
-        Workload {
-            kind,
-            size_bytes,
-            duration: Duration::from_millis(10),
-            unreliable: false,
-            block: false,
-            may_lose: false,
-            threads: false,
-            two_threads_a_side: false,
-        }
-    }
 
     #[test]
     fn what_a_tool_cannot_do_is_refused_with_its_limit() {
-        let refused = |peer: Peer, kind, bytes| peer.refuses(&work(kind, bytes));
+        let refused = |peer: Peer, kind, bytes| peer.refuses(&Workload::of(kind, bytes));
         assert_eq!(refused(Peer::Ucx, Kind::Stream, 1 << 20), None);
         assert_eq!(refused(Peer::Libfabric, Kind::Pingpong, 64), None);
         for (peer, kind, bytes, word) in [

@@ -18,11 +18,7 @@ use crate::clock::nanoseconds;
 /// how late a descriptor may become ready after the last of them has returned.
 const NAP: Duration = Duration::from_micros(500);
 /// The same while nobody waits elsewhere: it only ends what threads that call leave unfinished.
-/// And the longest nap while threads call all the time: whoever wakes up on a core that is idle
-/// keeps the kernel from moving others there.
 const LONG_NAP: Duration = Duration::from_millis(4);
-/// Calls during one nap after which the next one is twice as long.
-const MANY_CALLS: u32 = 64;
 /// A thread that has slept in a wait for this long leaves the progress thread
 /// nothing to do: it may sleep until it is called.
 const LONG_SLEEP_NS: u64 = 10_000_000;
@@ -40,8 +36,6 @@ pub(super) struct Progress {
     /// Threads inside a wait, and when the last of them left, or stepped.
     waiting: usize,
     left: Instant,
-    /// The next nap, and the number of calls before it.
-    nap: (Duration, u32),
     stop: bool,
     /// Threads that serve; those of them that wait until nobody steps any more.
     threads: usize,
@@ -83,7 +77,6 @@ impl Progress {
             unparked: Arc::new(Condvar::new()),
             waiting: 0,
             left: now,
-            nap: (NAP, 0),
             stop: false,
             threads: 0,
             spare: 0,
@@ -179,17 +172,6 @@ impl Progress {
     pub(super) fn call(&mut self) {
         self.unpark();
         self.wake_for(Instant(0));
-    }
-
-    /// How long to nap while others step: the longer, the more they do.
-    fn next_nap(&mut self, calls: u32) -> Duration {
-        let (last, before) = self.nap;
-        let nap = match calls.wrapping_sub(before) >= MANY_CALLS {
-            true => LONG_NAP.min(last * 2),
-            false => NAP,
-        };
-        self.nap = (nap, calls);
-        nap
     }
 
     /// True while threads step that wait in the driver, or did until a moment ago.
@@ -319,9 +301,8 @@ impl<S: Stepper> Driver<S> {
             state = parked.unwrap_or_else(PoisonError::into_inner);
         } else {
             state.progress.doing = Doing::Napping;
-            let calls = state.calls;
             let nap = match state.is_polled() {
-                true => state.progress.next_nap(calls),
+                true => NAP,
                 false => LONG_NAP,
             };
             unlock(state);

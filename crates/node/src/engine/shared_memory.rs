@@ -41,7 +41,7 @@ const POLL_LIMIT: usize = 256;
 /// pieces, or are fetched by their receiver. Unreliable ones are never longer.
 const EAGER_BYTES: usize = 16 << 10;
 /// Shorter ones go whole, whatever a profile says.
-const LEAST_WHOLE_BYTES: usize = 1 << 10;
+const LEAST_EAGER_BYTES: usize = 1 << 10;
 
 /// A connection of the hub.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ pub(super) struct SharedMemory {
     fetches: Fetches,
     outgoing: OutgoingLong,
     /// Longest message that goes whole.
-    whole_bytes: usize,
+    eager_bytes: usize,
     events: Vec<ShmEvent>,
     /// A process of this node died without a word: its files may be swept.
     died: bool,
@@ -116,7 +116,7 @@ impl SharedMemory {
             backlogged: Vec::new(),
             fetches: Fetches::default(),
             outgoing: OutgoingLong::default(),
-            whole_bytes: EAGER_BYTES,
+            eager_bytes: EAGER_BYTES,
             events: Vec::new(),
             died: false,
         })
@@ -124,8 +124,8 @@ impl SharedMemory {
 
     /// Lets messages go as measurements say, from the next connection on.
     pub(super) fn choose(&mut self, choices: Choices) {
-        if let Some(bytes) = choices.whole_bytes {
-            self.whole_bytes = bytes.clamp(LEAST_WHOLE_BYTES, MAX_RECORD_BYTES - size_of::<Head>());
+        if let Some(bytes) = choices.eager_bytes {
+            self.eager_bytes = bytes.clamp(LEAST_EAGER_BYTES, MAX_RECORD_BYTES - size_of::<Head>());
         }
         self.outgoing.choose(choices.piece_bytes);
     }
@@ -241,7 +241,7 @@ impl SharedMemory {
                 Blocked::NoFrame
             }
             PushError::TooLong { .. } => Blocked::TooLong {
-                limit: self.whole_bytes as u64,
+                limit: self.eager_bytes as u64,
             },
             // Its end is reported by `poll_connections`.
             PushError::Gone => Blocked::Gone(None),
@@ -571,7 +571,7 @@ impl SharedMemory {
             id,
             eager_bytes: usize::try_from(eager)
                 .unwrap_or(usize::MAX)
-                .min(self.whole_bytes),
+                .min(self.eager_bytes),
         });
         let known = self.by_incarnation.get(&greeting.incarnation);
         let known_open = known.is_some_and(|known| {

@@ -69,7 +69,7 @@ unsafe fn receive(
         let place = (&raw mut byte).cast();
         // SAFETY: one byte is there.
         let look = |flags| unsafe { recv_of_libc()(fd, place, 1, libc::MSG_PEEK | flags) };
-        let awake = waiting::read(connection.waits(), || false, || look(libc::MSG_DONTWAIT));
+        let awake = waiting::read(connection.spin(), || false, || look(libc::MSG_DONTWAIT));
         let found = awake.unwrap_or_else(|| look(0));
         match found {
             1 if peek && all && got > 0 => return isize::try_from(got).unwrap_or(isize::MAX),
@@ -111,7 +111,7 @@ unsafe fn read_by(
         };
         // SAFETY: the caller's arguments; `read` of a socket is `recv` without flags.
         let look = || unsafe { recv_of_libc()(fd, to, length, flags | libc::MSG_DONTWAIT) };
-        waiting::read(found.waits(), does_not_wait, look).unwrap_or_else(plain)
+        waiting::read(found.spin(), does_not_wait, look).unwrap_or_else(plain)
     } else {
         plain()
     };

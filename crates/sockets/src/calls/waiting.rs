@@ -1,5 +1,5 @@
 //! Calls that wait: where the last waits were short, the kernel is asked without waiting for a
-//! while before the program is put to sleep (`awake.rs`). What is told, and when, is the kernel's.
+//! while before the program is put to sleep (`spin.rs`). What is told, and when, is the kernel's.
 
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
 use super::{errno, real, set_errno};
-use crate::awake::{LONGEST_NS, Waits};
+use crate::spin::{AdaptiveSpin, MAX_SPIN_NS};
 use crate::table;
 
 static NOW: timespec = timespec {
@@ -17,7 +17,7 @@ static NOW: timespec = timespec {
 
 thread_local! {
     /// Of waits for descriptors of all kinds.
-    static WAITS: Waits = const { Waits::new() };
+    static SPIN: AdaptiveSpin = const { AdaptiveSpin::new() };
 }
 
 /// Signals of this thread wait meanwhile: a handler that runs between two questions would not end
@@ -81,8 +81,12 @@ impl Drop for Quiet {
 }
 
 /// Asks until there is an answer other than "nothing", or for too long.
-fn ask<T: Copy>(waits: &Waits, nothing: impl Fn(T) -> bool, question: impl Fn() -> T) -> Option<T> {
-    let end = Instant::now() + Duration::from_nanos(LONGEST_NS);
+fn ask<T: Copy>(
+    spin: &AdaptiveSpin,
+    nothing: impl Fn(T) -> bool,
+    question: impl Fn() -> T,
+) -> Option<T> {
+    let end = Instant::now() + Duration::from_nanos(MAX_SPIN_NS);
     let answer = loop {
         let answer = question();
         if !nothing(answer) {
@@ -93,7 +97,7 @@ fn ask<T: Copy>(waits: &Waits, nothing: impl Fn(T) -> bool, question: impl Fn() 
         }
         std::hint::spin_loop();
     };
-    waits.end(answer.is_some());
+    spin.end(answer.is_some());
     answer
 }
 
@@ -104,7 +108,7 @@ fn wait(
     look: impl Fn() -> c_int,
     sleep: impl FnOnce(Option<*const sigset_t>) -> c_int,
 ) -> c_int {
-    if !table::any_known() || !WAITS.with(Waits::begin) {
+    if !table::any_known() || !SPIN.with(AdaptiveSpin::begin) {
         return sleep(None);
     }
     let first = look();
@@ -113,7 +117,7 @@ fn wait(
     }
     // A program that gives a mask has the signals blocked that may end its wait.
     let quiet = (!is_masked).then(Quiet::new);
-    match WAITS.with(|waits| ask(waits, |answer| answer == 0, look)) {
+    match SPIN.with(|spin| ask(spin, |answer| answer == 0, look)) {
         Some(answer) => answer,
         None => sleep(quiet.as_ref().map(|quiet| &raw const quiet.before)),
     }
@@ -381,11 +385,11 @@ unsafe extern "C-unwind" fn pselect(
 /// A read of a connection that waits, by `sleep`; `look` is the same read without waiting. None: it
 /// does not wait, or is slept through.
 pub(crate) fn read(
-    waits: &Waits,
+    spin: &AdaptiveSpin,
     is_polled: impl Fn() -> bool,
     look: impl Fn() -> isize,
 ) -> Option<isize> {
-    if !waits.begin() {
+    if !spin.begin() {
         return None;
     }
     let nothing = |got: isize| got < 0 && errno() == libc::EAGAIN;
@@ -394,7 +398,7 @@ pub(crate) fn read(
         return Some(first);
     }
     let quiet = Quiet::new();
-    let found = ask(waits, nothing, look);
+    let found = ask(spin, nothing, look);
     if found.is_none() && quiet.is_interrupted() {
         drop(quiet);
         set_errno(libc::EINTR);

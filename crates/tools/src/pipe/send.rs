@@ -279,30 +279,40 @@ impl Sender<'_> {
         }
     }
 
-    /// What the receiver says next, if it does within this time.
+    /// What the receiver says next, if it does within this time, whatever others say meanwhile.
     fn report(&self, within: Duration) -> Result<Option<Report>, PipeError> {
+        let until = Instant::now() + within;
         loop {
-            let message = match self.endpoint.receive_timeout(within) {
+            let left = until.saturating_duration_since(Instant::now());
+            let message = match self.endpoint.receive_timeout(left) {
                 Ok(message) => message,
                 Err(ReceiveError::TimedOut { .. }) => return Ok(None),
                 Err(error) => return Err(PipeError::Receive(error)),
             };
-            let frame = match Frame::parse(&message) {
-                Ok(frame) if frame.stream == self.stream => frame,
-                _ => continue,
-            };
-            let offset_bytes = frame.offset_bytes;
-            match frame.kind {
-                Kind::Ready { crc } => return Ok(Some(Report::Ready { offset_bytes, crc })),
-                Kind::Complete => return Ok(Some(Report::Complete)),
-                Kind::Failed(reason) => {
-                    return Err(PipeError::Refused {
-                        to: self.to,
-                        reason: reason.to_owned(),
-                    });
-                }
-                _ => {}
+            if let Some(report) = self.parse(&message)? {
+                return Ok(Some(report));
             }
+            if left.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// What a message says, if it is a report of this receiver.
+    fn parse(&self, message: &[u8]) -> Result<Option<Report>, PipeError> {
+        let frame = match Frame::parse(message) {
+            Ok(frame) if frame.stream == self.stream => frame,
+            _ => return Ok(None),
+        };
+        let offset_bytes = frame.offset_bytes;
+        match frame.kind {
+            Kind::Ready { crc } => Ok(Some(Report::Ready { offset_bytes, crc })),
+            Kind::Complete => Ok(Some(Report::Complete)),
+            Kind::Failed(reason) => Err(PipeError::Refused {
+                to: self.to,
+                reason: reason.to_owned(),
+            }),
+            _ => Ok(None),
         }
     }
 
@@ -372,11 +382,12 @@ impl Sender<'_> {
         if !matches!(error, PipeError::Send(_)) {
             return error;
         }
+        let until = Instant::now() + LAST_ACK;
         loop {
-            match self.report(LAST_ACK) {
-                Ok(Some(_)) => {}
+            match self.report(until.saturating_duration_since(Instant::now())) {
+                Ok(Some(_)) if Instant::now() < until => {}
                 Err(refused @ PipeError::Refused { .. }) => return refused,
-                Ok(None) | Err(_) => return error,
+                _ => return error,
             }
         }
     }

@@ -5,23 +5,23 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// How long at most. About what going to sleep and being woken costs.
-pub(crate) const LONGEST_NS: u64 = 50_000;
+pub(crate) const MAX_SPIN_NS: u64 = 50_000;
 /// Waits that are slept through, at most, after one that was too long.
 const MOST_ASLEEP: u32 = 1 << 12;
 
 /// What the last waits of a thread, or of reads of a connection, taught. Not exact where several threads
 /// wait at once, and need not be.
 #[derive(Debug)]
-pub(crate) struct Waits {
+pub(crate) struct AdaptiveSpin {
     /// Waits to come that are slept through.
     asleep: AtomicU32,
     /// How many it will be after the next wait that is too long.
     next: AtomicU32,
 }
 
-impl Waits {
-    pub(crate) const fn new() -> Waits {
-        Waits {
+impl AdaptiveSpin {
+    pub(crate) const fn new() -> AdaptiveSpin {
+        AdaptiveSpin {
             asleep: AtomicU32::new(0),
             next: AtomicU32::new(1),
         }
@@ -60,11 +60,11 @@ mod tests {
 
     #[test]
     fn waits_that_are_always_long_are_slept_through_but_for_one_in_four_thousand() {
-        let waits = Waits::new();
+        let spin = AdaptiveSpin::new();
         let mut awake = 0;
         for _ in 0..100_000 {
-            if waits.begin() {
-                waits.end(false);
+            if spin.begin() {
+                spin.end(false);
                 awake += 1;
             }
         }
@@ -73,20 +73,20 @@ mod tests {
 
     #[test]
     fn short_ones_are_found_again_soon_and_then_all_spent_awake() {
-        let waits = Waits::new();
+        let spin = AdaptiveSpin::new();
         for _ in 0..100_000 {
-            if waits.begin() {
-                waits.end(false);
+            if spin.begin() {
+                spin.end(false);
             }
         }
         let mut until = 0;
-        while !waits.begin() {
+        while !spin.begin() {
             until += 1;
         }
         assert!(until <= MOST_ASLEEP);
         for _ in 0..1000 {
-            waits.end(true);
-            assert!(waits.begin());
+            spin.end(true);
+            assert!(spin.begin());
         }
     }
 }
