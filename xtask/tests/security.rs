@@ -1,4 +1,4 @@
-//! Every test that SECURITY.md names exists.
+//! Every test that SECURITY.md names exists, and every line of its tables of tests names one.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -41,14 +41,59 @@ fn named(text: &str) -> BTreeSet<&str> {
     quoted.filter(is_name).collect()
 }
 
+/// The rows of tables whose last column is about tests.
+fn rows(text: &str) -> Vec<&str> {
+    let mut rows = Vec::new();
+    let mut is_about_tests = None;
+    for line in text.lines() {
+        let Some(row) = line.strip_prefix('|') else {
+            is_about_tests = None;
+            continue;
+        };
+        match is_about_tests {
+            None => {
+                let head = row.trim_end_matches('|').rsplit('|').next();
+                let head = head.unwrap_or_default().trim();
+                is_about_tests = Some(head == "tried by" || head.starts_with("test"));
+            }
+            Some(true) if !row.starts_with("---") => rows.push(row),
+            Some(_) => {}
+        }
+    }
+    rows
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn threat_model() -> String {
+    fs::read_to_string(root().join("SECURITY.md")).expect("text")
+}
+
+#[test]
+fn every_line_of_the_threat_model_names_its_test() {
+    let text = threat_model();
+    let rows = rows(&text);
+    assert!(rows.len() > 50, "{} rows", rows.len());
+    // Nothing holds against root.
+    let without: Vec<_> = (rows.iter())
+        .filter(|row| !row.starts_with(" root of a node |"))
+        .filter(|row| {
+            let last = row.trim_end_matches([' ', '|']).rsplit('|').next();
+            named(last.unwrap_or_default()).is_empty()
+        })
+        .collect();
+    assert!(without.is_empty(), "no test: {without:#?}");
+}
+
 #[test]
 fn every_test_that_the_threat_model_names_exists() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let text = fs::read_to_string(root.join("SECURITY.md")).expect("text");
+    let text = threat_model();
     let named = named(&text);
     assert!(named.len() > 30, "{named:?}");
     let mut files = Vec::new();
-    sources(&root.join("crates"), &mut files);
+    sources(&root().join("crates"), &mut files);
     let sources: Vec<String> = files
         .iter()
         .map(|file| fs::read_to_string(file).expect("text"))

@@ -139,6 +139,7 @@ impl Identity for Member {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dipole_node::MAX_INTERFACES;
 
     fn member() -> Member {
         Member {
@@ -167,9 +168,19 @@ mod tests {
             ..member()
         };
         assert!(read(&no_node).is_err());
-        let mut escape = member();
-        escape.facts.version = "\u{1b}[2J".to_owned();
-        assert!(read(&escape).is_err());
+        let changes: [fn(&mut NodeFacts); 6] = [
+            |facts| facts.version = "\u{1b}[2J".to_owned(),
+            |facts| facts.name = "b\n9 10.0.0.9 ssh=-oProxyCommand=sh".to_owned(),
+            |facts| facts.slots = 0,
+            |facts| facts.port = 0,
+            |facts| facts.addresses.clear(),
+            |facts| facts.addresses = vec![facts.addresses[0]; MAX_INTERFACES + 1],
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            let mut bad = member();
+            change(&mut bad.facts);
+            assert!(read(&bad).is_err(), "change {index}");
+        }
     }
 
     #[test]

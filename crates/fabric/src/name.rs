@@ -3,13 +3,17 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use crc_fast::{CrcAlgorithm, checksum};
 use dipole_node::registry::Ports;
 use dipole_node::{Address, EndpointId, NodeId};
 
 /// Bytes of a name.
-pub(crate) const NAME_BYTES: usize = 48;
+pub(crate) const NAME_BYTES: usize = COVERED_BYTES + size_of::<u32>();
+/// What the checksum behind it covers: a name that was spoiled on the way leads to nobody, and
+/// who sends there would learn it late.
+const COVERED_BYTES: usize = 48;
 /// Begins every name; the last byte is the version of the format and of what endpoints say.
-const MAGIC: [u8; 4] = *b"dpl\x02";
+const MAGIC: [u8; 4] = *b"dpl\x03";
 
 /// Where an endpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,14 +55,16 @@ impl Name {
         put(&self.ports.small.port().to_be_bytes());
         put(&self.ports.bulk.port().to_be_bytes());
         put(&self.atomics.endpoint.0.to_be_bytes());
+        let sum = sum(&bytes);
+        bytes[COVERED_BYTES..].copy_from_slice(&sum.to_be_bytes());
         bytes
     }
 
-    /// `None`: these bytes are no name of this version.
+    /// `None`: these bytes are no name of this version, or not as they were made.
     pub(crate) fn decode(bytes: &[u8; NAME_BYTES]) -> Option<Name> {
         let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|index| bytes[at + index]));
         let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-        if bytes[..4] != MAGIC {
+        if bytes[..4] != MAGIC || word(COVERED_BYTES) != sum(bytes) || word(4) == 0 {
             return None;
         }
         let octets: [u8; 16] = bytes[24..40].try_into().ok()?;
@@ -80,6 +86,12 @@ impl Name {
     }
 }
 
+/// The CRC32C of what it covers.
+fn sum(name: &[u8; NAME_BYTES]) -> u32 {
+    let sum = checksum(CrcAlgorithm::Crc32Iscsi, &name[..COVERED_BYTES]);
+    u32::try_from(sum).expect("a 32-bit checksum")
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "dipole://{} at {}", self.messages, self.ports.small)
@@ -93,14 +105,19 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn whatever_is_taken_for_a_name_is_one(
-            mut bytes: [[u8; 16]; 3], is_ours: bool,
+            mut bytes: [[u8; 13]; 4], is_ours: bool, is_whole: bool,
         ) {
             if is_ours {
                 bytes[0][..4].copy_from_slice(&MAGIC);
             }
-            let bytes: [u8; NAME_BYTES] = bytes.concat().try_into().expect("three times 16");
+            let mut bytes: [u8; NAME_BYTES] = bytes.concat().try_into().expect("four times 13");
+            if is_whole {
+                let sum = sum(&bytes);
+                bytes[COVERED_BYTES..].copy_from_slice(&sum.to_be_bytes());
+            }
             let name = Name::decode(&bytes);
-            proptest::prop_assert!(name.is_some() == (bytes[..4] == MAGIC));
+            let has_node = bytes[4..8] != [0; 4];
+            proptest::prop_assert_eq!(name.is_some(), is_ours && is_whole && has_node);
             if let Some(name) = name {
                 proptest::prop_assert_eq!(Name::decode(&name.encode()), Some(name));
                 proptest::prop_assert!(name.to_string().is_ascii());
@@ -122,7 +139,13 @@ mod tests {
                     incarnation: 0x0123_4567_89ab_cdef,
                 },
             };
-            assert_eq!(Name::decode(&name.encode()), Some(name));
+            let bytes = name.encode();
+            assert_eq!(Name::decode(&bytes), Some(name));
+            for bit in 0..8 * NAME_BYTES {
+                let mut spoiled = bytes;
+                spoiled[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(Name::decode(&spoiled), None, "bit {bit}");
+            }
         }
         assert_eq!(Name::decode(&[0; NAME_BYTES]), None);
     }

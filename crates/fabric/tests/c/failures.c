@@ -81,6 +81,28 @@ static void refused(void)
     CHECK(fi_close(&cq->fid) == -FI_EBUSY, "a queue in use");
 }
 
+/* Names that were spoiled on the way are refused at once, those beside them are not. */
+static void spoiled(void)
+{
+    enum { LONGEST = 64 };
+    char names[2 * LONGEST];
+    size_t length = LONGEST;
+    fi_addr_t numbers[2];
+    did(fi_av_lookup(av, other, names, &length), "fi_av_lookup");
+    CHECK(length <= LONGEST, "%zu bytes of a name", length);
+    memcpy(names + length, names, length);
+    for (size_t bit = 0; bit < 8 * length; bit++) {
+        names[bit / 8] ^= 1 << bit % 8;
+        CHECK(fi_av_insert(av, names, 2, numbers, 0, NULL) == 1, "bit %zu was not noticed", bit);
+        names[bit / 8] ^= 1 << bit % 8;
+        CHECK(numbers[0] == FI_ADDR_NOTAVAIL, "a spoiled name has a number");
+        did(fi_av_remove(av, numbers + 1, 1, 0), "fi_av_remove");
+        CHECK(fi_send(ep, area, 8, NULL, numbers[0], NULL) == -FI_EINVAL, "sent to nobody");
+    }
+    did(fi_av_insert(av, names, 1, &other, 0, NULL) - 1, "fi_av_insert");
+    together();
+}
+
 /* Messages longer than their receives, short and long. */
 static void truncated(void)
 {
@@ -152,6 +174,7 @@ int main(void)
     hinted();
     refused();
     together();
+    spoiled();
     truncated();
     cancelled();
     stopped();
