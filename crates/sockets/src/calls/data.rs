@@ -131,7 +131,11 @@ unsafe fn read_by(
         return plain();
     }
     let Some(found) = table::find(fd) else {
-        return read_plain(fd, flags, plain, look);
+        let got = read_plain(fd, flags, plain, look);
+        if table::is_listed(fd) {
+            waiting::note(length, got);
+        }
+        return got;
     };
     if found.before().is_taken() {
         // SAFETY: the caller's promise.
