@@ -35,7 +35,10 @@ def held():
 
 
 def whole(end):
+    # More than once only where the process was stopped or frozen meanwhile.
     got = end.recv(len(BLOCK), socket.MSG_WAITALL)
+    while len(got) < len(BLOCK) and (more := end.recv(len(BLOCK) - len(got))):
+        got += more
     assert got == BLOCK, len(got)
 
 
@@ -100,7 +103,7 @@ def client():
         ends.clear()
         end = None
         control.sendall(b"c")
-        theirs = INFO.unpack(control.recv(INFO.size, socket.MSG_WAITALL))
+        theirs = INFO.unpack(control.recv(INFO.size))
         rounds.append((held(), theirs))
     for name, at in (("client", 0), ("server", 1)):
         # The first round is warm-up: buffers of the interpreter, places of connections.
