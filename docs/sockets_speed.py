@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -22,7 +23,9 @@ import time
 WORDS = [word for word in sys.argv[1:] if word != "--wire"]
 LIBRARY, KIND = WORDS[:2]
 ROUNDS = int(WORDS[2]) if len(WORDS) > 2 else 5
-FOLDER = tempfile.mkdtemp()
+# In memory, as where ends meet is by default.
+FOLDER = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 # Addresses of server and client, and the words that enter where each is.
 AT, FROM, SERVER, CLIENT = "127.0.0.1", "127.0.0.1", [], []
 

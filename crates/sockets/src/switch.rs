@@ -218,6 +218,11 @@ impl<'a> Lane<'a> {
         Ok(Some(length))
     }
 
+    /// True while the reader takes bytes of TCP, and no record can be published.
+    pub fn is_taking(&self) -> bool {
+        self.word(GATE).load(Acquire) & TAKING != 0
+    }
+
     /// Bytes that the ring has room for.
     pub fn room(&self) -> usize {
         let tail = self.word(TAIL).load(Relaxed);
