@@ -292,17 +292,20 @@ impl<'a> Lane<'a> {
             position.fetch_add(count as u64, Relaxed);
             return Ok((count, count > 0));
         }
-        let mut marker = [0; MARKER];
-        match stream.receive(&mut marker, true)? {
-            0 => return Ok((0, false)),
-            MARKER if marker == self.nonce() => {}
-            MARKER => return Err(Errno::IO),
-            _ => return Err(Errno::AGAIN),
-        }
         let taken = self.word(TAKEN).load(Relaxed);
         let left = length.checked_sub(taken).ok_or(Errno::IO)?;
         let count = usize::try_from(left).map_err(|_| Errno::IO)?;
         let count = count.min(to.len()).min(RING);
+        let mut marker = [0; MARKER];
+        // It has arrived if a part of the record was taken. Before it goes it is looked at again.
+        if taken == 0 || count as u64 == left {
+            match stream.receive(&mut marker, true)? {
+                0 => return Ok((0, false)),
+                MARKER if marker == self.nonce() => {}
+                MARKER => return Err(Errno::IO),
+                _ => return Err(Errno::AGAIN),
+            }
+        }
         let head = self.word(HEAD);
         let begin = head.load(Relaxed);
         self.area.read(self.index, begin, &mut to[..count]);
