@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Programs of TCP without and with libdipole-sockets.so, in turns: see docs/sockets.md §7.
 
-sockets_speed.py LIBRARY KIND [ROUNDS]; KIND is crossover, iperf3, redis, foreign, nginx, establish, round, calls, copies or
-datagrams.
+sockets_speed.py LIBRARY KIND [ROUNDS] [--wire]; KIND is crossover, iperf3, redis, foreign, nginx, datagrams, or, on the
+loopback alone, establish, round, calls, copies. --wire, as root: the ends are in two network namespaces joined by a veth pair,
+which are removed afterwards.
 Each value is printed, then the ratio of the medians. The programs must be installed.
 """
 
+import atexit
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -17,9 +20,29 @@ import sys
 import tempfile
 import time
 
-LIBRARY, KIND = sys.argv[1:3]
-ROUNDS = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-FOLDER = tempfile.mkdtemp()
+WORDS = [word for word in sys.argv[1:] if word != "--wire"]
+LIBRARY, KIND = WORDS[:2]
+ROUNDS = int(WORDS[2]) if len(WORDS) > 2 else 5
+# In memory, as where ends meet is by default.
+FOLDER = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+# Addresses of server and client, and the words that enter where each is.
+AT, FROM, SERVER, CLIENT = "127.0.0.1", "127.0.0.1", [], []
+
+
+def wire():
+    global AT, FROM, SERVER, CLIENT
+    names = [f"sockets{os.getpid()}{end}" for end in "ab"]
+    for name in names:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        atexit.register(subprocess.run, ["ip", "netns", "del", name])
+    subprocess.run(["ip", "link", "add", "so0", "netns", names[0], "type", "veth", "peer", "name", "so0", "netns", names[1]], check=True)
+    AT, FROM = "10.78.0.1", "10.78.0.2"
+    for name, address in zip(names, (AT, FROM)):
+        subprocess.run(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", "so0"], check=True)
+        for device in ("lo", "so0"):
+            subprocess.run(["ip", "-n", name, "link", "set", device, "up"], check=True)
+    SERVER, CLIENT = (["ip", "netns", "exec", name] for name in names)
 
 
 def environment(mode):
@@ -32,9 +55,10 @@ def environment(mode):
 
 
 def on(core, words):
-    """A pinned program of real-time priority, where that is allowed."""
+    """A pinned program of real-time priority, where that is allowed; the server's core is 0."""
     allowed = os.geteuid() == 0
-    return (["chrt", "-f", "10"] if allowed else []) + ["taskset", "-c", str(core)] + words
+    where = CLIENT if core else SERVER
+    return where + (["chrt", "-f", "10"] if allowed else []) + ["taskset", "-c", str(core)] + words
 
 
 def free_port():
@@ -46,7 +70,7 @@ def free_port():
 def server(words, mode, port):
     started = subprocess.Popen(on(0, words), env=environment(mode), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while True:
-        listening = subprocess.run(["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True).stdout
+        listening = subprocess.run(SERVER + ["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True).stdout
         if listening:
             return started
         time.sleep(0.02)
@@ -65,7 +89,7 @@ def iperf3(length, mode):
     """Gbit/s, and Gbit/s per core of processor time at both ends."""
     port = free_port()
     started = server(["iperf3", "-s", "-1", "-p", port], mode, port)
-    found = json.loads(client(["iperf3", "-c", "127.0.0.1", "-p", port, "-l", str(length), "-n", "1G", "-J"], mode))["end"]
+    found = json.loads(client(["iperf3", "-c", AT, "-p", port, "-l", str(length), "-n", "1G", "-J"], mode))["end"]
     started.wait()
     rate = found["sum_received"]["bits_per_second"] / 1e9
     used = found["cpu_utilization_percent"]
@@ -83,10 +107,10 @@ def redis(clients, pipeline, mode, length=64, alone=False):
     """Requests a second of GET, the 99th percentile in ms, and microseconds of processor time of both ends for a
     request (SET and GET). alone: the server has no library."""
     port = free_port()
-    started = server(["redis-server", "--port", port, "--save", "", "--dir", FOLDER], None if alone else mode, port)
+    started = server(["redis-server", "--port", port, "--bind", AT, "--protected-mode", "no", "--save", "", "--dir", FOLDER], None if alone else mode, port)
     count = 3000 if length > 10000 else (300000 if pipeline > 1 else 60000 if clients > 1 else 20000)
     before = os.times().children_user + os.times().children_system
-    words = ["redis-benchmark", "-p", port, "-t", "set,get", "-c", str(clients), "-P", str(pipeline), "-n", str(count), "-d", str(length), "--csv"]
+    words = ["redis-benchmark", "-h", AT, "-p", port, "-t", "set,get", "-c", str(clients), "-P", str(pipeline), "-n", str(count), "-d", str(length), "--csv"]
     found = client(words, mode)
     used = os.times().children_user + os.times().children_system - before + processor_seconds(started)
     stop(started)
@@ -103,9 +127,9 @@ def nginx(length, mode):
     with open(f"{FOLDER}/nginx.conf", "w") as file:
         user = "user root;" if os.geteuid() == 0 else ""
         file.write(f"{user} daemon off; pid {FOLDER}/pid; events {{}} http {{ access_log off; {paths} output_buffers 2 512k; "
-                   f"server {{ listen 127.0.0.1:{port}; root {FOLDER}; sendfile off; }} }}")
+                   f"server {{ listen {AT}:{port}; root {FOLDER}; sendfile off; }} }}")
     started = server(["nginx", "-e", "stderr", "-c", f"{FOLDER}/nginx.conf"], mode, port)
-    found = client(["wrk", "-t1", "-c8", "-d1s", f"http://127.0.0.1:{port}/file"], mode)
+    found = client(["wrk", "-t1", "-c8", "-d1s", f"http://{AT}:{port}/file"], mode)
     stop(started)
     return (float(re.search(r"Requests/sec:\s*([\d.]+)", found)[1]),)
 
@@ -261,6 +285,7 @@ DATAGRAMS = r"""
 /* Microseconds there and back of 64 bytes by UDP on the loopback: ends that sleep, ends that ask. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -270,48 +295,67 @@ DATAGRAMS = r"""
 #include <unistd.h>
 static void on(int core) { cpu_set_t set; CPU_ZERO(&set); CPU_SET(core, &set); sched_setaffinity(0, sizeof set, &set); }
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
-int main(void)
+static int made(const char *own, const char *other, int which)
 {
-    int end[2];
-    struct sockaddr_in at[2];
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(40000 + which), .sin_addr.s_addr = inet_addr(own) };
+    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(40001 - which), .sin_addr.s_addr = inet_addr(other) };
+    if (bind(fd, (void *)&at, sizeof at) || connect(fd, (void *)&to, sizeof to))
+        _exit(1);
+    return fd;
+}
+int main(int argc, char **argv)
+{
     char text[64] = { 0 };
-    for (int i = 0; i < 2; i++) {
-        socklen_t size = sizeof at[i];
-        at[i] = (struct sockaddr_in) { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-        end[i] = socket(AF_INET, SOCK_DGRAM, 0);
-        if (bind(end[i], (void *)&at[i], size) || getsockname(end[i], (void *)&at[i], &size))
-            return 1;
-    }
     for (int flags = 0; flags <= MSG_DONTWAIT; flags += MSG_DONTWAIT) {
+        int ready[2], rounds = 20000;
+        if (pipe(ready))
+            return 1;
         pid_t other = fork();
-        int own = other == 0, rounds = 20000;
-        on(own);
-        if (other == 0)
+        on(other == 0);
+        if (other == 0) {
+            if (argc > 3 && setns(open(argv[3], O_RDONLY), CLONE_NEWNET))
+                _exit(1);
+            int end = made(argv[2], argv[1], 1);
+            if (write(ready[1], "", 1) != 1)
+                _exit(1);
             for (;;) {
-                while (recv(end[1], text, 64, flags) < 0) ;
-                sendto(end[1], text, 64, 0, (void *)&at[0], sizeof at[0]);
+                while (recv(end, text, 64, flags) < 0) ;
+                send(end, text, 64, 0);
             }
+        }
+        int end = made(argv[1], argv[2], 0);
+        if (read(ready[0], text, 1) != 1)
+            return 1;
         double begun = now();
         for (int i = 0; i < rounds; i++) {
-            sendto(end[0], text, 64, 0, (void *)&at[1], sizeof at[1]);
-            while (recv(end[0], text, 64, flags) < 0) ;
+            send(end, text, 64, 0);
+            while (recv(end, text, 64, flags) < 0) ;
         }
         printf("%.2f ", (now() - begun) / rounds * 1e6);
         fflush(stdout);
         kill(other, SIGKILL);
         waitpid(other, 0, 0);
+        close(end);
     }
     return 0;
 }
 """
 
 
-def compiled(name, source, words):
+def compiled(name, source, words, mode=None):
     """Numbers that a program prints, not pinned: it pins its two ends."""
     program = f"{FOLDER}/{name}"
     if not os.path.exists(program):
         subprocess.run(["cc", "-O2", "-x", "c", "-o", program, "-"], input=source, text=True, check=True)
-    return tuple(map(float, subprocess.run([program, *words], capture_output=True, text=True, check=True).stdout.split()))
+    words = SERVER + [program, *words]
+    return tuple(map(float, subprocess.run(words, env=environment(mode), capture_output=True, text=True, check=True).stdout.split()))
+
+
+def datagrams(mode):
+    """Microseconds there and back: ends whose calls wait, ends that ask."""
+    there = [f"/run/netns/{CLIENT[-1]}"] if CLIENT else []
+    return compiled(KIND, DATAGRAMS, [AT, FROM, *there], mode)
 
 
 def compare(name, measure, modes):
@@ -331,6 +375,8 @@ def compare(name, measure, modes):
 
 
 USUAL = [None, 32 << 10]
+if "--wire" in sys.argv:
+    wire()
 if KIND == "crossover":
     for kib in (8, 16, 32, 64, 128, 256, 512, 1024):
         compare(f"iperf3 -l {kib}K", lambda mode: iperf3(kib << 10, mode), [None, 4096])
@@ -342,7 +388,7 @@ elif KIND == "redis":
         compare(f"GET -c {clients} -P {pipeline}", lambda mode: redis(clients, pipeline, mode), USUAL)
     compare("GET 512 KiB -c 8", lambda mode: redis(8, 1, mode, 512 << 10), USUAL)
 elif KIND == "foreign":
-    for clients, pipeline in ((1, 1), (50, 1), (50, 16)):
+    for clients, pipeline in ((1, 1), (1, 16), (50, 1), (50, 16)):
         compare(f"GET -c {clients} -P {pipeline}", lambda mode: redis(clients, pipeline, mode, alone=True), USUAL)
 elif KIND == "calls":
     compare("send, recv of 64 B", calls, USUAL)
@@ -350,7 +396,7 @@ elif KIND == "copies":
     for kib in (32, 64, 128, 512, 2048, 8192):
         compare(f"{kib} KiB: ring, vm", lambda _: compiled(KIND, COPIES, [str(kib << 10)]), [None])
 elif KIND == "datagrams":
-    compare("asleep, awake", lambda _: compiled(KIND, DATAGRAMS, []), [None])
+    compare("waits, asks", datagrams, USUAL)
 elif KIND == "nginx":
     for length in (64, 512 << 10):
         compare(f"wrk {length} bytes", lambda mode: nginx(length, mode), USUAL)

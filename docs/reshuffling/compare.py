@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Reshuffling of a matrix by Dipole beside ScaLAPACK's pdgemr2d, in turns: on this node, and, as root,
-between two network namespaces, where ScaLAPACK's Open MPI sends by TCP.
+"""Reshuffling of a matrix by Dipole beside ScaLAPACK's pdgemr2d and mpi4py-fft, in turns: on this node, and, as
+root, between two network namespaces, where their Open MPI sends by TCP.
 
     cargo build --release -p dipole-tools -p dipole-bsp-capi
     docs/reshuffling/compare.py [ROUNDS] [--target target/release]
 
-wants gcc, libscalapack-openmpi-dev, mpirun.openmpi and, for the second part, ip. The namespaces are removed.
-Each line: milliseconds of the fastest run of all rounds, and the median of the rounds' ratios.
+wants gcc, libscalapack-openmpi-dev, mpirun.openmpi, python3-mpi4py-fft (which has the first of the cases) and, for the second
+part, ip. The namespaces are removed.
+Each line: milliseconds, medians of the rounds (each the fastest of nine runs) with their spread, and the median of the rounds' ratios;
+"of stream" is the time that as many bytes took by one bsp_put, against that of the reshuffling.
 """
 import argparse
+import functools
 import os
 import pathlib
 import statistics
@@ -31,17 +34,35 @@ def results(text):
     return {line[0]: [float(part) for part in line[1::2]] for line in lines}
 
 
-def compare(title, rounds, ours, theirs):
+def spread(seconds):
+    return f"{statistics.median(seconds) * 1e3:.2f} ({min(seconds) * 1e3:.2f}-{max(seconds) * 1e3:.2f})"
+
+
+def compare(title, rounds, ours, *theirs):
+    """ours and theirs: functions that run a program; theirs with names."""
     all_rounds = []
     for _ in range(rounds):
-        all_rounds.append((results(ours()), results(theirs())))
-    print(f"\n{title}\n{'':>28} {'dipole, ms':>12} {'pdgemr2d, ms':>13} {'faster by':>10} {'of memcpy':>10}")
+        all_rounds.append((results(ours()), *(results(run()) for _, run in theirs)))
+    print(f"\n{title}\n{'':>28} {'dipole, ms':>20} {'of memcpy':>10} {'of stream':>10}", *(f"{name + ', ms':>24} {'faster by':>10}" for name, _ in theirs))
     for name in all_rounds[0][0]:
-        mine = [one[name] for one, _ in all_rounds]
-        other = [two[name][0] for _, two in all_rounds]
-        ratio = statistics.median(o / m[0] for m, o in zip(mine, other))
-        copy = statistics.median(m[1] / m[0] for m in mine)
-        print(f"{name:>28} {min(m[0] for m in mine) * 1e3:>12.2f} {min(other) * 1e3:>13.2f} {ratio:>10.2f} {copy:>10.2f}")
+        mine = [one[0][name] for one in all_rounds]
+        line = f"{name:>28} {spread([m[0] for m in mine]):>20}"
+        for at in (1, 2):
+            line += f" {statistics.median(m[at] / m[0] for m in mine):>10.2f}"
+        for which in range(1, len(all_rounds[0])):
+            other = [one[which][name][0] for one in all_rounds if name in one[which]]
+            if other:
+                line += f" {spread(other):>24} {statistics.median(o / m[0] for m, o in zip(mine, other)):>10.2f}"
+        print(line, flush=True)
+
+
+def peers(programs):
+    found = [("pdgemr2d", [programs["pdgemr2d"]])]
+    if subprocess.run(["/usr/bin/python3", "-c", "import mpi4py_fft"], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+        found.append(("mpi4py-fft", ["/usr/bin/python3", HERE / "mpi4py_fft_transfer.py"]))
+    else:
+        print("SKIPPED: mpi4py-fft is not installed (python3-mpi4py-fft)")
+    return found
 
 
 def between_namespaces(rounds, dipole, programs, folder):
@@ -69,9 +90,10 @@ def between_namespaces(rounds, dipole, programs, folder):
                 f"between two namespaces, link {link}, beside Open MPI by TCP", rounds,
                 lambda: run(*inside, dipole, "run", "-n", 2, "--hosts", hosts, "--rsh", shell, programs["reshuffle"],
                             env=dict(environment, DIPOLE_LINK=link)),
-                lambda: run(*inside, *MPI, "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "10.77.0.0/24",
-                            "--mca", "oob_tcp_if_include", "10.77.0.0/24", "--mca", "plm_rsh_agent", shell,
-                            "--host", "10.77.0.1:1,10.77.0.2:1", "-n", 2, programs["pdgemr2d"]))
+                *((name, functools.partial(
+                    run, *inside, *MPI, "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "10.77.0.0/24",
+                    "--mca", "oob_tcp_if_include", "10.77.0.0/24", "--mca", "plm_rsh_agent", shell,
+                    "--host", "10.77.0.1:1,10.77.0.2:1", "-n", 2, *words)) for name, words in peers(programs)))
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
@@ -96,7 +118,7 @@ def main():
         run("mpicc.openmpi", "-std=c11", "-O2", HERE / "pdgemr2d.c", "-lscalapack-openmpi", "-o", programs["pdgemr2d"])
         compare("on one node, beside Open MPI by shared memory (vader)", given.rounds,
                 lambda: run(target / "dipole", "run", "-n", 2, programs["reshuffle"]),
-                lambda: run(*MPI, "--mca", "btl", "self,vader", "-n", 2, programs["pdgemr2d"]))
+                *((name, functools.partial(run, *MPI, "--mca", "btl", "self,vader", "-n", 2, *words)) for name, words in peers(programs)))
         if os.geteuid() == 0:
             between_namespaces(given.rounds, target / "dipole", programs, folder)
         else:

@@ -4,7 +4,7 @@
     cargo build --release -p dipole-tools -p dipole-bsp-capi -p dipole-capi
     docs/reshuffling/figure12.py [RANKS] [--rounds 3] [--target target/release]
 
-Prints a table: medians of the rounds, MB/s of all ranks together.
+Prints a table: medians of the rounds, each the fastest of three runs, MB/s of all ranks together; and how far rounds differ.
 """
 import argparse
 import collections
@@ -50,6 +50,8 @@ def main():
     for block in sorted(block for what, block in rates if what == "with"):
         row = [rates[what, block] for what in ("reshuffled", "with", "without")]
         print(f"| {block} | " + " | ".join(f"{rate:.3g}" if rate < 100 else f"{rate:.0f}" for rate in row) + " |")
+    spreads = [(max(values) - min(values)) / rates[key] for key, values in found.items()]
+    print(f"\n{given.rounds} rounds; between the least and the most of them half of the values differ by less than {statistics.median(spreads):.0%}")
 
 
 if __name__ == "__main__":

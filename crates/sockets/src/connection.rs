@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::io::Errno;
@@ -23,6 +23,9 @@ use crate::switch::{Lane, MARKER, Stream, Unread, least};
 const SHOWN: u64 = 128 << 10;
 /// How long a writer waits for room in the ring before it goes on by TCP.
 const PATIENCE: Duration = Duration::from_millis(4);
+
+/// How long a writer waits for a reader to have taken what TCP has.
+const MOST_TAKING: Duration = Duration::from_micros(20);
 
 // What a place in the table is: free, a connection's, or of one whose last descriptor has gone.
 const FREE: u32 = 0;
@@ -358,6 +361,7 @@ impl Connection {
         }
         let mut done = 0;
         while from.len() - done >= least() {
+            wait_while_taking(&lane);
             match self.send_some(fd, &lane, &from[done..], flags) {
                 Ok(Some(count)) => done += count,
                 Ok(None) if wait && lane.room() < least() && self.room_comes(&lane) => {}
@@ -402,6 +406,18 @@ impl Connection {
         let most = Timespec::try_from(PATIENCE).ok();
         let _ = futex::wait(head, futex::Flags::empty(), seen, most.as_ref());
         lane.room() >= least()
+    }
+}
+
+/// A reader that takes bytes of TCP is done in a moment; writing to TCP meanwhile would give it more to take, and
+/// the next write none to wait for either.
+fn wait_while_taking(lane: &Lane<'_>) {
+    if !lane.is_taking() {
+        return;
+    }
+    let end = Instant::now() + MOST_TAKING;
+    while lane.is_taking() && Instant::now() < end {
+        std::hint::spin_loop();
     }
 }
 

@@ -1,14 +1,14 @@
 //! Where the two ends of a connection find each other: a file for each, named by its addresses,
 //! in a directory that only their user can enter. `docs/sockets.md` §3.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Once;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
 
 use rustix::fs::{AtFlags, Mode, OFlags, fstat, linkat, open, openat, unlinkat};
 use rustix::net::{getpeername, getsockname, sockopt};
@@ -94,13 +94,21 @@ fn name(fd: BorrowedFd<'_>) -> Option<(String, usize)> {
     Some((format!("{namespace}-{first}-{second}"), index))
 }
 
+/// The directory that the environment names. It is asked when the library is loaded: servers such as nginx clear it
+/// before their first connection.
+pub(crate) fn runtime_directory() -> Option<&'static OsStr> {
+    static NAMED: OnceLock<Option<OsString>> = OnceLock::new();
+    let named = NAMED.get_or_init(|| std::env::var_os("DIPOLE_RUNTIME_DIR"));
+    named.as_deref().filter(|name| !name.is_empty())
+}
+
 /// The directory, if only this user can change it.
 fn folder() -> io::Result<OwnedFd> {
     static SWEPT: Once = Once::new();
     let uid = rustix::process::geteuid().as_raw();
-    let path = match std::env::var_os("DIPOLE_RUNTIME_DIR") {
-        Some(given) if !given.is_empty() => PathBuf::from(given).join("sockets"),
-        _ => PathBuf::from(format!("/dev/shm/dipole-sockets-{uid}")),
+    let path = match runtime_directory() {
+        Some(given) => PathBuf::from(given).join("sockets"),
+        None => PathBuf::from(format!("/dev/shm/dipole-sockets-{uid}")),
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = match open(&path, flags, Mode::empty()) {

@@ -15,7 +15,8 @@ const MOST_ASLEEP: u32 = 1 << 12;
 pub(crate) struct AdaptiveSpin {
     /// Waits to come that are slept through.
     asleep: AtomicU32,
-    /// How many it will be after the next wait that is too long.
+    /// How many it will be after the next wait that is too long, if more than one. All zero at first, so
+    /// that tables of it take no room in the library's file.
     next: AtomicU32,
 }
 
@@ -23,7 +24,7 @@ impl AdaptiveSpin {
     pub(crate) const fn new() -> AdaptiveSpin {
         AdaptiveSpin {
             asleep: AtomicU32::new(0),
-            next: AtomicU32::new(1),
+            next: AtomicU32::new(0),
         }
     }
 
@@ -38,9 +39,9 @@ impl AdaptiveSpin {
 
     /// One that was spent awake has ended, in time or not.
     pub(crate) fn end(&self, in_time: bool) {
-        let next = self.next.load(Relaxed);
+        let next = self.next.load(Relaxed).max(1);
         if in_time {
-            self.next.store((next / 2).max(1), Relaxed);
+            self.next.store(next / 2, Relaxed);
         } else {
             self.asleep.store(next, Relaxed);
             self.next.store((2 * next).min(MOST_ASLEEP), Relaxed);
@@ -50,7 +51,7 @@ impl AdaptiveSpin {
     /// Knows nothing again.
     pub(crate) fn reset(&self) {
         self.asleep.store(0, Relaxed);
-        self.next.store(1, Relaxed);
+        self.next.store(0, Relaxed);
     }
 }
 

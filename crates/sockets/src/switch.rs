@@ -218,6 +218,11 @@ impl<'a> Lane<'a> {
         Ok(Some(length))
     }
 
+    /// True while the reader takes bytes of TCP, and no record can be published.
+    pub fn is_taking(&self) -> bool {
+        self.word(GATE).load(Acquire) & TAKING != 0
+    }
+
     /// Bytes that the ring has room for.
     pub fn room(&self) -> usize {
         let tail = self.word(TAIL).load(Relaxed);
@@ -287,17 +292,20 @@ impl<'a> Lane<'a> {
             position.fetch_add(count as u64, Relaxed);
             return Ok((count, count > 0));
         }
-        let mut marker = [0; MARKER];
-        match stream.receive(&mut marker, true)? {
-            0 => return Ok((0, false)),
-            MARKER if marker == self.nonce() => {}
-            MARKER => return Err(Errno::IO),
-            _ => return Err(Errno::AGAIN),
-        }
         let taken = self.word(TAKEN).load(Relaxed);
         let left = length.checked_sub(taken).ok_or(Errno::IO)?;
         let count = usize::try_from(left).map_err(|_| Errno::IO)?;
         let count = count.min(to.len()).min(RING);
+        let mut marker = [0; MARKER];
+        // It has arrived if a part of the record was taken. Before it goes it is looked at again.
+        if taken == 0 || count as u64 == left {
+            match stream.receive(&mut marker, true)? {
+                0 => return Ok((0, false)),
+                MARKER if marker == self.nonce() => {}
+                MARKER => return Err(Errno::IO),
+                _ => return Err(Errno::AGAIN),
+            }
+        }
         let head = self.word(HEAD);
         let begin = head.load(Relaxed);
         self.area.read(self.index, begin, &mut to[..count]);

@@ -1,4 +1,5 @@
-//! Which descriptors are connections that the library knows.
+//! Which descriptors are connections that the library knows, and which are sockets that it leaves to the
+//! kernel but may wait for awake.
 //!
 //! No call waits for another here, and nothing is held over a fork. A connection has one of a
 //! fixed number of places; a call says at the place that it is there ([`Use`]) and then looks
@@ -12,12 +13,20 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
 use crate::connection::Connection;
 use crate::counter::{Count, Counter};
+use crate::spin::AdaptiveSpin;
 
 /// Descriptors above are not followed.
 const MOST: usize = 1 << 16;
 
-/// The place of each descriptor's connection, plus one.
+/// Instead of a place: a socket whose bytes stay the kernel's, and whose reads may wait.
+const PLAIN: u32 = u32::MAX;
+/// The same, whose reads do not wait, as far as they did not when it was last asked.
+const PLAIN_POLLED: u32 = u32::MAX - 1;
+
+/// The place of each descriptor's connection, plus one, or what it is instead.
 static KNOWN: [AtomicU32; MOST] = [const { AtomicU32::new(0) }; MOST];
+/// What reads of the plain ones taught.
+static SPINS: [AdaptiveSpin; MOST] = [const { AdaptiveSpin::new() }; MOST];
 static PLACES: [Connection; MOST] = [const { Connection::none() }; MOST];
 /// No descriptor above was ever known.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
@@ -69,10 +78,30 @@ fn place(number: u32) -> Option<&'static Connection> {
 
 /// True if the descriptor is a connection now.
 pub(crate) fn is_known(fd: RawFd) -> bool {
+    index(fd).is_some_and(|at| place(KNOWN[at].load(Relaxed)).is_some())
+}
+
+/// True if it is that or a plain socket.
+pub(crate) fn is_listed(fd: RawFd) -> bool {
     index(fd).is_some_and(|at| KNOWN[at].load(Relaxed) != 0)
 }
 
-/// True while any is.
+/// What reads of a plain socket taught, if they wait.
+pub(crate) fn plain(fd: RawFd) -> Option<&'static AdaptiveSpin> {
+    let at = index(fd).filter(|at| KNOWN[*at].load(Relaxed) == PLAIN)?;
+    Some(&SPINS[at])
+}
+
+/// Reads of the descriptor are not waited for awake any more.
+pub(crate) fn stop_waiting(fd: RawFd) {
+    if let Some(found) = find(fd) {
+        found.is_polled().store(true, Relaxed);
+    } else if let Some(at) = index(fd) {
+        let _other = KNOWN[at].compare_exchange(PLAIN, PLAIN_POLLED, Relaxed, Relaxed);
+    }
+}
+
+/// True while any descriptor is one of them.
 pub(crate) fn any_known() -> bool {
     COUNT.load(Relaxed) != 0
 }
@@ -158,6 +187,14 @@ pub(crate) fn follow(fd: RawFd, connected_here: bool) {
     put(at, number.unwrap_or(0));
 }
 
+/// From now on the descriptor is a plain socket.
+pub(crate) fn watch(fd: RawFd) {
+    if let Some(at) = index(fd).filter(|_| is_own()) {
+        SPINS[at].reset();
+        put(at, PLAIN);
+    }
+}
+
 /// From now on it is none.
 pub(crate) fn forget(fd: RawFd) {
     if let Some(at) = index(fd).filter(|at| KNOWN[*at].load(Relaxed) != 0 && is_own()) {
@@ -167,32 +204,39 @@ pub(crate) fn forget(fd: RawFd) {
 
 /// From now on `new` is what `old` is.
 pub(crate) fn copy(old: RawFd, new: RawFd) {
-    let Some(at) = index(new).filter(|_| is_known(old) || is_known(new)) else {
+    let Some(at) = index(new).filter(|_| is_listed(old) || is_listed(new)) else {
         return;
     };
     if !is_own() {
         return;
     }
+    if is_listed(old) && !is_known(old) {
+        return watch(new);
+    }
     let copied = find(old).filter(|found| found.gain_descriptor());
     put(at, copied.map_or(0, |found| found.number));
 }
 
-/// The descriptor is not looked at any more, if it is still this connection.
+/// The descriptor is a plain socket from now on, if it is still this connection.
 pub(crate) fn give_up(fd: RawFd, found: &Use) {
     if let Some(at) = index(fd)
         && is_own()
         && KNOWN[at]
-            .compare_exchange(found.number, 0, SeqCst, Relaxed)
+            .compare_exchange(found.number, PLAIN, SeqCst, Relaxed)
             .is_ok()
     {
-        COUNT.fetch_sub(1, Relaxed);
         found.lose_descriptor();
     }
 }
 
-/// All, with their descriptors.
-pub(crate) fn all() -> Vec<(RawFd, Use)> {
+/// All descriptors that are connections or plain sockets.
+pub(crate) fn listed() -> impl Iterator<Item = RawFd> {
     let fds = 0..=HIGHEST.load(Relaxed);
     let fds = fds.filter_map(|at| RawFd::try_from(at).ok());
-    fds.filter_map(|fd| Some((fd, find(fd)?))).collect()
+    fds.filter(|fd| is_listed(*fd))
+}
+
+/// All connections, with their descriptors.
+pub(crate) fn all() -> Vec<(RawFd, Use)> {
+    listed().filter_map(|fd| Some((fd, find(fd)?))).collect()
 }

@@ -10,7 +10,7 @@ use libc::{c_char, c_int, c_void};
 use rustix::io::FdFlags;
 
 use super::{borrowed, errno, real, refuse, set_errno};
-use crate::table;
+use crate::{directory, switch, table};
 
 static OWN_PID: AtomicI32 = AtomicI32::new(0);
 
@@ -21,6 +21,8 @@ extern "C" fn loaded() {
         // SAFETY: the two functions change words of the table alone.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         OWN_PID.store(rustix::process::getpid().as_raw_pid(), Relaxed);
+        // While the environment is what the program was started with.
+        let _kept = (directory::runtime_directory(), switch::least());
     });
 }
 

@@ -84,6 +84,36 @@ fn recv_of_libc() -> unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_i
     real!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t)
 }
 
+/// A read by the C library of a socket that is not followed, awake for a while if it waits. `look` is
+/// the same read without waiting.
+fn read_plain(
+    fd: c_int,
+    flags: c_int,
+    plain: impl Fn() -> ssize_t,
+    look: impl Fn() -> ssize_t,
+) -> ssize_t {
+    const SAME: c_int = libc::MSG_NOSIGNAL | libc::MSG_TRUNC | libc::MSG_CMSG_CLOEXEC;
+    let Some(spin) = table::plain(fd).filter(|_| flags & !SAME == 0) else {
+        return plain();
+    };
+    let does_not_wait = || {
+        let waiting = super::borrowed(fd).is_some_and(|own| waits(own, flags));
+        if !waiting {
+            table::stop_waiting(fd);
+        }
+        !waiting
+    };
+    match waiting::read(spin, does_not_wait, look) {
+        // The number was closed in a way that this library does not see, and is no socket now.
+        Some(-1) if super::errno() == libc::ENOTSOCK => {
+            table::forget(fd);
+            plain()
+        }
+        Some(got) => got,
+        None => plain(),
+    }
+}
+
 /// A read of one buffer: by the C library's function while the connection is TCP's.
 ///
 /// # Safety
@@ -95,8 +125,17 @@ unsafe fn read_by(
     flags: c_int,
     plain: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    let Some(found) = table::find(fd).filter(|_| length > 0) else {
+    // SAFETY: the caller's arguments; `read` of a socket is `recv` without flags.
+    let look = || unsafe { recv_of_libc()(fd, to, length, flags | libc::MSG_DONTWAIT) };
+    if length == 0 {
         return plain();
+    }
+    let Some(found) = table::find(fd) else {
+        let got = read_plain(fd, flags, plain, look);
+        if table::is_listed(fd) {
+            waiting::note(length, got);
+        }
+        return got;
     };
     if found.before().is_taken() {
         // SAFETY: the caller's promise.
@@ -109,9 +148,11 @@ unsafe fn read_by(
             polled.store(!waiting, Relaxed);
             !waiting
         };
-        // SAFETY: the caller's arguments; `read` of a socket is `recv` without flags.
-        let look = || unsafe { recv_of_libc()(fd, to, length, flags | libc::MSG_DONTWAIT) };
-        waiting::read(found.spin(), does_not_wait, look).unwrap_or_else(plain)
+        match waiting::read(found.spin(), does_not_wait, look) {
+            Some(-1) if super::errno() == libc::ENOTSOCK => plain(),
+            Some(got) => got,
+            None => plain(),
+        }
     } else {
         plain()
     };
@@ -319,8 +360,9 @@ unsafe extern "C-unwind" fn recvfrom(
     // SAFETY: the caller's arguments, passed on.
     unsafe {
         let plain = || real(fd, to, length, flags, address, size);
+        let look = || real(fd, to, length, flags | libc::MSG_DONTWAIT, address, size);
         match table::is_known(fd) {
-            false => plain(),
+            false => read_plain(fd, flags, plain, look),
             true => no_address(read_by(fd, to, length, flags, plain), address, size),
         }
     }
@@ -370,7 +412,8 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
     // written.
     unsafe {
         let Some(found) = table::find(fd) else {
-            return real(fd, message, flags);
+            let look = || real(fd, message, flags | libc::MSG_DONTWAIT);
+            return read_plain(fd, flags, || real(fd, message, flags), look);
         };
         if !found.before().is_taken() {
             let got = real(fd, message, flags);

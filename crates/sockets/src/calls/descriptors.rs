@@ -5,19 +5,23 @@ use libc::{c_int, c_uint, c_void, socklen_t};
 use super::{borrowed, errno, guarded, leaves, real, set_errno};
 use crate::{kernel, table};
 
-/// Follows a descriptor from now on, if it is TCP to a process of this node.
+/// Follows a descriptor from now on, if it is TCP to a process of this node; to another one it is a
+/// plain socket.
 fn follow(fd: c_int, connected_here: bool) {
     let before = errno();
-    let tcp = borrowed(fd).is_some_and(|fd| kernel::is_tcp(fd) && kernel::may_be_near(fd));
-    guarded(|| match tcp {
-        true => table::follow(fd, connected_here),
-        false => table::forget(fd),
+    let own = borrowed(fd).filter(|own| kernel::is_tcp(*own));
+    guarded(|| match own.map(kernel::may_be_near) {
+        Some(true) => table::follow(fd, connected_here),
+        Some(false) => table::watch(fd),
+        // Datagrams: a plain socket since it was made.
+        None if connected_here => {}
+        None => table::forget(fd),
     });
     set_errno(before);
 }
 
 fn forget(fd: c_int) {
-    if !table::is_known(fd) {
+    if !table::is_listed(fd) {
         return;
     }
     let before = errno();
@@ -29,7 +33,12 @@ fn forget(fd: c_int) {
 unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's arguments, passed on.
     let fd = unsafe { real!(socket: fn(c_int, c_int, c_int) -> c_int)(domain, kind, protocol) };
-    forget(fd);
+    let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    if fd >= 0 && matches!(domain, libc::AF_INET | libc::AF_INET6) && kind == libc::SOCK_DGRAM {
+        guarded(|| table::watch(fd));
+    } else {
+        forget(fd);
+    }
     fd
 }
 
@@ -80,7 +89,7 @@ unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const ON_EXEC: c_int = 1 << 2;
     if flags & ON_EXEC == 0 {
-        for (fd, _) in table::all() {
+        for fd in table::listed() {
             if (first..=last).contains(&fd.unsigned_abs()) {
                 forget(fd);
             }

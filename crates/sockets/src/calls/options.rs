@@ -3,6 +3,7 @@
 use libc::{c_int, c_void, socklen_t};
 
 use super::{find, leaves, real};
+use crate::table;
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setsockopt(
@@ -25,6 +26,10 @@ unsafe extern "C-unwind" fn setsockopt(
     );
     if changes_the_stream && !leaves(fd, "setsockopt") {
         return -1;
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        // A read without waiting returns less than that.
+        table::stop_waiting(fd);
     }
     // SAFETY: the caller's arguments, passed on.
     unsafe { real(fd, level, name, value, length) }

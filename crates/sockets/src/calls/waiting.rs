@@ -1,6 +1,7 @@
 //! Calls that wait: where the last waits were short, the kernel is asked without waiting for a
 //! while before the program is put to sleep (`spin.rs`). What is told, and when, is the kernel's.
 
+use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
@@ -15,9 +16,23 @@ static NOW: timespec = timespec {
     tv_nsec: 0,
 };
 
+/// A read that asks for so many bytes, and gets so many, takes part in a long transfer: more will have come
+/// by the time its thread has slept, and is then cheaper by the byte.
+const LONG_ASKED: usize = 128 << 10;
+const LONG_GOT: usize = 32 << 10;
+
 thread_local! {
     /// Of waits for descriptors of all kinds.
     static SPIN: AdaptiveSpin = const { AdaptiveSpin::new() };
+    /// The thread's last read was part of a long transfer.
+    static IS_LONG: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Tells of a read of a socket that the library leaves to the kernel.
+pub(crate) fn note(asked: usize, got: isize) {
+    if asked >= LONG_ASKED && usize::try_from(got).is_ok_and(|got| got >= LONG_GOT) {
+        IS_LONG.set(true);
+    }
 }
 
 /// Signals of this thread wait meanwhile: a handler that runs between two questions would not end
@@ -108,7 +123,7 @@ fn wait(
     look: impl Fn() -> c_int,
     sleep: impl FnOnce(Option<*const sigset_t>) -> c_int,
 ) -> c_int {
-    if !table::any_known() || !SPIN.with(AdaptiveSpin::begin) {
+    if !table::any_known() || IS_LONG.take() || !SPIN.with(AdaptiveSpin::begin) {
         return sleep(None);
     }
     let first = look();
@@ -389,7 +404,7 @@ pub(crate) fn read(
     is_polled: impl Fn() -> bool,
     look: impl Fn() -> isize,
 ) -> Option<isize> {
-    if !spin.begin() {
+    if IS_LONG.take() || !spin.begin() {
         return None;
     }
     let nothing = |got: isize| got < 0 && errno() == libc::EAGAIN;

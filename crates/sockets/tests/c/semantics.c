@@ -19,6 +19,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -490,6 +491,109 @@ static void signals(void)
     printf("signals: as expected\n");
 }
 
+static void *put_later(void *argument)
+{
+    usleep(50000);
+    return put(argument);
+}
+
+/* A read that waits for more than has come. */
+static void low_water(void)
+{
+    int a, b, least = 100;
+    pthread_t writer;
+    join(&a, &b);
+    CHECK(setsockopt(b, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) == 0);
+    CHECK(write(a, out, 10) == 10);
+    arrive(b, 10);
+    struct job job = {a, 190, 1};
+    CHECK(pthread_create(&writer, NULL, put_later, &job) == 0);
+    CHECK(read(b, in, 300) == 200 && memcmp(in, out, 10) == 0);
+    pthread_join(writer, NULL);
+    finish(a, b);
+    printf("low water: as expected\n");
+}
+
+/* A number that is another file's, though nobody has called close. */
+static void reused(void)
+{
+    int a, b, ends[2];
+    for (int of_datagrams = 0; of_datagrams < 2; of_datagrams++) {
+        join(&a, &b);
+        if (of_datagrams) {
+            close(b);
+            b = socket(family, SOCK_DGRAM, 0);
+        }
+        CHECK(pipe(ends) == 0);
+        CHECK(write(ends[1], "text", 4) == 4);
+        /* Not by a function that is replaced. */
+        CHECK(syscall(SYS_dup3, ends[0], b, 0) == b);
+        CHECK(read(b, in, 10) == 4 && memcmp(in, "text", 4) == 0);
+        CHECK(write(ends[1], "more", 4) == 4 && read(b, in, 10) == 4);
+        finish(a, b);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    printf("numbers used again: as expected\n");
+}
+
+static void datagrams(void)
+{
+    struct sockaddr_storage at = {.ss_family = (sa_family_t)family}, from;
+    socklen_t size = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6), length;
+    void *place = family == AF_INET ? (void *)&((struct sockaddr_in *)&at)->sin_addr
+                                    : (void *)&((struct sockaddr_in6 *)&at)->sin6_addr;
+    CHECK(inet_pton(family, addresses[family == AF_INET6], place) == 1);
+    enter(there);
+    int b = socket(family, SOCK_DGRAM, 0);
+    enter(here);
+    CHECK(bind(b, (struct sockaddr *)&at, size) == 0 && getsockname(b, (struct sockaddr *)&at, &size) == 0);
+    int a = socket(family, SOCK_DGRAM, 0);
+    CHECK(connect(a, (struct sockaddr *)&at, size) == 0);
+    struct timeval soon = {0, 50000};
+    CHECK(setsockopt(b, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon) == 0);
+    CHECK(recv(b, in, 10, 0) == -1 && errno == EAGAIN);
+    for (int time = 0; time < 50; time++) {
+        /* Each is read as it is: of no bytes, cut off, with its sender. */
+        CHECK(send(a, out, 0, 0) == 0 && read(b, in, 10) == 0);
+        CHECK(send(a, out, 100, 0) == 100 && send(a, out + 100, 100, 0) == 100);
+        CHECK(recv(b, in, 30, MSG_TRUNC) == 100 && memcmp(in, out, 30) == 0);
+        memset(&from, 0, sizeof from);
+        length = sizeof from;
+        CHECK(recvfrom(b, in, 200, 0, (struct sockaddr *)&from, &length) == 100);
+        CHECK(memcmp(in, out + 100, 100) == 0 && length == size && from.ss_family == family);
+        CHECK(sendto(b, out, 300, 0, (struct sockaddr *)&from, length) == 300);
+        struct iovec part = {in, 200};
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_name = &from, .msg_namelen = sizeof from};
+        CHECK(recvmsg(a, &message, 0) == 200 && (message.msg_flags & MSG_TRUNC) && message.msg_namelen == size);
+        CHECK(recv(b, in, 10, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    }
+    struct job job = {a, 10, 1};
+    pthread_t writer;
+    soon.tv_usec = 0;
+    CHECK(setsockopt(b, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon) == 0);
+    CHECK(pthread_create(&writer, NULL, put_later, &job) == 0);
+    CHECK(recv(b, in, 100, 0) == 10);
+    pthread_join(writer, NULL);
+    CHECK(pthread_create(&writer, NULL, put_later, &job) == 0);
+    CHECK(ready(b, POLLIN) == POLLIN && read(b, in, 100) == 10);
+    pthread_join(writer, NULL);
+    nonblocking(b);
+    CHECK(read(b, in, 10) == -1 && errno == EAGAIN);
+    CHECK(fcntl(b, F_SETFL, fcntl(b, F_GETFL) & ~O_NONBLOCK) == 0);
+    CHECK(pthread_create(&writer, NULL, put_later, &job) == 0);
+    CHECK(read(b, in, 10) == 10);
+    pthread_join(writer, NULL);
+    /* Nobody is there. */
+    close(b);
+    CHECK(send(a, out, 10, 0) == 10 && recv(a, in, 10, 0) == -1 && errno == ECONNREFUSED);
+    int c = dup(a);
+    CHECK(c >= 0 && recv(c, in, 10, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    close(c);
+    close(a);
+    printf("datagrams: as expected\n");
+}
+
 /* [NAMESPACE ADDRESS-4 ADDRESS-6]: files and addresses of another network namespace. */
 int main(int count, char **words)
 {
@@ -511,6 +615,9 @@ int main(int count, char **words)
         full();
         copies();
         signals();
+        low_water();
+        reused();
+        datagrams();
     }
     fprintf(stderr, "%llu of %llu\n", (unsigned long long)by_tcp, (unsigned long long)in_all);
     return 0;

@@ -53,6 +53,15 @@ pub(crate) fn finished(child: Child) -> Output {
 
 /// The same, for one that takes so long.
 pub(crate) fn finished_within(child: Child, limit: Duration) -> Output {
+    let output = ended_within(child, limit);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let also = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {said}{also}", output.status);
+    output
+}
+
+/// Waits for the end of a program, good or not.
+pub(crate) fn ended_within(child: Child, limit: Duration) -> Output {
     let pid = child.id();
     let (told, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || told.send(child.wait_with_output()));
@@ -60,11 +69,7 @@ pub(crate) fn finished_within(child: Child, limit: Duration) -> Output {
         let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         panic!("a program hangs");
     };
-    let output = output.expect("its output");
-    let said = String::from_utf8_lossy(&output.stderr);
-    let also = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}: {said}{also}", output.status);
-    output
+    output.expect("its output")
 }
 
 /// Two nodes in network namespaces, or a word why there are none.

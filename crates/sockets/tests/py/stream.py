@@ -1,6 +1,7 @@
 """Two ends of one connection, large and small writes both ways at once, each compared with what
 was sent. Prints how many bytes TCP carried to this end, of how many."""
 
+import os
 import random
 import socket
 import sys
@@ -11,6 +12,8 @@ role, port = sys.argv[1], int(sys.argv[2])
 mine, theirs = (random.Random(seed).randbytes(LENGTH) for seed in (role == "server", role != "server"))
 
 if role == "server":
+    # As nginx does: what the library is told by it must be known before.
+    os.environ.clear()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         end, _ = listener.accept()
