@@ -333,7 +333,7 @@ impl Connection {
     }
 
     /// Offers bytes to memory; how many went there. The rest is to be written to TCP. Waits a
-    /// little for room if `wait`. The caller is the only one who writes, or all goes by TCP.
+    /// little for room if `wait` says so, which is asked only then. The caller is the only one who writes, or all goes by TCP.
     ///
     /// # Errors
     /// The kernel's: the connection has ended.
@@ -342,7 +342,7 @@ impl Connection {
         fd: BorrowedFd<'_>,
         from: &[u8],
         flags: SendFlags,
-        wait: bool,
+        wait: impl Fn() -> bool,
     ) -> Result<usize, Errno> {
         if from.len() < least() || self.left.load(Acquire) {
             return Ok(0);
@@ -364,7 +364,7 @@ impl Connection {
             wait_while_taking(&lane);
             match self.send_some(fd, &lane, &from[done..], flags) {
                 Ok(Some(count)) => done += count,
-                Ok(None) if wait && lane.room() < least() && self.room_comes(&lane) => {}
+                Ok(None) if lane.room() < least() && wait() && self.room_comes(&lane) => {}
                 Err(error) if done == 0 => return Err(error),
                 _ => break,
             }

@@ -216,7 +216,7 @@ unsafe fn write_by(
             0 => SendFlags::empty(),
             _ => SendFlags::NOSIGNAL,
         };
-        match guarded(|| found.send(own, bytes, silent, waits(own, flags))) {
+        match guarded(|| found.send(own, bytes, silent, || waits(own, flags))) {
             Ok(count) => done = count,
             Err(error) => return failed(error),
         }
