@@ -31,6 +31,8 @@ pub(crate) struct LaneOut {
     floor: u64,
     /// The end of what is known to have arrived.
     arrived: u64,
+    /// The number that was next when a lane began to be silent.
+    mark: u64,
     sent: VecDeque<Sent>,
 }
 
@@ -39,6 +41,7 @@ impl LaneOut {
         LaneOut {
             floor: first,
             arrived: first,
+            mark: first,
             sent: VecDeque::new(),
         }
     }
@@ -95,13 +98,31 @@ impl LaneOut {
         sent.asked.then(|| now.since(sent.at))
     }
 
-    /// Notes that what ends at `end` has arrived; true if that was not known. A peer that
-    /// still misses something says again and again what it has: that is no sign of life, and
-    /// shows no round trip.
+    /// Notes that what ends at `end` has arrived; true if that was not known, though it may be
+    /// settled: what was repeated elsewhere has arrived here all the same. A peer that still
+    /// misses something says again and again what it has: that is no sign of life, and shows no
+    /// round trip.
     pub(crate) fn is_news(&mut self, end: u64) -> bool {
         let news = end > self.arrived;
         self.arrived = self.arrived.max(end);
         news
+    }
+
+    /// A lane has begun to be silent: what leaves by this one from now on may tell whether the
+    /// peer is.
+    pub(crate) fn mark(&mut self) {
+        self.mark = self.next();
+    }
+
+    /// True if what ends at `end` left after the [`mark`](Self::mark).
+    pub(crate) fn is_marked(&self, end: u64) -> bool {
+        end > self.mark
+    }
+
+    /// How many numbers in question left after the mark, and whether others did.
+    pub(crate) fn view_mark(&self) -> (u64, bool) {
+        let from = self.mark.max(self.floor);
+        (self.next() - from, self.floor > self.mark)
     }
 
     /// Raises the floor over numbers that no longer matter: their unit has
@@ -224,6 +245,67 @@ impl LaneIn {
     }
 }
 
+/// Tail time-outs in a row after which a lane is thought dead.
+const MAX_STRIKES: u8 = 4;
+
+/// Tail time-outs in a row without any news of a lane. Spec §5.3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Strikes {
+    count: u8,
+    /// The latest but one.
+    before: Instant,
+    latest: Instant,
+    /// Since when it is known that what left by another lane after the first has arrived.
+    elsewhere: Option<Instant>,
+}
+
+impl Strikes {
+    pub(crate) fn add(&mut self, now: Instant) {
+        self.count = self.count.saturating_add(1);
+        self.before = self.latest;
+        self.latest = now;
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self.count == 0
+    }
+
+    /// What left by another lane after the first has arrived, as is known now.
+    pub(crate) fn arrived_elsewhere(&mut self, now: Instant) {
+        if !self.is_none() {
+            self.elsewhere.get_or_insert(now);
+        }
+    }
+
+    /// When the latest was.
+    pub(crate) fn latest(self) -> Instant {
+        self.latest
+    }
+
+    /// Repeats try another lane, to find out whether the peer answers there.
+    pub(crate) fn is_suspect(self) -> bool {
+        self.count >= 2
+    }
+
+    /// The peer has answered elsewhere, and a whole time-out later not yet here. One that does
+    /// not run for a while answers by no lane, and then by one after the other.
+    pub(crate) fn is_dead(self) -> bool {
+        let known = |at: Instant| at < self.before;
+        self.count >= MAX_STRIKES && self.elsewhere.is_some_and(known)
+    }
+
+    /// All but the times, for [`View`](crate::View).
+    pub(crate) fn view(self) -> (u8, bool, bool) {
+        let known = |at: Instant| at < self.latest;
+        let elsewhere = self.elsewhere;
+        (
+            self.count,
+            elsewhere.is_some(),
+            elsewhere.is_some_and(known),
+        )
+    }
+}
+
 /// A lane: both halves, where it leads, and whether it works.
 #[derive(Clone, Debug)]
 pub(crate) struct Lane {
@@ -232,8 +314,7 @@ pub(crate) struct Lane {
     pub(crate) to: Address,
     pub(crate) out: LaneOut,
     pub(crate) incoming: LaneIn,
-    /// Tail time-outs in a row without any news of this lane.
-    pub(crate) strikes: u8,
+    pub(crate) strikes: Strikes,
     /// Whether what is sent there arrives.
     pub(crate) reach: Reach,
     /// The lowest number that the peer misses, as it says.
@@ -251,7 +332,7 @@ impl Lane {
             to,
             out: LaneOut::starting_at(first),
             incoming: LaneIn::starting_at(first),
-            strikes: 0,
+            strikes: Strikes::default(),
             reach: Reach::new(state),
             told: first,
             floor_due: false,
@@ -308,6 +389,27 @@ mod tests {
         assert!(lane.is_news(3));
         assert!(!lane.is_news(3) && !lane.is_news(2));
         assert!(lane.is_news(4));
+    }
+
+    #[test]
+    fn a_lane_is_dead_if_the_peer_answered_elsewhere_a_time_out_ago() {
+        let struck = |known: u64| {
+            let mut strikes = Strikes::default();
+            strikes.arrived_elsewhere(Instant(0));
+            let mut died = None;
+            for now in [10, 30, 70, 150, 310] {
+                if now > known {
+                    strikes.arrived_elsewhere(Instant(known));
+                }
+                strikes.add(Instant(now));
+                died = died.or(strikes.is_dead().then_some(now));
+            }
+            died
+        };
+        assert_eq!(struck(1000), None, "before the first it says nothing");
+        assert_eq!(struck(11), Some(150));
+        assert_eq!(struck(69), Some(150));
+        assert_eq!(struck(71), Some(310), "not yet a time-out ago");
     }
 
     #[test]

@@ -205,8 +205,8 @@ pub(crate) struct Session {
     tail_arrivals: u64,
     /// Repeats that may go beyond the pace: first and last of a tail.
     forced: u32,
-    /// The lane that those repeats keep away from.
-    detour: Option<u8>,
+    /// Those repeats keep away from lanes that let time-outs pass.
+    detour: bool,
     /// Which of our ways leads to where the newest arrival came from, as an index:
     /// answers go back there.
     heard_on: usize,
@@ -275,7 +275,7 @@ impl Session {
             tail_arrivals: 0,
             want: Backoff::OFF,
             forced: 0,
-            detour: None,
+            detour: false,
             heard_on: 0,
             unanswered: 0,
             asked_at: Some(now),

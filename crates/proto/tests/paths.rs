@@ -189,6 +189,58 @@ fn a_lost_interface_is_told_asked_while_there_is_traffic_and_used_when_it_answer
 }
 
 #[test]
+fn a_process_that_does_not_run_for_a_while_has_lost_no_lane() {
+    let mut alarms = Vec::new();
+    // Back again, it takes what came to one port after the other.
+    for (networks, bulk_later_us) in [(&[0][..], 0), (&[0], 500), (&[0], 4000), (&[0, 1], 1500)] {
+        for stopped_us in [2000, 4000, 8000, 15_500, 24_000, 35_000, 60_000, 150_000] {
+            let (mut wire, edge) = connected([networks, networks]);
+            send_megabytes(&mut wire, edge, 2);
+            let now = wire.now;
+            for _ in 0..2 {
+                let sent = wire.hosts[0].send(now, edge, &[1; MEGABYTE]);
+                sent.expect("credit");
+            }
+            wire.run(20_000, |_| false);
+            wire.stopped = Some((1, wire.now.after(stopped_us * 1000)));
+            wire.bulk_later_ns = bulk_later_us * 1000;
+            let arrived = |wire: &mut Wire| wire.hosts[0].machine.is_acknowledged(edge.peer);
+            assert!(wire.run(SECOND, arrived));
+            let stats = wire.hosts[0].machine.stats();
+            assert_eq!(wire.lost, 0);
+            if stats.lanes_lost > 0 {
+                alarms.push((networks.len(), bulk_later_us, stopped_us));
+            }
+        }
+    }
+    assert!(alarms.is_empty(), "{alarms:?}");
+}
+
+#[test]
+fn what_was_repeated_elsewhere_and_arrives_all_the_same_speaks_for_its_lane() {
+    let mut alarms = Vec::new();
+    for stopped_us in [8000, 15_500, 24_000, 35_000, 60_000] {
+        let (mut wire, edge) = connected([&[0], &[0]]);
+        send_megabytes(&mut wire, edge, 1);
+        wire.bulk_later_ns = 500_000;
+        // Away for long, what was repeated by the other lane is taken first; then for a moment.
+        for stopped_us in [stopped_us, 1200, 1200] {
+            let now = wire.now;
+            let sent = wire.hosts[0].send(now, edge, &[1; 20_000]);
+            sent.expect("credit");
+            wire.stopped = Some((1, now.after(stopped_us * 1000)));
+            let arrived = |wire: &mut Wire| wire.hosts[0].machine.is_acknowledged(edge.peer);
+            assert!(wire.run(SECOND, arrived));
+            wire.run(SECOND / 10, |_| false);
+        }
+        if wire.hosts[0].machine.stats().lanes_lost > 0 {
+            alarms.push(stopped_us);
+        }
+    }
+    assert!(alarms.is_empty(), "{alarms:?}");
+}
+
+#[test]
 fn the_first_message_leaves_before_any_question() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     let now = wire.now;

@@ -207,7 +207,7 @@ fn the_same_seed_gives_the_same_run() {
 fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
     // Credit keeps the pool from being full: only first credits beyond its size fill it, as at
     // one of these seeds.
-    let totals = run_seeds(2_000, 300, false).unwrap_or_else(|failures| {
+    let totals = run_seeds(2_500, 300, false).unwrap_or_else(|failures| {
         panic!("{}", failures.join("\n"));
     });
     let honest = [

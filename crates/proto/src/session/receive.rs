@@ -3,7 +3,7 @@
 use crate::channel::{MessagePiece, Placed, Tell};
 use crate::event::Event;
 use crate::holes::{Arrival, widen};
-use crate::lane::Lane;
+use crate::lane::{Lane, Strikes};
 use crate::parts::PartArrival;
 use crate::pool::Admission;
 use crate::send::Flight;
@@ -605,12 +605,18 @@ impl Session {
         shared: &mut Shared,
     ) {
         let lane = &mut self.lanes[index];
-        if from < to && lane.out.is_news(to) {
-            lane.strikes = 0;
+        if lane.out.is_news(to) {
+            lane.strikes = Strikes::default();
             if let Some(ns) = lane.out.round_trip(to, now) {
                 self.trip.sample(ns);
             }
+            if lane.out.is_marked(to) {
+                for lane in &mut self.lanes {
+                    lane.strikes.arrived_elsewhere(now);
+                }
+            }
         }
+        let lane = &mut self.lanes[index];
         for number in from.max(lane.out.floor())..to.min(lane.out.next()) {
             let Some((piece, bytes)) = lane.out.carried(number) else {
                 continue;

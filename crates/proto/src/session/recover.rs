@@ -1,13 +1,10 @@
 //! What a session does when time has passed: prods, lost tails, dead lanes, silence.
 
 use crate::event::{Event, GoneReason, KeyMismatch};
+use crate::lane::{Lane, Strikes};
 use crate::session::{Backoff, Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
-
-/// Tail time-outs in a row after which a lane is thought dead, if the peer was
-/// heard meanwhile.
-const MAX_STRIKES: u8 = 3;
 
 impl Session {
     /// The earliest moment at which [`on_timers`](Self::on_timers) has work.
@@ -153,7 +150,9 @@ impl Session {
         if self.window.flying() == 0 {
             self.tail = Backoff::OFF;
             self.forced = 0;
-        } else if self.tail.is_off() || self.tail_arrivals != self.window.arrivals() {
+        } else if self.tail.is_off()
+            || self.tail_arrivals != self.window.arrivals() && !self.is_struck()
+        {
             let config = &shared.config;
             let pause = self
                 .trip
@@ -204,30 +203,46 @@ impl Session {
         repeated
     }
 
-    /// Blames the lane of the oldest flight; a lane that stays silent while the
-    /// peer is heard elsewhere hands its units to the others. If a prod has just queued all
-    /// flights for repetition, the lane of the oldest unit's last flight is blamed.
-    fn strike(&mut self, now: Instant, shared: &mut Shared) {
+    /// True if the lane that is waited for has let a time-out pass: what arrives by others
+    /// neither hurries it nor gives it more time.
+    fn is_struck(&self) -> bool {
+        let is_struck = |lane: &Lane| !lane.strikes.is_none();
+        self.lanes.iter().any(is_struck)
+            && self
+                .blamed()
+                .is_some_and(|index| is_struck(&self.lanes[index]))
+    }
+
+    /// The lane of the oldest flight, if it is in use.
+    fn blamed(&self) -> Option<usize> {
         let oldest = self
             .window
             .first_and_last_flying()
             .and_then(|(first, _)| self.window.lane_of(first))
-            .or_else(|| self.window.oldest_lane());
-        let Some(index) = self.lanes.iter().position(|lane| Some(lane.id) == oldest) else {
+            .or_else(|| self.window.oldest_lane())?;
+        let blamed = |lane: &Lane| lane.id == oldest && lane.reach.is_proven();
+        self.lanes.iter().position(blamed)
+    }
+
+    /// Blames the lane of the oldest flight; a lane that stays silent while the
+    /// peer answers elsewhere hands its units to the others. If a prod has just queued all
+    /// flights for repetition, the lane of the oldest unit's last flight is blamed.
+    fn strike(&mut self, now: Instant, shared: &mut Shared) {
+        let Some(index) = self.blamed() else {
             return;
         };
-        let others = self.lanes.iter().enumerate();
-        let spare = others
-            .clone()
-            .any(|(other, lane)| other != index && lane.reach.is_proven());
-        let heard = now.since(self.last_heard) <= 2 * self.tail.pause_ns;
+        let mut others = self.lanes.iter().enumerate();
+        let spare = others.any(|(other, lane)| other != index && lane.reach.is_proven());
+        if self.lanes[index].strikes.is_none() {
+            self.lanes.iter_mut().for_each(|lane| lane.out.mark());
+        }
         let lane = &mut self.lanes[index];
-        lane.strikes = lane.strikes.saturating_add(1);
+        lane.strikes.add(now);
         // The next repeats of first and last try another lane: if the peer answers
         // those, it is this lane that is dead.
-        self.detour = (lane.strikes >= MAX_STRIKES - 1 && spare).then_some(lane.id);
-        if lane.strikes >= MAX_STRIKES && spare && heard {
-            lane.strikes = MAX_STRIKES - 1;
+        self.detour = lane.strikes.is_suspect() && spare;
+        if lane.strikes.is_dead() && spare {
+            lane.strikes = Strikes::default();
             self.lane_lost(index, now, shared);
         }
     }

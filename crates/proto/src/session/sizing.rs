@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::event::{Event, PathChange};
+use crate::lane::Strikes;
 use crate::session::{Backoff, Session};
 use crate::shared::Shared;
 use crate::size::PacketSize;
@@ -140,9 +141,9 @@ impl Session {
         self.window
             .repeat_longer(u16::try_from(bytes).unwrap_or(u16::MAX));
         for lane in &mut self.lanes {
-            lane.strikes = 0;
+            lane.strikes = Strikes::default();
         }
-        self.detour = None;
+        self.detour = false;
         self.progress(now, shared);
         self.ask_lanes_again(now, shared);
         shared.event(Event::Paths {

@@ -243,8 +243,8 @@ impl Session {
             let (slot, bytes) = frames.part(slot, range)?;
             (Frame::Scratch(slot), bytes, end)
         };
-        let avoided = self.detour.filter(|_| repeat && self.forced > 0);
-        let index = self.pick_lane(next.bulk, avoided);
+        let detour = self.detour && repeat && self.forced > 0;
+        let index = self.pick_lane(next.bulk, detour);
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
         self.forced = self.forced.saturating_sub(u32::from(repeat));
@@ -306,7 +306,7 @@ impl Session {
         shared: &mut Shared,
     ) -> Transmit {
         shared.stats.unreliable_sent += 1;
-        let index = self.pick_lane(bulk, None);
+        let index = self.pick_lane(bulk, false);
         let mut header = self.control_header(Kind::Data);
         if self.lanes[index].bulk {
             header.flags.set(Flags::BULK);
@@ -573,14 +573,15 @@ impl Session {
     }
 
     /// The lane for a class: one that has answered, bulk in turn over the interfaces; of the
-    /// other class if need be.
-    fn pick_lane(&mut self, bulk: bool, avoided: Option<u8>) -> usize {
+    /// other class if need be. A detour keeps away from all lanes that let time-outs pass, or, if all
+    /// did, takes the one that was blamed the longest time ago.
+    fn pick_lane(&mut self, bulk: bool, detour: bool) -> usize {
         // The first small lane nearly always: the search below would find it too.
         if !bulk
             && let Some(lane) = self.lanes.first()
             && !lane.bulk
             && lane.reach.is_proven()
-            && Some(lane.id) != avoided
+            && !(detour && lane.strikes.is_suspect())
         {
             return 0;
         }
@@ -589,16 +590,18 @@ impl Session {
         let order = (0..count).map(|step| (first + step) % count);
         let usable = |index: &usize| {
             let lane = &self.lanes[*index];
-            lane.reach.is_proven() && Some(lane.id) != avoided
+            lane.reach.is_proven() && !(detour && lane.strikes.is_suspect())
         };
         let chosen = order
             .clone()
             .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
             .or_else(|| order.clone().find(usable))
             .or_else(|| {
-                order
-                    .clone()
-                    .find(|index| self.lanes[*index].reach.is_proven())
+                let mut proven = order.filter(|index| self.lanes[*index].reach.is_proven());
+                match detour {
+                    true => proven.min_by_key(|index| self.lanes[*index].strikes.latest()),
+                    false => proven.next(),
+                }
             })
             .unwrap_or(0);
         if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
@@ -617,7 +620,7 @@ impl Session {
         };
         let interfaces = self.lanes.iter().filter(|lane| leads_there(lane)).count();
         if interfaces < 2 {
-            return self.pick_lane(false, None);
+            return self.pick_lane(false, false);
         }
         let small = self.lanes.iter().enumerate();
         let mut small = small.filter(|(_, lane)| leads_there(lane));

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
 
 use crate::holes::Hole;
+use crate::lane::Lane;
 use crate::reach::LaneState;
 use crate::replay::Replay;
 use crate::send::Slot;
@@ -177,13 +178,17 @@ impl Session {
         self.sizing.hash_rest(hasher);
         self.assemblies.hash(hasher);
         for lane in &self.lanes {
-            // Strikes matter only where another lane could take over.
-            let strikes = if self.lanes.len() > 1 {
-                lane.strikes
-            } else {
-                0
-            };
-            (lane.id, lane.bulk, lane.to, lane.incoming.dirty, strikes).hash(hasher);
+            (lane.id, lane.bulk, lane.to, lane.incoming.dirty).hash(hasher);
+            // Strikes matter only where another lane could take over, and of what flies there
+            // only whether it left after them.
+            if self.lanes.len() > 1 {
+                lane.strikes.view().hash(hasher);
+                let blamed_later = |other: &&Lane| other.strikes.latest() > lane.strikes.latest();
+                self.lanes.iter().filter(blamed_later).count().hash(hasher);
+            }
+            if self.lanes.iter().any(|lane| !lane.strikes.is_none()) {
+                lane.out.view_mark().hash(hasher);
+            }
             lane.reach.hash(hasher);
             (lane.floor_due, lane.told < lane.out.floor()).hash(hasher);
         }

@@ -173,6 +173,10 @@ pub struct Wire {
     pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
     /// Called with each packet and the host that is about to take it.
     pub watch: Option<Watch>,
+    /// A process that does not run until then: what comes for it waits.
+    pub stopped: Option<(usize, Instant)>,
+    /// What it finds then of bulk it takes so much later.
+    pub bulk_later_ns: u64,
 }
 
 /// Sees a packet that a host is about to take: when, and from where.
@@ -228,6 +232,8 @@ impl Wire {
             refused_above: None,
             seen: None,
             watch: None,
+            stopped: None,
+            bulk_later_ns: 0,
         };
         for index in 0..networks.len() {
             let host = wire.host(index, config);
@@ -300,20 +306,31 @@ impl Wire {
     pub fn run(&mut self, limit_ns: u64, mut done: impl FnMut(&mut Wire) -> bool) -> bool {
         let end = self.now.after(limit_ns);
         loop {
-            for index in 0..self.hosts.len() {
-                self.step(index);
+            let running: Vec<usize> = (0..self.hosts.len())
+                .filter(|host| self.runs(*host))
+                .collect();
+            for index in &running {
+                self.step(*index);
             }
             if done(self) {
                 return true;
             }
-            if self.hosts.iter().any(|host| host.machine.has_transmit()) {
+            if running
+                .iter()
+                .any(|host| self.hosts[*host].machine.has_transmit())
+            {
                 continue;
             }
             let arrival = self.flights.keys().next().map(|(at, _)| Instant(*at));
-            let timer = self
-                .hosts
-                .iter_mut()
-                .filter_map(|host| host.machine.next_deadline())
+            let timer = running
+                .iter()
+                .filter_map(|host| self.hosts[*host].machine.next_deadline());
+            let timer = timer
+                .chain(
+                    self.stopped
+                        .map(|(_, until)| until)
+                        .filter(|until| *until > self.now),
+                )
                 .min();
             let next = arrival.into_iter().chain(timer).min();
             match next {
@@ -327,13 +344,27 @@ impl Wire {
         }
     }
 
+    fn runs(&self, host: usize) -> bool {
+        self.stopped
+            .is_none_or(|(stopped, until)| stopped != host || self.now >= until)
+    }
+
     fn deliver(&mut self) {
         while let Some(entry) = self.flights.first_entry() {
             if entry.key().0 > self.now.0 {
                 break;
             }
-            let (from, to, bytes) = entry.remove();
+            let ((_, sequence), (from, to, bytes)) = entry.remove_entry();
             let now = self.now;
+            if let Some((host, until)) = self.stopped
+                && !self.runs(host)
+                && self.hosts[host].home.ip[15] == to.ip[15]
+            {
+                let later_ns = u64::from(to.port.is_multiple_of(2)) * self.bulk_later_ns;
+                let at = until.after(later_ns);
+                self.flights.insert((at.0, sequence), (from, to, bytes));
+                continue;
+            }
             for (index, host) in self.hosts.iter_mut().enumerate() {
                 if host.home.ip[15] == to.ip[15] {
                     let interface = usize::from(to.port.saturating_sub(1) / 2);
