@@ -8,17 +8,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 19] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
     ("naming", &["link"]),
     ("node", &["proto", "link", "bpf", "naming"]),
-    ("bsp", &["link", "node"]),
+    ("trace", &["link"]),
+    ("bsp", &["link", "node", "trace"]),
     ("bsp-capi", &["bsp", "reshuffle"]),
     ("reshuffle", &["bsp"]),
-    ("capi", &["naming", "node", "streams"]),
-    ("fabric", &["node"]),
+    ("capi", &["naming", "node", "streams", "trace"]),
+    ("fabric", &["node", "trace"]),
     ("sockets", &[]),
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
@@ -34,6 +35,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
         "tools",
         &[
             "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "bsp", "page",
+            "trace",
         ],
     ),
     ("testbed", &[]),

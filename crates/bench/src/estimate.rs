@@ -2,6 +2,7 @@
 
 use dipole_bsp::model::Measured;
 use serde::Serialize;
+use statrs::distribution::{Binomial, DiscreteCDF};
 
 use super::statistics::{Spread, as_float};
 
@@ -64,19 +65,8 @@ impl Estimate {
 
 /// How many of the smallest and of the largest values an interval leaves out.
 fn values_outside(count: usize) -> usize {
-    // Chances of so many heads in `count` throws, by logarithms: they get small.
-    let n = as_float(count as u64);
-    let (mut logarithm, mut below, mut outside) = (-n * 2_f64.ln(), 0.0, 0);
-    for heads in 0..count / 2 {
-        below += logarithm.exp();
-        if below > MISS {
-            break;
-        }
-        outside = heads;
-        let heads = as_float(heads as u64);
-        logarithm += ((n - heads) / (heads + 1.0)).ln();
-    }
-    outside
+    let heads = Binomial::new(0.5, count as u64).map(|heads| heads.inverse_cdf(MISS));
+    usize::try_from(heads.unwrap_or(0)).map_or(0, |heads| heads.saturating_sub(1))
 }
 
 #[cfg(test)]

@@ -17,10 +17,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dipole_node::{Address, Endpoint, Message};
+use dipole_trace::waits::Keeper;
 
 use crate::failure::Failure;
 use crate::guard;
-use crate::process::{self, lock};
+use crate::process::{self, lock, place};
 use crate::table::Table;
 
 /// An open endpoint.
@@ -40,6 +41,8 @@ pub(crate) struct Handle {
     nonblocking: AtomicBool,
     /// How long a call waits before it looks.
     pub(crate) probe: Duration,
+    /// Who keeps what calls have waited for.
+    pub(crate) keeper: Option<Arc<Keeper>>,
 }
 
 /// What a descriptor stands for: device and inode.
@@ -69,6 +72,14 @@ impl Targets {
         known.retain(|other| *other != target);
         self.several.store(known.len() > 1, Ordering::Relaxed);
         known.len() < before
+    }
+
+    /// The one target, if there is one.
+    pub(crate) fn only(&self) -> Option<Address> {
+        match lock(&self.known)[..] {
+            [only] => Some(only),
+            _ => None,
+        }
     }
 
     #[inline]
@@ -179,6 +190,11 @@ pub(crate) fn enter(
     probe: Duration,
 ) -> Result<c_int, Failure> {
     let fd = descriptor.as_raw_fd();
+    let process = process::current();
+    let keeper = process.keeper();
+    if let Some(keeper) = &keeper {
+        keeper.owns(place(endpoint.address()));
+    }
     let handle = Arc::new(Handle {
         generation: process::generation(),
         fd,
@@ -189,11 +205,11 @@ pub(crate) fn enter(
         copied: AtomicBool::new(false),
         nonblocking: AtomicBool::new(nonblocking),
         probe,
+        keeper,
     });
     let Some(slot) = TABLE.make_slot(fd) else {
         return Err(Failure::NotAnEndpoint { fd });
     };
-    let process = process::current();
     let mut endpoints = lock(&process.endpoints);
     if endpoints.by_file.len() >= endpoints.sweep_at {
         endpoints.by_file.retain(|_, old| {

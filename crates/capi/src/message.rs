@@ -4,13 +4,14 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use dipole_node::{Endpoint, Message, ReceiveError, SendError};
+use dipole_trace::waits::{Cause, Over};
 
 use crate::dp;
 use crate::failure::Failure;
 use crate::guard::{self, Buffer, Out, call};
 use crate::handle::{self, Handle};
 use crate::options::Address;
-use crate::process::lock;
+use crate::process::{lock, place};
 
 /// Buffers up to this length are copied to; longer ones are offered for what arrives.
 const SHORT_BYTES: usize = 4 << 10;
@@ -64,7 +65,8 @@ impl Patience {
 }
 
 /// Runs `attempt` with the patience that a call has on a descriptor; `gave_up` tells
-/// the failures that mean it was not enough, which must have changed nothing.
+/// the failures that mean it was not enough, which must have changed nothing; `over` says what
+/// was waited for.
 #[inline]
 fn patiently<A>(
     handle: &Handle,
@@ -72,6 +74,7 @@ fn patiently<A>(
     patience: Patience,
     gave_up: impl Fn(&Failure) -> bool,
     attempt: impl Fn(Patience) -> Result<A, Failure>,
+    over: impl Fn(Option<&A>) -> Over,
 ) -> Result<A, Failure> {
     if patience == Patience::None {
         return attempt(patience);
@@ -86,9 +89,45 @@ fn patiently<A>(
         Err(failure) if gave_up(&failure) => match handle.look_nonblocking(fd)? {
             true if first == Patience::None => Err(failure),
             true => attempt(Patience::None),
-            false => attempt(patience.after(handle.probe)),
+            false => kept(handle, || attempt(patience.after(handle.probe)), over),
         },
         answer => answer,
+    }
+}
+
+/// Waits by `attempt`, the first of which has failed, and has it kept, if that is asked for.
+fn kept<A>(
+    handle: &Handle,
+    attempt: impl Fn() -> Result<A, Failure>,
+    over: impl Fn(Option<&A>) -> Over,
+) -> Result<A, Failure> {
+    let Some(keeper) = &handle.keeper else {
+        return attempt();
+    };
+    let probe_ns = u64::try_from(handle.probe.as_nanos()).unwrap_or(0);
+    let began_ns = keeper.now_ns().saturating_sub(probe_ns);
+    let answer = attempt();
+    keeper.keep(began_ns, over(answer.as_ref().ok()));
+    answer
+}
+
+/// A message was waited for, which came from there with so many bytes, if one came.
+fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> Over {
+    Over {
+        cause: came.map_or(Cause::Nothing, |_| Cause::Message),
+        own: Some(place(handle.endpoint.address())),
+        peer: came.map(|(from, _)| place(from)),
+        bytes: came.map_or(0, |(_, bytes)| bytes as u64),
+    }
+}
+
+/// Room for so many bytes was waited for, at an only receiver if that is known.
+fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> Over {
+    Over {
+        cause: Cause::Room,
+        own: Some(place(handle.endpoint.address())),
+        peer: to.map(place),
+        bytes: bytes as u64,
     }
 }
 
@@ -137,7 +176,8 @@ pub(crate) fn send(
             false => attempt(patience),
         };
     }
-    patiently(handle, fd, patience, gave_up_sending, attempt)
+    let over = |_: Option<&()>| had_no_room(handle, handle.targets.only(), message.len());
+    patiently(handle, fd, patience, gave_up_sending, attempt, over)
 }
 
 /// True if more patience might have helped.
@@ -150,18 +190,20 @@ fn gave_up_sending(failure: &Failure) -> bool {
 
 #[inline]
 pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<Message, Failure> {
-    receive_by(handle, fd, patience, |endpoint, timeout| {
-        endpoint.receive_fitting(usize::MAX, timeout)
+    let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_fitting(usize::MAX, timeout);
+    receive_by(handle, fd, patience, attempt, |message| {
+        Some((message.source(), message.len()))
     })
 }
 
-/// Receives by `attempt`, which waits as long as it is told.
+/// Receives by `attempt`, which waits as long as it is told; `came` says from where and how much.
 #[inline]
 fn receive_by<R>(
     handle: &Handle,
     fd: c_int,
     patience: Patience,
     attempt: impl Fn(&Endpoint, Duration) -> Result<R, ReceiveError>,
+    came: impl Fn(&R) -> Option<(dipole_node::Address, usize)>,
 ) -> Result<R, Failure> {
     let gave_up = |failure: &Failure| {
         matches!(
@@ -169,14 +211,14 @@ fn receive_by<R>(
             Failure::Receive(ReceiveError::TimedOut { .. }) | Failure::NoMessage { .. }
         )
     };
-    patiently(handle, fd, patience, gave_up, |patience| {
-        match attempt(&handle.endpoint, patience.timeout()) {
-            Err(ReceiveError::TimedOut { .. }) if patience == Patience::None => {
-                Err(Failure::NoMessage { fd })
-            }
-            received => Ok(received?),
+    let attempt = |patience: Patience| match attempt(&handle.endpoint, patience.timeout()) {
+        Err(ReceiveError::TimedOut { .. }) if patience == Patience::None => {
+            Err(Failure::NoMessage { fd })
         }
-    })
+        received => Ok(received?),
+    };
+    let over = |received: Option<&R>| waited(handle, received.and_then(&came));
+    patiently(handle, fd, patience, gave_up, attempt, over)
 }
 
 pub(crate) fn add_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> {
@@ -258,14 +300,16 @@ pub unsafe extern "C" fn dp_send_to(
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
             let endpoint = &handle.endpoint;
-            patiently(handle, fd, patience, gave_up_sending, |patience| {
+            let attempt = |patience| {
                 match patience {
                     Patience::None => endpoint.try_send_to(to, message)?,
                     Patience::For(timeout) => endpoint.send_to_timeout(to, message, timeout)?,
                     Patience::Forever => endpoint.send_to(to, message)?,
                 }
                 Ok(())
-            })
+            };
+            let over = |_: Option<&()>| had_no_room(handle, Some(to), message.len());
+            patiently(handle, fd, patience, gave_up_sending, attempt, over)
         })?;
         Ok(len.cast_signed())
     })
@@ -355,10 +399,14 @@ pub unsafe extern "C" fn dp_recv_many(
         let limit = guard::count(count)?;
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
-            let received = receive_by(handle, fd, patience, |endpoint, timeout| {
+            let attempt = |endpoint: &Endpoint, timeout| {
                 let mut received = Vec::new();
                 endpoint.receive_many_timeout(&mut received, limit, timeout)?;
                 Ok(received)
+            };
+            let received = receive_by(handle, fd, patience, attempt, |messages| {
+                let first = messages.first()?;
+                Some((first.source(), messages.iter().map(|one| one.len()).sum()))
             })?;
             for (index, message) in received.iter().enumerate() {
                 // SAFETY: no more than `limit` were taken, and as many places there are by
@@ -396,14 +444,16 @@ pub unsafe extern "C" fn dp_recv_copy(
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
-            let (length, from) = receive_by(handle, fd, patience, |endpoint, timeout| {
+            let attempt = |endpoint: &Endpoint, timeout| {
                 if buffer.length > SHORT_BYTES {
                     return buffer.lend(|memory| endpoint.receive_to_region(memory, timeout));
                 }
                 let message = endpoint.receive_fitting(buffer.length, timeout)?;
                 buffer.fill(&message);
                 Ok((message.len(), message.source()))
-            })?;
+            };
+            let came = |&(length, from): &(usize, dipole_node::Address)| Some((from, length));
+            let (length, from) = receive_by(handle, fd, patience, attempt, came)?;
             source.write(from.into());
             Ok(length.cast_signed())
         })

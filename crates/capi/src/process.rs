@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use dipole_node::job::Job;
-use dipole_node::{Config, Node};
+use dipole_node::{Address, Config, Node};
+use dipole_trace::waits::{Keeper, Place};
 
 use crate::counter::COUNTERS;
 use crate::edge::EDGES;
@@ -47,6 +48,8 @@ pub(crate) struct Process {
     pub(crate) streams: Mutex<Numbers>,
     /// Completion queues by the numbers of their descriptors.
     pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
+    /// Who keeps what calls wait for, once the node is open.
+    keeper: OnceLock<Option<Arc<Keeper>>>,
     /// What the process had before it was forked, never used and never dropped.
     pub(crate) parent: Option<Arc<Process>>,
 }
@@ -94,6 +97,7 @@ pub(crate) fn current() -> Arc<Process> {
             interfaces: Mutex::default(),
             streams: Mutex::default(),
             queues: Mutex::default(),
+            keeper: OnceLock::new(),
             parent: known.clone(),
         });
         CURRENT.compare_and_swap(&known, Some(fresh));
@@ -119,6 +123,26 @@ impl Process {
             Some(open) => Ok(open.node.clone()),
             None => Err(Failure::NotOpen),
         }
+    }
+
+    /// Who keeps what calls wait for, if that is asked for and there can be a file.
+    pub(crate) fn keeper(&self) -> Option<Arc<Keeper>> {
+        let open = || {
+            let directory = dipole_node::trace_dir()?;
+            let rank = job().ok().map(|job| (job.rank, job.size));
+            match Keeper::begin(&directory, rank) {
+                Ok(keeper) => Some(Arc::new(keeper)),
+                Err(cause) => {
+                    let directory = directory.display();
+                    eprintln!(
+                        "libdipole: this process is not traced: cannot make a file in {directory} \
+                         (DIPOLE_TRACE): {cause}"
+                    );
+                    None
+                }
+            }
+        };
+        self.keeper.get_or_init(open).clone()
     }
 
     /// How long waiters of the open node spin.
@@ -147,6 +171,9 @@ impl Process {
         STREAMS.close_all(self);
         INTERFACES.close_all(self);
         let closed = open.node.close(timeout.unwrap_or(open.linger));
+        if let Some(Some(keeper)) = self.keeper.get() {
+            keeper.close();
+        }
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
         for handle in endpoints.by_file.into_values() {
             handle.end();
@@ -177,6 +204,14 @@ pub(crate) fn job() -> Result<&'static Job, Failure> {
             let job = Job::from_env()?;
             Ok(JOB.get_or_init(|| job))
         }
+    }
+}
+
+/// An endpoint as traces have it.
+pub(crate) fn place(address: Address) -> Place {
+    Place {
+        node: address.node.0,
+        endpoint: address.endpoint.0,
     }
 }
 

@@ -5,8 +5,10 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
-use dipole_node::{CompletionQueue, EndpointId, RegionMemory};
+use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory};
+use dipole_trace::waits::{Cause, Keeper, Over};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
@@ -14,7 +16,7 @@ use crate::guard::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
 use crate::message::Patience;
 use crate::options::Address;
-use crate::process::{self, lock};
+use crate::process::{self, lock, place};
 
 /// In `kind`: a posted message is on its way.
 pub const DP_SENT: c_int = 1;
@@ -73,6 +75,8 @@ pub(crate) struct OpenQueue {
     queue: CompletionQueue,
     /// Endpoints attached, or with receives that were posted.
     endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
+    /// Who keeps what calls have waited for.
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl OpenQueue {
@@ -137,6 +141,21 @@ impl OpenQueue {
         }
     }
 
+    /// Waits for a completion, and has that kept, if that is asked for.
+    fn wait(&self, timeout: Duration) -> Result<Option<dipole_node::Completion>, ReceiveError> {
+        let Some(keeper) = &self.keeper else {
+            return self.queue.wait(timeout);
+        };
+        let at_once = self.queue.poll()?;
+        if at_once.is_some() {
+            return Ok(at_once);
+        }
+        let began_ns = keeper.now_ns();
+        let found = self.queue.wait(timeout);
+        keeper.keep(began_ns, over(found.as_ref().ok().and_then(Option::as_ref)));
+        found
+    }
+
     /// Fills the first places of an array of `count`; how many.
     ///
     /// # Safety
@@ -152,7 +171,7 @@ impl OpenQueue {
         let mut filled = 0;
         while filled < count {
             let next = match waited {
-                Some(timeout) if filled == 0 => self.queue.wait(timeout),
+                Some(timeout) if filled == 0 => self.wait(timeout),
                 _ => self.queue.poll(),
             };
             match next {
@@ -174,6 +193,25 @@ impl OpenQueue {
     }
 }
 
+/// What was waited for, by the completion that came, if one came.
+fn over(completion: Option<&dipole_node::Completion>) -> Over {
+    use dipole_node::Completion as Done;
+    let (cause, peer, bytes) = match completion {
+        Some(Done::Received { message, .. }) => {
+            (Cause::Message, Some(message.source()), message.len())
+        }
+        Some(Done::Filled { source, length, .. }) => (Cause::Message, Some(*source), *length),
+        Some(_) => (Cause::Completion, None, 0),
+        None => (Cause::Nothing, None, 0),
+    };
+    Over {
+        cause,
+        own: None,
+        peer: peer.map(place),
+        bytes: bytes as u64,
+    }
+}
+
 fn find(fd: c_int) -> Result<Arc<OpenQueue>, Failure> {
     let process = process::current();
     let found = lock(&process.queues).get(&fd).cloned();
@@ -192,6 +230,7 @@ pub extern "C" fn dp_queue_open() -> c_int {
             file: handle::identify(fd)?,
             queue,
             endpoints: Mutex::default(),
+            keeper: process.keeper(),
         };
         // Perhaps another had the number, and its descriptor was closed by `close`.
         let before = lock(&process.queues).insert(fd, Arc::new(open));

@@ -87,6 +87,9 @@ pub(crate) trait Source: Send + Sync {
 
     /// The program's number of whoever has this address.
     fn find(&self, address: u64) -> Option<u64>;
+
+    /// The endpoint's own address, as a number.
+    fn number(&self) -> u64;
 }
 
 /// Endpoints that somebody waits for.
@@ -226,6 +229,11 @@ impl Sources {
                 None => std::thread::sleep(left),
             }
         }
+    }
+
+    /// The address of the first endpoint, as a number.
+    pub(crate) fn number(&self) -> Option<u64> {
+        self.first().map(|first| first.number())
     }
 
     /// The program's number of whoever sent a message.

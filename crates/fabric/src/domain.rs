@@ -17,6 +17,7 @@ use crate::guard::{Failure, call, class, fid, give, given, missing, object, ops,
 use crate::mr::{Access, Mr};
 use crate::place::Domain;
 use crate::queue::Queue;
+use crate::waits;
 
 static OPS: Ops = Ops { bind, ..ops(close) };
 static DOMAIN_OPS: DomainOps = DomainOps {
@@ -80,6 +81,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
         // SAFETY: made by `open`, given up by C.
         let domain = unsafe { take::<FidDomain, Arc<Domain>>(fid) }?;
         drop(domain);
+        waits::close();
         Ok(0)
     })
 }

@@ -170,6 +170,9 @@ impl Ep {
 
     fn bind_queue(self: &Arc<Ep>, queue: &Queue, flags: u64) {
         queue.cq.sources.add(Arc::clone(self) as Arc<dyn Source>);
+        if let Some(waits) = &queue.waits {
+            waits.owns(self.number());
+        }
         let selective = flags & FI_SELECTIVE_COMPLETION != 0;
         let sinks = &mut lock(&self.exchange).sinks;
         if flags & FI_SEND != 0 {
@@ -237,6 +240,10 @@ impl Source for Ep {
 
     fn find(&self, address: u64) -> Option<u64> {
         self.av.get()?.find(address)
+    }
+
+    fn number(&self) -> u64 {
+        number(lock(&self.exchange).name().messages)
     }
 }
 

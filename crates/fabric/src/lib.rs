@@ -9,7 +9,7 @@
 //! `fabric.rs`, `domain.rs`, `av.rs`, `mr.rs`, `queue.rs`, `eq.rs`, `counter.rs` and `endpoint.rs` are the
 //! objects that C sees, with a function for each call. Below them is no C: `exchange.rs` has what
 //! endpoints say to each other, `matching.rs` which receive takes which message, `completion.rs`
-//! what is done, `descriptor.rs` what tells so to who sleeps, `atomics.rs` what others do to this process's memory step by step
+//! what is done, `waits.rs` keeps how long for, `descriptor.rs` what tells so to who sleeps, `atomics.rs` what others do to this process's memory step by step
 //! (`arithmetic.rs`: what that makes of it). `memory.rs` is programs' memory.
 
 pub mod abi;
@@ -34,6 +34,7 @@ mod place;
 mod queue;
 mod serial;
 mod wait;
+mod waits;
 mod wire;
 
 pub use fabric::fi_prov_ini;

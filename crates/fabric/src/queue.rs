@@ -14,12 +14,15 @@ use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_CQ, Fid, Ops};
 use crate::completion::{Cq, Entry};
 use crate::guard::{AGAIN, Failure, call, fid, give, given, object, ops, strerror, take, write_at};
 use crate::wait::{Wait, no_descriptor};
+use crate::waits::Waits;
 
 /// See the module.
 pub(crate) struct Queue {
     pub(crate) cq: Arc<Cq>,
     format: c_int,
     wait: Wait,
+    /// What the program waits for here, if that is to be kept.
+    pub(crate) waits: Option<Waits>,
 }
 
 static OPS: Ops = Ops {
@@ -56,7 +59,18 @@ impl Queue {
             cq.describe().map_err(|cause| no_descriptor(&cause))?;
         }
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, Queue { cq, format, wait }) }
+        unsafe {
+            give(
+                out,
+                fid,
+                Queue {
+                    cq,
+                    format,
+                    wait,
+                    waits: Waits::of_process(),
+                },
+            )
+        }
     }
 
     /// Reads at most `count` entries into C's array, and where they came from.
@@ -71,7 +85,11 @@ impl Queue {
         sources: *mut u64,
     ) -> Result<isize, Failure> {
         let mut names = Vec::new();
+        let mut first = None;
         let out = |index, entry: &Entry| {
+            if index == 0 && self.waits.is_some() {
+                first = Some(*entry);
+            }
             // SAFETY: within the array, whose entries have this queue's format.
             unsafe { self.write(place, index, entry) };
             if !sources.is_null() {
@@ -79,6 +97,9 @@ impl Queue {
             }
         };
         let read = self.cq.read(count, out).ok_or(Failure(FI_EAVAIL))?;
+        if let Some(waits) = &self.waits {
+            waits.looked(first.as_ref(), || self.cq.sources.number());
+        }
         for (index, source) in names.into_iter().enumerate() {
             let number = self.cq.sources.resolve(source).unwrap_or(FI_ADDR_NOTAVAIL);
             // SAFETY: within the array.
@@ -233,6 +254,9 @@ unsafe extern "C" fn sreadfrom(
         let queue = unsafe { queue(fid) }?;
         if queue.cq.is_empty() {
             let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+            if let Some(waits) = &queue.waits {
+                waits.sleeps();
+            }
             queue.cq.wait(timeout);
         }
         // SAFETY: arrays of so many entries.

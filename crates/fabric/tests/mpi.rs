@@ -6,6 +6,7 @@ mod harness;
 use std::path::Path;
 
 use dipole_testbed::{Faults, Testbed};
+use dipole_trace::waits::{Cause, WaitFile};
 use harness::{Bench, Job, Library};
 
 /// The programs, and arguments that let them end soon.
@@ -153,5 +154,52 @@ fn datatypes_of_absolute_addresses_end_the_job_with_a_message_where_their_addres
         let ended = job("fatal");
         let told = ended.err.contains("at address 0 fails") && !ended.status.success();
         assert!(!ended.was_ended && told, "{ended:?}");
+    }
+}
+
+#[test]
+fn what_ranks_wait_for_is_kept_with_the_call_and_for_whom() {
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
+    let program = bench.compile("late");
+    let traces = tempfile::tempdir().expect("a folder");
+    let folder = traces.path().to_str().expect("a path");
+    for link in ["shm", "udp"] {
+        let folder = format!("{folder}/{link}");
+        let job = bench.job(&program, 3).variable("DIPOLE_TRACE", &folder);
+        job.variable("DIPOLE_LINK", link).run().assert_right("late");
+        let entries = std::fs::read_dir(&folder).expect("the folder was made");
+        let files = entries.map(|entry| {
+            let bytes = std::fs::read(entry.expect("an entry").path()).expect("a file");
+            WaitFile::parse(&bytes).expect("as written")
+        });
+        let mut files: Vec<WaitFile> = files.collect();
+        files.sort_by_key(|file| file.header.rank);
+        let ranks: Vec<_> = files.iter().map(|file| file.header.rank).collect();
+        assert_eq!(ranks, [Some((0, 3)), Some((1, 3)), Some((2, 3))]);
+        for file in &files[1..] {
+            // 20 messages, each 5 ms late. A rank that is late itself may find some there.
+            let long = file
+                .waits
+                .records
+                .iter()
+                .filter(|wait| wait.ns() > 1_000_000);
+            let long: Vec<_> = long.filter(|wait| wait.cause == Cause::Message).collect();
+            assert!(long.len() >= 5, "{:#?}", file.waits);
+            let own = long[0].own;
+            assert!(own.is_some() && long.iter().all(|wait| wait.own == own));
+            // They come from rank 0, whose endpoint is one.
+            let peer = long[1].peer;
+            let of_one = long.iter().filter(|wait| wait.peer == peer).count();
+            assert!(peer.is_some() && peer != own && of_one >= 4, "{long:#?}");
+            // The program's own code is on the stack.
+            let stack = &file.stacks[long[1].stack as usize - 1];
+            let modules = stack
+                .iter()
+                .filter_map(|frame| file.modules.get(frame.module as usize));
+            let is_there = modules.clone().any(|module| module.path.ends_with("/late"));
+            assert!(is_there, "{:#?}", modules.collect::<Vec<_>>());
+        }
     }
 }

@@ -14,7 +14,7 @@ pub mod variables {
     pub const KEY: &str = "DIPOLE_KEY";
     /// Where `dipole calibrate` saves what it has measured.
     pub const PROFILE: &str = "DIPOLE_PROFILE";
-    /// Where programs in supersteps leave their traces.
+    /// Where programs leave their traces.
     pub const TRACE: &str = "DIPOLE_TRACE";
 }
 
@@ -56,7 +56,7 @@ pub fn profile_dir() -> Option<PathBuf> {
     profile_dir_from(&variable)
 }
 
-/// The directory that `DIPOLE_TRACE` names, if programs in supersteps are to be traced.
+/// The directory that `DIPOLE_TRACE` names, if programs are to be traced.
 #[must_use]
 pub fn trace_dir() -> Option<PathBuf> {
     variable(variables::TRACE).map(PathBuf::from)

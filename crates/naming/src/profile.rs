@@ -30,6 +30,9 @@ pub struct Choices {
 }
 
 impl Choices {
+    /// Longest message that goes through shared memory whole where nothing was measured.
+    pub const BUILT_IN_EAGER_BYTES: usize = 16 << 10;
+
     /// Those for a kind of link; none if it was never measured.
     ///
     /// # Errors

@@ -8,12 +8,19 @@ const WORDS: usize = 40;
 /// A table; the first cell of a row names it.
 #[must_use]
 pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let is_long = |cell: &str| cell.chars().count() > WORDS;
+    // A heading stands where the sentences below it do.
+    let has_words = |column: usize| {
+        rows.iter()
+            .any(|row| row.get(column).is_some_and(|cell| is_long(cell)))
+    };
     let cells = |name: &str, cells: &[&str]| -> String {
         let cells = cells.iter().enumerate();
         cells
             .map(|(column, cell)| {
+                let is_words = is_long(cell) || name == "th" && has_words(column);
                 let name = if column == 0 { "th" } else { name };
-                let class = match cell.chars().count() > WORDS {
+                let class = match is_words {
                     true => " class=\"words\"",
                     false => "",
                 };
@@ -69,6 +76,19 @@ mod tests {
         ] {
             assert_eq!(digits(value), text);
         }
+    }
+
+    #[test]
+    fn sentences_and_their_heading_stand_to_the_left() {
+        let sentence = "a sentence ".repeat(9);
+        let rows = [vec!["1".into(), "2".into()], vec!["3".into(), sentence]];
+        let html = table(&["number", "reason"], &rows);
+        let heading = "<th>number</th><th class=\"words\">reason</th>";
+        assert!(
+            html.contains(heading) && html.contains("<td>2</td>"),
+            "{html}"
+        );
+        assert!(html.contains("<td class=\"words\">a sentence"), "{html}");
     }
 
     #[test]

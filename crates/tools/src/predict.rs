@@ -42,6 +42,9 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "DIR",
           conflicts_with_all = ["bytes", "check", "h", "volume", "flops", "work_seconds", "supersteps", "link"])]
     trace: Option<PathBuf>,
+    /// With --trace: only the supersteps from FIRST to LAST, as FIRST..LAST; the program's first is 0
+    #[arg(long, value_name = "FIRST..LAST", requires = "trace", value_parser = crate::trace::range)]
+    steps: Option<(u32, u32)>,
     /// All ranks are on one node, although there are measurements between nodes
     #[arg(long, requires = "ranks")]
     one_node: bool,
@@ -328,7 +331,7 @@ fn traced(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let program = program::Program::read(dir)?;
+    let program = program::Program::read(dir, arguments.steps)?;
     let profile = Profile::load(&program.link)?;
     let cost = profile.map(|profile| profile.cost).unwrap_or_default();
     let is_one_node = program.nodes == 1;

@@ -4,6 +4,8 @@
 //! computes as long as its slowest rank, and communicates as long as the rank that waited least. Only the
 //! timeline compares clocks.
 //!
+//! Of programs that use endpoints or MPI `waits` tells what they waited for.
+//!
 //! `files` reads what ranks have left, `run` lays it side by side, `summary` is what is told of it, with
 //! `prediction` and the call graph in `tree` (whose functions `symbols` names); `figure` and `page` draw
 //! it, `perfetto` writes the timeline.
@@ -19,6 +21,7 @@ mod run;
 mod summary;
 mod symbols;
 mod tree;
+mod waits;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -27,12 +30,13 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dipole_bsp::trace::Clocks;
+use dipole_trace::waits::WaitFile;
 
 use crate::output::{Failure, json as line, table};
-pub(crate) use files::{load, read};
+pub(crate) use files::load;
 pub(crate) use page::{body, facts};
-pub(crate) use run::Run;
-use run::{float, is_at_least, milliseconds};
+pub(crate) use run::{Run, Superstep, float};
+use run::{is_at_least, milliseconds};
 pub(crate) use summary::{Summary, summarise};
 
 /// Lines of the call graph that are printed.
@@ -40,10 +44,11 @@ const MOST_ROWS: usize = 30;
 /// Deviations that are printed.
 const MOST_DEVIATIONS: usize = 5;
 
-/// Show where the time of a traced program in supersteps went
+/// Show where the time of a traced program went
 ///
-/// A program in supersteps (BSPlib) that runs with DIPOLE_TRACE=DIR leaves a
-/// file of each rank in DIR. The calls that end supersteps are listed, those that
+/// A program that uses endpoints in C, or MPI, and runs with DIPOLE_TRACE=DIR leaves a file of each process
+/// in DIR: where it waited, by which call, how long, and for whom. A program in supersteps (BSPlib) leaves a
+/// file of each rank. Its calls that end supersteps are listed, those that
 /// cost most first, with what was lost there and for which reason; then the functions they are in, and
 /// the supersteps that took longest beyond what was predicted.
 #[derive(Args, Debug)]
@@ -61,7 +66,7 @@ pub(crate) struct TraceArgs {
     steps: Option<(u32, u32)>,
 }
 
-fn range(text: &str) -> Result<(u32, u32), String> {
+pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
     let numbers = text.split_once("..");
     let numbers = numbers.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
     let ordered = numbers.filter(|(first, last)| first <= last);
@@ -74,17 +79,14 @@ pub(crate) fn execute(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
+    let waited = waits::load(&arguments.dir)?;
+    // Ranks in supersteps that use endpoints as well have files of both kinds.
+    if !waited.is_empty() && !files::are_there(&arguments.dir) {
+        return tell_waits(&waited, arguments, json, out);
+    }
     let files = files::load(&arguments.dir)?;
     let mut run = Run::of(&files);
-    if let Some((first, last)) = arguments.steps {
-        let is_wanted = |number: u32| (first..=last).contains(&number);
-        run.supersteps.retain(|one| is_wanted(one.number));
-        if run.supersteps.is_empty() {
-            return Err(
-                format!("no superstep from {first} to {last} is in all ranks' files").into(),
-            );
-        }
-    }
+    run.keep(arguments.steps)?;
     let clocks = Clocks::of(&files);
     let summary = summarise(&run, clocks.as_ref());
     if let Some(path) = &arguments.html {
@@ -107,16 +109,41 @@ pub(crate) fn execute(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Of programs that use endpoints or MPI.
+fn tell_waits(
+    files: &[WaitFile],
+    arguments: &TraceArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    if arguments.html.is_some() || arguments.steps.is_some() {
+        return Err(
+            "--html and --steps are for programs in supersteps; these files are of programs that \
+             use endpoints or MPI"
+                .into(),
+        );
+    }
+    if let Some(path) = &arguments.perfetto {
+        waits::timeline(files, path)?;
+    }
+    let waits = waits::summarise(files);
+    match json {
+        true => writeln!(out, "{}", line(&waits))?,
+        false => waits::print(&waits, out)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 pub(crate) fn cannot_write(path: &Path, cause: &std::io::Error) -> Failure {
     format!("cannot write {}: {cause}", path.display()).into()
 }
 
 fn print(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
-    let Summary { ranks, nodes, .. } = summary;
     writeln!(
         out,
-        "{ranks} ranks on {nodes} nodes ({}), {} supersteps",
-        summary.link, summary.supersteps
+        "{}, {} supersteps",
+        summary.place(),
+        summary.supersteps
     )?;
     writeln!(
         out,

@@ -24,7 +24,6 @@ const ROUNDS: usize = 3;
 const EACH: Duration = Duration::from_millis(15);
 /// Up to where a message may go whole: at most what an edge may send before it is granted more.
 const EAGER_BYTES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 31 << 10];
-const BUILT_IN_EAGER: usize = 16 << 10;
 /// Lengths on both sides of each.
 const EAGER_LENGTHS: [usize; 5] = [1500, 3000, 6000, 12_000, 24_000];
 const PIECE_BYTES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
@@ -136,7 +135,10 @@ fn crossover(lengths: &[usize], whole: &[f64], long: &[f64]) -> Option<usize> {
         both.map(|(length, (whole, long))| if *length <= limit { *whole } else { *long })
             .collect()
     };
-    let limits: Vec<usize> = [BUILT_IN_EAGER].into_iter().chain(EAGER_BYTES).collect();
+    let limits: Vec<usize> = [Choices::BUILT_IN_EAGER_BYTES]
+        .into_iter()
+        .chain(EAGER_BYTES)
+        .collect();
     let all: Vec<Vec<f64>> = limits.iter().map(|limit| times(*limit)).collect();
     match best(&all) {
         0 => None,

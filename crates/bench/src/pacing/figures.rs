@@ -39,6 +39,36 @@ fn grouped<'a>(
     groups
 }
 
+/// Delivery times by the length of a slot, which has a unit.
+fn times<'a>(
+    lines: impl Iterator<Item = &'a Line>,
+    name: impl Fn(&Line) -> String,
+    x: impl Fn(&Line) -> f64,
+    unit: &str,
+) -> Vec<(String, Vec<Point>)> {
+    grouped(lines, name, |line| {
+        let ms = |ns: f64| ns * 1e-6;
+        let (least, most) = (ms(line.least_ns as f64), ms(line.most_ns as f64));
+        let (x, y) = (x(line), ms(line.time_ns));
+        let note = format!("{x}{unit}: {y:.2} ms ({least:.2}..{most:.2})");
+        point(x, y, Some((least, most)), note)
+    })
+}
+
+/// Shares by the length of a slot, which has a unit.
+fn shares<'a>(
+    lines: impl Iterator<Item = &'a Line>,
+    name: impl Fn(&Line) -> String,
+    x: impl Fn(&Line) -> f64,
+    unit: &str,
+    share: impl Fn(&Line) -> f64,
+) -> Vec<(String, Vec<Point>)> {
+    grouped(lines, name, |line| {
+        let (x, percent) = (x(line), 100.0 * share(line));
+        point(x, percent, None, format!("{x}{unit}: {percent:.3} %"))
+    })
+}
+
 fn loads(lines: &[Line]) -> [Chart; 2] {
     let of = |carrier: &'static str| {
         let own = lines.iter().filter(|line| line.figure == "4.2");
@@ -119,34 +149,13 @@ fn slots(lines: &[Line]) -> Vec<Chart> {
         };
         let x = |line: &Line| line.epsilon_ns.unwrap_or(0) as f64 * 1e-3;
         let name = |line: &Line| format!("p = {}", line.processes);
-        let times = grouped(own(), name, |line| {
-            let ms = |ns: f64| ns * 1e-6;
-            let spread = (ms(line.least_ns as f64), ms(line.most_ns as f64));
-            let note = format!(
-                "{} µs: {:.1} ms ({:.1}..{:.1})",
-                x(line),
-                ms(line.time_ns),
-                spread.0,
-                spread.1
-            );
-            point(x(line), ms(line.time_ns), Some(spread), note)
-        });
-        let deviations = grouped(own(), name, |line| {
-            let percent = line.g_deviation * 100.0;
-            point(
-                x(line),
-                percent,
-                None,
-                format!("{} µs: {percent:.2} %", x(line)),
-            )
-        });
         charts.push(Chart {
             id: format!("slots-{figure}"),
             title: format!("Delivery time against slots, bus (figure {figure})"),
             text,
             x: (Scale::Linear, "length of a slot, µs"),
             y: (Scale::Linear, "delivery time, ms"),
-            curves: curves(times),
+            curves: curves(times(own(), name, x, " µs")),
         });
         charts.push(Chart {
             id: format!("deviation-{figure}"),
@@ -154,7 +163,7 @@ fn slots(lines: &[Line]) -> Vec<Chart> {
             text: "By the mean.",
             x: (Scale::Linear, "length of a slot, µs"),
             y: (Scale::Linear, "deviation, %"),
-            curves: curves(deviations),
+            curves: curves(shares(own(), name, x, " µs", |line| line.g_deviation)),
         });
     }
     let own = || {
@@ -163,27 +172,6 @@ fn slots(lines: &[Line]) -> Vec<Chart> {
     };
     let x = |line: &Line| line.epsilon_over_chunk.unwrap_or(0.0);
     let name = |line: &Line| format!("slots of {} KiB", line.chunk_bytes >> 10);
-    let times = grouped(own(), name, |line| {
-        let by = |ns: f64| ns * 1e-6;
-        let spread = (by(line.least_ns as f64), by(line.most_ns as f64));
-        let note = format!(
-            "{}: {:.2} ms ({:.2}..{:.2})",
-            x(line),
-            by(line.time_ns),
-            spread.0,
-            spread.1
-        );
-        point(x(line), by(line.time_ns), Some(spread), note)
-    });
-    let losses = grouped(own(), name, |line| {
-        let percent = line.lost * 100.0;
-        point(
-            x(line),
-            percent,
-            None,
-            format!("{}: {percent:.3} %", x(line)),
-        )
-    });
     charts.push(Chart {
         id: "slots-switch".into(),
         title: "Delivery time against slots, switch".into(),
@@ -191,7 +179,7 @@ fn slots(lines: &[Line]) -> Vec<Chart> {
                shortest to the longest. 0: without slots.",
         x: (Scale::Linear, "length of a slot by what its bytes need"),
         y: (Scale::Linear, "delivery time, ms"),
-        curves: curves(times),
+        curves: curves(times(own(), name, x, "")),
     });
     charts.push(Chart {
         id: "losses-switch".into(),
@@ -199,7 +187,7 @@ fn slots(lines: &[Line]) -> Vec<Chart> {
         text: "In the same supersteps.",
         x: (Scale::Linear, "length of a slot by what its bytes need"),
         y: (Scale::Linear, "lost packets, %"),
-        curves: curves(losses),
+        curves: curves(shares(own(), name, x, "", |line| line.lost)),
     });
     charts
 }

@@ -1,36 +1,19 @@
-//! The file of a rank's trace: a head, the places in the source, stacks of calls, and blocks of
-//! records.
-//!
-//! All numbers are little-endian. A record stays within its block, and counts once its block says
-//! that it is used so far: what a killed process has left is whole up to there. The blocks are used
-//! in turn; the one with the lowest sequence number is the oldest.
+//! The file of a rank's trace: what its head, its places in the source and its records say. How they
+//! lie in it is said by `dipole_trace`. All numbers are little-endian.
 
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::bytes::{front, narrow, put32, put64, take32, take64, text};
-use super::modules::decode as decode_stacks;
-pub use super::modules::{Frame, Module};
+use dipole_trace::bytes::{front, narrow, put32, put64, take32, take64, text};
+use dipole_trace::{
+    BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCKS_AT, Frame, HEAD_BYTES, Module, Records, STACKS_AT,
+    decode_stacks, total,
+};
 
 /// Of files as written here. Others are not read.
 pub const VERSION: u32 = 2;
-/// Bytes of the head.
-pub(super) const HEAD_BYTES: usize = 4096;
-/// Bytes of the places in the source.
-pub(super) const SITE_BYTES: usize = 64 << 10;
-/// Where the stacks begin, and their bytes.
-pub(super) const STACKS_AT: usize = HEAD_BYTES + SITE_BYTES;
-/// See there.
-pub(super) const STACK_BYTES: usize = 192 << 10;
-/// Where the blocks begin.
-pub(super) const BLOCKS_AT: usize = STACKS_AT + STACK_BYTES;
-/// Bytes of a block.
-pub(super) const BLOCK_BYTES: usize = 64 << 10;
-/// Bytes of a block before its records: its sequence number (0 while it is unused), and the bytes
-/// of its records.
-pub(super) const BLOCK_HEAD_BYTES: usize = 16;
 /// Where the head says how the program ended.
 pub(super) const STATE_AT: usize = 12;
 const MAGIC: [u8; 8] = *b"DPLTRACE";
@@ -295,54 +278,23 @@ impl TraceFile {
         let sites = decode_sites(sites).ok_or(TraceError::Damaged("its list of calls"))?;
         let (modules, stacks) =
             decode_stacks(stacks).ok_or(TraceError::Damaged("its list of stacks"))?;
-        let mut damaged = 0;
-        let mut blocks: Vec<(u64, Vec<Step>)> = Vec::new();
-        for block in bytes[BLOCKS_AT..].chunks(BLOCK_BYTES) {
-            let mut at = block;
-            let (Some(sequence), Some(used)) = (take64(&mut at), take64(&mut at)) else {
-                damaged += 1;
-                continue;
-            };
-            if sequence == 0 {
-                continue;
-            }
-            let used = usize::try_from(used).unwrap_or(usize::MAX);
-            let mut records = &at[..used.min(at.len())];
-            let mut steps = Vec::new();
-            let mut is_whole = used <= at.len();
-            while !records.is_empty() {
-                match take_record(&mut records) {
-                    Some(step)
-                        if (step.site as usize) < sites.len()
-                            && step.stack as usize <= stacks.len() =>
-                    {
-                        steps.push(step);
-                    }
-                    _ => {
-                        is_whole = false;
-                        break;
-                    }
-                }
-            }
-            damaged += usize::from(!is_whole);
-            blocks.push((sequence, steps));
-        }
-        blocks.sort_by_key(|(sequence, _)| *sequence);
-        let is_wrapped = blocks.first().is_some_and(|(sequence, _)| *sequence > 1);
-        let mut steps: Vec<Step> = blocks.into_iter().flat_map(|(_, steps)| steps).collect();
+        let blocks = Records::of(&bytes[BLOCKS_AT..], |record| {
+            let step = Step::decode(record)?;
+            let is_sound =
+                (step.site as usize) < sites.len() && step.stack as usize <= stacks.len();
+            is_sound.then_some(step)
+        });
+        let mut steps = blocks.records;
         let count = steps.len();
         steps.dedup_by(|next, last| next.epoch <= last.epoch);
-        if steps.len() < count {
-            damaged += 1;
-        }
         Ok(TraceFile {
             header,
             sites,
             modules,
             stacks,
+            is_wrapped: blocks.is_wrapped,
+            damaged_blocks: blocks.damaged_blocks + usize::from(steps.len() < count),
             steps,
-            is_wrapped,
-            damaged_blocks: damaged,
         })
     }
 }
@@ -391,19 +343,6 @@ pub enum ReadError {
     /// It is no trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
-}
-
-/// A sum of what files say, which may be anything.
-#[must_use]
-pub fn total(values: impl IntoIterator<Item = u64>) -> u64 {
-    values.into_iter().fold(0, u64::saturating_add)
-}
-
-fn take_record(records: &mut &[u8]) -> Option<Step> {
-    let length = take32(records)? as usize;
-    let (record, rest) = records.split_at_checked(length)?;
-    *records = rest;
-    Step::decode(record)
 }
 
 impl Header {
@@ -668,7 +607,7 @@ mod tests {
         let mut bytes = Vec::new();
         step.encode(&mut bytes);
         assert!(bytes.len() <= MOST_RECORD_BYTES);
-        let read = take_record(&mut &bytes[..]).expect("as written");
+        let read = Step::decode(&bytes[4..]).expect("as written");
         assert_eq!(read.put.iter().map(|(_, bytes)| bytes).sum::<u64>(), 10_000);
         assert_eq!(read.put.last().map(|(rank, _)| *rank), Some(OTHERS));
     }

@@ -4,11 +4,10 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dipole_link::clock::monotonic_ns;
+use dipole_trace::{Ring, Stacks};
 use rustc_hash::FxHashMap;
 
-use super::format::{Header, Site, State, Step};
-use super::ring::Ring;
-use super::stacks::Stacks;
+use super::format::{Header, STATE_AT, Site, State, Step, file_name};
 use crate::call::Call;
 
 /// Blocks of a file: 16 MiB, of 100 000 supersteps with few peers.
@@ -110,7 +109,8 @@ impl Tracer {
                 .to_string_lossy()
                 .into_owned(),
         };
-        let made = Ring::create(directory, &header, BLOCKS);
+        let path = directory.join(file_name(who.rank));
+        let made = Ring::create(&path, &header.encode(), BLOCKS);
         let mut ring = match made {
             Ok(ring) => ring,
             Err(cause) => {
@@ -128,7 +128,7 @@ impl Tracer {
             file: String::new(),
             line: 0,
         };
-        ring.add_site(&more);
+        ring.add_site(&encoded(&more));
         Some(Box::new(Tracer {
             ring,
             step: Step {
@@ -212,7 +212,8 @@ impl Tracer {
         self.put.take_into(&mut self.step.put);
         self.got.take_into(&mut self.step.got);
         self.waits.take_into(&mut self.step.waits);
-        self.ring.push(&self.step);
+        let step = &self.step;
+        self.ring.push(|into| step.encode(into));
         let step = &mut self.step;
         let times = [
             &mut step.pack_ns,
@@ -241,7 +242,7 @@ impl Tracer {
         let known = self.sites.get(&site).copied();
         let number = known.unwrap_or_else(|| {
             let next = u32::try_from(self.sites.len() + 1).unwrap_or(0);
-            if !self.ring.add_site(&site) {
+            if !self.ring.add_site(&encoded(&site)) {
                 return 0;
             }
             self.sites.insert(site, next);
@@ -253,6 +254,12 @@ impl Tracer {
 
     /// The program ends.
     pub(crate) fn close(&self, state: State) {
-        self.ring.close(state);
+        self.ring.set_half_head(STATE_AT, state as u32);
     }
+}
+
+fn encoded(site: &Site) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    site.encode(&mut bytes);
+    bytes
 }

@@ -39,7 +39,7 @@ use transfer::TransferChoice;
 const POLL_LIMIT: usize = 256;
 /// Longest message that goes through the ring whole if nothing was measured; longer ones come in
 /// pieces, or are fetched by their receiver. Unreliable ones are never longer.
-const EAGER_BYTES: usize = 16 << 10;
+const EAGER_BYTES: usize = Choices::BUILT_IN_EAGER_BYTES;
 /// Shorter ones go whole, whatever a profile says.
 const LEAST_EAGER_BYTES: usize = 1 << 10;
 

@@ -4,13 +4,13 @@
 //! With P ranks in place of p each does p / P of the computation and of h, so that imbalance and skew
 //! stay as they were; ranks of one node take turns on its cores.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use dipole_bsp::model::Parameters;
-use dipole_bsp::trace::{Step, TraceFile, is_trace_name, total};
+use dipole_bsp::trace::total;
 
-use crate::trace::read;
+use crate::output::Failure;
+use crate::trace::{self, Run, float, load};
 
 /// One superstep of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,57 +44,26 @@ pub(super) struct Forecast {
 }
 
 impl Program {
-    /// Reads the files of all ranks.
-    pub(super) fn read(dir: &Path) -> Result<Program, String> {
-        let place = dir.display();
-        let cannot = |cause: std::io::Error| format!("cannot read {place}: {cause}");
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(dir).map_err(cannot)? {
-            let entry = entry.map_err(cannot)?;
-            if entry.file_name().to_str().is_some_and(is_trace_name) {
-                let path = entry.path();
-                let file = read(&path).map_err(|cause| format!("{}: {cause}", path.display()))?;
-                files.push(file);
-            }
+    /// Reads the files of all ranks, and takes the supersteps of a range, if there is one.
+    pub(super) fn read(dir: &Path, range: Option<(u32, u32)>) -> Result<Program, Failure> {
+        let files = load(dir)?;
+        let mut run = Run::of(&files);
+        run.keep(range)?;
+        if run.supersteps.is_empty() {
+            let place = dir.display();
+            return Err(format!("{place} has no superstep that all ranks have").into());
         }
-        Program::of(&files).map_err(|what| {
-            format!("{place} {what}; run the program with DIPOLE_TRACE={place}, an empty folder")
-        })
+        Ok(Program::of(&run))
     }
 
-    /// Of the supersteps that all ranks' files have.
-    fn of(files: &[TraceFile]) -> Result<Program, String> {
-        let Some(head) = files.first().map(|file| &file.header) else {
-            return Err("has no traces".to_owned());
-        };
-        let is_same =
-            |file: &TraceFile| (file.header.run, file.header.size) == (head.run, head.size);
-        if !files.iter().all(is_same) {
-            return Err("has traces of several runs".to_owned());
-        }
-        let count = files.len();
-        if count != head.size as usize {
-            return Err(format!("has traces of {count} of {} ranks", head.size));
-        }
-        let mut by_epoch: BTreeMap<u32, Vec<(u32, &Step)>> = BTreeMap::new();
-        for file in files {
-            let own = file.steps.iter().filter(|step| step.epoch >= head.first);
-            for step in own {
-                let all = by_epoch.entry(step.epoch).or_default();
-                all.push((file.header.rank, step));
-            }
-        }
-        let whole = by_epoch.values().filter(|all| all.len() == count);
-        let supersteps: Vec<Superstep> = whole.map(|all| Superstep::of(all)).collect();
-        if supersteps.is_empty() {
-            return Err("has no superstep that all ranks have".to_owned());
-        }
-        Ok(Program {
+    fn of(run: &Run<'_>) -> Program {
+        let head = &run.files[0].header;
+        Program {
             link: head.link.clone(),
             ranks: head.size,
             nodes: head.nodes,
-            supersteps,
-        })
+            supersteps: run.supersteps.iter().map(Superstep::of).collect(),
+        }
     }
 
     /// How long it took.
@@ -127,50 +96,21 @@ impl Program {
 }
 
 impl Superstep {
-    fn of(all: &[(u32, &Step)]) -> Superstep {
-        let mut bytes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-        let mut add = |from: u32, to: u32, count: u64| {
-            // What a rank has for itself crosses nothing.
-            if from != to {
-                let out = &mut bytes.entry(from).or_default().0;
-                *out = out.saturating_add(count);
-                let back = &mut bytes.entry(to).or_default().1;
-                *back = back.saturating_add(count);
-            }
-        };
-        for (rank, step) in all {
-            step.put
-                .iter()
-                .for_each(|(to, count)| add(*rank, *to, *count));
-            step.got
-                .iter()
-                .for_each(|(from, count)| add(*from, *rank, *count));
-        }
-        let h = bytes.values().map(|(out, back)| *out.max(back)).max();
-        let compute = || all.iter().map(|(_, step)| step.compute_ns());
-        let busiest = compute().max().unwrap_or(0);
-        let in_call = all.iter().map(|(_, step)| step.sync_ns()).min();
+    fn of(one: &trace::Superstep<'_>) -> Superstep {
+        let busiest_ns = one.slowest().1;
         Superstep {
-            busiest_ns: float(busiest),
-            all_ns: float(total(compute())),
-            h_bytes: float(h.unwrap_or(0)),
-            took_ns: float(total([busiest, in_call.unwrap_or(0)])),
+            busiest_ns: float(busiest_ns),
+            all_ns: float(total(one.compute_ns())),
+            h_bytes: float(one.widest().1),
+            took_ns: float(total([busiest_ns, one.communicate_ns()])),
         }
     }
-}
-
-#[allow(
-    clippy::cast_precision_loss,
-    reason = "times and lengths are far below 2^53"
-)]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]
 mod tests {
     use dipole_bsp::model::Basis;
-    use dipole_bsp::trace::{Header, State};
+    use dipole_bsp::trace::{Header, Site, State, Step, TraceFile};
 
     use super::*;
 
@@ -189,7 +129,11 @@ mod tests {
                 link: "shm".to_owned(),
                 host: "here".to_owned(),
             },
-            sites: Vec::new(),
+            sites: vec![Site {
+                call: "bsp_sync".to_owned(),
+                file: String::new(),
+                line: 0,
+            }],
             modules: Vec::new(),
             stacks: Vec::new(),
             steps,
@@ -224,7 +168,7 @@ mod tests {
             vec![step(2, 9, 9, &[]), step(3, 1000, 500, &[(1, 40), (0, 99)])],
         );
         let other = file(1, vec![step(3, 600, 900, &[(0, 10)]), step(4, 1, 1, &[])]);
-        Program::of(&[one, other]).expect("whole")
+        Program::of(&Run::of(&[one, other]))
     }
 
     #[test]
@@ -258,15 +202,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_run_is_refused_with_the_reason() {
-        let wrong = |files: &[TraceFile]| Program::of(files).expect_err("refused");
-        assert!(wrong(&[]).contains("no traces"));
-        assert!(wrong(&[file(0, Vec::new())]).contains("1 of 2 ranks"));
-        assert!(wrong(&[file(0, Vec::new()), file(1, Vec::new())]).contains("no superstep"));
-        let mut other = file(1, Vec::new());
-        other.header.run = 8;
-        assert!(wrong(&[file(0, Vec::new()), other]).contains("several runs"));
-        let nowhere = Program::read(Path::new("/nonexistent")).expect_err("no folder");
-        assert!(nowhere.contains("/nonexistent"));
+    fn supersteps_of_a_range_are_taken_and_an_empty_one_is_refused() {
+        let steps = || vec![step(3, 1, 1, &[]), step(4, 5, 1, &[])];
+        let files = [file(0, steps()), file(1, steps())];
+        let mut run = Run::of(&files);
+        run.keep(Some((1, 9))).expect("there is one");
+        assert_eq!(Program::of(&run).took_ns(), 6.0);
+        let error = run
+            .keep(Some((2, 9)))
+            .expect_err("there is none")
+            .to_string();
+        assert!(error.contains("from 2 to 9"), "{error}");
+        let nowhere = Program::read(Path::new("/nonexistent"), None).expect_err("no folder");
+        assert!(nowhere.to_string().contains("/nonexistent"));
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn sections(profiles: &[Profile]) -> Vec<(String, String)> {
     let mut sections = Vec::new();
     let messages = [
         latency(profiles).html(&behind(&tables::messages(profiles).html())),
-        throughput(profiles).html(""),
+        throughput(profiles).html(&behind(&tables::messages(profiles).html())),
         gap(profiles).html(&behind(&tables::gaps(profiles).html())),
     ];
     sections.push(("Single messages".to_owned(), messages.concat()));
@@ -29,7 +29,8 @@ pub(super) fn sections(profiles: &[Profile]) -> Vec<(String, String)> {
             cost(profiles, one_node, true),
             cost(profiles, one_node, false),
         ];
-        let html: String = charts.iter().map(|chart| chart.html("")).collect();
+        let numbers = behind(&tables::costs(profiles).html());
+        let html: String = charts.iter().map(|chart| chart.html(&numbers)).collect();
         sections.push((title.to_owned(), html));
     }
     for (title, table) in [
@@ -205,7 +206,7 @@ fn phases(profile: &Profile) -> String {
         y: (Scale::Linear, "time, ns"),
         curves: curves.collect(),
     }
-    .html("")
+    .html(&behind(&tables::messages(std::slice::from_ref(profile)).html()))
 }
 
 /// l or g over the number of ranks: what was measured, and the line to numbers that were not.

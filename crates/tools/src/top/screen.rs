@@ -150,7 +150,9 @@ impl View {
     }
 
     fn head(&self, now: &Now, frame: &mut Frame<'_>, area: Rect) {
-        let sum = |of: fn(&Process) -> f64| now.processes.iter().map(of).sum::<f64>();
+        // The sum of nothing would be -0.
+        let add = |one: f64, other: f64| one + other;
+        let sum = |of: fn(&Process) -> f64| now.processes.iter().map(of).fold(0.0, add);
         let text = format!(
             "dipole top: {} processes, {:.0} msg/s, {:.1} MB/s out, {:.1} MB/s in, by {}{}",
             now.processes.len(),
@@ -322,6 +324,7 @@ mod tests {
         for (width, height) in [(1, 1), (20, 3), (80, 5), (300, 100)] {
             drawn(&mut view, &now, width, height);
         }
-        drawn(&mut view, &Now::default(), 80, 24);
+        let empty = drawn(&mut view, &Now::default(), 80, 24);
+        assert!(empty.contains("0 processes, 0 msg/s, 0.0 MB/s"), "{empty}");
     }
 }

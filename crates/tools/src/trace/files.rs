@@ -7,7 +7,14 @@ use dipole_bsp::trace::{State, TraceFile, is_trace_name};
 use crate::output::Failure;
 
 /// Far more than a rank keeps.
-const MOST_BYTES: u64 = 1 << 30;
+pub(super) const MOST_BYTES: u64 = 1 << 30;
+
+/// A directory has files of ranks in supersteps.
+pub(super) fn are_there(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name());
+    names.any(|name| name.to_str().is_some_and(is_trace_name))
+}
 
 /// The files of a directory.
 pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
@@ -25,7 +32,7 @@ pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
     }
     if files.is_empty() {
         return Err(format!(
-            "{place} has no traces (rank-0.trace and so on); run a program in supersteps with \
+            "{place} has no traces (rank-0.trace, waits-HOST-PID.trace and so on); run a program with \
              DIPOLE_TRACE={place}"
         )
         .into());
@@ -36,17 +43,23 @@ pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
 }
 
 /// A file of a rank.
-pub(crate) fn read(path: &Path) -> Result<TraceFile, String> {
+pub(super) fn read(path: &Path) -> Result<TraceFile, String> {
+    regular(path, MOST_BYTES)?;
+    let bytes = std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
+    TraceFile::parse(&bytes).map_err(|cause| cause.to_string())
+}
+
+/// It is a file, and no longer than any trace.
+pub(super) fn regular(path: &Path, most_bytes: u64) -> Result<(), String> {
     let kind = std::fs::metadata(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
     if !kind.is_file() {
         // One that never ends, say.
         return Err("it is no regular file; the traced program writes one".to_owned());
     }
-    if kind.len() > MOST_BYTES {
+    if kind.len() > most_bytes {
         return Err("it is longer than any trace; it was not written by a program".to_owned());
     }
-    let bytes = std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
-    TraceFile::parse(&bytes).map_err(|cause| cause.to_string())
+    Ok(())
 }
 
 /// They must be of all ranks of one run.

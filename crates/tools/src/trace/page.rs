@@ -51,10 +51,7 @@ pub(crate) fn facts(run: &Run<'_>, summary: &Summary) -> Vec<(&'static str, Stri
         ("Begun", begun.strftime("%F %T UTC").to_string()),
         (
             "Ran",
-            format!(
-                "{} ranks on {} nodes ({}), {} supersteps",
-                summary.ranks, summary.nodes, summary.link, summary.supersteps
-            ),
+            format!("{}, {} supersteps", summary.place(), summary.supersteps),
         ),
         (
             "Computation",

@@ -171,6 +171,69 @@ impl<W: Write> Writer<W> {
     }
 }
 
+/// What one process did, on a line of its own below its node's.
+pub(super) struct Lane {
+    pub(super) node: String,
+    pub(super) name: String,
+    pub(super) slices: Vec<Slice>,
+}
+
+/// A time, in order and not overlapping others of its line.
+pub(super) struct Slice {
+    pub(super) from_ns: u64,
+    pub(super) to_ns: u64,
+    pub(super) name: String,
+    pub(super) texts: Vec<(&'static str, String)>,
+    pub(super) bytes: u64,
+}
+
+/// Writes lines of processes.
+pub(super) fn write_lanes(lanes: &[Lane], to: impl Write) -> io::Result<()> {
+    let mut writer = Writer {
+        to,
+        bytes: Vec::new(),
+    };
+    let mut nodes: Vec<&str> = Vec::new();
+    for (index, lane) in (0_u32..).zip(lanes) {
+        let known = nodes.iter().position(|node| *node == lane.node);
+        let node = known.unwrap_or(nodes.len());
+        let pid = i32::try_from(node).unwrap_or(i32::MAX - 1) + 1;
+        if known.is_none() {
+            nodes.push(&lane.node);
+            writer.track(Track {
+                uuid: Some(NODES + node as u64),
+                process: Some(Process {
+                    pid: Some(pid),
+                    name: Some(format!("node {}", lane.node)),
+                }),
+                ..Track::default()
+            })?;
+        }
+        let track = RANKS + u64::from(index);
+        writer.track(Track {
+            uuid: Some(track),
+            parent: Some(NODES + node as u64),
+            thread: Some(Thread {
+                pid: Some(pid),
+                tid: Some(number(index).saturating_add(1_000_000)),
+                name: Some(lane.name.clone()),
+            }),
+            ..Track::default()
+        })?;
+        for slice in &lane.slices {
+            let mut notes = vec![count("bytes", slice.bytes)];
+            notes.extend(slice.texts.iter().map(|(name, text)| Note {
+                name: Some((*name).to_owned()),
+                text: Some(text.clone()),
+                ..Note::default()
+            }));
+            writer.begin(slice.from_ns, track, &slice.name, notes)?;
+            writer.end(slice.to_ns, track)?;
+        }
+    }
+    writer.to.flush()
+}
+
 /// Writes the files of all ranks of a run, in the order of ranks.
 pub(super) fn write(files: &[TraceFile], clocks: &Clocks, to: impl Write) -> io::Result<()> {
     let mut writer = Writer {

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use dipole_bsp::trace::{Step, TraceFile, total};
 
+use crate::output::Failure;
+
 /// A run.
 pub(crate) struct Run<'a> {
     pub(crate) files: &'a [TraceFile],
@@ -61,6 +63,19 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Leaves only the supersteps of a range, if there is one.
+    pub(crate) fn keep(&mut self, range: Option<(u32, u32)>) -> Result<(), Failure> {
+        let (first, last) = range.unwrap_or((0, u32::MAX));
+        let is_wanted = |number: u32| (first..=last).contains(&number);
+        self.supersteps.retain(|one| is_wanted(one.number));
+        match range {
+            Some(_) if self.supersteps.is_empty() => {
+                Err(format!("no superstep from {first} to {last} is in all ranks' files").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn ranks(&self) -> usize {
         self.files.len()
     }
@@ -70,6 +85,10 @@ impl<'a> Run<'a> {
 fn volumes(steps: &[&Step]) -> (Vec<u64>, Vec<u64>) {
     let (mut out, mut inward) = (vec![0_u64; steps.len()], vec![0_u64; steps.len()]);
     let mut add = |from: usize, to: usize, bytes: u64| {
+        // What a rank has for itself crosses nothing.
+        if from == to {
+            return;
+        }
         if let Some(sum) = out.get_mut(from) {
             *sum = sum.saturating_add(bytes);
         }

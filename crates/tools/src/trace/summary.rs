@@ -144,6 +144,18 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
     }
 }
 
+impl Summary {
+    /// How many ranks there were, and where.
+    pub(crate) fn place(&self) -> String {
+        let Summary { ranks, link, .. } = self;
+        let nodes = match self.nodes {
+            1 => "1 node".to_owned(),
+            nodes => format!("{nodes} nodes"),
+        };
+        format!("{ranks} ranks on {nodes} ({link})")
+    }
+}
+
 impl Profile {
     fn time_ns(&self) -> u64 {
         total([self.compute_ns, self.communicate_ns])

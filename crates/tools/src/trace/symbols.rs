@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use addr2line::Loader;
-use dipole_bsp::trace::{Frame, Module, TraceFile};
+use dipole_bsp::trace::{Frame, Module};
 use object::{Object, ObjectSegment};
 
 /// A call on a stack.
@@ -29,8 +29,10 @@ const RUNTIME: [&str; 9] = [
     "__rust_try",
 ];
 /// What ends a superstep, and looks at the stack then.
-const LIBRARY: [&str; 8] = [
+const LIBRARY: [&str; 10] = [
     "backtrace::",
+    "dipole_trace::",
+    "<dipole_trace::",
     "dipole_bsp::",
     "<dipole_bsp::",
     "dipole_bsp_capi::",
@@ -41,6 +43,9 @@ const LIBRARY: [&str; 8] = [
 ];
 /// The same in C, by the file that it is in.
 const LIBRARY_FILE: &str = "libbsp.so";
+
+/// Files of the libraries that programs call to wait: Dipole's, MPI's (also for Fortran), libfabric.
+const WAITING_FILES: [&str; 5] = ["libdipole", "libmpi", "libpmpi", "libfmpi", "libfabric"];
 
 /// Of one trace's modules.
 pub(super) struct Symbols<'a> {
@@ -113,9 +118,9 @@ impl Code {
 }
 
 impl<'a> Symbols<'a> {
-    pub(super) fn of(file: &'a TraceFile) -> Symbols<'a> {
+    pub(super) fn of(modules: &'a [Module]) -> Symbols<'a> {
         Symbols {
-            modules: &file.modules,
+            modules,
             loaded: BTreeMap::new(),
             known: BTreeMap::new(),
             missing: Vec::new(),
@@ -136,22 +141,36 @@ impl<'a> Symbols<'a> {
         let library = calls.iter().take_while(|call| begins(&call.name, &LIBRARY));
         let library = library.count();
         calls.drain(..library);
-        let main = calls.iter().position(|call| call.name == "main");
-        if let Some(main) = main.filter(|_| !calls.iter().any(|call| call.name.ends_with("::main")))
-        {
-            calls.truncate(main + 1);
-        }
-        while calls.last().is_some_and(|call| {
-            begins(&call.name, &RUNTIME)
-                || call.name == "main" && calls.len() > 1 && {
-                    calls.iter().any(|call| call.name.ends_with("::main"))
-                }
-                || call.name.starts_with("libc.so")
-        }) {
-            calls.pop();
-        }
-        calls.reverse();
-        calls
+        without_runtime(calls)
+    }
+
+    /// The call of a library by which a program waits, and the program's own calls that led there, from
+    /// its beginning on.
+    pub(super) fn waiting(&mut self, stack: &[Frame]) -> (String, Vec<Function>) {
+        let is_library = |frame: &&Frame| {
+            let module = self.modules.get(frame.module as usize);
+            let file = module.and_then(|module| module.path.rsplit('/').next());
+            file.is_some_and(|file| WAITING_FILES.iter().any(|name| file.starts_with(name)))
+        };
+        // A signal's handler aside, what is called from the program lies before all of its calls.
+        let Some(at) = stack.iter().rposition(|frame| is_library(&frame)) else {
+            let calls = stack.iter().flat_map(|frame| self.functions(*frame));
+            return (
+                "a call without a name".to_owned(),
+                without_runtime(calls.collect()),
+            );
+        };
+        let call = self.functions(stack[at]).pop();
+        let program = stack[at + 1..]
+            .iter()
+            .flat_map(|frame| self.functions(*frame));
+        let program = without_runtime(program.collect());
+        let name = call.map_or_else(String::new, |call| call.name);
+        // The name that MPI has beside each, for tools.
+        let name = name
+            .strip_prefix("PMPI_")
+            .map_or(name.clone(), |rest| format!("MPI_{rest}"));
+        (name, program)
     }
 
     fn functions(&mut self, frame: Frame) -> Vec<Function> {
@@ -183,6 +202,26 @@ impl<'a> Symbols<'a> {
         self.known.insert(key, found.clone());
         found
     }
+}
+
+/// Without what begins programs, and from the beginning on.
+fn without_runtime(mut calls: Vec<Function>) -> Vec<Function> {
+    let begins = |name: &str, parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
+    let main = calls.iter().position(|call| call.name == "main");
+    if let Some(main) = main.filter(|_| !calls.iter().any(|call| call.name.ends_with("::main"))) {
+        calls.truncate(main + 1);
+    }
+    while calls.last().is_some_and(|call| {
+        begins(&call.name, &RUNTIME)
+            || call.name == "main" && calls.len() > 1 && {
+                calls.iter().any(|call| call.name.ends_with("::main"))
+            }
+            || call.name.starts_with("libc.so")
+    }) {
+        calls.pop();
+    }
+    calls.reverse();
+    calls
 }
 
 fn unknown(module: &str, offset: u64) -> Function {

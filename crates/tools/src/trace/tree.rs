@@ -107,7 +107,7 @@ impl Node {
 /// where no stacks were kept.
 pub(crate) fn of(run: &Run<'_>) -> (Node, Vec<String>) {
     let file = &run.files[0];
-    let mut symbols = Symbols::of(file);
+    let mut symbols = Symbols::of(&file.modules);
     let stacks: Vec<Vec<Function>> = file
         .stacks
         .iter()

@@ -20,21 +20,15 @@ pub(crate) fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// The library for C, as it was built with this test; if the test was built alone, it is built now.
-fn library() -> PathBuf {
+/// A library for C, as it was built with this test; if the test was built alone, it is built now.
+fn library(name: &str, package: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let deps = test.parent().expect("it lies in a folder");
-    let built = deps.join("libbsp.so");
+    let built = deps.join(name);
     if !built.exists() {
         let profile = deps.parent().expect("a profile's folder");
         let mut build = Command::new(env!("CARGO"));
-        build.args([
-            "build",
-            "--quiet",
-            "--package",
-            "dipole-bsp-capi",
-            "--manifest-path",
-        ]);
+        build.args(["build", "--quiet", "--package", package, "--manifest-path"]);
         build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
         build.arg("--target-dir");
         build.arg(profile.parent().expect("a target directory"));
@@ -42,17 +36,24 @@ fn library() -> PathBuf {
             build.arg("--release");
         }
         assert!(build.status().expect("cargo runs").success());
-        return profile.join("libbsp.so");
+        return profile.join(name);
     }
     built
 }
 
 impl Job {
-    /// Compiles a program, with debug information.
+    /// Compiles a program in supersteps, with debug information.
     pub(crate) fn compile(source: &Path, options: &[&str]) -> Job {
+        Job::compile_with(source, options, ("bsp", "dipole-bsp-capi"))
+    }
+
+    /// Compiles one that uses a library.
+    fn compile_with(source: &Path, options: &[&str], (library, package): (&str, &str)) -> Job {
         let folder = tempfile::tempdir().expect("a folder");
-        for name in ["libbsp.so", "libbsp.so.0"] {
-            std::os::unix::fs::symlink(library(), folder.path().join(name)).expect("a link");
+        let file = format!("lib{library}.so");
+        let built = self::library(&file, package);
+        for name in [format!("{file}.0"), file] {
+            std::os::unix::fs::symlink(&built, folder.path().join(name)).expect("a link");
         }
         let program = folder.path().join(source.file_stem().expect("a file"));
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -72,12 +73,17 @@ impl Job {
             .arg("-L")
             .arg(folder.path())
             .arg(format!("-Wl,-rpath,{}", folder.path().display()))
-            .args(["-lbsp", "-lm", "-o"])
+            .args([&format!("-l{library}"), "-lm", "-o"])
             .arg(&program)
             .output()
             .expect("a C compiler");
         assert!(compiled.status.success(), "{}", text(&compiled));
         Job { folder, program }
+    }
+
+    pub(crate) fn late() -> Job {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/late.c");
+        Job::compile_with(&source, &[], ("dipole", "dipole-capi"))
     }
 
     pub(crate) fn slowed() -> Job {
@@ -133,9 +139,9 @@ impl Job {
     /// `dipole trace` of the last run.
     pub(crate) fn trace(&self, arguments: &[&str]) -> String {
         let output = Command::new(PROGRAM)
-            .args(arguments)
             .arg("trace")
             .arg(self.traces())
+            .args(arguments)
             .env("DIPOLE_PROFILE", self.path("profile"))
             .output()
             .expect("it starts");

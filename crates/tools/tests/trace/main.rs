@@ -9,3 +9,4 @@ mod causes;
 mod jobs;
 mod pictures;
 mod terminal;
+mod waits;

@@ -1,4 +1,4 @@
-//! From where the program ended its supersteps: stacks of calls, as places in files. Which function
+//! From where the program called: stacks of calls, as places in files. Which function
 //! and line a place is of is found out by whoever reads the trace.
 //!
 //! Looking at the stack takes some microseconds. It is looked at each time if that takes less than
@@ -11,9 +11,9 @@ use std::os::unix::fs::MetadataExt;
 use dipole_link::clock::monotonic_ns;
 use rustc_hash::FxHashMap;
 
-use super::bytes::{narrow, put32, put64};
-use super::modules::{Frame, MOST_FRAMES, Module, STACK};
-use super::ring::Ring;
+use crate::bytes::{narrow, put32, put64};
+use crate::modules::{Frame, MOST_FRAMES, Module, STACK};
+use crate::ring::Ring;
 
 /// Places of code that may be looked at whatever it takes.
 const FREE_PLACES: usize = 256;
@@ -29,9 +29,9 @@ struct Mapped {
     module: u32,
 }
 
-/// What is known of stacks so far.
+/// Which stacks and modules a file has already.
 #[derive(Debug)]
-pub(super) struct Stacks {
+pub struct Stacks {
     begun_ns: u64,
     spent_ns: u64,
     /// How long the last look took.
@@ -46,7 +46,9 @@ pub(super) struct Stacks {
 }
 
 impl Stacks {
-    pub(super) fn new(begun_ns: u64) -> Stacks {
+    /// For a file of its own, from that time on.
+    #[must_use]
+    pub fn new(begun_ns: u64) -> Stacks {
         Stacks {
             begun_ns,
             spent_ns: 0,
@@ -60,12 +62,13 @@ impl Stacks {
     }
 
     /// How long the last look took; 0 if there was none.
-    pub(super) fn looked_ns(&self) -> u64 {
+    #[must_use]
+    pub fn looked_ns(&self) -> u64 {
         self.looked_ns
     }
 
     /// The number of the stack of the call `site` that is under way.
-    pub(super) fn here(&mut self, site: u32, now_ns: u64, ring: &mut Ring) -> u32 {
+    pub fn here(&mut self, site: u32, now_ns: u64, ring: &mut Ring) -> u32 {
         let marker = 0_u8;
         let place = (site, std::ptr::from_ref(&marker).addr());
         self.looked_ns = 0;
@@ -193,9 +196,9 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use super::super::modules::decode;
     use super::*;
-    use crate::trace::{Header, State, TraceFile, file_name};
+    use crate::modules::decode;
+    use crate::ring::{BLOCKS_AT, STACKS_AT};
 
     #[test]
     fn lines_of_maps_tell_where_code_lies() {
@@ -223,20 +226,8 @@ mod tests {
     #[test]
     fn modules_and_stacks_come_back() {
         let folder = tempfile::tempdir().expect("a folder");
-        let header = Header {
-            state: State::Open,
-            rank: 0,
-            size: 1,
-            nodes: 1,
-            leader: 0,
-            first: 0,
-            run: 1,
-            begun_ns: 0,
-            begun_unix_ns: 0,
-            link: "shm".into(),
-            host: String::new(),
-        };
-        let mut ring = Ring::create(folder.path(), &header, 1).expect("it can be written");
+        let file = folder.path().join("a.trace");
+        let mut ring = Ring::create(&file, &[], 1).expect("it can be written");
         let mut stacks = Stacks::new(0);
         // All time there is may be spent.
         let now_ns = monotonic_ns();
@@ -246,18 +237,16 @@ mod tests {
         }
         let other = stacks.here(1, now_ns, &mut ring);
         assert_eq!(other, 2, "another line calls");
-        let file = folder.path().join(file_name(0));
         let bytes = fs::read(file).expect("it is there");
-        let trace = TraceFile::parse(&bytes).expect("as written");
+        let (modules, found) = decode(&bytes[STACKS_AT..BLOCKS_AT]).expect("as written");
         let own = std::env::current_exe().expect("this program");
         assert!(
-            trace
-                .modules
+            modules
                 .iter()
                 .any(|module| Some(&*module.path) == own.to_str())
         );
-        assert_eq!(trace.stacks.len(), 2);
-        for stack in &trace.stacks {
+        assert_eq!(found.len(), 2);
+        for stack in &found {
             assert!(stack.len() > 3 && stack.len() <= MOST_FRAMES, "{stack:?}");
         }
         // No time is left: what was seen with the stack as deep is taken, and something new is looked at.

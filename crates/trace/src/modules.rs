@@ -1,6 +1,6 @@
 //! Stacks of calls and the files that their code is in, as a trace keeps them.
 
-use super::bytes::{front, narrow, put32, put64, take32, take64, text};
+use crate::bytes::{front, narrow, put32, put64, take32, take64, text};
 
 /// The deepest stack that is kept; of deeper ones the innermost calls.
 pub(super) const MOST_FRAMES: usize = 64;
@@ -38,8 +38,9 @@ impl Module {
     }
 }
 
-/// How many bytes are used, then modules and stacks in the order in which they were seen.
-pub(super) fn decode(mut bytes: &[u8]) -> Option<(Vec<Module>, Vec<Vec<Frame>>)> {
+/// What lies at [`STACKS_AT`](crate::STACKS_AT) of a file: how many bytes are used, then modules and stacks in the order in which they were seen.
+#[must_use]
+pub fn decode(mut bytes: &[u8]) -> Option<(Vec<Module>, Vec<Vec<Frame>>)> {
     let used = take32(&mut bytes)? as usize;
     let mut bytes = bytes.get(..used)?;
     let at = &mut bytes;

@@ -1,0 +1,32 @@
+/* Rank 0 takes 5 ms for each of its messages, for which the others wait. */
+#include "common.h"
+
+#include <time.h>
+
+static void take(int number)
+{
+    int got = -1;
+    MPI_Recv(&got, 1, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    CHECK(got == number, "%d came instead of %d", got, number);
+}
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (int number = 0; number < 20; number++) {
+        struct timespec time = {0, 5000000};
+        if (rank > 0) {
+            take(number);
+            continue;
+        }
+        nanosleep(&time, NULL);
+        for (int to = 1; to < size; to++)
+            MPI_Send(&number, 1, MPI_INT, to, 0, MPI_COMM_WORLD);
+    }
+    if (rank == 0)
+        printf("late: right on %d ranks\n", size);
+    MPI_Finalize();
+    return 0;
+}
