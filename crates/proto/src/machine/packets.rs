@@ -460,10 +460,11 @@ impl Machine {
             return Err(DropReason::WrongCookie);
         }
         if renewed.is_some() {
-            // Who stood between two members can pass on what both say, but not as its own.
+            // Who stood between two members can pass on what both say, but not as its own. A peer
+            // that has given this session up answers for the one that it opens instead.
             let is_peer = session.remote.said(&welcome);
             let session = self.session_mut(peer).filter(|_| is_peer);
-            session.ok_or(DropReason::Violation)?.renewal = None;
+            session.ok_or(DropReason::UnknownConnection)?.renewal = None;
             self.refresh_deadline(peer);
             return Ok(());
         }
