@@ -1,4 +1,5 @@
 /* Rank 0 takes 5 ms for each of its messages, for which the others wait. */
+#define _POSIX_C_SOURCE 199309L
 #include "common.h"
 
 #include <time.h>

@@ -4,6 +4,7 @@ use dipole_bsp::trace::{Clocks, Frame, Header, Module, Site, State, Step, TraceF
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::files::read;
 use super::*;
 
 /// What would be markup in a page.

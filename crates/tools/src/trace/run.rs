@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use dipole_bsp::trace::{Step, TraceFile, total};
 
-use crate::output::Failure;
-
 /// A run.
 pub(crate) struct Run<'a> {
     pub(crate) files: &'a [TraceFile],
@@ -64,14 +62,14 @@ impl<'a> Run<'a> {
     }
 
     /// Leaves only the supersteps of a range, if there is one.
-    pub(crate) fn keep(&mut self, range: Option<(u32, u32)>) -> Result<(), Failure> {
+    pub(crate) fn keep(&mut self, range: Option<(u32, u32)>) -> Result<(), String> {
         let (first, last) = range.unwrap_or((0, u32::MAX));
         let is_wanted = |number: u32| (first..=last).contains(&number);
         self.supersteps.retain(|one| is_wanted(one.number));
         match range {
-            Some(_) if self.supersteps.is_empty() => {
-                Err(format!("no superstep from {first} to {last} is in all ranks' files").into())
-            }
+            Some(_) if self.supersteps.is_empty() => Err(format!(
+                "no superstep from {first} to {last} is in all ranks' files"
+            )),
             _ => Ok(()),
         }
     }
