@@ -46,6 +46,9 @@ pub use shim::{ShimArgs, shim};
 use output::Style;
 
 /// Start a program as the ranks of a job, here or on several hosts
+///
+/// Rank 0 reads what comes to standard input, the others nothing. The job's status is that of the first
+/// rank that fails.
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// How many ranks

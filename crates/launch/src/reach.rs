@@ -29,9 +29,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 /// How often an agent that is busy or hangs up is called, with pauses that double.
 const ATTEMPTS: u32 = 6;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long an agent may be silent before its node's directory is asked.
-const SILENCE: Duration = Duration::from_secs(3);
-/// How often and how long each address is asked, before the machine is taken for gone.
+/// How long an agent may be silent, which says something every second, before its node's directory
+/// is asked.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How often and how long all its addresses are asked, at once, before the machine is taken for gone:
+/// some 3 s after the last word, not later than the nodes' membership, which takes 3 s at least.
 const QUESTIONS: u32 = 3;
 const QUESTION_TIMEOUT: Duration = Duration::from_millis(300);
 /// What `ssh` returns when it could not connect.
@@ -287,7 +289,12 @@ fn watch_machine(
                 !matches!(reply, Reply::Silent | Reply::Failed(_))
             })
         };
-        if !agent.iter().any(answers) {
+        let answered = std::thread::scope(|scope| {
+            let asked: Vec<_> = agent.iter().map(|at| scope.spawn(|| answers(at))).collect();
+            let mut answers = asked.into_iter().map(|asked| asked.join().unwrap_or(true));
+            answers.any(|answers| answers)
+        });
+        if !answered {
             eprintln!(
                 "dipole reach: its machine does not answer: silent for {} s, and so is its directory",
                 last.elapsed().as_secs()
@@ -295,7 +302,7 @@ fn watch_machine(
             let _gone = stream.shutdown(Shutdown::Both);
             return;
         }
-        std::thread::sleep(SILENCE / 3);
+        std::thread::sleep(SILENCE / 2);
     }
 }
 

@@ -163,11 +163,17 @@ fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
 /// # Errors
 /// A variable is missing or wrong, or the names of the job's nodes stay unknown.
 pub fn place_from_env() -> Result<Option<Place>, JobError> {
-    if variable("DIPOLE_NID").is_some() {
+    place_from(&variable)
+}
+
+fn place_from(get: Lookup<'_>) -> Result<Option<Place>, JobError> {
+    // Wrong is wrong, whether a launcher needs it or not.
+    given_id(get)?;
+    if get("DIPOLE_NID").is_some() {
         return Ok(None);
     }
-    launched(&variable)?
-        .map(|launched| Place::of(launched, &variable))
+    launched(get)?
+        .map(|launched| Place::of(launched, get))
         .transpose()
 }
 

@@ -42,6 +42,16 @@ impl Inner {
     }
 
     /// Waits until nothing is lost when this process leaves.
+    /// Tells all peers that this process ends.
+    pub(crate) fn say_goodbye(&self) {
+        self.driver.with(|engine, now| {
+            engine.say_goodbye();
+            if let Err(cause) = engine.transmit(now) {
+                tracing::warn!("no goodbye was said: {cause}");
+            }
+        });
+    }
+
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), CloseError> {
         let what = |_: &ProcessState| "acknowledgements before closing".to_string();
         let keys = [WaitKey::Frame, WaitKey::AnyPeer, WaitKey::RingSpace];
@@ -70,11 +80,6 @@ impl Drop for Inner {
             tracing::warn!("{error}");
         }
         self.control.stop();
-        self.driver.with(|engine, now| {
-            engine.say_goodbye();
-            if let Err(cause) = engine.transmit(now) {
-                tracing::warn!("no goodbye was said: {cause}");
-            }
-        });
+        self.say_goodbye();
     }
 }

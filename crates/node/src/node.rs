@@ -240,6 +240,15 @@ impl Node {
         self.inner.driver.with(|engine, _| engine.take_departures())
     }
 
+    /// Tells all peers that this process ends, and waits for nothing: for one that is about to exit
+    /// without dropping its node, as on a signal. What was not acknowledged may not arrive, and
+    /// what is sent afterwards need not.
+    pub fn say_goodbye(&self) {
+        if !self.inner.is_forked() {
+            self.inner.say_goodbye();
+        }
+    }
+
     /// Waits until every peer has acknowledged everything sent, and leaves. What lies in
     /// memory shared with a process of this node waits there for its reader; to know that it
     /// was read, [`drain`](crate::Endpoint::drain) before. Endpoints that still exist keep

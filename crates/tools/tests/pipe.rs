@@ -222,6 +222,9 @@ fn one_ends(ends: &str, signal: Signal, port: Option<u16>) {
         _ => "is gone",
     };
     assert!(says.contains(why), "{ends}, {signal:?}, {port:?}: {says}");
+    // Who said goodbye is not waited for.
+    let unknown = says.contains("unacknowledged") || says.contains("stopped answering");
+    assert!(!unknown, "{ends}, {signal:?}, {port:?}: {says}");
 }
 
 #[test]

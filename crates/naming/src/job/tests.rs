@@ -318,3 +318,18 @@ fn a_node_that_is_given_must_be_the_launchers() {
     let said = job("4").unwrap_err().to_string();
     assert!(said.contains("DIPOLE_NID is `4`, expected 3"), "{said}");
 }
+
+#[test]
+fn a_number_of_a_job_that_is_none_is_refused_without_a_launcher_too() {
+    for variables in [
+        &[("DIPOLE_JOB", "abc")][..],
+        &[("DIPOLE_JOB", "abc"), ("DIPOLE_NID", "1")],
+    ] {
+        let get = |name: &str| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        let error = place_from(&get).expect_err("no number").to_string();
+        assert!(error.contains("DIPOLE_JOB is `abc`"), "{error}");
+    }
+}

@@ -4,7 +4,7 @@ use std::io;
 use std::process::exit;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dipole_node::{Address, Endpoint};
+use dipole_node::{Address, Endpoint, Node};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -14,9 +14,13 @@ use super::frame::{Frame, Kind};
 /// With whom there is a transfer, and its number, while there is one.
 pub(super) type Partner = Arc<Mutex<Option<(Address, u64)>>>;
 
-/// From now on a signal ends the process as it would anyway, after a word to the partner. Who ends
-/// without one drops the endpoint, and its node says goodbye.
-pub(super) fn watch(endpoint: Weak<Endpoint>, partner: Partner) -> io::Result<()> {
+/// From now on a signal ends the process as it would anyway, after a word to the partner and a
+/// goodbye to all, so that nobody waits for answers.
+pub(super) fn watch(
+    node: Weak<Node>,
+    endpoint: Weak<Endpoint>,
+    partner: Partner,
+) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
         let Some(signal) = signals.forever().next() else {
@@ -40,6 +44,9 @@ pub(super) fn watch(endpoint: Weak<Endpoint>, partner: Partner) -> io::Result<()
                 edge.send_timeout(&message, LAST_ACK)?;
                 edge.flush(LAST_ACK)
             });
+        }
+        if let Some(node) = node.upgrade() {
+            node.say_goodbye();
         }
         exit(128 + signal);
     });

@@ -94,13 +94,17 @@ pub(crate) fn recv(
             return Err(PipeError::NotOurNode { asked, own }.into());
         }
     };
-    let node = Node::open(config).map_err(PipeError::Open)?;
+    let node = Arc::new(Node::open(config).map_err(PipeError::Open)?);
     let endpoint = node.endpoint(endpoint).map_err(PipeError::Open)?;
     let reply = node.endpoint(spare_endpoint()?).map_err(PipeError::Open)?;
     let reply = Arc::new(reply);
     let partner = Partner::default();
-    interrupt::watch(Arc::downgrade(&reply), Arc::clone(&partner))
-        .map_err(failed("catching signals"))?;
+    interrupt::watch(
+        Arc::downgrade(&node),
+        Arc::downgrade(&reply),
+        Arc::clone(&partner),
+    )
+    .map_err(failed("catching signals"))?;
     receive_all(args, as_json, out, &node, &endpoint, &reply, partner)
 }
 

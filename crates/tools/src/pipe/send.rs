@@ -93,11 +93,15 @@ pub(crate) fn send(
         None => spare_endpoint()?,
     };
 
-    let node = Node::open(config).map_err(PipeError::Open)?;
+    let node = Arc::new(Node::open(config).map_err(PipeError::Open)?);
     let endpoint = Arc::new(node.endpoint(from).map_err(PipeError::Open)?);
     let partner = Partner::default();
-    interrupt::watch(Arc::downgrade(&endpoint), Arc::clone(&partner))
-        .map_err(failed("catching signals"))?;
+    interrupt::watch(
+        Arc::downgrade(&node),
+        Arc::downgrade(&endpoint),
+        Arc::clone(&partner),
+    )
+    .map_err(failed("catching signals"))?;
     endpoint.target(args.to).map_err(PipeError::Target)?;
 
     let mut sender = Sender {

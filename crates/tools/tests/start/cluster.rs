@@ -297,6 +297,45 @@ fn nothing_is_left_when_the_launchers_machine_is_cut_off() {
 }
 
 #[test]
+fn a_job_ends_soon_after_its_nodes_know_that_a_host_is_lost() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let _agents: Vec<Process> = (1..=NODES).map(|node| cluster.agent(node)).collect();
+    let state = |node: u32| {
+        let mut status = cluster.dipole(1);
+        let output = status.args(["--json", "agent", "status"]).output();
+        let output = output.expect("it runs").stdout;
+        let status: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        let members = status["members"].as_array().expect("members").clone();
+        let member = members.iter().find(|member| member["node"] == node);
+        member.map(|member| member["state"].as_str().expect("a state").to_owned())
+    };
+    for node in 2..=NODES {
+        wait_for("a member", || (state(node)? == "there").then_some(()));
+    }
+    let script = "echo $$; while :; do sleep 1000; done";
+    let mut job = Job::start(&mut cluster.run(&["-n", "8"], script));
+    let pids = job.pids(8);
+    let testbed = &cluster.testbed;
+    testbed.set_interface(3, 0, false).expect("an interface");
+    let cut = Instant::now();
+    let ended = std::thread::spawn(move || {
+        let (status, said) = job.ends_saying();
+        (status, said, cut.elapsed())
+    });
+    wait_for("news of the loss", || (state(3)? == "gone").then_some(()));
+    let known = cut.elapsed();
+    let (status, said, ended) = ended.join().expect("no panic");
+    println!(
+        "known to node 1 {known:.1?} after the cut, the job ended {ended:.1?} after it: {said}"
+    );
+    assert_eq!(status, Some(137), "{said}");
+    assert!(said.contains("is lost (") && said.contains("node 3"), "{said}");
+    assert_gone(&pids);
+}
+
+#[test]
 fn a_job_goes_on_when_agents_are_killed_and_the_next_ones_know_of_it() {
     let Some(cluster) = Cluster::make() else {
         return;
