@@ -41,7 +41,6 @@ impl Inner {
         self.progress.start(&self.driver)
     }
 
-    /// Waits until nothing is lost when this process leaves.
     /// Tells all peers that this process ends.
     pub(crate) fn say_goodbye(&self) {
         self.driver.with(|engine, now| {
@@ -52,6 +51,7 @@ impl Inner {
         });
     }
 
+    /// Waits until nothing is lost when this process leaves.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), CloseError> {
         let what = |_: &ProcessState| "acknowledgements before closing".to_string();
         let keys = [WaitKey::Frame, WaitKey::AnyPeer, WaitKey::RingSpace];
