@@ -331,7 +331,10 @@ fn a_job_ends_soon_after_its_nodes_know_that_a_host_is_lost() {
         "known to node 1 {known:.1?} after the cut, the job ended {ended:.1?} after it: {said}"
     );
     assert_eq!(status, Some(137), "{said}");
-    assert!(said.contains("is lost (") && said.contains("node 3"), "{said}");
+    assert!(
+        said.contains("is lost (") && said.contains("node 3"),
+        "{said}"
+    );
     assert_gone(&pids);
 }
 
