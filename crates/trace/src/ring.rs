@@ -251,6 +251,7 @@ mod tests {
         let bytes = std::fs::read(&path).expect("it is there");
         assert_eq!(&bytes[..4], b"haed");
         let mut again = Ring::create(&path, b"head", 1).expect("it can be written");
+        assert!(again.add_site(b"site"));
         again.push(|into| put32(into, 0));
         assert_eq!(read().records, [0; 0], "a record without a number");
         let entries = std::fs::read_dir(directory.path().join("a/b")).expect("it is there");
