@@ -389,6 +389,11 @@ mod tests {
         assert!(lane.is_news(3));
         assert!(!lane.is_news(3) && !lane.is_news(2));
         assert!(lane.is_news(4));
+        let mut settled = LaneOut {
+            floor: 6,
+            ..LaneOut::default()
+        };
+        assert!(settled.is_news(5), "its units were repeated elsewhere");
     }
 
     #[test]

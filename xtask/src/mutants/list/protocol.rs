@@ -110,10 +110,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "absence-as-dead-lane",
         effect: "a peer that does not run for a while has lost the lane that was waited for",
-        file: "crates/proto/src/session/receive.rs",
+        file: "crates/proto/src/lane.rs",
         suite: Suite::Protocol("paths"),
-        snippet: "if lane.out.is_marked(to) {",
-        replacement: "if to > 0 {",
+        snippet: "self.count >= MAX_STRIKES && self.elsewhere.is_some_and(known)",
+        replacement: "self.count >= MAX_STRIKES || self.elsewhere.is_some_and(known)",
     },
     Mutant {
         name: "one-lane-after-the-other",
@@ -127,7 +127,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "late-news-ignored",
         effect: "what was repeated by another lane and arrives all the same does not speak for its own",
         file: "crates/proto/src/lane.rs",
-        suite: Suite::Protocol("paths"),
+        suite: Suite::Unit("dipole-proto", "is_no_news"),
         snippet: "let news = end > self.arrived;",
         replacement: "let news = end > self.arrived && end > self.floor;",
     },
