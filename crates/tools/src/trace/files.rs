@@ -1,6 +1,6 @@
 //! The files of a run's ranks.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dipole_bsp::trace::{State, TraceFile, is_trace_name};
 
@@ -19,16 +19,10 @@ pub(super) fn are_there(dir: &Path) -> bool {
 /// The files of a directory.
 pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
     let place = dir.display();
-    let entries =
-        std::fs::read_dir(dir).map_err(|cause| format!("cannot read {place}: {cause}"))?;
     let mut files = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_name().to_str().is_some_and(is_trace_name) {
-            let path = entry.path();
-            let file = read(&path).map_err(|cause| format!("{}: {cause}", path.display()))?;
-            files.push(file);
-        }
+    for path in named(dir, is_trace_name)? {
+        let file = read(&path).map_err(|cause| format!("{}: {cause}", path.display()))?;
+        files.push(file);
     }
     if files.is_empty() {
         return Err(format!(
@@ -42,11 +36,29 @@ pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
     Ok(files)
 }
 
+/// The paths in a directory whose last names are such.
+pub(super) fn named(dir: &Path, is_such: fn(&str) -> bool) -> Result<Vec<PathBuf>, Failure> {
+    let entries = std::fs::read_dir(dir)
+        .map_err(|cause| format!("cannot read {}: {cause}", dir.display()))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_such) {
+            paths.push(entry.path());
+        }
+    }
+    Ok(paths)
+}
+
 /// A file of a rank.
 pub(super) fn read(path: &Path) -> Result<TraceFile, String> {
+    TraceFile::parse(&bytes(path)?).map_err(|cause| cause.to_string())
+}
+
+/// What a file holds.
+pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
     regular(path, MOST_BYTES)?;
-    let bytes = std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
-    TraceFile::parse(&bytes).map_err(|cause| cause.to_string())
+    std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))
 }
 
 /// It is a file, and no longer than any trace.

@@ -9,7 +9,7 @@ use dipole_trace::total;
 use dipole_trace::waits::{Cause, Place, Wait, WaitFile, is_wait_name};
 use serde::Serialize;
 
-use super::files::{MOST_BYTES, regular};
+use super::files::{bytes, named};
 use super::perfetto::{Lane, Slice, write_lanes};
 use super::run::{float, is_at_least, milliseconds};
 use super::symbols::{Function, Symbols};
@@ -61,19 +61,11 @@ pub(super) struct Waits {
 
 /// The files of a directory, in the order of ranks; none if it has none.
 pub(super) fn load(dir: &Path) -> Result<Vec<WaitFile>, Failure> {
-    let place = dir.display();
-    let entries =
-        std::fs::read_dir(dir).map_err(|cause| format!("cannot read {place}: {cause}"))?;
     let mut files = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_name().to_str().is_some_and(is_wait_name) {
-            let path = entry.path();
-            let told = |cause: String| format!("{}: {cause}", path.display());
-            regular(&path, MOST_BYTES).map_err(told)?;
-            let bytes = std::fs::read(&path).map_err(|cause| told(cause.to_string()))?;
-            files.push(WaitFile::parse(&bytes).map_err(|cause| told(cause.to_string()))?);
-        }
+    for path in named(dir, is_wait_name)? {
+        let told = |cause: String| format!("{}: {cause}", path.display());
+        let bytes = bytes(&path).map_err(told)?;
+        files.push(WaitFile::parse(&bytes).map_err(|cause| told(cause.to_string()))?);
     }
     files.sort_by_key(|file| {
         let header = &file.header;
