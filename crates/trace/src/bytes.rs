@@ -15,6 +15,21 @@ pub fn text(bytes: &[u8]) -> Option<String> {
     Some(text.replace(char::is_control, "\u{fffd}"))
 }
 
+/// Appends the front of a text as a field of `BYTES`, filled up with zeros.
+pub fn put_field<const BYTES: usize>(into: &mut Vec<u8>, text: &str) {
+    let mut field = [0; BYTES];
+    let text = front(text, BYTES).as_bytes();
+    field[..text.len()].copy_from_slice(text);
+    into.extend_from_slice(&field);
+}
+
+/// Takes such a field.
+pub fn take_field<const BYTES: usize>(at: &mut &[u8]) -> Option<String> {
+    let (field, rest) = at.split_first_chunk::<BYTES>()?;
+    *at = rest;
+    text(field.split(|byte| *byte == 0).next()?)
+}
+
 /// A length as it stands in files.
 #[must_use]
 pub fn narrow(length: usize) -> u32 {

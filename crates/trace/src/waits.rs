@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub use keeper::{Keeper, Over, Polls};
 
-use crate::bytes::{front, put32, put64, take32, take64, text};
+use crate::bytes::{put_field, put32, put64, take_field, take32, take64};
 use crate::modules::{Frame, Module, decode as decode_stacks};
 use crate::ring::{BLOCKS_AT, HEAD_BYTES, Records, STACKS_AT};
 
@@ -183,10 +183,7 @@ impl Header {
         put64(&mut bytes, self.begun_ns);
         put64(&mut bytes, self.begun_unix_ns);
         for text in [&self.host, &self.program] {
-            let mut field = [0; TEXT_BYTES];
-            let text = front(text, TEXT_BYTES).as_bytes();
-            field[..text.len()].copy_from_slice(text);
-            bytes.extend_from_slice(&field);
+            put_field::<TEXT_BYTES>(&mut bytes, text);
         }
         bytes.resize(HEAD_BYTES, 0);
         bytes
@@ -203,11 +200,6 @@ impl Header {
             _ => return None,
         };
         let (begun_ns, begun_unix_ns) = (take64(at)?, take64(at)?);
-        let mut field = || {
-            let (field, rest) = at.split_first_chunk::<TEXT_BYTES>()?;
-            *at = rest;
-            text(field.split(|byte| *byte == 0).next()?)
-        };
         Some(Header {
             has_ended,
             lived_ns,
@@ -215,8 +207,8 @@ impl Header {
             rank,
             begun_ns,
             begun_unix_ns,
-            host: field()?,
-            program: field()?,
+            host: take_field::<TEXT_BYTES>(at)?,
+            program: take_field::<TEXT_BYTES>(at)?,
         })
     }
 }

@@ -6,7 +6,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use dipole_trace::bytes::{front, narrow, put32, put64, take32, take64, text};
+use dipole_trace::bytes::{
+    front, narrow, put_field, put32, put64, take_field, take32, take64, text,
+};
 use dipole_trace::{
     BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCKS_AT, Frame, HEAD_BYTES, Module, Records, STACKS_AT,
     decode_stacks, total,
@@ -364,10 +366,7 @@ impl Header {
         put64(&mut bytes, self.begun_ns);
         put64(&mut bytes, self.begun_unix_ns);
         for text in [&self.link, &self.host] {
-            let mut field = [0; TEXT_BYTES];
-            let text = front(text, TEXT_BYTES).as_bytes();
-            field[..text.len()].copy_from_slice(text);
-            bytes.extend_from_slice(&field);
+            put_field::<TEXT_BYTES>(&mut bytes, text);
         }
         bytes.resize(HEAD_BYTES, 0);
         bytes
@@ -381,11 +380,6 @@ impl Header {
             2 => State::Aborted,
             _ => return None,
         };
-        let field = |at: &mut &[u8]| {
-            let (field, rest) = at.split_first_chunk::<TEXT_BYTES>()?;
-            *at = rest;
-            text(field.split(|byte| *byte == 0).next()?)
-        };
         let header = Header {
             state,
             rank: take32(at)?,
@@ -396,8 +390,8 @@ impl Header {
             run: take32(at)?,
             begun_ns: take64(at)?,
             begun_unix_ns: take64(at)?,
-            link: field(at)?,
-            host: field(at)?,
+            link: take_field::<TEXT_BYTES>(at)?,
+            host: take_field::<TEXT_BYTES>(at)?,
         };
         let is_sound = header.rank < header.size
             && header.leader <= header.rank

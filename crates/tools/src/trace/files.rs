@@ -7,7 +7,7 @@ use dipole_bsp::trace::{State, TraceFile, is_trace_name};
 use crate::output::Failure;
 
 /// Far more than a rank keeps.
-pub(super) const MOST_BYTES: u64 = 1 << 30;
+const MOST_BYTES: u64 = 1 << 30;
 
 /// A directory has files of ranks in supersteps.
 pub(super) fn are_there(dir: &Path) -> bool {
@@ -57,18 +57,18 @@ pub(super) fn read(path: &Path) -> Result<TraceFile, String> {
 
 /// What a file holds.
 pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
-    regular(path, MOST_BYTES)?;
+    regular(path)?;
     std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))
 }
 
 /// It is a file, and no longer than any trace.
-pub(super) fn regular(path: &Path, most_bytes: u64) -> Result<(), String> {
+fn regular(path: &Path) -> Result<(), String> {
     let kind = std::fs::metadata(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
     if !kind.is_file() {
         // One that never ends, say.
         return Err("it is no regular file; the traced program writes one".to_owned());
     }
-    if kind.len() > most_bytes {
+    if kind.len() > MOST_BYTES {
         return Err("it is longer than any trace; it was not written by a program".to_owned());
     }
     Ok(())
