@@ -179,7 +179,7 @@ fn what_ranks_wait_for_is_kept_with_the_call_and_for_whom() {
         let ranks: Vec<_> = files.iter().map(|file| file.header.rank).collect();
         assert_eq!(ranks, [Some((0, 3)), Some((1, 3)), Some((2, 3))]);
         for file in &files[1..] {
-            // 20 messages, each 5 ms late. A rank that is late itself may find some there.
+            // 20 messages, each 5 ms after it was asked for. Others may have a core for some of that.
             let long = file
                 .waits
                 .records

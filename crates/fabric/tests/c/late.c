@@ -1,4 +1,7 @@
-/* Rank 0 takes 5 ms for each of its messages, for which the others wait. */
+/*
+ * Rank 0 takes 5 ms for each of its messages, for which the others wait. It begins when all have
+ * asked for it: a rank that starts late finds no message there.
+ */
 #define _POSIX_C_SOURCE 199309L
 #include "common.h"
 
@@ -7,6 +10,7 @@
 static void take(int number)
 {
     int got = -1;
+    MPI_Send(&number, 1, MPI_INT, 0, 0, MPI_COMM_WORLD);
     MPI_Recv(&got, 1, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     CHECK(got == number, "%d came instead of %d", got, number);
 }
@@ -21,6 +25,11 @@ int main(int argc, char **argv)
         if (rank > 0) {
             take(number);
             continue;
+        }
+        for (int from = 1; from < size; from++) {
+            int asked = -1;
+            MPI_Recv(&asked, 1, MPI_INT, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            CHECK(asked == number, "rank %d asks for %d instead of %d", from, asked, number);
         }
         nanosleep(&time, NULL);
         for (int to = 1; to < size; to++)
