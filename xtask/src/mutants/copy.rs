@@ -8,7 +8,8 @@ use std::process::Command;
 use super::list::Mutant;
 use crate::command::{Failure, ask, at, root};
 
-/// The copy below `target/mutants`; it shares what is built of other crates with the workspace.
+/// The copy below `target/mutants`; it shares what is built of other crates with the workspace. Its own
+/// have another version: cargo would take what it built of a mutant for the workspace's.
 pub(crate) struct Copy {
     sources: PathBuf,
     target: PathBuf,
@@ -53,7 +54,10 @@ impl Copy {
 
     fn write(&self, name: &Path) -> Result<(), Failure> {
         let (from, to) = (root().join(name), self.sources.join(name));
-        let content = fs::read(&from).map_err(at(&from))?;
+        let mut content = fs::read(&from).map_err(at(&from))?;
+        if name == Path::new("Cargo.toml") {
+            content = with_other_version(&content)?;
+        }
         if fs::read(&to).is_ok_and(|there| there == content) {
             return Ok(());
         }
@@ -85,6 +89,22 @@ impl Copy {
 
     pub(crate) fn target(&self) -> &Path {
         &self.target
+    }
+}
+
+/// The manifest of the workspace with the version of the copy.
+fn with_other_version(manifest: &[u8]) -> Result<Vec<u8>, Failure> {
+    let manifest = String::from_utf8_lossy(manifest);
+    let version = env!("CARGO_PKG_VERSION");
+    let (line, other) = (
+        format!("\nversion = \"{version}\"\n"),
+        format!("\nversion = \"{version}+mutant\"\n"),
+    );
+    match manifest.matches(&line).count() {
+        1 => Ok(manifest.replace(&line, &other).into_bytes()),
+        found => Err(Failure::Told(format!(
+            "Cargo.toml has {found} lines with the version {version} instead of one"
+        ))),
     }
 }
 
