@@ -32,7 +32,7 @@ pub enum Seal {
         /// Zero but in clusters with a key.
         mask: u32,
     },
-    /// A counter, a tag and a CRC32C, made with the keys of a session.
+    /// A counter and a tag, made with the keys of a session, and a sum.
     Session {
         /// Which one: see [`Agreement::serial`].
         serial: u64,

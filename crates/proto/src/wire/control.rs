@@ -16,7 +16,7 @@ pub struct Trailers(pub u8);
 pub enum Trailer {
     /// CRC32C over header and records.
     Crc32c,
-    /// A counter, an authentication tag over header and records, and a CRC32C over all of it.
+    /// A counter, an authentication tag over header and records, and a sum of all of it.
     Auth,
     /// The same, and the records are encrypted.
     Encrypt,
@@ -26,6 +26,8 @@ pub enum Trailer {
 pub const COUNTER_BYTES: usize = 8;
 /// Bytes of its tag.
 pub const TAG_BYTES: usize = 16;
+/// Bytes of the sum of all before it, which ends that packet.
+pub const SUM_BYTES: usize = 4;
 
 impl Trailer {
     /// Bytes on the wire.
@@ -33,7 +35,7 @@ impl Trailer {
     pub fn bytes(self) -> usize {
         match self {
             Trailer::Crc32c => super::CRC_BYTES,
-            Trailer::Auth | Trailer::Encrypt => COUNTER_BYTES + TAG_BYTES + super::CRC_BYTES,
+            Trailer::Auth | Trailer::Encrypt => COUNTER_BYTES + TAG_BYTES + SUM_BYTES,
         }
     }
 

@@ -19,7 +19,7 @@ pub use address::Address;
 pub use control::{
     BYE_BYTES, Bye, CHALLENGE_BYTES, COUNTER_BYTES, Challenge, HELLO_FIXED_BYTES, Hello,
     LANE_BYTES, LaneAddress, MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason,
-    SHARE_BYTES, TAG_BYTES, Trailer, Trailers,
+    SHARE_BYTES, SUM_BYTES, TAG_BYTES, Trailer, Trailers,
 };
 pub use group::{
     ANY_LENGTH, GROUP_HEAD_BYTES, GroupCall, GroupEnding, GroupHead, GroupKind, GroupOperation,

@@ -66,9 +66,23 @@ pub(crate) fn packet(
     bytes[28] = lanes;
     bytes.extend(body);
     bytes.extend(proof);
-    let sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes);
-    bytes.extend(&sum.to_le_bytes()[..4]);
+    let sum = sum(&bytes);
+    bytes.extend(sum);
     bytes
+}
+
+/// What ends a packet, of the specification's §2.5: a sum behind a tag, else a CRC32C.
+fn sum(packet: &[u8]) -> [u8; 4] {
+    if matches!(packet[0], HELLO | RESET) {
+        let sum = checksum(CrcAlgorithm::Crc32Iscsi, packet).to_le_bytes();
+        return [sum[0], sum[1], sum[2], sum[3]];
+    }
+    let sum = packet.chunks(4).fold(0, |sum: u32, chunk| {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        sum.wrapping_add(u32::from_le_bytes(word))
+    });
+    sum.to_le_bytes()
 }
 
 /// A hello for a cookie, or with one.
@@ -118,8 +132,8 @@ pub(crate) fn altered(packet: &[u8], bit: usize, fits: bool) -> Vec<u8> {
     bytes[bit / 8] ^= 1 << (bit % 8);
     if fits {
         let end = bytes.len() - 4;
-        let sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..end]);
-        bytes[end..].copy_from_slice(&sum.to_le_bytes()[..4]);
+        let sum = sum(&bytes[..end]);
+        bytes[end..].copy_from_slice(&sum);
     }
     bytes
 }

@@ -100,6 +100,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "let _forged = opened;",
     },
     Mutant {
+        name: "damage-taken-for-forgery",
+        effect: "a packet with a tag that was damaged on its way is counted as forged",
+        file: "crates/node/src/engine/trailer/session.rs",
+        suite: Suite::Unit("dipole-node", "trailer"),
+        snippet: "DropReason::Forged if !is_whole(packet, length) => DropReason::Damaged,",
+        replacement: "",
+    },
+    Mutant {
         name: "replays-taken",
         effect: "a packet that was taken before is taken again",
         file: "crates/node/src/engine/trailer/session.rs",
