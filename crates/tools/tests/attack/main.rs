@@ -25,6 +25,7 @@ use dipole_node::{
 };
 use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, eth, recv, socket};
+use rustix::time::{ClockId, clock_gettime};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Messages under way.
@@ -159,15 +160,33 @@ impl Scene {
         });
     }
 
-    /// Both sides of a conversation, each in its node, until it is over; how many messages.
-    fn converse(&self, one: &Endpoint, two: &Endpoint, over: &AtomicBool) -> u64 {
+    /// Both sides of a conversation, each in its node, until it is over.
+    fn converse(&self, one: &Endpoint, two: &Endpoint, over: &AtomicBool) -> Conversation {
         std::thread::scope(|scope| {
-            let asking = scope.spawn(|| self.testbed.inside(1, || ask(one, over)));
-            let answering = scope.spawn(|| self.testbed.inside(2, || answer(two)));
-            answering.join().expect("no panic").expect("node 2");
-            asking.join().expect("no panic").expect("node 1")
+            let asking = scope.spawn(|| self.testbed.inside(1, || timed(|| ask(one, over))));
+            let answering = scope.spawn(|| self.testbed.inside(2, || timed(|| answer(two))));
+            let ((), second) = answering.join().expect("no panic").expect("node 2");
+            let (messages, first) = asking.join().expect("no panic").expect("node 1");
+            Conversation {
+                messages,
+                cpu: first + second,
+            }
         })
     }
+}
+
+struct Conversation {
+    messages: u64,
+    /// What the threads of both sides took.
+    cpu: Duration,
+}
+
+/// What something returns, and the processor time of this thread that it took.
+fn timed<T>(happens: impl FnOnce() -> T) -> (T, Duration) {
+    let now = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("not negative");
+    let before = now();
+    let done = happens();
+    (done, now() - before)
 }
 
 fn v4(address: SocketAddr) -> SocketAddrV4 {
@@ -366,10 +385,28 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
         rate(all, took),
         sent.cookies.load(Ordering::Relaxed)
     );
+    for (how, talk, took) in [("calm", &calm, time), ("under attack", &attacked, took)] {
+        let Conversation { messages, cpu } = *talk;
+        println!(
+            "{how}: {messages} messages in {took:.1?}, {} a second, {} a second of the partners' processor time",
+            rate(messages, took),
+            rate(messages, cpu)
+        );
+    }
+
+    let to_agents = [
+        "look-ups and yields",
+        "forged answers",
+        "membership packets",
+    ];
+    let to_partners = sent.counts().into_iter();
+    let to_partners = to_partners.filter(|(kind, _)| !to_agents.contains(kind));
+    let to_partners: u64 = to_partners.map(|(_, count)| count).sum();
+    let messages = calm.cpu.as_secs_f64() / calm.messages as f64 * attacked.messages as f64;
     println!(
-        "{calm} messages in {time:?} of calm, {} a second; {attacked} under attack, {} a second",
-        rate(calm, time),
-        rate(attacked, took)
+        "{to_partners} packets to the partners, each of which took {:.0} ns of their processor time, if their \
+         messages took what they take in calm",
+        (attacked.cpu.as_secs_f64() - messages) / to_partners as f64 * 1e9
     );
 
     for (node, stats) in [(&one, one.stats()), (&two, two.stats())] {

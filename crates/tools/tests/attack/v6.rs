@@ -171,7 +171,7 @@ fn a_stranger_off_the_path_inserts_ends_and_shortens_nothing_by_ipv6() {
         let (sent, messages) = std::thread::scope(|scope| {
             let attacker = scope.spawn(|| scene.testbed.inside(3, || attack(victims, &over)));
             scope.spawn(|| attacker::for_a_while(seconds() / 2, &over));
-            let messages = scene.converse(&first, &second, &over);
+            let messages = scene.converse(&first, &second, &over).messages;
             let sent = attacker.join().expect("no panic").expect("node 3");
             (sent, messages)
         });
