@@ -171,6 +171,14 @@ impl Graph {
             .map(|edge| edge.from)
     }
 
+    /// Those who broadcast, having several edges, and those to whom several reduce.
+    pub(super) fn groups(&self) -> (Vec<Address>, Vec<Address>) {
+        let all = || self.endpoints().map(|(_, address)| address);
+        let roots = all().filter(|address| self.targets(*address).count() > 1);
+        let targets = all().filter(|address| self.sources(*address).count() > 1);
+        (roots.collect(), targets.collect())
+    }
+
     fn lonely(&self) -> Vec<Address> {
         let touched = |address: &Address| {
             self.edges

@@ -16,16 +16,8 @@ pub(super) struct GraphSummary<'a> {
     reduction_targets: Vec<String>,
 }
 
-/// Endpoints with several edges: those that send to many, and those that many send to.
-fn groups(graph: &Graph) -> (Vec<Address>, Vec<Address>) {
-    let all = || graph.endpoints().map(|(_, address)| address);
-    let roots = all().filter(|address| graph.targets(*address).count() > 1);
-    let targets = all().filter(|address| graph.sources(*address).count() > 1);
-    (roots.collect(), targets.collect())
-}
-
 pub(super) fn summary(graph: &Graph) -> GraphSummary<'_> {
-    let (roots, targets) = groups(graph);
+    let (roots, targets) = graph.groups();
     let names = |all: Vec<Address>| all.iter().map(ToString::to_string).collect();
     let edges = graph.edges.iter();
     GraphSummary {
@@ -58,7 +50,7 @@ pub(super) fn table(graph: &Graph) -> String {
             list(graph.sources(address)),
         ]);
     }
-    let (roots, targets) = groups(graph);
+    let (roots, targets) = graph.groups();
     let mut text = format!(
         "{table}\n{} nodes, {} processes, {} endpoints, {} edges",
         graph.nodes.len(),

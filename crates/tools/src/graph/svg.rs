@@ -1,9 +1,11 @@
 //! A graph as a picture, like figure 1 of the paper: nodes are boxes, processes circles
-//! in them, endpoints vertices on the circles, edges arrows.
+//! in them, endpoints vertices on the circles, edges arrows. Who broadcasts and to whom others reduce
+//! has a ring.
 //!
 //! Nodes stand in a grid, their processes in a grid of their own. Each endpoint sits
-//! where its circle faces the circles it is joined to, kept apart from its neighbours.
+//! where its circle faces the endpoints it is joined to, kept apart from its neighbours.
 
+use std::collections::HashMap;
 use std::f64::consts::{PI, TAU};
 use std::fmt::Write;
 
@@ -17,7 +19,12 @@ const RIM: f64 = 30.0;
 const GAP: f64 = 70.0;
 const MARGIN: f64 = 30.0;
 const TITLE: f64 = 26.0;
+/// Height of the legend, and width of each of its parts.
+const LEGEND: f64 = 30.0;
+const LEGEND_ITEM: f64 = 240.0;
 const VERTEX: f64 = 11.0;
+/// How often endpoints move to where those that they are joined to have moved.
+const ROUNDS: usize = 4;
 
 #[derive(Clone, Copy)]
 struct Point {
@@ -52,6 +59,17 @@ fn columns(count: usize) -> usize {
 pub(super) fn draw(graph: &Graph) -> String {
     let (boxes, circles, width, height) = layout(graph);
     let vertices = position_endpoints(graph, &circles);
+    let (roots, targets) = graph.groups();
+    let rings = [
+        ("broadcast", "sends to several", &roots),
+        ("reduction", "receives from several", &targets),
+    ];
+    let height = height
+        + if rings.iter().all(|ring| ring.2.is_empty()) {
+            0.0
+        } else {
+            LEGEND
+        };
     let mut out = String::new();
     let _ = write!(
         out,
@@ -59,9 +77,9 @@ pub(super) fn draw(graph: &Graph) -> String {
 <style>
 svg {{ color: #1d2733; background: #ffffff; font: 13px system-ui, sans-serif; }}
 .node {{ fill: #7f8c9a22; stroke: #7f8c9a; }} .process {{ fill: #ffffff; stroke: currentColor; stroke-width: 1.5; }}
-.vertex {{ fill: #2f6fb2; }} .edge {{ fill: none; stroke: #c4622d; stroke-width: 2; }} .head {{ fill: #c4622d; }}
+.vertex {{ fill: #2f6fb2; }} .broadcast, .reduction {{ fill: none; stroke-width: 3; }} .broadcast {{ stroke: #2e8b57; }} .reduction {{ stroke: #8a4fbf; stroke-dasharray: 5 3; }} .edge {{ fill: none; stroke: #c4622d; stroke-width: 2; }} .head {{ fill: #c4622d; }}
 text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
-@media (prefers-color-scheme: dark) {{ svg {{ color: #e6e9ee; background: #14181d; }} .process {{ fill: #1d232b; }} .vertex {{ fill: #3d84cf; }} .edge {{ stroke: #e98a55; }} .head {{ fill: #e98a55; }} }}
+@media (prefers-color-scheme: dark) {{ svg {{ color: #e6e9ee; background: #14181d; }} .process {{ fill: #1d232b; }} .vertex {{ fill: #3d84cf; }} .broadcast {{ stroke: #5cc48d; }} .reduction {{ stroke: #b98ae6; }} .edge {{ stroke: #e98a55; }} .head {{ fill: #e98a55; }} }}
 </style>
 <defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="head" d="M0 0 10 5 0 10z"/></marker></defs>
 "##
@@ -117,6 +135,29 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
             address.endpoint
         );
     }
+    let mut x = MARGIN;
+    for (index, (class, what, addresses)) in rings.into_iter().enumerate() {
+        let radius = VERTEX + 3.5 * float(index + 1);
+        for address in addresses {
+            if let Some(Point { x, y }) = at(*address) {
+                let _ = writeln!(
+                    out,
+                    r#"<circle class="{class}" cx="{x:.1}" cy="{y:.1}" r="{radius}"/>"#
+                );
+            }
+        }
+        if !addresses.is_empty() {
+            let y = height - MARGIN;
+            let _ = writeln!(
+                out,
+                r#"<circle class="{class}" cx="{:.1}" cy="{:.1}" r="7"/><text x="{:.1}" y="{y:.1}">{class}: {what}</text>"#,
+                x + 7.0,
+                y - 4.0,
+                x + 20.0
+            );
+            x += LEGEND_ITEM;
+        }
+    }
     out += "</svg>\n";
     out
 }
@@ -171,50 +212,66 @@ fn layout(graph: &Graph) -> (Vec<NodeBox>, Vec<Circle>, f64, f64) {
     (boxes, circles, width, y - GAP + MARGIN)
 }
 
-/// Each endpoint on the rim of its process.
+/// Each endpoint on the rim of its process: first where it faces the circles of those that it is joined
+/// to, then these themselves, one process after the other, so that edges do not cross for nothing.
 fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)> {
-    let mut placed = Vec::new();
-    for (index, circle) in circles.iter().enumerate() {
-        let process = &graph.processes[index];
-        let mut wanted: Vec<(f64, Address)> = process
-            .endpoints
-            .iter()
-            .enumerate()
-            .map(|(nth, endpoint)| {
-                let address = Address::new(process.node, *endpoint);
-                let fallback = TAU * float(nth) / float(process.endpoints.len()) + PI / 2.0;
-                (
-                    facing(graph, circles, circle, address).unwrap_or(fallback),
-                    address,
-                )
-            })
-            .collect();
-        wanted.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let angles = spread(
-            &wanted.iter().map(|one| one.0).collect::<Vec<_>>(),
-            RIM / circle.radius,
-        );
-        for (angle, (_, address)) in angles.into_iter().zip(wanted) {
-            let point = Point {
-                x: circle.centre.x + circle.radius * angle.cos(),
-                y: circle.centre.y + circle.radius * angle.sin(),
-            };
-            placed.push((address, point));
+    let mut at = HashMap::new();
+    for (index, _) in circles.iter().enumerate() {
+        let centre = |address| Some(circles.get(graph.owner(address)?)?.centre);
+        at.extend(position_facing(graph, circles, index, &centre));
+    }
+    for _ in 0..ROUNDS {
+        for (index, _) in circles.iter().enumerate() {
+            let moved = position_facing(graph, circles, index, &|other| at.get(&other).copied());
+            at.extend(moved);
         }
     }
-    placed
+    let all = graph.endpoints().map(|(_, address)| address);
+    all.filter_map(|address| Some((address, *at.get(&address)?)))
+        .collect()
 }
 
-/// The direction of the circles an endpoint is joined to.
-fn facing(graph: &Graph, circles: &[Circle], own: &Circle, address: Address) -> Option<f64> {
+/// Those of a process.
+fn position_facing(
+    graph: &Graph,
+    circles: &[Circle],
+    index: usize,
+    at: &dyn Fn(Address) -> Option<Point>,
+) -> Vec<(Address, Point)> {
+    let (circle, process) = (&circles[index], &graph.processes[index]);
+    let count = float(process.endpoints.len());
+    let wanted = (process.endpoints.iter().zip(0..)).map(|(endpoint, nth)| {
+        let address = Address::new(process.node, *endpoint);
+        let fallback = TAU * float(nth) / count + PI / 2.0;
+        let angle = facing(graph, at, circle, address);
+        (angle.unwrap_or(fallback), address)
+    });
+    let mut wanted: Vec<(f64, Address)> = wanted.collect();
+    wanted.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let angles: Vec<f64> = wanted.iter().map(|one| one.0).collect();
+    let angles = spread(&angles, RIM / circle.radius).into_iter();
+    let placed = angles.zip(wanted).map(|(angle, (_, address))| {
+        let point = Point {
+            x: circle.centre.x + circle.radius * angle.cos(),
+            y: circle.centre.y + circle.radius * angle.sin(),
+        };
+        (address, point)
+    });
+    placed.collect()
+}
+
+/// The direction of what an endpoint is joined to.
+fn facing(
+    graph: &Graph,
+    at: &dyn Fn(Address) -> Option<Point>,
+    own: &Circle,
+    address: Address,
+) -> Option<f64> {
     let others = graph.targets(address).chain(graph.sources(address));
     let (mut x, mut y) = (0.0, 0.0);
     let mut any = false;
-    for circle in others.filter_map(|other| circles.get(graph.owner(other)?)) {
-        let (dx, dy) = (
-            circle.centre.x - own.centre.x,
-            circle.centre.y - own.centre.y,
-        );
+    for other in others.filter_map(at) {
+        let (dx, dy) = (other.x - own.centre.x, other.y - own.centre.y);
         let length = dx.hypot(dy).max(1.0);
         x += dx / length;
         y += dy / length;
@@ -341,6 +398,24 @@ mod tests {
         assert_eq!(picture.matches("class=\"process\"").count(), 3);
         assert_eq!(picture.matches("class=\"vertex\"").count(), 9);
         assert_eq!(picture.matches("class=\"edge\"").count(), 4);
+        // A ring, and one in the legend.
+        assert_eq!(picture.matches("class=\"broadcast\"").count(), 2);
+        assert_eq!(picture.matches("class=\"reduction\"").count(), 2);
+    }
+
+    #[test]
+    fn endpoints_are_in_the_order_of_those_that_they_are_joined_to() {
+        let text = include_str!("../../../../examples/graphs/paper.toml");
+        let graph = Graph::parse(Path::new("paper.toml"), text).expect("it is right");
+        let (_, circles, ..) = layout(&graph);
+        let at: HashMap<Address, Point> =
+            position_endpoints(&graph, &circles).into_iter().collect();
+        let [first, last, five, six] = [1, 3, 5, 6].map(|dpid| at[&Address::new(1, dpid)].y);
+        assert_eq!(
+            first < last,
+            five < six,
+            "the edges 1-5 and 3-6 do not cross"
+        );
     }
 
     #[test]
