@@ -4,15 +4,15 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Row, Table};
 use serde::Serialize;
 
 /// What shells report for a program that SIGPIPE ended.
 pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
 
 /// An empty table with these headings.
-pub(crate) fn table<const N: usize>(headings: [&str; N]) -> Table {
+pub(crate) fn table(headings: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
     table

@@ -143,7 +143,7 @@ fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
         matching.next().map(|edge| edge["link"].clone())
     };
     assert_eq!(links("1:1", "1:5"), Some("shm".into()));
-    assert_eq!(links("1:2", "2:2"), Some("udp".into()));
+    assert_eq!(links("1:2", "2:2"), Some("packets".into()));
     // All gone: nothing is left to be seen.
     let after = run(&mut dipole(
         &testbed,

@@ -86,7 +86,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
             complete = false;
         }
     }
-    let mut table = table(["edge", "sent", "received", "msg/s", ""]);
+    let mut table = table(["edge", "sent", "received", "msg/s", "result"]);
     for edge in &graph.edges {
         let key = (edge.from.to_string(), edge.to.to_string());
         let name = format!("{} -> {}", edge.from, edge.to);

@@ -175,7 +175,7 @@ fn look(
         look.edges.push(SeenEdge {
             from: from.to_string(),
             to: to.to_string(),
-            link: if edge.local { "shm" } else { "udp" },
+            link: if edge.local { "shm" } else { "packets" },
             messages: edge.messages,
             bytes: edge.bytes,
             messages_per_s: rate(|edge| edge.messages),
@@ -203,34 +203,53 @@ fn look(
 }
 
 fn text(look: &Look) -> String {
-    let mark = |expected: Option<bool>| match expected {
-        Some(false) => "not in the graph",
-        _ => "",
+    let mark = |expected: Option<bool>| expected.map(|is| if is { "yes" } else { "no" });
+    let has_graph = {
+        let endpoints = look.endpoints.iter().map(|seen| seen.expected);
+        let edges = look.edges.iter().map(|seen| seen.expected);
+        endpoints.chain(edges).any(|expected| expected.is_some())
     };
-    let mut endpoints = table(["endpoint", "pid", "command", ""]);
+    let headed = |mut names: Vec<&'static str>| {
+        names.extend(has_graph.then_some("in the graph"));
+        table(names)
+    };
+    let mut endpoints = headed(vec!["endpoint", "pid", "command"]);
     for seen in &look.endpoints {
-        let command: String = seen.command.chars().take(48).collect();
-        endpoints.add_row([
-            &seen.endpoint,
-            &seen.pid.to_string(),
-            &command,
-            mark(seen.expected),
-        ]);
+        let mut row = vec![
+            seen.endpoint.clone(),
+            seen.pid.to_string(),
+            shortened(&seen.command),
+        ];
+        row.extend(mark(seen.expected).map(str::to_owned));
+        endpoints.add_row(row);
     }
-    let mut edges = table(["edge", "link", "messages", "msg/s", "MB/s", ""]);
+    let mut edges = headed(vec!["edge", "link", "messages", "msg/s", "MB/s"]);
     for seen in &look.edges {
-        edges.add_row([
+        let mut row = vec![
             format!("{} -> {}", seen.from, seen.to),
             seen.link.to_owned(),
             seen.messages.to_string(),
             format!("{:.0}", seen.messages_per_s),
             format!("{:.3}", seen.bytes_per_s / 1e6),
-            mark(seen.expected).to_owned(),
-        ]);
+        ];
+        row.extend(mark(seen.expected).map(str::to_owned));
+        edges.add_row(row);
     }
     let mut text = format!("{endpoints}\n{edges}");
     if !look.missing.is_empty() {
         text += &format!("\nof the graph, not there now: {}", look.missing.join(", "));
     }
     text
+}
+
+/// A command that fits a table: its end tells commands of one program apart.
+fn shortened(command: &str) -> String {
+    const BEGIN: usize = 16;
+    const END: usize = 31;
+    let letters: Vec<char> = command.chars().collect();
+    if letters.len() <= BEGIN + 1 + END {
+        return command.to_owned();
+    }
+    let (begin, end) = (&letters[..BEGIN], &letters[letters.len() - END..]);
+    begin.iter().chain(&['…']).chain(end).collect()
 }
