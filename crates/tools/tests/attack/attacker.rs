@@ -151,14 +151,14 @@ fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
         } else {
             connection
         };
-        let data = packets::data(&mut random, connection);
+        let data = packets::data(&mut random, connection, true);
         counts[0] += raw.forge(from.small, to.small, &data);
         counts[0] += raw.forge(from.bulk, to.bulk, &data);
-        let data = packets::data(&mut random, back);
+        let data = packets::data(&mut random, back, true);
         counts[0] += raw.forge(to.small, from.small, &data);
         match high % 4 {
             0 | 1 => {
-                let bye = packets::bye(&mut random, connection);
+                let bye = packets::bye(&mut random, connection, true);
                 counts[1] += raw.forge(from.small, to.small, &bye);
             }
             2 => {

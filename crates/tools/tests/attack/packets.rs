@@ -44,7 +44,7 @@ impl Random {
     }
 }
 
-/// A packet with its header and a checksum that fits; `proof` goes in between if there is one.
+/// A packet with its header and a checksum that fits; a proof or tag goes in between if there is one.
 pub(crate) fn packet(
     first: u8,
     flags: u8,
@@ -52,10 +52,10 @@ pub(crate) fn packet(
     numbers: [u32; 2],
     lanes: u8,
     body: &[u8],
-    proof: Option<&[u8]>,
+    proof_or_tag: Option<&[u8]>,
 ) -> Vec<u8> {
-    let proof = proof.unwrap_or_default();
-    let length = u16::try_from(32 + body.len() + proof.len() + 4).expect("short");
+    let closing = proof_or_tag.unwrap_or_default();
+    let length = u16::try_from(32 + body.len() + closing.len() + 4).expect("short");
     let mut bytes = vec![0; 32];
     bytes[0] = first;
     bytes[1] = flags;
@@ -65,18 +65,20 @@ pub(crate) fn packet(
     bytes[12..16].copy_from_slice(&numbers[1].to_le_bytes());
     bytes[28] = lanes;
     bytes.extend(body);
-    bytes.extend(proof);
-    let sum = sum(&bytes);
+    bytes.extend(closing);
+    let tagged = proof_or_tag.is_some() && !matches!(first, HELLO | RESET);
+    let sum = if tagged { sum(&bytes) } else { crc(&bytes) };
     bytes.extend(sum);
     bytes
 }
 
-/// What ends a packet, of the specification's §2.5: a sum behind a tag, else a CRC32C.
+fn crc(packet: &[u8]) -> [u8; 4] {
+    let sum = checksum(CrcAlgorithm::Crc32Iscsi, packet).to_le_bytes();
+    [sum[0], sum[1], sum[2], sum[3]]
+}
+
+/// What ends a packet with a tag.
 fn sum(packet: &[u8]) -> [u8; 4] {
-    if matches!(packet[0], HELLO | RESET) {
-        let sum = checksum(CrcAlgorithm::Crc32Iscsi, packet).to_le_bytes();
-        return [sum[0], sum[1], sum[2], sum[3]];
-    }
     let sum = packet.chunks(4).fold(0, |sum: u32, chunk| {
         let mut word = [0; 4];
         word[..chunk.len()].copy_from_slice(chunk);
@@ -126,7 +128,7 @@ fn tag(random: &mut Random) -> Vec<u8> {
     [&counter.to_le_bytes()[..], &random.bytes(16)].concat()
 }
 
-/// A packet in which a bit is another; its checksum fits again if wanted.
+/// A packet with a tag in which a bit is another; its sum fits again if wanted.
 pub(crate) fn altered(packet: &[u8], bit: usize, fits: bool) -> Vec<u8> {
     let mut bytes = packet.to_vec();
     bytes[bit / 8] ^= 1 << (bit % 8);
@@ -139,7 +141,7 @@ pub(crate) fn altered(packet: &[u8], bit: usize, fits: bool) -> Vec<u8> {
 }
 
 /// A message for endpoint 7, as the next of anything.
-pub(crate) fn data(random: &mut Random, connection: u32) -> Vec<u8> {
+pub(crate) fn data(random: &mut Random, connection: u32, tagged: bool) -> Vec<u8> {
     let number = u32::try_from(random.next() % 100_000).expect("small");
     let mut body = vec![1, 0];
     body.extend(28_u16.to_le_bytes());
@@ -148,21 +150,15 @@ pub(crate) fn data(random: &mut Random, connection: u32) -> Vec<u8> {
     }
     body.extend([0xAA; 16]);
     let numbers = [number, number];
-    packet(
-        DATA,
-        0x0b,
-        connection,
-        numbers,
-        0,
-        &body,
-        Some(&tag(random)),
-    )
+    let tag = tagged.then(|| tag(random));
+    packet(DATA, 0x0b, connection, numbers, 0, &body, tag.as_deref())
 }
 
 /// A goodbye in the name of somebody.
-pub(crate) fn bye(random: &mut Random, connection: u32) -> Vec<u8> {
+pub(crate) fn bye(random: &mut Random, connection: u32, tagged: bool) -> Vec<u8> {
     let body = random.next().to_le_bytes();
-    packet(BYE, 0, connection, [0, 0], 0xff, &body, Some(&tag(random)))
+    let tag = tagged.then(|| tag(random));
+    packet(BYE, 0, connection, [0, 0], 0xff, &body, tag.as_deref())
 }
 
 /// "Your connection is unknown here."

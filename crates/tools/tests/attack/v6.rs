@@ -116,7 +116,8 @@ fn too_big(router: Ipv6Addr, from: SocketAddrV6, to: SocketAddrV6) -> Vec<u8> {
 }
 
 /// Sends all it can think of until it is over; how many packets left.
-fn attack(victims: [[SocketAddrV6; 2]; 2], over: &AtomicBool) -> u64 {
+fn attack(victims: [[SocketAddrV6; 2]; 2], security: Security, over: &AtomicBool) -> u64 {
+    let tagged = security == Security::Auth;
     let raw = socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::RAW)).expect("root may");
     let mut random = packets::Random(6);
     let mut sent = 0;
@@ -128,8 +129,8 @@ fn attack(victims: [[SocketAddrV6; 2]; 2], over: &AtomicBool) -> u64 {
                 // The index is easily guessed.
                 let connection = connection & !0x3fff;
                 let forged = [
-                    packets::data(&mut random, connection),
-                    packets::bye(&mut random, connection),
+                    packets::data(&mut random, connection, tagged),
+                    packets::bye(&mut random, connection, tagged),
                     packets::reset(&mut random, connection, true),
                     packets::hello(&mut random, connection, 0, true),
                 ];
@@ -169,7 +170,8 @@ fn a_stranger_off_the_path_inserts_ends_and_shortens_nothing_by_ipv6() {
         let victims = [ports(&scene, 1), ports(&scene, 2)];
         let over = AtomicBool::new(false);
         let (sent, messages) = std::thread::scope(|scope| {
-            let attacker = scope.spawn(|| scene.testbed.inside(3, || attack(victims, &over)));
+            let attacker =
+                scope.spawn(|| scene.testbed.inside(3, || attack(victims, security, &over)));
             scope.spawn(|| attacker::for_a_while(seconds() / 2, &over));
             let messages = scene.converse(&first, &second, &over).messages;
             let sent = attacker.join().expect("no panic").expect("node 3");
