@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <sys/epoll.h>
+#include <sys/resource.h>
 
 int main(int count, char **arguments)
 {
@@ -10,6 +11,11 @@ int main(int count, char **arguments)
     uint32_t first = (uint32_t)atoi(arguments[1]);
     int n = atoi(arguments[2]);
     int clients = atoi(arguments[3]);
+    /* Each endpoint takes two descriptors; a shell often allows no more than 1024. */
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = limit.rlim_max;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     int *services = calloc((size_t)n, sizeof *services);
     int loop = epoll_create1(EPOLL_CLOEXEC);
     CHECK(services != NULL && loop >= 0);
