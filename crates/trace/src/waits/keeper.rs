@@ -1,7 +1,7 @@
 //! Who keeps the waits of this process: nobody, unless `DIPOLE_TRACE` says where.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,8 +15,13 @@ use crate::stacks::Stacks;
 
 /// Blocks of a file: 4 MiB, of 60 000 waits.
 const BLOCKS: usize = 64;
-/// Looks in vain after which the clock is read: fewer are over sooner than any wait that is kept.
+/// Looks in vain after which the clock is read: fewer are over sooner than any wait that is kept, unless
+/// the program gives its core away between them, as MPI does where it has more ranks than cores.
 const FEW_LOOKS: usize = 16;
+/// Whether it does is found out by the clock in one of so many waits,
+const SAMPLE: usize = 8;
+/// and then so many are timed from their first look on; also the first of all.
+const TIMED: usize = 64;
 /// Looks with more work than this between them are not one wait.
 const APART_NS: u64 = 50_000;
 /// How often a row of looks asks what its thread has used of its core.
@@ -133,10 +138,28 @@ impl Keeper {
 
 /// Looks of a program that waits by looking again and again, as MPI does: a row of looks in vain, with
 /// no work between them, is a wait. Threads that look at the same time may count wrong.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Polls {
     vain: AtomicUsize,
+    /// Waits with few looks so far.
+    few: AtomicUsize,
+    /// When the first look of one of them was, if that is a sample; else 0.
+    sampled_ns: AtomicU64,
+    /// Waits to come that are timed from their first look on.
+    timed: AtomicUsize,
     row: Mutex<Row>,
+}
+
+impl Default for Polls {
+    fn default() -> Polls {
+        Polls {
+            vain: AtomicUsize::new(0),
+            few: AtomicUsize::new(0),
+            sampled_ns: AtomicU64::new(0),
+            timed: AtomicUsize::new(TIMED),
+            row: Mutex::default(),
+        }
+    }
 }
 
 /// A row of looks in vain. Times are of the clock, and of the thread's use of its core.
@@ -155,8 +178,10 @@ impl Polls {
     pub fn vain(&self) {
         let vain = self.vain.load(Ordering::Relaxed) + 1;
         self.vain.store(vain, Ordering::Relaxed);
-        if vain >= FEW_LOOKS {
+        if vain >= FEW_LOOKS || self.timed.load(Ordering::Relaxed) > 0 {
             self.row().look(monotonic_ns(), thread_ns);
+        } else if vain == 1 && self.few.load(Ordering::Relaxed).is_multiple_of(SAMPLE) {
+            self.sampled_ns.store(monotonic_ns(), Ordering::Relaxed);
         }
     }
 
@@ -169,18 +194,33 @@ impl Polls {
     /// A look found something: when the wait for it began, if there was one.
     #[inline]
     pub fn found(&self) -> Option<u64> {
-        match self.vain.load(Ordering::Relaxed) {
-            0 => return None,
-            vain => {
-                self.vain.store(0, Ordering::Relaxed);
-                if vain < FEW_LOOKS {
-                    return None;
-                }
+        let vain = self.vain.load(Ordering::Relaxed);
+        if vain == 0 {
+            return None;
+        }
+        self.vain.store(0, Ordering::Relaxed);
+        let timed = self.timed.load(Ordering::Relaxed);
+        if vain >= FEW_LOOKS || timed > 0 {
+            let mut row = self.row();
+            row.look(monotonic_ns(), thread_ns);
+            let found = std::mem::take(&mut *row);
+            let is_long = Duration::from_nanos(found.last_ns - found.began_ns) >= LEAST;
+            let left = match is_long && vain < FEW_LOOKS {
+                true => TIMED,
+                false => timed.saturating_sub(1),
+            };
+            self.timed.store(left, Ordering::Relaxed);
+            return Some(found.began_ns);
+        }
+        let few = self.few.load(Ordering::Relaxed);
+        self.few.store(few.wrapping_add(1), Ordering::Relaxed);
+        if few.is_multiple_of(SAMPLE) {
+            let took_ns = monotonic_ns().saturating_sub(self.sampled_ns.load(Ordering::Relaxed));
+            if Duration::from_nanos(took_ns) >= LEAST {
+                self.timed.store(TIMED, Ordering::Relaxed);
             }
         }
-        let mut row = self.row();
-        row.look(monotonic_ns(), thread_ns);
-        Some(std::mem::take(&mut *row).began_ns)
+        None
     }
 
     fn row(&self) -> MutexGuard<'_, Row> {
@@ -287,6 +327,7 @@ mod tests {
     fn few_looks_in_vain_are_no_wait() {
         let polls = Polls::default();
         assert_eq!(polls.found(), None);
+        polls.timed.store(0, Ordering::Relaxed);
         (1..FEW_LOOKS).for_each(|_| polls.vain());
         assert_eq!(polls.found(), None);
         (0..FEW_LOOKS).for_each(|_| polls.vain());
@@ -297,5 +338,32 @@ mod tests {
                 .is_some_and(|began_ns| began_ns >= now_ns.saturating_sub(1 << 40))
         );
         assert_eq!(polls.found(), None, "each wait is told once");
+    }
+
+    #[test]
+    fn few_looks_of_a_program_that_gives_its_core_away_are_a_wait() {
+        let polls = Polls::default();
+        // Not all: a busy host's own work may be taken for the program's.
+        let kept = |waits: usize| {
+            let wait = || {
+                polls.vain();
+                std::thread::sleep(Duration::from_millis(1));
+                polls.vain();
+                let began_ns = polls.found();
+                began_ns.is_some_and(|began_ns| monotonic_ns() - began_ns >= 1_000_000)
+            };
+            (0..waits).filter(|_| wait()).count()
+        };
+        let first = kept(SAMPLE);
+        assert!(first >= SAMPLE / 2, "{first} of {SAMPLE}");
+        // Until short ones have shown that clocks need not be read, whatever this machine does meanwhile.
+        let is_over = (0..100_000).any(|_| {
+            polls.vain();
+            polls.found();
+            polls.timed.load(Ordering::Relaxed) == 0
+        });
+        assert!(is_over);
+        let later = kept(3 * SAMPLE);
+        assert!(later >= SAMPLE, "{later} of {}", 3 * SAMPLE);
     }
 }
