@@ -10,6 +10,7 @@ use dipole_node::engine::{Destination, Engine};
 use dipole_node::links::AnyLink;
 use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::{EdgeId, Instant, MAX_EDGES, PeerId};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 struct Testbed {
     network: Network,
@@ -328,6 +329,13 @@ fn an_idle_process_of_this_node_costs_at_most_four_kib() {
         ..Config::local(NodeId(1), runtime.to_owned())
     };
     if let Ok(runtime) = std::env::var("DIPOLE_IDLE_RUNTIME") {
+        // A node takes some 15 descriptors; a shell often allows no more than 1024.
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let all = Rlimit {
+            current: maximum,
+            maximum,
+        };
+        setrlimit(Resource::Nofile, all).expect("anybody may");
         let open = |id| {
             let node = Node::open(at(runtime.as_ref())).expect("a node");
             let endpoint = node.endpoint(EndpointId(id)).expect("free");
