@@ -277,11 +277,6 @@ impl Strikes {
         }
     }
 
-    /// When the latest was.
-    pub(crate) fn latest(self) -> Instant {
-        self.latest
-    }
-
     /// Repeats try another lane, to find out whether the peer answers there.
     pub(crate) fn is_suspect(self) -> bool {
         self.count >= 2

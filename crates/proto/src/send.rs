@@ -463,6 +463,19 @@ impl SendWindow {
         }
     }
 
+    /// The lane of a piece's last flight, whatever became of it.
+    pub(crate) fn last_lane_of(&self, piece: Piece) -> Option<u8> {
+        self.progress(piece)?.lane
+    }
+
+    /// The same of all that have not arrived.
+    pub(crate) fn last_lanes(&self) -> impl Iterator<Item = Option<u8>> + '_ {
+        let units = self.units.iter().map(|unit| unit.progress);
+        let parts = self.cuts.iter().flat_map(|cut| cut.parts.iter().copied());
+        let waiting = units.chain(parts).filter(|it| it.state != State::Arrived);
+        waiting.map(|progress| progress.lane)
+    }
+
     /// Lane of the last flight of the oldest unit that has not arrived.
     pub(crate) fn oldest_lane(&self) -> Option<u8> {
         let mut units = self.units.iter();

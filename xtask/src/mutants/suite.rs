@@ -136,7 +136,11 @@ impl Suite {
             .env_remove("DIPOLE_SEEDS")
             .env_remove("DIPOLE_SEED_FROM");
         match self {
-            Suite::Simulator => command.args(["two_thousand_seeds_break_no_rule", "--nocapture"]),
+            Suite::Simulator => command.args([
+                "two_thousand_seeds_break_no_rule",
+                "seeds_that_once_broke_a_rule_break_none",
+                "--nocapture",
+            ]),
             Suite::Unit(_, tests) => command.arg(tests),
             Suite::Protocol(_) | Suite::Supersteps => &mut command,
         };

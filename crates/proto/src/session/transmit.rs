@@ -244,6 +244,7 @@ impl Session {
             (Frame::Scratch(slot), bytes, end)
         };
         let detour = self.detour && repeat && self.forced > 0;
+        let detour = detour.then(|| self.window.last_lane_of(piece));
         let index = self.pick_lane(next.bulk, detour);
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
@@ -306,7 +307,7 @@ impl Session {
         shared: &mut Shared,
     ) -> Transmit {
         shared.stats.unreliable_sent += 1;
-        let index = self.pick_lane(bulk, false);
+        let index = self.pick_lane(bulk, None);
         let mut header = self.control_header(Kind::Data);
         if self.lanes[index].bulk {
             header.flags.set(Flags::BULK);
@@ -574,14 +575,15 @@ impl Session {
 
     /// The lane for a class: one that has answered, bulk in turn over the interfaces; of the
     /// other class if need be. A detour keeps away from all lanes that let time-outs pass, or, if all
-    /// did, takes the one that was blamed the longest time ago.
-    fn pick_lane(&mut self, bulk: bool, detour: bool) -> usize {
+    /// did, takes the one after that of the piece's last flight: so each piece tries all of them,
+    /// however many others are repeated between its turns.
+    fn pick_lane(&mut self, bulk: bool, detour: Option<Option<u8>>) -> usize {
         // The first small lane nearly always: the search below would find it too.
         if !bulk
             && let Some(lane) = self.lanes.first()
             && !lane.bulk
             && lane.reach.is_proven()
-            && !(detour && lane.strikes.is_suspect())
+            && !(detour.is_some() && lane.strikes.is_suspect())
         {
             return 0;
         }
@@ -590,18 +592,18 @@ impl Session {
         let order = (0..count).map(|step| (first + step) % count);
         let usable = |index: &usize| {
             let lane = &self.lanes[*index];
-            lane.reach.is_proven() && !(detour && lane.strikes.is_suspect())
+            lane.reach.is_proven() && !(detour.is_some() && lane.strikes.is_suspect())
         };
         let chosen = order
             .clone()
             .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
             .or_else(|| order.clone().find(usable))
             .or_else(|| {
-                let mut proven = order.filter(|index| self.lanes[*index].reach.is_proven());
-                match detour {
-                    true => proven.min_by_key(|index| self.lanes[*index].strikes.latest()),
-                    false => proven.next(),
-                }
+                let before = detour.flatten();
+                let before = self.lanes.iter().position(|lane| Some(lane.id) == before);
+                let first = before.map_or(first, |index| index + 1);
+                let mut order = (0..count).map(|step| (first + step) % count);
+                order.find(|index| self.lanes[*index].reach.is_proven())
             })
             .unwrap_or(0);
         if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
@@ -620,7 +622,7 @@ impl Session {
         };
         let interfaces = self.lanes.iter().filter(|lane| leads_there(lane)).count();
         if interfaces < 2 {
-            return self.pick_lane(false, false);
+            return self.pick_lane(false, None);
         }
         let small = self.lanes.iter().enumerate();
         let mut small = small.filter(|(_, lane)| leads_there(lane));

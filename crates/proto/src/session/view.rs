@@ -9,7 +9,6 @@ use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
 
 use crate::holes::Hole;
-use crate::lane::Lane;
 use crate::reach::LaneState;
 use crate::replay::Replay;
 use crate::send::Slot;
@@ -183,14 +182,15 @@ impl Session {
             // only whether it left after them.
             if self.lanes.len() > 1 {
                 lane.strikes.view().hash(hasher);
-                let blamed_later = |other: &&Lane| other.strikes.latest() > lane.strikes.latest();
-                self.lanes.iter().filter(blamed_later).count().hash(hasher);
             }
             if self.lanes.iter().any(|lane| !lane.strikes.is_none()) {
                 lane.out.view_mark().hash(hasher);
             }
             lane.reach.hash(hasher);
             (lane.floor_due, lane.told < lane.out.floor()).hash(hasher);
+        }
+        if self.lanes.len() > 1 {
+            self.window.last_lanes().for_each(|lane| lane.hash(hasher));
         }
         self.pace.view().hash(hasher);
         // The estimate matters through the time-outs drawn from it.

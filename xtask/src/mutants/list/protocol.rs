@@ -96,8 +96,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "data go to addresses that have never answered",
         file: "crates/proto/src/session/transmit.rs",
         suite: Suite::Simulator,
-        snippet: "lane.reach.is_proven() && !(detour",
-        replacement: "lane.reach.may_lead_there() && !(detour",
+        snippet: "lane.reach.is_proven() && !(detour.is_some()",
+        replacement: "lane.reach.may_lead_there() && !(detour.is_some()",
+    },
+    Mutant {
+        name: "detours-by-one-lane",
+        effect: "where all lanes are suspect, repeats go by the first of them, dead or not",
+        file: "crates/proto/src/session/transmit.rs",
+        suite: Suite::Simulator,
+        snippet: "let first = before.map_or(first, |index| index + 1);",
+        replacement: "let _piece = before;",
     },
     Mutant {
         name: "old-news-as-news",
