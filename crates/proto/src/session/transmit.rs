@@ -244,7 +244,7 @@ impl Session {
             (Frame::Scratch(slot), bytes, end)
         };
         let detour = self.detour && repeat && self.forced > 0;
-        let detour = detour.then(|| self.window.last_lane_of(piece));
+        let detour = detour.then(|| self.window.last_lane_of(piece)).flatten();
         let index = self.pick_lane(next.bulk, detour);
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
@@ -574,10 +574,10 @@ impl Session {
     }
 
     /// The lane for a class: one that has answered, bulk in turn over the interfaces; of the
-    /// other class if need be. A detour keeps away from all lanes that let time-outs pass, or, if all
-    /// did, takes the one after that of the piece's last flight: so each piece tries all of them,
-    /// however many others are repeated between its turns.
-    fn pick_lane(&mut self, bulk: bool, detour: Option<Option<u8>>) -> usize {
+    /// other class if need be. A detour, from the lane of a piece's last flight, keeps away from all lanes that let time-outs pass, or, if all
+    /// did, takes the one after it: so each piece tries all of them, however many others are repeated
+    /// between its turns.
+    fn pick_lane(&mut self, bulk: bool, detour: Option<u8>) -> usize {
         // The first small lane nearly always: the search below would find it too.
         if !bulk
             && let Some(lane) = self.lanes.first()
@@ -599,8 +599,7 @@ impl Session {
             .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
             .or_else(|| order.clone().find(usable))
             .or_else(|| {
-                let before = detour.flatten();
-                let before = self.lanes.iter().position(|lane| Some(lane.id) == before);
+                let before = self.lanes.iter().position(|lane| Some(lane.id) == detour);
                 let first = before.map_or(first, |index| index + 1);
                 let mut order = (0..count).map(|step| (first + step) % count);
                 order.find(|index| self.lanes[*index].reach.is_proven())

@@ -86,7 +86,7 @@ pub(super) fn watch(
                 // Home, and everything below away.
                 write!(out, "\x1b[H\x1b[J")?;
             }
-            writeln!(out, "{}", text(&look))?;
+            writeln!(out, "{}", text(&look, graph.is_some()))?;
         }
         out.flush()?;
         drop(out);
@@ -202,13 +202,8 @@ fn look(
     Ok((look, now))
 }
 
-fn text(look: &Look) -> String {
+fn text(look: &Look, has_graph: bool) -> String {
     let mark = |expected: Option<bool>| expected.map(|is| if is { "yes" } else { "no" });
-    let has_graph = {
-        let endpoints = look.endpoints.iter().map(|seen| seen.expected);
-        let edges = look.edges.iter().map(|seen| seen.expected);
-        endpoints.chain(edges).any(|expected| expected.is_some())
-    };
     let headed = |mut names: Vec<&'static str>| {
         names.extend(has_graph.then_some("in the graph"));
         table(names)

@@ -18,9 +18,9 @@ const BLOCKS: usize = 64;
 /// Looks in vain after which the clock is read: fewer are over sooner than any wait that is kept, unless
 /// the program gives its core away between them, as MPI does where it has more ranks than cores.
 const FEW_LOOKS: usize = 16;
-/// Whether it does is found out by the clock in one of so many waits,
+/// One in so many waits of few looks is timed, to find out whether it was long all the same.
 const SAMPLE: usize = 8;
-/// and then so many are timed from their first look on; also the first of all.
+/// After such a one so many waits are timed from their first look on, as are the first of a queue.
 const TIMED: usize = 64;
 /// Looks with more work than this between them are not one wait.
 const APART_NS: u64 = 50_000;
@@ -143,7 +143,7 @@ pub struct Polls {
     vain: AtomicUsize,
     /// Waits with few looks so far.
     few: AtomicUsize,
-    /// When the first look of one of them was, if that is a sample; else 0.
+    /// When the first look of the latest sample of them was.
     sampled_ns: AtomicU64,
     /// Waits to come that are timed from their first look on.
     timed: AtomicUsize,
