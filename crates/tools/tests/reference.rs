@@ -40,9 +40,10 @@ fn section(words: &[&str], text: &mut String) {
 
 #[test]
 fn the_reference_of_commands_is_their_help() {
-    let mut text = "# Commands\n\nThe output of `--help` for each command of `dipole`. A test keeps \
+    let mut text =
+        "# Commands\n\nThe output of `--help` for each command of `dipole`. A test keeps \
                     this page up to date.\n"
-        .to_owned();
+            .to_owned();
     section(&[], &mut text);
     assert!(text.contains("\n## dipole run\n"), "subcommands are found");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/commands.md");
