@@ -45,8 +45,8 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "group", "bsp", "page",
-            "trace",
+            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "group", "bsp",
+            "page", "trace",
         ],
     ),
     ("testbed", &[]),
