@@ -10,8 +10,8 @@ use dipole_proto::Instant;
 use crate::address::Address;
 use crate::error::{SendError, TargetError};
 use crate::queues::{Completion, QueueTable};
-use crate::region::RegionMemory;
 use dipole_engine::{Begun, Blocked, Context, Engine, Operation, Posted, QueueRef, Target};
+use dipole_link::Region as RegionMemory;
 
 /// Operations that wait on one edge at most.
 const MAX_POSTED: usize = 1024;
