@@ -19,8 +19,9 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Version of the binary interface: the number in the library's soname.
 const INTERFACE: &str = "0";
 /// What installed files are built from.
-const INSTALLED: [&str; 5] = [
+const INSTALLED: [&str; 6] = [
     "dipole-tools",
+    "dipole-broker",
     "dipole-capi",
     "dipole-bsp-capi",
     "dipole-fabric",
@@ -209,6 +210,12 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
         Content::Built(program.clone()),
         PROGRAM,
     )];
+    let broker = built.join("dipole-broker");
+    items.push(Item::new(
+        "sbin/dipole-broker",
+        Content::Built(broker),
+        PROGRAM,
+    ));
     for name in ["dipole", "bsp"] {
         items.extend(library(built, name));
     }

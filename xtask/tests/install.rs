@@ -101,6 +101,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
     let installed = destdir.join(PREFIX.trim_start_matches('/'));
     for (file, mode) in [
         ("bin/dipole", 0o755),
+        ("sbin/dipole-broker", 0o755),
         ("bin/bspcc", 0o755),
         ("bin/bsprun", 0o755),
         ("include/dipole.h", 0o644),
@@ -124,6 +125,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         ("share/man/man3/dp_open.3", 0o644),
         ("share/man/man7/bsp.7", 0o644),
         ("share/man/man7/dipole.7", 0o644),
+        ("share/man/man8/dipole-broker.8", 0o644),
         ("share/bash-completion/completions/dipole", 0o644),
         ("share/zsh/site-functions/_dipole", 0o644),
         ("share/fish/vendor_completions.d/dipole.fish", 0o644),

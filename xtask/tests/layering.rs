@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 19] = [
+const MAY_USE: [(&str, &[&str]); 20] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -24,6 +24,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
+    ("broker", &["bpf"]),
     ("page", &[]),
     (
         "bench",

@@ -143,6 +143,7 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
     let contents = run(Command::new("dpkg-deb").arg("--contents").arg(&packages[0]));
     for file in [
         "./usr/bin/dipole",
+        "./usr/sbin/dipole-broker",
         "./usr/lib/libdipole.so.0 -> libdipole.so.",
         "./usr/lib/libfabric/libdipole-fi.so",
         "./usr/lib/libdipole-sockets.so",

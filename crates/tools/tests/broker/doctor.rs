@@ -51,7 +51,7 @@ fn expect(told: &Told, name: &str, subject: &str, words: &str) {
 
 #[test]
 fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
-    let Some(mut scene) = Scene::with_agent() else {
+    let Some(mut scene) = Scene::with_broker() else {
         return;
     };
     expect(
@@ -78,7 +78,7 @@ fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
     let fact = &firewall.expect("what it goes around").2;
     assert!(fact.contains("rules"), "{fact}");
     drop(grant);
-    scene.kill_agent();
+    scene.kill_broker();
     expect(
         &scene.doctor(ALICE),
         "bpf link",

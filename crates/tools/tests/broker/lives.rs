@@ -1,4 +1,4 @@
-//! An agent that dies, with and without a service manager that keeps what it had.
+//! A broker that dies, with and without a service manager that keeps what it had.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -26,8 +26,8 @@ fn talk(scene: &Scene, link: &mut dipole_bpf::Bpf) {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
-    let Some(mut scene) = Scene::with_agent() else {
+fn a_broker_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
+    let Some(mut scene) = Scene::with_broker() else {
         return;
     };
     let mut link = scene.link(ALICE);
@@ -35,7 +35,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     assert!(raw.sends_raw());
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (50, 0));
-    scene.kill_agent();
+    scene.kill_broker();
     assert_eq!(scene.attached(), [], "the kernel has taken it away");
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (50, 50));
@@ -43,8 +43,8 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
         spin(&scene, CAROL, &mut raw);
         (!raw.sends_raw()).then_some(())
     });
-    let mut agent = scene.command();
-    scene.start(&mut agent);
+    let mut broker = scene.command();
+    scene.start(&mut broker);
     wait_for("the ring again", || {
         spin(&scene, ALICE, &mut link);
         spin(&scene, CAROL, &mut raw);
@@ -115,7 +115,7 @@ impl Manager {
         });
     }
 
-    /// Starts the agent with what it has, in an order of its own.
+    /// Starts the broker with what it has, in an order of its own.
     fn start(&self, scene: &mut Scene) {
         let mut command = scene.command();
         command.env("NOTIFY_SOCKET", scene.path("notify"));
@@ -176,7 +176,7 @@ fn attend(socket: &UnixDatagram, kept: &Mutex<Vec<(String, OwnedFd)>>) {
 }
 
 #[test]
-fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_swept() {
+fn rings_are_filled_while_a_broker_is_started_again_and_those_of_the_dead_are_swept() {
     let Some(mut scene) = Scene::set() else {
         return;
     };
@@ -188,7 +188,7 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     talk(&scene, &mut link);
     // What it counts by, the program, and the guard.
     manager.has(1 + 4 + 3);
-    scene.kill_agent();
+    scene.kill_broker();
     assert_eq!(scene.attached().len(), 2, "program and guard");
 
     // Nobody grants, and the ring is filled.
@@ -222,10 +222,10 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     });
     manager.has(1);
 
-    // A process that dies with the agent: its ring is swept, the program goes with it.
+    // A process that dies with the broker: its ring is swept, the program goes with it.
     let last = scene.link(ALICE);
     manager.has(1 + 4);
-    scene.kill_agent();
+    scene.kill_broker();
     drop(last);
     assert_eq!(scene.attached().len(), 1);
     manager.start(&mut scene);

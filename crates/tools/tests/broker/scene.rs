@@ -1,4 +1,4 @@
-//! Two nodes with real interfaces; on the first an agent that grants, and processes of several users.
+//! Two nodes with real interfaces; the first has a broker, and processes of several users.
 
 use std::fs::OpenOptions;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use dipole_bpf::grant::status::read_status;
 use dipole_bpf::grant::{Grant, GrantError, pin_port, request};
 use dipole_bpf::hook::{Attached, attached};
 use dipole_bpf::{Bpf, BpfOptions, FastPath, InterfaceId};
@@ -48,11 +49,31 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
 /// One at a time: what a test hands to a process that it starts is nobody else's.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A testbed whose first node has an agent, or has had one.
+/// A testbed whose first node has a broker, or has had one.
 pub(crate) struct Scene {
     pub(crate) testbed: Testbed,
-    agent: Option<Child>,
+    broker: Option<Child>,
     _alone: MutexGuard<'static, ()>,
+}
+
+/// The broker's program, built as this test was.
+fn broker_program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let profile = Path::new(env!("CARGO_BIN_EXE_dipole"));
+        let profile = profile.parent().expect("a target directory");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "dipole-broker"]);
+        build.arg("--manifest-path");
+        build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
+        build.arg("--target-dir");
+        build.arg(profile.parent().expect("a target directory"));
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success());
+        profile.join("dipole-broker")
+    })
 }
 
 /// Nanoseconds since the first call.
@@ -73,7 +94,7 @@ impl Scene {
         let testbed = Testbed::builder().nodes(2).networks(2).build();
         let scene = Scene {
             testbed: testbed.expect("a testbed can be made here"),
-            agent: None,
+            broker: None,
             _alone: alone,
         };
         let open = PermissionsExt::from_mode(0o755);
@@ -86,11 +107,11 @@ impl Scene {
         Some(scene)
     }
 
-    /// The same with an agent that grants.
-    pub(crate) fn with_agent() -> Option<Scene> {
+    /// The same with a broker.
+    pub(crate) fn with_broker() -> Option<Scene> {
         let mut scene = Scene::set()?;
-        let mut agent = scene.command();
-        scene.start(&mut agent);
+        let mut broker = scene.command();
+        scene.start(&mut broker);
         Some(scene)
     }
 
@@ -102,7 +123,7 @@ impl Scene {
         self.testbed.folder().join(name)
     }
 
-    /// The agent of the first node, as it is to be started.
+    /// The broker of the first node, to be started.
     pub(crate) fn command(&self) -> Command {
         let mut command = self.inside(&self.words());
         let mut log = OpenOptions::new();
@@ -116,7 +137,7 @@ impl Scene {
         command
     }
 
-    /// What the agents have said.
+    /// The log of all brokers.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.path("log")).expect("our own folder")
     }
@@ -146,10 +167,7 @@ impl Scene {
 
     pub(crate) fn words(&self) -> Vec<String> {
         let interfaces = self.path("interfaces.toml").display().to_string();
-        let program = env!("CARGO_BIN_EXE_dipole");
-        [program, "agent", "--interfaces", &interfaces]
-            .map(str::to_owned)
-            .to_vec()
+        [broker_program().display().to_string(), interfaces].to_vec()
     }
 
     /// A program of the first node.
@@ -157,33 +175,31 @@ impl Scene {
         let mut command = self.testbed.command(1, &words[0]);
         command.args(&words[1..]);
         command.env("DIPOLE_BROKER", self.path("broker"));
-        command.env("XDG_CONFIG_HOME", self.path("config"));
         command.env("DIPOLE_LOG", "info");
-        command.env_remove("DIPOLE_KEY");
         command
     }
 
     /// Returns when it grants.
     pub(crate) fn start(&mut self, command: &mut Command) {
-        self.agent = Some(command.spawn().expect("it starts"));
+        self.broker = Some(command.spawn().expect("it starts"));
         self.answers();
     }
 
     pub(crate) fn answers(&self) {
-        wait_for("an agent that grants", || {
+        wait_for("a broker that grants", || {
             (self.asked(ALICE, RING_BYTES).is_ok()).then_some(())
         });
     }
 
-    /// The agent, for who wants to end it at a moment.
-    pub(crate) fn take_agent(&mut self) -> Child {
-        self.agent.take().expect("there is one")
+    /// The broker, for a test that ends it itself.
+    pub(crate) fn take_broker(&mut self) -> Child {
+        self.broker.take().expect("there is one")
     }
 
-    pub(crate) fn kill_agent(&mut self) {
-        let mut agent = self.take_agent();
-        agent.kill().expect("our child");
-        agent.wait().expect("our child");
+    pub(crate) fn kill_broker(&mut self) {
+        let mut broker = self.take_broker();
+        broker.kill().expect("our child");
+        broker.wait().expect("our child");
     }
 
     pub(crate) fn broker(&self) -> PathBuf {
@@ -234,7 +250,7 @@ impl Scene {
         socket
     }
 
-    /// A whole link of a user's, by what the agent grants.
+    /// A whole link of a user's, with what the broker grants.
     pub(crate) fn link(&self, uid: u32) -> Bpf {
         self.being(uid, || {
             let udp = Udp::bind(self.address(1), &UdpOptions::default()).expect("a link");
@@ -276,15 +292,10 @@ impl Scene {
         found.expect("the node").expect("root may ask")
     }
 
-    /// What the agent says of the interface that it grants.
+    /// The broker's status.
     pub(crate) fn status(&self) -> serde_json::Value {
-        let words = ["--json", "agent", "status"].map(str::to_owned);
-        let program = [env!("CARGO_BIN_EXE_dipole").to_owned()];
-        let output = self.inside(&[&program[..], &words].concat()).output();
-        let output = output.expect("it runs");
-        assert!(output.status.success(), "{output:?}");
-        let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        status["broker"].clone()
+        let status = read_status(&self.broker()).expect("a broker");
+        serde_json::to_value(status).expect("JSON")
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
@@ -303,9 +314,9 @@ impl Drop for Scene {
         if std::thread::panicking() {
             eprintln!("{}", self.said());
         }
-        if let Some(agent) = &mut self.agent {
-            let _gone = agent.kill();
-            let _gone = agent.wait();
+        if let Some(broker) = &mut self.broker {
+            let _gone = broker.kill();
+            let _gone = broker.wait();
         }
     }
 }

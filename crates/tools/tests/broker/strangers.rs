@@ -50,7 +50,7 @@ impl Scene {
 
 #[test]
 fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (address, victim) = (scene.address(1), scene.being(BOB, || scene.bound()));
@@ -126,7 +126,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
 
 #[test]
 fn rings_that_are_none_too_long_or_too_many_are_refused() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     for bytes in [RING_BYTES * 4, RING_BYTES + 4096, 2048, 0, u32::MAX] {
@@ -185,7 +185,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
 
 #[test]
 fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let socket = scene.being(MALLORY, || scene.bound());
@@ -278,7 +278,7 @@ fn consumer_pages() -> Vec<u64> {
 
 #[test]
 fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (peer, _) = scene.peer();
@@ -326,7 +326,7 @@ fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
 
 #[test]
 fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (_grant, socket) = scene.grant(CAROL).expect("she may");

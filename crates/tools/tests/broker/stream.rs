@@ -22,7 +22,7 @@ fn content(number: u64) -> Vec<u8> {
 
 fn open(scene: &Scene, node: u32, uid: u32, links: Links) -> (Node, Endpoint) {
     let runtime = scene.runtime_of(uid);
-    // The agent is root's and answers for root's programs only.
+    // The broker is root's and answers for root's programs only.
     let line = |node| format!("{node} {} port={PORT}\n", scene.address(node));
     let hosts = line(1) + &line(2);
     let make = || {
@@ -77,7 +77,7 @@ fn ask(near: &Endpoint, from: u64, count: u64) {
 
 #[test]
 fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_again() {
-    let Some(mut scene) = Scene::with_agent() else {
+    let Some(mut scene) = Scene::with_broker() else {
         return;
     };
     let (user, near) = open(&scene, 1, CAROL, Links::Bpf);
@@ -102,20 +102,20 @@ fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_agai
     let before = stats();
     assert!(before.by_ring > PART / 100 && before.raw > 0, "{before:?}");
 
-    let mut agent = scene.take_agent();
+    let mut broker = scene.take_broker();
     std::thread::scope(|scope| {
         let going_on = scope.spawn(|| exchange(&scene, PART, 2 * PART));
         std::thread::sleep(Duration::from_millis(20));
-        agent.kill().expect("our child");
-        agent.wait().expect("our child");
+        broker.kill().expect("our child");
+        broker.wait().expect("our child");
         going_on.join().expect("all in order");
     });
     exchange(&scene, 3 * PART, PART);
     let without = stats();
     assert!(without.by_socket > before.by_socket, "{without:?}");
 
-    let mut agent = scene.command();
-    scene.start(&mut agent);
+    let mut broker = scene.command();
+    scene.start(&mut broker);
     let begun = Instant::now();
     let mut next = 4 * PART;
     let by_ring = stats().by_ring;

@@ -22,8 +22,8 @@ pub(crate) fn reason(error: &GrantError) -> Reason {
 }
 
 #[test]
-fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_says_why() {
-    let Some(scene) = Scene::with_agent() else {
+fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_broker_says_why() {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (peer, to) = scene.peer();
@@ -100,7 +100,7 @@ fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, pay
 
 #[test]
 fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (peer, to) = scene.peer();
@@ -161,10 +161,10 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
 
 #[test]
 fn programs_of_a_user_without_privileges_use_what_is_lent() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
-    // The agent has the usual port.
+    // The broker has the usual port.
     let hosts = scene.path("hosts-of-alice");
     let lines = [1, 2].map(|node| format!("{node} {} port=7499\n", scene.address(node)));
     std::fs::write(&hosts, lines.concat()).expect("our own folder");
