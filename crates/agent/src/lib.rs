@@ -1,10 +1,9 @@
-//! `dipole agent`: one process of a node that answers for it whatever the node's other processes
-//! do, and knows the other nodes. No message of a program passes through it.
+//! `dipole agent`: the daemon of a node. It answers look-ups for the node whatever the node's other
+//! processes do, and tracks the other nodes. Messages of programs do not pass through it.
 
 #![forbid(unsafe_code)]
 
 mod announcer;
-mod broker;
 mod callers;
 mod discovery;
 mod fd_store;
@@ -20,7 +19,6 @@ mod scrape;
 mod segment;
 mod serve;
 mod session;
-mod standby;
 mod status;
 mod toml_lines;
 
@@ -33,14 +31,12 @@ use dipole_node::hosts::Hosts;
 use dipole_node::registry::{DirectoryLockError, Registry, RegistryError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
-use broker::BrokerError;
 #[doc(hidden)]
 pub use membership::take_anything;
 pub use metrics::metrics;
 use options::NodeOptions;
 use rules::RulesError;
 pub use session::{SessionArgs, session};
-pub use standby::{StandbyArgs, standby};
 
 /// Answer for this node and watch the others.
 ///
@@ -57,23 +53,11 @@ pub use standby::{StandbyArgs, standby};
 /// exists. It may set max-load (of the last minute, per core), hours (such as
 /// ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow", "refuse-others", "refuse") and
 /// max-ranks. With --json the log has one JSON object per line.
-///
-/// With CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW it grants unprivileged processes what the bpf link
-/// needs, as far as the administrator of the machine allows: a TOML file named by --interfaces or
-/// DIPOLE_AGENT_INTERFACES, else /etc/dipole/interfaces.toml if it exists. It may set
-/// rings-per-user (64), and for each interface, an entry of the array "interface", its name, users
-/// and groups (names, numbers, or "*") that get a ring, raw-users and raw-groups that also get a
-/// socket for raw frames, and ring-bytes, the longest ring (1048576). Processes connect to
-/// DIPOLE_BROKER (/run/dipole/broker). The file must belong to root or the agent's user, and nobody
-/// else may write to it; it is read when the agent starts.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// The owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// The administrator's file about interfaces whose rings are granted
-    #[arg(long, value_name = "FILE")]
-    interfaces: Option<PathBuf>,
     /// Serve the counters of this user's processes here to Prometheus: http://ADDRESS:PORT/metrics,
     /// to whoever can reach the address
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -137,14 +121,12 @@ enum AgentError {
     DirectoryLock(#[from] DirectoryLockError),
     #[error(transparent)]
     Rules(#[from] RulesError),
-    #[error(transparent)]
-    Broker(#[from] BrokerError),
     #[error(
         "an agent starts no work without a cluster key: set {} to its file",
         variables::KEY
     )]
     NoKey,
-    #[error("a caller hung up: {0}")]
+    #[error("a caller disconnected: {0}")]
     Caller(io::Error),
     #[error(
         "cannot listen at {address} (TCP) for work: {cause}; stop the process that does \
@@ -204,7 +186,7 @@ fn opened(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
 fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
     let (mut config, registry) = opened(args.nid)?;
     // Nodes that an earlier agent discovered do not bind this one.
-    if config.hosts.is_of_agent() {
+    if config.hosts.is_from_agent() {
         config.hosts = Hosts::local_only(config.node);
         config.settle();
     }
@@ -216,10 +198,10 @@ fn show(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let (_, registry) = opened(nid)?;
+    let (config, registry) = opened(nid)?;
     let text = status::request(&registry)?;
     let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
-    let status = status::completed(status, &registry)?;
+    let status = status::completed(status, &registry, &config.broker)?;
     match json {
         true => writeln!(out, "{}", serde_json::to_string(&status)?)?,
         false => write!(out, "{}", status::table(&status))?,

@@ -69,7 +69,7 @@ fn a_node_that_comes_while_strangers_flood_the_known_ports_is_there_soon() {
                 let members = status["members"].as_array().expect("a list");
                 others.iter().all(|other| {
                     let mut found = members.iter().filter(|member| member["node"] == *other);
-                    found.any(|member| member["state"] == "there")
+                    found.any(|member| member["state"] == "up")
                 })
             });
         };
