@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_rules_allow_is_welcome_up_to_the_most_ranks() {
+    fn what_the_rules_allow_is_welcome_up_to_the_max_ranks() {
         let all = rules(
             "max-load = 0.5\nhours = ['Mon 12:00-12:01']\nusers-logged-in = 'refuse'\n\
              max-ranks = 4",

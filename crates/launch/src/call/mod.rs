@@ -1,7 +1,7 @@
 //! A call from a launcher to a node's agent: authentication and the encrypted channel.
 //!
 //! Both ends prove that they hold the cluster key, then everything is encrypted. Of jobs this module
-//! knows only the first request and its answer. `docs/protocol.md` §11 specifies the bytes.
+//! knows only the first request and its answer. `docs/design/protocol.md` §11 specifies the bytes.
 
 mod channel;
 mod greeting;
