@@ -3,7 +3,7 @@
 //!
 //! Nothing here blocks. At most [`MAX_UNPROVEN`] callers from addresses of members are pending at
 //! once, and as many from other addresses, so that strangers cannot displace members. If there are
-//! too many, the oldest caller of the address with the most callers is told that the agent is busy,
+//! too many, the oldest caller of the address with the most callers gets a "busy" reply,
 //! so a flood displaces itself. At most [`MAX_SESSIONS`] sessions run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

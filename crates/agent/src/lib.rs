@@ -38,28 +38,28 @@ use options::NodeOptions;
 use rules::RulesError;
 pub use session::{SessionArgs, session};
 
-/// Answer for this node and watch the others.
+/// Answer look-ups for this node and track the other nodes.
 ///
-/// One per node and user, started by hand, by a service manager or at boot. Programs find each
-/// other without it; with it a process that computes for long, or is stopped, is not taken
-/// for dead, and `dipole agent status` lists the nodes. It can be stopped and started again under
-/// running jobs. DIPOLE_NID and DIPOLE_HOSTS say which node this is and where the others are; with
-/// --discover or --seed the nodes find each other without a hosts file. Programs without a hosts
-/// file reach all nodes that the agent of their node knows, and so does `dipole run --hosts agent`.
+/// One agent per node and user, started by hand, by a service manager or at boot. Programs find each
+/// other without it. With it, a process that computes for long, or is stopped, is not taken for dead,
+/// and `dipole agent status` lists the nodes. It can be stopped and restarted while jobs run.
+/// DIPOLE_NID is the number of this node and DIPOLE_HOSTS the file with the addresses of all nodes; with
+/// --discover or --seed the nodes find each other without a file. Programs without a hosts file reach
+/// all nodes that the agent of their node knows, and so does `dipole run --hosts agent`.
 ///
-/// With a cluster key (DIPOLE_KEY) it starts ranks for callers that prove to hold the same key, so
-/// that `dipole run --hosts` needs no ssh, as far as the rules of the machine's owner allow: a TOML
-/// file named by --rules or DIPOLE_AGENT_RULES, else $XDG_CONFIG_HOME/dipole/agent.toml if it
+/// With a cluster key (DIPOLE_KEY) it starts ranks for callers that prove that they hold the same key,
+/// so that `dipole run --hosts` needs no ssh. The owner of the machine can restrict that with rules: a
+/// TOML file named by --rules or DIPOLE_AGENT_RULES, else $XDG_CONFIG_HOME/dipole/agent.toml if it
 /// exists. It may set max-load (of the last minute, per core), hours (such as
 /// ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow", "refuse-others", "refuse") and
 /// max-ranks. With --json the log has one JSON object per line.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
-    /// The owner's rules about work for others
+    /// File with the owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Serve the counters of this user's processes here to Prometheus: http://ADDRESS:PORT/metrics,
-    /// to whoever can reach the address
+    /// Serve the counters of this user's processes to Prometheus: http://ADDRESS:PORT/metrics, for any
+    /// client that can reach the address
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     /// Number of this node [default: $DIPOLE_NID, else 1]
@@ -68,23 +68,23 @@ pub struct AgentArgs {
     #[command(flatten)]
     node: NodeOptions,
     #[command(subcommand)]
-    what: Option<What>,
+    command: Option<AgentCommand>,
 }
 
 impl AgentArgs {
-    /// True for the agent itself, false for commands that ask it.
+    /// True for the agent itself, false for commands that query it.
     pub fn serves(&self) -> bool {
-        self.what.is_none()
+        self.command.is_none()
     }
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
-    /// Show what the agent of this node knows
+enum AgentCommand {
+    /// Show the state of this node's agent
     Status,
 }
 
-/// Why there is no agent.
+/// Why the agent cannot run, or cannot be queried.
 #[derive(Debug, thiserror::Error)]
 enum AgentError {
     #[error(transparent)]
@@ -101,7 +101,7 @@ enum AgentError {
         expected: String,
     },
     #[error(
-        "no interface of this machine is up with a network address; name the addresses \
+        "no interface of this machine is up with a network address; set the addresses \
          of this node with --bind"
     )]
     NoInterface,
@@ -137,7 +137,7 @@ enum AgentError {
         cause: io::Error,
     },
     #[error(
-        "cannot listen at {address} (TCP) for readers of counters: {cause}; choose another address or \
+        "cannot listen at {address} (TCP) to serve counters: {cause}; choose another address or \
          port with --metrics"
     )]
     Metrics {
@@ -150,31 +150,31 @@ enum AgentError {
         cause: io::Error,
     },
     #[error(
-        "no agent answers at {socket}: {cause}; start one with `dipole agent`, with the same \
+        "no agent listens at {socket}: {cause}; start one with `dipole agent`, with the same \
          DIPOLE_NID and runtime directory"
     )]
     NoAgent { socket: PathBuf, cause: io::Error },
-    #[error("cannot read the agent's answer: {cause}; is it another version?")]
+    #[error("cannot read the status of the agent: {cause}; is it another version?")]
     Status { cause: serde_json::Error },
 }
 
-/// Runs the agent until it is told to stop, or prints what it knows.
+/// Runs the agent until a signal stops it, or prints its status.
 ///
 /// # Errors
-/// Why there is no agent, or none that answers; writing to `out` failed.
+/// The agent cannot run or does not reply, or writing to `out` failed.
 pub fn execute(
     args: &AgentArgs,
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    match args.what {
+    match args.command {
         None => Ok(run(args, json)?),
-        Some(What::Status) => show(args.nid, json, out),
+        Some(AgentCommand::Status) => show(args.nid, json, out),
     }
 }
 
-/// Configuration and registry of this node, or of the one given.
-fn opened(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
+/// Opens the configuration and the registry of this node, or of `nid`.
+fn open_node(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
     let mut config = Config::from_env().map_err(AgentError::Config)?;
     if let Some(node) = nid {
         config.act_as(node).map_err(AgentError::Config)?;
@@ -184,8 +184,8 @@ fn opened(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
 }
 
 fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
-    let (mut config, registry) = opened(args.nid)?;
-    // Nodes that an earlier agent discovered do not bind this one.
+    let (mut config, registry) = open_node(args.nid)?;
+    // Nodes that an earlier agent discovered are discovered again.
     if config.hosts.is_from_agent() {
         config.hosts = Hosts::local_only(config.node);
         config.settle();
@@ -198,7 +198,7 @@ fn show(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let (config, registry) = opened(nid)?;
+    let (config, registry) = open_node(nid)?;
     let text = status::request(&registry)?;
     let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
     let status = status::completed(status, &registry, &config.broker)?;

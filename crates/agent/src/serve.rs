@@ -181,7 +181,7 @@ impl Sockets {
     }
 }
 
-/// What options, environment and hosts file say.
+/// Settings from options, environment and hosts file.
 struct Given {
     host: Host,
     discovery: Option<DiscoveryOptions>,

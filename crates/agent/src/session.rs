@@ -18,7 +18,7 @@ use dipole_node::{Config, NodeId, variables};
 
 use super::jobs::{Entry, JobStatus, Jobs};
 use super::rules::{self, HostState, Rules};
-use super::{AgentError, opened};
+use super::{AgentError, open_node};
 use dipole_launch::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, PROOF_BYTES,
     Receiver, Request, Sender, Standing, send_keepalives, watch_standing,
@@ -104,7 +104,7 @@ pub fn session(args: &SessionArgs) -> ExitCode {
 
 fn serve(args: &SessionArgs) -> Result<(), AgentError> {
     let system = |doing| move |cause| AgentError::System { doing, cause };
-    let (config, registry) = opened(Some(args.nid))?;
+    let (config, registry) = open_node(Some(args.nid))?;
     let key = config.key.clone().ok_or(AgentError::NoKey)?;
     let descriptor = io::stdin().as_fd().try_clone_to_owned();
     let mut stream = TcpStream::from(descriptor.map_err(system("taking over the connection"))?);

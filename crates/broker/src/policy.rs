@@ -254,7 +254,7 @@ fn who(
                 let Named::Text(text) = one.get_ref() else {
                     return String::new();
                 };
-                format!("there is no {kind} {text:?} on this machine")
+                format!("{kind} {text:?} does not exist on this machine")
             };
             numbers.push(number.ok_or_else(|| (line_at(one.span().start), unknown()))?);
         }
@@ -331,12 +331,12 @@ mod tests {
             (
                 "[[interface]]\nname = 'a'\nusers = [\n'root',\n'no body']",
                 5,
-                "no user \"no body\"",
+                "user \"no body\" does not exist",
             ),
             (
                 "[[interface]]\nname = 'a'\nraw-groups = ['no body']",
                 3,
-                "no group",
+                "group \"no body\"",
             ),
             (
                 "[[interface]]\nname = 'a'\nring-bytes = 5000",

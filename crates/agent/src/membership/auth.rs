@@ -218,7 +218,7 @@ mod tests {
         let mut receiver = of(Some(1), 2);
         let first = receiver.open(&packet).unwrap();
         assert_eq!((first.from, &first.body), (1, &swim("news")));
-        assert!(!receiver.is_new(&first), "nobody has answered");
+        assert!(!receiver.is_new(&first), "the run has not responded");
         let answer = receiver.open(&sender.seal(2, swim("answer"))).unwrap();
         receiver.accept_run(&answer);
         assert!(!receiver.is_new(&first), "from before the answer");

@@ -51,7 +51,7 @@ impl Hours {
     pub(crate) fn parse(text: &str) -> Result<Hours, String> {
         let wrong = || {
             format!(
-                "`{text}` is no time of the week, such as \"Mon-Fri 19:00-07:00\", \"Sat-Sun\" or \
+                "`{text}` is not a time of the week, such as \"Mon-Fri 19:00-07:00\", \"Sat-Sun\" or \
                  \"20:00-06:00\""
             )
         };

@@ -201,7 +201,7 @@ impl fmt::Display for Rules {
         match self.users {
             Users::Allow => {}
             Users::RefuseOthers => parts.push("while no other user is logged in".to_owned()),
-            Users::Refuse => parts.push("while nobody is logged in".to_owned()),
+            Users::Refuse => parts.push("while no user is logged in".to_owned()),
         }
         parts.extend(self.max_ranks.map(|most| format!("up to {most} ranks")));
         f.write_str(&parts.join("; "))
@@ -346,7 +346,7 @@ mod tests {
             (
                 "hours = [\n'Sat',\n'Sat-'\n]",
                 3,
-                "`Sat-` is no time of the week",
+                "`Sat-` is not a time of the week",
             ),
             ("max-ranks = -1", 1, "invalid value"),
             ("users-logged-in = 'maybe'", 1, "maybe"),
@@ -365,6 +365,6 @@ mod tests {
     fn the_facts_of_this_machine_can_be_had() {
         let state = HostState::gather(&Rules::default()).unwrap();
         assert!(state.load_per_core >= 0.0);
-        assert!(state.users.is_empty(), "nobody asked");
+        assert!(state.users.is_empty(), "users are not listed without a rule");
     }
 }

@@ -99,7 +99,7 @@ mod tests {
             incarnation: 5,
         });
         remove_if_left(&job, Duration::ZERO).unwrap();
-        assert!(job.exists(), "somebody lives there");
+        assert!(job.exists(), "a process uses it");
         drop(living);
         assert!(job_dir(&user_dir, 8).is_ok());
         assert!(job.exists(), "it is not old");

@@ -21,20 +21,20 @@ use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// May have rings.
+/// A user who may have rings.
 pub(crate) const ALICE: u32 = 60_001;
-/// May have rings, and is of a group that may.
+/// A user who may have rings as a member of a group.
 pub(crate) const BOB: u32 = 65_534;
-/// May have sockets for raw frames, too.
+/// A user who may also have raw sockets.
 pub(crate) const CAROL: u32 = 60_003;
-/// May have nothing.
+/// A user without permissions.
 pub(crate) const MALLORY: u32 = 60_004;
 const GROUP: u32 = 60_100;
 pub(crate) const RING_BYTES: u32 = 1 << 16;
-/// Rings that a user may have.
+/// Maximum number of rings per user.
 pub(crate) const RINGS: u32 = 4;
 
-/// Waits until something is there.
+/// Waits for a result.
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -46,7 +46,7 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
     }
 }
 
-/// One at a time: what a test hands to a process that it starts is nobody else's.
+/// One test at a time, because descriptors that a test passes to a child must not leak into others.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A testbed whose first node has a broker, or has had one.
@@ -56,7 +56,7 @@ pub(crate) struct Scene {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// The broker's program, built as this test was.
+/// The broker's program, built with the same profile as this test.
 fn broker_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -84,7 +84,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Scene {
-    /// `None`, said aloud, where there can be no testbed.
+    /// `None`, with a message, where no testbed can be created.
     pub(crate) fn set() -> Option<Scene> {
         if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
@@ -142,12 +142,12 @@ impl Scene {
         std::fs::read_to_string(self.path("log")).expect("our own folder")
     }
 
-    /// The program, where every user may start it: the original may lie elsewhere.
+    /// A copy of the program that every user may run.
     pub(crate) fn program(&self) -> PathBuf {
         let program = self.path("dipole");
         if !program.exists() {
-            // By another process, so that none that a test beside this one starts inherits the
-            // open copy: what is open for writing cannot be executed.
+            // Copied by another process: otherwise a process that another test starts could inherit the
+            // open copy, which then could not be executed.
             let this = Path::new(env!("CARGO_BIN_EXE_dipole"));
             let copied = Command::new("cp").args([this, &program]).status();
             assert!(copied.expect("cp").success());
@@ -157,7 +157,7 @@ impl Scene {
         program
     }
 
-    /// A directory for what programs of a user keep.
+    /// A runtime directory for programs of a user.
     pub(crate) fn runtime_of(&self, uid: u32) -> PathBuf {
         let runtime = self.path(&format!("runtime-{uid}"));
         std::fs::create_dir_all(&runtime).expect("our own folder");
@@ -170,7 +170,7 @@ impl Scene {
         [broker_program().display().to_string(), interfaces].to_vec()
     }
 
-    /// A program of the first node.
+    /// The command of a program on the first node.
     pub(crate) fn inside(&self, words: &[String]) -> Command {
         let mut command = self.testbed.command(1, &words[0]);
         command.args(&words[1..]);
@@ -179,7 +179,7 @@ impl Scene {
         command
     }
 
-    /// Returns when it grants.
+    /// Starts the broker and waits until it grants rings.
     pub(crate) fn start(&mut self, command: &mut Command) {
         self.broker = Some(command.spawn().expect("it starts"));
         self.answers();
@@ -210,7 +210,7 @@ impl Scene {
         self.testbed.node(node).addresses[0].into()
     }
 
-    /// Does something on a thread of the first node, as a user who is in one group.
+    /// Runs a function on a thread of the first node, as a user who belongs to one group.
     pub(crate) fn being<T: Send>(&self, uid: u32, function: impl FnOnce() -> T + Send) -> T {
         let done = self.testbed.inside(1, || {
             let group = if uid == BOB { GROUP } else { uid };
@@ -225,7 +225,7 @@ impl Scene {
         done.expect("the node")
     }
 
-    /// A grant of a user's, with the socket that it is for.
+    /// A grant for a user, and its socket.
     pub(crate) fn grant(&self, uid: u32) -> Result<(Grant, UdpSocket), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
@@ -234,7 +234,7 @@ impl Scene {
         })
     }
 
-    /// What a broker says of a ring of some length, which is given back at once.
+    /// Requests a ring of some length and releases it at once.
     pub(crate) fn asked(&self, uid: u32, ring_bytes: u32) -> Result<(), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
@@ -242,7 +242,7 @@ impl Scene {
         })
     }
 
-    /// A bound socket of the thread that calls.
+    /// A socket bound by the calling thread.
     pub(crate) fn bound(&self) -> UdpSocket {
         let socket = UdpSocket::bind((self.address(1), 0)).expect("our own address");
         pin_port(socket.as_fd()).expect("a port");
@@ -250,7 +250,7 @@ impl Scene {
         socket
     }
 
-    /// A whole link of a user's, with what the broker grants.
+    /// A complete link of a user, with what the broker grants.
     pub(crate) fn link(&self, uid: u32) -> Bpf {
         self.being(uid, || {
             let udp = Udp::bind(self.address(1), &UdpOptions::default()).expect("a link");
@@ -263,7 +263,7 @@ impl Scene {
         })
     }
 
-    /// A socket of the other node, of which packets come and to which they go.
+    /// A socket of the other node that exchanges packets with the first.
     pub(crate) fn peer(&self) -> (UdpSocket, SocketAddr) {
         let socket = self
             .testbed
@@ -285,7 +285,7 @@ impl Scene {
         }
     }
 
-    /// What is attached to the first node's interface.
+    /// Programs attached to the first node's interface.
     pub(crate) fn attached(&self) -> Vec<Attached> {
         let interface = self.interface();
         let found = self.testbed.inside(1, || attached(&interface));
@@ -321,7 +321,7 @@ impl Drop for Scene {
     }
 }
 
-/// Receives so many small packets, each a number of eight bytes, from whichever way.
+/// Receives this many small packets, each a number of eight bytes, from the ring or the socket.
 pub(crate) fn numbers(link: &mut Bpf, count: usize) -> Vec<u64> {
     let mut found = Vec::new();
     let begun = Instant::now();

@@ -358,7 +358,7 @@ fn strangers_fill_no_memory() {
         }
     }
     assert!(bytes > 500_000, "{bytes}");
-    assert_eq!(one.members().count(), 1, "nobody else has answered");
+    assert_eq!(one.members().count(), 1, "no other node has responded");
     let counts = one.contacts.counts();
     assert!(counts.iter().all(|count| *count <= 1 << 13), "{counts:?}");
 }
