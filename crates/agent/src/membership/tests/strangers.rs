@@ -1,5 +1,7 @@
 //! Attacks of senders outside the cluster.
 
+use foca::Codec as _;
+
 use super::*;
 
 /// A bystander's address, or an attacker who receives packets there.
