@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Instant;
 
-use crate::command::{Failure, output_of, describe, run};
+use crate::command::{Failure, describe, output_of, run};
 use crate::nightly;
 
 /// The throughput is compared with this number of executions.

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::command::{Failure, output_of, at, cargo, root, run};
+use crate::command::{Failure, at, cargo, output_of, root, run};
 
 /// List of installed files, below the prefix.
 const LIST: &str = "share/dipole/installed";

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::command::{Failure, output_of, at, describe, root, run};
+use crate::command::{Failure, at, describe, output_of, root, run};
 use crate::install;
 
 const PREFIX: &str = "/usr";
@@ -36,13 +36,14 @@ pub(crate) struct Arguments {
 
 /// Builds the package and prints its path.
 pub(crate) fn package(arguments: &Arguments) -> Result<(), Failure> {
-    let architecture = output_of(Command::new("dpkg").arg("--print-architecture")).ok_or_else(|| {
-        Failure::Text(
-            "dpkg is missing: build the package on Debian or one of its relatives, or in a \
+    let architecture =
+        output_of(Command::new("dpkg").arg("--print-architecture")).ok_or_else(|| {
+            Failure::Text(
+                "dpkg is missing: build the package on Debian or one of its relatives, or in a \
              container (examples/container)"
-                .to_owned(),
-        )
-    })?;
+                    .to_owned(),
+            )
+        })?;
     let built = install::build(&arguments.profile)?;
     let place = tempfile::tempdir().map_err(at(&std::env::temp_dir()))?;
     // The mode of the image's root becomes that of the system's root when it is unpacked.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::list::Mutant;
-use crate::command::{Failure, output_of, at, root};
+use crate::command::{Failure, at, output_of, root};
 
 /// The copy below `target/mutants`. It shares the build of external crates with the workspace. Our
 /// crates have another version in it, so that cargo does not confuse their builds.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::command::{Failure, output_of, cargo, describe};
+use crate::command::{Failure, cargo, describe, output_of};
 
 /// Time limit. A test that hangs because of a mutant does not count as having found it.
 const TIMEOUT: Duration = Duration::from_secs(300);

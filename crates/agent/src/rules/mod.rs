@@ -365,6 +365,9 @@ mod tests {
     fn the_facts_of_this_machine_can_be_had() {
         let state = HostState::gather(&Rules::default()).unwrap();
         assert!(state.load_per_core >= 0.0);
-        assert!(state.users.is_empty(), "users are not listed without a rule");
+        assert!(
+            state.users.is_empty(),
+            "users are not listed without a rule"
+        );
     }
 }
