@@ -432,9 +432,7 @@ impl<S: Stepper> Driver<S> {
                 return (state, now, Err(WaitError::TimedOut { waited }));
             }
             if waited_ns >= warn_ns {
-                let seconds = waited_ns / 1_000_000_000;
-                tracing::warn!("waiting since {seconds} s: {}", (wait.what)(&state.stepper));
-                state.stepper.waited_long(now);
+                Self::warn(&mut state, wait, now, waited_ns);
                 warn_ns *= 2;
             }
             if worked {
@@ -456,6 +454,14 @@ impl<S: Stepper> Driver<S> {
             }
             now = self.clock.now();
         }
+    }
+
+    /// Logs a long wait.
+    #[cold]
+    fn warn(state: &mut State<S>, wait: &Wait<'_, S>, now: Instant, waited_ns: u64) {
+        let seconds = waited_ns / 1_000_000_000;
+        tracing::warn!("waiting since {seconds} s: {}", (wait.what)(&state.stepper));
+        state.stepper.waited_long(now);
     }
 
     /// One turn of a waiter that no longer spins: what woke it comes first, the rest is looked at

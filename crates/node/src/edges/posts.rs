@@ -29,6 +29,14 @@ pub(crate) enum PostedBytes {
     Into(RegionMemory),
 }
 
+/// An operation that is to be posted.
+pub(crate) struct NewPost {
+    pub(crate) operation: Operation,
+    pub(crate) bytes: PostedBytes,
+    /// The number that its completion carries.
+    pub(crate) context: Context,
+}
+
 /// Bytes that were copied when they were posted, counted among those of the process and of their
 /// edge until they are no longer needed.
 struct Copied {
@@ -117,12 +125,12 @@ impl Posts {
 
     /// Adds one behind the others; false if as much waits as may, where `all` counts the bytes
     /// of copies of all edges.
-    pub(super) fn push(
-        &mut self,
-        (operation, bytes): (Operation, PostedBytes),
-        context: Context,
-        all: &Arc<AtomicUsize>,
-    ) -> bool {
+    pub(super) fn push(&mut self, post: NewPost, all: &Arc<AtomicUsize>) -> bool {
+        let NewPost {
+            operation,
+            bytes,
+            context,
+        } = post;
         let is_full =
             matches!(&bytes, PostedBytes::Copied(bytes) if !self.may_copy(bytes.len(), all));
         if is_full || self.waiting.len() >= MAX_POSTED {
