@@ -2,7 +2,7 @@
  * dipole.h - directed-point messaging (libdipole)
  *
  * An endpoint (DPID) belongs to a process on a node (NID). It receives from anybody and
- * sends along the edges that dp_target() and dp_edge() make. Messages of one edge arrive
+ * sends along the edges that dp_target() and dp_edge_open() make. Messages of one edge arrive
  * once, whole and in order; a receiver that does not read slows its own senders and nobody
  * else.
  *
@@ -205,7 +205,7 @@ int dp_drain(int fd, int64_t timeout_ns);
 
 /* An edge to another endpoint; its number. Returns at once: the edge connects behind, waiting
  * for the endpoint to be opened, at most as long as dp_target() would. */
-int dp_edge(int fd, struct dp_address to);
+int dp_edge_open(int fd, struct dp_address to);
 
 /* Sends a message along the edge; returns len. Waits also while the edge connects. flags:
  * DP_DONTWAIT or 0. Returns in time for any length: a long message that has begun by then is
@@ -247,7 +247,7 @@ int dp_edge_close(int edge);
 
 #define DP_ALLOW_PUT 1    /* others may write into it */
 #define DP_ALLOW_GET 2    /* others may read from it */
-#define DP_ALLOW_UPDATE 4 /* others may add to its 64-bit words, and swap them */
+#define DP_ALLOW_ATOMIC 4 /* others may add to its 64-bit words, and swap them */
 
 /* Opens memory to others; the region's number, which is no descriptor, and its key. Until
  * dp_region_close() the memory must stay, and this process reads and writes in it only what
@@ -268,7 +268,7 @@ int dp_put(int edge, uint64_t key, uint64_t offset, const void *data, size_t len
 int dp_put_notify(int edge, uint64_t key, uint64_t offset, const void *data, size_t len,
                   uint64_t value, int flags, int64_t timeout_ns);
 
-struct dp_notice {
+struct dp_notification {
     uint64_t key;    /* of the region */
     uint64_t offset; /* where the data lie */
     uint64_t length; /* how many bytes they are */
@@ -276,7 +276,7 @@ struct dp_notice {
 };
 
 /* 1, and what it says, if a message that was read and not given back is a notice; else 0. */
-int dp_notice(int fd, const void *message, struct dp_notice *notice);
+int dp_is_notification(int fd, const void *message, struct dp_notification *notice);
 
 /* Gets len bytes at an offset of a region of the edge's target. */
 int dp_get(int edge, uint64_t key, uint64_t offset, void *into, size_t len, int64_t timeout_ns);
@@ -465,17 +465,17 @@ int dp_allreduce(int group, void *data, size_t len, int operation, int64_t timeo
  * Must be associative, need not be commutative; makes no calls of the group. */
 typedef void (*dp_combine)(void *left, const void *right, size_t len, void *context);
 
-int dp_reduce_by(int group, int root, void *data, size_t len, dp_combine combine, void *context,
+int dp_reduce_with(int group, int root, void *data, size_t len, dp_combine combine, void *context,
                  int64_t timeout_ns);
-int dp_allreduce_by(int group, void *data, size_t len, dp_combine combine, void *context,
+int dp_allreduce_with(int group, void *data, size_t len, dp_combine combine, void *context,
                     int64_t timeout_ns);
 
 /* How many members are known to be gone, or to have left; ranks gets the first count of them. */
-int dp_group_gone(int group, int *ranks, int count);
+int dp_group_failed(int group, int *ranks, int count);
 
 /* Goes on without those, and without count ranks more: all who are left call this, and agree. They
  * keep their order and have new ranks. EPROTO if the others took this member for gone. */
-int dp_group_without(int group, const int *ranks, int count, int64_t timeout_ns);
+int dp_group_shrink(int group, const int *ranks, int count, int64_t timeout_ns);
 
 /* Leaves the group. What others wait for of calls that this member has made still comes. */
 int dp_group_close(int group);
@@ -486,7 +486,7 @@ int dp_group_close(int group);
  * An interface, of some process of the cluster, holds the connection; ranks reach it by their
  * endpoints. A stream and an interface are small numbers, no descriptors. All ranks make the calls of a
  * stream in the same order, each by one thread at a time; dp_stream_say(), dp_stream_hear() and
- * dp_stream_finish() are rank 0's. EPIPE: the stream is over for all; dp_error() says why.
+ * dp_stream_shutdown() are rank 0's. EPIPE: the stream is over for all; dp_error() says why.
  */
 
 /* Serves at most so many streams at once, on threads of its own, at the endpoint dpid, where ranks ask for
@@ -506,14 +506,14 @@ struct dp_layout {          /* who has which bytes of a transfer */
 };
 
 /* How many of total bytes are a rank's. */
-ssize_t dp_layout_part(const struct dp_layout *layout, uint32_t rank, uint64_t total);
+ssize_t dp_layout_bytes(const struct dp_layout *layout, uint32_t rank, uint64_t total);
 
 /* Opens a stream to "host:port" through an interface, as rank own of count ranks. Each gives the same list
  * of endpoints, its own among them, of which fd is the descriptor; nothing else may be sent there while the
- * stream is open. Who does not answer, or take, for patience_ns in a transfer ends the stream
+ * stream is open. Who does not answer, or take, for idle_timeout_ns in a transfer ends the stream
  * for all. The stream's number. */
 int dp_stream_open(int fd, const struct dp_address *ranks, int count, int own,
-                   struct dp_address interface, const char *to, int64_t patience_ns);
+                   struct dp_address interface, const char *to, int64_t idle_timeout_ns);
 
 /* Writes bytes as they stand, between transfers. */
 int dp_stream_say(int stream, const void *bytes, size_t len);
@@ -522,7 +522,7 @@ int dp_stream_say(int stream, const void *bytes, size_t len);
 ssize_t dp_stream_hear(int stream, void *buf, size_t len);
 
 /* Tells the outside that nothing more comes. */
-int dp_stream_finish(int stream);
+int dp_stream_shutdown(int stream);
 
 /* Writes total bytes, of which part is this rank's, in the order of the stream. Returns when the interface has
  * handed all to the connection. */
@@ -542,7 +542,7 @@ int dp_stream_close(int stream);
  * in struct dp_open_options options = { sizeof options };
  */
 
-#define DP_NONE (-1) /* for a time: none at all */
+#define DP_ZERO_NS (-1) /* for a time: none at all */
 
 struct dp_node_options {
     size_t size;
@@ -565,7 +565,7 @@ int dp_init(const struct dp_node_options *options);
 /* Waits until everything sent is acknowledged, at most so long, ends all endpoints, edges,
  * queues, counters, regions, ports and groups and closes the node. Exit does so by itself. Descriptors are left to be
  * closed. */
-int dp_finish(int64_t timeout_ns);
+int dp_finalize(int64_t timeout_ns);
 
 #define DP_NONBLOCK 1 /* for dp_open_with: as if O_NONBLOCK were set by fcntl */
 
@@ -590,7 +590,7 @@ int dp_rank(void);
 int dp_size(void);
 
 /* The main endpoint of a rank: what rank dp_rank() should open, and others point at. */
-int dp_peer(int rank, struct dp_address *address);
+int dp_rank_address(int rank, struct dp_address *address);
 
 /* The rank whose main endpoint has this address. EINVAL if none has. */
 int dp_rank_of(struct dp_address address);

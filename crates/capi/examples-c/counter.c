@@ -38,7 +38,7 @@ int main(void)
     CHECK(from >= 0 && to >= 0);
     struct dp_address target = { 1, 2 }, nobody = { 1, 999999 };
     counter = dp_counter_open();
-    edge = dp_edge(from, target);
+    edge = dp_edge_open(from, target);
     CHECK(counter >= 0 && edge >= 0);
     CHECK(dp_counter_attach_edge(counter, edge) == 0);
     struct dp_counts done = { 7, 7 };
@@ -63,7 +63,7 @@ int main(void)
     puts("counted");
 
     /* What is withdrawn has failed. */
-    int connecting = dp_edge(from, nobody);
+    int connecting = dp_edge_open(from, nobody);
     CHECK(connecting >= 0 && dp_counter_attach_edge(counter, connecting) == 0);
     CHECK(post(connecting, 7) == 0);
     CHECK_FAILS(dp_counter_wait(counter, MANY + 1, &done, 0), EAGAIN, "fewer than 501");
@@ -106,7 +106,7 @@ int main(void)
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(dp_counter_read(counter, &done) == 0 && done.sent == MANY);
-    CHECK(dp_finish(LONG_NS) == 0);
+    CHECK(dp_finalize(LONG_NS) == 0);
     CHECK_FAILS(dp_counter_read(counter, &done), EBADF, "no completion counter");
     puts("closed");
     return 0;

@@ -53,7 +53,7 @@ int main(int count, char **arguments)
     int edges[3];
     for (int number = 0; number < 3; number++) {
         struct dp_address to = { 1, targets[number] };
-        edges[number] = dp_edge(fd, to);
+        edges[number] = dp_edge_open(fd, to);
         CHECK(edges[number] >= 0);
         CHECK(dp_queue_attach_edge(queue, edges[number]) == 0);
     }
@@ -94,7 +94,7 @@ int main(int count, char **arguments)
 
     /* What is posted waits while the edge connects, and can be withdrawn. */
     struct dp_address nobody = { 1, 999999 };
-    int connecting = dp_edge(fd, nobody);
+    int connecting = dp_edge_open(fd, nobody);
     CHECK(connecting >= 0 && dp_queue_attach_edge(queue, connecting) == 0);
     CHECK(post(connecting, "x", "", 7) == 0 && post(connecting, "y", "", 8) == 0);
     CHECK(dp_cancel(connecting, 99) == 0);
@@ -119,7 +119,7 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_edge_send(edges[0], "x", 1, DP_MORE, -1), EINVAL, "flags are 0x2");
     CHECK_FAILS(dp_post(edges[0], 1, NULL, 0, 0), EINVAL, "flags are 0x1");
     CHECK_FAILS(dp_post(edges[0], DP_ZEROCOPY, NULL, 2, 0), EINVAL, "iovcnt is 2");
-    int alone = dp_edge(fd, (struct dp_address){ 1, 999998 });
+    int alone = dp_edge_open(fd, (struct dp_address){ 1, 999998 });
     char lent[1];
     struct iovec whole = { lent, sizeof lent };
     CHECK_FAILS(dp_post(alone, DP_ZEROCOPY, &whole, 1, 0), EINVAL, "no completion queue or counter");
@@ -153,7 +153,7 @@ int main(int count, char **arguments)
     CHECK(dp_close(fd) == 0);
     CHECK_FAILS(dp_edge_send(edges[0], "x", 1, 0, -1), EBADF, "ended");
     CHECK(dp_edge_close(edges[0]) == 0);
-    CHECK(dp_finish(LONG_NS) == 0);
+    CHECK(dp_finalize(LONG_NS) == 0);
     CHECK_FAILS(dp_edge_close(edges[1]), EBADF, "no edge");
     puts("closed");
     return 0;

@@ -59,10 +59,10 @@ static void check_calls(int group, int round)
         compose(&all, &next, sizeof all, &combined);
     }
     struct affine everywhere = own;
-    CHECK(dp_allreduce_by(group, &everywhere, sizeof own, compose, &combined, LONG_NS) == 0);
+    CHECK(dp_allreduce_with(group, &everywhere, sizeof own, compose, &combined, LONG_NS) == 0);
     CHECK(memcmp(&everywhere, &all, sizeof all) == 0);
     struct affine at_root = own;
-    CHECK(dp_reduce_by(group, root, &at_root, sizeof own, compose, &combined, LONG_NS) == 0);
+    CHECK(dp_reduce_with(group, root, &at_root, sizeof own, compose, &combined, LONG_NS) == 0);
     CHECK(memcmp(&at_root, rank == root ? &all : &own, sizeof all) == 0);
 }
 
@@ -70,7 +70,7 @@ static void run(int rank, int size, const struct dp_address *members)
 {
     int group = dp_group_open(members, size, rank, 0, LONG_NS), gone[MOST];
     CHECK(group >= 0 && dp_group_rank(group) == rank && dp_group_size(group) == size);
-    CHECK(dp_group_gone(group, gone, MOST) == 0);
+    CHECK(dp_group_failed(group, gone, MOST) == 0);
     for (int round = 0; round < ROUNDS; round++) {
         check_calls(group, round);
     }
@@ -78,15 +78,15 @@ static void run(int rank, int size, const struct dp_address *members)
     CHECK_FAILS(dp_broadcast(group, size, gone, 1, LONG_NS), EINVAL, "no rank");
     CHECK_FAILS(dp_allreduce(group, gone, 7, DP_SUM_U64, LONG_NS), EINVAL, "multiple of 8");
     CHECK_FAILS(dp_allreduce(group, gone, 8, 10, LONG_NS), EINVAL, "DP_MAX_F64");
-    CHECK_FAILS(dp_reduce_by(group, 0, gone, 8, NULL, NULL, LONG_NS), EFAULT, "combine");
+    CHECK_FAILS(dp_reduce_with(group, 0, gone, 8, NULL, NULL, LONG_NS), EFAULT, "combine");
     if (rank == 1) {
         raise(SIGKILL);
     }
     while (dp_barrier(group, LONG_NS) == 0) {
     }
     CHECK(errno == ECONNRESET && strstr(dp_error(), "rank 1") != NULL);
-    CHECK(dp_group_gone(group, gone, MOST) == 1 && gone[0] == 1);
-    CHECK(dp_group_without(group, NULL, 0, LONG_NS) == 0);
+    CHECK(dp_group_failed(group, gone, MOST) == 1 && gone[0] == 1);
+    CHECK(dp_group_shrink(group, NULL, 0, LONG_NS) == 0);
     CHECK(dp_group_size(group) == size - 1);
     for (int round = 0; round < ROUNDS; round++) {
         check_calls(group, round);

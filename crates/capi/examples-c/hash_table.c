@@ -82,10 +82,10 @@ static void take(struct process *own)
 {
     const void *message;
     struct dp_address source;
-    struct dp_notice notice;
+    struct dp_notification notice;
     ssize_t length = dp_recv(own->fd, &message, &source, 0, LONG_NS);
     CHECK(length >= 0);
-    int is_notice = dp_notice(own->fd, message, &notice);
+    int is_notice = dp_is_notification(own->fd, message, &notice);
     CHECK(is_notice >= 0);
     if (is_notice) {
         CHECK(length == 0 && notice.length == 8);
@@ -132,11 +132,11 @@ static void run(int rank, int count, uint32_t first, uint64_t keys)
     own.first = first;
     own.fd = dp_open_with(first + (uint32_t)rank, NULL);
     CHECK(own.fd >= 0);
-    int rights = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_UPDATE;
+    int rights = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_ATOMIC;
     CHECK(dp_region_open(own.fd, table, sizeof table, rights, &region) >= 0);
     for (int other = 0; other < count; other++) {
         struct dp_address to = { 1, first + (uint32_t)other };
-        own.owners[other].edge = dp_edge(own.fd, to);
+        own.owners[other].edge = dp_edge_open(own.fd, to);
         CHECK(own.owners[other].edge >= 0);
     }
     tell(&own, count, REGION, region);

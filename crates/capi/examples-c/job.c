@@ -6,12 +6,12 @@ int main(void)
     int rank = dp_rank(), size = dp_size();
     CHECK(rank >= 0 && size > 0);
     struct dp_address own, next;
-    CHECK(dp_peer(rank, &own) == 0);
-    CHECK(dp_peer((rank + 1) % size, &next) == 0);
+    CHECK(dp_rank_address(rank, &own) == 0);
+    CHECK(dp_rank_address((rank + 1) % size, &next) == 0);
     CHECK(dp_rank_of(next) == (rank + 1) % size);
     struct dp_address stranger = { next.nid, next.dpid + 100000 };
     CHECK_FAILS(dp_rank_of(stranger), EINVAL, "main endpoint");
-    CHECK_FAILS(dp_peer(size, &stranger), EINVAL, "rank is");
+    CHECK_FAILS(dp_rank_address(size, &stranger), EINVAL, "rank is");
     int fd = dp_open_with(own.dpid, NULL);
     CHECK(fd >= 0);
     CHECK(dp_add_target(fd, next) == 0);

@@ -22,7 +22,7 @@ static void run_out_of_descriptors(void)
     }
     CHECK(refused > 3);
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(dp_finish(0) == 0);
+    CHECK(dp_finalize(0) == 0);
 }
 
 int main(void)
@@ -35,13 +35,13 @@ int main(void)
     CHECK_FAILS(dp_open(2), EMFILE, "raise DIPOLE_MAX_ENDPOINTS");
     CHECK(dp_close(first) == 0);
     CHECK(dp_open(2) >= 0);
-    CHECK(dp_finish(0) == 0);
+    CHECK(dp_finalize(0) == 0);
 
     CHECK(setenv("DIPOLE_MAX_ENDPOINTS", "10", 1) == 0);
     CHECK(setenv("DIPOLE_USER_ENDPOINTS", "1", 1) == 0);
     CHECK(dp_open(1) >= 0);
     CHECK_FAILS(dp_open(2), ENFILE, "DIPOLE_USER_ENDPOINTS");
-    CHECK(dp_finish(0) == 0);
+    CHECK(dp_finalize(0) == 0);
 
     CHECK(setenv("DIPOLE_USER_PROCESSES", "0", 1) == 0);
     CHECK_FAILS(dp_open(1), ENFILE, "DIPOLE_USER_PROCESSES");

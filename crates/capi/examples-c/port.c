@@ -40,7 +40,7 @@ static void ask(uint32_t dpid)
 {
     struct dp_address to = { 1, dpid };
     int fd = dp_open_with(DP_ANY, NULL);
-    int edge = dp_edge(fd, to);
+    int edge = dp_edge_open(fd, to);
     CHECK(edge >= 0);
     for (uint64_t number = 1, sum = 0, answer; number <= ADDS; number++) {
         sum += number;

@@ -63,7 +63,7 @@ static void run_rank(uint32_t dpid, int count, int own, const char *to)
         ranks[rank].dpid = dpid + 100 + (uint32_t)rank;
     }
     struct dp_layout layout = { .ranks = (uint32_t)count, .block = BLOCK };
-    ssize_t length = dp_layout_part(&layout, (uint32_t)own, TOTAL);
+    ssize_t length = dp_layout_bytes(&layout, (uint32_t)own, TOTAL);
     CHECK(length > 0);
     char *part = malloc((size_t)length), *back = malloc((size_t)length);
     CHECK(part && back);
@@ -96,7 +96,7 @@ static void run_rank(uint32_t dpid, int count, int own, const char *to)
     CHECK(dp_stream_read(stream, &layout, TOTAL, back, (size_t)length) == TOTAL);
     CHECK(memcmp(part, back, (size_t)length) == 0);
     if (own == 0)
-        CHECK(dp_stream_finish(stream) == 0);
+        CHECK(dp_stream_shutdown(stream) == 0);
     CHECK(dp_stream_close(stream) == 0);
     CHECK_FAILS(dp_stream_close(stream), EBADF, "no stream");
     free(part);
@@ -110,11 +110,11 @@ static void check_refusals(uint32_t dpid)
     struct dp_address own = { 1, dpid + 90 }, interface = { 1, dpid };
     struct dp_layout layout = { .ranks = 2, .block = 10, .owners = (const uint32_t[]) { 0, 1, 1 },
                                 .records = 3 };
-    CHECK(dp_layout_part(&layout, 0, 25) == 10 && dp_layout_part(&layout, 1, 25) == 15);
-    CHECK_FAILS(dp_layout_part(&layout, 0, 31), EINVAL, "one for each record");
+    CHECK(dp_layout_bytes(&layout, 0, 25) == 10 && dp_layout_bytes(&layout, 1, 25) == 15);
+    CHECK_FAILS(dp_layout_bytes(&layout, 0, 31), EINVAL, "one for each record");
     layout.block = 0;
-    CHECK_FAILS(dp_layout_part(&layout, 0, 25), EINVAL, "block is 0");
-    CHECK_FAILS(dp_layout_part(NULL, 0, 25), EFAULT, "layout");
+    CHECK_FAILS(dp_layout_bytes(&layout, 0, 25), EINVAL, "block is 0");
+    CHECK_FAILS(dp_layout_bytes(NULL, 0, 25), EFAULT, "layout");
     int fd = dp_open((int)own.dpid);
     CHECK(fd >= 0);
     CHECK_FAILS(dp_stream_open(fd, &own, 1, 0, interface, "127.0.0.1:9", LONG_NS), EPIPE, "127.0.0.1:9");

@@ -26,8 +26,8 @@ pub(crate) static EDGES: Numbered<Edge> = Numbered::new(
 
 /// An edge from an endpoint to another; its number.
 #[unsafe(no_mangle)]
-pub extern "C" fn dp_edge(fd: c_int, to: Address) -> c_int {
-    call("dp_edge", || {
+pub extern "C" fn dp_edge_open(fd: c_int, to: Address) -> c_int {
+    call("dp_edge_open", || {
         let to = to.checked()?;
         EDGES.enter(handle::with(fd, |handle| Ok(handle.endpoint.edge(to)?))?)
     })

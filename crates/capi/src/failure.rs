@@ -42,7 +42,7 @@ pub(crate) enum Failure {
     NotAnEndpoint { fd: c_int },
     /// The number is no edge's, or not any more.
     #[error(
-        "{number} is no edge of this process; use a number that dp_edge returned and \
+        "{number} is no edge of this process; use a number that dp_edge_open returned and \
          that is not closed"
     )]
     NotAnEdge { number: c_int },
@@ -171,7 +171,9 @@ pub(crate) enum Failure {
         size: usize,
         known: usize,
     },
-    #[error("the node is already open; call dp_init before the first dp_open, or dp_finish first")]
+    #[error(
+        "the node is already open; call dp_init before the first dp_open, or dp_finalize first"
+    )]
     AlreadyOpen,
     #[error("the node is not open; call dp_init or dp_open first")]
     NotOpen,

@@ -243,7 +243,7 @@ pub unsafe extern "C" fn dp_allreduce(
 /// # Safety
 /// That of `dp_reduce`; `combine` may be called with `context` until this returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_reduce_by(
+pub unsafe extern "C" fn dp_reduce_with(
     group: c_int,
     root: c_int,
     data: *mut c_void,
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn dp_reduce_by(
     context: *mut c_void,
     timeout_ns: i64,
 ) -> c_int {
-    call("dp_reduce_by", || {
+    call("dp_reduce_with", || {
         // SAFETY: by contract.
         let data = unsafe { guard::bytes_mut("data", data, len) }?;
         let timeout = Patience::new(0, timeout_ns).timeout();
@@ -268,9 +268,9 @@ pub unsafe extern "C" fn dp_reduce_by(
 /// `dp_allreduce` by a function of the program.
 ///
 /// # Safety
-/// That of `dp_reduce_by`.
+/// That of `dp_reduce_with`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_allreduce_by(
+pub unsafe extern "C" fn dp_allreduce_with(
     group: c_int,
     data: *mut c_void,
     len: usize,
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn dp_allreduce_by(
     context: *mut c_void,
     timeout_ns: i64,
 ) -> c_int {
-    call("dp_allreduce_by", || {
+    call("dp_allreduce_with", || {
         // SAFETY: by contract.
         let data = unsafe { guard::bytes_mut("data", data, len) }?;
         let timeout = Patience::new(0, timeout_ns).timeout();
@@ -294,8 +294,8 @@ pub unsafe extern "C" fn dp_allreduce_by(
 /// # Safety
 /// `ranks` points to `count` places.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_group_gone(group: c_int, ranks: *mut c_int, count: c_int) -> c_int {
-    call("dp_group_gone", || {
+pub unsafe extern "C" fn dp_group_failed(group: c_int, ranks: *mut c_int, count: c_int) -> c_int {
+    call("dp_group_failed", || {
         let count = guard::count(count)?;
         // SAFETY: by contract.
         let places = unsafe { Out::new("ranks", ranks) }?;
@@ -313,13 +313,13 @@ pub unsafe extern "C" fn dp_group_gone(group: c_int, ranks: *mut c_int, count: c
 /// # Safety
 /// `ranks` points to `count` ranks.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_group_without(
+pub unsafe extern "C" fn dp_group_shrink(
     group: c_int,
     ranks: *const c_int,
     count: c_int,
     timeout_ns: i64,
 ) -> c_int {
-    call("dp_group_without", || {
+    call("dp_group_shrink", || {
         let count = rank("count", count)?;
         // SAFETY: by contract.
         let ranks = unsafe { guard::array("ranks", ranks, count) }?;

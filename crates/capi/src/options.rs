@@ -16,7 +16,7 @@ use crate::process;
 use crate::{handle, message};
 
 /// For a time in options: none at all, where zero means the default.
-pub const DP_NONE: i64 = -1;
+pub const DP_ZERO_NS: i64 = -1;
 /// For `dp_open_with`: any free number.
 pub const DP_ANY: u32 = dipole_node::EndpointId::ANY.0;
 /// For `dp_open_with`: calls on the descriptor do not wait.
@@ -218,8 +218,8 @@ pub unsafe extern "C" fn dp_init(options: *const NodeOptions) -> c_int {
 
 /// Closes the node after all that was sent has been acknowledged, or the time is over.
 #[unsafe(no_mangle)]
-pub extern "C" fn dp_finish(timeout_ns: i64) -> c_int {
-    call("dp_finish", || {
+pub extern "C" fn dp_finalize(timeout_ns: i64) -> c_int {
+    call("dp_finalize", || {
         process::current().finish(Some(message::duration(timeout_ns)))?;
         Ok(0)
     })
@@ -353,12 +353,12 @@ impl NodeOptions {
             match time_ns {
                 0 => {}
                 1.. => *place = Duration::from_nanos(time_ns.unsigned_abs()),
-                DP_NONE => *place = Duration::ZERO,
+                DP_ZERO_NS => *place = Duration::ZERO,
                 _ => {
                     return Err(Failure::BadNumber {
                         what: "a time in struct dp_node_options",
                         found: time_ns,
-                        expected: "nanoseconds, 0 for the default or DP_NONE",
+                        expected: "nanoseconds, 0 for the default or DP_ZERO_NS",
                     });
                 }
             }

@@ -59,8 +59,8 @@ pub extern "C" fn dp_size() -> c_int {
 /// # Safety
 /// `address` points to a place for one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_peer(rank: c_int, address: *mut Address) -> c_int {
-    call("dp_peer", || {
+pub unsafe extern "C" fn dp_rank_address(rank: c_int, address: *mut Address) -> c_int {
+    call("dp_rank_address", || {
         // SAFETY: by contract.
         let address = unsafe { Out::new("address", address) }?;
         let job = process::job()?;

@@ -30,7 +30,7 @@ pub const DP_ALLOW_PUT: c_int = 1;
 /// Others may read from it.
 pub const DP_ALLOW_GET: c_int = 2;
 /// Others may add to, and swap, its words.
-pub const DP_ALLOW_UPDATE: c_int = 4;
+pub const DP_ALLOW_ATOMIC: c_int = 4;
 
 /// The regions that C programs hold.
 pub(crate) static REGIONS: Numbered<OpenRegion> = Numbered::new(
@@ -53,7 +53,7 @@ impl Drop for OpenRegion {
     }
 }
 
-/// `struct dp_notice`.
+/// `struct dp_notification`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Notice {
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn dp_region_open(
     key: *mut u64,
 ) -> c_int {
     call("dp_region_open", || {
-        let all = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_UPDATE;
+        let all = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_ATOMIC;
         message::check_flags(rights, all)?;
         // SAFETY: by contract.
         let place = unsafe { Out::new("key", key) }?;
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn dp_region_open(
         let rights = Rights {
             put: rights & DP_ALLOW_PUT != 0,
             get: rights & DP_ALLOW_GET != 0,
-            update: rights & DP_ALLOW_UPDATE != 0,
+            update: rights & DP_ALLOW_ATOMIC != 0,
         };
         // SAFETY: by contract; `OpenRegion` revokes it.
         let memory = unsafe { RegionMemory::from_raw(start, length) };
@@ -118,12 +118,12 @@ pub extern "C" fn dp_region_close(region: c_int) -> c_int {
 /// # Safety
 /// `notice` points to a place for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_notice(
+pub unsafe extern "C" fn dp_is_notification(
     fd: c_int,
     message: *const c_void,
     notice: *mut Notice,
 ) -> c_int {
-    call("dp_notice", || {
+    call("dp_is_notification", || {
         // SAFETY: by contract.
         let place = unsafe { Out::new("notice", notice) }?;
         handle::with(fd, |handle| {

@@ -212,12 +212,12 @@ pub extern "C" fn dp_interface_close(interface: c_int) -> c_int {
 /// # Safety
 /// `layout` points to a layout.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_layout_part(
+pub unsafe extern "C" fn dp_layout_bytes(
     layout: *const StreamLayout,
     rank: u32,
     total: u64,
 ) -> isize {
-    call("dp_layout_part", || {
+    call("dp_layout_bytes", || {
         // SAFETY: by contract.
         let layout = unsafe { self::layout(layout) }?;
         if let Some(why) = layout.why_not(total) {
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn dp_stream_open(
     own: c_int,
     interface: Address,
     to: *const c_char,
-    patience_ns: i64,
+    idle_timeout_ns: i64,
 ) -> c_int {
     call("dp_stream_open", || {
         let count = guard::count(count)?;
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn dp_stream_open(
             addresses: addresses?,
         };
         let endpoint = Held(handle::find(fd)?);
-        let patience = Patience::new(0, patience_ns).timeout();
+        let patience = Patience::new(0, idle_timeout_ns).timeout();
         let stream = Stream::open(endpoint, ranks, interface.checked()?, to, patience)?;
         STREAMS.enter(Mutex::new(Some(stream)))
     })
@@ -305,8 +305,8 @@ pub unsafe extern "C" fn dp_stream_hear(stream: c_int, buf: *mut c_void, len: us
 
 /// Rank 0 tells the outside that nothing more comes.
 #[unsafe(no_mangle)]
-pub extern "C" fn dp_stream_finish(stream: c_int) -> c_int {
-    call("dp_stream_finish", || {
+pub extern "C" fn dp_stream_shutdown(stream: c_int) -> c_int {
+    call("dp_stream_shutdown", || {
         with(stream, Stream::finish)?;
         Ok(0)
     })

@@ -108,7 +108,7 @@ fn c_type(rust: &str) -> String {
         "Counts" => "struct dp_counts",
         "libc::iovec" => "struct iovec",
         "NodeOptions" => "struct dp_node_options",
-        "Notice" => "struct dp_notice",
+        "Notice" => "struct dp_notification",
         "OpenOptions" => "struct dp_open_options",
         "Pool" => "dpmmap_t",
         "PostedOperation" => "struct dp_operation",
@@ -187,7 +187,7 @@ fn layouts() -> String {
     layout!(
         text,
         Notice,
-        "struct dp_notice",
+        "struct dp_notification",
         [key, offset, length, value]
     );
     layout!(
@@ -270,7 +270,7 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_MAX_F64", dipole::DP_MAX_F64.into()),
         ("DP_ALLOW_PUT", dipole::DP_ALLOW_PUT.into()),
         ("DP_ALLOW_GET", dipole::DP_ALLOW_GET.into()),
-        ("DP_ALLOW_UPDATE", dipole::DP_ALLOW_UPDATE.into()),
+        ("DP_ALLOW_ATOMIC", dipole::DP_ALLOW_ATOMIC.into()),
         ("DP_SENT", dipole::DP_SENT.into()),
         ("DP_FAILED", dipole::DP_FAILED.into()),
         ("DP_RECEIVED", dipole::DP_RECEIVED.into()),
@@ -278,7 +278,7 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_FILLED", dipole::DP_FILLED.into()),
         ("DP_ANY", dipole::DP_ANY.into()),
         ("DP_NONBLOCK", dipole::DP_NONBLOCK.into()),
-        ("DP_NONE", dipole::DP_NONE),
+        ("DP_ZERO_NS", dipole::DP_ZERO_NS),
     ]
 }
 
