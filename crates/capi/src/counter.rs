@@ -9,13 +9,13 @@ use crate::failure::Failure;
 use crate::guard::{Out, call};
 use crate::message::Patience;
 use crate::numbers::Numbered;
-use crate::process;
+use crate::process::{self, CloseOrder};
 
 /// The counters that C programs hold.
-pub(crate) static COUNTERS: Numbered<CompletionCounter> = Numbered::new(
-    |process| &process.counters,
-    |number| Failure::NotACounter { number },
-);
+pub(crate) static COUNTERS: Numbered<CompletionCounter> =
+    Numbered::new(CloseOrder::Counters, |number| Failure::NotACounter {
+        number,
+    });
 
 /// `struct dp_counts`.
 #[repr(C)]
@@ -41,7 +41,7 @@ impl From<dipole_node::Counts> for Counts {
 pub extern "C" fn dp_counter_open() -> c_int {
     call("dp_counter_open", || {
         let node = process::current().node()?;
-        COUNTERS.enter(node.completion_counter())
+        COUNTERS.insert(node.completion_counter())
     })
 }
 

@@ -2,39 +2,28 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use crate::address::{Address, unsigned};
 use crate::failure::Failure;
 use crate::guard::{self, Out, Versioned, call};
 use crate::handle;
 use crate::message::{self, Patience};
-use crate::options::{self, Address, OpenOptions, Pool};
-use crate::process::lock;
-
-/// A number of table 1, which has them signed.
-pub(crate) fn number(what: &'static str, number: c_int) -> Result<u32, Failure> {
-    u32::try_from(number).map_err(|_| Failure::BadNumber {
-        what,
-        found: number.into(),
-        expected: "a number that is not negative",
-    })
-}
-
-pub(crate) fn address(nid: c_int, dpid: c_int) -> Result<dipole_node::Address, Failure> {
-    let (nid, dpid) = (number("nid", nid)?, number("dpid", dpid)?);
-    Address { nid, dpid }.checked()
-}
+use crate::options::{self, OpenOptions, Pool};
+use crate::per_process::lock;
 
 /// Opens an endpoint; its descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_open(dpid: c_int) -> c_int {
     call("dp_open", || {
-        options::open(number("dpid", dpid)?, OpenOptions::EMPTY)
+        options::open(unsigned("dpid", dpid)?, OpenOptions::EMPTY)
     })
 }
 
 /// Points an endpoint at another.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_target(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
-    call("dp_target", || message::add_target(fd, address(nid, dpid)?))
+    call("dp_target", || {
+        message::add_target(fd, Address::from_signed(nid, dpid)?)
+    })
 }
 
 /// Sends a message; its length.

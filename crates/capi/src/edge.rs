@@ -5,11 +5,12 @@ use std::io::IoSlice;
 
 use dipole_node::{Edge, Operation};
 
+use crate::address::Address;
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::message::{self, Patience};
 use crate::numbers::Numbered;
-use crate::options::Address;
+use crate::process::CloseOrder;
 use crate::{DP_DONTWAIT, handle};
 
 /// For `dp_post`: the message is not copied.
@@ -19,17 +20,15 @@ pub const DP_ZEROCOPY: c_int = 8;
 const MAX_PIECES: usize = 1024;
 
 /// The edges that C programs hold.
-pub(crate) static EDGES: Numbered<Edge> = Numbered::new(
-    |process| &process.edges,
-    |number| Failure::NotAnEdge { number },
-);
+pub(crate) static EDGES: Numbered<Edge> =
+    Numbered::new(CloseOrder::Edges, |number| Failure::NotAnEdge { number });
 
 /// An edge from an endpoint to another; its number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_edge_open(fd: c_int, to: Address) -> c_int {
     call("dp_edge_open", || {
         let to = to.checked()?;
-        EDGES.enter(handle::with(fd, |handle| Ok(handle.endpoint.edge(to)?))?)
+        EDGES.insert(handle::with(fd, |handle| Ok(handle.endpoint.edge(to)?))?)
     })
 }
 

@@ -5,12 +5,13 @@ use std::sync::Mutex;
 
 use dipole_node::{Combine, Group, Members};
 
+use crate::address::Address;
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
 use crate::message::Patience;
 use crate::numbers::Numbered;
-use crate::options::Address;
-use crate::process::{self, lock};
+use crate::per_process::lock;
+use crate::process::{self, CloseOrder};
 
 /// The sum of `uint64_t`, wrapping around.
 pub const DP_SUM_U64: c_int = 1;
@@ -37,10 +38,8 @@ pub type CombineFunction = Option<
 >;
 
 /// The groups that C programs hold.
-pub(crate) static GROUPS: Numbered<Mutex<Group>> = Numbered::new(
-    |process| &process.groups,
-    |number| Failure::NotAGroup { number },
-);
+pub(crate) static GROUPS: Numbered<Mutex<Group>> =
+    Numbered::new(CloseOrder::Groups, |number| Failure::NotAGroup { number });
 
 fn with<A>(
     group: c_int,
@@ -133,7 +132,7 @@ pub unsafe extern "C" fn dp_group_open(
         };
         let node = process::current().node()?;
         let timeout = Patience::new(0, timeout_ns).timeout();
-        GROUPS.enter(Mutex::new(node.group(
+        GROUPS.insert(Mutex::new(node.group(
             members,
             rank("own", own)?,
             timeout,

@@ -9,7 +9,7 @@
 //! endpoint would be mistaken only until its old endpoint is known to have ended, or
 //! until a call that looks closer ([`find`]).
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,8 @@ use dipole_trace::waits::Keeper;
 
 use crate::failure::Failure;
 use crate::guard;
-use crate::process::{self, lock, place};
+use crate::per_process::{Instance, PerProcess, generation, lock};
+use crate::process::{self, CloseOrder, OpenObjects, place};
 use crate::table::Table;
 
 /// An open endpoint.
@@ -120,6 +121,27 @@ impl Handle {
 }
 
 static TABLE: Table<Handle> = Table::new();
+static ENDPOINTS: PerProcess<Mutex<Endpoints>> = PerProcess::new();
+
+/// Endpoints by the files that their descriptors refer to.
+#[derive(Debug, Default)]
+struct Endpoints {
+    by_file: HashMap<FileId, Arc<Handle>>,
+    /// Number of entries at which those whose descriptors were closed with `close` are removed.
+    sweep_at: usize,
+}
+
+/// The endpoints of this process, for `dp_finalize`.
+struct AllEndpoints;
+
+impl OpenObjects for AllEndpoints {
+    fn close_all(&self) {
+        let endpoints = std::mem::take(&mut *lock(&ENDPOINTS.get()));
+        for handle in endpoints.by_file.into_values() {
+            handle.end();
+        }
+    }
+}
 
 /// Runs a call on the endpoint of a descriptor.
 #[inline]
@@ -129,7 +151,7 @@ pub(crate) fn with<A>(
 ) -> Result<A, Failure> {
     if let Some(slot) = TABLE.slot(fd)
         && let Some(handle) = &*slot.load()
-        && handle.generation == process::generation()
+        && handle.generation == generation()
         && !handle.copied.load(Ordering::Relaxed)
     {
         let answer = body(handle);
@@ -149,8 +171,8 @@ pub(crate) fn with<A>(
 /// The endpoint that a descriptor stands for, whatever was there before.
 pub(crate) fn find(fd: c_int) -> Result<Arc<Handle>, Failure> {
     let file = identify(fd)?;
-    let process = process::current();
-    let known = lock(&process.endpoints).by_file.get(&file).cloned();
+    let endpoints = ENDPOINTS.get();
+    let known = lock(&endpoints).by_file.get(&file).cloned();
     let slot = TABLE.slot(fd);
     if let Some(handle) = known {
         if handle.fd != fd {
@@ -164,18 +186,16 @@ pub(crate) fn find(fd: c_int) -> Result<Arc<Handle>, Failure> {
         }
         return Ok(handle);
     }
-    let inherited = std::iter::successors(process.parent.as_ref(), |older| older.parent.as_ref())
-        .any(|older| {
-            // A thread of the parent may have held the lock when this process was forked.
-            let endpoints = match older.endpoints.try_lock() {
-                Ok(endpoints) => endpoints,
-                Err(std::sync::TryLockError::Poisoned(poisoned)) => {
-                    PoisonError::into_inner(poisoned)
-                }
-                Err(std::sync::TryLockError::WouldBlock) => return false,
-            };
-            endpoints.by_file.contains_key(&file)
-        });
+    let parent = |instance: &Arc<Instance<_>>| instance.parent.clone();
+    let inherited = std::iter::successors(parent(&endpoints), parent).any(|older| {
+        // A thread of the parent may have held the lock when this process was forked.
+        let endpoints = match older.try_lock() {
+            Ok(endpoints) => endpoints,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
+            Err(std::sync::TryLockError::WouldBlock) => return false,
+        };
+        endpoints.by_file.contains_key(&file)
+    });
     match inherited {
         true => Err(Failure::Inherited { fd }),
         false => Err(Failure::NotAnEndpoint { fd }),
@@ -191,12 +211,12 @@ pub(crate) fn enter(
 ) -> Result<c_int, Failure> {
     let fd = descriptor.as_raw_fd();
     let process = process::current();
-    let keeper = process.keeper();
+    let keeper = process.wait_trace();
     if let Some(keeper) = &keeper {
         keeper.owns(place(endpoint.address()));
     }
     let handle = Arc::new(Handle {
-        generation: process::generation(),
+        generation: generation(),
         fd,
         file: identify(fd)?,
         endpoint,
@@ -210,7 +230,9 @@ pub(crate) fn enter(
     let Some(slot) = TABLE.make_slot(fd) else {
         return Err(Failure::NotAnEndpoint { fd });
     };
-    let mut endpoints = lock(&process.endpoints);
+    process.register(CloseOrder::Endpoints, &AllEndpoints);
+    let instance = ENDPOINTS.get();
+    let mut endpoints = lock(&instance);
     if endpoints.by_file.len() >= endpoints.sweep_at {
         endpoints.by_file.retain(|_, old| {
             let lives = !old.endpoint.is_ended();
@@ -235,8 +257,7 @@ pub(crate) fn end(fd: c_int) -> Result<(), Failure> {
         Err(Failure::Inherited { .. }) => return Ok(()),
         Err(failure) => return Err(failure),
     };
-    let process = process::current();
-    lock(&process.endpoints).by_file.remove(&handle.file);
+    lock(&ENDPOINTS.get()).by_file.remove(&handle.file);
     handle.end();
     Ok(())
 }

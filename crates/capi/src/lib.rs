@@ -10,6 +10,7 @@
 //! their completions, `region.rs` regions, `port.rs` and `group.rs` ports and groups, `stream.rs` streams to the outside, `query.rs` what asks. All go through `guard`; `handle` finds
 //! endpoints, `numbers` what has a number and no descriptor, `process` keeps the one node of the process.
 
+mod address;
 mod counter;
 mod dp;
 mod edge;
@@ -20,6 +21,7 @@ mod handle;
 mod message;
 mod numbers;
 mod options;
+mod per_process;
 mod port;
 mod process;
 mod query;
@@ -28,6 +30,7 @@ mod region;
 mod stream;
 mod table;
 
+pub use address::Address;
 pub use counter::{
     Counts, dp_counter_attach_edge, dp_counter_close, dp_counter_open, dp_counter_read,
     dp_counter_wait,
@@ -48,8 +51,8 @@ pub use message::{
     dp_untarget,
 };
 pub use options::{
-    Address, DP_ANY, DP_NONBLOCK, DP_ZERO_NS, NodeOptions, OpenOptions, Pool, Stats, dp_finalize,
-    dp_init, dp_open_with,
+    DP_ANY, DP_NONBLOCK, DP_ZERO_NS, NodeOptions, OpenOptions, Pool, Stats, dp_finalize, dp_init,
+    dp_open_with,
 };
 pub use port::{
     Handler, dp_port_address, dp_port_close, dp_port_open, dp_port_reply, dp_port_wait,

@@ -6,12 +6,12 @@ use std::time::Duration;
 use dipole_node::{Endpoint, Message, ReceiveError, SendError};
 use dipole_trace::waits::{Cause, Over};
 
-use crate::dp;
+use crate::address::Address;
 use crate::failure::Failure;
 use crate::guard::{self, Buffer, Out, call};
 use crate::handle::{self, Handle};
-use crate::options::Address;
-use crate::process::{lock, place};
+use crate::per_process::lock;
+use crate::process::place;
 
 /// Buffers up to this length are copied to; longer ones are offered for what arrives.
 const SHORT_BYTES: usize = 4 << 10;
@@ -248,7 +248,9 @@ pub extern "C" fn dp_add_target(fd: c_int, to: Address) -> c_int {
 /// Takes a target back.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_untarget(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
-    call("dp_untarget", || remove_target(fd, dp::address(nid, dpid)?))
+    call("dp_untarget", || {
+        remove_target(fd, Address::from_signed(nid, dpid)?)
+    })
 }
 
 /// Takes a target back, any numbers.

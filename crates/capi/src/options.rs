@@ -22,38 +22,6 @@ pub const DP_ANY: u32 = dipole_node::EndpointId::ANY.0;
 /// For `dp_open_with`: calls on the descriptor do not wait.
 pub const DP_NONBLOCK: u32 = 1;
 
-/// `struct dp_address`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Address {
-    /// The node.
-    pub nid: u32,
-    /// The endpoint on it.
-    pub dpid: u32,
-}
-
-impl From<dipole_node::Address> for Address {
-    fn from(address: dipole_node::Address) -> Address {
-        Address {
-            nid: address.node.0,
-            dpid: address.endpoint.0,
-        }
-    }
-}
-
-impl Address {
-    pub(crate) fn checked(self) -> Result<dipole_node::Address, Failure> {
-        if self.nid == 0 {
-            return Err(Failure::BadNumber {
-                what: "nid",
-                found: 0,
-                expected: "a node from 1 to 4294967295",
-            });
-        }
-        Ok(dipole_node::Address::new(self.nid, self.dpid))
-    }
-}
-
 /// `struct dp_node_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -220,7 +188,7 @@ pub unsafe extern "C" fn dp_init(options: *const NodeOptions) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_finalize(timeout_ns: i64) -> c_int {
     call("dp_finalize", || {
-        process::current().finish(Some(message::duration(timeout_ns)))?;
+        process::current().finalize(Some(message::duration(timeout_ns)))?;
         Ok(0)
     })
 }

@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 
 use dipole_node::{ActivePort, EndpointId, Message, PortContext};
 
+use crate::address::Address;
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
 use crate::message::{Patience, ReceivedMessage};
 use crate::numbers::Numbered;
-use crate::options::Address;
-use crate::process;
+use crate::process::{self, CloseOrder};
 
 /// `dp_handler`.
 pub type Handler = Option<
@@ -20,10 +20,8 @@ pub type Handler = Option<
 >;
 
 /// The ports that C programs hold.
-pub(crate) static PORTS: Numbered<OpenPort> = Numbered::new(
-    |process| &process.ports,
-    |number| Failure::NotAPort { number },
-);
+pub(crate) static PORTS: Numbered<OpenPort> =
+    Numbered::new(CloseOrder::Ports, |number| Failure::NotAPort { number });
 
 /// A port; it has its number before its handler runs.
 #[derive(Debug, Default)]
@@ -81,7 +79,7 @@ pub unsafe extern "C" fn dp_port_open(dpid: u32, handler: Handler, context: *mut
     call("dp_port_open", || {
         let handler = handler.ok_or(Failure::Null { what: "handler" })?;
         let node = process::current().node()?;
-        let number = PORTS.enter(OpenPort::default())?;
+        let number = PORTS.insert(OpenPort::default())?;
         let given = Given { handler, context };
         let run =
             move |port: &PortContext, message: Message| handle(number, &given, port, &message);

@@ -2,10 +2,11 @@
 
 use std::ffi::{c_char, c_int};
 
+use crate::address::Address;
 use crate::failure::{self, Failure};
 use crate::guard::{self, Out, Versioned, call};
 use crate::handle;
-use crate::options::{Address, Stats};
+use crate::options::Stats;
 use crate::process;
 
 /// What went wrong in this thread's last call that failed.

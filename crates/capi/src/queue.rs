@@ -10,13 +10,14 @@ use std::time::Duration;
 use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory};
 use dipole_trace::waits::{Cause, Keeper, Over};
 
+use crate::address::Address;
 use crate::edge::EDGES;
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
 use crate::message::Patience;
-use crate::options::Address;
-use crate::process::{self, lock, place};
+use crate::per_process::{PerProcess, lock};
+use crate::process::{self, CloseOrder, OpenObjects, place};
 
 /// In `kind`: a posted message is on its way.
 pub const DP_SENT: c_int = 1;
@@ -212,9 +213,21 @@ fn over(completion: Option<&dipole_node::Completion>) -> Over {
     }
 }
 
+/// Completion queues by their descriptors.
+static QUEUES: PerProcess<Mutex<HashMap<c_int, Arc<OpenQueue>>>> = PerProcess::new();
+
+/// The completion queues of this process, for `dp_finalize`.
+struct AllQueues;
+
+impl OpenObjects for AllQueues {
+    fn close_all(&self) {
+        let queues = std::mem::take(&mut *lock(&QUEUES.get()));
+        drop(queues);
+    }
+}
+
 fn find(fd: c_int) -> Result<Arc<OpenQueue>, Failure> {
-    let process = process::current();
-    let found = lock(&process.queues).get(&fd).cloned();
+    let found = lock(&QUEUES.get()).get(&fd).cloned();
     found.ok_or(Failure::NotAQueue { fd })
 }
 
@@ -230,10 +243,11 @@ pub extern "C" fn dp_queue_open() -> c_int {
             file: handle::identify(fd)?,
             queue,
             endpoints: Mutex::default(),
-            keeper: process.keeper(),
+            keeper: process.wait_trace(),
         };
         // Perhaps another had the number, and its descriptor was closed by `close`.
-        let before = lock(&process.queues).insert(fd, Arc::new(open));
+        process.register(CloseOrder::Queues, &AllQueues);
+        let before = lock(&QUEUES.get()).insert(fd, Arc::new(open));
         drop(before);
         Ok(descriptor.into_raw_fd())
     })
@@ -329,7 +343,7 @@ pub extern "C" fn dp_cancel_receive(fd: c_int, context: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_close(queue: c_int) -> c_int {
     call("dp_queue_close", || {
-        let removed = lock(&process::current().queues).remove(&queue);
+        let removed = lock(&QUEUES.get()).remove(&queue);
         let removed = removed.ok_or(Failure::NotAQueue { fd: queue })?;
         // The number may have been closed by `close`, and stand for anything by now.
         if handle::identify(queue).is_ok_and(|file| file == removed.file) {

@@ -12,7 +12,8 @@ use crate::failure::Failure;
 use crate::guard::{self, Out, call};
 use crate::message::{self, Patience};
 use crate::numbers::Numbered;
-use crate::process::lock;
+use crate::per_process::lock;
+use crate::process::CloseOrder;
 use crate::{DP_DONTWAIT, handle};
 
 /// An operation: bytes into a region.
@@ -33,10 +34,8 @@ pub const DP_ALLOW_GET: c_int = 2;
 pub const DP_ALLOW_ATOMIC: c_int = 4;
 
 /// The regions that C programs hold.
-pub(crate) static REGIONS: Numbered<OpenRegion> = Numbered::new(
-    |process| &process.regions,
-    |number| Failure::NotARegion { number },
-);
+pub(crate) static REGIONS: Numbered<OpenRegion> =
+    Numbered::new(CloseOrder::Regions, |number| Failure::NotARegion { number });
 
 /// A region over memory of a C program.
 #[derive(Debug)]
@@ -97,7 +96,7 @@ pub unsafe extern "C" fn dp_region_open(
             Ok(handle.endpoint.open_region(memory.clone(), rights)?)
         })?;
         place.write(region.key().0);
-        REGIONS.enter(OpenRegion {
+        REGIONS.insert(OpenRegion {
             region: Some(region),
             memory,
         })

@@ -12,25 +12,24 @@ use dipole_streams::{
     Destinations, Interface, InterfaceConfig, Layout, Ranks, Stream, StreamError,
 };
 
+use crate::address::Address;
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::handle::{self, Handle};
 use crate::message::Patience;
 use crate::numbers::Numbered;
-use crate::options::Address;
-use crate::process::{self, lock};
+use crate::per_process::lock;
+use crate::process::{self, CloseOrder};
 
 /// The streams that C programs hold.
-pub(crate) static STREAMS: Numbered<Mutex<Option<Stream<Held>>>> = Numbered::new(
-    |process| &process.streams,
-    |number| Failure::NotAStream { number },
-);
+pub(crate) static STREAMS: Numbered<Mutex<Option<Stream<Held>>>> =
+    Numbered::new(CloseOrder::Streams, |number| Failure::NotAStream { number });
 
 /// The interfaces that C programs hold.
-pub(crate) static INTERFACES: Numbered<OpenInterface> = Numbered::new(
-    |process| &process.interfaces,
-    |number| Failure::NotAnInterface { number },
-);
+pub(crate) static INTERFACES: Numbered<OpenInterface> =
+    Numbered::new(CloseOrder::Interfaces, |number| Failure::NotAnInterface {
+        number,
+    });
 
 /// The endpoint of a stream's rank.
 #[derive(Debug)]
@@ -184,7 +183,7 @@ pub unsafe extern "C" fn dp_interface_open(
         if let Ok(Some(error)) = told.recv() {
             return Err(error.into());
         }
-        INTERFACES.enter(OpenInterface {
+        INTERFACES.insert(OpenInterface {
             is_over,
             thread: Mutex::new(Some(thread)),
         })
@@ -268,7 +267,7 @@ pub unsafe extern "C" fn dp_stream_open(
         let endpoint = Held(handle::find(fd)?);
         let patience = Patience::new(0, idle_timeout_ns).timeout();
         let stream = Stream::open(endpoint, ranks, interface.checked()?, to, patience)?;
-        STREAMS.enter(Mutex::new(Some(stream)))
+        STREAMS.insert(Mutex::new(Some(stream)))
     })
 }
 
