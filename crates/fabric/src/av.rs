@@ -12,8 +12,8 @@ use crate::abi::errno::{FI_EINVAL, FI_ENOEQ};
 use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_AV, FI_CLASS_EQ, FI_EVENT, Fid, Ops};
 use crate::completion::lock;
 use crate::eq::{EventQueue, Events};
-use crate::guard::{
-    Failure, call, class, copy_out, fid, give, missing, object, ops, read_at, record, take,
+use crate::ffi::{
+    Failure, call, class, copy_out, export, fid, missing, object, ops, read_at, reclaim, record,
     write_at,
 };
 use crate::name::{NAME_BYTES, Name, number};
@@ -25,7 +25,7 @@ pub(crate) struct Av {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     known: Mutex<Known>,
     /// Insertions are told here instead of by their calls.
-    tells: bool,
+    reports_events: bool,
     events: OnceLock<Arc<Events>>,
 }
 
@@ -66,7 +66,7 @@ impl Av {
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
         let av = Av {
-            tells: attr.is_some_and(|attr| attr.flags & FI_EVENT != 0),
+            reports_events: attr.is_some_and(|attr| attr.flags & FI_EVENT != 0),
             ..Av::default()
         };
         let fid = FidAv {
@@ -74,7 +74,7 @@ impl Av {
             ops: &AV_OPS,
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, Arc::new(av)) }
+        unsafe { export(out, fid, Arc::new(av)) }
     }
 
     /// The slots of a chunk, of which the number's is that one.
@@ -142,7 +142,7 @@ unsafe fn av<'a>(av: *const FidAv) -> Result<&'a Arc<Av>, Failure> {
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     // SAFETY: made by `Av::open`, given up by C.
-    call(|| unsafe { take::<FidAv, Arc<Av>>(fid) }.map(|_| 0))
+    call(|| unsafe { reclaim::<FidAv, Arc<Av>>(fid) }.map(|_| 0))
 }
 
 unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, _: u64) -> c_int {
@@ -170,7 +170,7 @@ unsafe extern "C" fn insert(
     call(|| {
         // SAFETY: an address vector of this provider.
         let av = unsafe { av(fid) }?;
-        let events = match (av.tells, av.events.get()) {
+        let events = match (av.reports_events, av.events.get()) {
             (false, _) => None,
             (true, None) => return Err(Failure(FI_ENOEQ)),
             (true, events) => events,

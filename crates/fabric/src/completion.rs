@@ -80,7 +80,7 @@ pub(crate) trait Source: Send + Sync {
     fn wait(&self, timeout: Duration);
 
     /// Takes all that has come; after which time to do so again though nothing comes.
-    fn settle(&self) -> Option<Duration>;
+    fn prepare_sleep(&self) -> Option<Duration>;
 
     /// What is readable while something has come; none if it cannot be had.
     fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]>;
@@ -169,7 +169,7 @@ impl Sources {
     }
 
     /// The descriptor, which there is from now on.
-    pub(crate) fn describe(&self) -> io::Result<&Descriptor> {
+    pub(crate) fn open_descriptor(&self) -> io::Result<&Descriptor> {
         if let Some(known) = self.descriptor.get() {
             return Ok(known);
         }
@@ -183,13 +183,17 @@ impl Sources {
 
     /// The descriptor, if the program has asked for it.
     #[inline]
-    pub(crate) fn described(&self) -> Option<&Descriptor> {
+    pub(crate) fn descriptor(&self) -> Option<&Descriptor> {
         self.descriptor.get()
     }
 
     /// Takes all that has come, before the program sleeps.
-    pub(crate) fn settle(&self) {
-        let again = self.all().iter().filter_map(|source| source.settle()).min();
+    pub(crate) fn prepare_sleep(&self) {
+        let again = self
+            .all()
+            .iter()
+            .filter_map(|source| source.prepare_sleep())
+            .min();
         if let Some(descriptor) = self.descriptor.get() {
             descriptor.arm(again);
         }
@@ -285,7 +289,7 @@ impl Cq {
     /// The descriptor says whether there are entries.
     #[inline]
     fn tell(&self, entries: &VecDeque<Entry>) {
-        if let Some(descriptor) = self.sources.described() {
+        if let Some(descriptor) = self.sources.descriptor() {
             match entries.is_empty() {
                 true => descriptor.lower(),
                 false => descriptor.raise(),
@@ -294,8 +298,8 @@ impl Cq {
     }
 
     /// The descriptor of this queue.
-    pub(crate) fn describe(&self) -> io::Result<i32> {
-        let number = self.sources.describe()?.number();
+    pub(crate) fn open_descriptor(&self) -> io::Result<i32> {
+        let number = self.sources.open_descriptor()?.number();
         self.tell(&lock(&self.entries));
         Ok(number)
     }
@@ -304,7 +308,7 @@ impl Cq {
     /// the descriptor is readable.
     pub(crate) fn may_sleep(&self) -> bool {
         if self.is_empty() {
-            self.sources.settle();
+            self.sources.prepare_sleep();
         }
         // It was raised for a signal, perhaps.
         let entries = lock(&self.entries);
@@ -351,7 +355,7 @@ impl Cq {
 
     pub(crate) fn signal(&self) {
         self.signalled.store(1, Ordering::Release);
-        if let Some(descriptor) = self.sources.described() {
+        if let Some(descriptor) = self.sources.descriptor() {
             descriptor.raise();
         }
     }
@@ -379,7 +383,7 @@ impl Cntr {
     /// It has another value than before.
     #[inline]
     pub(crate) fn tell(&self) {
-        if let Some(descriptor) = self.sources.described() {
+        if let Some(descriptor) = self.sources.descriptor() {
             descriptor.raise();
         }
     }
@@ -392,9 +396,9 @@ impl Cntr {
     /// Takes what has come; true if the counter is as it was when this was asked before, so that
     /// the program may sleep until the descriptor is readable.
     pub(crate) fn may_sleep(&self) -> bool {
-        self.sources.settle();
+        self.sources.prepare_sleep();
         let mut seen = lock(&self.seen);
-        if let Some(descriptor) = self.sources.described() {
+        if let Some(descriptor) = self.sources.descriptor() {
             descriptor.lower();
         }
         // Whoever counts from now on raises it again.

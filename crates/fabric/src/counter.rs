@@ -10,8 +10,8 @@ use crate::abi::eq::{CntrAttr, CntrOps, FI_WAIT_NONE, FidCntr};
 use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_ETIMEDOUT};
 use crate::abi::fabric::{FI_CLASS_CNTR, Fid, Ops};
 use crate::completion::Cntr;
-use crate::guard::{Failure, call, fid, give, object, ops, take};
-use crate::wait::{Wait, no_descriptor};
+use crate::ffi::{Failure, call, export, fid, object, ops, reclaim};
+use crate::wait_object::{Wait, descriptor_failure};
 
 /// See the module.
 pub(crate) struct Counter(pub(crate) Arc<Cntr>, Wait);
@@ -42,18 +42,20 @@ impl Counter {
         let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let counter = Counter(Arc::default(), wait);
         if wait == Wait::Descriptor {
-            counter.describe().map_err(|cause| no_descriptor(&cause))?;
+            counter
+                .open_descriptor()
+                .map_err(|cause| descriptor_failure(&cause))?;
         }
         let fid = FidCntr {
             fid: fid(FI_CLASS_CNTR, context, &OPS),
             ops: &CNTR_OPS,
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, counter) }
+        unsafe { export(out, fid, counter) }
     }
 
-    fn describe(&self) -> io::Result<i32> {
-        let number = self.0.sources.describe()?.number();
+    fn open_descriptor(&self) -> io::Result<i32> {
+        let number = self.0.sources.open_descriptor()?.number();
         self.0.tell();
         Ok(number)
     }
@@ -76,7 +78,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
             return Err(Failure(FI_EBUSY));
         }
         // SAFETY: made by `Counter::open`, given up by C.
-        unsafe { take::<FidCntr, Counter>(fid) }.map(|_| 0)
+        unsafe { reclaim::<FidCntr, Counter>(fid) }.map(|_| 0)
     })
 }
 
@@ -85,7 +87,7 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
         // SAFETY: a counter of this provider.
         let counter: &Counter = unsafe { object(fid.cast::<FidCntr>()) }?;
         // SAFETY: a place for what the command asks for.
-        unsafe { (counter.1).control(command, place, || counter.describe()) }
+        unsafe { (counter.1).control(command, place, || counter.open_descriptor()) }
     })
 }
 

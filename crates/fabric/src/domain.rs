@@ -13,11 +13,13 @@ use crate::av::Av;
 use crate::counter::Counter;
 use crate::endpoint::{Ep, atomic};
 use crate::eq::EventQueue;
-use crate::guard::{Failure, call, class, fid, give, given, missing, object, ops, take, write_at};
+use crate::ffi::{
+    Failure, borrow, call, class, export, fid, missing, object, ops, reclaim, write_at,
+};
 use crate::mr::{Access, Mr};
-use crate::place::Domain;
+use crate::node::Domain;
 use crate::queue::Queue;
-use crate::waits;
+use crate::wait_trace;
 
 static OPS: Ops = Ops { bind, ..ops(close) };
 static DOMAIN_OPS: DomainOps = DomainOps {
@@ -59,7 +61,7 @@ pub(crate) unsafe fn open(
         mr: &MR_OPS,
     };
     // SAFETY: valid by contract.
-    unsafe { give(out, fid, Arc::new(domain)) }
+    unsafe { export(out, fid, Arc::new(domain)) }
 }
 
 /// The domain that C means.
@@ -79,9 +81,9 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
             return Err(Failure(FI_EBUSY));
         }
         // SAFETY: made by `open`, given up by C.
-        let domain = unsafe { take::<FidDomain, Arc<Domain>>(fid) }?;
+        let domain = unsafe { reclaim::<FidDomain, Arc<Domain>>(fid) }?;
         drop(domain);
-        waits::close();
+        wait_trace::close();
         Ok(0)
     })
 }
@@ -113,7 +115,7 @@ unsafe extern "C" fn av_open(
     // SAFETY: a domain of this provider, and a place for an answer.
     call(|| unsafe {
         domain(fid)?;
-        Av::open(given(attr), out, context)
+        Av::open(borrow(attr), out, context)
     })
 }
 
@@ -126,7 +128,7 @@ unsafe extern "C" fn cq_open(
     // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
     call(|| unsafe {
         domain(fid)?;
-        Queue::open(given(attr), out, context)
+        Queue::open(borrow(attr), out, context)
     })
 }
 
@@ -139,7 +141,7 @@ unsafe extern "C" fn cntr_open(
     // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
     call(|| unsafe {
         domain(fid)?;
-        Counter::open(given(attr), out, context)
+        Counter::open(borrow(attr), out, context)
     })
 }
 
@@ -150,7 +152,7 @@ unsafe extern "C" fn endpoint(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
-    call(|| unsafe { Ep::open(domain(fid)?, given(info), out, context) })
+    call(|| unsafe { Ep::open(domain(fid)?, borrow(info), out, context) })
 }
 
 unsafe extern "C" fn query_atomic(
@@ -199,7 +201,7 @@ unsafe extern "C" fn regv(
 ) -> c_int {
     call(|| {
         // SAFETY: `count` elements.
-        let piece = unsafe { given(vector) };
+        let piece = unsafe { borrow(vector) };
         let piece = piece.filter(|_| count == 1).ok_or(Failure(FI_EINVAL))?;
         let memory = (piece.iov_base.cast_const(), piece.iov_len);
         // SAFETY: as in `reg`.
@@ -217,7 +219,7 @@ unsafe extern "C" fn regattr(
     out: *mut *mut FidMr,
 ) -> c_int {
     // SAFETY: valid attributes.
-    let Some(attr) = (unsafe { given(attr) }) else {
+    let Some(attr) = (unsafe { borrow(attr) }) else {
         return -FI_EINVAL;
     };
     // SAFETY: as in `regv`.

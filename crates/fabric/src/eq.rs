@@ -12,13 +12,13 @@ use crate::abi::errno::{FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL}
 use crate::abi::fabric::{FI_CLASS_EQ, FI_PEEK, FI_WRITE, Fid, Ops};
 use crate::completion::lock;
 use crate::descriptor::Descriptor;
-use crate::guard::{
-    AGAIN, Failure, call, fid, give, object, ops, read_at, strerror, take, write_at,
+use crate::ffi::{
+    AGAIN, Failure, call, export, fid, object, ops, read_at, reclaim, strerror, write_at,
 };
-use crate::wait::{Wait, no_descriptor};
+use crate::wait_object::{Wait, descriptor_failure};
 
 /// Longest event that a program writes.
-const MOST_BYTES: usize = 4096;
+const MAX_EVENT_BYTES: usize = 4096;
 
 /// Events that nobody has read.
 #[derive(Default)]
@@ -47,7 +47,7 @@ impl Events {
         }
     }
 
-    fn describe(&self) -> io::Result<i32> {
+    fn open_descriptor(&self) -> io::Result<i32> {
         let waiting = lock(&self.waiting);
         if self.descriptor.get().is_none() {
             let _made_once = self.descriptor.set(Descriptor::new()?);
@@ -140,11 +140,11 @@ impl EventQueue {
             wait,
         };
         if wait == Wait::Descriptor {
-            let described = queue.events.describe();
-            described.map_err(|cause| no_descriptor(&cause))?;
+            let descriptor = queue.events.open_descriptor();
+            descriptor.map_err(|cause| descriptor_failure(&cause))?;
         }
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, queue) }
+        unsafe { export(out, fid, queue) }
     }
 }
 
@@ -164,7 +164,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
             return Err(Failure(FI_EBUSY));
         }
         // SAFETY: made by `EventQueue::open`, given up by C.
-        unsafe { take::<FidEq, EventQueue>(fid) }.map(|_| 0)
+        unsafe { reclaim::<FidEq, EventQueue>(fid) }.map(|_| 0)
     })
 }
 
@@ -173,7 +173,7 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
         // SAFETY: a place for what the command asks for.
-        unsafe { (queue.wait).control(command, place, || queue.events.describe()) }
+        unsafe { (queue.wait).control(command, place, || queue.events.open_descriptor()) }
     })
 }
 
@@ -244,7 +244,7 @@ unsafe extern "C" fn write(
             // Its program did not ask for that when it opened the queue.
             return Err(Failure(FI_ENOSYS));
         }
-        if length > MOST_BYTES || place.is_null() && length > 0 {
+        if length > MAX_EVENT_BYTES || place.is_null() && length > 0 {
             return Err(Failure(FI_EINVAL));
         }
         // SAFETY: so many bytes, during the call.

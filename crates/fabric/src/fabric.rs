@@ -13,14 +13,14 @@ use crate::abi::prov::Provider;
 use crate::counter::Counter;
 use crate::domain;
 use crate::eq::EventQueue;
-use crate::guard::{
-    AGAIN, Failure, call, class, fid, give, given, missing, object, ops, read_at, take,
+use crate::ffi::{
+    AGAIN, Failure, borrow, call, class, export, fid, missing, object, ops, read_at, reclaim,
 };
 use crate::info::{self, NAME};
 use crate::queue::Queue;
 
 /// What this provider speaks; libfabric serves older programs.
-const SPOKEN: u32 = version(2, 6);
+const API_VERSION: u32 = version(2, 6);
 
 struct Shared(Provider);
 
@@ -29,7 +29,7 @@ unsafe impl Sync for Shared {}
 
 static PROVIDER: Shared = Shared(Provider {
     version: version(1, 0),
-    fi_version: SPOKEN,
+    fi_version: API_VERSION,
     context: [ptr::null_mut(); 4],
     name: NAME.as_ptr(),
     getinfo,
@@ -82,15 +82,15 @@ unsafe extern "C" fn open(
     let fabric = FidFabric {
         fid: fid(FI_CLASS_FABRIC, context, &OPS),
         ops: &FABRIC_OPS,
-        api_version: SPOKEN,
+        api_version: API_VERSION,
     };
     // SAFETY: valid for writes by libfabric's contract.
-    call(|| unsafe { give(out, fabric, ()) })
+    call(|| unsafe { export(out, fabric, ()) })
 }
 
 unsafe extern "C" fn close(fabric: *mut Fid) -> c_int {
     // SAFETY: made by `open`, given up by C.
-    call(|| unsafe { take::<FidFabric, ()>(fabric) }.map(|()| 0))
+    call(|| unsafe { reclaim::<FidFabric, ()>(fabric) }.map(|()| 0))
 }
 
 unsafe extern "C" fn open_domain(
@@ -143,5 +143,5 @@ unsafe extern "C" fn eq_open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: valid by libfabric's contract.
-    call(|| unsafe { EventQueue::open(given(attr.cast::<EqAttr>()), out.cast(), context) })
+    call(|| unsafe { EventQueue::open(borrow(attr.cast::<EqAttr>()), out.cast(), context) })
 }

@@ -50,8 +50,8 @@ pub(crate) fn call<A: Answer>(body: impl FnOnce() -> Result<A, Failure>) -> A {
 macro_rules! missing {
     ($name:literal) => {{
         unsafe extern "C" fn refuse() -> isize {
-            static SAID: std::sync::Once = std::sync::Once::new();
-            $crate::guard::refuse($name, &SAID)
+            static WARNED: std::sync::Once = std::sync::Once::new();
+            $crate::ffi::refuse($name, &WARNED)
         }
         refuse
     }};
@@ -79,7 +79,7 @@ pub(crate) struct Object<F, T> {
 ///
 /// # Safety
 /// `out` is null or valid for writes.
-pub(crate) unsafe fn give<F, T>(out: *mut *mut F, fid: F, inner: T) -> Result<c_int, Failure> {
+pub(crate) unsafe fn export<F, T>(out: *mut *mut F, fid: F, inner: T) -> Result<c_int, Failure> {
     if out.is_null() {
         return Err(Failure(FI_EINVAL));
     }
@@ -106,7 +106,7 @@ pub(crate) unsafe fn object<'a, F, T>(fid: *const F) -> Result<&'a T, Failure> {
 ///
 /// # Safety
 /// That of [`object`]; nobody uses the pointer afterwards.
-pub(crate) unsafe fn take<F, T>(fid: *mut Fid) -> Result<T, Failure> {
+pub(crate) unsafe fn reclaim<F, T>(fid: *mut Fid) -> Result<T, Failure> {
     if fid.is_null() {
         return Err(Failure(FI_EINVAL));
     }
@@ -159,7 +159,7 @@ unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int 
 ///
 /// # Safety
 /// `place` is null or points to a valid value that is not written to as long as the result is used.
-pub(crate) unsafe fn given<'a, T>(place: *const T) -> Option<&'a T> {
+pub(crate) unsafe fn borrow<'a, T>(place: *const T) -> Option<&'a T> {
     // SAFETY: the contract is the same.
     unsafe { place.as_ref() }
 }

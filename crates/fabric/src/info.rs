@@ -13,7 +13,7 @@ use crate::abi::fabric::{
     RxAttr, TxAttr,
 };
 use crate::exchange::EAGER_BYTES;
-use crate::guard::{Failure, given};
+use crate::ffi::{Failure, borrow};
 use crate::memory::MAX_PIECES;
 use crate::name::NAME_BYTES;
 
@@ -124,14 +124,14 @@ impl Offer {
     ///
     /// # Safety
     /// The pointers of `hints` are null or valid, as libfabric gives them.
-    unsafe fn suit(&mut self, hints: &Info) -> Result<(), &'static str> {
+    unsafe fn fit(&mut self, hints: &Info) -> Result<(), &'static str> {
         if hints.addr_format != FI_FORMAT_UNSPEC {
             return Err("another format of addresses");
         }
         // SAFETY: valid by contract.
-        if let Some(domain) = unsafe { given(hints.domain_attr) } {
+        if let Some(domain) = unsafe { borrow(hints.domain_attr) } {
             // SAFETY: as above.
-            unsafe { self.suit_domain(domain) }?;
+            unsafe { self.fit_domain(domain) }?;
         } else {
             self.domain.mr_mode = 0;
         }
@@ -154,21 +154,21 @@ impl Offer {
         }
         (self.tx.caps, self.rx.caps) = (self.caps, self.caps);
         // SAFETY: valid by contract.
-        if let Some(tx) = unsafe { given(hints.tx_attr) } {
-            self.suit_tx(tx)?;
+        if let Some(tx) = unsafe { borrow(hints.tx_attr) } {
+            self.fit_tx(tx)?;
         }
         // SAFETY: as above.
-        if let Some(rx) = unsafe { given(hints.rx_attr) } {
-            self.suit_rx(rx)?;
+        if let Some(rx) = unsafe { borrow(hints.rx_attr) } {
+            self.fit_rx(rx)?;
         }
         // SAFETY: as above.
-        if let Some(ep) = unsafe { given(hints.ep_attr) } {
-            self.suit_ep(ep)?;
+        if let Some(ep) = unsafe { borrow(hints.ep_attr) } {
+            self.fit_ep(ep)?;
         }
         Ok(())
     }
 
-    unsafe fn suit_domain(&mut self, asked: &DomainAttr) -> Result<(), &'static str> {
+    unsafe fn fit_domain(&mut self, asked: &DomainAttr) -> Result<(), &'static str> {
         // SAFETY: null or a C string, by the contract of `suit`.
         if unsafe { is_other(asked.name) } {
             return Err("another domain");
@@ -195,7 +195,7 @@ impl Offer {
         Ok(())
     }
 
-    fn suit_tx(&mut self, asked: &TxAttr) -> Result<(), &'static str> {
+    fn fit_tx(&mut self, asked: &TxAttr) -> Result<(), &'static str> {
         let ours = &mut self.tx;
         if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
             return Err("capabilities or orders of sends");
@@ -214,7 +214,7 @@ impl Offer {
         Ok(())
     }
 
-    fn suit_rx(&mut self, asked: &RxAttr) -> Result<(), &'static str> {
+    fn fit_rx(&mut self, asked: &RxAttr) -> Result<(), &'static str> {
         let ours = &mut self.rx;
         if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
             return Err("capabilities or orders of receives");
@@ -229,7 +229,7 @@ impl Offer {
         Ok(())
     }
 
-    fn suit_ep(&mut self, asked: &EpAttr) -> Result<(), &'static str> {
+    fn fit_ep(&mut self, asked: &EpAttr) -> Result<(), &'static str> {
         let ours = &self.ep;
         if asked.kind != FI_EP_UNSPEC && asked.kind != FI_EP_RDM {
             return Err("another type of endpoint");
@@ -290,13 +290,13 @@ impl Offer {
 pub(crate) unsafe fn getinfo(hints: *const Info, out: *mut *mut Info) -> Result<c_int, Failure> {
     let mut offer = Offer::all();
     // SAFETY: valid by contract.
-    if let Some(hints) = unsafe { given(hints) } {
+    if let Some(hints) = unsafe { borrow(hints) } {
         // SAFETY: as above.
-        let fabric = unsafe { given(hints.fabric_attr) };
+        let fabric = unsafe { borrow(hints.fabric_attr) };
         // SAFETY: as above: null or a C string.
         let is_other = fabric.is_some_and(|fabric| unsafe { is_other(fabric.name) });
         // SAFETY: as above.
-        let suits = unsafe { offer.suit(hints) };
+        let suits = unsafe { offer.fit(hints) };
         let why_not = if is_other {
             Some("another fabric")
         } else {
@@ -309,7 +309,7 @@ pub(crate) unsafe fn getinfo(hints: *const Info, out: *mut *mut Info) -> Result<
     }
     let info = offer.allocate()?;
     // SAFETY: valid for writes by contract.
-    unsafe { crate::guard::write_at(out, 0, info) };
+    unsafe { crate::ffi::write_at(out, 0, info) };
     Ok(0)
 }
 

@@ -15,7 +15,7 @@
 
 /// What a receive takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Criteria {
     /// From whom; from anybody if `None`.
     pub source: Option<u64>,
     /// The tag of the messages it takes.
@@ -24,7 +24,7 @@ pub struct Wanted {
     pub ignore: u64,
 }
 
-impl Wanted {
+impl Criteria {
     /// Whether a message with this source and tag may be taken.
     #[must_use]
     pub fn matches(&self, source: u64, tag: u64) -> bool {
@@ -54,11 +54,11 @@ pub struct Matcher<R, U> {
     expected: Table<Expected<R>, 2>,
     unexpected: Table<Kept<U>, 3>,
     /// Bits that hashing leaves out, since some receives ignore them.
-    loose: u64,
+    ignored: u64,
 }
 
 /// A receive that wants no more than this many bits ignored is found by hash.
-const MOST_LOOSE_BITS: u32 = 8;
+const MAX_IGNORED_BITS: u32 = 8;
 
 impl<R, U> Default for Matcher<R, U> {
     fn default() -> Self {
@@ -73,17 +73,19 @@ impl<R, U> Matcher<R, U> {
         Matcher {
             expected: Table::new(),
             unexpected: Table::new(),
-            loose: 0,
+            ignored: 0,
         }
     }
 
     /// Posts a receive: gives it the first kept message that matches, or lets it wait.
-    pub fn post(&mut self, wanted: Wanted, receive: R) -> Posted<R, U> {
+    pub fn post(&mut self, wanted: Criteria, receive: R) -> Posted<R, U> {
         if let Some(message) = self.claim(&wanted) {
             return Posted::Matched(message, receive);
         }
-        self.learn(wanted.ignore);
-        let (slot, number) = self.expected.add(Expected { wanted, receive }, self.loose);
+        self.exclude_from_hash(wanted.ignore);
+        let (slot, number) = self
+            .expected
+            .add(Expected { wanted, receive }, self.ignored);
         Posted::Queued(Token { slot, number })
     }
 
@@ -101,7 +103,7 @@ impl<R, U> Matcher<R, U> {
         if table.is_empty() {
             return None;
         }
-        let hash = tag & !self.loose;
+        let hash = tag & !self.ignored;
         let lists = [
             ANYWHERE,
             table.list(Some(source), hash),
@@ -152,18 +154,18 @@ impl<R, U> Matcher<R, U> {
             tag,
             message,
         };
-        self.unexpected.add(kept, self.loose);
+        self.unexpected.add(kept, self.ignored);
     }
 
     /// The kept message that a receive would take.
     #[must_use]
-    pub fn peek(&self, wanted: &Wanted) -> Option<&U> {
+    pub fn peek(&self, wanted: &Criteria) -> Option<&U> {
         let slot = self.first_kept(wanted)?;
         Some(&self.unexpected.value(slot).message)
     }
 
     /// Takes the kept message out that a receive would take.
-    pub fn claim(&mut self, wanted: &Wanted) -> Option<U> {
+    pub fn claim(&mut self, wanted: &Criteria) -> Option<U> {
         let slot = self.first_kept(wanted)?;
         Some(self.unexpected.take(slot).message)
     }
@@ -180,14 +182,14 @@ impl<R, U> Matcher<R, U> {
         self.unexpected.used
     }
 
-    fn first_kept(&self, wanted: &Wanted) -> Option<u32> {
+    fn first_kept(&self, wanted: &Criteria) -> Option<u32> {
         let table = &self.unexpected;
         if table.is_empty() {
             return None;
         }
-        let (list, chain) = match (wanted.ignore & !self.loose == 0, wanted.source) {
-            (true, Some(_)) => (table.list(wanted.source, wanted.tag & !self.loose), 1),
-            (true, None) => (table.list(None, wanted.tag & !self.loose), 2),
+        let (list, chain) = match (wanted.ignore & !self.ignored == 0, wanted.source) {
+            (true, Some(_)) => (table.list(wanted.source, wanted.tag & !self.ignored), 1),
+            (true, None) => (table.list(None, wanted.tag & !self.ignored), 2),
             (false, _) => (ALL, 0),
         };
         table.walk(list, chain).find(|&slot| {
@@ -197,12 +199,12 @@ impl<R, U> Matcher<R, U> {
     }
 
     /// Leaves the bits out of hashing that a receive ignores, if they are few.
-    fn learn(&mut self, ignore: u64) {
-        let loose = self.loose | ignore;
-        if loose != self.loose && loose.count_ones() <= MOST_LOOSE_BITS {
-            self.loose = loose;
-            self.expected.file_again(loose);
-            self.unexpected.file_again(loose);
+    fn exclude_from_hash(&mut self, ignore: u64) {
+        let ignored = self.ignored | ignore;
+        if ignored != self.ignored && ignored.count_ones() <= MAX_IGNORED_BITS {
+            self.ignored = ignored;
+            self.expected.rehash(ignored);
+            self.unexpected.rehash(ignored);
         }
     }
 }
@@ -210,7 +212,7 @@ impl<R, U> Matcher<R, U> {
 /// A receive that waits. It is in the list of all and in one other.
 #[derive(Debug)]
 struct Expected<R> {
-    wanted: Wanted,
+    wanted: Criteria,
     receive: R,
 }
 
@@ -235,14 +237,14 @@ const NONE: u32 = u32::MAX;
 /// What is kept in lists of a [`Table`].
 trait Filed<const LISTS: usize> {
     /// The lists it belongs to, [`ALL`] first; `list` is [`Table::list`].
-    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; LISTS];
+    fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; LISTS];
 }
 
 impl<R> Filed<2> for Expected<R> {
-    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 2] {
-        let hashed = self.wanted.ignore & !loose == 0;
+    fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 2] {
+        let hashed = self.wanted.ignore & !ignored == 0;
         let own = match hashed {
-            true => list(self.wanted.source, self.wanted.tag & !loose),
+            true => list(self.wanted.source, self.wanted.tag & !ignored),
             false => ANYWHERE,
         };
         [ALL, own]
@@ -250,8 +252,8 @@ impl<R> Filed<2> for Expected<R> {
 }
 
 impl<U> Filed<3> for Kept<U> {
-    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 3] {
-        let tag = self.tag & !loose;
+    fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 3] {
+        let tag = self.tag & !ignored;
         [ALL, list(Some(self.source), tag), list(None, tag)]
     }
 }
@@ -315,11 +317,11 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
     }
 
     /// Adds an entry behind all others; its slot and number.
-    fn add(&mut self, value: T, loose: u64) -> (u32, u64) {
+    fn add(&mut self, value: T, ignored: u64) -> (u32, u64) {
         if self.used >= self.hashed() as usize {
             let more = NAMED + 4 * self.hashed();
             self.ends.resize(more as usize, EMPTY);
-            self.file_again(loose);
+            self.rehash(ignored);
         }
         let number = self.next;
         self.next += 1;
@@ -332,7 +334,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
             });
             u32::try_from(self.slots.len() - 1).expect("memory ends before 2^32 entries")
         });
-        let lists = value.lists(loose, |source, tag| self.list(source, tag));
+        let lists = value.lists(ignored, |source, tag| self.list(source, tag));
         let entry = &mut self.slots[slot as usize];
         entry.value = Some(value);
         entry.number = number;
@@ -360,12 +362,12 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
     }
 
     /// Puts all entries into their lists anew, in order.
-    fn file_again(&mut self, loose: u64) {
+    fn rehash(&mut self, ignored: u64) {
         let mut slot = self.ends[ALL as usize].first;
         self.ends.fill(EMPTY);
         while slot != NONE {
             let next = self.slots[slot as usize].links[0].next;
-            let lists = (self.value(slot)).lists(loose, |source, tag| self.list(source, tag));
+            let lists = (self.value(slot)).lists(ignored, |source, tag| self.list(source, tag));
             self.link(slot, lists);
             slot = next;
         }
@@ -449,8 +451,8 @@ mod tests {
     const PROTOCOL: u64 = 0x3 << 62;
     const ANY_TAG: u64 = PROTOCOL | 0xffff_ffff;
 
-    fn wanted(source: Option<u64>, tag: u64, ignore: u64) -> Wanted {
-        Wanted {
+    fn wanted(source: Option<u64>, tag: u64, ignore: u64) -> Criteria {
+        Criteria {
             source,
             tag,
             ignore,
@@ -557,17 +559,17 @@ mod tests {
     /// The rules said plainly: two lists, searched from the front.
     #[derive(Default)]
     struct Model {
-        expected: Vec<(Wanted, u32)>,
+        expected: Vec<(Criteria, u32)>,
         unexpected: Vec<(u64, u64, u32)>,
     }
 
     impl Model {
-        fn claim(&mut self, wanted: &Wanted) -> Option<u32> {
+        fn claim(&mut self, wanted: &Criteria) -> Option<u32> {
             let at = self.at(wanted)?;
             Some(self.unexpected.remove(at).2)
         }
 
-        fn at(&self, wanted: &Wanted) -> Option<usize> {
+        fn at(&self, wanted: &Criteria) -> Option<usize> {
             let mut kept = self.unexpected.iter();
             kept.position(|&(source, tag, _)| wanted.matches(source, tag))
         }
@@ -587,10 +589,10 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Post(Wanted),
+        Post(Criteria),
         Arrive(u64, u64),
-        Peek(Wanted),
-        Claim(Wanted),
+        Peek(Criteria),
+        Claim(Criteria),
         /// Of the receives posted so far, by their identifier.
         Cancel(prop::sample::Index),
         /// By its token.
@@ -602,7 +604,7 @@ mod tests {
             .prop_map(|(low, context, bits)| bits << 62 | context << 32 | low)
     }
 
-    fn wishes() -> impl Strategy<Value = Wanted> {
+    fn wishes() -> impl Strategy<Value = Criteria> {
         let ignore = prop_oneof![
             4 => Just(PROTOCOL),
             2 => Just(0),

@@ -9,7 +9,7 @@ use std::sync::Once;
 use dipole_node::{Bytes, RegionMemory};
 
 use crate::abi::errno::FI_EINVAL;
-use crate::guard::Failure;
+use crate::ffi::Failure;
 
 /// Pieces of memory that one operation may have.
 pub(crate) const MAX_PIECES: usize = 4;
@@ -32,7 +32,7 @@ pub(crate) struct Pieces {
     count: usize,
     length: usize,
     /// Bytes at address 0, which are no memory of the program's.
-    lost: usize,
+    null_bytes: usize,
 }
 
 // SAFETY: whoever made it promises that the memory stays for the operation, whichever thread
@@ -51,9 +51,9 @@ impl Pieces {
             return Err(Failure(FI_EINVAL));
         }
         if start.is_null() && length > 0 {
-            say_no_address(length);
+            warn_null_buffer(length);
             return Ok(Pieces {
-                lost: length,
+                null_bytes: length,
                 ..Pieces::none()
             });
         }
@@ -66,7 +66,7 @@ impl Pieces {
             list,
             count: 1,
             length,
-            lost: 0,
+            null_bytes: 0,
         })
     }
 
@@ -76,7 +76,7 @@ impl Pieces {
             list: [NONE; MAX_PIECES],
             count: 1,
             length: 0,
-            lost: 0,
+            null_bytes: 0,
         }
     }
 
@@ -93,7 +93,7 @@ impl Pieces {
             list: [NONE; MAX_PIECES],
             count,
             length: 0,
-            lost: 0,
+            null_bytes: 0,
         };
         let mut total = 0_usize;
         for index in 0..count {
@@ -102,15 +102,15 @@ impl Pieces {
             // SAFETY: the contract is the same.
             let piece = unsafe { Pieces::one(element.iov_base, element.iov_len) }?;
             pieces.list[index] = piece.list[0];
-            let bytes = piece.length + piece.lost;
+            let bytes = piece.length + piece.null_bytes;
             total = total.checked_add(bytes).ok_or(Failure(FI_EINVAL))?;
             pieces.length += piece.length;
-            pieces.lost += piece.lost;
+            pieces.null_bytes += piece.null_bytes;
         }
-        if pieces.lost > 0 {
+        if pieces.null_bytes > 0 {
             // What lies behind such a piece would come to a wrong place.
             return Ok(Pieces {
-                lost: total,
+                null_bytes: total,
                 ..Pieces::none()
             });
         }
@@ -119,8 +119,8 @@ impl Pieces {
 
     /// The same, if no bytes of it are at address 0: such are no room for what is received, and
     /// messages of them [fail](crate::exchange::Exchange::send).
-    pub(crate) fn somewhere(self) -> Result<Pieces, Failure> {
-        match self.lost {
+    pub(crate) fn non_null(self) -> Result<Pieces, Failure> {
+        match self.null_bytes {
             0 => Ok(self),
             _ => Err(Failure(FI_EINVAL)),
         }
@@ -128,8 +128,8 @@ impl Pieces {
 
     /// Bytes at address 0.
     #[inline]
-    pub(crate) fn lost(&self) -> usize {
-        self.lost
+    pub(crate) fn null_bytes(&self) -> usize {
+        self.null_bytes
     }
 
     /// Bytes of all pieces.
@@ -201,13 +201,13 @@ impl Pieces {
             list,
             count: 1,
             length,
-            lost: 0,
+            null_bytes: 0,
         }
     }
 
     /// The first `length` bytes as memory that operations fill, in parts of at most `most` bytes:
     /// each with its offset from the beginning.
-    pub(crate) fn regions(&self, length: usize, most: usize) -> Vec<(usize, Lent)> {
+    pub(crate) fn regions(&self, length: usize, most: usize) -> Vec<(usize, RegisteredMemory)> {
         let (mut regions, mut at) = (Vec::new(), 0);
         for piece in &self.list[..self.count] {
             let mut inside = 0;
@@ -215,7 +215,7 @@ impl Pieces {
                 let part = (piece.length - inside).min(length - at).min(most);
                 let start = piece.start.wrapping_add(inside);
                 // SAFETY: within the piece, which is as `one` wants it for as long.
-                regions.push((at, unsafe { Lent::new(start, part) }));
+                regions.push((at, unsafe { RegisteredMemory::new(start, part) }));
                 inside += part;
                 at += part;
             }
@@ -224,14 +224,14 @@ impl Pieces {
     }
 
     /// All bytes as memory that others read; copied unless they are in one piece.
-    pub(crate) fn shown(&self) -> Lent {
+    pub(crate) fn as_region(&self) -> RegisteredMemory {
         if self.count == 1 {
             // SAFETY: as `one` wants it; a region that is only read is not written to.
-            return unsafe { Lent::new(self.list[0].start, self.length) };
+            return unsafe { RegisteredMemory::new(self.list[0].start, self.length) };
         }
         let mut bytes = Vec::with_capacity(self.length);
         self.gather(&mut bytes);
-        Lent::owned(bytes)
+        RegisteredMemory::owned(bytes)
     }
 
     /// All bytes, shared until the operation completes; copied unless they are in one piece.
@@ -259,9 +259,9 @@ impl Pieces {
 
 /// Tells the user, once: MPI libraries say only that a message failed or did not fit.
 #[cold]
-fn say_no_address(length: usize) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+fn warn_null_buffer(length: usize) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         eprintln!(
             "dipole: an operation on {length} bytes at address 0 fails. Open MPI 4.1 loses the \
              address of datatypes over MPI_BOTTOM: pass a buffer, or run with OMPI_MCA_pml=ob1"
@@ -271,38 +271,38 @@ fn say_no_address(length: usize) {
 
 /// Memory that others reach until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct RegisteredMemory {
     pub(crate) memory: RegionMemory,
     _bytes: Vec<u8>,
 }
 
-impl Lent {
+impl RegisteredMemory {
     /// # Safety
     /// As long as this lives, `start` is valid for reads of `length` bytes, and for writes if
     /// anybody is allowed to write there; what programs do with memory that they let others
     /// reach is theirs to order.
-    pub(crate) unsafe fn new(start: *mut u8, length: usize) -> Lent {
+    pub(crate) unsafe fn new(start: *mut u8, length: usize) -> RegisteredMemory {
         let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-        Lent {
+        RegisteredMemory {
             // SAFETY: the contract is the same; revoked when this is dropped.
             memory: unsafe { RegionMemory::from_raw(start, length) },
             _bytes: Vec::new(),
         }
     }
 
-    fn owned(mut bytes: Vec<u8>) -> Lent {
+    fn owned(mut bytes: Vec<u8>) -> RegisteredMemory {
         // SAFETY: the vector is not touched as long as this lives.
-        let lent = unsafe { Lent::new(bytes.as_mut_ptr(), bytes.len()) };
+        let lent = unsafe { RegisteredMemory::new(bytes.as_mut_ptr(), bytes.len()) };
         let memory = lent.memory.clone();
         std::mem::forget(lent);
-        Lent {
+        RegisteredMemory {
             memory,
             _bytes: bytes,
         }
     }
 }
 
-impl Drop for Lent {
+impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         self.memory.revoke();
     }

@@ -8,9 +8,9 @@ use dipole_node::{Region, Rights};
 use crate::abi::domain::FidMr;
 use crate::abi::errno::{FI_EINVAL, FI_ENOMEM};
 use crate::abi::fabric::{FI_CLASS_MR, FI_REMOTE_READ, FI_REMOTE_WRITE, Fid, Ops};
-use crate::guard::{Failure, call, fid, give, ops, take};
-use crate::memory::Lent;
-use crate::place::Domain;
+use crate::ffi::{Failure, call, export, fid, ops, reclaim};
+use crate::memory::RegisteredMemory;
+use crate::node::Domain;
 
 /// What others may do, and the program's context.
 pub(crate) struct Access {
@@ -22,7 +22,7 @@ pub(crate) struct Access {
 pub(crate) struct Mr {
     // Closed before the memory is given back.
     region: Region,
-    _memory: Lent,
+    _memory: RegisteredMemory,
     domain: Arc<Domain>,
 }
 
@@ -49,7 +49,7 @@ impl Mr {
             return Err(Failure(FI_EINVAL));
         }
         // SAFETY: valid by contract.
-        let memory = unsafe { Lent::new(start.cast_mut().cast(), length) };
+        let memory = unsafe { RegisteredMemory::new(start.cast_mut().cast(), length) };
         let rights = Rights {
             put: access & FI_REMOTE_WRITE != 0,
             get: access & FI_REMOTE_READ != 0,
@@ -70,12 +70,12 @@ impl Mr {
             domain: Arc::clone(domain),
         };
         // SAFETY: valid by contract.
-        let given = unsafe { give(out, fid, mr) }?;
+        let borrow = unsafe { export(out, fid, mr) }?;
         if let Some(events) = domain.events.get() {
             // SAFETY: not null, since the object was given there.
             events.registered(unsafe { *out }.cast(), context);
         }
-        Ok(given)
+        Ok(borrow)
     }
 }
 
@@ -87,7 +87,7 @@ impl Drop for Mr {
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     // SAFETY: made by `Mr::open`, given up by C.
-    call(|| unsafe { take::<FidMr, Mr>(fid) }.map(|_| 0))
+    call(|| unsafe { reclaim::<FidMr, Mr>(fid) }.map(|_| 0))
 }
 
 /// Counters and endpoints may be bound to memory: nothing follows from that.

@@ -21,7 +21,7 @@ use crate::completion::lock;
 use crate::eq::Events;
 
 /// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
-const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
+const REMOTE_PROBES: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
 
 /// What the objects of a domain share.
 pub(crate) struct Domain {
@@ -106,7 +106,7 @@ fn place() -> Result<Option<Place>, String> {
     match place_from_env() {
         // All ranks are here, the launcher named the nodes, or there is none.
         Ok(Some(place)) => return Ok(Some(place)),
-        Ok(None) if !is_told_of_others() => return Ok(None),
+        Ok(None) if !has_bind_address() => return Ok(None),
         // On several nodes, which Open MPI and MPICH do not name.
         Ok(None) | Err(_) => {}
     }
@@ -114,7 +114,7 @@ fn place() -> Result<Option<Place>, String> {
         Some(bind) => bind
             .parse()
             .map_err(|_| format!("{}={bind}: expected an IP address", variables::BIND))?,
-        None => address_on_the_way().or_else(only_address).ok_or_else(|| {
+        None => routed_address().or_else(only_address).ok_or_else(|| {
             let bind = variables::BIND;
             format!(
                 "this machine has no route to other networks and not exactly one IPv4 address; set \
@@ -133,7 +133,7 @@ fn place() -> Result<Option<Place>, String> {
 }
 
 /// True where the user says on which address others reach this process.
-fn is_told_of_others() -> bool {
+fn has_bind_address() -> bool {
     variable(variables::BIND).is_some()
 }
 
@@ -142,8 +142,8 @@ fn is_own(address: IpAddr) -> bool {
 }
 
 /// Where packets to other networks leave from; else where those to any neighbour would.
-fn address_on_the_way() -> Option<IpAddr> {
-    ELSEWHERE.iter().find_map(|there| {
+fn routed_address() -> Option<IpAddr> {
+    REMOTE_PROBES.iter().find_map(|there| {
         let any = if there.starts_with('[') {
             "[::]:0"
         } else {

@@ -12,9 +12,11 @@ use crate::abi::eq::{
 use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_EINVAL};
 use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_CQ, Fid, Ops};
 use crate::completion::{Cq, Entry};
-use crate::guard::{AGAIN, Failure, call, fid, give, given, object, ops, strerror, take, write_at};
-use crate::wait::{Wait, no_descriptor};
-use crate::waits::Waits;
+use crate::ffi::{
+    AGAIN, Failure, borrow, call, export, fid, object, ops, reclaim, strerror, write_at,
+};
+use crate::wait_object::{Wait, descriptor_failure};
+use crate::wait_trace::WaitTrace;
 
 /// See the module.
 pub(crate) struct Queue {
@@ -22,7 +24,7 @@ pub(crate) struct Queue {
     format: c_int,
     wait: Wait,
     /// What the program waits for here, if that is to be kept.
-    pub(crate) waits: Option<Waits>,
+    pub(crate) wait_trace: Option<WaitTrace>,
 }
 
 static OPS: Ops = Ops {
@@ -56,18 +58,19 @@ impl Queue {
         };
         let cq = Arc::<Cq>::default();
         if wait == Wait::Descriptor {
-            cq.describe().map_err(|cause| no_descriptor(&cause))?;
+            cq.open_descriptor()
+                .map_err(|cause| descriptor_failure(&cause))?;
         }
         // SAFETY: valid by contract.
         unsafe {
-            give(
+            export(
                 out,
                 fid,
                 Queue {
                     cq,
                     format,
                     wait,
-                    waits: Waits::of_process(),
+                    wait_trace: WaitTrace::of_process(),
                 },
             )
         }
@@ -87,7 +90,7 @@ impl Queue {
         let mut names = Vec::new();
         let mut first = None;
         let out = |index, entry: &Entry| {
-            if index == 0 && self.waits.is_some() {
+            if index == 0 && self.wait_trace.is_some() {
                 first = Some(*entry);
             }
             // SAFETY: within the array, whose entries have this queue's format.
@@ -97,8 +100,8 @@ impl Queue {
             }
         };
         let read = self.cq.read(count, out).ok_or(Failure(FI_EAVAIL))?;
-        if let Some(waits) = &self.waits {
-            waits.looked(first.as_ref(), || self.cq.sources.number());
+        if let Some(wait_trace) = &self.wait_trace {
+            wait_trace.looked(first.as_ref(), || self.cq.sources.number());
         }
         for (index, source) in names.into_iter().enumerate() {
             let number = self.cq.sources.resolve(source).unwrap_or(FI_ADDR_NOTAVAIL);
@@ -168,7 +171,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
             return Err(Failure(FI_EBUSY));
         }
         // SAFETY: made by `Queue::open`, given up by C.
-        unsafe { take::<FidCq, Queue>(fid) }.map(|_| 0)
+        unsafe { reclaim::<FidCq, Queue>(fid) }.map(|_| 0)
     })
 }
 
@@ -177,7 +180,11 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
         // SAFETY: a place for what the command asks for.
-        unsafe { queue.wait.control(command, place, || queue.cq.describe()) }
+        unsafe {
+            queue
+                .wait
+                .control(command, place, || queue.cq.open_descriptor())
+        }
     })
 }
 
@@ -210,7 +217,7 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
         let (err, olen) = entry.failure.unwrap_or_default();
         // A buffer of the caller's for data of the error stays there: there are none.
         // SAFETY: null, or an entry that C has filled in.
-        let err_data = unsafe { given(place) }.map_or(ptr::null_mut(), |place| place.err_data);
+        let err_data = unsafe { borrow(place) }.map_or(ptr::null_mut(), |place| place.err_data);
         let written = CqErrEntry {
             op_context: ptr::with_exposed_provenance_mut(entry.context),
             flags: entry.flags,
@@ -254,8 +261,8 @@ unsafe extern "C" fn sreadfrom(
         let queue = unsafe { queue(fid) }?;
         if queue.cq.is_empty() {
             let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-            if let Some(waits) = &queue.waits {
-                waits.sleeps();
+            if let Some(wait_trace) = &queue.wait_trace {
+                wait_trace.sleeps();
             }
             queue.cq.wait(timeout);
         }

@@ -6,7 +6,7 @@ use std::io;
 use crate::abi::eq::{FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD};
 use crate::abi::errno::{FI_EINVAL, FI_EMFILE, FI_ENODATA, FI_ENOSYS};
 use crate::abi::fabric::{FI_GETWAIT, FI_GETWAITOBJ};
-use crate::guard::{Failure, write_at};
+use crate::ffi::{Failure, write_at};
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +47,11 @@ impl Wait {
         self,
         command: c_int,
         place: *mut c_void,
-        describe: impl FnOnce() -> io::Result<i32>,
+        open_descriptor: impl FnOnce() -> io::Result<i32>,
     ) -> Result<c_int, Failure> {
         let answer = match (command, self) {
             (FI_GETWAIT, Wait::Never(_)) => return Err(Failure(FI_ENODATA)),
-            (FI_GETWAIT, _) => describe().map_err(|cause| no_descriptor(&cause))?,
+            (FI_GETWAIT, _) => open_descriptor().map_err(|cause| descriptor_failure(&cause))?,
             (FI_GETWAITOBJ, Wait::Never(object)) => object,
             (FI_GETWAITOBJ, _) => FI_WAIT_FD,
             _ => return Err(Failure(FI_ENOSYS)),
@@ -66,7 +66,7 @@ impl Wait {
 }
 
 /// No descriptor can be had.
-pub(crate) fn no_descriptor(cause: &io::Error) -> Failure {
+pub(crate) fn descriptor_failure(cause: &io::Error) -> Failure {
     eprintln!("dipole: a queue or counter has no descriptor to wait for: {cause}");
     Failure(FI_EMFILE)
 }

@@ -12,14 +12,14 @@ use crate::completion::Entry;
 static KEEPER: OnceLock<Option<Arc<Keeper>>> = OnceLock::new();
 
 /// Of one queue.
-pub(crate) struct Waits {
+pub(crate) struct WaitTrace {
     keeper: Arc<Keeper>,
     polls: Polls,
 }
 
-impl Waits {
+impl WaitTrace {
     /// None if waits of this process are not kept.
-    pub(crate) fn of_process() -> Option<Waits> {
+    pub(crate) fn of_process() -> Option<WaitTrace> {
         let keeper = KEEPER.get_or_init(|| {
             let directory = dipole_node::trace_dir()?;
             let rank = Job::from_env().ok().map(|job| (job.rank, job.size));
@@ -35,7 +35,7 @@ impl Waits {
                 }
             }
         });
-        keeper.clone().map(|keeper| Waits {
+        keeper.clone().map(|keeper| WaitTrace {
             keeper,
             polls: Polls::default(),
         })

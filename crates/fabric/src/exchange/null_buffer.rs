@@ -1,39 +1,38 @@
 //! Messages that a program sends from address 0: they fail on both sides.
 //!
-//! Were such a send only refused, Open MPI would wait for ever: its receiver for the message, its
-//! sender for a request that it takes for begun.
+//! If such a send were only refused, Open MPI would wait forever: its receiver for the message,
+//! its sender for a request that it considers started.
 
 use dipole_node::Rights;
 
-use super::{Exchange, Sending};
+use super::{Exchange, SendRequest};
 use crate::abi::errno::{FI_EINVAL, FI_EIO};
-use crate::guard::Failure;
+use crate::ffi::Failure;
 use crate::memory::Pieces;
 use crate::name::Name;
-use crate::wire::{Kind, Offer};
+use crate::wire::Offer;
 
 impl Exchange {
-    /// Offers the receiver a message that cannot be fetched, and lets the send fail.
+    /// Offers the receiver a message that it cannot fetch, and fails the send.
     #[cold]
-    pub(super) fn send_nothing(&mut self, to: &Name, message: Sending) -> Result<(), Failure> {
+    pub(super) fn fail_null_buffer(
+        &mut self,
+        to: &Name,
+        message: SendRequest,
+    ) -> Result<(), Failure> {
         if to.messages == self.own.messages {
             self.send_to_self(&message);
         } else {
-            let memory = Pieces::none().shown();
+            let memory = Pieces::none().as_region();
             let region = (self.endpoint).open_region(memory.memory.clone(), Rights::NONE);
-            // Closed at once, so that its key is nobody's.
+            // The region is closed at once, so the key is invalid when the receiver uses it.
             let key = region.map_err(|_| Failure(FI_EIO))?.key();
-            let offer = Offer {
-                length: message.from.lost() as u64,
-                key: key.0,
-                number: self.next(),
-            };
-            let mut bytes = message.head(Kind::Offer).encode().to_vec();
-            bytes.extend_from_slice(&offer.encode());
-            self.send_bytes((to.messages, Some(to.ports)), &bytes)?;
+            let number = self.outstanding.next_number();
+            let offer = Offer::new(message.from.null_bytes(), key, number);
+            self.send_offer(to, &message, offer)?;
         }
-        if !message.wanted && message.context == 0 {
-            // Injected: nobody looks for its completion.
+        if !message.notify && message.context == 0 {
+            // An injected message has no completion to fail.
             return Err(Failure(FI_EINVAL));
         }
         let mut entry = message.entry();

@@ -1,45 +1,46 @@
-//! What has to be done before a program sleeps until a descriptor is readable.
+//! Preparations before a program sleeps until a descriptor becomes readable.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use dipole_node::ReceiveError;
 
-use super::{ASK_AGAIN, Exchange, say};
+use super::{Exchange, log_error};
 
-/// Steps after which the program has its turn, though more has come.
-const MOST_STEPS: u32 = 256;
-/// What found no room is tried again so soon.
-const TRY_AGAIN: Duration = Duration::from_millis(1);
+/// Steps after which control returns to the program even if more messages wait.
+const MAX_STEPS: u32 = 256;
+/// Time until a get is retried whose edge had no room.
+const RETRY_AFTER: Duration = Duration::from_millis(1);
 
 impl Exchange {
-    /// Descriptors that are readable while messages or completions wait to be taken. They are
-    /// not to be asked for again while these live.
+    /// Descriptors that are readable while messages or completions wait. They must not be
+    /// exported again while these are open.
     pub(crate) fn descriptors(&self) -> Option<[OwnedFd; 2]> {
         Some([self.endpoint.export().ok()?, self.queue.export().ok()?])
     }
 
-    /// Takes all that has come. Tells after which time it is to be done again though nothing
-    /// comes, if ever.
-    pub(crate) fn settle(&mut self) -> Option<Duration> {
-        if !self.withheld.is_empty() {
+    /// Processes everything that has arrived. Returns the time after which to do so again even if
+    /// nothing arrives, if that is necessary.
+    pub(crate) fn prepare_sleep(&mut self) -> Option<Duration> {
+        if !self.batch.is_empty() {
             self.flush();
         }
-        for _ in 0..MOST_STEPS {
-            // Also where nothing is posted any more: its descriptor is ready until this finds nothing.
+        for _ in 0..MAX_STEPS {
+            // Poll even if nothing is posted: the queue's descriptor stays readable until a poll
+            // finds nothing.
             let has_completed = self.take_completion();
-            let has_come = self.take_message();
-            if !self.delayed.is_empty() {
-                self.get_delayed();
+            let has_received = self.take_message();
+            if !self.outstanding.delayed.is_empty() {
+                self.post_delayed_gets();
             }
-            if !has_completed && !has_come {
-                return self.next_look();
+            if !has_completed && !has_received {
+                return self.next_wakeup();
             }
         }
         Some(Duration::ZERO)
     }
 
-    /// Takes a message, if one has come; looks everywhere, not only where short ones come.
+    /// Receives one message, from the network or through shared memory; true if there was one.
     fn take_message(&mut self) -> bool {
         match self.endpoint.try_receive() {
             Ok(Some(message)) => {
@@ -48,23 +49,21 @@ impl Exchange {
             }
             Ok(None) | Err(ReceiveError::Forked) => false,
             Err(error) => {
-                say(&error);
+                log_error(&error);
                 false
             }
         }
     }
 
-    fn next_look(&self) -> Option<Duration> {
-        if !self.delayed.is_empty() {
-            return Some(TRY_AGAIN);
+    fn next_wakeup(&self) -> Option<Duration> {
+        if !self.outstanding.delayed.is_empty() {
+            return Some(RETRY_AFTER);
         }
-        let waits =
-            self.sources().next().is_some() || !self.offered.is_empty() || !self.updates.is_empty();
-        waits.then(|| ASK_AGAIN.saturating_sub(self.asked_at.elapsed()))
+        let mut peers = self.receives.sources().chain(self.outstanding.peers());
+        (peers.next().is_some()).then(|| self.schedule.time_to_peer_check())
     }
 
-    /// True if those that are waited for were not asked for some time whether they live.
-    pub(crate) fn is_overdue(&self) -> bool {
-        self.asked_at.elapsed() >= ASK_AGAIN
+    pub(crate) fn is_peer_check_overdue(&self) -> bool {
+        self.schedule.is_peer_check_overdue()
     }
 }
