@@ -43,37 +43,37 @@ extern "C" {
 /*
  * Errors
  *
- *   E2BIG          an option is set that this version of the library does not know
- *   EACCES         the runtime directory or the capture file cannot be used, or the peer is another user's
- *   EADDRINUSE     another process has the endpoint
+ *   E2BIG          an option is set that this version of the library does not support
+ *   EACCES         the runtime directory or the capture file is not accessible, or the peer belongs to another user
+ *   EADDRINUSE     another process has opened the endpoint
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
- *   EBADF          the number stands for nothing open of this kind, or its endpoint has ended
+ *   EBADF          the number is not an open object of this kind, or its endpoint was closed
  *   EBUSY          the node is already open
- *   ECANCELED      the operation was withdrawn before it began
- *   ECONNREFUSED   the receiving process has no such endpoint
+ *   ECANCELED      the operation was cancelled before it began
+ *   ECONNREFUSED   the receiving process has not opened this endpoint
  *   ECONNRESET     the peer process is gone
  *   EDEADLK        a handler waits for its own port
  *   EDESTADDRREQ   the endpoint has no target
  *   EFAULT         a pointer is null or misaligned
- *   EHOSTUNREACH   the endpoint cannot be found
- *   EINVAL         an argument, an option or an environment variable is wrong
+ *   EHOSTUNREACH   the endpoint was not found
+ *   EINVAL         an argument, an option or an environment variable is invalid
  *   EIO            the link is broken, or the library has a bug
- *   EKEYREJECTED   the cluster keys of the two processes differ, or one has none
- *   EMFILE         no descriptors or threads are left, or the process has as many endpoints as it may
- *   EMSGSIZE       the message is too long, or the buffer too short
- *   ENFILE         the user has as many processes or endpoints on this node as they may
- *   ENOENT         the process belongs to no job, or the endpoint has no open region with this key
- *   ENOMEM         the pool cannot be had
+ *   EKEYREJECTED   the two processes have different cluster keys, or one has none
+ *   EMFILE         the limit of file descriptors, threads or endpoints of the process is reached
+ *   EMSGSIZE       the message is too long, or the buffer is too short
+ *   ENFILE         the limit of processes or endpoints of the user on this node is reached
+ *   ENOENT         the process is not part of a job, or the endpoint has no open region with this key
+ *   ENOMEM         the pool cannot be allocated
  *   ENXIO          the node is not open
- *   EOPNOTSUPP     shared memory was asked for and cannot be used
- *   EPERM          the region was not opened for that
- *   EPIPE          the stream is over
- *   EPROTO         members of a group make different calls, or have different lists of members
- *   ERANGE         it would reach beyond the region
+ *   EOPNOTSUPP     shared memory is required and not available
+ *   EPERM          the region does not allow the operation
+ *   EPIPE          the stream has ended
+ *   EPROTO         members of a group made different calls, or have different lists of members
+ *   ERANGE         the operation would exceed the region
  *   ESTALE         the descriptor belongs to the parent process
- *   ETIMEDOUT      it did not happen in the time given
- *   EUSERS         the process, or the peer's, has as many peers as it may
+ *   ETIMEDOUT      the timeout expired
+ *   EUSERS         the limit of peers of this process or of the peer's process is reached
  *
  * A kind of failure keeps its number in all versions.
  */
@@ -486,7 +486,7 @@ int dp_group_close(int group);
  * An interface, of some process of the cluster, holds the connection; ranks reach it by their
  * endpoints. A stream and an interface are small numbers, no descriptors. All ranks make the calls of a
  * stream in the same order, each by one thread at a time; dp_stream_say(), dp_stream_hear() and
- * dp_stream_shutdown() are rank 0's. EPIPE: the stream is over for all; dp_error() says why.
+ * dp_stream_shutdown() are rank 0's. EPIPE: the stream has ended for all; dp_error() says why.
  */
 
 /* Serves at most so many streams at once, on threads of its own, at the endpoint dpid, where ranks ask for

@@ -85,10 +85,10 @@ int main(void)
 
     /* Mistakes. */
     CHECK_FAILS(dp_counter_close(second), EBADF, "no completion counter");
-    CHECK_FAILS(dp_counter_read(-1, &done), EBADF, "-1 is no completion counter");
+    CHECK_FAILS(dp_counter_read(-1, &done), EBADF, "-1 is not an open completion counter");
     CHECK_FAILS(dp_counter_wait(second, 0, NULL, 0), EBADF, "no completion counter");
     CHECK_FAILS(dp_counter_attach_edge(second, edge), EBADF, "no completion counter");
-    CHECK_FAILS(dp_counter_attach_edge(counter, 999), EBADF, "999 is no edge");
+    CHECK_FAILS(dp_counter_attach_edge(counter, 999), EBADF, "999 is not an open edge");
     CHECK_FAILS(dp_counter_read(counter, NULL), EFAULT, "counts is a null pointer");
     void *odd = (char *)&done + 1;
     CHECK_FAILS(dp_counter_wait(counter, 0, odd, 0), EFAULT, "counts points to no");

@@ -115,7 +115,7 @@ int main(int count, char **arguments)
     /* Mistakes. */
     struct iovec piece = { NULL, 1 };
     CHECK_FAILS(dp_edge_close(connecting), EBADF, "no edge");
-    CHECK_FAILS(dp_edge_send(-1, "x", 1, 0, -1), EBADF, "-1 is no edge");
+    CHECK_FAILS(dp_edge_send(-1, "x", 1, 0, -1), EBADF, "-1 is not an open edge");
     CHECK_FAILS(dp_edge_send(edges[0], "x", 1, DP_MORE, -1), EINVAL, "flags are 0x2");
     CHECK_FAILS(dp_post(edges[0], 1, NULL, 0, 0), EINVAL, "flags are 0x1");
     CHECK_FAILS(dp_post(edges[0], DP_ZEROCOPY, NULL, 2, 0), EINVAL, "iovcnt is 2");

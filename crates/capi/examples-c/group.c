@@ -74,7 +74,7 @@ static void run(int rank, int size, const struct dp_address *members)
     for (int round = 0; round < ROUNDS; round++) {
         check_calls(group, round);
     }
-    CHECK_FAILS(dp_barrier(group + 1, LONG_NS), EBADF, "is no group");
+    CHECK_FAILS(dp_barrier(group + 1, LONG_NS), EBADF, "is not an open group");
     CHECK_FAILS(dp_broadcast(group, size, gone, 1, LONG_NS), EINVAL, "no rank");
     CHECK_FAILS(dp_allreduce(group, gone, 7, DP_SUM_U64, LONG_NS), EINVAL, "multiple of 8");
     CHECK_FAILS(dp_allreduce(group, gone, 8, 10, LONG_NS), EINVAL, "DP_MAX_F64");
@@ -92,7 +92,7 @@ static void run(int rank, int size, const struct dp_address *members)
         check_calls(group, round);
     }
     CHECK(dp_group_close(group) == 0);
-    CHECK_FAILS(dp_group_close(group), EBADF, "is no group");
+    CHECK_FAILS(dp_group_close(group), EBADF, "is not an open group");
 }
 
 int main(int count, char **arguments)

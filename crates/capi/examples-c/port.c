@@ -76,11 +76,11 @@ int main(int count, char **arguments)
 
     CHECK_FAILS(dp_port_wait(port, ADDS + 2, 0), EAGAIN, "are handled");
     CHECK_FAILS(dp_port_wait(port, ADDS + 2, 1000), ETIMEDOUT, "were handled after");
-    CHECK_FAILS(dp_port_reply(port, "x", 1), EINVAL, "does not run on this thread");
+    CHECK_FAILS(dp_port_reply(port, "x", 1), EINVAL, "is not running on this thread");
     CHECK_FAILS(dp_port_open(dpid, add, NULL), EADDRINUSE, "has it");
     CHECK_FAILS(dp_port_open(dpid + 1, NULL, NULL), EFAULT, "handler");
     CHECK(dp_port_close(port) == 0);
-    CHECK_FAILS(dp_port_close(port), EBADF, "is no port");
+    CHECK_FAILS(dp_port_close(port), EBADF, "is not an open port");
 
     /* A handler may close its port, and whoever waits for it is told. */
     int closed = 0;

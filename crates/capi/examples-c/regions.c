@@ -26,7 +26,7 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_region_open(fd, NULL, 1, DP_ALLOW_GET, &key), EFAULT, "memory");
     CHECK_FAILS(dp_region_open(fd, memory, 1, 8, &key), EINVAL, "8");
     CHECK_FAILS(dp_region_open(-1, memory, 1, DP_ALLOW_GET, &key), EBADF, "endpoint");
-    CHECK_FAILS(dp_region_close(7), EBADF, "7 is no region");
+    CHECK_FAILS(dp_region_close(7), EBADF, "7 is not an open region");
     int region = dp_region_open(fd, memory, sizeof memory, DP_ALLOW_PUT, &key);
     int words = dp_region_open(fd, open, sizeof open, DP_ALLOW_ATOMIC | DP_ALLOW_GET, &other);
     CHECK(region >= 0 && words >= 0 && key != other);

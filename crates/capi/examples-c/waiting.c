@@ -75,7 +75,7 @@ int main(void)
     hear("two");
     CHECK(epoll_wait(level, &event, 1, 0) == 0);
     const void *none;
-    CHECK_FAILS(dp_recv(to, &none, NULL, DP_DONTWAIT, 0), EAGAIN, "no message waits");
+    CHECK_FAILS(dp_recv(to, &none, NULL, DP_DONTWAIT, 0), EAGAIN, "no message is waiting");
     say("three");
     CHECK(epoll_wait(edge, &event, 1, -1) == 1 && event.data.fd == to);
     hear("three");

@@ -35,7 +35,7 @@ int main(void)
         CHECK(dp_read(to, &places[number]) == sizeof number);
     }
     /* More than are read cannot be given back, and nothing was. */
-    CHECK_FAILS(dp_fsync(to, HELD + 1), EINVAL, "201 messages were to be given back, but 200");
+    CHECK_FAILS(dp_fsync(to, HELD + 1), EINVAL, "cannot release 201 messages, because only 200");
     CHECK_FAILS(dp_fsync(to, -1), EINVAL, "n is -1");
     CHECK(dp_fsync(to, HELD / 2) == 0);
     for (int number = HELD / 2; number < HELD; number++) {
@@ -66,7 +66,7 @@ int main(void)
 
     /* Several in one call. */
     struct dp_message many[3];
-    CHECK_FAILS(dp_recv_many(to, many, 3, DP_DONTWAIT, 0), EAGAIN, "no message waits");
+    CHECK_FAILS(dp_recv_many(to, many, 3, DP_DONTWAIT, 0), EAGAIN, "no message is waiting");
     CHECK_FAILS(dp_recv_many(to, many, 0, 0, -1), EINVAL, "count is 0");
     CHECK_FAILS(dp_recv_many(to, NULL, 3, 0, -1), EFAULT, "messages is a null pointer");
     for (int number = 0; number < 5; number++) {

@@ -1,4 +1,4 @@
-//! Completion counters: their calls.
+//! Calls for completion counters.
 
 use std::ffi::c_int;
 
@@ -6,7 +6,7 @@ use dipole_node::CompletionCounter;
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
-use crate::guard::{Out, call};
+use crate::ffi::{Out, call};
 use crate::message::Patience;
 use crate::numbers::Numbered;
 use crate::process::{self, CloseOrder};
@@ -21,9 +21,9 @@ pub(crate) static COUNTERS: Numbered<CompletionCounter> =
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Messages that are on their way.
+    /// Messages that have been sent; they may not have arrived yet.
     pub sent: u64,
-    /// Operations that were not done.
+    /// Operations that failed.
     pub failed: u64,
 }
 
@@ -36,7 +36,7 @@ impl From<dipole_node::Counts> for Counts {
     }
 }
 
-/// Opens a completion counter; its number.
+/// Opens a completion counter; returns its number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_counter_open() -> c_int {
     call("dp_counter_open", || {
@@ -45,7 +45,7 @@ pub extern "C" fn dp_counter_open() -> c_int {
     })
 }
 
-/// Completions of an edge's operations are counted from now on.
+/// Counts completions of an edge's operations from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_counter_attach_edge(counter: c_int, edge: c_int) -> c_int {
     call("dp_counter_attach_edge", || {
@@ -58,10 +58,10 @@ pub extern "C" fn dp_counter_attach_edge(counter: c_int, edge: c_int) -> c_int {
     })
 }
 
-/// What has been counted so far.
+/// Reads the counts.
 ///
 /// # Safety
-/// `counts` points to a place for it.
+/// `counts` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_counter_read(counter: c_int, counts: *mut Counts) -> c_int {
     call("dp_counter_read", || {
@@ -74,10 +74,10 @@ pub unsafe extern "C" fn dp_counter_read(counter: c_int, counts: *mut Counts) ->
     })
 }
 
-/// Waits until so many operations are done, whether they failed or not.
+/// Waits until `count` operations have completed, successfully or not.
 ///
 /// # Safety
-/// `counts` points to a place for what has been counted or is null.
+/// `counts` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_counter_wait(
     counter: c_int,

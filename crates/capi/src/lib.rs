@@ -1,22 +1,20 @@
 //! The C interface of Dipole: `libdipole`.
 //!
-//! A thin layer over `dipole_node`: it checks pointers, finds the endpoint of a
-//! descriptor, translates errors into `errno` and texts, and lets no panic out. The
-//! interface is described where its users read it, in `include/dipole.h` and the
-//! manual pages; a test compares the header with the functions here.
+//! A thin layer over `dipole_node`: it checks pointers, finds the endpoint of a descriptor, turns
+//! errors into `errno` and a text, and lets no panic out. The interface is documented in
+//! `include/dipole.h` and the manual pages; a test compares the header with the functions here.
 //!
-//! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
-//! receives besides, `edge.rs`, `queue.rs` and `counter.rs` edges, posted operations and
-//! their completions, `region.rs` regions, `port.rs` and `group.rs` ports and groups, `stream.rs` streams to the outside, `query.rs` what asks. All go through `guard`; `handle` finds
-//! endpoints, `numbers` what has a number and no descriptor, `process` keeps the one node of the process.
+//! `dp.rs` has the seven calls of DP §2, table 1, and the other files one group of calls each. All of
+//! them go through `ffi`. `handle` maps descriptors to endpoints, `numbers` other numbers to
+//! objects, and `process` holds the node of this process.
 
 mod address;
 mod counter;
 mod dp;
 mod edge;
 mod failure;
+mod ffi;
 mod group;
-mod guard;
 mod handle;
 mod message;
 mod numbers;

@@ -1,4 +1,4 @@
-//! Sending and receiving with sizes, sources, flags and times.
+//! Calls that send and receive with sizes, sources, flags and timeouts.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -8,24 +8,25 @@ use dipole_trace::waits::{Cause, Over};
 
 use crate::address::Address;
 use crate::failure::Failure;
-use crate::guard::{self, Buffer, Out, call};
+use crate::ffi::{self, Buffer, Out, call};
 use crate::handle::{self, Handle};
 use crate::per_process::lock;
 use crate::process::place;
 
-/// Buffers up to this length are copied to; longer ones are offered for what arrives.
+/// Shorter messages are copied to the caller's buffer; longer buffers are passed to the node, which
+/// may receive into them directly.
 const SHORT_BYTES: usize = 4 << 10;
 
-/// Do not wait: fail with `EAGAIN` instead.
+/// Fail with `EAGAIN` instead of waiting.
 pub const DP_DONTWAIT: c_int = 1;
 /// More messages follow: this one may wait for them and share their packet.
 pub const DP_MORE: c_int = 2;
-/// Without repeats: the message arrives at most once, maybe never.
+/// Send without retransmission: the message arrives at most once.
 pub const DP_UNRELIABLE: c_int = 4;
 
-/// How long a call waits before it asks whether its descriptor is set not to wait.
-/// Asking is a system call, which may cost more than a message; so only calls that wait
-/// for long do, and one on a descriptor that has just been set so is late by this.
+/// How long a call waits before it reads the flags of its descriptor. That is a system call, which may
+/// cost more than a message, so only calls that wait longer make it. `O_NONBLOCK` that was set only
+/// just before takes effect after this time.
 pub(crate) const PROBE: Duration = Duration::from_micros(20);
 
 /// How long a call may wait.
@@ -55,7 +56,7 @@ impl Patience {
         }
     }
 
-    /// What is left of it after some time.
+    /// The remainder after some time has passed.
     fn after(self, spent: Duration) -> Patience {
         match self {
             Patience::For(timeout) => Patience::For(timeout.saturating_sub(spent)),
@@ -64,9 +65,9 @@ impl Patience {
     }
 }
 
-/// Runs `attempt` with the patience that a call has on a descriptor; `gave_up` tells
-/// the failures that mean it was not enough, which must have changed nothing; `over` says what
-/// was waited for.
+/// Runs `attempt` with the timeout of a call on a descriptor, and again if the descriptor turns out
+/// to block. `gave_up` recognizes failures for lack of time, which must not have changed anything;
+/// `over` describes the wait.
 #[inline]
 fn patiently<A>(
     handle: &Handle,
@@ -79,7 +80,7 @@ fn patiently<A>(
     if patience == Patience::None {
         return attempt(patience);
     }
-    // What was seen the last time is mostly still so.
+    // The flags rarely change between two calls.
     let first = match (handle.is_nonblocking(), patience) {
         (true, _) => Patience::None,
         (false, Patience::For(timeout)) if timeout <= handle.probe => return attempt(patience),
@@ -95,13 +96,13 @@ fn patiently<A>(
     }
 }
 
-/// Waits by `attempt`, the first of which has failed, and has it kept, if that is asked for.
+/// Runs `attempt` once more after a first failure, and records the wait if that is requested.
 fn kept<A>(
     handle: &Handle,
     attempt: impl Fn() -> Result<A, Failure>,
     over: impl Fn(Option<&A>) -> Over,
 ) -> Result<A, Failure> {
-    let Some(keeper) = &handle.keeper else {
+    let Some(keeper) = &handle.wait_trace else {
         return attempt();
     };
     let probe_ns = u64::try_from(handle.probe.as_nanos()).unwrap_or(0);
@@ -111,7 +112,7 @@ fn kept<A>(
     answer
 }
 
-/// A message was waited for, which came from there with so many bytes, if one came.
+/// A wait for a message: the sender and length of the one that arrived, if one did.
 fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> Over {
     Over {
         cause: came.map_or(Cause::Nothing, |_| Cause::Message),
@@ -121,7 +122,7 @@ fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> Over 
     }
 }
 
-/// Room for so many bytes was waited for, at an only receiver if that is known.
+/// A wait for room at a receiver, which is known if there is only one target.
 fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> Over {
     Over {
         cause: Cause::Room,
@@ -131,7 +132,7 @@ fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) 
     }
 }
 
-/// A time in ns; a negative one is as good as endless.
+/// A time in ns; a negative one never ends.
 pub(crate) fn duration(timeout_ns: i64) -> Duration {
     match u64::try_from(timeout_ns) {
         Ok(timeout_ns) => Duration::from_nanos(timeout_ns),
@@ -168,8 +169,8 @@ pub(crate) fn send(
         }
         Ok(())
     };
-    // With several targets some have taken the message when the call gives up on
-    // another, and what more follows may wait with cannot be given up.
+    // With several targets, some may have taken the message when the call gives up on another. And a
+    // message that others may share a packet with cannot be withdrawn.
     if (more && patience == Patience::Forever) || handle.targets.are_several() {
         return match patience != Patience::None && handle.look_nonblocking(fd)? {
             true => attempt(Patience::None),
@@ -180,7 +181,7 @@ pub(crate) fn send(
     patiently(handle, fd, patience, gave_up_sending, attempt, over)
 }
 
-/// True if more patience might have helped.
+/// True if the send might succeed with more time.
 fn gave_up_sending(failure: &Failure) -> bool {
     matches!(
         failure,
@@ -196,7 +197,7 @@ pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<
     })
 }
 
-/// Receives by `attempt`, which waits as long as it is told; `came` says from where and how much.
+/// Receives with `attempt`, which gets the time to wait; `came` returns source and length.
 #[inline]
 fn receive_by<R>(
     handle: &Handle,
@@ -239,13 +240,13 @@ fn remove_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> 
     Ok(0)
 }
 
-/// Points an endpoint at another, any numbers.
+/// Adds a target, which may have any number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_add_target(fd: c_int, to: Address) -> c_int {
     call("dp_add_target", || add_target(fd, to.checked()?))
 }
 
-/// Takes a target back.
+/// Removes a target.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_untarget(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
     call("dp_untarget", || {
@@ -253,13 +254,13 @@ pub extern "C" fn dp_untarget(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
     })
 }
 
-/// Takes a target back, any numbers.
+/// Removes a target, which may have any number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_remove_target(fd: c_int, to: Address) -> c_int {
     call("dp_remove_target", || remove_target(fd, to.checked()?))
 }
 
-/// Sends a message; its length.
+/// Sends a message; returns its length.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -274,14 +275,14 @@ pub unsafe extern "C" fn dp_send(
     call("dp_send", || {
         check_flags(flags, DP_DONTWAIT | DP_MORE | DP_UNRELIABLE)?;
         // SAFETY: by contract.
-        let message = unsafe { guard::message(msg, len) }?;
+        let message = unsafe { ffi::message(msg, len) }?;
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| send(handle, fd, message, flags, patience))?;
         Ok(len.cast_signed())
     })
 }
 
-/// Sends a message to one endpoint; its length.
+/// Sends a message to one endpoint; returns its length.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -297,7 +298,7 @@ pub unsafe extern "C" fn dp_send_to(
     call("dp_send_to", || {
         check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
-        let message = unsafe { guard::message(msg, len) }?;
+        let message = unsafe { ffi::message(msg, len) }?;
         let to = to.checked()?;
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
@@ -317,7 +318,7 @@ pub unsafe extern "C" fn dp_send_to(
     })
 }
 
-/// Answers a message that was read and is not given back; the answer's length.
+/// Replies to a message that was read and not released; returns the length of the reply.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -330,9 +331,9 @@ pub unsafe extern "C" fn dp_reply(
 ) -> isize {
     call("dp_reply", || {
         // SAFETY: by contract.
-        let answer = unsafe { guard::message(msg, len) }?;
+        let answer = unsafe { ffi::message(msg, len) }?;
         handle::with(fd, |handle| {
-            let read = lock(&handle.read);
+            let read = lock(&handle.unreleased);
             let is_it = |held: &&Message| held.as_ptr().cast() == message;
             let answered = read.iter().rev().find(is_it).ok_or(Failure::NotHeld)?;
             Ok(handle.endpoint.reply(answered, answer)?)
@@ -341,10 +342,10 @@ pub unsafe extern "C" fn dp_reply(
     })
 }
 
-/// The next message where it lies; its length.
+/// Receives the next message in place; returns its length.
 ///
 /// # Safety
-/// `address` points to a place for a pointer, `source` too or is null.
+/// `address` and `source` are null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_recv(
     fd: c_int,
@@ -364,7 +365,7 @@ pub unsafe extern "C" fn dp_recv(
             let length = message.len().cast_signed();
             address.write(message.as_ptr().cast());
             source.write(message.source().into());
-            lock(&handle.read).push_back(message);
+            lock(&handle.unreleased).push_back(message);
             Ok(length)
         })
     })
@@ -378,14 +379,14 @@ pub struct ReceivedMessage {
     pub address: *const c_void,
     /// Its length.
     pub length: usize,
-    /// Who sent it.
+    /// The sender.
     pub source: Address,
 }
 
-/// Takes all messages that wait where they lie, at most `count`; how many.
+/// Receives all waiting messages in place, at most `count`; returns their number.
 ///
 /// # Safety
-/// `messages` points to `count` places.
+/// `messages` is null or points to an array of `count` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_recv_many(
     fd: c_int,
@@ -398,7 +399,7 @@ pub unsafe extern "C" fn dp_recv_many(
         check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
         let places = unsafe { Out::new("messages", messages) }?;
-        let limit = guard::count(count)?;
+        let limit = ffi::count(count)?;
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
@@ -411,8 +412,8 @@ pub unsafe extern "C" fn dp_recv_many(
                 Some((first.source(), messages.iter().map(|one| one.len()).sum()))
             })?;
             for (index, message) in received.iter().enumerate() {
-                // SAFETY: no more than `limit` were taken, and as many places there are by
-                // contract.
+                // SAFETY: at most `limit` messages were received, and by contract the array has as
+                // many elements.
                 unsafe { places.element(index) }.write(ReceivedMessage {
                     address: message.as_ptr().cast(),
                     length: message.len(),
@@ -420,17 +421,17 @@ pub unsafe extern "C" fn dp_recv_many(
                 });
             }
             let taken = received.len();
-            lock(&handle.read).extend(received);
+            lock(&handle.unreleased).extend(received);
             // It is at most `count`.
             Ok(c_int::try_from(taken).unwrap_or(count))
         })
     })
 }
 
-/// Has the next message in a buffer; its length.
+/// Copies the next message to a buffer; returns its length.
 ///
 /// # Safety
-/// `buf` points to `len` bytes, `source` to a place for an address or is null.
+/// `buf` points to `len` bytes; `source` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_recv_copy(
     fd: c_int,
@@ -448,7 +449,8 @@ pub unsafe extern "C" fn dp_recv_copy(
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
                 if buffer.length > SHORT_BYTES {
-                    return buffer.lend(|memory| endpoint.receive_to_region(memory, timeout));
+                    return buffer
+                        .with_region(|memory| endpoint.receive_to_region(memory, timeout));
                 }
                 let message = endpoint.receive_fitting(buffer.length, timeout)?;
                 buffer.fill(&message);
@@ -462,7 +464,7 @@ pub unsafe extern "C" fn dp_recv_copy(
     })
 }
 
-/// Sends what waits because of `DP_MORE`.
+/// Sends messages that wait because of `DP_MORE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_flush(fd: c_int) -> c_int {
     call("dp_flush", || {
@@ -471,7 +473,7 @@ pub extern "C" fn dp_flush(fd: c_int) -> c_int {
     })
 }
 
-/// Waits until all that was sent is acknowledged.
+/// Waits until everything sent is acknowledged.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_drain(fd: c_int, timeout_ns: i64) -> c_int {
     call("dp_drain", || {

@@ -1,4 +1,4 @@
-//! Completion queues: their calls, and which endpoints are attached to them.
+//! Calls for completion queues.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -13,22 +13,22 @@ use dipole_trace::waits::{Cause, Keeper, Over};
 use crate::address::Address;
 use crate::edge::EDGES;
 use crate::failure::Failure;
-use crate::guard::{self, Out, call};
+use crate::ffi::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
 use crate::message::Patience;
 use crate::per_process::{PerProcess, lock};
 use crate::process::{self, CloseOrder, OpenObjects, place};
 
-/// In `kind`: a posted message is on its way.
+/// A posted message has been sent.
 pub const DP_SENT: c_int = 1;
-/// In `kind`: a posted operation was not done.
+/// A posted operation failed.
 pub const DP_FAILED: c_int = 2;
-/// In `kind`: a message has arrived at an attached endpoint.
+/// A message has arrived at an attached endpoint.
 pub const DP_RECEIVED: c_int = 3;
 
-/// In `kind`: a posted operation on memory is done.
+/// A posted operation on memory is done.
 pub const DP_DONE: c_int = 4;
-/// In `kind`: the memory of a posted receive holds a message.
+/// The buffer of a posted receive holds a message.
 pub const DP_FILLED: c_int = 5;
 
 /// `struct dp_completion`.
@@ -37,21 +37,21 @@ pub const DP_FILLED: c_int = 5;
 pub struct Completion {
     /// [`DP_SENT`], [`DP_DONE`], [`DP_FILLED`], [`DP_FAILED`] or [`DP_RECEIVED`].
     pub kind: c_int,
-    /// Why it failed.
+    /// The error number of a failed operation.
     pub error: c_int,
-    /// As it was posted.
+    /// The context of the posted operation.
     pub context: u64,
-    /// What the word was.
+    /// The previous value of the word.
     pub value: u64,
-    /// At which endpoint the message is.
+    /// The endpoint of a message.
     pub fd: c_int,
     /// Must be 0.
     pub reserved: u32,
-    /// Who sent the message.
+    /// The sender of a message.
     pub source: Address,
-    /// Where the message lies.
+    /// Where a message lies.
     pub message: *const c_void,
-    /// Its length.
+    /// The length of a message.
     pub length: usize,
 }
 
@@ -74,10 +74,10 @@ impl Completion {
 pub(crate) struct OpenQueue {
     file: FileId,
     queue: CompletionQueue,
-    /// Endpoints attached, or with receives that were posted.
+    /// Endpoints that are attached or have posted receives.
     endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
-    /// Who keeps what calls have waited for.
-    keeper: Option<Arc<Keeper>>,
+    /// Records what calls wait for, if `DIPOLE_TRACE` is set.
+    wait_trace: Option<Arc<Keeper>>,
 }
 
 impl OpenQueue {
@@ -85,7 +85,7 @@ impl OpenQueue {
         lock(&self.endpoints).get(&endpoint)?.upgrade()
     }
 
-    /// What C is told of a completion; `None` if the endpoint of a message has ended.
+    /// Converts a completion for C; `None` if the endpoint of a message has ended.
     fn describe(&self, completion: dipole_node::Completion) -> Option<Completion> {
         use dipole_node::Completion as Done;
         match completion {
@@ -102,7 +102,7 @@ impl OpenQueue {
             }),
             Done::Failed { context, error } => Some(Completion {
                 kind: DP_FAILED,
-                error: guard::keep("dp_queue_wait", Failure::Send(error)),
+                error: ffi::record_failure("dp_queue_wait", Failure::Send(error)),
                 context,
                 ..Completion::EMPTY
             }),
@@ -122,7 +122,7 @@ impl OpenQueue {
             }),
             Done::NotFilled { context, error, .. } => Some(Completion {
                 kind: DP_FAILED,
-                error: guard::keep("dp_queue_wait", Failure::Receive(error)),
+                error: ffi::record_failure("dp_queue_wait", Failure::Receive(error)),
                 context,
                 ..Completion::EMPTY
             }),
@@ -136,15 +136,15 @@ impl OpenQueue {
                     length: message.len(),
                     ..Completion::EMPTY
                 };
-                lock(&handle.read).push_back(message);
+                lock(&handle.unreleased).push_back(message);
                 Some(completion)
             }
         }
     }
 
-    /// Waits for a completion, and has that kept, if that is asked for.
+    /// Waits for a completion, and records the wait if that is requested.
     fn wait(&self, timeout: Duration) -> Result<Option<dipole_node::Completion>, ReceiveError> {
-        let Some(keeper) = &self.keeper else {
+        let Some(keeper) = &self.wait_trace else {
             return self.queue.wait(timeout);
         };
         let at_once = self.queue.poll()?;
@@ -157,10 +157,10 @@ impl OpenQueue {
         found
     }
 
-    /// Fills the first places of an array of `count`; how many.
+    /// Fills the first elements of an array of `count`; returns their number.
     ///
     /// # Safety
-    /// All `count` places are valid for writes, as [`Out::new`] asks for one.
+    /// All `count` elements meet the contract of [`Out::new`].
     unsafe fn fill(
         &self,
         fd: c_int,
@@ -178,15 +178,14 @@ impl OpenQueue {
             match next {
                 Ok(Some(completion)) => {
                     if let Some(completion) = self.describe(completion) {
-                        // SAFETY: the array has `count` elements by contract, more than
-                        // `filled`.
+                        // SAFETY: the array has `count` elements by contract, and `filled` is less.
                         unsafe { places.element(filled) }.write(completion);
                         filled += 1;
                     }
                 }
                 Ok(None) if filled == 0 => return Err(Failure::NoCompletion { fd, waited }),
                 Err(error) if filled == 0 => return Err(error.into()),
-                // What is filled already is not lost; the next call meets the error again.
+                // Return what has been filled; the next call reports the error again.
                 Ok(None) | Err(_) => break,
             }
         }
@@ -194,7 +193,7 @@ impl OpenQueue {
     }
 }
 
-/// What was waited for, by the completion that came, if one came.
+/// Describes a wait by the completion that ended it, if there was one.
 fn over(completion: Option<&dipole_node::Completion>) -> Over {
     use dipole_node::Completion as Done;
     let (cause, peer, bytes) = match completion {
@@ -231,7 +230,7 @@ fn find(fd: c_int) -> Result<Arc<OpenQueue>, Failure> {
     found.ok_or(Failure::NotAQueue { fd })
 }
 
-/// Opens a completion queue; its descriptor.
+/// Opens a completion queue; returns its descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_open() -> c_int {
     call("dp_queue_open", || {
@@ -243,9 +242,9 @@ pub extern "C" fn dp_queue_open() -> c_int {
             file: handle::identify(fd)?,
             queue,
             endpoints: Mutex::default(),
-            keeper: process.wait_trace(),
+            wait_trace: process.wait_trace(),
         };
-        // Perhaps another had the number, and its descriptor was closed by `close`.
+        // There may be an entry of a queue whose descriptor was closed with `close`.
         process.register(CloseOrder::Queues, &AllQueues);
         let before = lock(&QUEUES.get()).insert(fd, Arc::new(open));
         drop(before);
@@ -253,7 +252,7 @@ pub extern "C" fn dp_queue_open() -> c_int {
     })
 }
 
-/// Messages of an endpoint appear in a queue from now on.
+/// Reports messages of an endpoint in a queue from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_attach(queue: c_int, fd: c_int) -> c_int {
     call("dp_queue_attach", || {
@@ -265,7 +264,7 @@ pub extern "C" fn dp_queue_attach(queue: c_int, fd: c_int) -> c_int {
     })
 }
 
-/// Completions of an edge's operations appear in a queue from now on.
+/// Reports completions of an edge's operations in a queue from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_attach_edge(queue: c_int, edge: c_int) -> c_int {
     call("dp_queue_attach_edge", || {
@@ -277,10 +276,10 @@ pub extern "C" fn dp_queue_attach_edge(queue: c_int, edge: c_int) -> c_int {
     })
 }
 
-/// Waits for completions and takes them; how many.
+/// Waits for completions and takes them; returns their number.
 ///
 /// # Safety
-/// `completions` points to places for `count`.
+/// `completions` is null or points to an array of `count` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_queue_wait(
     queue: c_int,
@@ -291,7 +290,7 @@ pub unsafe extern "C" fn dp_queue_wait(
     call("dp_queue_wait", || {
         // SAFETY: by contract.
         let places = unsafe { Out::new("completions", completions) }?;
-        let places_count = guard::count(count)?;
+        let places_count = ffi::count(count)?;
         let patience = Patience::new(0, timeout_ns);
         let open = find(queue)?;
         // SAFETY: by contract.
@@ -301,10 +300,10 @@ pub unsafe extern "C" fn dp_queue_wait(
     })
 }
 
-/// Posts memory for the next message of an endpoint.
+/// Posts a buffer for the next message of an endpoint.
 ///
 /// # Safety
-/// `buf` points to `len` bytes, which nobody else accesses until the completion, or until the
+/// `buf` points to `len` bytes, which the program does not access until the completion, or until the
 /// queue or the endpoint is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_post_receive(
@@ -320,7 +319,7 @@ pub unsafe extern "C" fn dp_post_receive(
         }
         let (open, handle) = (find(queue)?, handle::find(fd)?);
         let start = NonNull::new(buf.cast()).unwrap_or(NonNull::dangling());
-        // SAFETY: by contract; after the completion nothing reaches it any more.
+        // SAFETY: by contract; the memory is not accessed after the completion.
         let memory = unsafe { RegionMemory::from_raw(start, len) };
         let id = handle.endpoint.address().endpoint;
         lock(&open.endpoints).insert(id, Arc::downgrade(&handle));
@@ -329,7 +328,7 @@ pub unsafe extern "C" fn dp_post_receive(
     })
 }
 
-/// Withdraws a posted receive; 1 if it waited, else 0.
+/// Cancels a posted receive; returns 1 if it was waiting, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_cancel_receive(fd: c_int, context: u64) -> c_int {
     call("dp_cancel_receive", || {
@@ -345,11 +344,12 @@ pub extern "C" fn dp_queue_close(queue: c_int) -> c_int {
     call("dp_queue_close", || {
         let removed = lock(&QUEUES.get()).remove(&queue);
         let removed = removed.ok_or(Failure::NotAQueue { fd: queue })?;
-        // The number may have been closed by `close`, and stand for anything by now.
+        // The program may have closed the descriptor with `close`, and the number may refer to
+        // another file by now.
         if handle::identify(queue).is_ok_and(|file| file == removed.file) {
-            // SAFETY: the number is still the queue's descriptor, which its user gives up
-            // by this call.
-            unsafe { guard::close(queue) };
+            // SAFETY: the number is still the queue's descriptor, and the caller does not use it
+            // after this call.
+            unsafe { ffi::close(queue) };
         }
         Ok(0)
     })

@@ -1,4 +1,4 @@
-//! Regions of memory, and operations on those of others.
+//! Calls for memory regions, and for operations on regions of peers.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -9,28 +9,28 @@ use dipole_node::{
 
 use crate::edge::{EDGES, check_attached};
 use crate::failure::Failure;
-use crate::guard::{self, Out, call};
+use crate::ffi::{self, Out, call};
 use crate::message::{self, Patience};
 use crate::numbers::Numbered;
 use crate::per_process::lock;
 use crate::process::CloseOrder;
 use crate::{DP_DONTWAIT, handle};
 
-/// An operation: bytes into a region.
+/// Writes bytes into a region.
 pub const DP_PUT: c_int = 1;
-/// An operation: bytes out of a region.
+/// Reads bytes from a region.
 pub const DP_GET: c_int = 2;
-/// An operation: adds to a word.
+/// Adds to a word.
 pub const DP_FETCH_ADD: c_int = 3;
-/// An operation: sets a word that is as expected.
+/// Replaces a word that has an expected value.
 pub const DP_COMPARE_SWAP: c_int = 4;
-/// Of a put: the owner is told.
+/// For a put: notify the owner.
 pub const DP_NOTIFY: c_int = 1;
-/// Others may write into the region.
+/// Peers may write into the region.
 pub const DP_ALLOW_PUT: c_int = 1;
-/// Others may read from it.
+/// Peers may read from the region.
 pub const DP_ALLOW_GET: c_int = 2;
-/// Others may add to, and swap, its words.
+/// Peers may add to words of the region, and replace them.
 pub const DP_ALLOW_ATOMIC: c_int = 4;
 
 /// The regions that C programs hold.
@@ -46,7 +46,7 @@ pub(crate) struct OpenRegion {
 
 impl Drop for OpenRegion {
     fn drop(&mut self) {
-        // First nobody reaches it by its key, then nobody reaches it at all.
+        // First close the region, so that its key is invalid; then revoke the memory.
         self.region = None;
         self.memory.revoke();
     }
@@ -58,19 +58,19 @@ impl Drop for OpenRegion {
 pub struct Notice {
     /// Key of the region.
     pub key: u64,
-    /// Where the data lie.
+    /// Where the data lies.
     pub offset: u64,
-    /// How many bytes they are.
+    /// The length of the data.
     pub length: u64,
-    /// The initiator's.
+    /// The value that the initiator passed.
     pub value: u64,
 }
 
-/// Opens memory to those who have an edge to the endpoint and the key; the region's number.
+/// Opens memory to peers that have the key and an edge to the endpoint; returns the region's number.
 ///
 /// # Safety
-/// `memory` points to `length` bytes that stay until `dp_region_close` has returned, and that
-/// others of this process do not access while an operation may; `key` to a place for the key.
+/// `memory` points to `length` bytes that stay valid until `dp_region_close` has returned, and that
+/// this process does not access while an operation may; `key` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_region_open(
     fd: c_int,
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn dp_region_open(
             get: rights & DP_ALLOW_GET != 0,
             update: rights & DP_ALLOW_ATOMIC != 0,
         };
-        // SAFETY: by contract; `OpenRegion` revokes it.
+        // SAFETY: by contract; `OpenRegion` revokes the memory.
         let memory = unsafe { RegionMemory::from_raw(start, length) };
         let region = handle::with(fd, |handle| {
             Ok(handle.endpoint.open_region(memory.clone(), rights)?)
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn dp_region_open(
     })
 }
 
-/// Closes a region: nobody accesses its memory any more when this returns.
+/// Closes a region. Its memory is not accessed after this returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_region_close(region: c_int) -> c_int {
     call("dp_region_close", || {
@@ -112,10 +112,10 @@ pub extern "C" fn dp_region_close(region: c_int) -> c_int {
     })
 }
 
-/// What a put says to the owner of a region, in the place of a message.
+/// Returns 1 and the notification of a put if the message is one.
 ///
 /// # Safety
-/// `notice` points to a place for it.
+/// `notice` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_is_notification(
     fd: c_int,
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn dp_is_notification(
         // SAFETY: by contract.
         let place = unsafe { Out::new("notice", notice) }?;
         handle::with(fd, |handle| {
-            let read = lock(&handle.read);
+            let read = lock(&handle.unreleased);
             let is_it = |held: &&Message| held.as_ptr().cast() == message;
             let mut held = read.iter().rev().filter(is_it).peekable();
             held.peek().ok_or(Failure::NotHeld)?;
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn dp_put(
     call("dp_put", || {
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
-        let data = unsafe { guard::message(data, len) }?;
+        let data = unsafe { ffi::message(data, len) }?;
         let patience = Patience::new(flags, timeout_ns);
         EDGES.with(edge, |edge| {
             Ok(put(edge, (key, offset), (data, None), patience)?)
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn dp_put(
     })
 }
 
-/// The same, and tells the owner when all of them are there.
+/// Puts bytes like [`dp_put`] and notifies the owner when all of them are there.
 ///
 /// # Safety
 /// `data` points to `len` bytes.
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn dp_put_notify(
     call("dp_put_notify", || {
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
-        let data = unsafe { guard::message(data, len) }?;
+        let data = unsafe { ffi::message(data, len) }?;
         let patience = Patience::new(flags, timeout_ns);
         let what = (data, Some(value));
         EDGES.with(edge, |edge| Ok(put(edge, (key, offset), what, patience)?))?;
@@ -221,23 +221,24 @@ pub struct PostedOperation {
     pub flags: c_int,
     /// Key of the region.
     pub key: u64,
-    /// Where in it.
+    /// The offset in the region.
     pub offset: u64,
-    /// What is put, or where goes what is got.
+    /// The source of a put, or the destination of a get.
     pub memory: *mut c_void,
-    /// How many bytes.
+    /// The length of `memory`.
     pub length: usize,
-    /// Of the notice; what is added; what the word becomes.
+    /// The value of the notification, the summand, or the new value of the word.
     pub value: u64,
-    /// What the word must be.
+    /// The value that the word must have.
     pub expected: u64,
 }
 
 /// Posts an operation on a region of an edge's target.
 ///
 /// # Safety
-/// `operation` points to one; its memory to as many bytes as it says, which stay until the
-/// completion, of a put as they are, of a get without anybody else who accesses them.
+/// `operation` is null or points to an operation, whose memory stays valid for its length until the
+/// completion. Until then the program does not change the source of a put, and does not access the
+/// destination of a get.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_post_operation(
     edge: c_int,
@@ -246,7 +247,7 @@ pub unsafe extern "C" fn dp_post_operation(
 ) -> c_int {
     call("dp_post_operation", || {
         // SAFETY: by contract.
-        let [posted] = unsafe { guard::array("operation", operation, 1) }? else {
+        let [posted] = unsafe { ffi::array("operation", operation, 1) }? else {
             return Err(Failure::Null { what: "operation" });
         };
         let (memory, length) = (posted.memory, posted.length);
@@ -259,7 +260,7 @@ pub unsafe extern "C" fn dp_post_operation(
         let operation = match posted.kind {
             DP_GET => {
                 let start = NonNull::new(memory.cast()).unwrap_or(NonNull::dangling());
-                // SAFETY: by contract; after the completion nothing reaches it any more.
+                // SAFETY: by contract; the memory is not accessed after the completion.
                 let into = unsafe { RegionMemory::from_raw(start, length) };
                 EDGES.with(edge, |open| {
                     check_attached(edge, open)?;
@@ -289,7 +290,7 @@ pub unsafe extern "C" fn dp_post_operation(
         };
         let bytes = match posted.kind {
             // SAFETY: by contract.
-            DP_PUT => unsafe { guard::shared(memory, length) },
+            DP_PUT => unsafe { ffi::shared(memory, length) },
             _ => Bytes::new(),
         };
         EDGES.with(edge, |open| {
@@ -302,10 +303,10 @@ pub unsafe extern "C" fn dp_post_operation(
     })
 }
 
-/// Gets bytes of a region of an edge's target.
+/// Gets bytes from a region of an edge's target.
 ///
 /// # Safety
-/// `into` points to `len` bytes that nobody else accesses meanwhile.
+/// `into` points to `len` bytes that no other thread accesses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_get(
     edge: c_int,
@@ -317,7 +318,7 @@ pub unsafe extern "C" fn dp_get(
 ) -> c_int {
     call("dp_get", || {
         // SAFETY: by contract.
-        let into = unsafe { guard::bytes_mut("into", into, len) }?;
+        let into = unsafe { ffi::bytes_mut("into", into, len) }?;
         let timeout = Patience::new(0, timeout_ns).timeout();
         EDGES.with(edge, |edge| {
             Ok(edge.get(RegionKey(key), offset, into, timeout)?)
@@ -326,10 +327,10 @@ pub unsafe extern "C" fn dp_get(
     })
 }
 
-/// Adds to a word of a region of an edge's target.
+/// Adds to a word in a region of an edge's target.
 ///
 /// # Safety
-/// `before` points to a place for what it was or is null.
+/// `before` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_fetch_add(
     edge: c_int,
@@ -350,10 +351,10 @@ pub unsafe extern "C" fn dp_fetch_add(
     })
 }
 
-/// Sets a word of a region of an edge's target if it is as expected.
+/// Replaces a word in a region of an edge's target if it has the expected value.
 ///
 /// # Safety
-/// `before` points to a place for what it was or is null.
+/// `before` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_compare_swap(
     edge: c_int,

@@ -1,4 +1,4 @@
-//! Domains: this process's node, and what is opened there.
+//! The domain object of libfabric: this process's node, and the objects opened there.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(crate) unsafe fn open(
     context: *mut c_void,
 ) -> Result<c_int, Failure> {
     let domain = Domain::open().map_err(|cause| {
-        eprintln!("dipole: the libfabric provider cannot be used: {cause}");
+        eprintln!("dipole: cannot open the libfabric provider: {cause}");
         Failure(FI_ENODATA)
     })?;
     let fid = FidDomain {
@@ -64,7 +64,7 @@ pub(crate) unsafe fn open(
     unsafe { export(out, fid, Arc::new(domain)) }
 }
 
-/// The domain that C means.
+/// The domain behind a pointer from C.
 ///
 /// # Safety
 /// `domain` is null or a domain of this provider.
@@ -75,12 +75,12 @@ unsafe fn domain<'a>(domain: *const FidDomain) -> Result<&'a Arc<Domain>, Failur
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| {
-        // SAFETY: a domain; C holds it still.
+        // SAFETY: a domain that C has not closed.
         let users = Arc::strong_count(unsafe { domain(fid.cast()) }?);
         if users > 1 {
             return Err(Failure(FI_EBUSY));
         }
-        // SAFETY: made by `open`, given up by C.
+        // SAFETY: created by `open`; C does not use it again.
         let domain = unsafe { reclaim::<FidDomain, Arc<Domain>>(fid) }?;
         drop(domain);
         wait_trace::close();
@@ -88,7 +88,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// A queue of events may be bound, which tells of registered memory if that is asked for.
+/// Binds an event queue, which reports registered memory if `FI_REG_MR` is set.
 unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
     call(|| {
         // SAFETY: a domain, and an object of this provider.
@@ -96,7 +96,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
         if class != FI_CLASS_EQ {
             return Err(Failure(FI_EINVAL));
         }
-        // SAFETY: its class says what it is.
+        // SAFETY: its class determines its type.
         let queue: &EventQueue = unsafe { object(other.cast::<FidEq>()) }?;
         if flags & FI_REG_MR != 0 {
             let bound = domain.events.set(Arc::clone(&queue.events));
@@ -112,7 +112,7 @@ unsafe extern "C" fn av_open(
     out: *mut *mut FidAv,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, and a place for an answer.
+    // SAFETY: a domain of this provider, and `out` is null or valid for writes.
     call(|| unsafe {
         domain(fid)?;
         Av::open(borrow(attr), out, context)
@@ -125,7 +125,7 @@ unsafe extern "C" fn cq_open(
     out: *mut *mut FidCq,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
+    // SAFETY: a domain of this provider, valid attributes, and `out` is null or valid for writes.
     call(|| unsafe {
         domain(fid)?;
         Queue::open(borrow(attr), out, context)
@@ -138,7 +138,7 @@ unsafe extern "C" fn cntr_open(
     out: *mut *mut FidCntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
+    // SAFETY: a domain of this provider, valid attributes, and `out` is null or valid for writes.
     call(|| unsafe {
         domain(fid)?;
         Counter::open(borrow(attr), out, context)
@@ -151,7 +151,7 @@ unsafe extern "C" fn endpoint(
     out: *mut *mut FidEp,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
+    // SAFETY: a domain of this provider, valid attributes, and `out` is null or valid for writes.
     call(|| unsafe { Ep::open(domain(fid)?, borrow(info), out, context) })
 }
 
@@ -164,7 +164,7 @@ unsafe extern "C" fn query_atomic(
 ) -> c_int {
     call(|| {
         let most = atomic::query(datatype, op, flags)?;
-        // SAFETY: null, or a place for an answer.
+        // SAFETY: null or valid for writes.
         unsafe { write_at(attr, 0, most) };
         Ok(0)
     })
@@ -181,7 +181,7 @@ unsafe extern "C" fn reg(
     out: *mut *mut FidMr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the program answers for its memory until it closes the region.
+    // SAFETY: the program keeps the memory valid until it closes the region.
     call(|| unsafe {
         let access = Access { access, context };
         Mr::open(domain(fid.cast())?, (memory, length), access, out)
@@ -200,7 +200,7 @@ unsafe extern "C" fn regv(
     context: *mut c_void,
 ) -> c_int {
     call(|| {
-        // SAFETY: `count` elements.
+        // SAFETY: an array of `count` elements.
         let piece = unsafe { borrow(vector) };
         let piece = piece.filter(|_| count == 1).ok_or(Failure(FI_EINVAL))?;
         let memory = (piece.iov_base.cast_const(), piece.iov_len);

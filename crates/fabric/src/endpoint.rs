@@ -278,7 +278,7 @@ impl Source for Ep {
 /// The endpoint behind a pointer from C.
 ///
 /// # Safety
-/// `ep` is null or one of this provider's.
+/// `ep` is null or was created by this provider.
 #[inline]
 unsafe fn ep<'a>(ep: *const FidEp) -> Result<&'a Arc<Ep>, Failure> {
     // SAFETY: the contract is the same.

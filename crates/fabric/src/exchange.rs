@@ -5,7 +5,7 @@
 //! offer: the region that holds it. The receiver gets the message from there straight into the
 //! receive's buffer and reports that, which completes the send.
 //!
-//! Nothing here blocks: operations without room are posted, or the program is told to retry.
+//! Nothing here blocks: operations without room are posted, or the call returns `FI_EAGAIN`.
 
 mod atomic;
 mod batch;

@@ -1,63 +1,61 @@
-//! Which receive takes which message: the matching rules of tagged messages.
+//! Tag matching: which receive takes which message.
 //!
-//! [`Matcher`] keeps the receives that were posted and found no message, and the
-//! messages that arrived and found no receive. Of the receives that match an
-//! arriving message the one posted first takes it; of the messages that match a
-//! receive it takes the one that arrived first. It knows neither memory nor
-//! peers: receives and messages are values of its caller, sources are numbers.
+//! [`Matcher`] holds the receives that are waiting and the messages that arrived unexpectedly. An
+//! arriving message goes to the matching receive that was posted first; a new receive takes the
+//! matching message that arrived first. Receives and messages are values of the caller, and sources
+//! are numbers.
 //!
-//! A receive matches by hash if it ignores few bits of the tag (MPI libraries
-//! let theirs ignore the bits of their own protocol); all others are compared
-//! in the order they were posted. Its bound is its caller's: each receive and
-//! each message kept takes a slot, which the next one uses again.
+//! A receive is found by hash if it ignores at most [`MAX_IGNORED_BITS`] bits of the tag (MPI
+//! libraries ignore the bits of their own protocol); all others are compared in posting order.
+//! Memory grows with the number of entries and is reused, so the caller has to bound that number.
 //!
-//! Untagged messages are those with tag 0 in a matcher of their own.
+//! Untagged messages have a matcher of their own, with tag 0.
 
-/// What a receive takes.
+/// Which messages a receive takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Criteria {
-    /// From whom; from anybody if `None`.
+    /// The source; `None` accepts any.
     pub source: Option<u64>,
-    /// The tag of the messages it takes.
+    /// The tag, except for the bits in `ignore`.
     pub tag: u64,
-    /// Bits of the tag that do not matter.
+    /// Tag bits that are not compared.
     pub ignore: u64,
 }
 
 impl Criteria {
-    /// Whether a message with this source and tag may be taken.
+    /// Whether a message with this source and tag matches.
     #[must_use]
     pub fn matches(&self, source: u64, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0 && self.source.is_none_or(|wanted| wanted == source)
     }
 }
 
-/// Names a receive that waits. Never names another one, even if its slot is used again.
+/// Identifies a waiting receive. Never identifies another one, even after its slot is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token {
     slot: u32,
     number: u64,
 }
 
-/// What became of a receive.
+/// The result of posting a receive.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Posted<R, U> {
-    /// This message had arrived before; it is no longer kept.
+    /// An unexpected message matched; both are returned.
     Matched(U, R),
-    /// It waits.
+    /// The receive waits.
     Queued(Token),
 }
 
-/// Receives that wait for messages, and messages that wait for receives.
+/// Waiting receives and unexpected messages.
 #[derive(Debug)]
 pub struct Matcher<R, U> {
     expected: Table<Expected<R>, 2>,
     unexpected: Table<Kept<U>, 3>,
-    /// Bits that hashing leaves out, since some receives ignore them.
+    /// Tag bits that some receive ignores, which hashing therefore leaves out.
     ignored: u64,
 }
 
-/// A receive that wants no more than this many bits ignored is found by hash.
+/// At most so many tag bits are left out of hashing.
 const MAX_IGNORED_BITS: u32 = 8;
 
 impl<R, U> Default for Matcher<R, U> {
@@ -67,7 +65,7 @@ impl<R, U> Default for Matcher<R, U> {
 }
 
 impl<R, U> Matcher<R, U> {
-    /// One that keeps nothing yet.
+    /// A matcher without receives and messages.
     #[must_use]
     pub fn new() -> Self {
         Matcher {
@@ -77,7 +75,7 @@ impl<R, U> Matcher<R, U> {
         }
     }
 
-    /// Posts a receive: gives it the first kept message that matches, or lets it wait.
+    /// Posts a receive: it takes the first matching message, or waits.
     pub fn post(&mut self, wanted: Criteria, receive: R) -> Posted<R, U> {
         if let Some(message) = self.claim(&wanted) {
             return Posted::Matched(message, receive);
@@ -89,14 +87,14 @@ impl<R, U> Matcher<R, U> {
         Posted::Queued(Token { slot, number })
     }
 
-    /// The receive that takes an arriving message; it waits no longer.
+    /// Removes the receive that takes an arriving message.
     pub fn arrive(&mut self, source: u64, tag: u64) -> Option<R> {
         let token = self.find(source, tag)?;
         self.withdraw(token)
     }
 
-    /// The receive that takes an arriving message. It goes on waiting, as one does whose
-    /// memory has room for more messages.
+    /// The receive that takes an arriving message. It stays, as a buffer with room for more messages
+    /// does.
     #[must_use]
     pub fn find(&self, source: u64, tag: u64) -> Option<Token> {
         let table = &self.expected;
@@ -121,33 +119,32 @@ impl<R, U> Matcher<R, U> {
         })
     }
 
-    /// A receive that waits.
+    /// A waiting receive.
     pub fn receive_mut(&mut self, token: Token) -> Option<&mut R> {
         let held = self.expected.holds(token.slot, token.number);
         held.then(|| &mut self.expected.value_mut(token.slot).receive)
     }
 
-    /// Takes a receive out that waits.
+    /// Removes a waiting receive.
     pub fn withdraw(&mut self, token: Token) -> Option<R> {
         let held = self.expected.holds(token.slot, token.number);
         held.then(|| self.expected.take(token.slot).receive)
     }
 
-    /// Takes the first receive out for which this holds.
+    /// Removes the first receive that the predicate accepts.
     pub fn cancel(&mut self, mut is_it: impl FnMut(&R) -> bool) -> Option<R> {
         let table = &self.expected;
         let slot = (table.walk(ALL, 0)).find(|&slot| is_it(&table.value(slot).receive))?;
         Some(self.expected.take(slot).receive)
     }
 
-    /// The receives that wait, in the order in which they were posted.
+    /// The waiting receives in posting order.
     pub fn receives(&self) -> impl Iterator<Item = &R> {
         let table = &self.expected;
         table.walk(ALL, 0).map(|slot| &table.value(slot).receive)
     }
 
-    /// Keeps a message that no receive takes, as [`arrive`](Self::arrive) or
-    /// [`find`](Self::find) said.
+    /// Keeps a message for which [`arrive`](Self::arrive) or [`find`](Self::find) found no receive.
     pub fn keep(&mut self, source: u64, tag: u64, message: U) {
         let kept = Kept {
             source,
@@ -157,26 +154,26 @@ impl<R, U> Matcher<R, U> {
         self.unexpected.add(kept, self.ignored);
     }
 
-    /// The kept message that a receive would take.
+    /// The unexpected message that a receive would take.
     #[must_use]
     pub fn peek(&self, wanted: &Criteria) -> Option<&U> {
         let slot = self.first_kept(wanted)?;
         Some(&self.unexpected.value(slot).message)
     }
 
-    /// Takes the kept message out that a receive would take.
+    /// Removes the unexpected message that a receive would take.
     pub fn claim(&mut self, wanted: &Criteria) -> Option<U> {
         let slot = self.first_kept(wanted)?;
         Some(self.unexpected.take(slot).message)
     }
 
-    /// How many receives wait.
+    /// The number of waiting receives.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.expected.used
     }
 
-    /// How many messages are kept.
+    /// The number of unexpected messages.
     #[must_use]
     pub fn kept(&self) -> usize {
         self.unexpected.used
@@ -198,7 +195,7 @@ impl<R, U> Matcher<R, U> {
         })
     }
 
-    /// Leaves the bits out of hashing that a receive ignores, if they are few.
+    /// Leaves the ignored bits of a receive out of hashing, if they are few.
     fn exclude_from_hash(&mut self, ignore: u64) {
         let ignored = self.ignored | ignore;
         if ignored != self.ignored && ignored.count_ones() <= MAX_IGNORED_BITS {
@@ -209,15 +206,15 @@ impl<R, U> Matcher<R, U> {
     }
 }
 
-/// A receive that waits. It is in the list of all and in one other.
+/// A waiting receive: in the list of all receives and in one other.
 #[derive(Debug)]
 struct Expected<R> {
     wanted: Criteria,
     receive: R,
 }
 
-/// A message that waits. It is in the list of all, in that of its source and tag, and in
-/// that of its tag.
+/// An unexpected message: in the list of all messages, the list for its source and tag, and the
+/// list for its tag.
 #[derive(Debug)]
 struct Kept<U> {
     source: u64,
@@ -225,18 +222,18 @@ struct Kept<U> {
     message: U,
 }
 
-/// All entries, in order.
+/// The list of all entries.
 const ALL: u32 = 0;
-/// Receives that ignore too much to be hashed.
+/// The list of receives that ignore too many bits to be hashed.
 const ANYWHERE: u32 = 1;
-/// How many lists stand before the hashed ones.
+/// Number of lists before the hashed ones.
 const NAMED: u32 = 2;
-/// No slot.
+/// Stands for no slot.
 const NONE: u32 = u32::MAX;
 
-/// What is kept in lists of a [`Table`].
+/// An entry of a [`Table`].
 trait Filed<const LISTS: usize> {
-    /// The lists it belongs to, [`ALL`] first; `list` is [`Table::list`].
+    /// The lists that contain the entry, [`ALL`] first; `list` is [`Table::list`].
     fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; LISTS];
 }
 
@@ -258,7 +255,7 @@ impl<U> Filed<3> for Kept<U> {
     }
 }
 
-/// Entries in slots, each in several linked lists, which all keep the order of adding.
+/// Entries in slots. Each is in several linked lists, in the order of insertion.
 #[derive(Debug)]
 struct Table<T, const LISTS: usize> {
     slots: Vec<Slot<T, LISTS>>,
@@ -266,8 +263,8 @@ struct Table<T, const LISTS: usize> {
     used: usize,
     /// The number of the next entry.
     next: u64,
-    /// First and last slot of each list: [`ALL`], [`ANYWHERE`], then a power of two of
-    /// lists by source and tag, and as many by tag alone.
+    /// First and last slot of each list: [`ALL`], [`ANYWHERE`], a power of two of lists by source
+    /// and tag, and as many by tag alone.
     ends: Vec<Ends>,
 }
 
@@ -302,7 +299,7 @@ const UNLINKED: Link = Link {
     next: NONE,
 };
 
-/// How many lists of either kind a table has at first.
+/// Initial number of hashed lists of either kind.
 const FIRST_LISTS: u32 = 64;
 
 impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
@@ -316,7 +313,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         }
     }
 
-    /// Adds an entry behind all others; its slot and number.
+    /// Appends an entry; returns its slot and number.
     fn add(&mut self, value: T, ignored: u64) -> (u32, u64) {
         if self.used >= self.hashed() as usize {
             let more = NAMED + 4 * self.hashed();
@@ -342,7 +339,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         (slot, number)
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     fn take(&mut self, slot: u32) -> T {
         let links = self.slots[slot as usize].links;
         for (chain, link) in links.into_iter().enumerate() {
@@ -361,7 +358,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         value.expect("a slot in a list is used")
     }
 
-    /// Puts all entries into their lists anew, in order.
+    /// Builds all lists again, keeping the order of the entries.
     fn rehash(&mut self, ignored: u64) {
         let mut slot = self.ends[ALL as usize].first;
         self.ends.fill(EMPTY);
@@ -373,7 +370,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         }
     }
 
-    /// Puts an entry at the end of its lists.
+    /// Appends an entry to its lists.
     fn link(&mut self, slot: u32, lists: [u32; LISTS]) {
         for (chain, list) in lists.into_iter().enumerate() {
             let ends = &mut self.ends[list as usize];
@@ -391,7 +388,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         }
     }
 
-    /// Slots of a list in order, which its entries hold in this place of theirs.
+    /// The slots of a list, in order; `chain` is the index of the list among those of its entries.
     fn walk(&self, list: u32, chain: usize) -> impl Iterator<Item = u32> + '_ {
         let next = move |slot: u32| (slot != NONE).then_some(slot);
         std::iter::successors(next(self.ends[list as usize].first), move |&slot| {
@@ -399,7 +396,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         })
     }
 
-    /// The list of a tag, from one source or whoever.
+    /// The list for a tag, from one source or from any.
     fn list(&self, source: Option<u64>, tag: u64) -> u32 {
         // Fibonacci hashing: the upper bits of the product depend on all bits.
         const RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -411,7 +408,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         NAMED + kind + (upper & (self.hashed() - 1))
     }
 
-    /// How many lists there are by source and tag, as many as by tag.
+    /// The number of lists by source and tag, which is also the number by tag alone.
     fn hashed(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation, reason = "they are named by 32 bits")]
         let lists = self.ends.len() as u32;
@@ -556,7 +553,7 @@ mod tests {
         assert!(longest.max() < Some(16));
     }
 
-    /// The rules said plainly: two lists, searched from the front.
+    /// Two lists that are searched from the front.
     #[derive(Default)]
     struct Model {
         expected: Vec<(Criteria, u32)>,
@@ -593,9 +590,9 @@ mod tests {
         Arrive(u64, u64),
         Peek(Criteria),
         Claim(Criteria),
-        /// Of the receives posted so far, by their identifier.
+        /// Cancels one of the receives posted so far, by its identifier.
         Cancel(prop::sample::Index),
-        /// By its token.
+        /// Cancels one by its token.
         Withdraw(prop::sample::Index),
     }
 

@@ -16,7 +16,7 @@ const COVERED_BYTES: usize = NAME_BYTES - size_of::<U32>();
 /// Begins every name; the last byte is the version of names and of the messages in `wire.rs`.
 const MAGIC: [u8; 4] = *b"dpl\x03";
 
-/// What another process needs to reach an endpoint.
+/// The addresses that another process needs to reach an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     /// The endpoint of messages.

@@ -1,4 +1,4 @@
-//! Completion queues as C sees them.
+//! The completion queue objects of libfabric.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -18,12 +18,12 @@ use crate::ffi::{
 use crate::wait_object::{Wait, descriptor_failure};
 use crate::wait_trace::WaitTrace;
 
-/// See the module.
+/// A completion queue.
 pub(crate) struct Queue {
     pub(crate) cq: Arc<Cq>,
     format: c_int,
     wait: Wait,
-    /// What the program waits for here, if that is to be kept.
+    /// Records waits of the program, if `DIPOLE_TRACE` is set.
     pub(crate) wait_trace: Option<WaitTrace>,
 }
 
@@ -50,7 +50,7 @@ impl Queue {
         out: *mut *mut FidCq,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let wait = Wait::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let format = attr.map_or(FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
         let fid = FidCq {
             fid: fid(FI_CLASS_CQ, context, &OPS),
@@ -76,10 +76,10 @@ impl Queue {
         }
     }
 
-    /// Reads at most `count` entries into C's array, and where they came from.
+    /// Reads at most `count` entries and their sources into arrays of C.
     ///
     /// # Safety
-    /// The arrays are null or as long as `count` says.
+    /// The arrays are null or have `count` elements.
     #[inline]
     unsafe fn read(
         &self,
@@ -101,7 +101,7 @@ impl Queue {
         };
         let read = self.cq.read(count, out).ok_or(Failure(FI_EAVAIL))?;
         if let Some(wait_trace) = &self.wait_trace {
-            wait_trace.looked(first.as_ref(), || self.cq.sources.number());
+            wait_trace.on_poll(first.as_ref(), || self.cq.sources.number());
         }
         for (index, source) in names.into_iter().enumerate() {
             let number = self.cq.sources.resolve(source).unwrap_or(FI_ADDR_NOTAVAIL);
@@ -133,7 +133,7 @@ impl Queue {
             ..
         } = whole;
         let (context, head) = (op_context.expose_provenance(), op_context);
-        // SAFETY: within the array by contract; the format says what its entries are.
+        // SAFETY: within the array by contract; the format determines the type of its entries.
         unsafe {
             match self.format {
                 FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_CONTEXT => {
@@ -154,10 +154,10 @@ impl Queue {
     }
 }
 
-/// The queue that C means.
+/// The queue behind a pointer from C.
 ///
 /// # Safety
-/// `queue` is null or one of this provider's.
+/// `queue` is null or was created by this provider.
 #[inline]
 unsafe fn queue<'a>(queue: *const FidCq) -> Result<&'a Queue, Failure> {
     // SAFETY: the contract is the same.
@@ -166,11 +166,11 @@ unsafe fn queue<'a>(queue: *const FidCq) -> Result<&'a Queue, Failure> {
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| {
-        // SAFETY: a queue; C holds it still.
+        // SAFETY: a queue that C has not closed.
         if !unsafe { queue(fid.cast()) }?.cq.sources.is_empty() {
             return Err(Failure(FI_EBUSY));
         }
-        // SAFETY: made by `Queue::open`, given up by C.
+        // SAFETY: created by `Queue::open`; C does not use it again.
         unsafe { reclaim::<FidCq, Queue>(fid) }.map(|_| 0)
     })
 }
@@ -179,7 +179,7 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
     call(|| {
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
-        // SAFETY: a place for what the command asks for.
+        // SAFETY: a buffer for the result of the command.
         unsafe {
             queue
                 .wait
@@ -205,7 +205,7 @@ unsafe extern "C" fn readfrom(
         if queue.cq.is_empty() {
             queue.cq.sources.progress();
         }
-        // SAFETY: arrays of so many entries.
+        // SAFETY: the arrays have `count` entries.
         unsafe { queue.read(place, count, sources) }
     })
 }
@@ -215,8 +215,8 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
         // SAFETY: a queue of this provider.
         let entry = unsafe { queue(fid) }?.cq.read_failed().ok_or(AGAIN)?;
         let (err, olen) = entry.failure.unwrap_or_default();
-        // A buffer of the caller's for data of the error stays there: there are none.
-        // SAFETY: null, or an entry that C has filled in.
+        // The caller's buffer for error data is passed through, because there is no error data.
+        // SAFETY: null, or an entry that C has initialized.
         let err_data = unsafe { borrow(place) }.map_or(ptr::null_mut(), |place| place.err_data);
         let written = CqErrEntry {
             op_context: ptr::with_exposed_provenance_mut(entry.context),
@@ -231,7 +231,7 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
             err_data,
             err_data_size: 0,
         };
-        // SAFETY: null, or a place for an entry.
+        // SAFETY: null or valid for writes.
         unsafe { write_at(place, 0, written) };
         Ok(1)
     })
@@ -262,11 +262,11 @@ unsafe extern "C" fn sreadfrom(
         if queue.cq.is_empty() {
             let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
             if let Some(wait_trace) = &queue.wait_trace {
-                wait_trace.sleeps();
+                wait_trace.on_sleep();
             }
             queue.cq.wait(timeout);
         }
-        // SAFETY: arrays of so many entries.
+        // SAFETY: the arrays have `count` entries.
         unsafe { queue.read(place, count, sources) }
     })
 }

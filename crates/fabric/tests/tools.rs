@@ -219,7 +219,7 @@ fn what_is_not_offered_is_said_once_where_it_is_asked_for() {
     let said = "a program called scalable_ep, which is not offered";
     assert_eq!(text.matches(said).count(), 2, "{text}");
     assert!(
-        text.contains("not offered, since a program asked for: automatic progress"),
+        text.contains("not offered because a program requested automatic progress"),
         "{text}"
     );
 }

@@ -155,7 +155,7 @@ unsafe fn unpack<'a>(
 ) -> Result<(Vector, RemoteTarget, &'a MsgAtomic), Failure> {
     // SAFETY: valid during the call.
     let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
-    // SAFETY: as many as the struct says.
+    // SAFETY: null or an array of the length that the struct gives.
     let target = unsafe { borrow(message.rma_iov) };
     let target = target.filter(|_| message.rma_iov_count == 1);
     let target = target.ok_or(Failure(FI_EINVAL))?;

@@ -113,7 +113,7 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is its until the operation completes.
+        // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         ep.receive(to, from, context, ep.receive.flags())
     })
@@ -153,7 +153,7 @@ unsafe extern "C" fn send(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that stays until the operation completes.
+        // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         ep.send(
             from,
@@ -207,7 +207,7 @@ unsafe extern "C" fn inject(
     to: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is read during the call.
+        // SAFETY: an endpoint, and a buffer that is readable during the call.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         ep.inject(from, untagged(to, None))
     })

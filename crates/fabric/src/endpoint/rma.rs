@@ -96,7 +96,7 @@ unsafe extern "C" fn read(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is its until the operation completes.
+        // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
         let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.read(local, target, context, ep.transmit.default_mode())
@@ -130,7 +130,7 @@ unsafe fn unpack<'a>(
 ) -> Result<(Pieces, RemoteTarget, &'a MsgRma), Failure> {
     // SAFETY: valid during the call.
     let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
-    // SAFETY: as many as the struct says.
+    // SAFETY: null or an array of the length that the struct gives.
     let (local, target) = unsafe {
         (
             Pieces::many(message.msg_iov, message.iov_count)?.non_null()?,
@@ -166,7 +166,7 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that stays until the operation completes.
+        // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
         let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.write(local, target, None, context, ep.transmit.default_mode())
@@ -210,7 +210,7 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is read during the call.
+        // SAFETY: an endpoint, and a buffer that is readable during the call.
         let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.write(

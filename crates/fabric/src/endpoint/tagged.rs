@@ -93,7 +93,7 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is its until the operation completes.
+        // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         let criteria = ep.criteria(from, tag, ignore)?;
         ep.receive_tagged(to, criteria, context, ep.receive.flags())
@@ -139,7 +139,7 @@ unsafe extern "C" fn send(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that stays until the operation completes.
+        // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         ep.send(
             from,
@@ -191,7 +191,7 @@ unsafe extern "C" fn inject(
     tag: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is read during the call.
+        // SAFETY: an endpoint, and a buffer that is readable during the call.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         ep.inject(from, tagged(to, tag, None))
     })

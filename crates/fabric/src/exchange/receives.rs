@@ -83,7 +83,7 @@ impl Receive {
     }
 
     /// Splits off the part of a buffer for several messages that the next one takes. False if
-    /// there is no room for another message after it.
+    /// no other message fits after it.
     fn split(&mut self, length: usize) -> (Receive, bool) {
         let mut part = self.clone();
         let room = self.to.length();
@@ -418,7 +418,7 @@ impl Exchange {
         }
     }
 
-    /// Looks for an unexpected message. The result, also that there is none, is a completion.
+    /// Looks for an unexpected message and reports the result as a completion.
     pub(crate) fn peek(&mut self, request: &ReceiveRequest, mode: PeekMode) {
         self.progress();
         let (context, criteria) = (request.context, &request.criteria);
