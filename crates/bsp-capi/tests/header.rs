@@ -75,7 +75,7 @@ fn the_library_exports_what_the_header_declares_in_either_dialect_and_nothing_el
         .collect();
     let symbols = run(Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
-        .arg(harness::built("libbsp.so")));
+        .arg(harness::built_library("libbsp.so")));
     let exported: BTreeSet<String> = symbols
         .lines()
         .filter_map(|line| line.split_whitespace().next())
@@ -279,7 +279,7 @@ fn every_function_has_a_page_with_its_prototype() {
 fn the_shared_library_has_the_name_that_programs_ask_for() {
     let facts = run(Command::new("readelf")
         .arg("-d")
-        .arg(harness::built("libbsp.so")));
+        .arg(harness::built_library("libbsp.so")));
     assert!(facts.contains("Library soname: [libbsp.so.0]"), "{facts}");
     assert!(facts.contains("NODELETE"), "{facts}");
 }

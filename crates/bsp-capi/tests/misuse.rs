@@ -114,7 +114,7 @@ fn judge(bench: &Bench, program: &Path, case: &Case, link: &str) -> Result<(), S
         if rank.status.success() {
             return wrong("a rank ends as if nothing were wrong");
         }
-        if rank.was_ended && !case.ended_by_the_launcher {
+        if rank.was_killed && !case.ended_by_the_launcher {
             return wrong("a rank goes on");
         }
     }
@@ -177,7 +177,7 @@ fn a_rank_that_dies_ends_the_others() {
             let job = job.variable("DIPOLE_PEER_TIMEOUT_MS", "2000");
             let done = job.variable("DIPOLE_LINK", link).run();
             for rank in &done.ranks {
-                let ended = !rank.status.success() && !rank.was_ended;
+                let ended = !rank.status.success() && !rank.was_killed;
                 assert!(ended, "{what}, {link}: {done:?}");
             }
             // Whoever finds out tells the others.

@@ -1,4 +1,4 @@
-/* A group of processes of which one is killed: group DPID PROCESSES. */
+/* A group of processes, one of which is killed: group DPID PROCESSES. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <signal.h>
@@ -8,7 +8,7 @@
 enum { MOST = 16, ROUNDS = 200 };
 static const int64_t LONG_NS = 60000000000;
 
-/* The concatenation of "x -> factor * x + term", modulo 2^64: associative, not commutative. */
+/* Composition of "x -> factor * x + term", modulo 2^64: associative, not commutative. */
 struct affine {
     uint64_t factor;
     uint64_t term;
@@ -32,7 +32,7 @@ static struct affine of_rank(int rank)
     return own;
 }
 
-/* All calls once, with results that are known. */
+/* Makes every call once and compares the results. */
 static void check_calls(int group, int round)
 {
     int rank = dp_group_rank(group), size = dp_group_size(group), combined = 0;

@@ -1,4 +1,4 @@
-/* Every rank of a job greets the next one: run it by `dipole run -n P job`. */
+/* Every rank of a job sends to the next one: run it with `dipole run -n P job`. */
 #include "check.h"
 
 int main(void)
@@ -21,6 +21,6 @@ int main(void)
     CHECK(dp_recv_copy(fd, &before, sizeof before, &source, 0, -1) == sizeof before);
     CHECK(before == (rank + size - 1) % size);
     CHECK(dp_rank_of(source) == before);
-    printf("rank %d of %d heard from %d\n", rank, size, before);
+    printf("rank %d of %d received from %d\n", rank, size, before);
     return 0;
 }

@@ -1,11 +1,11 @@
-/* Each limit of a process and of its user has an error number; raising it helps. */
+/* Each limit of a process and of its user has an error number, and can be raised. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Whatever the descriptor would be for that cannot be had, the number is EMFILE. */
+/* EMFILE, for any descriptor that the library cannot get. */
 static void run_out_of_descriptors(void)
 {
     struct rlimit limit, few;

@@ -1,4 +1,4 @@
-/* The node as the program wants it: options DIRECTORY HOSTS_FILE */
+/* A node with options set by the program: options DIRECTORY HOSTS_FILE */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <fcntl.h>
@@ -61,7 +61,7 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_target(fd, 5, 77), EHOSTUNREACH, "5:77");
     CHECK_FAILS(dp_target(fd, 6, 77), EHOSTUNREACH, "6:77");
 
-    /* Closed on purpose; the next endpoint opens a node from the environment. */
+    /* After dp_finalize the next endpoint opens a node from the environment. */
     CHECK(dp_finalize(-1) == 0);
     CHECK_FAILS(dp_own_address(fd, &own), EBADF, "ended");
     CHECK(dp_finalize(-1) == 0);

@@ -1,4 +1,4 @@
-/* What regions refuse, and what they tell: regions DPID. */
+/* Operations that regions refuse, and the errors: regions DPID. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -59,7 +59,7 @@ int main(int count, char **arguments)
     CHECK(notice.length == 3 && notice.value == 99);
     CHECK(memcmp(memory + 10, "abc", 3) == 0);
 
-    /* The same, posted. */
+    /* The same with posted operations. */
     int queue = dp_queue_open();
     CHECK(queue >= 0 && dp_queue_attach_edge(queue, edge) == 0);
     char text[4] = "post";
@@ -90,7 +90,7 @@ int main(int count, char **arguments)
     get.flags = DP_NOTIFY;
     CHECK_FAILS(dp_post_operation(edge, &get, 6), EINVAL, "flags are 0x1");
 
-    /* A long message without a copy here, and straight to where it is wanted. */
+    /* A long message that is not copied here, and is received directly into its buffer. */
     size_t length = 3 << 20;
     char *sent = malloc(length), *received = malloc(length);
     CHECK(sent != NULL && received != NULL);

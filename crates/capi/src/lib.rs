@@ -66,8 +66,8 @@ pub use queue::{
 };
 pub use region::{
     DP_ALLOW_ATOMIC, DP_ALLOW_GET, DP_ALLOW_PUT, DP_COMPARE_SWAP, DP_FETCH_ADD, DP_GET, DP_NOTIFY,
-    DP_PUT, Notice, PostedOperation, dp_compare_swap, dp_fetch_add, dp_get, dp_is_notification,
-    dp_post_operation, dp_put, dp_put_notify, dp_region_close, dp_region_open,
+    DP_PUT, Notification, PostedOperation, dp_compare_swap, dp_fetch_add, dp_get,
+    dp_is_notification, dp_post_operation, dp_put, dp_put_notify, dp_region_close, dp_region_open,
 };
 pub use stream::{
     StreamLayout, dp_interface_close, dp_interface_open, dp_layout_bytes, dp_stream_close,

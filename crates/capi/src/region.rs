@@ -55,7 +55,7 @@ impl Drop for OpenRegion {
 /// `struct dp_notification`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Notice {
+pub struct Notification {
     /// Key of the region.
     pub key: u64,
     /// Where the data lies.
@@ -115,16 +115,16 @@ pub extern "C" fn dp_region_close(region: c_int) -> c_int {
 /// Returns 1 and the notification of a put if the message is one.
 ///
 /// # Safety
-/// `notice` is null or valid for writes.
+/// `notification` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_is_notification(
     fd: c_int,
     message: *const c_void,
-    notice: *mut Notice,
+    notification: *mut Notification,
 ) -> c_int {
     call("dp_is_notification", || {
         // SAFETY: by contract.
-        let place = unsafe { Out::new("notice", notice) }?;
+        let place = unsafe { Out::new("notification", notification) }?;
         handle::with(fd, |handle| {
             let read = lock(&handle.unreleased);
             let is_it = |held: &&Message| held.as_ptr().cast() == message;
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn dp_is_notification(
             let Some(found) = held.find_map(Message::notice) else {
                 return Ok(0);
             };
-            place.write(Notice {
+            place.write(Notification {
                 key: found.key.0,
                 offset: found.offset,
                 length: found.length,
@@ -144,18 +144,24 @@ pub unsafe extern "C" fn dp_is_notification(
     })
 }
 
-fn put(
-    edge: &Edge,
-    (key, offset): (u64, u64),
-    (data, notice): (&[u8], Option<u64>),
-    patience: Patience,
-) -> Result<(), SendError> {
-    let key = RegionKey(key);
-    match (patience, notice) {
-        (Patience::None, _) => edge.try_put(key, offset, data, notice),
-        (Patience::For(timeout), _) => edge.put_timeout(key, offset, data, notice, timeout),
-        (Patience::Forever, None) => edge.put(key, offset, data),
-        (Patience::Forever, Some(value)) => edge.put_notify(key, offset, data, value),
+/// Data for a region of a peer.
+struct Put<'a> {
+    key: RegionKey,
+    offset: u64,
+    data: &'a [u8],
+    /// The value of the notification, if the owner gets one.
+    value: Option<u64>,
+}
+
+impl Put<'_> {
+    fn send(&self, edge: &Edge, patience: Patience) -> Result<(), SendError> {
+        let (key, offset, data) = (self.key, self.offset, self.data);
+        match (patience, self.value) {
+            (Patience::None, value) => edge.try_put(key, offset, data, value),
+            (Patience::For(timeout), value) => edge.put_timeout(key, offset, data, value, timeout),
+            (Patience::Forever, None) => edge.put(key, offset, data),
+            (Patience::Forever, Some(value)) => edge.put_notify(key, offset, data, value),
+        }
     }
 }
 
@@ -178,9 +184,13 @@ pub unsafe extern "C" fn dp_put(
         // SAFETY: by contract.
         let data = unsafe { ffi::message(data, len) }?;
         let patience = Patience::new(flags, timeout_ns);
-        EDGES.with(edge, |edge| {
-            Ok(put(edge, (key, offset), (data, None), patience)?)
-        })?;
+        let put = Put {
+            key: RegionKey(key),
+            offset,
+            data,
+            value: None,
+        };
+        EDGES.with(edge, |edge| Ok(put.send(edge, patience)?))?;
         Ok(0)
     })
 }
@@ -205,8 +215,13 @@ pub unsafe extern "C" fn dp_put_notify(
         // SAFETY: by contract.
         let data = unsafe { ffi::message(data, len) }?;
         let patience = Patience::new(flags, timeout_ns);
-        let what = (data, Some(value));
-        EDGES.with(edge, |edge| Ok(put(edge, (key, offset), what, patience)?))?;
+        let put = Put {
+            key: RegionKey(key),
+            offset,
+            data,
+            value: Some(value),
+        };
+        EDGES.with(edge, |edge| Ok(put.send(edge, patience)?))?;
         Ok(0)
     })
 }

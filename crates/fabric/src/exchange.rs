@@ -176,7 +176,7 @@ impl Exchange {
     /// Sends a message.
     ///
     /// # Errors
-    /// `AGAIN`: there is no room at the moment. The peer is gone.
+    /// `AGAIN` if the send queue is full; another failure if the peer is gone.
     #[inline]
     pub(crate) fn send(&mut self, to: &Name, message: SendRequest) -> Result<(), Failure> {
         if message.from.null_bytes() > 0 {
@@ -248,7 +248,7 @@ impl Exchange {
         self.batch.complete(&self.sinks);
     }
 
-    /// Sends bytes at once, or posts a copy if there is no room.
+    /// Sends bytes at once, or posts a copy if the send queue is full.
     #[inline]
     fn send_bytes(&mut self, to: Destination, bytes: &[u8]) -> Result<(), Failure> {
         let edge = &self.edge(to)?.edge;

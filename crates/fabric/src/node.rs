@@ -104,7 +104,7 @@ fn placement() -> Result<Option<Place>, String> {
         }));
     }
     match place_from_env() {
-        // All ranks are on this machine, the launcher named the nodes, or there is no launcher.
+        // All ranks are on this machine, the launcher named the nodes, or no launcher was used.
         Ok(Some(place)) => return Ok(Some(place)),
         Ok(None) if !has_bind_address() => return Ok(None),
         // There are several nodes, whose addresses Open MPI and MPICH do not pass on.

@@ -215,7 +215,7 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
         // SAFETY: a queue of this provider.
         let entry = unsafe { queue(fid) }?.cq.read_failed().ok_or(AGAIN)?;
         let (err, olen) = entry.failure.unwrap_or_default();
-        // The caller's buffer for error data is passed through, because there is no error data.
+        // The caller's buffer for error data is passed through unchanged: errors have no further data.
         // SAFETY: null, or an entry that C has initialized.
         let err_data = unsafe { borrow(place) }.map_or(ptr::null_mut(), |place| place.err_data);
         let written = CqErrEntry {

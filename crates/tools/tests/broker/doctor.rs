@@ -1,10 +1,10 @@
-//! What `dipole doctor` tells users of interfaces that are granted, or not.
+//! What `dipole doctor` reports to users about interfaces that are granted to them, or not.
 
 use std::process::Command;
 
 use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene};
 
-/// What it says about something, in words.
+/// What it reports on a subject, as text.
 type Told = Vec<(String, String, String)>;
 
 impl Scene {
@@ -50,7 +50,7 @@ fn expect(told: &Told, name: &str, subject: &str, words: &str) {
 }
 
 #[test]
-fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
+fn doctor_reports_grants_attached_programs_and_bypasses_to_each_user() {
     let Some(mut scene) = Scene::with_agent() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! An agent that dies, with and without a service manager that keeps what it had.
+//! An agent that dies, with and without a service manager that keeps its descriptors.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::scene::{ALICE, BOB, CAROL, Scene, now_ns, numbers, wait_for};
 
-/// Sends numbers to a link, which gets them all, in order.
+/// Sends numbers to a link, which receives all of them in order.
 fn talk(scene: &Scene, link: &mut dipole_bpf::Bpf) {
     let (peer, _) = scene.peer();
     let at = link.local(Class::Small);
@@ -26,7 +26,7 @@ fn talk(scene: &Scene, link: &mut dipole_bpf::Bpf) {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
+fn a_killed_agent_leaves_nothing_and_the_next_one_fills_the_same_ring() {
     let Some(mut scene) = Scene::with_agent() else {
         return;
     };
@@ -57,7 +57,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     talk(&scene, &mut raw);
 }
 
-/// Long enough for it to look after its grant, which it does now and then; as its user.
+/// Long enough for it to check its grant, which it does from time to time; as its user.
 fn spin(scene: &Scene, uid: u32, link: &mut dipole_bpf::Bpf) {
     scene.being(uid, || {
         for _ in 0..1 << 18 {
@@ -106,7 +106,7 @@ impl Manager {
         names
     }
 
-    /// Waits until it has so much of the broker's.
+    /// Waits until it holds this many descriptors of the broker.
     fn has(&self, wanted: usize) {
         wait_for("descriptors in keeping", || {
             let names = self.names();
@@ -115,7 +115,7 @@ impl Manager {
         });
     }
 
-    /// Starts the agent with what it has, in an order of its own.
+    /// Starts the agent with the descriptors it holds, in an arbitrary order.
     fn start(&self, scene: &mut Scene) {
         let mut command = scene.command();
         command.env("NOTIFY_SOCKET", scene.path("notify"));
@@ -151,7 +151,7 @@ impl Drop for Manager {
     }
 }
 
-/// Does one thing that it is told.
+/// Handles one message from the agent.
 fn attend(socket: &UnixDatagram, kept: &Mutex<Vec<(String, OwnedFd)>>) {
     let mut text = [0; 512];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -176,7 +176,7 @@ fn attend(socket: &UnixDatagram, kept: &Mutex<Vec<(String, OwnedFd)>>) {
 }
 
 #[test]
-fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_swept() {
+fn rings_are_filled_while_an_agent_restarts_and_those_of_dead_processes_are_swept() {
     let Some(mut scene) = Scene::set() else {
         return;
     };
@@ -186,12 +186,12 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     let dying = scene.link(ALICE);
     let raw = scene.link(CAROL);
     talk(&scene, &mut link);
-    // What it counts by, the program, and the guard.
+    // The counter map, the program, and the guard.
     manager.has(1 + 4 + 3);
     scene.kill_agent();
     assert_eq!(scene.attached().len(), 2, "program and guard");
 
-    // Nobody grants, and the ring is filled.
+    // The ring is filled while no agent is running.
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (100, 0));
     drop(dying);
@@ -199,17 +199,17 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     manager.start(&mut scene);
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (150, 0));
-    // The link asks again, and the ring is counted once.
+    // The link requests it again, and the ring is counted once.
     wait_for("one user", || {
         spin(&scene, BOB, &mut link);
         let status = scene.status();
         let users = status["interfaces"][0]["users"].as_array()?.clone();
         (users.len() == 1 && users[0]["uid"] == BOB && status["rings"] == 1).then_some(())
     });
-    // The guard goes with its last socket.
+    // The guard is removed with its last socket.
     manager.has(1 + 4);
     assert_eq!(scene.attached().len(), 1, "the program");
-    // When others are swept, what was asked for again stays.
+    // A ring that was requested again survives when others are swept.
     wait_for("the sweep", || {
         let text = scene.said();
         text.contains("was not claimed").then_some(())
@@ -222,7 +222,7 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     });
     manager.has(1);
 
-    // A process that dies with the agent: its ring is swept, the program goes with it.
+    // A process that dies with the agent: its ring is swept, and the program is removed with it.
     let last = scene.link(ALICE);
     manager.has(1 + 4);
     scene.kill_agent();

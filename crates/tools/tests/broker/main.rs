@@ -1,5 +1,5 @@
-//! An agent that grants rings and sockets for raw frames to other users: who gets what, what
-//! they can do with it, and what is left when anybody dies. Needs root and namespaces.
+//! An agent that grants rings and raw-frame sockets to other users: who gets what, what they can do
+//! with it, and what is left when a process dies. Needs root and network namespaces.
 
 #![allow(missing_docs, reason = "tests")]
 

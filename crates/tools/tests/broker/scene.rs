@@ -1,4 +1,4 @@
-//! Two nodes with real interfaces; on the first an agent that grants, and processes of several users.
+//! Two nodes with real interfaces; the first has an agent that grants, and processes of several users.
 
 use std::fs::OpenOptions;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -22,9 +22,9 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// May have rings.
 pub(crate) const ALICE: u32 = 60_001;
-/// May have rings, and is of a group that may.
+/// May have rings because of a group.
 pub(crate) const BOB: u32 = 65_534;
-/// May have sockets for raw frames, too.
+/// May have raw-frame sockets as well.
 pub(crate) const CAROL: u32 = 60_003;
 /// May have nothing.
 pub(crate) const MALLORY: u32 = 60_004;
@@ -33,7 +33,7 @@ pub(crate) const RING_BYTES: u32 = 1 << 16;
 /// Rings that a user may have.
 pub(crate) const RINGS: u32 = 4;
 
-/// Waits until something is there.
+/// Waits until a condition is true.
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -45,10 +45,10 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
     }
 }
 
-/// One at a time: what a test hands to a process that it starts is nobody else's.
+/// Held by one test at a time, so that children inherit only the descriptors of their own test.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A testbed whose first node has an agent, or has had one.
+/// A testbed whose first node has an agent, or had one.
 pub(crate) struct Scene {
     pub(crate) testbed: Testbed,
     agent: Option<Child>,
@@ -63,7 +63,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Scene {
-    /// `None`, said aloud, where there can be no testbed.
+    /// `None`, with a message, if a testbed cannot be created.
     pub(crate) fn set() -> Option<Scene> {
         if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
@@ -86,7 +86,7 @@ impl Scene {
         Some(scene)
     }
 
-    /// The same with an agent that grants.
+    /// A scene with an agent that grants.
     pub(crate) fn with_agent() -> Option<Scene> {
         let mut scene = Scene::set()?;
         let mut agent = scene.command();
@@ -102,7 +102,7 @@ impl Scene {
         self.testbed.folder().join(name)
     }
 
-    /// The agent of the first node, as it is to be started.
+    /// The command for the agent of the first node.
     pub(crate) fn command(&self) -> Command {
         let mut command = self.inside(&self.words());
         let mut log = OpenOptions::new();
@@ -116,17 +116,17 @@ impl Scene {
         command
     }
 
-    /// What the agents have said.
+    /// The output of the agents.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.path("log")).expect("our own folder")
     }
 
-    /// The program, where every user may start it: the original may lie elsewhere.
+    /// A copy of the program that every user may start.
     pub(crate) fn program(&self) -> PathBuf {
         let program = self.path("dipole");
         if !program.exists() {
-            // By another process, so that none that a test beside this one starts inherits the
-            // open copy: what is open for writing cannot be executed.
+            // Copied by another process: a program cannot be executed while a process that a
+            // concurrent test starts has inherited a descriptor that is open for writing.
             let this = Path::new(env!("CARGO_BIN_EXE_dipole"));
             let copied = Command::new("cp").args([this, &program]).status();
             assert!(copied.expect("cp").success());
@@ -136,7 +136,7 @@ impl Scene {
         program
     }
 
-    /// A directory for what programs of a user keep.
+    /// A directory for files of a user's programs.
     pub(crate) fn runtime_of(&self, uid: u32) -> PathBuf {
         let runtime = self.path(&format!("runtime-{uid}"));
         std::fs::create_dir_all(&runtime).expect("our own folder");
@@ -152,7 +152,7 @@ impl Scene {
             .to_vec()
     }
 
-    /// A program of the first node.
+    /// A program on the first node.
     pub(crate) fn inside(&self, words: &[String]) -> Command {
         let mut command = self.testbed.command(1, &words[0]);
         command.args(&words[1..]);
@@ -163,7 +163,7 @@ impl Scene {
         command
     }
 
-    /// Returns when it grants.
+    /// Returns when the agent grants.
     pub(crate) fn start(&mut self, command: &mut Command) {
         self.agent = Some(command.spawn().expect("it starts"));
         self.answers();
@@ -175,7 +175,7 @@ impl Scene {
         });
     }
 
-    /// The agent, for who wants to end it at a moment.
+    /// The agent, to be killed by the test.
     pub(crate) fn take_agent(&mut self) -> Child {
         self.agent.take().expect("there is one")
     }
@@ -194,7 +194,7 @@ impl Scene {
         self.testbed.node(node).addresses[0].into()
     }
 
-    /// Does something on a thread of the first node, as a user who is in one group.
+    /// Runs a function on a thread of the first node, as a user with one group.
     pub(crate) fn being<T: Send>(&self, uid: u32, function: impl FnOnce() -> T + Send) -> T {
         let done = self.testbed.inside(1, || {
             let group = if uid == BOB { GROUP } else { uid };
@@ -209,7 +209,7 @@ impl Scene {
         done.expect("the node")
     }
 
-    /// A grant of a user's, with the socket that it is for.
+    /// A grant of a user, with the socket that it is for.
     pub(crate) fn grant(&self, uid: u32) -> Result<(Grant, UdpSocket), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
@@ -218,7 +218,7 @@ impl Scene {
         })
     }
 
-    /// What a broker says of a ring of some length, which is given back at once.
+    /// The broker's answer to a request for a ring of some length, which is released at once.
     pub(crate) fn asked(&self, uid: u32, ring_bytes: u32) -> Result<(), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
@@ -226,7 +226,7 @@ impl Scene {
         })
     }
 
-    /// A bound socket of the thread that calls.
+    /// A bound socket of the calling thread.
     pub(crate) fn bound(&self) -> UdpSocket {
         let socket = UdpSocket::bind((self.address(1), 0)).expect("our own address");
         pin_port(socket.as_fd()).expect("a port");
@@ -234,7 +234,7 @@ impl Scene {
         socket
     }
 
-    /// A whole link of a user's, by what the agent grants.
+    /// A complete link of a user, made from what the agent grants.
     pub(crate) fn link(&self, uid: u32) -> Bpf {
         self.being(uid, || {
             let udp = Udp::bind(self.address(1), &UdpOptions::default()).expect("a link");
@@ -247,7 +247,7 @@ impl Scene {
         })
     }
 
-    /// A socket of the other node, of which packets come and to which they go.
+    /// A socket on the other node, to exchange packets with.
     pub(crate) fn peer(&self) -> (UdpSocket, SocketAddr) {
         let socket = self
             .testbed
@@ -269,14 +269,14 @@ impl Scene {
         }
     }
 
-    /// What is attached to the first node's interface.
+    /// The programs attached to the first node's interface.
     pub(crate) fn attached(&self) -> Vec<Attached> {
         let interface = self.interface();
         let found = self.testbed.inside(1, || attached(&interface));
         found.expect("the node").expect("root may ask")
     }
 
-    /// What the agent says of the interface that it grants.
+    /// What the agent reports about the interface that it grants.
     pub(crate) fn status(&self) -> serde_json::Value {
         let words = ["--json", "agent", "status"].map(str::to_owned);
         let program = [env!("CARGO_BIN_EXE_dipole").to_owned()];
@@ -310,7 +310,7 @@ impl Drop for Scene {
     }
 }
 
-/// Receives so many small packets, each a number of eight bytes, from whichever way.
+/// Receives this many small packets, each a number of eight bytes, over any path.
 pub(crate) fn numbers(link: &mut Bpf, count: usize) -> Vec<u64> {
     let mut found = Vec::new();
     let begun = Instant::now();

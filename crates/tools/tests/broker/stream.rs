@@ -1,4 +1,4 @@
-//! A user's messages go on while the ring is taken away in mid-stream, and comes back.
+//! A user's messages continue while the ring is taken away and comes back.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
 
 use crate::scene::{CAROL, PATIENCE, RING_BYTES, Scene};
 
-/// Messages of one part, and of the window that is under way.
+/// Messages of one phase, and of the window in flight.
 const PART: u64 = 20_000;
 const WINDOW: u64 = 64;
-/// Where this user's nodes are asked.
+/// The directory port of this user's nodes.
 const PORT: u16 = 7500;
 
 fn content(number: u64) -> Vec<u8> {
@@ -22,7 +22,7 @@ fn content(number: u64) -> Vec<u8> {
 
 fn open(scene: &Scene, node: u32, uid: u32, links: Links) -> (Node, Endpoint) {
     let runtime = scene.runtime_of(uid);
-    // The agent is root's and answers for root's programs only.
+    // The agent belongs to root and answers only for root's programs.
     let line = |node| format!("{node} {} port={PORT}\n", scene.address(node));
     let hosts = line(1) + &line(2);
     let make = || {
@@ -42,7 +42,7 @@ fn open(scene: &Scene, node: u32, uid: u32, links: Links) -> (Node, Endpoint) {
     }
 }
 
-/// Sends back what comes, which is in order and each message once.
+/// Echoes messages, each of which must arrive once and in order.
 fn echo(far: &Endpoint, from: u64, count: u64) {
     for number in from..from + count {
         let message = far.receive_timeout(PATIENCE).expect("it comes");
@@ -55,7 +55,7 @@ fn echo(far: &Endpoint, from: u64, count: u64) {
     far.drain(PATIENCE).expect("all is acknowledged");
 }
 
-/// So many messages to the other side, which come back in order and each once.
+/// Sends this many messages, whose echoes must arrive once and in order.
 fn ask(near: &Endpoint, from: u64, count: u64) {
     if from == 0 {
         near.target(Address::new(2, 7)).expect("it is there");
@@ -76,7 +76,7 @@ fn ask(near: &Endpoint, from: u64, count: u64) {
 }
 
 #[test]
-fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_again() {
+fn messages_continue_through_the_socket_without_the_ring_and_then_through_the_ring_again() {
     let Some(mut scene) = Scene::with_agent() else {
         return;
     };
@@ -87,7 +87,7 @@ fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_agai
             let echo = scope.spawn(|| scene.testbed.inside(2, || echo(&far, from, count)));
             scene.being(CAROL, || {
                 ask(&near, from, count);
-                // It acknowledges until the other side has nothing to wait for.
+                // It acknowledges until the peer has nothing left to wait for.
                 while !echo.is_finished() {
                     let more = near.receive_timeout(Duration::from_millis(1));
                     assert!(more.is_err(), "a message too many");

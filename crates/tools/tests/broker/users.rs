@@ -1,4 +1,4 @@
-//! What those may do whom the administrator lets, and those whom not.
+//! What users may do whom the administrator allows, and users whom not.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ pub(crate) fn reason(error: &GrantError) -> Reason {
 }
 
 #[test]
-fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_says_why() {
+fn permitted_users_receive_from_a_granted_ring_and_others_get_a_reason() {
     let Some(scene) = Scene::with_agent() else {
         return;
     };
@@ -40,7 +40,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
         assert_eq!(scene.counter("deposited"), before + 100);
         let user = &scene.status()["interfaces"][0]["users"][0];
         assert_eq!((&user["uid"], &user["rings"]), (&uid.into(), &1.into()));
-        // What it sends takes the socket.
+        // Packets that it sends use the socket.
         let frame = Outgoing {
             class: Class::Small,
             to,
@@ -67,7 +67,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
     assert!(scene.attached().is_empty(), "not for those who are refused");
 }
 
-/// The way from the first node to a peer.
+/// The path from the first node to a peer.
 fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
     let interface = scene.interface();
     let all = scene
@@ -87,19 +87,19 @@ fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
     })
 }
 
-/// A frame of a guarded socket, and whether it is let through.
+/// Sends a frame through a guarded socket; true if it passes.
 fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
     let socket = socket.as_fd().try_clone_to_owned().expect("a descriptor");
     let mut sender = RawSender::from_socket(socket);
     match sender.send(route, from, to, [payload, &[]]) {
-        // One that is dropped looks to its sender as if the interface had no room.
+        // To the sender, a dropped frame looks like a full interface.
         Ok(Sent::Taken | Sent::Full) => {}
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() {
+fn raw_frames_must_have_their_owners_address_and_their_socket_receives_nothing() {
     let Some(scene) = Scene::with_agent() else {
         return;
     };
@@ -131,18 +131,18 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
         sent(&sender, &strange, own, to, b"another's interface");
         sent(&sender, &way, own, to, b"mine again");
     });
-    // In order: had one of the others been let through, it would have come first.
+    // In order: if one of the others had passed, it would have arrived first.
     assert_eq!(next(), ("mine again".to_owned(), own));
     assert_eq!(scene.counter("refused"), 3);
 
-    // It hears nothing.
+    // The socket receives nothing.
     scene.being(CAROL, || {
         peer.send_to(b"to you", own).expect("sent");
         let heard = rustix::net::recv(&sender, &mut [0; 64], RecvFlags::DONTWAIT);
         assert_eq!(heard.err(), Some(rustix::io::Errno::AGAIN));
     });
 
-    // Given back, it sends nothing more, though she has it still.
+    // After release it sends nothing more, although she still has it.
     drop(grant);
     wait_for("the grant's end", || {
         let status = scene.status();
@@ -160,11 +160,11 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
 }
 
 #[test]
-fn programs_of_a_user_without_privileges_use_what_is_lent() {
+fn programs_of_an_unprivileged_user_use_granted_rings() {
     let Some(scene) = Scene::with_agent() else {
         return;
     };
-    // The agent has the usual port.
+    // The agent uses the default port.
     let hosts = scene.path("hosts-of-alice");
     let lines = [1, 2].map(|node| format!("{node} {} port=7499\n", scene.address(node)));
     std::fs::write(&hosts, lines.concat()).expect("our own folder");
@@ -193,7 +193,7 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
     let received = receiver.wait_with_output().expect("our child");
     assert!(received.status.success(), "{received:?}");
     assert_eq!(received.stdout, text);
-    // One to see whether there is a broker, and this one.
+    // One to check whether there is a broker, and this one.
     let log = scene.said();
     let uid = format!("uid={ALICE}");
     let granted = log.lines().filter(|line| line.contains("ring granted"));
