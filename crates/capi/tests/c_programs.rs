@@ -151,7 +151,7 @@ fn an_echo_server_serves_a_thousand_clients_some_of_which_are_killed() {
         };
         let mut server = bench.start(&mut command(&server, &["7"]));
         server.wait_for("ready");
-        let before = held(server.program());
+        let before = resources(server.program());
 
         let started: Vec<_> = (0..PROCESSES)
             .map(|number| (number, clients(number)))
@@ -188,7 +188,7 @@ fn an_echo_server_serves_a_thousand_clients_some_of_which_are_killed() {
 
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let (sockets, memory) = held(server.program());
+            let (sockets, memory) = resources(server.program());
             if sockets <= before.0 + spare && memory == before.1 {
                 break;
             }

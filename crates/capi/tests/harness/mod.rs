@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use dipole_testbed::c_programs::{
     STRICT, clean_command, compile, link_library, link_options, successful_output,
 };
+#[allow(unused_imports, reason = "every test file uses only a part of this module")]
 pub use dipole_testbed::c_programs::{built_library, include_dir, run};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -50,7 +51,7 @@ impl Bench {
 
     pub fn compile_with(&self, name: &str, source: &Path, options: &[&str]) -> PathBuf {
         let program = self.path().join(name);
-        let options = [&STRICT, &["-pthread"], options].concat();
+        let options = [&STRICT[..], &["-pthread"], options].concat();
         let libraries = link_options(self.path(), "dipole");
         let libraries = libraries.each_ref().map(String::as_str);
         compile("cc", source, &program, &options, &libraries);

@@ -175,7 +175,7 @@ impl Bench {
         let program = self.folder.path().join(name);
         // MPI's own header violates the last two.
         let tolerant = ["-Wno-stringop-overflow", "-Wno-stringop-overread"];
-        let options = [&["-std=c11"], &STRICT[..], &tolerant].concat();
+        let options = [&["-std=c11"][..], &STRICT, &tolerant].concat();
         let compiler = self.library.program("mpicc");
         compile(compiler, &source, &program, &options, &["-lm"]);
         program

@@ -71,7 +71,7 @@ impl Job {
             "cc",
             source,
             &program,
-            &[&strict, options].concat(),
+            &[&strict[..], options].concat(),
             &libraries,
         );
         Job { folder, program }
