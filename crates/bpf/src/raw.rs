@@ -183,7 +183,7 @@ impl fmt::Debug for RawSender {
 /// Opens a socket that can send through this interface but receive nothing. Returns it with its
 /// cookie, by which the program at the interface's egress recognises its frames. It is bound to
 /// the interface, uses the kernel's queueing, and has a locked filter that rejects everything.
-/// `docs/bpf.md` lists what its holder can still do.
+/// `docs/design/bpf.md` lists what its holder can still do.
 ///
 /// # Errors
 /// CAP_NET_RAW is missing, or the interface does not exist.

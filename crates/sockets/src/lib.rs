@@ -1,5 +1,5 @@
 //! `libdipole-sockets.so`, preloaded by `dipole sockets`: moves large writes on TCP connections
-//! between processes of one node through shared memory. `docs/sockets.md` describes the protocol
+//! between processes of one node through shared memory. `docs/design/sockets.md` describes the protocol
 //! and what happens for each call on a descriptor.
 //!
 //! `calls/` replaces the C library's functions; `table.rs` knows which descriptors are

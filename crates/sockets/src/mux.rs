@@ -1,5 +1,5 @@
 //! One direction of a connection whose ends share memory: which of its bytes go over TCP, which
-//! through shared memory, and in what order. `docs/sockets.md` §2.
+//! through shared memory, and in what order. `docs/design/sockets.md` §2.
 //!
 //! TCP remains the byte stream. A *record* says that at position P of the TCP stream there are
 //! [`MARKER`] bytes of ours, in place of which N bytes from the ring are to be read. A record is
@@ -23,7 +23,7 @@ pub const MARKER: usize = 8;
 /// Maximum number of unread records.
 const RECORDS: u64 = 64;
 /// Minimum write that goes through shared memory: below it a marker costs more than it saves
-/// (`docs/sockets.md` §7).
+/// (`docs/design/sockets.md` §7).
 pub const MIN_SHM_BYTES: usize = 32 << 10;
 /// Maximum bytes per record: the reader copies one while the writer copies the next, and both
 /// stay in a cache.

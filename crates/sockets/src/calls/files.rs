@@ -1,4 +1,4 @@
-//! Paths in `/dev/dipole`: opening one opens an endpoint. `docs/sockets.md` §5.
+//! Paths in `/dev/dipole`: opening one opens an endpoint. `docs/design/sockets.md` §5.
 //!
 //! The program gets one end of a unix socket pair, an ordinary descriptor that it may poll,
 //! duplicate, and pass to other programs. The other end belongs to a separate process that owns

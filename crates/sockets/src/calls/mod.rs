@@ -1,5 +1,5 @@
 //! The replaced functions of the C library. Each does what the original does and knows only which
-//! connection a descriptor is; `docs/sockets.md` §4 lists them.
+//! connection a descriptor is; `docs/design/sockets.md` §4 lists them.
 //!
 //! Calls on other descriptors go straight to the C library, with only the replacement function
 //! itself on the stack.
