@@ -8,13 +8,13 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::bell::{Bell, Waking};
-use super::control::{self, ReceivedControl, ControlMessage};
+use super::control::{self, ControlMessage, ReceivedControl};
 use super::memory::{Mapped, RingLayout};
 use super::pull::{self, Probe};
 use super::ring::{Consumer, Producer};
 use super::{
-    BELL_BYTES, CloseReason, Connection, ConnId, Hub, LISTENER, OpenRings, PAGE_BYTES, PeerInfo, ShmEvent,
-    small_ring_layouts,
+    BELL_BYTES, CloseReason, ConnId, Connection, Hub, LISTENER, OpenRings, PAGE_BYTES, PeerInfo,
+    ShmEvent, small_ring_layouts,
 };
 use crate::segment::Segment;
 
@@ -242,7 +242,8 @@ impl Hub {
                     Ok(())
                 }
                 Ok(ReceivedControl::Message(ControlMessage::Ring, mut files)) => {
-                    let place = RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                    let place =
+                        RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                     let ring = files
                         .pop()
                         .map(|file| Segment::open(file.as_fd(), place.end(), true));
@@ -259,13 +260,15 @@ impl Hub {
                     conn.on_hello(&hello, &self.bell_file, probe, greeting, files)
                         .map(|opened| events.push(opened))
                 }
-                Ok(ReceivedControl::Message(ControlMessage::Full, _)) if conn.initiated_here && conn.open.is_none() => {
+                Ok(ReceivedControl::Message(ControlMessage::Full, _))
+                    if conn.initiated_here && conn.open.is_none() =>
+                {
                     conn.was_full = true;
                     Ok(())
                 }
-                Ok(ReceivedControl::Malformed | ReceivedControl::Message(ControlMessage::Full, _)) => {
-                    Err("a malformed message")
-                }
+                Ok(
+                    ReceivedControl::Malformed | ReceivedControl::Message(ControlMessage::Full, _),
+                ) => Err("a malformed message"),
                 Err(_) => {
                     conn.mark_closed(&mut self.ending);
                     // Level-triggered: it would be reported again and again.
@@ -292,7 +295,8 @@ impl Hub {
             };
             let Some(open) = &mut conn.open else { return };
             if let Some(segment) = open.next.take() {
-                let place = RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                let place =
+                    RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
                 return;
             }
@@ -307,7 +311,8 @@ impl Hub {
         let Some(open) = &mut conn.open else { return };
         match open.next.take() {
             Some(segment) => {
-                let place = RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                let place =
+                    RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
             }
             None => conn.mark_broken("no ring where one was announced", &mut self.ending),
@@ -345,8 +350,8 @@ impl Connection {
         };
         let page = Arc::new(page);
         let places = small_ring_layouts();
-        let who = crate::sys::peer_credentials(self.socket.as_fd())
-            .map_err(|_| "no credentials")?;
+        let who =
+            crate::sys::peer_credentials(self.socket.as_fd()).map_err(|_| "no credentials")?;
         let can_pull = pull::pull(who.pid, probe, 0, &mut []).is_ok();
         self.open = Some(Box::new(OpenRings {
             bell: Bell::new(theirs),

@@ -32,7 +32,7 @@ pub use error::{PushError, ShmError};
 pub use event::{CloseReason, PeerInfo, ShmEvent, ShmStats};
 use memory::{CONTROL_BYTES, INLINE_BYTES, Mapped, RingLayout, SLOT_BYTES};
 use pull::{OwnProbe, Probe};
-use ring::{FormatViolation, Consumer, Producer};
+use ring::{Consumer, FormatViolation, Producer};
 pub use ring::{MAX_RECORD_BYTES, Payload};
 
 /// Maximum greeting length in bytes.

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 pub use open::{MAX_FRAME_BYTES, OpenError, longest_frame_bytes};
-pub use ports::{PortRangeError, PortRange};
+pub use ports::{PortRange, PortRangeError};
 
 use crate::busy_poll::BusyPolling;
 use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
