@@ -484,8 +484,8 @@ int dp_group_close(int group);
  *
  * An interface, in some process of the cluster, holds the connection; ranks reach it through their
  * endpoints. A stream and an interface are small numbers, not descriptors. All ranks make the calls of a
- * stream in the same order, each from one thread at a time; only rank 0 calls dp_stream_say(),
- * dp_stream_hear() and dp_stream_shutdown(). EPIPE: the stream has ended for all; dp_error() explains why.
+ * stream in the same order, each from one thread at a time; only rank 0 calls dp_stream_write_raw(),
+ * dp_stream_read_raw() and dp_stream_shutdown(). EPIPE: the stream has ended for all; dp_error() explains why.
  */
 
 /* Serves at most that many streams at once, on threads of its own. Ranks request them at the endpoint
@@ -515,10 +515,10 @@ int dp_stream_open(int fd, const struct dp_address *ranks, int count, int own,
                    struct dp_address interface, const char *to, int64_t idle_timeout_ns);
 
 /* Writes bytes as they stand, between transfers. */
-int dp_stream_say(int stream, const void *bytes, size_t len);
+int dp_stream_write_raw(int stream, const void *bytes, size_t len);
 
 /* Reads at most len bytes as they come; how many, 0 at the end of the stream. */
-ssize_t dp_stream_hear(int stream, void *buf, size_t len);
+ssize_t dp_stream_read_raw(int stream, void *buf, size_t len);
 
 /* Closes the output of the connection, like shutdown(SHUT_WR). */
 int dp_stream_shutdown(int stream);

@@ -3,10 +3,12 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::address::{Address, unsigned};
+use dipole_node::Timeout;
+
 use crate::failure::Failure;
 use crate::ffi::{self, Out, Versioned, call};
 use crate::handle;
-use crate::message::{self, Patience};
+use crate::message;
 use crate::options::{self, OpenOptions, Pool};
 use crate::per_process::lock;
 
@@ -41,7 +43,7 @@ pub unsafe extern "C" fn dp_write(fd: c_int, msg: *const c_void, len: c_int) -> 
         // SAFETY: by contract.
         let message = unsafe { ffi::message(msg, length) }?;
         handle::with(fd, |handle| {
-            message::send(handle, fd, message, 0, Patience::Forever)
+            message::send(handle, fd, message, 0, Timeout::Infinite)
         })?;
         Ok(len)
     })
@@ -57,7 +59,7 @@ pub unsafe extern "C" fn dp_read(fd: c_int, address: *mut *mut c_char) -> c_int 
         // SAFETY: by contract.
         let address = unsafe { Out::new("address", address) }?;
         handle::with(fd, |handle| {
-            let message = message::receive(handle, fd, Patience::Forever)?;
+            let message = message::receive(handle, fd, Timeout::Infinite)?;
             // Messages have at most 2^30 bytes.
             let length = c_int::try_from(message.len()).unwrap_or(c_int::MAX);
             address.write(message.as_ptr().cast_mut().cast());

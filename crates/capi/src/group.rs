@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use dipole_node::{Combine, Group, Members};
+use dipole_group::{Combine, Group, Members};
+use dipole_node::Timeout;
 
 use crate::address::Address;
 use crate::failure::Failure;
 use crate::ffi::{self, Out, call};
-use crate::message::Patience;
 use crate::numbers::Numbered;
 use crate::per_process::lock;
 use crate::process::{self, CloseOrder};
@@ -130,8 +130,9 @@ pub unsafe extern "C" fn dp_group_open(
             addresses,
         };
         let node = process::current().node()?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
-        GROUPS.insert(Mutex::new(node.group(
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
+        GROUPS.insert(Mutex::new(Group::join(
+            &node,
             members,
             rank("own", own)?,
             timeout,
@@ -159,7 +160,7 @@ pub extern "C" fn dp_group_size(group: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_barrier(group: c_int, timeout_ns: i64) -> c_int {
     call("dp_barrier", || {
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         with(group, |group| Ok(group.barrier(timeout)?))?;
         Ok(0)
     })
@@ -180,7 +181,7 @@ pub unsafe extern "C" fn dp_broadcast(
     call("dp_broadcast", || {
         // SAFETY: by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         let root = rank("root", root)?;
         with(group, |group| {
             Ok(group.broadcast_slice(root, data, timeout)?)
@@ -205,7 +206,7 @@ pub unsafe extern "C" fn dp_reduce(
     call("dp_reduce", || {
         // SAFETY: by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         let (root, combine) = (rank("root", root)?, ready(operation, len)?);
         with(group, |group| {
             Ok(group.reduce(root, data, combine, timeout)?)
@@ -229,7 +230,7 @@ pub unsafe extern "C" fn dp_allreduce(
     call("dp_allreduce", || {
         // SAFETY: by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         let combine = ready(operation, len)?;
         with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
         Ok(0)
@@ -253,7 +254,7 @@ pub unsafe extern "C" fn dp_reduce_with(
     call("dp_reduce_with", || {
         // SAFETY: by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         // SAFETY: by contract.
         let (root, combine) = (rank("root", root)?, unsafe { self::own(combine, context) }?);
         with(group, |group| {
@@ -279,7 +280,7 @@ pub unsafe extern "C" fn dp_allreduce_with(
     call("dp_allreduce_with", || {
         // SAFETY: by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         // SAFETY: by contract.
         let combine = unsafe { self::own(combine, context) }?;
         with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
@@ -322,7 +323,7 @@ pub unsafe extern "C" fn dp_group_shrink(
         // SAFETY: by contract.
         let ranks = unsafe { ffi::array("ranks", ranks, count) }?;
         let ranks: Result<Vec<_>, _> = ranks.iter().map(|it| rank("ranks", *it)).collect();
-        let (ranks, timeout) = (ranks?, Patience::new(0, timeout_ns).timeout());
+        let (ranks, timeout) = (ranks?, Timeout::from_nanos(timeout_ns).duration());
         with(group, |group| Ok(group.reform_without(&ranks, timeout)?))?;
         Ok(0)
     })

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dipole_node::{Address, Endpoint, Message};
-use dipole_trace::waits::Keeper;
+use dipole_trace::waits::WaitRecorder;
 
 use crate::failure::Failure;
 use crate::ffi;
@@ -41,7 +41,7 @@ pub(crate) struct Handle {
     /// How long a call waits before it reads the flags.
     pub(crate) probe: Duration,
     /// Records what calls wait for, if `DIPOLE_TRACE` is set.
-    pub(crate) wait_trace: Option<Arc<Keeper>>,
+    pub(crate) recorder: Option<Arc<WaitRecorder>>,
 }
 
 /// The file that a descriptor refers to: device and inode.
@@ -209,9 +209,9 @@ pub(crate) fn insert(
 ) -> Result<c_int, Failure> {
     let fd = descriptor.as_raw_fd();
     let process = process::current();
-    let wait_trace = process.wait_trace();
-    if let Some(trace) = &wait_trace {
-        trace.owns(place(endpoint.address()));
+    let recorder = process.recorder();
+    if let Some(recorder) = &recorder {
+        recorder.add_endpoint(place(endpoint.address()));
     }
     let handle = Arc::new(Handle {
         generation: generation(),
@@ -223,7 +223,7 @@ pub(crate) fn insert(
         copied: AtomicBool::new(false),
         nonblocking: AtomicBool::new(nonblocking),
         probe,
-        wait_trace,
+        recorder,
     });
     let Some(slot) = TABLE.make_slot(fd) else {
         return Err(Failure::NotAnEndpoint { fd });

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use dipole_node::{Endpoint, Message, ReceiveError, SendError};
-use dipole_trace::waits::{Cause, Over};
+use dipole_node::{Endpoint, Message, ReceiveError, SendError, Timeout};
+use dipole_trace::waits::{Cause, WaitEnd};
 
 use crate::address::Address;
 use crate::failure::Failure;
@@ -29,102 +29,75 @@ pub const DP_UNRELIABLE: c_int = 4;
 /// just before takes effect after this time.
 pub(crate) const PROBE: Duration = Duration::from_micros(20);
 
-/// How long a call may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    None,
-    For(Duration),
-    Forever,
-}
-
-impl Patience {
-    pub(crate) fn new(flags: c_int, timeout_ns: i64) -> Patience {
-        match timeout_ns {
-            _ if flags & DP_DONTWAIT != 0 => Patience::None,
-            0 => Patience::None,
-            1.. => Patience::For(duration(timeout_ns)),
-            _ => Patience::Forever,
-        }
-    }
-
-    /// The time, endless as the longest there is.
-    pub(crate) fn timeout(self) -> Duration {
-        match self {
-            Patience::None => Duration::ZERO,
-            Patience::For(timeout) => timeout,
-            Patience::Forever => Duration::MAX,
-        }
-    }
-
-    /// The remainder after some time has passed.
-    fn after(self, spent: Duration) -> Patience {
-        match self {
-            Patience::For(timeout) => Patience::For(timeout.saturating_sub(spent)),
-            other => other,
-        }
+/// How long a call with these flags may wait.
+#[inline]
+pub(crate) fn timeout(flags: c_int, timeout_ns: i64) -> Timeout {
+    match flags & DP_DONTWAIT {
+        0 => Timeout::from_nanos(timeout_ns),
+        _ => Timeout::Zero,
     }
 }
 
 /// Runs `attempt` with the timeout of a call on a descriptor, and again if the descriptor turns out
-/// to block. `gave_up` recognizes failures for lack of time, which must not have changed anything;
-/// `over` describes the wait.
+/// to block. `is_timeout` recognizes failures for lack of time, which must not have changed anything;
+/// `describe` describes the wait.
 #[inline]
-fn patiently<A>(
+fn with_timeout<A>(
     handle: &Handle,
     fd: c_int,
-    patience: Patience,
-    gave_up: impl Fn(&Failure) -> bool,
-    attempt: impl Fn(Patience) -> Result<A, Failure>,
-    over: impl Fn(Option<&A>) -> Over,
+    timeout: Timeout,
+    is_timeout: impl Fn(&Failure) -> bool,
+    attempt: impl Fn(Timeout) -> Result<A, Failure>,
+    describe: impl Fn(Option<&A>) -> WaitEnd,
 ) -> Result<A, Failure> {
-    if patience == Patience::None {
-        return attempt(patience);
+    if timeout == Timeout::Zero {
+        return attempt(timeout);
     }
     // The flags rarely change between two calls.
-    let first = match (handle.is_nonblocking(), patience) {
-        (true, _) => Patience::None,
-        (false, Patience::For(timeout)) if timeout <= handle.probe => return attempt(patience),
-        (false, _) => Patience::For(handle.probe),
+    let first = match (handle.is_nonblocking(), timeout) {
+        (true, _) => Timeout::Zero,
+        (false, Timeout::After(limit)) if limit <= handle.probe => return attempt(timeout),
+        (false, _) => Timeout::After(handle.probe),
     };
     match attempt(first) {
-        Err(failure) if gave_up(&failure) => match handle.look_nonblocking(fd)? {
-            true if first == Patience::None => Err(failure),
-            true => attempt(Patience::None),
-            false => kept(handle, || attempt(patience.after(handle.probe)), over),
+        Err(failure) if is_timeout(&failure) => match handle.look_nonblocking(fd)? {
+            true if first == Timeout::Zero => Err(failure),
+            true => attempt(Timeout::Zero),
+            false => recorded(handle, || attempt(timeout.after(handle.probe)), describe),
         },
         answer => answer,
     }
 }
 
 /// Runs `attempt` once more after a first failure, and records the wait if that is requested.
-fn kept<A>(
+fn recorded<A>(
     handle: &Handle,
     attempt: impl Fn() -> Result<A, Failure>,
-    over: impl Fn(Option<&A>) -> Over,
+    describe: impl Fn(Option<&A>) -> WaitEnd,
 ) -> Result<A, Failure> {
-    let Some(keeper) = &handle.wait_trace else {
+    let Some(recorder) = &handle.recorder else {
         return attempt();
     };
     let probe_ns = u64::try_from(handle.probe.as_nanos()).unwrap_or(0);
-    let began_ns = keeper.now_ns().saturating_sub(probe_ns);
+    let began_ns = recorder.now_ns().saturating_sub(probe_ns);
     let answer = attempt();
-    keeper.keep(began_ns, over(answer.as_ref().ok()));
+    recorder.record(began_ns, describe(answer.as_ref().ok()));
     answer
 }
 
 /// A wait for a message: the sender and length of the one that arrived, if one did.
-fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> Over {
-    Over {
-        cause: came.map_or(Cause::Nothing, |_| Cause::Message),
+fn receive_wait(handle: &Handle, arrived: Option<(dipole_node::Address, usize)>) -> WaitEnd {
+    WaitEnd {
+        cause: arrived.map_or(Cause::Nothing, |_| Cause::Message),
         own: Some(place(handle.endpoint.address())),
-        peer: came.map(|(from, _)| place(from)),
-        bytes: came.map_or(0, |(_, bytes)| bytes as u64),
+        peer: arrived.map(|(from, _)| place(from)),
+        bytes: arrived.map_or(0, |(_, bytes)| bytes as u64),
     }
 }
 
 /// A wait for room at a receiver, which is known if there is only one target.
-fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> Over {
-    Over {
+fn send_wait(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> WaitEnd {
+    WaitEnd {
         cause: Cause::Room,
         own: Some(place(handle.endpoint.address())),
         peer: to.map(place),
@@ -153,36 +126,36 @@ pub(crate) fn send(
     fd: c_int,
     message: &[u8],
     flags: c_int,
-    patience: Patience,
+    timeout: Timeout,
 ) -> Result<(), Failure> {
     let endpoint = &handle.endpoint;
     if flags & DP_UNRELIABLE != 0 {
         return Ok(endpoint.send_unreliable(message)?);
     }
     let more = flags & DP_MORE != 0;
-    let attempt = |patience| {
-        match patience {
-            Patience::None => endpoint.try_send(message)?,
-            Patience::For(timeout) => endpoint.send_timeout(message, timeout)?,
-            Patience::Forever if more => endpoint.send_more(message)?,
-            Patience::Forever => endpoint.send(message)?,
+    let attempt = |timeout| {
+        match timeout {
+            Timeout::Zero => endpoint.try_send(message)?,
+            Timeout::After(timeout) => endpoint.send_timeout(message, timeout)?,
+            Timeout::Infinite if more => endpoint.send_more(message)?,
+            Timeout::Infinite => endpoint.send(message)?,
         }
         Ok(())
     };
     // With several targets, some may have taken the message when the call gives up on another. And a
     // message that others may share a packet with cannot be withdrawn.
-    if (more && patience == Patience::Forever) || handle.targets.are_several() {
-        return match patience != Patience::None && handle.look_nonblocking(fd)? {
-            true => attempt(Patience::None),
-            false => attempt(patience),
+    if (more && timeout == Timeout::Infinite) || handle.targets.are_several() {
+        return match timeout != Timeout::Zero && handle.look_nonblocking(fd)? {
+            true => attempt(Timeout::Zero),
+            false => attempt(timeout),
         };
     }
-    let over = |_: Option<&()>| had_no_room(handle, handle.targets.only(), message.len());
-    patiently(handle, fd, patience, gave_up_sending, attempt, over)
+    let describe = |_: Option<&()>| send_wait(handle, handle.targets.only(), message.len());
+    with_timeout(handle, fd, timeout, is_out_of_time, attempt, describe)
 }
 
 /// True if the send might succeed with more time.
-fn gave_up_sending(failure: &Failure) -> bool {
+fn is_out_of_time(failure: &Failure) -> bool {
     matches!(
         failure,
         Failure::Send(SendError::TimedOut { .. } | SendError::Full { .. })
@@ -190,36 +163,36 @@ fn gave_up_sending(failure: &Failure) -> bool {
 }
 
 #[inline]
-pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<Message, Failure> {
+pub(crate) fn receive(handle: &Handle, fd: c_int, timeout: Timeout) -> Result<Message, Failure> {
     let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_fitting(usize::MAX, timeout);
-    receive_by(handle, fd, patience, attempt, |message| {
+    receive_with(handle, fd, timeout, attempt, |message| {
         Some((message.source(), message.len()))
     })
 }
 
-/// Receives with `attempt`, which gets the time to wait; `came` returns source and length.
+/// Receives with `attempt`, which gets the time to wait; `arrived` returns source and length.
 #[inline]
-fn receive_by<R>(
+fn receive_with<R>(
     handle: &Handle,
     fd: c_int,
-    patience: Patience,
+    timeout: Timeout,
     attempt: impl Fn(&Endpoint, Duration) -> Result<R, ReceiveError>,
-    came: impl Fn(&R) -> Option<(dipole_node::Address, usize)>,
+    arrived: impl Fn(&R) -> Option<(dipole_node::Address, usize)>,
 ) -> Result<R, Failure> {
-    let gave_up = |failure: &Failure| {
+    let is_timeout = |failure: &Failure| {
         matches!(
             failure,
             Failure::Receive(ReceiveError::TimedOut { .. }) | Failure::NoMessage { .. }
         )
     };
-    let attempt = |patience: Patience| match attempt(&handle.endpoint, patience.timeout()) {
-        Err(ReceiveError::TimedOut { .. }) if patience == Patience::None => {
+    let attempt = |timeout: Timeout| match attempt(&handle.endpoint, timeout.duration()) {
+        Err(ReceiveError::TimedOut { .. }) if timeout == Timeout::Zero => {
             Err(Failure::NoMessage { fd })
         }
         received => Ok(received?),
     };
-    let over = |received: Option<&R>| waited(handle, received.and_then(&came));
-    patiently(handle, fd, patience, gave_up, attempt, over)
+    let describe = |received: Option<&R>| receive_wait(handle, received.and_then(&arrived));
+    with_timeout(handle, fd, timeout, is_timeout, attempt, describe)
 }
 
 pub(crate) fn add_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> {
@@ -276,8 +249,8 @@ pub unsafe extern "C" fn dp_send(
         check_flags(flags, DP_DONTWAIT | DP_MORE | DP_UNRELIABLE)?;
         // SAFETY: by contract.
         let message = unsafe { ffi::message(msg, len) }?;
-        let patience = Patience::new(flags, timeout_ns);
-        handle::with(fd, |handle| send(handle, fd, message, flags, patience))?;
+        let timeout = timeout(flags, timeout_ns);
+        handle::with(fd, |handle| send(handle, fd, message, flags, timeout))?;
         Ok(len.cast_signed())
     })
 }
@@ -300,19 +273,19 @@ pub unsafe extern "C" fn dp_send_to(
         // SAFETY: by contract.
         let message = unsafe { ffi::message(msg, len) }?;
         let to = to.checked()?;
-        let patience = Patience::new(flags, timeout_ns);
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let endpoint = &handle.endpoint;
-            let attempt = |patience| {
-                match patience {
-                    Patience::None => endpoint.try_send_to(to, message)?,
-                    Patience::For(timeout) => endpoint.send_to_timeout(to, message, timeout)?,
-                    Patience::Forever => endpoint.send_to(to, message)?,
+            let attempt = |timeout| {
+                match timeout {
+                    Timeout::Zero => endpoint.try_send_to(to, message)?,
+                    Timeout::After(timeout) => endpoint.send_to_timeout(to, message, timeout)?,
+                    Timeout::Infinite => endpoint.send_to(to, message)?,
                 }
                 Ok(())
             };
-            let over = |_: Option<&()>| had_no_room(handle, Some(to), message.len());
-            patiently(handle, fd, patience, gave_up_sending, attempt, over)
+            let describe = |_: Option<&()>| send_wait(handle, Some(to), message.len());
+            with_timeout(handle, fd, timeout, is_out_of_time, attempt, describe)
         })?;
         Ok(len.cast_signed())
     })
@@ -359,9 +332,9 @@ pub unsafe extern "C" fn dp_recv(
         // SAFETY: by contract, both.
         let (address, source) =
             unsafe { (Out::new("address", address)?, Out::maybe("source", source)?) };
-        let patience = Patience::new(flags, timeout_ns);
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
-            let message = receive(handle, fd, patience)?;
+            let message = receive(handle, fd, timeout)?;
             let length = message.len().cast_signed();
             address.write(message.as_ptr().cast());
             source.write(message.source().into());
@@ -400,14 +373,14 @@ pub unsafe extern "C" fn dp_recv_many(
         // SAFETY: by contract.
         let places = unsafe { Out::new("messages", messages) }?;
         let limit = ffi::count(count)?;
-        let patience = Patience::new(flags, timeout_ns);
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
                 let mut received = Vec::new();
                 endpoint.receive_many_timeout(&mut received, limit, timeout)?;
                 Ok(received)
             };
-            let received = receive_by(handle, fd, patience, attempt, |messages| {
+            let received = receive_with(handle, fd, timeout, attempt, |messages| {
                 let first = messages.first()?;
                 Some((first.source(), messages.iter().map(|one| one.len()).sum()))
             })?;
@@ -445,7 +418,7 @@ pub unsafe extern "C" fn dp_recv_copy(
         check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract, both.
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
-        let patience = Patience::new(flags, timeout_ns);
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
                 if buffer.length > SHORT_BYTES {
@@ -456,8 +429,8 @@ pub unsafe extern "C" fn dp_recv_copy(
                 buffer.fill(&message);
                 Ok((message.len(), message.source()))
             };
-            let came = |&(length, from): &(usize, dipole_node::Address)| Some((from, length));
-            let (length, from) = receive_by(handle, fd, patience, attempt, came)?;
+            let arrived = |&(length, from): &(usize, dipole_node::Address)| Some((from, length));
+            let (length, from) = receive_with(handle, fd, timeout, attempt, arrived)?;
             source.write(from.into());
             Ok(length.cast_signed())
         })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, Node};
-use dipole_trace::waits::{Keeper, Place};
+use dipole_trace::waits::{EndpointAddress, WaitRecorder};
 
 use crate::failure::Failure;
 use crate::per_process::{Instance, PerProcess, lock};
@@ -22,7 +22,7 @@ pub(crate) struct Process {
     node: Mutex<Option<OpenNode>>,
     objects: Mutex<BTreeMap<CloseOrder, &'static dyn OpenObjects>>,
     /// Records of what calls waited for, if `DIPOLE_TRACE` is set.
-    wait_trace: OnceLock<Option<Arc<Keeper>>>,
+    recorder: OnceLock<Option<Arc<WaitRecorder>>>,
 }
 
 /// All objects of one kind that C programs hold open.
@@ -81,12 +81,12 @@ impl Process {
     }
 
     /// Where waits are recorded; `None` if `DIPOLE_TRACE` is not set or no file can be created.
-    pub(crate) fn wait_trace(&self) -> Option<Arc<Keeper>> {
+    pub(crate) fn recorder(&self) -> Option<Arc<WaitRecorder>> {
         let open = || {
             let directory = dipole_node::trace_dir()?;
             let rank = job().ok().map(|job| (job.rank, job.size));
-            match Keeper::begin(&directory, rank) {
-                Ok(keeper) => Some(Arc::new(keeper)),
+            match WaitRecorder::create(&directory, rank) {
+                Ok(recorder) => Some(Arc::new(recorder)),
                 Err(cause) => {
                     let directory = directory.display();
                     eprintln!(
@@ -97,7 +97,7 @@ impl Process {
                 }
             }
         };
-        self.wait_trace.get_or_init(open).clone()
+        self.recorder.get_or_init(open).clone()
     }
 
     /// How long waiting calls spin before they sleep.
@@ -132,8 +132,8 @@ impl Process {
             objects.close_all();
         }
         let closed = open.node.close(timeout.unwrap_or(open.linger));
-        if let Some(Some(trace)) = self.wait_trace.get() {
-            trace.close();
+        if let Some(Some(recorder)) = self.recorder.get() {
+            recorder.close();
         }
         for objects in objects.range(CloseOrder::Endpoints..).map(|(_, it)| it) {
             objects.close_all();
@@ -162,8 +162,8 @@ pub(crate) fn job() -> Result<&'static Job, Failure> {
 }
 
 /// An endpoint's address in the format of traces.
-pub(crate) fn place(address: Address) -> Place {
-    Place {
+pub(crate) fn place(address: Address) -> EndpointAddress {
+    EndpointAddress {
         node: address.node.0,
         endpoint: address.endpoint.0,
     }

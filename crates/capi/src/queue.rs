@@ -7,15 +7,14 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory};
-use dipole_trace::waits::{Cause, Keeper, Over};
+use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory, Timeout};
+use dipole_trace::waits::{Cause, WaitEnd, WaitRecorder};
 
 use crate::address::Address;
 use crate::edge::EDGES;
 use crate::failure::Failure;
 use crate::ffi::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
-use crate::message::Patience;
 use crate::per_process::{PerProcess, lock};
 use crate::process::{self, CloseOrder, OpenObjects, place};
 
@@ -77,7 +76,7 @@ pub(crate) struct OpenQueue {
     /// Endpoints that are attached or have posted receives.
     endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
     /// Records what calls wait for, if `DIPOLE_TRACE` is set.
-    wait_trace: Option<Arc<Keeper>>,
+    recorder: Option<Arc<WaitRecorder>>,
 }
 
 impl OpenQueue {
@@ -144,16 +143,19 @@ impl OpenQueue {
 
     /// Waits for a completion, and records the wait if that is requested.
     fn wait(&self, timeout: Duration) -> Result<Option<dipole_node::Completion>, ReceiveError> {
-        let Some(keeper) = &self.wait_trace else {
+        let Some(recorder) = &self.recorder else {
             return self.queue.wait(timeout);
         };
         let at_once = self.queue.poll()?;
         if at_once.is_some() {
             return Ok(at_once);
         }
-        let began_ns = keeper.now_ns();
+        let began_ns = recorder.now_ns();
         let found = self.queue.wait(timeout);
-        keeper.keep(began_ns, over(found.as_ref().ok().and_then(Option::as_ref)));
+        recorder.record(
+            began_ns,
+            wait_end(found.as_ref().ok().and_then(Option::as_ref)),
+        );
         found
     }
 
@@ -166,9 +168,9 @@ impl OpenQueue {
         fd: c_int,
         places: Out<Completion>,
         count: usize,
-        patience: Patience,
+        timeout: Timeout,
     ) -> Result<usize, Failure> {
-        let waited = (patience != Patience::None).then_some(patience.timeout());
+        let waited = (timeout != Timeout::Zero).then_some(timeout.duration());
         let mut filled = 0;
         while filled < count {
             let next = match waited {
@@ -194,7 +196,7 @@ impl OpenQueue {
 }
 
 /// Describes a wait by the completion that ended it, if there was one.
-fn over(completion: Option<&dipole_node::Completion>) -> Over {
+fn wait_end(completion: Option<&dipole_node::Completion>) -> WaitEnd {
     use dipole_node::Completion as Done;
     let (cause, peer, bytes) = match completion {
         Some(Done::Received { message, .. }) => {
@@ -204,7 +206,7 @@ fn over(completion: Option<&dipole_node::Completion>) -> Over {
         Some(_) => (Cause::Completion, None, 0),
         None => (Cause::Nothing, None, 0),
     };
-    Over {
+    WaitEnd {
         cause,
         own: None,
         peer: peer.map(place),
@@ -242,7 +244,7 @@ pub extern "C" fn dp_queue_open() -> c_int {
             file: handle::identify(fd)?,
             queue,
             endpoints: Mutex::default(),
-            wait_trace: process.wait_trace(),
+            recorder: process.recorder(),
         };
         // There may be an entry of a queue whose descriptor was closed with `close`.
         process.register(CloseOrder::Queues, &AllQueues);
@@ -291,10 +293,10 @@ pub unsafe extern "C" fn dp_queue_wait(
         // SAFETY: by contract.
         let places = unsafe { Out::new("completions", completions) }?;
         let places_count = ffi::count(count)?;
-        let patience = Patience::new(0, timeout_ns);
+        let timeout = Timeout::from_nanos(timeout_ns);
         let open = find(queue)?;
         // SAFETY: by contract.
-        let filled = unsafe { open.fill(queue, places, places_count, patience) }?;
+        let filled = unsafe { open.fill(queue, places, places_count, timeout) }?;
         // It is at most `count`.
         Ok(c_int::try_from(filled).unwrap_or(count))
     })

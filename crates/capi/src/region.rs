@@ -4,13 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
 use dipole_node::{
-    Bytes, Edge, Message, Operation, Region, RegionKey, RegionMemory, Rights, SendError,
+    Bytes, Edge, Message, Operation, Region, RegionKey, RegionMemory, Rights, SendError, Timeout,
 };
 
 use crate::edge::{EDGES, check_attached};
 use crate::failure::Failure;
 use crate::ffi::{self, Out, call};
-use crate::message::{self, Patience};
+use crate::message;
 use crate::numbers::Numbered;
 use crate::per_process::lock;
 use crate::process::CloseOrder;
@@ -154,13 +154,13 @@ struct Put<'a> {
 }
 
 impl Put<'_> {
-    fn send(&self, edge: &Edge, patience: Patience) -> Result<(), SendError> {
+    fn send(&self, edge: &Edge, timeout: Timeout) -> Result<(), SendError> {
         let (key, offset, data) = (self.key, self.offset, self.data);
-        match (patience, self.value) {
-            (Patience::None, value) => edge.try_put(key, offset, data, value),
-            (Patience::For(timeout), value) => edge.put_timeout(key, offset, data, value, timeout),
-            (Patience::Forever, None) => edge.put(key, offset, data),
-            (Patience::Forever, Some(value)) => edge.put_notify(key, offset, data, value),
+        match (timeout, self.value) {
+            (Timeout::Zero, value) => edge.try_put(key, offset, data, value),
+            (Timeout::After(timeout), value) => edge.put_timeout(key, offset, data, value, timeout),
+            (Timeout::Infinite, None) => edge.put(key, offset, data),
+            (Timeout::Infinite, Some(value)) => edge.put_notify(key, offset, data, value),
         }
     }
 }
@@ -183,14 +183,14 @@ pub unsafe extern "C" fn dp_put(
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
         let data = unsafe { ffi::message(data, len) }?;
-        let patience = Patience::new(flags, timeout_ns);
+        let timeout = message::timeout(flags, timeout_ns);
         let put = Put {
             key: RegionKey(key),
             offset,
             data,
             value: None,
         };
-        EDGES.with(edge, |edge| Ok(put.send(edge, patience)?))?;
+        EDGES.with(edge, |edge| Ok(put.send(edge, timeout)?))?;
         Ok(0)
     })
 }
@@ -214,14 +214,14 @@ pub unsafe extern "C" fn dp_put_notify(
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
         let data = unsafe { ffi::message(data, len) }?;
-        let patience = Patience::new(flags, timeout_ns);
+        let timeout = message::timeout(flags, timeout_ns);
         let put = Put {
             key: RegionKey(key),
             offset,
             data,
             value: Some(value),
         };
-        EDGES.with(edge, |edge| Ok(put.send(edge, patience)?))?;
+        EDGES.with(edge, |edge| Ok(put.send(edge, timeout)?))?;
         Ok(0)
     })
 }
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn dp_get(
     call("dp_get", || {
         // SAFETY: by contract.
         let into = unsafe { ffi::bytes_mut("into", into, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
             Ok(edge.get(RegionKey(key), offset, into, timeout)?)
         })?;
@@ -358,7 +358,7 @@ pub unsafe extern "C" fn dp_fetch_add(
     call("dp_fetch_add", || {
         // SAFETY: by contract.
         let place = unsafe { Out::maybe("before", before) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
             place.write(edge.fetch_add(RegionKey(key), offset, value, timeout)?);
             Ok(0)
@@ -383,7 +383,7 @@ pub unsafe extern "C" fn dp_compare_swap(
     call("dp_compare_swap", || {
         // SAFETY: by contract.
         let place = unsafe { Out::maybe("before", before) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
             let found = edge.compare_swap(RegionKey(key), offset, expected, new, timeout)?;
             place.write(found);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
-use dipole_node::{Endpoint, EndpointId};
+use dipole_node::{Endpoint, EndpointId, Timeout};
 use dipole_streams::{
     Destinations, Interface, InterfaceConfig, Layout, Ranks, Stream, StreamError,
 };
@@ -16,7 +16,6 @@ use crate::address::Address;
 use crate::failure::Failure;
 use crate::ffi::{self, call};
 use crate::handle::{self, Handle};
-use crate::message::Patience;
 use crate::numbers::Numbered;
 use crate::per_process::lock;
 use crate::process::{self, CloseOrder};
@@ -265,8 +264,8 @@ pub unsafe extern "C" fn dp_stream_open(
             addresses: addresses?,
         };
         let endpoint = StreamEndpoint(handle::find(fd)?);
-        let patience = Patience::new(0, idle_timeout_ns).timeout();
-        let stream = Stream::open(endpoint, ranks, interface.checked()?, to, patience)?;
+        let timeout = Timeout::from_nanos(idle_timeout_ns).duration();
+        let stream = Stream::open(endpoint, ranks, interface.checked()?, to, timeout)?;
         STREAMS.insert(Mutex::new(Some(stream)))
     })
 }
@@ -276,11 +275,15 @@ pub unsafe extern "C" fn dp_stream_open(
 /// # Safety
 /// `bytes` points to `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_stream_say(stream: c_int, bytes: *const c_void, len: usize) -> c_int {
-    call("dp_stream_say", || {
+pub unsafe extern "C" fn dp_stream_write_raw(
+    stream: c_int,
+    bytes: *const c_void,
+    len: usize,
+) -> c_int {
+    call("dp_stream_write_raw", || {
         // SAFETY: by contract.
         let bytes = unsafe { ffi::bytes("bytes", bytes, len) }?;
-        with(stream, |stream| stream.say(bytes))?;
+        with(stream, |stream| stream.write_raw(bytes))?;
         Ok(0)
     })
 }
@@ -291,15 +294,15 @@ pub unsafe extern "C" fn dp_stream_say(stream: c_int, bytes: *const c_void, len:
 /// # Safety
 /// `buf` points to `len` bytes that no other thread accesses during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_stream_hear(stream: c_int, buf: *mut c_void, len: usize) -> isize {
-    call("dp_stream_hear", || {
+pub unsafe extern "C" fn dp_stream_read_raw(stream: c_int, buf: *mut c_void, len: usize) -> isize {
+    call("dp_stream_read_raw", || {
         // SAFETY: by contract.
         let place = unsafe { ffi::bytes_mut("buf", buf, len) }?;
-        let heard = with(stream, |stream| stream.hear(place.len()))?;
-        let to = place.get_mut(..heard.len());
-        let to = to.ok_or_else(|| Failure::Panic("more was heard than there is room".into()))?;
-        to.copy_from_slice(&heard);
-        Ok(heard.len().cast_signed())
+        let received = with(stream, |stream| stream.read_raw(place.len()))?;
+        let to = place.get_mut(..received.len());
+        let to = to.ok_or_else(|| Failure::Panic("more bytes were received than fit".into()))?;
+        to.copy_from_slice(&received);
+        Ok(received.len().cast_signed())
     })
 }
 

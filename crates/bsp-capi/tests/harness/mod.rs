@@ -16,7 +16,10 @@ use dipole_testbed::Testbed;
 use dipole_testbed::c_programs::{
     Finished, Process, STRICT, clean_command, compile, link_library, link_options,
 };
-#[allow(unused_imports, reason = "every test file uses only a part of this module")]
+#[allow(
+    unused_imports,
+    reason = "every test file uses only a part of this module"
+)]
 pub use dipole_testbed::c_programs::{built_library, run};
 
 /// A job that takes longer hangs.
@@ -58,7 +61,12 @@ impl Bench {
     /// Compiles a program in C, without a warning.
     pub fn compile(&self, source: &Path, options: &[&str]) -> PathBuf {
         let name = source.file_stem().expect("a file");
-        self.compile_by("cc", name.as_ref(), source, &[&STRICT[..], options].concat())
+        self.compile_by(
+            "cc",
+            name.as_ref(),
+            source,
+            &[&STRICT[..], options].concat(),
+        )
     }
 
     /// Compiles by any compiler.

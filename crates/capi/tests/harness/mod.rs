@@ -12,7 +12,10 @@ use std::process::{Child, Command, Stdio};
 use dipole_testbed::c_programs::{
     STRICT, clean_command, compile, link_library, link_options, successful_output,
 };
-#[allow(unused_imports, reason = "every test file uses only a part of this module")]
+#[allow(
+    unused_imports,
+    reason = "every test file uses only a part of this module"
+)]
 pub use dipole_testbed::c_programs::{built_library, include_dir, run};
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -1,4 +1,4 @@
-//! The attacker: several threads in a node of its own, one per attack, as fast as possible.
+//! The attacker: several threads in a node of its own, each with one trick, as fast as it goes.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dipole_naming::address::EndpointId;
-use dipole_naming::registry::{Answer, Ports, Question};
+use dipole_naming::registry::{Ports, Query, Response};
 use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
 use crate::packets::{self, Membership, Random};
 
-/// What the attacker knows: everything except the key.
+/// What the attacker has found out; everything but the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Victim {
     pub(crate) node: u32,
     pub(crate) small: SocketAddrV4,
     pub(crate) bulk: SocketAddrV4,
     pub(crate) directory: SocketAddrV4,
-    /// The connection id in packets of its session.
+    /// What packets of its session carry.
     pub(crate) connection: u32,
 }
 
@@ -45,7 +45,7 @@ impl Sent {
     }
 }
 
-/// A socket that sends complete IP packets with any source address.
+/// A socket by which whole IP packets leave, their source whatever they say.
 pub(crate) struct Raw(OwnedFd);
 
 impl Raw {
@@ -54,7 +54,7 @@ impl Raw {
         Raw(raw.expect("root may"))
     }
 
-    /// Sends a packet; false if the queue of the device is full.
+    /// True if it left; the device's queue may be full.
     fn send(&self, to: Ipv4Addr, packet: &[u8]) -> bool {
         let to = SocketAddr::from((to, 0));
         sendto(&self.0, packet, SendFlags::DONTWAIT, &to).is_ok()
@@ -66,7 +66,7 @@ impl Raw {
     }
 }
 
-/// Attacks two victims until told to stop.
+/// Attacks two victims until told to end.
 pub(crate) fn attack(
     testbed: &Testbed,
     node: u32,
@@ -85,7 +85,7 @@ pub(crate) fn attack(
     });
 }
 
-/// Hellos to the processes' ports, with complete cookie exchanges.
+/// Hellos to the processes' ports, completing the exchange of cookies.
 fn say_hello(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     let sockets: Vec<UdpSocket> = (0..4)
         .map(|_| UdpSocket::bind("0.0.0.0:0").expect("a free port"))
@@ -121,7 +121,7 @@ fn say_hello(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// Replays all packets of an earlier session, again and again.
+/// All packets of an earlier session, again and again.
 fn replay(recorded: &[(Ipv4Addr, Vec<u8>)], over: &AtomicBool, sent: &Sent) {
     let raw = Raw::open();
     while !over.load(Ordering::Relaxed) {
@@ -132,7 +132,7 @@ fn replay(recorded: &[(Ipv4Addr, Vec<u8>)], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// Session packets with right and wrong connection ids, and random bytes, with the peer's source address.
+/// Session packets with right and wrong connection ids, and nonsense, in the partner's name.
 fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     let raw = Raw::open();
     let mut random = Random(2);
@@ -163,7 +163,7 @@ fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
             }
             2 => {
                 let proven = high % 8 == 2;
-                // Reports to each that the other does not know the connection.
+                // Each is told that the other does not know the connection.
                 let reset = packets::reset(&mut random, back, proven);
                 counts[2] += raw.forge(from.small, to.small, &reset);
                 let reset = packets::reset(&mut random, connection, proven);
@@ -187,7 +187,7 @@ fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// Directory packets and membership packets, with its own and with the peer's source address.
+/// Directory packets and membership packets, from here and in the other's name.
 fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     let raw = Raw::open();
     let own = UdpSocket::bind("0.0.0.0:0").expect("a free port");
@@ -199,7 +199,7 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
         for (from, to) in [(one, two), (two, one)] {
             for proven in [false, true] {
                 let nodes = [from.node, to.node];
-                for question in [Question::Lookup(EndpointId(7)), Question::Yield] {
+                for question in [Query::Lookup(EndpointId(7)), Query::Yield] {
                     let bytes = packets::control(&mut random, &question, nodes, proven);
                     counts[0] += u64::from(own.send_to(&bytes, to.directory).is_ok());
                     counts[0] += raw.forge(from.directory, to.directory, &bytes);
@@ -209,8 +209,8 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
                     bulk: from.directory.into(),
                     incarnation: random.next(),
                 };
-                for answer in [Answer::Found(lie), Answer::Ended] {
-                    // The port at which a querying process may wait for its reply.
+                for answer in [Response::Found(lie), Response::Ended] {
+                    // Where a process that asks may wait for its answer.
                     let port = u16::try_from(32_768 + random.next() % 28_000).expect("a port");
                     let to = SocketAddrV4::new(*to.small.ip(), port);
                     let bytes = packets::control(&mut random, &answer, nodes, proven);
@@ -235,7 +235,7 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// Lets the attack run for some time.
+/// Lets the attack go on for a while.
 pub(crate) fn for_a_while(time: Duration, over: &AtomicBool) {
     std::thread::sleep(time);
     over.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Users who want more than they may have: their requests are checked, and they harm only themselves.
+//! Attacks on the broker: requests are checked, and harm no one but their sender.
 
 use std::fs::OpenOptions;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -24,7 +24,7 @@ const QUESTION: Request = Request {
 };
 
 impl Scene {
-    /// The answer to a user who sends this; `None` if the broker closes the connection.
+    /// The refusal of a request with these bytes and files; none if the broker closes the connection.
     fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Reply> {
         self.being(uid, || {
             let connection = connect(&self.broker()).expect("it listens");
@@ -49,7 +49,7 @@ impl Scene {
 
 #[test]
 fn a_socket_that_does_not_prove_ownership_of_its_port_gets_nothing() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (address, victim) = (scene.address(1), scene.being(BOB, || scene.bound()));
@@ -83,7 +83,7 @@ fn a_socket_that_does_not_prove_ownership_of_its_port_gets_nothing() {
         assert_eq!(reason, Reason::Proof, "{text}");
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
-    // In a namespace of its own a user can have any address: Bob's, with his port.
+    // In a namespace of its own a process can have any address: Bob's, with his port.
     let elsewhere = scene.testbed.inside(2, || {
         let socket = rustix::net::socket(
             rustix::net::AddressFamily::INET,
@@ -111,7 +111,7 @@ fn a_socket_that_does_not_prove_ownership_of_its_port_gets_nothing() {
             Reason::Interface
         );
     }
-    // And Bob's own socket, held by another user while it is granted to Bob.
+    // Bob's own socket, passed by another user while it is granted to Bob.
     let asked = |uid, socket: &UdpSocket| scene.told(uid, &QUESTION.encode(), &[socket.as_fd()]);
     let (grant, granted) = scene.grant(BOB).expect("he may");
     assert_eq!(
@@ -125,7 +125,7 @@ fn a_socket_that_does_not_prove_ownership_of_its_port_gets_nothing() {
 
 #[test]
 fn invalid_too_long_or_too_many_rings_are_refused() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     for bytes in [RING_BYTES * 4, RING_BYTES + 4096, 2048, 0, u32::MAX] {
@@ -158,7 +158,7 @@ fn invalid_too_long_or_too_many_rings_are_refused() {
         assert_eq!(reason, Reason::Ring, "{what}: {text}");
     }
 
-    // A ring counts until its last descriptor is closed, granted or not.
+    // A ring counts until it is closed in all processes, even after its grant has ended.
     wait_for("no rings", || (scene.status()["rings"] == 0).then_some(()));
     let grants: Vec<_> = (0..RINGS)
         .map(|_| scene.grant(ALICE).expect("she may"))
@@ -184,7 +184,7 @@ fn invalid_too_long_or_too_many_rings_are_refused() {
 
 #[test]
 fn invalid_silent_or_lingering_clients_do_not_delay_others() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let socket = scene.being(MALLORY, || scene.bound());
@@ -206,7 +206,7 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
     }
     assert_eq!(scene.refused(ALICE, &[]).0, Reason::Nonsense, "no proof");
 
-    // Sockets that linger for ten minutes when they are closed: the broker has the last descriptor.
+    // Sockets that linger for ten minutes when they are closed; the broker has the last copy.
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let mut unread = Vec::new();
     let silent: Vec<OwnedFd> = scene.being(MALLORY, || {
@@ -223,7 +223,7 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
         while std::io::Write::write(&mut &stream, &filler).is_ok() {}
         scene.being(MALLORY, || {
             let connection = connect(&scene.broker()).expect("it listens");
-            // The broker may not even read the request if the user has too many connections open.
+            // Refused at once if that user has too many open connections.
             let _refused = send(
                 connection.as_fd(),
                 &QUESTION.encode(),
@@ -244,11 +244,11 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
 }
 
 impl Scene {
-    /// The reason why a socket gets nothing.
+    /// Why a socket gets no ring.
     fn refused_or_not(&self, uid: u32, socket: &UdpSocket) -> Option<Reason> {
         self.being(uid, || {
             let connection = connect(&self.broker()).expect("it listens");
-            // The broker may have refused it before it could send the request.
+            // The connection may have been refused before the request.
             let _sent = send(connection.as_fd(), &QUESTION.encode(), &[socket.as_fd()]);
             let heard = wait_for("an answer", || match recv(connection.as_fd()) {
                 Received::Nothing => None,
@@ -265,7 +265,7 @@ impl Scene {
     }
 }
 
-/// The mapped pages of this process in which readers store their position.
+/// Addresses of the mapped pages with the readers' positions.
 fn consumer_pages() -> Vec<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
     let rings = maps
@@ -277,7 +277,7 @@ fn consumer_pages() -> Vec<u64> {
 
 #[test]
 fn a_user_who_corrupts_and_floods_a_ring_harms_only_himself() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (peer, _) = scene.peer();
@@ -325,12 +325,12 @@ fn a_user_who_corrupts_and_floods_a_ring_harms_only_himself() {
 
 #[test]
 fn a_grant_ends_when_its_owner_shares_the_port() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (_grant, socket) = scene.grant(CAROL).expect("she may");
     assert_eq!(scene.attached().len(), 2, "program and guard");
-    // From now on other users could bind it as well.
+    // Now another process could bind the port, too.
     sockopt::set_socket_reuseaddr(&socket, true).expect("an option");
     wait_for("the grant's end", || {
         let left = scene.attached();
@@ -339,7 +339,7 @@ fn a_grant_ends_when_its_owner_shares_the_port() {
     let loose = scene.being(ALICE, || {
         let socket = UdpSocket::bind((scene.address(1), 0)).expect("bound");
         pin_port(socket.as_fd()).expect("a port");
-        // That cannot be reverted.
+        // The pinned port stays bound.
         rustix::net::connect_unspec(&socket).expect("nobody");
         socket.local_addr().expect("bound").port()
     });

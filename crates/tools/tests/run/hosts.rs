@@ -118,7 +118,7 @@ fn it_is_an_error_if_no_host_answers() {
     ]);
     assert_eq!(status(&output), 1);
     assert!(
-        err(&output).contains("none of the 2 hosts takes the job"),
+        err(&output).contains("none of the 2 hosts accepted the job"),
         "{}",
         err(&output)
     );

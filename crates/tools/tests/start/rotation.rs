@@ -95,7 +95,7 @@ fn jobs_follow_a_key_rotation_and_processes_with_only_the_old_key_are_locked_out
 
     // The call of an agent that did not follow ends, and everything that it started with it.
     assert_gone(&of_left);
-    agent.says("nothing but a cluster key that was withdrawn; its job is ended");
+    agent.says("only a cluster key that was withdrawn; its job is ended");
     assert_eq!(agent.said().matches("its job is ended").count(), 1);
     let (status, said) = left.ends_saying();
     assert_eq!(status, Some(137), "{said}");

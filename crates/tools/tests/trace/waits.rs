@@ -1,6 +1,6 @@
 //! Waits of programs that use endpoints are found, with the source line and the peer.
 
-use dipole_trace::waits::{Cause, LEAST};
+use dipole_trace::waits::{Cause, MIN_WAIT};
 use serde_json::Value;
 
 use crate::jobs::Job;
@@ -86,7 +86,7 @@ fn wait_files_contain_the_recorded_waits() {
     );
     for wait in &files[1].waits.records {
         assert!(
-            wait.ns() >= u64::try_from(LEAST.as_nanos()).expect("short"),
+            wait.ns() >= u64::try_from(MIN_WAIT.as_nanos()).expect("short"),
             "{wait:?}"
         );
         assert_eq!((wait.cause, wait.bytes), (Cause::Message, 100));
