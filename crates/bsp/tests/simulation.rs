@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
-use dipole_bsp::superstep::exchange::Places;
+use dipole_bsp::superstep::exchange::NodeMap;
 use dipole_bsp::{Failure, Process};
 use dipole_link::sim::{Network, NetworkConfig, PathConfig};
 use dipole_node::engine::{Begun, Blocked, Destination, Engine, LongSend};
@@ -73,7 +73,7 @@ impl AsRef<[u8]> for Needed {
 }
 
 impl Desk {
-    fn is_placing(&self) -> bool {
+    fn has_pending_writes(&self) -> bool {
         self.placing.iter().any(|bytes| bytes.strong_count() > 0)
     }
 }
@@ -148,11 +148,11 @@ impl Carrier for Simulated {
         Ok(())
     }
 
-    fn is_placing(&self) -> bool {
-        self.desk().is_placing()
+    fn has_pending_writes(&self) -> bool {
+        self.desk().has_pending_writes()
     }
 
-    fn take_back(&mut self) {
+    fn reclaim_memory(&mut self) {
         (self.desk().out).retain(|(_, out)| matches!(out, Out::Message(_)));
         self.pause(Pause::TakeBack);
     }
@@ -320,9 +320,9 @@ impl World {
             return true;
         }
         match pause {
-            Pause::TakeBack => !desk.is_placing(),
+            Pause::TakeBack => !desk.has_pending_writes(),
             Pause::Receive(patience, is_full) => {
-                let has_placed = !desk.placing.is_empty() && !desk.is_placing();
+                let has_placed = !desk.placing.is_empty() && !desk.has_pending_writes();
                 has_placed
                     || !desk.came.is_empty()
                     || (*is_full && desk.out.len() < ROOM)
@@ -383,7 +383,7 @@ impl World {
             Some((Pause::Compute(ns), since)) => Some(since + ns),
             Some((Pause::TakeBack, _)) => {
                 let desk = rank.desk.lock().expect("one at a time");
-                (!desk.is_placing()).then_some(self.now_ns)
+                (!desk.has_pending_writes()).then_some(self.now_ns)
             }
             _ => None,
         });
@@ -488,25 +488,25 @@ impl Rank {
 
 /// Runs a program on a cluster that follows from the seed; what became of each rank.
 fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Failure>>) {
-    let mut dice = ChaCha8Rng::seed_from_u64(!seed);
-    let size = dice.random_range(2..8_usize);
+    let mut rng = ChaCha8Rng::seed_from_u64(!seed);
+    let size = rng.random_range(2..8_usize);
     let program = Program::random(seed, size, 12);
     let path = PathConfig {
-        latency_ns: dice.random_range(1..50) * MICROSECOND,
-        jitter_ns: dice.random_range(0..20) * MICROSECOND,
-        loss: if dice.random_bool(0.7) {
-            dice.random_range(0.0..0.05)
+        latency_ns: rng.random_range(1..50) * MICROSECOND,
+        jitter_ns: rng.random_range(0..20) * MICROSECOND,
+        loss: if rng.random_bool(0.7) {
+            rng.random_range(0.0..0.05)
         } else {
             0.0
         },
-        duplicate: dice.random_range(0.0..0.02),
-        reorder: dice.random_range(0.0..0.05),
+        duplicate: rng.random_range(0.0..0.02),
+        reorder: rng.random_range(0.0..0.05),
         reorder_ns: 100 * MICROSECOND,
         ..PathConfig::default()
     };
     let config = NetworkConfig {
-        bytes_per_second: [0, 125_000_000, 1_250_000_000][dice.random_range(0..3)],
-        switch_queue_bytes: [32 << 10, 1 << 20][dice.random_range(0..2)],
+        bytes_per_second: [0, 125_000_000, 1_250_000_000][rng.random_range(0..3)],
+        switch_queue_bytes: [32 << 10, 1 << 20][rng.random_range(0..2)],
         path,
         ..NetworkConfig::default()
     };
@@ -550,24 +550,24 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         });
         let rank = u32::try_from(index).expect("few");
         let skew: Vec<u64> = (0..13)
-            .map(|_| match dice.random_range(0..5) {
-                0 => dice.random_range(0..5_000) * MICROSECOND,
-                _ => dice.random_range(0..20) * MICROSECOND,
+            .map(|_| match rng.random_range(0..5) {
+                0 => rng.random_range(0..5_000) * MICROSECOND,
+                _ => rng.random_range(0..20) * MICROSECOND,
             })
             .collect();
         threads.push((rank, desk, own_turns, skew));
     }
     if has_crash {
-        let victim = dice.random_range(0..size);
-        world.crash = Some((victim, dice.random_range(0..20_000) * MICROSECOND));
+        let victim = rng.random_range(0..size);
+        world.crash = Some((victim, rng.random_range(0..20_000) * MICROSECOND));
     }
     let victim = world.crash.map(|(victim, _)| victim);
-    let places = Places::new(&(0..size).collect::<Vec<_>>());
+    let node_map = NodeMap::new(&(0..size).collect::<Vec<_>>());
     let ranks = thread::scope(|scope| {
         // Dropped if it panics: then the ranks' threads end, too.
         let mut world = world;
         for (rank, desk, turns, skew) in threads {
-            let (told, places, program) = (told.clone(), &places, &program);
+            let (told, node_map, program) = (told.clone(), &node_map, &program);
             scope.spawn(move || {
                 let turns = Arc::new(Mutex::new(turns));
                 let own = || Simulated {
@@ -579,9 +579,9 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
                 let first = turns.lock().expect("nobody else yet").recv();
                 first.expect("the simulation begins");
                 let clock = own();
-                let size = u32::try_from(places.nodes()).expect("few");
+                let size = u32::try_from(node_map.nodes()).expect("few");
                 let ended = catch_unwind(AssertUnwindSafe(|| {
-                    let joined = Process::join(own(), rank, size, None, places)?;
+                    let joined = Process::join(own(), rank, size, None, node_map)?;
                     run_rank(joined.expect("all take part"), |process| {
                         let compute = |superstep: usize| {
                             clock.pause(Pause::Compute(skew[superstep]));

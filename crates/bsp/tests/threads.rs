@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
-use dipole_bsp::superstep::exchange::Places;
+use dipole_bsp::superstep::exchange::NodeMap;
 use dipole_bsp::superstep::pace::{Medium, Slots};
 use dipole_bsp::superstep::schedule::Order;
 use dipole_bsp::{Failure, Process};
@@ -45,13 +45,13 @@ struct Channels {
     /// Bytes are placed late, and what is sent then waits behind them.
     waiting: VecDeque<Waiting>,
     /// There is room now and then only.
-    dice: ChaCha8Rng,
+    rng: ChaCha8Rng,
     has_room: bool,
 }
 
 impl Channels {
     fn advance(&mut self, probability: f64) -> Result<(), Failure> {
-        while self.dice.random_bool(probability) {
+        while self.rng.random_bool(probability) {
             match self.waiting.pop_front() {
                 None => break,
                 Some(Waiting::Message(to, message)) => self.tell(to, message)?,
@@ -80,7 +80,7 @@ impl Carrier for Channels {
 
     fn has_room(&mut self) -> Result<bool, Failure> {
         self.advance(0.5)?;
-        self.has_room = self.dice.random_bool(0.8);
+        self.has_room = self.rng.random_bool(0.8);
         Ok(self.has_room)
     }
 
@@ -109,7 +109,7 @@ impl Carrier for Channels {
         Ok(())
     }
 
-    fn is_placing(&self) -> bool {
+    fn has_pending_writes(&self) -> bool {
         let mut waiting = self.waiting.iter();
         waiting.any(|it| matches!(it, Waiting::Placed(..)))
     }
@@ -127,7 +127,7 @@ impl Carrier for Channels {
         }
     }
 
-    fn has_left(&mut self) -> Result<bool, Failure> {
+    fn progress(&mut self) -> Result<bool, Failure> {
         self.advance(0.8)?;
         Ok(self.waiting.is_empty())
     }
@@ -153,7 +153,7 @@ fn carriers(size: usize) -> Vec<Channels> {
             inbox,
             memories: Arc::clone(&memories),
             waiting: VecDeque::new(),
-            dice: ChaCha8Rng::seed_from_u64(rank.into()),
+            rng: ChaCha8Rng::seed_from_u64(rank.into()),
             has_room: true,
         })
         .collect()
@@ -178,7 +178,7 @@ impl Dawdler {
 
 /// Runs what each rank does, of ranks on these nodes; ends all tests if that does not end.
 fn run_ranks(nodes: &[u32], rank: impl Fn(&mut Process<Channels>) -> Result<(), Failure> + Sync) {
-    let places = Places::new(nodes);
+    let node_map = NodeMap::new(nodes);
     let size = u32::try_from(nodes.len()).expect("few");
     let (ended, end) = channel::<()>();
     let test = thread::current().name().unwrap_or_default().to_owned();
@@ -191,9 +191,9 @@ fn run_ranks(nodes: &[u32], rank: impl Fn(&mut Process<Channels>) -> Result<(), 
             }
         });
         for (number, carrier) in (0..).zip(carriers(nodes.len())) {
-            let (places, rank, ended) = (&places, &rank, ended.clone());
+            let (node_map, rank, ended) = (&node_map, &rank, ended.clone());
             scope.spawn(move || {
-                let process = Process::join(carrier, number, size, None, places);
+                let process = Process::join(carrier, number, size, None, node_map);
                 let process = process.expect("all come").expect("it takes part");
                 run_rank(process, rank).expect("it is right");
                 drop(ended);
@@ -360,14 +360,14 @@ fn much_that_was_put_is_there_until_it_was_read() {
 
 #[test]
 fn ranks_that_are_too_many_do_not_take_part() {
-    let places = Places::new(&[0, 0, 1, 1]);
+    let node_map = NodeMap::new(&[0, 0, 1, 1]);
     thread::scope(|scope| {
         for (rank, carrier) in (0..).zip(carriers(4)) {
-            let places = &places;
+            let node_map = &node_map;
             scope.spawn(move || {
                 // What others than rank 0 say does not count.
                 let most = if rank == 0 { Some(3) } else { Some(0) };
-                let process = Process::join(carrier, rank, 4, most, places);
+                let process = Process::join(carrier, rank, 4, most, node_map);
                 let process = process.expect("all come");
                 assert_eq!(process.is_some(), rank < 3);
                 if let Some(mut process) = process {

@@ -92,19 +92,19 @@ struct State {
     queues: Vec<Mail>,
 }
 
-fn random_bytes(dice: &mut ChaCha8Rng, length: usize) -> Vec<u8> {
+fn random_bytes(rng: &mut ChaCha8Rng, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    dice.fill(&mut bytes[..]);
+    rng.fill(&mut bytes[..]);
     bytes
 }
 
-fn some_length(dice: &mut ChaCha8Rng, most: usize) -> usize {
-    let bound = match dice.random_range(0..10) {
+fn some_length(rng: &mut ChaCha8Rng, most: usize) -> usize {
+    let bound = match rng.random_range(0..10) {
         0..6 => 40,
         6..9 => 3_000,
         _ => LONGEST_BYTES,
     };
-    dice.random_range(0..=bound.min(most))
+    rng.random_range(0..=bound.min(most))
 }
 
 /// Runs what a rank does, and ends it; if something is wrong, the others do not wait for it.
@@ -140,7 +140,7 @@ impl Ranges {
 impl Program {
     /// A program of so many ranks and supersteps that follows from a seed.
     pub fn random(seed: u64, size: usize, supersteps: usize) -> Program {
-        let mut dice = ChaCha8Rng::seed_from_u64(seed);
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut state = State {
             memory: vec![vec![vec![0; AREA_BYTES]; size]],
             queues: vec![Vec::new(); size],
@@ -154,23 +154,23 @@ impl Program {
         let (mut sent_tag, mut set_tag) = (0, 0);
         for _ in 0..supersteps {
             let mut step = Superstep::default();
-            program.fill(&mut dice, &state, &alive, sent_tag, &mut step);
+            program.fill(&mut rng, &state, &alive, sent_tag, &mut step);
             program.finish(&mut state, &step);
-            if dice.random_bool(0.15) {
-                let parts: Vec<_> = (0..size).map(|_| dice.random_range(1..5_000)).collect();
+            if rng.random_bool(0.15) {
+                let parts: Vec<_> = (0..size).map(|_| rng.random_range(1..5_000)).collect();
                 let memory = parts.iter().map(|bytes| vec![0; *bytes]);
                 state.memory.push(memory.collect());
                 alive.push(state.memory.len() - 1);
                 step.push = Some(parts);
             }
-            if alive.len() > 2 && dice.random_bool(0.2) {
+            if alive.len() > 2 && rng.random_bool(0.2) {
                 // Not one that has just been pushed: it does not count yet.
-                let which = dice.random_range(1..alive.len() - 1);
+                let which = rng.random_range(1..alive.len() - 1);
                 step.pop = Some(alive.remove(which));
             }
             sent_tag = set_tag;
-            if dice.random_bool(0.1) {
-                set_tag = dice.random_range(0..20);
+            if rng.random_bool(0.1) {
+                set_tag = rng.random_range(0..20);
                 step.tag_bytes = Some(set_tag);
                 sent_tag = set_tag;
             }
@@ -182,7 +182,7 @@ impl Program {
 
     fn fill(
         &self,
-        dice: &mut ChaCha8Rng,
+        rng: &mut ChaCha8Rng,
         state: &State,
         alive: &[usize],
         tag_bytes: usize,
@@ -191,23 +191,23 @@ impl Program {
         let ranges = vec![vec![0; self.size]; state.memory.len()];
         // What is put or got into, and what may be read and written at any moment.
         let mut written = Ranges(ranges);
-        let count = match dice.random_range(0..4) {
+        let count = match rng.random_range(0..4) {
             0 => 0,
             1 => 1,
-            _ => dice.random_range(0..8 * self.size),
+            _ => rng.random_range(0..8 * self.size),
         };
-        let has_gets = dice.random_bool(0.5);
+        let has_gets = rng.random_bool(0.5);
         for _ in 0..count {
             let (by, other) = (
-                dice.random_range(0..self.size),
-                dice.random_range(0..self.size),
+                rng.random_range(0..self.size),
+                rng.random_range(0..self.size),
             );
-            let area = alive[dice.random_range(0..alive.len())];
+            let area = alive[rng.random_range(0..alive.len())];
             let bytes = |rank: usize| state.memory[area][rank].len();
-            let is_unbuffered = dice.random_bool(0.4);
-            let action = match dice.random_range(0..3) {
+            let is_unbuffered = rng.random_bool(0.4);
+            let action = match rng.random_range(0..3) {
                 0 => {
-                    let length = some_length(dice, bytes(other));
+                    let length = some_length(rng, bytes(other));
                     let Some(at) = written.take(area, other, length, bytes(other)) else {
                         continue;
                     };
@@ -216,12 +216,12 @@ impl Program {
                         to: other,
                         area,
                         at,
-                        bytes: random_bytes(dice, length),
+                        bytes: random_bytes(rng, length),
                         is_unbuffered,
                     }
                 }
                 1 if has_gets => {
-                    let length = some_length(dice, bytes(other).min(bytes(by)));
+                    let length = some_length(rng, bytes(other).min(bytes(by)));
                     let Some(into) = written.take(area, by, length, bytes(by)) else {
                         continue;
                     };
@@ -231,7 +231,7 @@ impl Program {
                             Some(at) => (at, true),
                             None => continue,
                         },
-                        false => (dice.random_range(0..=bytes(other) - length), false),
+                        false => (rng.random_range(0..=bytes(other) - length), false),
                     };
                     Action::Get {
                         by,
@@ -244,12 +244,12 @@ impl Program {
                     }
                 }
                 _ => {
-                    let length = some_length(dice, LONGEST_BYTES);
+                    let length = some_length(rng, LONGEST_BYTES);
                     Action::Send {
                         by,
                         to: other,
-                        tag: random_bytes(dice, tag_bytes),
-                        payload: random_bytes(dice, length),
+                        tag: random_bytes(rng, tag_bytes),
+                        payload: random_bytes(rng, length),
                     }
                 }
             };
@@ -262,14 +262,14 @@ impl Program {
                 is_unbuffered: false,
                 ..
             } = action
-                && dice.random_bool(0.3)
+                && rng.random_bool(0.3)
             {
                 step.actions.push(Action::Put {
                     by: other,
                     to: by,
                     area,
                     at: into,
-                    bytes: random_bytes(dice, length),
+                    bytes: random_bytes(rng, length),
                     is_unbuffered: false,
                 });
             }
