@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dipole_bsp::{Process, check_most};
+use dipole_bsp::{Process, check_max_ranks};
 
 use crate::checkpoint;
 use crate::section::{self, Site, Stage, call, call_and_wait, launched, refuse};
@@ -57,7 +57,7 @@ fn begin(most: i64) {
     }
     dipole_bsp::log::of_library("libbsp");
     // The arguments of others may be anything.
-    let most = (launched().0 == 0).then(|| check_most(most)).transpose();
+    let most = (launched().0 == 0).then(|| check_max_ranks(most)).transpose();
     let most = most.unwrap_or_else(|failure| refuse(site, &failure.to_string()));
     match Process::begin(most) {
         Ok(Some(process)) => section::begin(process),
@@ -214,7 +214,7 @@ pub extern "C" fn bsp_predict(nprocs: c_int, work: f64, h: f64) -> f64 {
         let process = &inside.process;
         let size = match nprocs {
             0 => process.size(),
-            _ => check_most(nprocs.into())?,
+            _ => check_max_ranks(nprocs.into())?,
         };
         let seconds = process.machine().superstep_seconds(size, work, h);
         Ok(seconds.unwrap_or(-1.0))

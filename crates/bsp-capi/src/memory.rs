@@ -91,7 +91,7 @@ unsafe fn get<R: Rank, S: Size>(it: Transfer<R, S>, handle: *const c_void, into:
             match it.when {
                 When::End => process.get(of, handle, offset, into, bytes),
                 When::Whenever => process.get_unbuffered(of, handle, offset, into, bytes),
-                When::AtOnce => process.get_at_once(of, handle, offset, into, bytes),
+                When::AtOnce => process.direct_get(of, handle, offset, into, bytes),
             }
         }
     });

@@ -78,7 +78,7 @@ impl Reshuffle {
 
     pub(crate) fn way(&self, process: &Process, message: &Message, in_place: bool) -> Way {
         let is_long = message.elements() * self.unit >= message.runs() * DIRECT_RUN_BYTES;
-        match process.can_get_at_once(message.transfer().peer) {
+        match process.can_direct_get(message.transfer().peer) {
             true if is_long && !in_place => Way::Direct,
             true => Way::Fetched,
             false => Way::Put,
@@ -250,7 +250,7 @@ impl Reshuffle {
                             (told[1] + (at * UNIT) as u64, size_of_val(into) as u64);
                         let into = into.as_mut_ptr().cast();
                         // SAFETY: a slice of ours.
-                        unsafe { process.get_at_once(of, outgoing, offset, into, bytes) }
+                        unsafe { process.direct_get(of, outgoing, offset, into, bytes) }
                     })?;
                 }
                 Way::Direct => {
@@ -267,14 +267,14 @@ impl Reshuffle {
                         });
                         if pieces.len() == RUNS_OF_A_CALL && outcome.is_ok() {
                             // SAFETY: runs lie in the target, and apart.
-                            outcome = unsafe { process.get_pieces_at_once(of, handle, pieces) };
+                            outcome = unsafe { process.direct_get_pieces(of, handle, pieces) };
                             pieces.clear();
                         }
                     });
                     outcome?;
                     debug_assert_eq!(start, target.as_mut_ptr());
                     // SAFETY: as above.
-                    unsafe { process.get_pieces_at_once(of, handle, pieces) }?;
+                    unsafe { process.direct_get_pieces(of, handle, pieces) }?;
                 }
             }
         }

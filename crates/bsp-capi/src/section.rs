@@ -135,7 +135,7 @@ impl Site {
 /// This process's rank and how many were launched.
 pub(crate) fn launched() -> (u32, u32) {
     static LAUNCHED: OnceLock<(u32, u32)> = OnceLock::new();
-    *LAUNCHED.get_or_init(|| match dipole_bsp::launched() {
+    *LAUNCHED.get_or_init(|| match dipole_bsp::rank_and_size() {
         Ok(launched) => launched,
         Err(failure) => {
             eprintln!("bsp: {failure}");
@@ -223,7 +223,7 @@ pub(crate) fn call_and_wait<A>(
             inside.last = ((site.file, site.line), site.call().place);
         }
         let place = inside.last.1;
-        inside.process.at(Call { name, place });
+        inside.process.set_call(Call { name, place });
         body(inside)
     })
 }
@@ -281,7 +281,7 @@ fn end_for(site: Site, process: &mut Process, why: &str) -> ! {
 #[cold]
 fn end_with(site: Site, process: &mut Process, speaks: bool, why: &str) -> ! {
     if speaks {
-        process.at(site.call());
+        process.set_call(site.call());
         say(&process.position(), why);
     } else {
         std::thread::sleep(TIME_TO_TELL);

@@ -1,4 +1,5 @@
-//! Traces: what each superstep did and how long it took, in a file for each rank (`docs/trace.md`).
+//! Traces: what each superstep did and how long it took, in a file for each rank
+//! (`docs/design/traces.md`).
 //!
 //! `format` defines the records, which [`TraceFile::parse`] reads. `tracer` collects the data of the
 //! current superstep. `clocks` compares the clocks of nodes. The file itself, and the stacks from which

@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
-use dipole_bsp::superstep::exchange::NodeMap;
+use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::{Failure, Process};
 use dipole_link::sim::{Network, NetworkConfig, PathConfig};
 use dipole_node::engine::{Begun, Blocked, Destination, Engine, LongSend};

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
-use dipole_bsp::superstep::exchange::NodeMap;
+use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::superstep::pace::{Medium, Slots};
 use dipole_bsp::superstep::schedule::Order;
 use dipole_bsp::{Failure, Process};

@@ -80,7 +80,7 @@ impl<T: Element> Exchange<T> for Bsp<'_, T> {
     }
 
     fn send(&mut self, transfer: &Transfer) -> Result<(), BspError> {
-        if self.program.can_get_at_once(transfer.peer) {
+        if self.program.can_direct_get(transfer.peer) {
             let (start, own) = (transfer.range.start as u64, self.program.rank() as usize);
             self.program.put(transfer.peer, &[start], self.told, own)?;
             return Ok(());
@@ -108,7 +108,7 @@ impl<T: Element> Exchange<T> for Bsp<'_, T> {
         let start = usize::try_from(start).unwrap_or(usize::MAX);
         let (program, outgoing) = (&mut *self.program, self.outgoing);
         message.unpack_parts(target, &mut self.buffer, |at, into| {
-            Ok(program.get_at_once(of, outgoing, start.saturating_add(at), into)?)
+            Ok(program.direct_get(of, outgoing, start.saturating_add(at), into)?)
         })
     }
 
