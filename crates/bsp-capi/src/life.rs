@@ -57,7 +57,9 @@ fn begin(most: i64) {
     }
     dipole_bsp::log::of_library("libbsp");
     // The arguments of others may be anything.
-    let most = (launched().0 == 0).then(|| check_max_ranks(most)).transpose();
+    let most = (launched().0 == 0)
+        .then(|| check_max_ranks(most))
+        .transpose();
     let most = most.unwrap_or_else(|failure| refuse(site, &failure.to_string()));
     match Process::begin(most) {
         Ok(Some(process)) => section::begin(process),
