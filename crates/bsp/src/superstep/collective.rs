@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// How a superstep was ended.
-/// How a superstep was ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
     /// By `bsp_sync`.
     #[default]
     Sync,
