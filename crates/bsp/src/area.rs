@@ -91,7 +91,13 @@ impl Area {
     /// # Errors
     /// The rank does not exist, or the bytes exceed its area.
     #[inline]
-    pub fn put(&mut self, to: u32, offset: usize, bytes: usize, mode: PutMode) -> Result<(), Failure> {
+    pub fn put(
+        &mut self,
+        to: u32,
+        offset: usize,
+        bytes: usize,
+        mode: PutMode,
+    ) -> Result<(), Failure> {
         let from = self.source[WORD_BYTES..][..bytes].as_ptr();
         self.record(to, from, WORD_BYTES + offset, bytes, mode)
     }

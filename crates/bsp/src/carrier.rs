@@ -70,7 +70,13 @@ pub trait Carrier {
     ///
     /// # Errors
     /// The rank has ended or cannot be reached.
-    fn write_remote(&mut self, to: u32, _key: u64, _offset: u64, _bytes: Bytes) -> Result<(), Failure> {
+    fn write_remote(
+        &mut self,
+        to: u32,
+        _key: u64,
+        _offset: u64,
+        _bytes: Bytes,
+    ) -> Result<(), Failure> {
         Err(Failure::OutOfReach { rank: to })
     }
 
@@ -190,7 +196,13 @@ impl Carrier for AnyCarrier {
         }
     }
 
-    fn write_remote(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+    fn write_remote(
+        &mut self,
+        to: u32,
+        key: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Failure> {
         match self {
             AnyCarrier::None => Err(Failure::OutOfReach { rank: to }),
             AnyCarrier::Endpoints(endpoints) => endpoints.write_remote(to, key, offset, bytes),

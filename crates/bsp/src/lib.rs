@@ -11,11 +11,11 @@ mod failure;
 mod local;
 pub mod misuse;
 pub mod model;
-mod record_buffer;
-mod slow_wait;
 mod process;
 pub mod profile;
 mod program;
+mod record_buffer;
+mod slow_wait;
 pub mod superstep;
 pub mod trace;
 

@@ -7,9 +7,11 @@
 //! overwritten in t + 2, which no rank begins before that, so the memory needs no locks.
 
 mod arena;
-mod sync_block;
 mod local_ranks;
+mod sync_block;
 
 pub(crate) use arena::{Arena, LocalRecordBuffer};
-pub(crate) use sync_block::{AbortCause, Arrival, INLINE_RECORD_BYTES, INLINE_REPLY_BYTES, SyncPhase};
 pub(crate) use local_ranks::{LocalRanks, WindowOffer};
+pub(crate) use sync_block::{
+    AbortCause, Arrival, INLINE_RECORD_BYTES, INLINE_REPLY_BYTES, SyncPhase,
+};

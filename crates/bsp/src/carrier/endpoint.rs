@@ -260,7 +260,13 @@ impl Carrier for Endpoints {
         self.open.remove(&key);
     }
 
-    fn write_remote(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+    fn write_remote(
+        &mut self,
+        to: u32,
+        key: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Failure> {
         let length = bytes.len();
         let key = RegionKey(key);
         let put = Operation::PutUnanswered { key, offset };

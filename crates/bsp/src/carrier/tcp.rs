@@ -501,7 +501,13 @@ impl Carrier for Tcp {
         self.open.remove(&key);
     }
 
-    fn write_remote(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+    fn write_remote(
+        &mut self,
+        to: u32,
+        key: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Failure> {
         let words = [bytes.len() as u64 | WRITE, key, offset];
         let head: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let head = Piece {
@@ -531,8 +537,7 @@ impl Carrier for Tcp {
     }
 
     fn receive(&mut self, timeout: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
-        let (had_room, was_writing) =
-            (self.queued < MAX_QUEUED_BYTES, self.has_pending_writes());
+        let (had_room, was_writing) = (self.queued < MAX_QUEUED_BYTES, self.has_pending_writes());
         let until = Instant::now() + timeout;
         loop {
             for _ in 0..SPINS {

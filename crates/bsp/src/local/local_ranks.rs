@@ -184,7 +184,9 @@ impl LocalRanks {
     /// The index of a rank of the node.
     #[inline]
     pub(crate) fn index(&self, rank: u32) -> Option<usize> {
-        let found = self.local_ranks.binary_search_by_key(&rank, |local_rank| local_rank.rank);
+        let found = self
+            .local_ranks
+            .binary_search_by_key(&rank, |local_rank| local_rank.rank);
         found.ok()
     }
 
@@ -198,7 +200,11 @@ impl LocalRanks {
     /// The sync block of a rank of the node.
     #[inline]
     pub(crate) fn block(&self, local_rank: usize) -> SyncBlock<'_> {
-        SyncBlock::new(self.window_of(local_rank), self.size, self.local_ranks.len())
+        SyncBlock::new(
+            self.window_of(local_rank),
+            self.size,
+            self.local_ranks.len(),
+        )
     }
 
     /// Records that another rank of the node has for this one.
@@ -230,7 +236,12 @@ impl LocalRanks {
     ///
     /// # Errors
     /// The memory cannot be read.
-    pub(crate) fn pull(&self, local_rank: usize, address: u64, into: &mut [u8]) -> Result<(), Failure> {
+    pub(crate) fn pull(
+        &self,
+        local_rank: usize,
+        address: u64,
+        into: &mut [u8],
+    ) -> Result<(), Failure> {
         let Some(peer) = &self.local_ranks[local_rank].peer else {
             return Ok(());
         };
@@ -248,7 +259,11 @@ impl LocalRanks {
     ///
     /// # Safety
     /// That of [`pull::pull_pieces`].
-    pub(crate) unsafe fn pull_pieces(&self, local_rank: usize, pieces: &[Piece]) -> Result<(), Failure> {
+    pub(crate) unsafe fn pull_pieces(
+        &self,
+        local_rank: usize,
+        pieces: &[Piece],
+    ) -> Result<(), Failure> {
         let Some(peer) = &self.local_ranks[local_rank].peer else {
             return Ok(());
         };
@@ -363,6 +378,8 @@ impl LocalRanks {
     /// True if a lower rank of this node has ended the program because of its own error.
     pub(crate) fn lower_rank_failed(&self) -> bool {
         let lower = (0..self.own).map(|local_rank| self.block(local_rank).aborted());
-        lower.into_iter().any(|aborted| aborted == Some(AbortCause::OwnError))
+        lower
+            .into_iter()
+            .any(|aborted| aborted == Some(AbortCause::OwnError))
     }
 }

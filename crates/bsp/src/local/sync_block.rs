@@ -157,7 +157,9 @@ impl<'a> SyncBlock<'a> {
 
     /// Publishes the index of the rank that this one sleeps for, if any.
     pub(crate) fn sleep_for(&self, local_rank: Option<usize>) {
-        let index = local_rank.map_or(0, |local_rank| u32::try_from(local_rank + 1).unwrap_or(u32::MAX));
+        let index = local_rank.map_or(0, |local_rank| {
+            u32::try_from(local_rank + 1).unwrap_or(u32::MAX)
+        });
         self.window
             .half_word(SLEEPS)
             .store(index, Ordering::Relaxed);

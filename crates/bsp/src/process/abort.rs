@@ -23,8 +23,8 @@ impl<C: Carrier> Process<C> {
     /// program before, and no lower rank failed at the same time.
     pub fn abort(&mut self) -> bool {
         self.trace_abort();
-        let has_ended = (self.shared.as_ref())
-            .is_some_and(|shared| shared.ranks().check_abort().is_err());
+        let has_ended =
+            (self.shared.as_ref()).is_some_and(|shared| shared.ranks().check_abort().is_err());
         if has_ended || self.receive_abort(Duration::ZERO).is_some() {
             self.announce_abort(AbortCause::OtherRank);
             return false;

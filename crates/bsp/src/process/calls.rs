@@ -103,11 +103,12 @@ impl<C: Carrier> Process<C> {
             };
             return self.add(to, record, &[data]);
         }
-        self.pending.push_split(to, data, |done, length| Record::Put {
-            slot,
-            offset: offset + done,
-            length,
-        });
+        self.pending
+            .push_split(to, data, |done, length| Record::Put {
+                slot,
+                offset: offset + done,
+                length,
+            });
         Ok(())
     }
 
@@ -240,8 +241,7 @@ impl<C: Carrier> Process<C> {
             false => None,
         };
         let Some(local_rank) = local_rank else {
-            let direct =
-                from < self.size && bytes >= DIRECT_BYTES && self.is_on_another_node(from);
+            let direct = from < self.size && bytes >= DIRECT_BYTES && self.is_on_another_node(from);
             if direct && !into.is_null() {
                 let (slot, _) = self.find(area, from, offset, bytes)?;
                 // SAFETY: the caller promises that the destination stays writable and is not used

@@ -76,7 +76,9 @@ impl Process<AnyCarrier> {
         let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
         let link = std::env::var_os(variables::LINK);
         match link.filter(|link| link == TCP || link == TCP_BETWEEN_NODES) {
-            Some(link) => Process::begin_over_tcp(&job, &nodes, link == TCP_BETWEEN_NODES, max_ranks),
+            Some(link) => {
+                Process::begin_over_tcp(&job, &nodes, link == TCP_BETWEEN_NODES, max_ranks)
+            }
             None => Process::begin_over_endpoints(job, &nodes, max_ranks),
         }
     }
@@ -114,8 +116,9 @@ impl Process<AnyCarrier> {
         };
         if node_map.nodes() > 1 {
             let protocol = &mut config.protocol;
-            let delay_ns =
-                slots.map_or(ACK_DELAY_NS, |slots| slots.acknowledgement_delay_ns(job.size));
+            let delay_ns = slots.map_or(ACK_DELAY_NS, |slots| {
+                slots.acknowledgement_delay_ns(job.size)
+            });
             protocol.ack_delay_ns = delay_ns;
             let min_ns = protocol.ack_delay_ns.saturating_mul(2);
             protocol.min_timeout_ns = protocol.min_timeout_ns.max(min_ns);

@@ -23,6 +23,7 @@ pub struct Part {
     pub bytes: u64,
     /// Key with which ranks of other nodes write there directly; 0 if they cannot.
     pub key: u64,
+}
 
 impl Part {
     /// True if the rank registered NULL.
@@ -98,7 +99,7 @@ impl CollectiveCalls {
         found.map(|(_, difference)| difference)
     }
 
-    /// What rank `rank`, which made these calls, did in respect of a difference.
+    /// Describes a difference from the side of rank `rank`, which made these calls.
     #[must_use]
     pub fn describe(&self, difference: &Difference, rank: u32) -> String {
         let calls = |count: usize, call: &str| match count {
@@ -125,9 +126,8 @@ impl CollectiveCalls {
 
     /// Appends the encoded calls.
     pub fn encode(&self, into: &mut Vec<u8>) {
-        if let Ok(bytes) = postcard::to_extend(self, std::mem::take(into)) {
-            *into = bytes;
-        }
+        // Encoding into memory cannot fail.
+        into.extend(postcard::to_stdvec(self).unwrap_or_default());
     }
 
     /// Decodes the front of `bytes`, and removes it.
@@ -168,7 +168,11 @@ mod tests {
         collectives.encode(&mut bytes);
         assert_eq!(CollectiveCalls::decode(&mut &bytes[..]), Some(collectives));
         for short in 0..bytes.len() {
-            assert_eq!(CollectiveCalls::decode(&mut &bytes[..short]), None, "{short}");
+            assert_eq!(
+                CollectiveCalls::decode(&mut &bytes[..short]),
+                None,
+                "{short}"
+            );
         }
     }
 

@@ -94,13 +94,7 @@ impl<M> Chunks<M> {
     }
 
     /// Adds a chunk. `None` if it is out of order, or its total differs from that of the others.
-    pub(super) fn push(
-        &mut self,
-        from: u32,
-        index: u32,
-        total: u32,
-        body: Body<M>,
-    ) -> Option<()> {
+    pub(super) fn push(&mut self, from: u32, index: u32, total: u32, body: Body<M>) -> Option<()> {
         self.counts[from as usize].add(index, total)?;
         self.queue.push_back((from, body));
         Some(())

@@ -94,7 +94,9 @@ impl Pace {
         let epsilon_ns = slots.epsilon_ns(bytes);
         let cycle_ns = epsilon_ns.saturating_mul(u64::from(self.in_cycle));
         let earliest_ns = now_ns.saturating_sub(cycle_ns);
-        let begin_ns = self.cycle_at_ns.map_or(now_ns, |at_ns| at_ns.max(earliest_ns));
+        let begin_ns = self
+            .cycle_at_ns
+            .map_or(now_ns, |at_ns| at_ns.max(earliest_ns));
         self.cycle_at_ns = Some(begin_ns.saturating_add(cycle_ns));
         let slot = u64::from(self.rng.random_range(0..self.in_cycle));
         begin_ns

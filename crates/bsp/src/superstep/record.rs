@@ -269,20 +269,26 @@ mod tests {
                 offset,
                 length
             }),
-            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::PutByPull {
-                slot,
-                offset,
-                length
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| {
+                Record::PutByPull {
+                    slot,
+                    offset,
+                    length,
+                }
             }),
-            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::GetByWrite {
-                slot,
-                offset,
-                length
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| {
+                Record::GetByWrite {
+                    slot,
+                    offset,
+                    length,
+                }
             }),
-            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::GetSnapshot {
-                slot,
-                offset,
-                length
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| {
+                Record::GetSnapshot {
+                    slot,
+                    offset,
+                    length,
+                }
             }),
             (0_u64..1 << 56, any::<u64>(), 0_u64..40).prop_map(|(ticket, offset, length)| {
                 Record::Reply {

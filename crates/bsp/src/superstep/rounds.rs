@@ -68,8 +68,7 @@ impl Rounds {
     /// Accepts the summary that a node sends in a round. Returns `None` if another node was due, or the
     /// summary is already there.
     pub fn accept(&mut self, round: usize, from: usize, summary: &[u8]) -> Option<()> {
-        let is_due =
-            round >= self.round && round < self.received.len() && from == self.from(round);
+        let is_due = round >= self.round && round < self.received.len() && from == self.from(round);
         let slot = self.received.get_mut(round).filter(|_| is_due)?;
         if slot.is_some() {
             return None;

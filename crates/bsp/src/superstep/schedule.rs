@@ -129,6 +129,9 @@ mod tests {
             taken.push(to);
         }
         assert_eq!(taken, [2, 3, 4, 3, 4, 3]);
-        assert_eq!(RoundRobin::new(Order::LatinSquare, 0, 1).next(|_| true), None);
+        assert_eq!(
+            RoundRobin::new(Order::LatinSquare, 0, 1).next(|_| true),
+            None
+        );
     }
 }

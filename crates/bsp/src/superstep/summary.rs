@@ -235,9 +235,15 @@ impl Summary {
         let sends = |row: &(usize, &[u64])| row.1.iter().any(|word| *word != 0);
         let rows = || self.rows.chunks(self.words).enumerate().filter(sends);
         let has_get_sources = !self.get_sources.is_empty();
-        put_u32(into, u32::from(self.pulls) | u32::from(has_get_sources) << 1);
+        put_u32(
+            into,
+            u32::from(self.pulls) | u32::from(has_get_sources) << 1,
+        );
         put_u32(into, u32::try_from(rows().count()).unwrap_or(u32::MAX));
-        put_u32(into, u32::try_from(self.collectives.len()).unwrap_or(u32::MAX));
+        put_u32(
+            into,
+            u32::try_from(self.collectives.len()).unwrap_or(u32::MAX),
+        );
         for (rank, row) in rows() {
             self.encode_row(u32::try_from(rank).unwrap_or(u32::MAX), row, into);
         }
@@ -517,6 +523,9 @@ mod tests {
         assert_eq!(same.difference(), None);
         let one = with(3, &[], &[], &[2]);
         let (first, second, what) = one.difference().expect("rank 2 alone has pushed");
-        assert_eq!((first, second, what), (0, 2, collective::Difference::Pushes));
+        assert_eq!(
+            (first, second, what),
+            (0, 2, collective::Difference::Pushes)
+        );
     }
 }

@@ -224,7 +224,9 @@ pub enum TraceError {
     #[error("it is not a trace of a program in supersteps")]
     Foreign,
     /// Another version wrote it.
-    #[error("it has version {found}, but this dipole reads version {VERSION}; use the dipole that wrote it")]
+    #[error(
+        "it has version {found}, but this dipole reads version {VERSION}; use the dipole that wrote it"
+    )]
     Version {
         /// Its version.
         found: u32,
