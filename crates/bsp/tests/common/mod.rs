@@ -1,4 +1,4 @@
-//! Random programs, and what must come of them.
+//! Random programs, and the results that they must have.
 
 #![allow(dead_code, unreachable_pub, reason = "not every test uses everything")]
 
@@ -11,13 +11,13 @@ use dipole_bsp::{Failure, Process};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Bytes of each rank's part of the area that is always registered.
+/// Size of each rank's part of the area that is always registered.
 pub const AREA_BYTES: usize = 400_000;
 const LONGEST_BYTES: usize = 150_000;
-/// Written over what was got without a copy, as soon as the superstep has ended.
+/// Fills memory that was used without a copy, as soon as the superstep has ended.
 const SCRIBBLE: u8 = 0x5C;
 
-/// What a rank does in a superstep.
+/// A call of one rank in a superstep.
 #[derive(Clone, Debug)]
 enum Action {
     Put {
@@ -34,7 +34,7 @@ enum Action {
         area: usize,
         at: usize,
         length: usize,
-        /// Where it belongs in the same area of this rank.
+        /// The offset of the destination in the caller's part of the same area.
         into: usize,
         is_unbuffered: bool,
     },
@@ -47,7 +47,7 @@ enum Action {
 }
 
 impl Action {
-    /// What a rank may change as soon as it has left the superstep: rank, area, and where.
+    /// What a rank may change as soon as it has left the superstep: rank, area and range.
     fn freed(&self) -> Option<(usize, usize, Range<usize>)> {
         match self {
             Action::Get {
@@ -67,14 +67,14 @@ impl Action {
 #[derive(Clone, Debug, Default)]
 struct Superstep {
     actions: Vec<Action>,
-    /// Registered for the next superstep: bytes of each rank's part.
+    /// A new area: the size of each rank's part.
     push: Option<Vec<usize>>,
-    /// Popped at its end: which of the areas there are.
+    /// The area popped at the end.
     pop: Option<usize>,
     tag_bytes: Option<usize>,
 }
 
-/// A program: what all ranks do, and their memory and queues after each superstep.
+/// A program: the calls of all ranks, and their memory and queues after each superstep.
 #[derive(Debug)]
 pub struct Program {
     size: usize,
@@ -84,10 +84,10 @@ pub struct Program {
 
 type Mail = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What a rank has after a superstep.
+/// The state of all ranks after a superstep.
 #[derive(Clone, Debug)]
 struct State {
-    /// By area and rank; an area that was popped keeps its memory.
+    /// By area and rank. A popped area keeps its memory.
     memory: Vec<Vec<Vec<u8>>>,
     queues: Vec<Mail>,
 }
@@ -107,23 +107,23 @@ fn some_length(rng: &mut ChaCha8Rng, most: usize) -> usize {
     rng.random_range(0..=bound.min(most))
 }
 
-/// Runs what a rank does, and ends it; if something is wrong, the others do not wait for it.
+/// Runs a function on a rank and ends the program. On an error, ends it on all ranks.
 pub fn run_rank<C: Carrier>(
     mut process: Process<C>,
-    what: impl FnOnce(&mut Process<C>) -> Result<(), Failure>,
+    body: impl FnOnce(&mut Process<C>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let run = AssertUnwindSafe(|| {
-        what(&mut process)?;
+        body(&mut process)?;
         process.end()
     });
     let ended = catch_unwind(run);
     if !matches!(ended, Ok(Ok(()))) {
         process.abort();
     }
-    ended.unwrap_or_else(|violation| resume_unwind(violation))
+    ended.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Hands out ranges of a rank's memory, none twice in a superstep.
+/// Hands out ranges of a rank's memory, each only once in a superstep.
 struct Ranges(Vec<Vec<usize>>);
 
 impl Ranges {
@@ -138,7 +138,7 @@ impl Ranges {
 }
 
 impl Program {
-    /// A program of so many ranks and supersteps that follows from a seed.
+    /// A program with so many ranks and supersteps, derived from a seed.
     pub fn random(seed: u64, size: usize, supersteps: usize) -> Program {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut state = State {
@@ -164,7 +164,7 @@ impl Program {
                 step.push = Some(parts);
             }
             if alive.len() > 2 && rng.random_bool(0.2) {
-                // Not one that has just been pushed: it does not count yet.
+                // Not the area just pushed, which is not registered yet.
                 let which = rng.random_range(1..alive.len() - 1);
                 step.pop = Some(alive.remove(which));
             }
@@ -189,7 +189,7 @@ impl Program {
         step: &mut Superstep,
     ) {
         let ranges = vec![vec![0; self.size]; state.memory.len()];
-        // What is put or got into, and what may be read and written at any moment.
+        // Ranges that are destinations, or whose bytes may be read at any time.
         let mut written = Ranges(ranges);
         let count = match rng.random_range(0..4) {
             0 => 0,
@@ -225,7 +225,7 @@ impl Program {
                     let Some(into) = written.take(area, by, length, bytes(by)) else {
                         continue;
                     };
-                    // What is got without a copy must not change in the superstep.
+                    // The source of an unbuffered get must not change in the superstep.
                     let (at, is_unbuffered) = match is_unbuffered {
                         true => match written.take(area, other, length, bytes(other)) {
                             Some(at) => (at, true),
@@ -253,7 +253,7 @@ impl Program {
                     }
                 }
             };
-            // A put where something is got, too: the put must win.
+            // Sometimes also puts to the destination of the get: the put must win.
             if let Action::Get {
                 by,
                 area,
@@ -277,7 +277,7 @@ impl Program {
         }
     }
 
-    /// What a superstep makes of the state.
+    /// Applies a superstep to the state.
     fn finish(&self, state: &mut State, step: &Superstep) {
         let before = state.memory.clone();
         for queue in &mut state.queues {
@@ -323,7 +323,7 @@ impl Program {
         }
     }
 
-    /// Runs this rank's part, and compares after each superstep; `compute` happens in each.
+    /// Runs this rank's part, and compares its state after each superstep. Calls `compute` in each.
     pub fn run<C: Carrier>(
         &self,
         process: &mut Process<C>,
@@ -335,9 +335,9 @@ impl Program {
         process.sync()?;
         for (number, (step, after)) in self.supersteps.iter().zip(&self.after).enumerate() {
             compute(number);
-            let mut lent = Vec::new();
+            let mut sources = Vec::new();
             for action in &step.actions {
-                act(process, rank, &mut memory, action, &mut lent)?;
+                act(process, rank, &mut memory, action, &mut sources)?;
             }
             if let Some(parts) = &step.push {
                 memory.push(vec![0; parts[rank]]);
@@ -351,8 +351,8 @@ impl Program {
                 process.set_tag_size(bytes as u64);
             }
             process.sync()?;
-            // Nobody may need any more what is this rank's own again.
-            for bytes in &mut lent {
+            // The sources of unbuffered puts belong to this rank again.
+            for bytes in &mut sources {
                 bytes.fill(SCRIBBLE);
             }
             let freed = step.actions.iter().filter_map(Action::freed);
@@ -371,7 +371,7 @@ impl Program {
             let expected = &after.queues[rank];
             let bytes: usize = expected.iter().map(|(_, payload)| payload.len()).sum();
             assert_eq!(process.queue_size(), (expected.len() as u64, bytes as u64));
-            // What is not read is not there any more after the next superstep.
+            // Messages that are not received must be dropped by the next superstep.
             if number % 3 == 2 {
                 continue;
             }
@@ -381,7 +381,7 @@ impl Program {
             mail.sort();
             assert!(
                 mail == after.queues[rank],
-                "rank {rank}, superstep {number}: other messages"
+                "rank {rank}, superstep {number}: wrong messages"
             );
         }
         Ok(())
@@ -394,7 +394,7 @@ fn handle(memory: &[u8]) -> *const c_void {
 
 fn register<C: Carrier>(process: &mut Process<C>, memory: &mut [u8]) -> Result<(), Failure> {
     let bytes = memory.len() as u64;
-    // SAFETY: it lives until the program has ended, and is compared only between supersteps.
+    // SAFETY: the memory lives until the program has ended, and is compared only between supersteps.
     unsafe { process.push_registration(memory.as_mut_ptr().cast(), bytes) }
 }
 
@@ -403,7 +403,7 @@ fn act<C: Carrier>(
     rank: usize,
     memory: &mut [Vec<u8>],
     action: &Action,
-    lent: &mut Vec<Vec<u8>>,
+    sources: &mut Vec<Vec<u8>>,
 ) -> Result<(), Failure> {
     let number = |rank: usize| u32::try_from(rank).expect("a rank");
     match action {
@@ -419,12 +419,12 @@ fn act<C: Carrier>(
             let (to, at, length) = (number(*to), *at as u64, bytes.len() as u64);
             let mut source = bytes.clone();
             if *is_unbuffered {
-                lent.push(source);
-                let source = lent[lent.len() - 1].as_ptr();
-                // SAFETY: it is kept until the superstep has ended.
+                sources.push(source);
+                let source = sources[sources.len() - 1].as_ptr();
+                // SAFETY: `sources` keeps it unchanged until the superstep has ended.
                 unsafe { process.put_unbuffered(to, source, area, at, length) }
             } else {
-                // SAFETY: it lives as long as the call.
+                // SAFETY: `source` lives as long as the call.
                 let put = unsafe { process.put(to, source.as_ptr(), area, at, length) };
                 source.fill(SCRIBBLE);
                 put
@@ -443,7 +443,7 @@ fn act<C: Carrier>(
             let place = memory[*into..into + length].as_mut_ptr();
             let area = handle(memory);
             let (of, at, length) = (number(*of), *at as u64, *length as u64);
-            // SAFETY: inside memory that lives until the program has ended.
+            // SAFETY: the range lies inside memory that lives until the program has ended.
             unsafe {
                 match is_unbuffered {
                     true => process.get_unbuffered(of, area, at, place, length),
@@ -458,7 +458,7 @@ fn act<C: Carrier>(
             payload,
         } if *by == rank => {
             let length = payload.len() as u64;
-            // SAFETY: both are as long as said.
+            // SAFETY: the tag has the current tag size, and `length` is that of the payload.
             unsafe { process.send(number(*to), tag.as_ptr(), payload.as_ptr(), length) }
         }
         _ => Ok(()),
