@@ -13,7 +13,8 @@ const UNSET: usize = usize::MAX;
 static IS_ENABLED: AtomicBool = AtomicBool::new(true);
 static SINCE_LAST: AtomicUsize = AtomicUsize::new(0);
 
-const UNSUPPORTED: &str = "libbsp makes no checkpoints: let the program save its own state between two calls of bsp_sync";
+const UNSUPPORTED: &str =
+    "libbsp makes no checkpoints: let the program save its own state between two calls of bsp_sync";
 
 /// Ends the program if a checkpoint would be made at the end of this superstep.
 #[inline]

@@ -62,7 +62,6 @@ fn begin(max: i64) {
         .transpose();
     let max = max.unwrap_or_else(|failure| refuse(site, &failure.to_string()));
     match Process::begin(max) {
-    match Process::begin(most) {
         Ok(Some(process)) => section::begin(process),
         // More processes were launched than take part.
         Ok(None) => {
@@ -167,9 +166,7 @@ pub unsafe extern "C" fn bsp_pid_at(file: *const c_char, line: c_int) -> c_int {
 /// Seconds since the parallel part began.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_time() -> f64 {
-    call("bsp_time", |part| {
-        Ok(part.process.elapsed().as_secs_f64())
-    })
+    call("bsp_time", |part| Ok(part.process.elapsed().as_secs_f64()))
 }
 
 /// The same with the position of the call.

@@ -100,9 +100,7 @@ unsafe fn get<R: Rank, S: Size>(it: Transfer<R, S>, handle: *const c_void, into:
 /// Removes a registration.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_pop_reg(address: *const c_void) {
-    call("bsp_pop_reg", |part| {
-        part.process.pop_registration(address)
-    });
+    call("bsp_pop_reg", |part| part.process.pop_registration(address));
 }
 
 /// As [`bsp_pop_reg`].

@@ -79,7 +79,12 @@ impl Reshuffle {
         )
     }
 
-    pub(crate) fn transport(&self, process: &Process, message: &Message, in_place: bool) -> Transport {
+    pub(crate) fn transport(
+        &self,
+        process: &Process,
+        message: &Message,
+        in_place: bool,
+    ) -> Transport {
         let is_long = message.elements() * self.unit >= message.runs() * DIRECT_RUN_BYTES;
         match process.can_direct_get(message.transfer().peer) {
             true if is_long && !in_place => Transport::FetchDirect,
@@ -217,7 +222,13 @@ impl Reshuffle {
             // SAFETY: both sources have the given lengths. The notice is copied at once; the message
             // stays unchanged until the superstep has ended.
             unsafe {
-                process.put(to, (&raw const notice).cast(), notices, rank * length, length)?;
+                process.put(
+                    to,
+                    (&raw const notice).cast(),
+                    notices,
+                    rank * length,
+                    length,
+                )?;
                 if transport == Transport::Put {
                     process.put_unbuffered(to, from.cast(), into, at as u64, bytes as u64)?;
                 }
