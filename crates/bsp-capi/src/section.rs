@@ -39,7 +39,7 @@ pub(crate) enum Stage {
     Before = 0,
     /// `bsp_init` has been called.
     Initialised = 1,
-    ParallelPart = 2,
+    Inside = 2,
     After = 3,
 }
 

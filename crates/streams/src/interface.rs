@@ -109,6 +109,7 @@ impl<'a> Interface<'a> {
                     timeout_ms,
                 }) => {
                     let timeout = Duration::from_millis(timeout_ms);
+                    let ranks: Vec<Address> = ranks.into_iter().map(Address::from).collect();
                     let begun = self.begin(to, &ranks, timeout);
                     // Rank 0 notifies the other ranks.
                     begun.err().map(|why| (why, vec![received.source()]))
