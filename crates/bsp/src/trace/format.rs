@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use dipole_trace::bytes::{
-    front, narrow, put_field, put32, put64, take_field, take32, take64, text,
+    len_u32, printable, put_field, put32, put64, take_field, take32, take64, truncated,
 };
 use dipole_trace::{
     BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCKS_AT, Frame, HEAD_BYTES, Module, Records, STACKS_AT,
@@ -166,7 +166,7 @@ impl Step {
         }
         let lists = [&self.put, &self.get, &self.waits];
         for list in lists {
-            put32(into, narrow(list.len().min(MAX_PEERS)));
+            put32(into, len_u32(list.len().min(MAX_PEERS)));
         }
         for list in lists {
             let listed = match list.len() > MAX_PEERS {
@@ -182,7 +182,7 @@ impl Step {
                 put64(into, list[listed..].iter().map(|(_, value)| value).sum());
             }
         }
-        let length = narrow(into.len() - start - 4);
+        let length = len_u32(into.len() - start - 4);
         into[start..start + 4].copy_from_slice(&length.to_le_bytes());
     }
 
@@ -409,8 +409,8 @@ impl Site {
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         put32(into, self.line);
         for text in [&self.call, &self.file] {
-            let text = front(text, 1024);
-            put32(into, narrow(text.len()));
+            let text = truncated(text, 1024);
+            put32(into, len_u32(text.len()));
             into.extend_from_slice(text.as_bytes());
         }
     }
@@ -425,7 +425,7 @@ fn decode_sites(mut bytes: &[u8]) -> Option<Vec<Site>> {
         let length = take32(at)? as usize;
         let (field, rest) = at.split_at_checked(length)?;
         *at = rest;
-        text(field)
+        printable(field)
     };
     let mut sites = Vec::new();
     while !at.is_empty() {
@@ -491,7 +491,7 @@ mod tests {
             line: 7,
         };
         site.encode(&mut sites);
-        put32(&mut bytes, narrow(sites.len()));
+        put32(&mut bytes, len_u32(sites.len()));
         bytes.extend(sites);
         bytes.resize(BLOCKS_AT, 0);
         for (sequence, steps) in blocks {
