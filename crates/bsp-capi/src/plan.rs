@@ -42,7 +42,7 @@ impl Transport {
     }
 }
 
-/// What a sender puts to each of its receivers: a word with the number of earlier runs of this plan,
+/// A sender puts this to each of its receivers: a word with the number of earlier runs of this plan,
 /// whether it runs in place, and the transport; and the offset of the message in its memory for
 /// messages.
 pub(crate) type Notice = [u64; 2];

@@ -44,7 +44,7 @@ pub(crate) enum Stage {
 }
 
 static STAGE: AtomicU32 = AtomicU32::new(Stage::Before as u32);
-/// The thread that runs the parallel part; 0 if there is none.
+/// The thread that runs the parallel part; 0 outside of it.
 static OWNER: AtomicU64 = AtomicU64::new(0);
 /// Number of processes, and the rank of this one, during the parallel part.
 static SIZE_AND_RANK: (AtomicU32, AtomicU32) = (AtomicU32::new(0), AtomicU32::new(0));

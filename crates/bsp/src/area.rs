@@ -49,7 +49,7 @@ impl Area {
     /// # Errors
     /// Those of [`Process::begin`].
     pub fn begin(bytes: usize) -> Result<Area, Failure> {
-        // `None` is for surplus processes, and without a limit there are none.
+        // `None` means a surplus process, which cannot happen without a limit.
         let Some(process) = Process::begin(None)? else {
             return Err(Failure::Aborted { rank: 0 });
         };
@@ -80,7 +80,7 @@ impl Area {
         self.process.size()
     }
 
-    /// What other ranks have put here.
+    /// The bytes that other ranks have put here.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.area[WORD_BYTES..]

@@ -73,7 +73,7 @@ pub enum Failure {
     /// A system call failed.
     #[error("{what}: {cause}")]
     System {
-        /// What was attempted.
+        /// The operation that failed.
         what: &'static str,
         /// The error.
         cause: std::io::Error,

@@ -7,7 +7,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum Misuse {
     /// The rank does not exist.
-    #[error("there is no rank {rank}: this program has {size}")]
+    #[error("rank {rank} does not exist: this program has {size} ranks")]
     NoSuchRank {
         /// The rank given; it may be negative.
         rank: i64,

@@ -1,5 +1,5 @@
-//! What happens in a superstep, without any I/O: what ranks record, what they send each other, and in
-//! which order it takes effect.
+//! The protocol of a superstep, without any I/O: the records and messages of ranks, and the order in
+//! which they take effect.
 //!
 //! # Source
 //! BSP §5.1 and tables 3.1, 3.2; pacing in ch. 4.

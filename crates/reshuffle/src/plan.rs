@@ -1,5 +1,5 @@
-//! What one process does: which elements it packs for which process, in which order, and where the
-//! elements belong that it receives.
+//! The part of one process in a reshuffle: which elements it packs for which process, in which order,
+//! and where the received elements belong.
 
 use crate::distribution::{Dimension, Distribution};
 use crate::error::ReshuffleError;
@@ -63,7 +63,7 @@ pub struct Plan {
     target_elements: usize,
     sends: Vec<Message>,
     receives: Vec<Message>,
-    /// What this process holds before and after.
+    /// Elements that this process holds both before and after.
     stays: Option<Piece>,
 }
 

@@ -89,7 +89,7 @@ enum Incoming {
     },
 }
 
-/// What has left a queue.
+/// Amounts removed from a queue.
 #[derive(Clone, Copy, Debug, Default)]
 struct Departed {
     bytes: usize,

@@ -66,7 +66,7 @@ impl Arena {
 /// Records for another rank of this node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LocalRecordBuffer {
-    /// Start of the first chunk; 0 if there is none.
+    /// Start of the first chunk; 0 while the buffer is empty.
     first: usize,
     /// The chunk being filled: its start, the bytes used, and its capacity.
     chunk: usize,

@@ -21,7 +21,7 @@ const YIELDS: u32 = 200;
 /// Longest window. It takes address space; memory is used only where it is written.
 const WINDOW_BYTES: usize = 1 << 36;
 
-/// What another rank of the node needs to open this rank's window and to copy its memory.
+/// Data that another rank of the node needs to open this rank's window and to copy its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct WindowOffer {

@@ -68,7 +68,7 @@ pub(crate) enum AbortCause {
     OtherRank = 2,
 }
 
-/// What a rank publishes when it arrives at the end of a superstep.
+/// Data that a rank publishes when it arrives at the end of a superstep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival<'a> {
     /// Ranks it has records for.

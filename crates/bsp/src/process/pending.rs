@@ -1,4 +1,4 @@
-//! What the program's calls of a superstep leave to do at its end.
+//! Work that the program's calls of a superstep leave for its end.
 
 use dipole_link::window::Source;
 

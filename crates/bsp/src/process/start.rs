@@ -151,7 +151,7 @@ fn node_map<N: PartialEq>(nodes: &[N], may_share: bool) -> NodeMap {
     }
 }
 
-/// What rank 0 decides for all ranks.
+/// Decisions of rank 0 for all ranks.
 #[derive(Clone, Debug)]
 struct StartTerms {
     /// Empty supersteps before the program's first one, for tracing.

@@ -82,7 +82,7 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         self.superstep
     }
 
-    /// What is known of the superstep so far.
+    /// The summary of the superstep, as far as it is known.
     #[must_use]
     #[inline]
     pub fn summary(&self) -> &Summary {
@@ -330,7 +330,7 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         self.outbox.has_round()
     }
 
-    /// What to send next: rounds first, then something to each rank in turn.
+    /// The next data to send: rounds first, then something to each rank in turn.
     pub fn poll_transmit(&mut self) -> Option<(u32, Outgoing)> {
         self.outbox.next()
     }

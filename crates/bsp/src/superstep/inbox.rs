@@ -1,4 +1,4 @@
-//! What has arrived from ranks of other nodes in a superstep.
+//! Data received from ranks of other nodes in a superstep.
 
 use std::collections::VecDeque;
 use std::ops::Deref;

@@ -15,7 +15,7 @@ pub enum Kind {
     Start,
     /// How the ranks of the same node can open the sender's memory.
     Hello,
-    /// What a node knows of the superstep, in a round at its end. May carry all records of the
+    /// The summary of a node, in a round at the end of the superstep. May carry all records of the
     /// sender for the receiver.
     Round,
     /// Records of a superstep.

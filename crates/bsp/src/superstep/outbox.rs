@@ -1,4 +1,4 @@
-//! What leaves for ranks of other nodes in a superstep, and in which order.
+//! Data to send to ranks of other nodes in a superstep, and their order.
 
 use std::collections::VecDeque;
 

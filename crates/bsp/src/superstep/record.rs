@@ -1,4 +1,4 @@
-//! What a rank sends another one in a superstep: puts, gets, replies to gets, messages.
+//! Records: the puts, gets, replies to gets and messages that ranks send each other in a superstep.
 //!
 //! A record is a header of three little-endian words and its data, padded to a multiple of eight
 //! bytes. It lies in shared memory or in a message, and is read in place.

@@ -64,7 +64,7 @@ impl Registrations {
     /// Removes the newest area whose part on this rank begins at `address`.
     ///
     /// # Errors
-    /// There is no such area.
+    /// The area is not registered.
     pub fn pop(&mut self, address: u64) -> Result<(), Misuse> {
         let is_it = |pushed: &Pushed| !pushed.is_popped && pushed.part.address == address;
         if let Some(index) = self.pushed.iter().rposition(is_it) {
@@ -95,7 +95,7 @@ impl Registrations {
     /// part of it.
     ///
     /// # Errors
-    /// There is no such area, or `bytes` bytes from `offset` on exceed that part.
+    /// The area is not registered, or `bytes` bytes from `offset` on exceed that part.
     /// It names none, or they are not inside.
     #[inline]
     pub fn find(

@@ -447,7 +447,7 @@ mod tests {
         }
     }
 
-    /// What rank 0 knows after all rounds, and the length of the longest message, if each rank sends
+    /// The summary of rank 0 after all rounds, and the length of the longest message, if each rank sends
     /// on everything that it knows.
     fn disseminated(size: u32, row: impl Fn(u32) -> Ranks) -> (Summary, usize) {
         // Before round k a rank knows of the 2^k ranks up to itself.

@@ -52,7 +52,7 @@ impl Clocks {
         Some(Clocks { leaders, nodes })
     }
 
-    /// What to add to a time of a rank's clock to get rank 0's time.
+    /// The offset to add to a time of a rank's clock to get rank 0's time.
     #[must_use]
     pub fn at(&self, rank: u32, time_ns: u64) -> Offset {
         let leader = self.leaders.get(rank as usize);

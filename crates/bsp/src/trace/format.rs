@@ -85,14 +85,14 @@ impl fmt::Display for Site {
     }
 }
 
-/// What a rank did in one superstep. Times are of the rank's own clock.
+/// Measurements of one superstep on one rank. Times are of the rank's own clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// The superstep, counted as in [`Header::first`].
     pub epoch: u32,
     /// Index of the site that ended it.
     pub site: u32,
-    /// Index of the stack there, counted from 1; 0 if there is none.
+    /// Index of the stack there, counted from 1; 0 if it is not known.
     pub stack: u32,
     /// When its computation began.
     pub began_ns: u64,

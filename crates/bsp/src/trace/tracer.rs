@@ -13,7 +13,7 @@ use crate::call::Call;
 /// Blocks in a file: 16 MiB, enough for 100 000 supersteps with few peers.
 const BLOCKS: usize = 256;
 
-/// What a rank does at the end of a superstep.
+/// Phases of the end of a superstep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Pack,

@@ -1,4 +1,4 @@
-//! What records do to this rank's memory and to its queue.
+//! Applies records to this rank's memory and to its queue.
 
 use bytes::Bytes;
 use dipole_link::window::Source;
@@ -11,7 +11,7 @@ use crate::superstep::queue::Queue;
 use crate::superstep::record::{Malformed, Record, Records};
 use crate::superstep::registrations::Registrations;
 
-/// What records take effect on.
+/// The state that records change.
 pub(super) struct Effects<'a> {
     pub(super) registrations: &'a Registrations,
     pub(super) queue: &'a mut Queue,
