@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::slice;
 
 use dipole_bsp::misuse::Misuse;
-use dipole_bsp::{Failure, Piece};
+use dipole_bsp::{Failure, PullRange};
 use dipole_reshuffle::{Message, Plan};
 
 use crate::scratch::{Cell, Process};
@@ -62,7 +62,7 @@ pub struct Reshuffle {
     pub(crate) runs: u64,
     pub(crate) buffer: Vec<u8>,
     pub(crate) staying: Vec<u8>,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) ranges: Vec<PullRange>,
 }
 
 pub(crate) fn rule(text: impl Into<String>) -> Failure {
@@ -278,26 +278,26 @@ impl Reshuffle {
                 }
                 Transport::FetchDirect => {
                     let start = target.as_mut_ptr();
-                    let pieces = &mut self.pieces;
+                    let ranges = &mut self.ranges;
                     let mut outcome = Ok(());
-                    pieces.clear();
+                    ranges.clear();
                     message.each_run(|own, other, length| {
-                        pieces.push(Piece {
+                        ranges.push(PullRange {
                             from: (other * UNIT) as u64,
                             // Plan::new ensures that runs lie inside the target.
                             into: target[own..own + length].as_mut_ptr().cast(),
                             length: length * UNIT,
                         });
-                        if pieces.len() == RUNS_PER_CALL && outcome.is_ok() {
-                            // SAFETY: the pieces lie inside the target, and do not overlap.
-                            outcome = unsafe { process.direct_get_pieces(from, handle, pieces) };
-                            pieces.clear();
+                        if ranges.len() == RUNS_PER_CALL && outcome.is_ok() {
+                            // SAFETY: the ranges lie inside the target, and do not overlap.
+                            outcome = unsafe { process.direct_get_ranges(from, handle, ranges) };
+                            ranges.clear();
                         }
                     });
                     outcome?;
                     debug_assert_eq!(start, target.as_mut_ptr());
-                    // SAFETY: the pieces lie inside the target, and do not overlap.
-                    unsafe { process.direct_get_pieces(from, handle, pieces) }?;
+                    // SAFETY: the ranges lie inside the target, and do not overlap.
+                    unsafe { process.direct_get_ranges(from, handle, ranges) }?;
                 }
             }
         }

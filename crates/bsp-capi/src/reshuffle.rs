@@ -268,7 +268,7 @@ fn create(
         runs: 0,
         buffer: vec![0; FETCH_BYTES],
         staying: Vec::new(),
-        pieces: Vec::new(),
+        ranges: Vec::new(),
     };
     // All processes check that they plan the same, and learn which transports are in use.
     let transports = plan

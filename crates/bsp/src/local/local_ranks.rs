@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use dipole_link::cpu;
-use dipole_link::shm::pull::{self, Piece, Probe};
+use dipole_link::shm::pull::{self, PullRange, Probe};
 use dipole_link::window::Window;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -252,23 +252,23 @@ impl LocalRanks {
         })
     }
 
-    /// Copies pieces of memory of another rank of the node.
+    /// Copies ranges of memory of another rank of the node.
     ///
     /// # Errors
     /// The memory cannot be read.
     ///
     /// # Safety
-    /// That of [`pull::pull_pieces`].
-    pub(crate) unsafe fn pull_pieces(
+    /// That of [`pull::pull_ranges`].
+    pub(crate) unsafe fn pull_ranges(
         &self,
         local_rank: usize,
-        pieces: &[Piece],
+        ranges: &[PullRange],
     ) -> Result<(), Failure> {
         let Some(peer) = &self.local_ranks[local_rank].peer else {
             return Ok(());
         };
-        // SAFETY: the caller's promise is that of `pull::pull_pieces`.
-        let pulled = unsafe { pull::pull_pieces(peer.number, peer.probe, pieces) };
+        // SAFETY: the caller's promise is that of `pull::pull_ranges`.
+        let pulled = unsafe { pull::pull_ranges(peer.number, peer.probe, ranges) };
         pulled.map_err(|cause| Failure::Gone {
             rank: self.local_ranks[local_rank].rank,
             cause: format!("its memory cannot be read: {cause}"),

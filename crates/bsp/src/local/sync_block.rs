@@ -104,7 +104,7 @@ impl<'a> SyncBlock<'a> {
             window,
             words: words(size),
             local_ranks,
-            accepts_fences: membarrier::accept(),
+            accepts_fences: membarrier::register(),
         }
     }
 
@@ -164,7 +164,7 @@ impl<'a> SyncBlock<'a> {
             .half_word(SLEEPS)
             .store(index, Ordering::Relaxed);
         if local_rank.is_some() {
-            membarrier::impose();
+            membarrier::fence_other_processes();
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use dipole_link::shm::pull::Piece;
+use dipole_link::shm::pull::PullRange;
 use dipole_link::window::Source;
 
 use super::Process;
@@ -325,23 +325,23 @@ impl<C: Carrier> Process<C> {
         from == self.rank || from < self.size && self.pull_source(from).is_some()
     }
 
-    /// Like [`direct_get`](Self::direct_get) for many pieces. `from` of each piece is its offset in
+    /// Like [`direct_get`](Self::direct_get) for many ranges. `from` of each range is its offset in
     /// the area.
     ///
     /// # Errors
     /// Those of [`direct_get`](Self::direct_get).
     ///
     /// # Safety
-    /// The destination of each piece must be writable, nothing else may access it, and no two may
+    /// The destination of each range must be writable, nothing else may access it, and no two may
     /// overlap.
-    pub unsafe fn direct_get_pieces(
+    pub unsafe fn direct_get_ranges(
         &mut self,
         from: u32,
         area: *const c_void,
-        pieces: &mut [Piece],
+        ranges: &mut [PullRange],
     ) -> Result<(), Failure> {
         self.check_rank(from)?;
-        let ends = pieces
+        let ends = ranges
             .iter()
             .map(|it| it.from.saturating_add(it.length as u64));
         let Some(end) = ends.max() else {
@@ -349,10 +349,10 @@ impl<C: Carrier> Process<C> {
         };
         let (_, address) = self.find(area, from, 0, end)?;
         if from == self.rank {
-            for piece in pieces {
-                let bytes = piece.length as u64;
-                // SAFETY: the caller promises the same for each piece.
-                unsafe { self.direct_get(from, area, piece.from, piece.into, bytes) }?;
+            for range in ranges {
+                let bytes = range.length as u64;
+                // SAFETY: the caller promises the same for each range.
+                unsafe { self.direct_get(from, area, range.from, range.into, bytes) }?;
             }
             return Ok(());
         }
@@ -360,15 +360,15 @@ impl<C: Carrier> Process<C> {
         let local_rank = self.pull_source(from).ok_or(out_of_reach)?;
         self.wait_left(local_rank)?;
         let mut bytes = 0;
-        for piece in &mut *pieces {
-            piece.from = piece.from.wrapping_add(address);
-            bytes += piece.length as u64;
+        for range in &mut *ranges {
+            range.from = range.from.wrapping_add(address);
+            bytes += range.length as u64;
         }
         self.trace_get(from, bytes);
         match &self.shared {
             // SAFETY: the caller promises that the destinations are writable, are not used
             // otherwise, and do not overlap.
-            Some(shared) => unsafe { shared.ranks().pull_pieces(local_rank, pieces) },
+            Some(shared) => unsafe { shared.ranks().pull_ranges(local_rank, ranges) },
             None => Ok(()),
         }
     }
