@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use dipole_link::cpu;
-use dipole_link::shm::pull::{self, PullRange, Probe};
+use dipole_link::shm::pull::{self, Probe, PullRange};
 use dipole_link::window::Window;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
