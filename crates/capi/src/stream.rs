@@ -159,7 +159,7 @@ pub unsafe extern "C" fn dp_interface_open(
                 true => Destinations::Any,
                 false => Destinations::Only(allowed),
             },
-            most_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
+            max_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
             ..InterfaceConfig::default()
         };
         let node = process::current().node()?;
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn dp_layout_bytes(
     call("dp_layout_bytes", || {
         // SAFETY: by contract.
         let layout = unsafe { self::layout(layout) }?;
-        if let Some(why) = layout.why_not(total) {
+        if let Some(why) = layout.error(total) {
             return Err(StreamError::Misuse(why).into());
         }
         length(layout.part(rank, total))

@@ -1,9 +1,9 @@
-//! Compiles programs against the header and the library of this build, and runs them as jobs.
+//! Compiles programs with the header and the library of this build, and runs them as jobs.
 
 #![allow(
     dead_code,
     unreachable_pub,
-    reason = "a module of each test file, of which each uses its own part"
+    reason = "a module of each test file, of which each uses only a part"
 )]
 
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ use dipole_testbed::c_programs::{
 )]
 pub use dipole_testbed::c_programs::{built_library, run};
 
-/// A job that takes longer hangs.
+/// A job that takes longer is considered to hang.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a rank may go on when another has ended with a failure.
+/// How long a rank may continue after another one has failed.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// The folder of the crate.
+/// The directory of the crate.
 pub fn crate_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
@@ -37,12 +37,12 @@ pub fn root() -> PathBuf {
     crate_dir().join("../..")
 }
 
-/// Test programs.
+/// The path of a test program.
 pub fn source(name: &str) -> PathBuf {
     crate_dir().join("tests/c").join(name)
 }
 
-/// A folder with programs, the library as it is installed, and a registry.
+/// A directory with programs, the library under its installed names, and a registry.
 pub struct Bench {
     dir: tempfile::TempDir,
 }
@@ -58,10 +58,10 @@ impl Bench {
         self.dir.path()
     }
 
-    /// Compiles a program in C, without a warning.
+    /// Compiles a C program, without warnings.
     pub fn compile(&self, source: &Path, options: &[&str]) -> PathBuf {
         let name = source.file_stem().expect("a file");
-        self.compile_by(
+        self.compile_with(
             "cc",
             name.as_ref(),
             source,
@@ -69,8 +69,8 @@ impl Bench {
         )
     }
 
-    /// Compiles by any compiler.
-    pub fn compile_by(
+    /// Compiles with any compiler.
+    pub fn compile_with(
         &self,
         compiler: &str,
         name: &Path,
@@ -101,7 +101,7 @@ impl Bench {
     }
 }
 
-/// Ranks to be started as `dipole run` does; the environment of the test is not theirs.
+/// Ranks that are started as by `dipole run`, without the environment of the test.
 pub struct Job<'a> {
     bench: &'a Bench,
     program: PathBuf,
@@ -113,7 +113,7 @@ pub struct Job<'a> {
     prompt: Duration,
 }
 
-/// What became of a job.
+/// The results of a job.
 pub struct Done {
     pub ranks: Vec<Finished>,
 }
@@ -129,10 +129,10 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes with so many each, which have loopback addresses.
+    /// Puts the ranks on nodes with loopback addresses; `ranks` gives the number on each node.
     pub fn nodes(mut self, ranks: &[u32]) -> Job<'a> {
         static PORT: AtomicU64 = AtomicU64::new(0);
-        // Other test processes have other ports.
+        // The process ID separates the ports of concurrent test processes.
         let first = 20_000
             + (u64::from(std::process::id()) * 16 + PORT.fetch_add(4, Ordering::Relaxed)) % 12_000;
         let mut hosts = String::new();
@@ -149,7 +149,7 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes of a testbed, with so many each.
+    /// Puts the ranks on nodes of a testbed; `ranks` gives the number on each node.
     pub fn testbed(mut self, testbed: &'a Testbed, ranks: &[u32]) -> Job<'a> {
         self.testbed = Some(testbed);
         self.nodes = (1..)
@@ -159,8 +159,8 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Ends the other ranks soon after one has failed, as a launcher does.
-    pub fn ended_by_the_launcher(mut self) -> Job<'a> {
+    /// Kills the other ranks soon after one has failed, as a launcher does.
+    pub fn killed_by_the_launcher(mut self) -> Job<'a> {
         self.prompt = Duration::from_millis(500);
         self
     }
@@ -168,7 +168,7 @@ impl<'a> Job<'a> {
     fn command(&self, rank: usize, job: u64) -> Command {
         let node = self.nodes[rank];
         let mut command = match self.testbed {
-            // It says where the node is.
+            // The testbed sets the address of the node.
             Some(testbed) => testbed.command(node, &self.program),
             None => {
                 let mut command = clean_command(&self.program, &["DIPOLE_"]);
@@ -194,7 +194,7 @@ impl<'a> Job<'a> {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the job to its end.
     pub fn run(self) -> Done {
         static JOB: AtomicU64 = AtomicU64::new(1);
         let job = JOB.fetch_add(1, Ordering::Relaxed);
@@ -226,7 +226,7 @@ impl<'a> Job<'a> {
 }
 
 impl Done {
-    /// What all ranks printed, which ended well.
+    /// The output of all ranks, which must have succeeded.
     pub fn output(&self) -> String {
         self.ranks
             .iter()
@@ -242,8 +242,8 @@ impl Done {
             .collect()
     }
 
-    /// Lines of the library, of all ranks.
-    pub fn complaints(&self) -> Vec<&str> {
+    /// Error messages of the library on all ranks.
+    pub fn messages(&self) -> Vec<&str> {
         let lines = self.ranks.iter().flat_map(|rank| rank.err.lines());
         lines.filter(|line| line.starts_with("bsp: ")).collect()
     }
@@ -252,7 +252,11 @@ impl Done {
 impl std::fmt::Debug for Done {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (number, rank) in self.ranks.iter().enumerate() {
-            let ended = if rank.was_killed { ", by the test" } else { "" };
+            let ended = if rank.was_killed {
+                ", killed by the test"
+            } else {
+                ""
+            };
             writeln!(
                 f,
                 "rank {number}: {}{ended}\n{}{}",
