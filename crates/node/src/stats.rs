@@ -103,11 +103,11 @@ fn memory_values(memory: ShmStats) -> [(&'static str, u64); 10] {
         ("memory bytes sent", bytes_out),
         ("memory bytes received", bytes_in),
         ("memory bytes fetched", pulled_bytes),
-        ("memory bells", bells),
-        ("memory large rings", rings),
-        ("memory connections broken", broken),
-        ("memory connections of strangers", strangers),
-        ("memory connections turned away", turned_away),
+        ("memory wake-ups", wakeups),
+        ("memory large rings", large_rings),
+        ("memory format violations", violations),
+        ("memory connections from other users", foreign_users),
+        ("memory connections rejected", rejected),
     ]
 }
 
