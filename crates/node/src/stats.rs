@@ -90,12 +90,12 @@ fn memory_values(memory: ShmStats) -> [(&'static str, u64); 10] {
         bytes_out,
         records_in,
         bytes_in,
-        bells,
-        rings,
+        wakeups,
+        large_rings,
         pulled_bytes,
-        broken,
-        strangers,
-        turned_away,
+        violations,
+        foreign_users,
+        rejected,
     } = memory;
     [
         ("memory records sent", records_out),
