@@ -1,4 +1,4 @@
-//! The device that has this node's address: what it is, its link, speed and MTU.
+//! The device with this node's address: its kind, link state, speed and MTU.
 
 use std::fs;
 use std::net::IpAddr;
@@ -31,16 +31,16 @@ pub(super) fn examine(device: &InterfaceAddress) -> Vec<Finding> {
         findings.push(pause::examine(&device.name));
     }
     let named = findings.into_iter().map(|finding| {
-        // Advice that can be typed as it stands.
+        // Commands in the advice can be typed as they are.
         let advice = finding.advice.replace("DEVICE", &device.name);
         finding.advise(advice).about(&device.name)
     });
     named.collect()
 }
 
-/// Whether a device that is up can send; its state follows the carrier by up to a second.
+/// True if a device that is up can send; its state follows the carrier by up to a second.
 fn runs(carrier: Option<String>, state: Option<String>) -> bool {
-    // A loopback or virtual device may have no state of its own.
+    // Loopback and virtual devices may not report a state.
     let can_send = |state: String| ["up", "unknown"].contains(&&*state);
     carrier.as_deref() != Some("0") && state.is_none_or(can_send)
 }

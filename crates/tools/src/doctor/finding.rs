@@ -1,4 +1,4 @@
-//! One result of an examination, how it is printed, and what all of them mean.
+//! One result of an examination, its output, and the exit status of all of them.
 
 use serde::Serialize;
 
@@ -37,12 +37,12 @@ pub(super) struct Finding {
     pub(super) fact: String,
     /// What to do; empty if nothing.
     pub(super) advice: String,
-    /// Nobody was there who could have answered, so that it is not known whether messages get through.
+    /// No process could reply, so it is unknown whether messages get through.
     #[serde(skip)]
     unanswered: bool,
 }
 
-/// The subject of findings about this machine as a whole.
+/// Subject of findings about this machine as a whole.
 pub(super) const HERE: &str = "this machine";
 
 impl Finding {
@@ -90,7 +90,7 @@ impl Finding {
         Finding::here(name, Verdict::Unknown, fact, advice)
     }
 
-    /// What is not known because nobody answers: no reason to say that all is well.
+    /// A finding that is unknown because no process replies; the exit status is not 0 then.
     pub(super) fn unanswered(
         name: &'static str,
         fact: impl Into<String>,
@@ -102,13 +102,13 @@ impl Finding {
         }
     }
 
-    /// The same about something else.
+    /// The same finding about another subject.
     pub(super) fn about(mut self, subject: impl Into<String>) -> Finding {
         self.subject = subject.into();
         self
     }
 
-    /// The same with words on what could be done.
+    /// The same finding with advice.
     pub(super) fn advise(mut self, advice: impl Into<String>) -> Finding {
         self.advice = advice.into();
         self
@@ -120,10 +120,10 @@ fn count(findings: &[Finding], verdict: Verdict) -> usize {
     same.count()
 }
 
-/// Nothing is broken, but of a node it is not known whether messages reach it.
+/// Exit status if nothing is broken but some node did not reply.
 const UNANSWERED: u8 = 3;
 
-/// The exit status that findings deserve.
+/// The exit status of a set of findings.
 pub(super) fn status(findings: &[Finding], strict: bool) -> u8 {
     let has = |verdict| findings.iter().any(|finding| finding.verdict == verdict);
     if has(Verdict::Broken) || (strict && has(Verdict::Slow)) {
@@ -135,8 +135,8 @@ pub(super) fn status(findings: &[Finding], strict: bool) -> u8 {
     }
 }
 
-/// Findings as text: the worst first, each with what to do in the same line; of what is good only the
-/// names, unless `all` facts are wanted.
+/// Findings as text: the worst first, each with its advice on the same line; of good ones only the
+/// names, unless `all` is set.
 pub(super) fn text(findings: &[Finding], all: bool, colours: bool) -> String {
     let (good, mut shown): (Vec<&Finding>, Vec<&Finding>) = findings
         .iter()
@@ -185,7 +185,7 @@ pub(super) fn text(findings: &[Finding], all: bool, colours: bool) -> String {
     text
 }
 
-/// The names of findings about each subject, without repetition, in the order of the first.
+/// Names of findings per subject, without repetition, in order of first appearance.
 fn by_subject<'a>(findings: &[&'a Finding]) -> Vec<(&'a str, Vec<&'static str>)> {
     let mut groups: Vec<(&str, Vec<&'static str>)> = Vec::new();
     for one in findings {
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(status(&all[..3], true), 1);
         assert_eq!(status(&all, false), 1);
         assert_eq!(status(&[good.clone(), unknown], true), 0);
-        let unanswered = Finding::unanswered("e", "nobody is there", "start somebody");
+        let unanswered = Finding::unanswered("e", "no process is there", "start one");
         assert_eq!(
             status(&[good.clone(), unanswered.clone()], false),
             UNANSWERED

@@ -1,5 +1,5 @@
-//! Rules of the host's firewall for packets that come in: what the bpf link takes is gone
-//! before they are looked at.
+//! Rules of the host's firewall for incoming packets. The bpf link takes its packets before they
+//! are evaluated.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::finding::Finding;
 
 const NAME: &str = "firewall";
-/// Where packets that come in pass; the bpf link takes them before all of these.
+/// Hooks that incoming packets pass; the bpf link takes them before all of these.
 const HOOKS: [&str; 3] = ["ingress", "prerouting", "input"];
 
-/// What can be known of the rules.
+/// Rules of the firewall, as far as they can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rules {
-    /// Chains with rules, or that drop what no rule lets through.
+    /// Chains that have rules, or a policy that drops.
     Known(Vec<String>),
     /// Why they cannot be read.
     Hidden(String),
@@ -52,7 +52,7 @@ fn judge(nft: Rules, legacy: Vec<String>) -> Finding {
     }
 }
 
-/// Rules as `nft` tells them, those made by `iptables-nft` included.
+/// Rules reported by `nft`, including those made by `iptables-nft`.
 fn nft() -> Rules {
     let output = match Command::new("nft").args(["-j", "list", "ruleset"]).output() {
         Ok(output) => output,
@@ -100,7 +100,7 @@ fn chains(json: &[u8]) -> Option<Vec<String>> {
     Some(found)
 }
 
-/// Tables of the old iptables that are in use; those of `iptables-nft` are none.
+/// Tables of legacy iptables that are in use; `iptables-nft` has none.
 fn legacy() -> Vec<String> {
     let kinds = [
         ("iptables", "ip_tables_names"),

@@ -18,7 +18,7 @@ pub(super) fn examine() -> Vec<Finding> {
         Ok(socket) => of_socket(&socket),
         Err(cause) => vec![Finding::broken(
             "sockets",
-            format!("no UDP socket can be had on the loopback address: {cause}"),
+            format!("a UDP socket cannot be opened on the loopback address: {cause}"),
             "`ip link set lo up`; check the limits of this process",
         )],
     };
@@ -68,7 +68,7 @@ fn offload(gso: bool, gro: bool) -> Finding {
     )
 }
 
-/// Asks as the link does and reads back what was granted; the kernel reports it doubled.
+/// Sets the option as the link does, and reads back what was granted; the kernel reports it doubled.
 fn granted_receive(socket: &UdpSocket, wanted: usize) -> io::Result<usize> {
     if sockopt::set_socket_recv_buffer_size_force(socket, wanted).is_err() {
         sockopt::set_socket_recv_buffer_size(socket, wanted)?;
@@ -112,7 +112,7 @@ fn queue(
     }
 }
 
-/// So many bytes in a unit in which they are a whole number.
+/// A number of bytes in the largest unit in which it is a whole number.
 fn amount(bytes: impl TryInto<u64>) -> String {
     let bytes = bytes.try_into().unwrap_or(u64::MAX);
     match bytes {
@@ -124,7 +124,7 @@ fn amount(bytes: impl TryInto<u64>) -> String {
 
 fn locked_memory(limit: Option<u64>) -> Finding {
     const NAME: &str = "locked memory";
-    /// What kernels since 5.16 allow everybody.
+    /// Limit that kernels since 5.16 grant all processes.
     const USUAL_BYTES: u64 = 8 << 20;
     match limit {
         None => Finding::good(NAME, "may be locked without limit; Dipole locks none"),
@@ -148,7 +148,7 @@ fn locked_memory(limit: Option<u64>) -> Finding {
 
 fn open_files(limit: Option<u64>) -> Finding {
     const NAME: &str = "open files";
-    /// Room for some hundred peers and endpoints.
+    /// Enough for some hundred peers and endpoints.
     const USUAL: u64 = 1024;
     /// Below this a node with one peer and one endpoint does not open.
     const LEAST: u64 = 32;

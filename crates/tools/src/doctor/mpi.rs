@@ -8,7 +8,7 @@ use crate::mpi::{self, FOLDER, Library};
 
 const NAME: &str = "mpi";
 
-/// What is known of a library.
+/// Properties of a library.
 struct Seen {
     library: Library,
     version: String,
@@ -55,7 +55,7 @@ fn mpich() -> Option<Seen> {
     })
 }
 
-/// What a program prints; `None` if it cannot be started.
+/// Output of a program; `None` if it cannot be started.
 fn ask(program: &str, argument: &str) -> Option<String> {
     let mut command = Command::new(program);
     if !argument.is_empty() {
@@ -81,7 +81,7 @@ fn judge(
     let Some(provider) = provider else {
         return without(
             format!("{name} would not use Dipole: its libfabric provider is not installed"),
-            "cargo xtask install puts it beside this program",
+            "cargo xtask install installs it next to this program",
         );
     };
     let folders = variable(FOLDER).unwrap_or_default();
@@ -110,7 +110,7 @@ fn judge(
     }
 }
 
-/// Nothing is wrong with that: programs may want no MPI over Dipole.
+/// Not an error: programs may not want MPI over Dipole.
 fn without(fact: String, advice: &str) -> Finding {
     Finding::good(NAME, fact).advise(advice)
 }

@@ -11,8 +11,7 @@ use dipole_node::{Config, ConfigError, Links, NodeId, variables};
 
 use super::finding::Finding;
 
-/// The configuration that programs would have, as far as there is one, and what is
-/// wrong with it.
+/// The configuration that programs would use, as far as it is valid, and the problems with it.
 pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config, Vec<Finding>) {
     let mut findings = Vec::new();
     let mut config = Config::from_env().unwrap_or_else(|error| {
@@ -56,7 +55,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
 
 pub(super) const CLUSTER_KEY: &str = "cluster key";
 
-/// Whether strangers are told from members; nothing to say of a node on its own.
+/// Whether a cluster key protects this node; empty for a node without others.
 pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
     let file = environment::variable(variables::KEY);
     if let Some(key) = &config.key {
@@ -118,7 +117,7 @@ fn hosts(config: &Config) -> Finding {
     Finding::good(NAME, format!("{count} {nodes}; this is node {node}"))
 }
 
-/// Whether this node's address is one of this machine, and others can use it.
+/// Whether this node's address is one of this machine, and reachable for others.
 pub(super) fn own_address(
     host: &Host,
     hosts: &Hosts,

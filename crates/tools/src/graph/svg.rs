@@ -1,9 +1,8 @@
-//! A graph as a picture, like figure 1 of the paper: nodes are boxes, processes circles
-//! in them, endpoints vertices on the circles, edges arrows. Who broadcasts and to whom others reduce
-//! has a ring.
+//! A graph as a picture, like figure 1 of the paper: nodes are boxes, processes circles, endpoints
+//! vertices on the circles, edges arrows. Endpoints that broadcast or reduce have a ring.
 //!
-//! Nodes stand in a grid, their processes in a grid of their own. Each endpoint sits
-//! where its circle faces the endpoints it is joined to, kept apart from its neighbours.
+//! Nodes stand in a grid, and so do the processes in each. Each endpoint sits where its circle faces
+//! the endpoints that it is connected to, at a minimum distance from its neighbours.
 
 use std::collections::HashMap;
 use std::f64::consts::{PI, TAU};
@@ -14,7 +13,7 @@ use dipole_node::Address;
 use super::model::Graph;
 
 const LEAST_RADIUS: f64 = 46.0;
-/// Length of rim that an endpoint needs.
+/// Length of the rim that an endpoint needs.
 const RIM: f64 = 30.0;
 const GAP: f64 = 70.0;
 const MARGIN: f64 = 30.0;
@@ -23,7 +22,7 @@ const TITLE: f64 = 26.0;
 const LEGEND: f64 = 30.0;
 const LEGEND_ITEM: f64 = 240.0;
 const VERTEX: f64 = 11.0;
-/// How often endpoints move to where those that they are joined to have moved.
+/// Rounds in which endpoints move towards the endpoints that they are connected to.
 const ROUNDS: usize = 4;
 
 #[derive(Clone, Copy)]
@@ -212,8 +211,8 @@ fn layout(graph: &Graph) -> (Vec<NodeBox>, Vec<Circle>, f64, f64) {
     (boxes, circles, width, y - GAP + MARGIN)
 }
 
-/// Each endpoint on the rim of its process: first where it faces the circles of those that it is joined
-/// to, then these themselves, one process after the other, so that edges do not cross for nothing.
+/// Places each endpoint on the rim of its process: first facing the circles of its neighbours, then the
+/// neighbours themselves, one process after the other, to avoid needless crossings.
 fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)> {
     let mut at = HashMap::new();
     for (index, _) in circles.iter().enumerate() {
@@ -231,7 +230,7 @@ fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)
         .collect()
 }
 
-/// Those of a process.
+/// Endpoints of a process.
 fn position_facing(
     graph: &Graph,
     circles: &[Circle],
@@ -260,7 +259,7 @@ fn position_facing(
     placed.collect()
 }
 
-/// The direction of what an endpoint is joined to.
+/// Direction from a process to the neighbours of an endpoint.
 fn facing(
     graph: &Graph,
     at: &dyn Fn(Address) -> Option<Point>,
@@ -280,8 +279,7 @@ fn facing(
     (any && x.hypot(y) > 1e-6).then(|| y.atan2(x).rem_euclid(TAU))
 }
 
-/// Moves sorted angles apart until neighbours are `least` from each other, or evenly if
-/// there is no room for that.
+/// Spreads sorted angles until neighbours are `least` apart, or evenly if there is not enough room.
 fn spread(wanted: &[f64], least: f64) -> Vec<f64> {
     let count = wanted.len();
     if count < 2 {
@@ -308,7 +306,7 @@ fn spread(wanted: &[f64], least: f64) -> Vec<f64> {
     angles
 }
 
-/// Circles that an edge neither begins nor ends at.
+/// Circles at which an edge neither begins nor ends.
 fn obstacles_between<'a>(
     graph: &Graph,
     circles: &'a [Circle],
@@ -323,8 +321,8 @@ fn obstacles_between<'a>(
         .collect()
 }
 
-/// An arrow that bends a little, so that two in opposite directions do not coincide, and
-/// more where that leads it around what is in its way.
+/// An arrow that bends slightly, so that two in opposite directions do not coincide, and more where
+/// that avoids a circle.
 fn curve(from: Point, to: Point, obstacles: &[&Circle]) -> String {
     let (dx, dy) = (to.x - from.x, to.y - from.y);
     let length = dx.hypot(dy).max(1.0);
@@ -398,7 +396,7 @@ mod tests {
         assert_eq!(picture.matches("class=\"process\"").count(), 3);
         assert_eq!(picture.matches("class=\"vertex\"").count(), 9);
         assert_eq!(picture.matches("class=\"edge\"").count(), 4);
-        // A ring, and one in the legend.
+        // One ring in the drawing, and one in the legend.
         assert_eq!(picture.matches("class=\"broadcast\"").count(), 2);
         assert_eq!(picture.matches("class=\"reduction\"").count(), 2);
     }

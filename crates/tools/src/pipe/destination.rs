@@ -1,5 +1,5 @@
-//! Where a receiver writes: standard output, a device or a pipe as they are, and files by another
-//! name until they are whole.
+//! Where a receiver writes: standard output, a device or a pipe directly; files under a temporary name
+//! until they are complete.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -15,29 +15,29 @@ use rustix::process::geteuid;
 use super::frame::{FileFacts, Sum};
 use super::{PipeError, failed_at};
 
-/// Appended to the name of a file that is not whole yet.
+/// Suffix of a file that is not complete yet.
 const PART: &str = ".part";
-/// Read at once to sum what is there already.
+/// Bytes per read when existing content is checksummed.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Who has chosen the name of a file.
+/// Who chose the name of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NamedBy {
-    /// The user of this program, who may mean a device or what a link leads to.
+    /// The user of this program, who may mean a device or follow a link.
     Receiver,
-    /// The other side, which gets a plain file in the directory and nothing else.
+    /// The sender, which gets a plain file in the directory and nothing else.
     Sender,
 }
 
 /// A file that is being received.
 pub(super) struct Destination {
     file: File,
-    /// Its names until it is whole and then; `None` for what is no regular file.
+    /// Temporary and final name; `None` for anything but a regular file.
     names: Option<(PathBuf, PathBuf)>,
 }
 
 impl Destination {
-    /// Opens it; what an earlier transfer left is kept with `resume`, else dropped.
+    /// Opens it; with `resume`, content of an earlier transfer is kept, else dropped.
     pub(super) fn open(
         path: &Path,
         named_by: NamedBy,
@@ -58,7 +58,7 @@ impl Destination {
                 names: None,
             });
         }
-        // Through a link, so that what it leads to is replaced and not the link.
+        // Resolve links, so that their target is replaced and not the link.
         let whole = match named_by {
             NamedBy::Receiver => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
             NamedBy::Sender => path.to_owned(),
@@ -84,7 +84,7 @@ impl Destination {
         })
     }
 
-    /// Sums what is there of a file that is to have `length_bytes`.
+    /// Checksums the existing part of a file of `length_bytes`.
     pub(super) fn sum(&mut self, length_bytes: u64) -> Result<Sum, PipeError> {
         let mut sum = Sum::new();
         let Some((part, _)) = &self.names else {
@@ -98,7 +98,7 @@ impl Destination {
         Ok(sum)
     }
 
-    /// The file, to be written from here on.
+    /// The open file, for writing from here on.
     pub(super) fn begin_at(&mut self, offset_bytes: u64) -> io::Result<File> {
         if self.names.is_some() {
             self.file.set_len(offset_bytes)?;
@@ -107,14 +107,14 @@ impl Destination {
         self.file.try_clone()
     }
 
-    /// It is whole: gives it its mode, time and name.
+    /// Completes the file: sets its mode and time, and renames it.
     pub(super) fn finish(self, facts: Option<&FileFacts<'_>>) -> Result<(), PipeError> {
         let Some((part, whole)) = self.names else {
             return Ok(());
         };
         let set = || {
             if let Some(facts) = facts {
-                // A program that runs as its owner does not become one of the receiver's.
+                // Do not create a setuid program that belongs to the receiver.
                 let mode = Permissions::from_mode(facts.mode & 0o777);
                 self.file.set_permissions(mode)?;
                 let since = Duration::from_nanos(facts.modified_ns.unsigned_abs());
@@ -129,7 +129,7 @@ impl Destination {
         set().map_err(failed_at("finishing the file", &whole))
     }
 
-    /// It will not become whole now: says what is left of it.
+    /// Gives up on the file, and reports what is left of it.
     pub(super) fn abandon(self) -> Option<(PathBuf, u64)> {
         let (part, _) = self.names?;
         let bytes = self.file.metadata().map_or(0, |found| found.len());
@@ -141,8 +141,8 @@ impl Destination {
     }
 }
 
-/// Opens the file of a transfer: a new one, or what an earlier transfer of this user left. In a
-/// directory that others can write to, anything may lie there by that name.
+/// Opens the temporary file: a new one, or one that an earlier transfer of this user left. In a
+/// directory that others can write to, anything could have that name.
 fn open_part(part: &Path) -> Result<File, PipeError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -167,7 +167,7 @@ fn open_part(part: &Path) -> Result<File, PipeError> {
     is_ours(&found).then_some(file).ok_or_else(refused)
 }
 
-/// Sums the first bytes of a file and leaves it behind them.
+/// Checksums the first bytes of a file and positions it behind them.
 pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     let mut sum = Sum::new();
     file.seek(SeekFrom::Start(0))?;
@@ -184,8 +184,8 @@ pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     Ok(sum)
 }
 
-/// The place of a file with this name in a directory; `None` if the name would lead elsewhere, or
-/// holds characters that do something to a terminal.
+/// Path of a file with this name in a directory; `None` if the name would lead outside, or contains
+/// control characters.
 pub(super) fn place_in(directory: &Path, name: &[u8]) -> Option<PathBuf> {
     let is_name = !matches!(name, b"" | b"." | b"..")
         && !name.contains(&b'/')
@@ -242,11 +242,11 @@ mod tests {
         for name in ["link", "dangling", "a", "b", "directory", "fifo", "socket"] {
             let opened = Destination::open(&at(name), NamedBy::Sender, false);
             let error = opened.err().expect(name).to_string();
-            assert!(error.contains("is no plain file of this user"), "{error}");
+            assert!(error.contains("is not a plain file of this user"), "{error}");
         }
         assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
         assert!(!at("nowhere").exists());
-        // What the receiver names is what they mean, but the file of the transfer is theirs alone.
+        // The receiver's own name may be a link; the temporary file must not be.
         let meant = Destination::open(&at("link"), NamedBy::Receiver, false).unwrap();
         meant.finish(None).unwrap();
         assert!(at("link").is_symlink() && std::fs::read(&precious).unwrap().is_empty());

@@ -1,9 +1,9 @@
-//! The messages of a stream, as postcard: [`Frame`].
+//! Messages of a transfer, encoded with postcard: [`Frame`].
 
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
 
-/// What is known of a file beside its content.
+/// Metadata of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileFacts<'a> {
     /// The last part of its path.
@@ -19,48 +19,48 @@ pub(super) struct FileFacts<'a> {
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind<'a> {
-    /// A file begins, or a stream that is none.
+    /// A file begins, or a stream without a name.
     Begin {
         #[serde(borrow)]
         file: Option<FileFacts<'a>>,
         lines: bool,
-        /// Another one follows this one.
+        /// Another file follows this one.
         more: bool,
     },
-    /// Receiver to sender: go on; the bytes before this message's offset are there from an
-    /// earlier transfer, with this CRC32C.
+    /// Receiver to sender: continue; the bytes before this message's offset are present from an earlier
+    /// transfer, with this CRC32C.
     Ready { crc: u32 },
-    /// What follows begins at this offset: that of `Ready` if these bytes are the same here, else 0.
+    /// The content that follows begins at this offset: that of `Ready` if these bytes match here, else 0.
     From,
     /// A piece of a stream of bytes.
     Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
     /// A line without its line break.
     Line(#[serde(with = "serde_bytes")] &'a [u8]),
-    /// It ends at this offset, with this CRC32C of all bytes before.
+    /// The stream ends at this offset, with this CRC32C of all bytes before.
     End { crc: u32 },
-    /// Whoever sends this is there, but has nothing to send for now.
+    /// Keepalive: the sender of this message has nothing to send.
     Alive,
     /// Receiver to sender: everything has arrived and is stored.
     Complete,
-    /// The transfer has failed, and why.
+    /// The transfer has failed, with the reason.
     Failed(&'a str),
 }
 
 /// A message of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Frame<'a> {
-    /// Random, so that two transfers are never mistaken for one.
+    /// Random number of the transfer.
     pub(super) stream: u64,
-    /// Bytes of the file or stream before this message.
+    /// Offset of this message in the file or stream.
     pub(super) offset_bytes: u64,
     #[serde(borrow)]
     pub(super) kind: Kind<'a>,
 }
 
-/// What stands before the payload of a piece at most: three numbers of ten bytes, and one of its kind.
+/// Longest header before the payload of a piece: three varints of ten bytes, and the kind.
 pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5;
 
-/// Why a message does not belong to a stream.
+/// Reasons why a message does not belong to a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
     #[error(
@@ -77,14 +77,14 @@ pub(super) enum FrameError {
 }
 
 impl<'a> Frame<'a> {
-    /// Replaces the contents of `to` by the message.
+    /// Encodes the message into `to`, replacing its contents.
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         to.clear();
         *to = postcard::to_extend(self, std::mem::take(to)).expect("a vector takes all");
     }
 
-    /// A piece or a line as a message: `buffer` has room for [`HEADROOM_BYTES`] and then the payload,
-    /// which stays where it is.
+    /// Encodes the header of a piece or a line: `buffer` has [`HEADROOM_BYTES`] of room and then the payload,
+    /// which is not moved.
     pub(super) fn around(lines: bool, stream: u64, offset_bytes: u64, buffer: &mut [u8]) -> &[u8] {
         let kind = match lines {
             true => Kind::Line(&[]),
@@ -97,7 +97,7 @@ impl<'a> Frame<'a> {
         };
         let mut head = Vec::with_capacity(HEADROOM_BYTES);
         frame.write(&mut head);
-        // The length is what comes last: here of nothing, so one byte.
+        // The length comes last: of nothing here, so one byte.
         head.pop();
         let payload_bytes = buffer.len() - HEADROOM_BYTES;
         head = postcard::to_extend(&payload_bytes, head).expect("a vector takes all");

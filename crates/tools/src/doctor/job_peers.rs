@@ -1,5 +1,5 @@
-//! The other ranks, where `dipole run` starts the doctor on each node: somebody must answer on a
-//! node while the others examine it, so none begins or ends before all do.
+//! The other ranks, where `dipole run` starts the doctor on each node. A node can reply only while
+//! a process runs there, so no rank begins or ends before all others do.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use dipole_group::{Group, Members};
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, EndpointId, Node};
 
-/// How long the others may take to begin, and to end. Where messages do not get through nobody is
-/// heard, and each goes on alone.
+/// How long to wait for the others to begin, and to end. Where messages do not get through, each
+/// rank continues alone.
 const PATIENCE: Duration = Duration::from_secs(10);
 const EXAMINED: Duration = Duration::from_secs(60);
-/// How long a rank that did not hear of the others goes on answering.
+/// How long a rank that could not reach the others continues to reply.
 const LONGER: Duration = Duration::from_secs(2);
 
-/// This process as one of the job's, which answers for its node.
-pub(super) struct Company {
+/// This process as a rank of the job; it replies for its node.
+pub(super) struct JobPeers {
     node: Node,
     group: Option<Group>,
 }
 
-impl Company {
-    /// Meets the others; `None` without a job, or where a process of Dipole cannot start.
-    pub(super) fn meet(config: &Config) -> Option<Company> {
+impl JobPeers {
+    /// Waits for the other ranks; `None` outside a job, or where a Dipole process cannot start.
+    pub(super) fn meet(config: &Config) -> Option<JobPeers> {
         let job = Job::from_env().ok()?;
         if job.size < 2 || job.own_address().node != config.node {
             return None;
@@ -37,13 +37,13 @@ impl Company {
         });
         let members = Members::first(ports.collect::<Vec<_>>());
         let group = Group::join(&node, members, job.rank as usize, PATIENCE).ok();
-        Some(Company { node, group })
+        Some(JobPeers { node, group })
     }
 
-    /// Goes on answering until the others have ended, too.
+    /// Continues to reply until the others have ended, too.
     pub(super) fn part(self) {
         match self.group {
-            // Who is gone or late is not waited for.
+            // Ranks that are gone or late are not waited for.
             Some(mut group) => drop(group.barrier(EXAMINED)),
             None => std::thread::sleep(LONGER),
         }
