@@ -529,7 +529,7 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         let config = Config {
             node: u32::try_from(number).expect("small"),
             peer_timeout_ns: 2 * SECOND,
-            quiet_ns: SECOND / 2,
+            suspect_after_ns: SECOND / 2,
             ..Config::default()
         };
         let mut engine = Engine::new(AnyLink::from(port), config, number, [number, !number], None);

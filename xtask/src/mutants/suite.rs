@@ -84,10 +84,10 @@ impl Suite {
             Suite::Unit(package, _) => command.args(["-p", package, "--lib"]),
             Suite::Supersteps => command.args(["-p", "dipole-bsp", "--test", "threads"]),
         };
-        let said = ask(command.stderr(Stdio::inherit())).ok_or_else(|| {
+        let matches = ask(command.stderr(Stdio::inherit())).ok_or_else(|| {
             Failure::Told(format!("{name} does not compile ({})", describe(&command)))
         })?;
-        let mut programs = said.lines().filter_map(|line| {
+        let mut programs = matches.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;
             message["executable"].as_str().map(PathBuf::from)
         });

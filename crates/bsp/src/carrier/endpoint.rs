@@ -280,7 +280,7 @@ impl Carrier for Endpoints {
 
     fn counters(&self) -> (u64, u64) {
         let protocol = self.node.stats().protocol;
-        (protocol.repeats, protocol.prods)
+        (protocol.repeats, protocol.ack_requests)
     }
 
     fn take_back(&mut self) {

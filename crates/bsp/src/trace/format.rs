@@ -109,7 +109,7 @@ pub struct Step {
     /// Packets sent again.
     pub repeats: u32,
     /// Packets sent only to ask for an answer.
-    pub prods: u32,
+    pub ack_requests: u32,
     /// How often there was no room to send: credit, or the window.
     pub stalls: u32,
     /// Bytes that this rank put or sent, by rank.
@@ -161,7 +161,7 @@ impl Step {
         ] {
             put64(into, time);
         }
-        for count in [self.repeats, self.prods, self.stalls] {
+        for count in [self.repeats, self.ack_requests, self.stalls] {
             put32(into, count);
         }
         let lists = [&self.put, &self.got, &self.waits];
@@ -199,7 +199,7 @@ impl Step {
             exchange_ns: take64(at)?,
             apply_ns: take64(at)?,
             repeats: take32(at)?,
-            prods: take32(at)?,
+            ack_requests: take32(at)?,
             stalls: take32(at)?,
             ..Step::default()
         };
@@ -516,10 +516,10 @@ mod tests {
             put in peers(), got in peers(), waits in peers(),
         ) -> Step {
             let [began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns, apply_ns] = times;
-            let [repeats, prods, stalls] = counts;
+            let [repeats, ack_requests, stalls] = counts;
             Step {
                 epoch: 0, site: 0, stack: 0, began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns,
-                apply_ns, repeats, prods, stalls, put, got, waits,
+                apply_ns, repeats, ack_requests, stalls, put, got, waits,
             }
         }
     }

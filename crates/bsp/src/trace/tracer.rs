@@ -68,7 +68,7 @@ pub(crate) struct Tracer {
     put: ByRank,
     got: ByRank,
     waits: ByRank,
-    /// Counters of the link as they were: packets repeated, prods.
+    /// Counters of the link as they were: packets repeated, ack requests.
     counters: (u64, u64),
     /// The call noted last, by the addresses of its texts, and its number.
     last: (Call, u32),
@@ -207,7 +207,7 @@ impl Tracer {
         self.step.stack = self.stacks.here(self.step.site, now_ns, &mut self.ring);
         let grown = |now: u64, then: u64| u32::try_from(now - then.min(now)).unwrap_or(u32::MAX);
         self.step.repeats = grown(counters.0, self.counters.0);
-        self.step.prods = grown(counters.1, self.counters.1);
+        self.step.ack_requests = grown(counters.1, self.counters.1);
         self.counters = counters;
         self.put.take_into(&mut self.step.put);
         self.got.take_into(&mut self.step.got);

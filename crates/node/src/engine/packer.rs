@@ -356,7 +356,7 @@ impl Packer {
             return Err(Blocked::TooLong { limit });
         }
         // One for which nothing is under way waits for no other: what finds no frame is kept.
-        match frames > self.free_for_long() && machine.held(peer) > 0 {
+        match frames > self.free_for_long() && machine.frames_held(peer) > 0 {
             true => Err(Blocked::NoFrame),
             false => Ok(()),
         }
@@ -466,7 +466,7 @@ impl Packer {
         match self.frames.units() - free < free {
             // Nobody holds as much.
             true => free.div_ceil(2),
-            false => free.saturating_sub(machine.held(peer)).div_ceil(2),
+            false => free.saturating_sub(machine.frames_held(peer)).div_ceil(2),
         }
     }
 

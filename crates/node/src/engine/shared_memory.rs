@@ -16,7 +16,7 @@ use dipole_link::shm::{
     Closing, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
 };
 use dipole_proto::wire::{Greeting, PIPE_WORDS, PipeKind, PipeTag, ResetReason};
-use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
+use dipole_proto::{EdgeId, GoneReason, Instant, Machine, ProtocolViolation, PeerId};
 use rustc_hash::FxHashMap;
 
 use super::Blocked;
@@ -426,7 +426,7 @@ impl SharedMemory {
                     found.said_bye |= tag.kind == PipeKind::Bye;
                     on_record(core, now, peer, tag, &payload)
                 }
-                Err(_) => Err(Misbehaved("a record of no known kind")),
+                Err(_) => Err(ProtocolViolation("a record of no known kind")),
             };
             if let Err(why) = done {
                 broken = Some((id, why));
@@ -438,7 +438,7 @@ impl SharedMemory {
         if let Some((id, why)) = broken {
             tracing::warn!("a process of this node is cut off: {why}");
             self.hub.close(id);
-            self.end(id, GoneReason::Misbehaved, core);
+            self.end(id, GoneReason::ProtocolViolation, core);
         }
         self.poll_long(now, core);
         if core.machine.has_ready_pipe() || !self.backlogged.is_empty() {
@@ -516,7 +516,7 @@ impl SharedMemory {
                         // It had no time to say hello.
                         Closing::HungUp if !was_open => GoneReason::Restarted,
                         Closing::HungUp => GoneReason::Died,
-                        Closing::Broke { .. } => GoneReason::Misbehaved,
+                        Closing::Broke { .. } => GoneReason::ProtocolViolation,
                     };
                     self.died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, all_read, core);
@@ -535,7 +535,7 @@ impl SharedMemory {
                  same-node traffic with it goes by UDP"
             );
             self.hub.close(id);
-            self.end(id, GoneReason::Misbehaved, core);
+            self.end(id, GoneReason::ProtocolViolation, core);
             return;
         };
         if self.find(id).is_none() {
@@ -719,7 +719,7 @@ fn on_message(
     (peer, node): (PeerId, NodeId),
     number: u32,
     payload: &Payload<'_>,
-) -> Result<(), Misbehaved> {
+) -> Result<(), ProtocolViolation> {
     match core
         .machine
         .on_pipe_message(now, peer, number, payload.len())?
@@ -756,13 +756,13 @@ fn on_record(
     peer: PeerId,
     tag: PipeTag,
     payload: &Payload<'_>,
-) -> Result<(), Misbehaved> {
+) -> Result<(), ProtocolViolation> {
     let mut words = [0; 8 * PIPE_WORDS];
     let control: &[u8] = match tag.kind {
         PipeKind::Piece | PipeKind::Unreliable | PipeKind::Operation => &[],
         _ => {
             let words = words.get_mut(..payload.len());
-            let words = words.ok_or(Misbehaved("a control record that is too long"))?;
+            let words = words.ok_or(ProtocolViolation("a control record that is too long"))?;
             payload.copy_to(words);
             words
         }

@@ -82,7 +82,7 @@ pub struct Asking {
     waiting: BTreeMap<u32, Ask>,
     /// Additions that were answered as done.
     added: u64,
-    /// An answer said that there is no such region any more.
+    /// An answer matches that there is no such region any more.
     told_revoked: bool,
 }
 

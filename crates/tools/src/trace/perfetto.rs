@@ -317,7 +317,7 @@ fn superstep<W: Write>(
     notes.extend([count("bytes put", put), count("bytes got", got)]);
     for (name, value) in [
         ("packets sent again", step.repeats),
-        ("prods", step.prods),
+        ("ack requests", step.ack_requests),
         ("no room to send", step.stalls),
     ] {
         if value > 0 {
