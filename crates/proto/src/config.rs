@@ -59,7 +59,7 @@ pub struct Config {
     pub suspect_after_ns: u64,
     /// Silence after which a peer that owes an answer, and for which nobody vouches, is gone.
     pub peer_timeout_ns: u64,
-    /// How often a peer is asked whether it lives if nothing else is matches.
+    /// How often a peer is asked whether it lives if no other packets are exchanged.
     pub idle_check_ns: u64,
     /// The number at which packets, units and messages begin, the same for all processes:
     /// zero but for those who want to see numbers outgrow 32 bits.

@@ -59,7 +59,7 @@ pub enum GoneReason {
     Silent,
     /// It was silent, and its node says that it has ended.
     Died,
-    /// It matches goodbye.
+    /// It sent a Bye.
     Closed,
     /// Another process answers at its address now.
     Restarted,

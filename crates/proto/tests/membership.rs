@@ -209,8 +209,8 @@ fn a_stranger_who_completes_the_exchange_of_cookies_opens_no_session() {
         assert_eq!(wire.hosts[1].machine.peers().count(), 1);
         let resets = seen(&wire, Kind::Reset);
         assert_eq!(resets.len(), 1);
-        let matches = Reset::parse(&resets[0].2[HEADER_BYTES..]).expect("sound");
-        assert_eq!((matches.reason, matches.echo), (ResetReason::Key, Some(6)));
+        let reset = Reset::parse(&resets[0].2[HEADER_BYTES..]).expect("sound");
+        assert_eq!((reset.reason, reset.echo), (ResetReason::Key, Some(6)));
         converse(&mut wire, edge, b"undisturbed");
     }
 }

@@ -336,7 +336,7 @@ enum Said {
     Close(u32),
 }
 
-fn matches() -> impl Strategy<Value = Said> {
+fn record() -> impl Strategy<Value = Said> {
     let small = || prop_oneof![4 => 0_u32..4, 1 => any::<u32>()];
     let word = || prop_oneof![3 => (0_u64..3, 6_u64..9).prop_map(|(a, b)| a << 32 | b), 2 => 0_u64..9000, 1 => any::<u64>()];
     prop_oneof![
@@ -351,15 +351,15 @@ fn matches() -> impl Strategy<Value = Said> {
 
 proptest! {
     #[test]
-    fn whatever_a_peer_pushes_harms_only_its_own_pipe(script in vec(matches(), 0..200)) {
+    fn whatever_a_peer_pushes_harms_only_its_own_pipe(script in vec(record(), 0..200)) {
         let mut process = Process::new(1, &machine(2));
         for endpoint in 6..9 {
             process.machine.open_endpoint(endpoint);
         }
         let bound = process.machine.config().pool_bytes;
-        for matches in script {
+        for record in script {
             let (machine, peer) = (&mut process.machine, process.peer);
-            let taken = match matches {
+            let taken = match record {
                 Said::Message(number, length) => {
                     machine.on_pipe_message(NOW, peer, number, length).map(|delivery| {
                         let delivered = delivery.map(|delivery| (delivery.edge, length as u64));

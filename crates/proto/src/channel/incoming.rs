@@ -83,17 +83,17 @@ pub(crate) struct EdgeIn {
     unpooled: Vec<u64>,
     /// How far ahead of `consumed` grants go; grows when the peer has to wait.
     window: u64,
-    /// What the peer matches it waits for, and what it had charged when it matches so.
+    /// Cumulative bytes that the peer requested, and what it had charged at that time.
     wanted: u64,
     begun: u64,
-    /// It has matches so since the window was last looked at: it had to wait, even if what it
+    /// It has requested credit since the window was last checked: it had to wait, even if what it
     /// waits for has been granted meanwhile.
     asked: bool,
     /// It was granted a message longer than the window.
     pub(crate) in_turn: bool,
     /// A refusal is on its way to the peer: further ones say nothing new.
     pub(crate) refusal_due: bool,
-    /// The number after the last message, once the peer has matches so.
+    /// The number after the last message, once the peer has sent it.
     end: Option<u64>,
     draining: bool,
     /// Whether the endpoint is open, and the generation of the endpoint table

@@ -47,7 +47,7 @@ pub(crate) enum Notice {
     Forgotten { key: EdgeKey },
 }
 
-/// How soon the peer should on_packet of a grant.
+/// How soon a grant must be sent to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Urgency {
     /// Nothing new.

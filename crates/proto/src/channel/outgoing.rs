@@ -171,7 +171,7 @@ impl EdgeOut {
         self.next -= 1;
     }
 
-    /// What is wanted beyond the limit. The peer is about to on_packet of it.
+    /// What is wanted beyond the limit. The request is about to be sent.
     pub(crate) fn take_credit_request(&mut self) -> Option<CreditRequest> {
         let need = self.need.filter(|need| *need > self.limit)?;
         if self.is_ending() {

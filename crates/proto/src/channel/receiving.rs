@@ -532,7 +532,7 @@ impl Channel {
 
     // ---- grants ------------------------------------------------------------------
 
-    /// Renews an edge's credit; how soon the peer should on_packet of it.
+    /// Renews an edge's credit; how soon the peer must be told.
     fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Urgency {
         let id = self.incoming_id(index);
         let Some(edge) = self.incoming.get_mut(index) else {

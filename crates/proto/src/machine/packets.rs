@@ -110,7 +110,7 @@ impl Machine {
     ///
     /// # Errors
     /// The reason for which the packet's unit was dropped; it has been counted.
-    /// What else the packet matches has been used.
+    /// The other records of the packet have been used.
     pub fn on_packet(
         &mut self,
         now: Instant,
@@ -501,7 +501,7 @@ impl Machine {
             && let Some(session) = self.session_mut(PeerId(reset.connection))
             && let Some(renewal) = &mut session.renewal
         {
-            // The reason why there will be no proof; anybody can have matches it.
+            // The reason why there will be no proof; anybody can have sent it.
             renewal.refused = true;
             return Ok(());
         }

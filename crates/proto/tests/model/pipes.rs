@@ -31,7 +31,7 @@ pub static READ_AT_ONCE: AtomicU64 = AtomicU64::new(0);
 /// What one application does, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Sends a message from endpoint 1 to this one; long if so matches.
+    /// Sends a message from endpoint 1 to this one; a long one if the flag is set.
     Send {
         target: u32,
         long: bool,
