@@ -122,7 +122,9 @@ impl HandshakePacket {
     pub(crate) fn emit(&self, bytes: &mut [u8], seal: Seal) -> usize {
         let (body, rest) = bytes.split_at_mut(HEADER_BYTES);
         let (mut header, length) = match self {
-            HandshakePacket::Hello(hello) => (Header::handshake(hello.0, hello.1), hello.2.0.emit(rest)),
+            HandshakePacket::Hello(hello) => {
+                (Header::handshake(hello.0, hello.1), hello.2.0.emit(rest))
+            }
             HandshakePacket::Challenge(to, (cookie, echo)) => (
                 Header::handshake(Kind::Challenge, *to),
                 Challenge {

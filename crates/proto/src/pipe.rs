@@ -10,13 +10,13 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::channel::{MessageStart, Channel, MessagePiece, Notice, Placed, Urgency};
+use crate::channel::{Channel, MessagePiece, MessageStart, Notice, Placed, Urgency};
 use crate::error::{BeginError, ProtocolViolation};
 use crate::event::{EdgeId, Event, PeerId};
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, CreditRequest,
+    CreditRequest, EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag,
     ends_to_word, key_from_word, pipe_words, reason_from_extra,
 };
 
@@ -399,7 +399,8 @@ impl Pipe {
                     need,
                     message: tag.number,
                 };
-                self.channel.on_credit_request(key, wish, false, now, shared);
+                self.channel
+                    .on_credit_request(key, wish, false, now, shared);
             }
             PipeKind::Refused => {
                 let [ends] = pipe_words(payload)?;

@@ -13,7 +13,7 @@ mod view;
 
 use alloc::vec::Vec;
 
-use crate::channel::{MessageStart, Channel, Urgency};
+use crate::channel::{Channel, MessageStart, Urgency};
 use crate::error::BeginError;
 use crate::event::{EdgeId, INDEX_BITS, PeerId};
 use crate::holes::Holes;

@@ -537,7 +537,11 @@ fn keys_of_a_session_that_is_over_are_kept_until_its_goodbye_has_gone_and_no_lon
     let agreed = wire.hosts[0].machine.take_agreement().expect("it is open");
     assert_eq!(wire.hosts[0].machine.take_ended_session(), None);
     wire.hosts[0].machine.disconnect(peer);
-    assert_eq!(wire.hosts[0].machine.take_ended_session(), None, "the bye waits");
+    assert_eq!(
+        wire.hosts[0].machine.take_ended_session(),
+        None,
+        "the bye waits"
+    );
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
     let ended = Some((agreed.index, agreed.serial));
     assert_eq!(wire.hosts[0].machine.take_ended_session(), ended);

@@ -4,7 +4,8 @@
 
 use dipole_proto::wire::{PipeKind, PipeTag, RefusedReason};
 use dipole_proto::{
-    BeginError, MessageStart, Config, EdgeId, Event, GoneReason, Instant, Machine, ProtocolViolation, PeerId,
+    BeginError, Config, EdgeId, Event, GoneReason, Instant, Machine, MessageStart, PeerId,
+    ProtocolViolation,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

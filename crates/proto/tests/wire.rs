@@ -12,10 +12,10 @@ mod hostile;
 mod samples;
 
 use dipole_proto::wire::{
-    self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, EdgeKey,
-    FRAGMENT_BYTES, Flags, HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress,
-    MAX_LANES, MAX_RANGES, Malformed, OPERATION_BYTES, Packet, Part, RESET_BYTES, Range, Record,
-    RefusedReason, Reset, ResetReason, Trailer, Trailers, CreditRequest,
+    self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, CreditRequest,
+    EdgeKey, FRAGMENT_BYTES, Flags, HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind,
+    LaneAddress, MAX_LANES, MAX_RANGES, Malformed, OPERATION_BYTES, Packet, Part, RESET_BYTES,
+    Range, Record, RefusedReason, Reset, ResetReason, Trailer, Trailers,
 };
 use dipole_proto::{DropReason, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};

@@ -16,7 +16,7 @@ use dipole_link::shm::{
     Closing, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
 };
 use dipole_proto::wire::{Greeting, PIPE_WORDS, PipeKind, PipeTag, ResetReason};
-use dipole_proto::{EdgeId, GoneReason, Instant, Machine, ProtocolViolation, PeerId};
+use dipole_proto::{EdgeId, GoneReason, Instant, Machine, PeerId, ProtocolViolation};
 use rustc_hash::FxHashMap;
 
 use super::Blocked;

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use super::MessagePiece;
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
-use crate::wire::{EdgeKey, CreditRequest};
+use crate::wire::{CreditRequest, EdgeKey};
 
 /// Messages of one edge that may be waiting for an earlier one.
 const MAX_AHEAD: u64 = 1 << 17;

@@ -21,7 +21,7 @@ use core::ops::Range;
 
 use crate::event::{EdgeId, PeerId};
 use crate::shared::Shared;
-use crate::wire::{EdgeKey, RefusedReason, CreditRequest};
+use crate::wire::{CreditRequest, EdgeKey, RefusedReason};
 use incoming::EdgeIn;
 use outgoing::EdgeOut;
 use table::EdgeTable;

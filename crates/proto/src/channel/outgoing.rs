@@ -2,7 +2,7 @@
 //! was granted, and ends. Spec §5.5, §5.6.
 
 use crate::config::charge;
-use crate::wire::{EdgeKey, RefusedReason, CreditRequest};
+use crate::wire::{CreditRequest, EdgeKey, RefusedReason};
 
 /// How far the life of an edge has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -234,7 +234,11 @@ mod tests {
         edge.open_again();
         assert_eq!(edge.begin(900), None, "the peer has not forgotten it yet");
         assert!(edge.is_waiting());
-        assert_eq!(edge.take_credit_request(), None, "no wish of the life that ended");
+        assert_eq!(
+            edge.take_credit_request(),
+            None,
+            "no wish of the life that ended"
+        );
         assert_eq!(edge.forgotten(4, 1000, 0), Some(true));
         assert_eq!((edge.key().life, edge.begin(900)), (4, Some(0)));
     }

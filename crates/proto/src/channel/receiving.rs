@@ -11,7 +11,7 @@ use crate::holes::widen;
 use crate::shared::{Oversize, Shared};
 use crate::stats::DropReason;
 use crate::time::Instant;
-use crate::wire::{EdgeKey, Fragment, MessageRun, RefusedReason, CreditRequest};
+use crate::wire::{CreditRequest, EdgeKey, Fragment, MessageRun, RefusedReason};
 
 impl Channel {
     /// The incoming edge with this key.
@@ -292,7 +292,13 @@ impl Channel {
     }
 
     /// Hands over what has become complete and renews the grant; the edge may be over.
-    fn advance(&mut self, index: u32, committed: u64, now: Instant, shared: &mut Shared) -> Urgency {
+    fn advance(
+        &mut self,
+        index: u32,
+        committed: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Urgency {
         self.hand_over_complete(index, shared);
         let mut tell = Urgency::None;
         if let Some(edge) = self.incoming.get(index)
@@ -486,7 +492,12 @@ impl Channel {
 
     /// An endpoint was closed: gives back what its edges held. Whose messages had
     /// arrived in part is told that they are not taken.
-    pub(crate) fn close_target(&mut self, target: u32, now: Instant, shared: &mut Shared) -> Urgency {
+    pub(crate) fn close_target(
+        &mut self,
+        target: u32,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Urgency {
         let mut tell = Urgency::None;
         let concerned: Vec<u32> = match self.draining {
             0 => self.incoming.range(target).collect(),
@@ -590,7 +601,12 @@ impl Channel {
     }
 
     /// Looks again at an edge that waited for another's over-long message.
-    pub(crate) fn retry_grant(&mut self, edge: EdgeId, now: Instant, shared: &mut Shared) -> Urgency {
+    pub(crate) fn retry_grant(
+        &mut self,
+        edge: EdgeId,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Urgency {
         match self.incoming.get_exact(edge.index, edge.generation) {
             Some(_) => self.regrant(edge.index, now, shared),
             None => Urgency::None,

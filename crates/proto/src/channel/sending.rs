@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::outgoing::{Closed, EdgeOut};
-use super::{MessageStart, Channel, MAX_EDGES, Notice};
+use super::{Channel, MAX_EDGES, MessageStart, Notice};
 use crate::error::{BeginError, EdgeError};
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;

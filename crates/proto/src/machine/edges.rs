@@ -84,7 +84,12 @@ impl Machine {
     /// [`BeginError`]; after `NoCredit` the peer is asked for credit until
     /// [`Event::Credit`](crate::Event::Credit) or [`cancel`](Self::cancel).
     #[inline]
-    pub fn begin(&mut self, now: Instant, edge: EdgeId, total: u64) -> Result<MessageStart, BeginError> {
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        total: u64,
+    ) -> Result<MessageStart, BeginError> {
         if total > MAX_MESSAGE_BYTES {
             return Err(BeginError::TooLong {
                 limit: MAX_MESSAGE_BYTES,

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use crate::event::{Event, GoneReason, INDEX_BITS, KeyMismatch, PeerId};
-use crate::handshake::{HelloBody, HandshakePacket};
+use crate::handshake::{HandshakePacket, HelloBody};
 use crate::key::{Agreement, Party, Seal};
 use crate::machine::{Machine, session_index};
 use crate::session::{Phase, Session};
@@ -55,7 +55,10 @@ impl Machine {
             Err(error) => return Err(self.malformed(error)),
         };
         let header = packet.header();
-        let in_session = matches!(header.kind, Kind::Data | Kind::Ack | Kind::AckRequest | Kind::Bye);
+        let in_session = matches!(
+            header.kind,
+            Kind::Data | Kind::Ack | Kind::AckRequest | Kind::Bye
+        );
         if !in_session {
             let proven = header.flags.has(Flags::PROVEN);
             let seal = if proven { Seal::Proof } else { Seal::OPEN };
@@ -550,7 +553,12 @@ impl Machine {
             .map(|session| session.id)
     }
 
-    fn answer(&mut self, now: Instant, to: Address, packet: HandshakePacket) -> Result<(), DropReason> {
+    fn answer(
+        &mut self,
+        now: Instant,
+        to: Address,
+        packet: HandshakePacket,
+    ) -> Result<(), DropReason> {
         if self.outbox.answer(now, to, packet) {
             Ok(())
         } else {

@@ -275,9 +275,7 @@ impl Session {
         let bulk = asked.bulk;
         let back = |alike: bool| {
             self.lanes.iter().position(|lane| {
-                lane.path.may_lead_there()
-                    && lane.to.ip == from.ip
-                    && (!alike || lane.bulk == bulk)
+                lane.path.may_lead_there() && lane.to.ip == from.ip && (!alike || lane.bulk == bulk)
             })
         };
         // The same class, so that bulk's port is tried too; the pair of addresses counts.

@@ -11,7 +11,10 @@ impl Session {
     pub(crate) fn deadline(&self, shared: &Shared) -> Instant {
         let patience_ns = match self.doubted {
             true => shared.config.peer_timeout_ns,
-            false => shared.config.peer_timeout_ns.min(shared.config.suspect_after_ns),
+            false => shared
+                .config
+                .peer_timeout_ns
+                .min(shared.config.suspect_after_ns),
         };
         let silence = self
             .asked_at

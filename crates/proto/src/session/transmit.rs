@@ -322,7 +322,11 @@ impl Session {
     /// A packet of acknowledgement state: an Ack, or an AckRequest if an answer is wanted.
     fn control(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
-        let kind = if self.ack_request_due { Kind::AckRequest } else { Kind::Ack };
+        let kind = if self.ack_request_due {
+            Kind::AckRequest
+        } else {
+            Kind::Ack
+        };
         match kind {
             Kind::AckRequest => shared.stats.ack_requests += 1,
             _ => shared.stats.explicit_acks += 1,

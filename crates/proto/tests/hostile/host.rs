@@ -6,7 +6,7 @@ use std::ops::Range;
 use dipole_proto::config::MAX_MESSAGE_BYTES;
 use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress, OPERATION_BYTES, Payloads};
 use dipole_proto::{
-    MessageStart, Config, DropReason, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot,
+    Config, DropReason, EdgeId, Event, Frame, Frames, Instant, Machine, MessageStart, PeerId, Slot,
 };
 
 /// The endpoint that both applications have open.
@@ -309,7 +309,8 @@ impl Host {
         if space <= head || self.ledger.free.len() < frames {
             return;
         }
-        let Ok(MessageStart { key, sequence, .. }) = self.machine.begin(now, edge, length as u64) else {
+        let Ok(MessageStart { key, sequence, .. }) = self.machine.begin(now, edge, length as u64)
+        else {
             return;
         };
         let low = u32::try_from(sequence).expect("scripts are short");

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
-    MessageStart, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId,
-    Seal, Slot, Transmit, UnitState, config,
+    Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, MessageStart,
+    PeerId, Seal, Slot, Transmit, UnitState, config,
 };
 
 use super::scenario::{Scenario, Thread};
@@ -387,7 +387,8 @@ impl Host {
             let edge = self.machine.edge(peer, plan.source, plan.target);
             edge.expect("the session is open")
         });
-        let Ok(MessageStart { key, sequence, .. }) = self.machine.begin(self.now, edge, PAYLOAD_BYTES)
+        let Ok(MessageStart { key, sequence, .. }) =
+            self.machine.begin(self.now, edge, PAYLOAD_BYTES)
         else {
             return false;
         };

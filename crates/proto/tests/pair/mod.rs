@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
-    BeginError, MessageStart, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant,
-    Machine, PathChange, PeerId, Seal, Slot,
+    BeginError, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
+    MessageStart, PathChange, PeerId, Seal, Slot,
 };
 
 /// A small deterministic generator (SplitMix64): the tests need no better.
@@ -575,7 +575,9 @@ impl Host {
                 Event::Refused { sequence, .. } => self.refused.push(sequence),
                 Event::Credit { .. } => self.credits += 1,
                 Event::EdgeForgotten { .. } => self.forgotten += 1,
-                pipe @ (Event::Fetch { .. } | Event::OfferDone { .. } | Event::PiecesRequested { .. }) => {
+                pipe @ (Event::Fetch { .. }
+                | Event::OfferDone { .. }
+                | Event::PiecesRequested { .. }) => {
                     panic!("{pipe:?} of a session")
                 }
             }

@@ -2,8 +2,8 @@
 //! `tests/wire.rs` and the fuzzer.
 
 use dipole_proto::wire::{
-    self, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, OPERATION_BYTES, Range, Record, RefusedReason,
-    CreditRequest,
+    self, CreditRequest, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, OPERATION_BYTES, Range, Record,
+    RefusedReason,
 };
 
 /// A record to emit, and what parsing it must say; an own type, because
@@ -62,7 +62,9 @@ impl Sample {
                 wire::emit_lane_ack(&mut bytes, *lane, *numbers, &ranges)
             }
             Sample::Credit(edge, limit) => wire::emit_credit(&mut bytes, *edge, *limit),
-            Sample::CreditRequest(edge, wish) => wire::emit_credit_request(&mut bytes, *edge, *wish),
+            Sample::CreditRequest(edge, wish) => {
+                wire::emit_credit_request(&mut bytes, *edge, *wish)
+            }
             Sample::Window(packets) => wire::emit_window(&mut bytes, *packets),
             Sample::Probe(lane, token, length) => {
                 wire::emit_probe(&mut bytes[..*length], *lane, *token)
