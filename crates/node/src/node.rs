@@ -227,7 +227,7 @@ impl Node {
     }
 
     /// The ways to every process that is reached by packets: which pairs of addresses
-    /// carry small packets and bulk, and which are left out (`docs/protocol.md` §5.3).
+    /// carry small packets and bulk, and which are left out (`docs/design/protocol.md` §5.3).
     #[must_use]
     pub fn paths(&self) -> Vec<Paths> {
         self.inner.driver.with(|engine, _| engine.paths())
