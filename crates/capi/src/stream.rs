@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
-use dipole_node::{Endpoint, EndpointId};
+use dipole_node::{Endpoint, EndpointId, Timeout};
 use dipole_streams::{
     Destinations, Interface, InterfaceConfig, Layout, Ranks, Stream, StreamError,
 };
@@ -15,7 +15,6 @@ use dipole_streams::{
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::handle::{self, Handle};
-use crate::message::Patience;
 use crate::numbers::Numbered;
 use crate::options::Address;
 use crate::process::{self, lock};
@@ -266,7 +265,7 @@ pub unsafe extern "C" fn dp_stream_open(
             addresses: addresses?,
         };
         let endpoint = Held(handle::find(fd)?);
-        let patience = Patience::new(0, patience_ns).timeout();
+        let patience = Timeout::from_nanos(patience_ns).duration();
         let stream = Stream::open(endpoint, ranks, interface.checked()?, to, patience)?;
         STREAMS.enter(Mutex::new(Some(stream)))
     })
