@@ -87,7 +87,7 @@ impl Suite {
         let said = output_of(command.stderr(Stdio::inherit())).ok_or_else(|| {
             Failure::Text(format!("{name} does not compile ({})", describe(&command)))
         })?;
-        let mut programs = matches.lines().filter_map(|line| {
+        let mut programs = said.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;
             message["executable"].as_str().map(PathBuf::from)
         });
