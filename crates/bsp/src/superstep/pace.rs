@@ -41,7 +41,7 @@ impl Slots {
         senders.clamp(1, max)
     }
 
-    /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) if so many processes
+    /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) if `processes` processes
     /// exchange chunks: two rounds, in which each process has slots for every other one, so that
     /// acknowledgements travel with data. The minimum timeout must be longer, preferably twice as
     /// long, or packets that have arrived are sent again.
@@ -119,7 +119,7 @@ mod tests {
         ..BUS
     };
 
-    /// When a process that is always in time sends its full chunks.
+    /// Send times of full chunks, in a process that is never late.
     fn times(mut pace: Pace, chunks: usize) -> Vec<u64> {
         let mut now_ns = 500;
         let mut next = || {
