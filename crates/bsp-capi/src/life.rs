@@ -55,7 +55,7 @@ fn begin(most: i64) {
         Stage::Inside => refuse(site, "called twice"),
         Stage::After => refuse(site, "called after bsp_end: there is one parallel part"),
     }
-    dipole_bsp::log::of_library("libbsp");
+    dipole_bsp::log::init_library("libbsp");
     // The arguments of others may be anything.
     let most = (launched().0 == 0).then(|| check_most(most)).transpose();
     let most = most.unwrap_or_else(|failure| refuse(site, &failure.to_string()));

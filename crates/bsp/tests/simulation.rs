@@ -364,7 +364,7 @@ impl World {
             Pause::Ended(how) => {
                 rank.ended = Some(how);
                 if !rank.has_crashed {
-                    rank.engine.say_goodbye();
+                    rank.engine.send_goodbye();
                 }
             }
             Pause::Panicked => panic!("a rank has found a violation"),

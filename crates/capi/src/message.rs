@@ -190,7 +190,7 @@ fn gave_up_sending(failure: &Failure) -> bool {
 
 #[inline]
 pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<Message, Failure> {
-    let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_fitting(usize::MAX, timeout);
+    let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_max(usize::MAX, timeout);
     receive_by(handle, fd, patience, attempt, |message| {
         Some((message.source(), message.len()))
     })
@@ -448,7 +448,7 @@ pub unsafe extern "C" fn dp_recv_copy(
                 if buffer.length > SHORT_BYTES {
                     return buffer.lend(|memory| endpoint.receive_to_region(memory, timeout));
                 }
-                let message = endpoint.receive_fitting(buffer.length, timeout)?;
+                let message = endpoint.receive_max(buffer.length, timeout)?;
                 buffer.fill(&message);
                 Ok((message.len(), message.source()))
             };

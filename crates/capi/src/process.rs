@@ -225,7 +225,7 @@ fn install_hooks() {
     if HOOKED.load(Ordering::Relaxed) || HOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
-    dipole_node::log::of_library("libdipole");
+    dipole_node::log::init_library("libdipole");
     // SAFETY: the child's handler adds to an atomic, which is async-signal-safe; it
     // stays loaded because the library cannot be unloaded (build.rs).
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };

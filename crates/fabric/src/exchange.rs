@@ -601,7 +601,7 @@ fn failed(error: &SendError) -> Failure {
         SendError::Full { .. } => return AGAIN,
         SendError::TimedOut { .. } => FI_ETIMEDOUT,
         SendError::TooLong { .. } => FI_EMSGSIZE,
-        SendError::NotDone { .. } => FI_EACCES,
+        SendError::OperationFailed { .. } => FI_EACCES,
         SendError::PeerGone { .. } | SendError::Refused { .. } | SendError::Unreachable(_) => {
             FI_ECONNABORTED
         }

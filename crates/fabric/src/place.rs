@@ -58,7 +58,7 @@ impl Domain {
     /// Why a process is gone that this one has met.
     pub(crate) fn gone_reason(&self, incarnation: u64) -> Option<GoneReason> {
         let mut departed = lock(&self.departed);
-        let news = self.node.departed().into_iter();
+        let news = self.node.take_departures().into_iter();
         departed.extend(news.map(|gone| (gone.incarnation, gone.reason)));
         departed.get(&incarnation).copied()
     }

@@ -105,7 +105,7 @@ impl Deref for Data {
 
 /// How many operations are done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct CompletionCounts {
     /// Messages that are on their way, and operations on memory that are done.
     pub sent: u64,
     /// Operations that were not done.
@@ -128,7 +128,7 @@ struct QueueState {
 #[derive(Debug, Default)]
 pub(crate) struct QueueTable {
     queues: FxHashMap<u32, QueueState>,
-    counters: FxHashMap<u32, Counts>,
+    counters: FxHashMap<u32, CompletionCounts>,
     next: u32,
     by_endpoint: FxHashMap<u32, QueueRef>,
 }
@@ -142,11 +142,11 @@ impl QueueTable {
 
     fn open_counter(&mut self) -> QueueRef {
         self.next += 1;
-        self.counters.insert(self.next, Counts::default());
+        self.counters.insert(self.next, CompletionCounts::default());
         QueueRef(self.next)
     }
 
-    fn counts(&self, id: QueueRef) -> Counts {
+    fn counts(&self, id: QueueRef) -> CompletionCounts {
         self.counters.get(&id.0).copied().unwrap_or_default()
     }
 
@@ -172,7 +172,7 @@ impl QueueTable {
         self.by_endpoint.insert(endpoint, id);
         engine.ready().set_watched(true);
         if engine.has_message(endpoint) {
-            self.note(engine, endpoint);
+            self.add_ready(engine, endpoint);
         }
     }
 
@@ -183,7 +183,7 @@ impl QueueTable {
     }
 
     /// Notes which attached endpoints got messages.
-    pub(crate) fn note_messages(&mut self, engine: &mut Engine) {
+    pub(crate) fn collect_messages(&mut self, engine: &mut Engine) {
         if !engine.ready().has_keys() {
             return;
         }
@@ -202,19 +202,19 @@ impl QueueTable {
         };
         for endpoint in endpoints {
             if engine.has_message(endpoint) {
-                self.note(engine, endpoint);
+                self.add_ready(engine, endpoint);
             }
         }
     }
 
-    fn note(&mut self, engine: &mut Engine, endpoint: u32) {
+    fn add_ready(&mut self, engine: &mut Engine, endpoint: u32) {
         if let Some(id) = self.by_endpoint.get(&endpoint)
             && let Some(queue) = self.queues.get_mut(&id.0)
             && !queue.ready.contains(&endpoint)
         {
             queue.ready.push_back(endpoint);
             let id = *id;
-            self.tell(engine, id);
+            self.notify(engine, id);
         }
     }
 
@@ -239,11 +239,11 @@ impl QueueTable {
         } else {
             return;
         }
-        self.tell(engine, id);
+        self.notify(engine, id);
     }
 
     /// Notes posted operations that are done since they were begun.
-    pub(crate) fn note_finished(&mut self, engine: &mut Engine) {
+    pub(crate) fn collect_finished(&mut self, engine: &mut Engine) {
         while let Some((posted, sent)) = engine.sent_posts().pop_front() {
             let (context, target) = (posted.context, posted.to);
             let completion = match sent {
@@ -270,7 +270,7 @@ impl QueueTable {
     }
 
     /// Somebody who waits for the queue looks at it.
-    fn tell(&mut self, engine: &mut Engine, id: QueueRef) {
+    fn notify(&mut self, engine: &mut Engine, id: QueueRef) {
         engine.ready().notify(WaitKey::Queue(id.0));
         if let Some(queue) = self.queues.get_mut(&id.0)
             && let Some(signal) = &mut queue.signal
@@ -310,7 +310,7 @@ impl QueueTable {
             let waits = !queue.entries.is_empty() || !queue.ready.is_empty();
             queue.signal = Some(signal);
             if waits {
-                self.tell(engine, id);
+                self.notify(engine, id);
             }
         }
         Ok(user)
@@ -453,7 +453,7 @@ impl CompletionCounter {
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
-    pub fn counts(&self) -> Result<Counts, ReceiveError> {
+    pub fn counts(&self) -> Result<CompletionCounts, ReceiveError> {
         let all = self.wait_until(0, Until::Now)?;
         Ok(all.unwrap_or_default())
     }
@@ -463,11 +463,19 @@ impl CompletionCounter {
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
-    pub fn wait(&self, count: u64, timeout: Duration) -> Result<Option<Counts>, ReceiveError> {
+    pub fn wait(
+        &self,
+        count: u64,
+        timeout: Duration,
+    ) -> Result<Option<CompletionCounts>, ReceiveError> {
         self.wait_until(count, Until::For(timeout))
     }
 
-    fn wait_until(&self, count: u64, until: Until) -> Result<Option<Counts>, ReceiveError> {
+    fn wait_until(
+        &self,
+        count: u64,
+        until: Until,
+    ) -> Result<Option<CompletionCounts>, ReceiveError> {
         if self.inner.is_forked() {
             return Err(ReceiveError::Forked);
         }

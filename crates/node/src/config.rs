@@ -213,11 +213,11 @@ impl std::error::Error for ConfigError {}
 /// Far more than a program opens on purpose; they cost some 32 MiB.
 const MAX_ENDPOINTS: u32 = 65_536;
 /// A pool must hold the longest packet and the initial credits of some edges.
-const LEAST_POOL_BYTES: u64 = 1 << 20;
-const LEAST_FRAMES: u32 = 16;
-const MOST_FRAMES: u32 = 65_536;
+const MIN_POOL_BYTES: u64 = 1 << 20;
+const MIN_FRAMES: u32 = 16;
+const MAX_FRAMES: u32 = 65_536;
 /// What connection ids can tell apart.
-const MOST_PEERS: u32 = (1 << 14) - 1;
+const MAX_PEER_COUNT: u32 = (1 << 14) - 1;
 
 /// A default spin that catches an answer already under way.
 const SPIN: Duration = Duration::from_micros(50);
@@ -254,14 +254,14 @@ impl Config {
 
     /// Takes what the hosts file has for this node, but for what the environment says
     /// otherwise: addresses, runtime directory.
-    pub fn settle(&mut self) {
+    pub fn apply_hosts_file(&mut self) {
         let Some(host) = self.hosts.get(self.node).cloned() else {
             return;
         };
-        if text(variables::BIND).is_none() {
-            self.bind_as(&host);
+        if variable(variables::BIND).is_none() {
+            self.bind_to(&host);
         }
-        if let (Some(directory), None) = (host.runtime_dir, text(variables::RUNTIME_DIR)) {
+        if let (Some(directory), None) = (host.runtime_dir, variable(variables::RUNTIME_DIR)) {
             self.runtime_dir = PathBuf::from(&*directory);
         }
     }
@@ -271,19 +271,19 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError::Hosts`]: the agent's file cannot be read.
-    pub fn act_as(&mut self, node: NodeId) -> Result<(), ConfigError> {
+    pub fn set_node(&mut self, node: NodeId) -> Result<(), ConfigError> {
         self.node = node;
         if self.hosts.is_local_only() || self.hosts.is_of_agent() {
             let nodes = Hosts::of_agent(&nodes_file(&self.runtime_dir, node));
             let nodes = nodes.map_err(ConfigError::Hosts)?;
             self.hosts = nodes.unwrap_or_else(|| Hosts::local_only(node));
         }
-        self.settle();
+        self.apply_hosts_file();
         Ok(())
     }
 
     /// Bounds the bytes of unread messages; what depends on it keeps its share.
-    pub fn bound_pool(&mut self, bytes: u64) {
+    pub fn set_pool_bytes(&mut self, bytes: u64) {
         let usual = dipole_proto::Config::default();
         let share = |of: u64| of.min(bytes / (usual.pool_bytes / of).max(1));
         self.protocol.pool_bytes = bytes;
@@ -292,28 +292,28 @@ impl Config {
     }
 
     /// Reads the limits of this process and its user.
-    fn bound_from_env(&mut self) -> Result<(), ConfigError> {
-        if let Some(count) = within(variables::MAX_ENDPOINTS, 1, u32::MAX)? {
+    fn limits_from_env(&mut self) -> Result<(), ConfigError> {
+        if let Some(count) = number_in(variables::MAX_ENDPOINTS, 1, u32::MAX)? {
             self.max_endpoints = count;
         }
-        if let Some(count) = within(variables::MAX_PEERS, 1, MOST_PEERS)? {
+        if let Some(count) = number_in(variables::MAX_PEERS, 1, MAX_PEER_COUNT)? {
             self.protocol.max_peers = count;
         }
-        if let Some(bytes) = within(
+        if let Some(bytes) = number_in(
             variables::RING_BYTES,
             *RING_BYTES.start(),
             *RING_BYTES.end(),
         )? {
             self.ring_bytes = bytes.next_power_of_two();
         }
-        if let Some(bytes) = within(variables::POOL_BYTES, LEAST_POOL_BYTES, u64::MAX / 2)? {
-            self.bound_pool(bytes);
+        if let Some(bytes) = number_in(variables::POOL_BYTES, MIN_POOL_BYTES, u64::MAX / 2)? {
+            self.set_pool_bytes(bytes);
         }
-        if let Some(count) = within(variables::FRAMES, LEAST_FRAMES, MOST_FRAMES)? {
+        if let Some(count) = number_in(variables::FRAMES, MIN_FRAMES, MAX_FRAMES)? {
             self.protocol.frames = count;
         }
         let bound = |name: &'static str| {
-            let limit = within(name, 0, u32::MAX)?;
+            let limit = number_in(name, 0, u32::MAX)?;
             Ok(limit.map(|limit| Bound {
                 limit,
                 set_by: name.to_owned(),
@@ -335,7 +335,7 @@ impl Config {
     }
 
     /// Takes the addresses that the hosts file has for this node.
-    pub fn bind_as(&mut self, host: &Host) {
+    pub fn bind_to(&mut self, host: &Host) {
         self.bind = host.address;
         self.interfaces.clone_from(&host.interfaces);
     }
@@ -391,11 +391,11 @@ impl Config {
             config.node = place.node;
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
-        } else if let Some(file) = text(variables::HOSTS) {
+        } else if let Some(file) = variable(variables::HOSTS) {
             config.hosts = Hosts::followed(file.as_ref()).map_err(ConfigError::Hosts)?;
             // The default is no claim: an option of the program may still name the node.
-            if text(variables::NODE).is_some() {
-                must_list(&config.hosts, config.node)?;
+            if variable(variables::NODE).is_some() {
+                require_listed(&config.hosts, config.node)?;
             }
         } else {
             let nodes = nodes_file(&config.runtime_dir, config.node);
@@ -403,7 +403,7 @@ impl Config {
                 config.hosts = hosts;
             }
         }
-        config.settle();
+        config.apply_hosts_file();
         config.key = ClusterKey::from_env().map_err(ConfigError::Key)?;
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
             config.bind = bind;
@@ -412,7 +412,7 @@ impl Config {
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);
         }
-        if let Some(ms) = within(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
+        if let Some(ms) = number_in(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
             config.set_peer_timeout(ms);
         }
         if let Some(receive) = parsed(variables::BPF_RX, "ring, xdp-ring or af-xdp")? {
@@ -421,13 +421,13 @@ impl Config {
         if let Some(send) = parsed(variables::BPF_TX, "af-packet or af-xdp")? {
             config.send = send;
         }
-        if let Some(on) = within(variables::BUSY_POLL, 0, 1)? {
+        if let Some(on) = number_in(variables::BUSY_POLL, 0, 1)? {
             config.busy_poll = on == 1;
         }
-        config.bound_from_env()?;
+        config.limits_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
-        config.capture = text(variables::CAPTURE).map(PathBuf::from);
-        if let Some(broker) = text(variables::BROKER) {
+        config.capture = variable(variables::CAPTURE).map(PathBuf::from);
+        if let Some(broker) = variable(variables::BROKER) {
             config.broker = broker.into();
         }
         Ok(config)
@@ -435,14 +435,14 @@ impl Config {
 }
 
 /// Refuses a node that the others do not know by this file: nobody could find it.
-fn must_list(hosts: &Hosts, node: NodeId) -> Result<(), ConfigError> {
+fn require_listed(hosts: &Hosts, node: NodeId) -> Result<(), ConfigError> {
     match hosts.get(node) {
         Some(_) => Ok(()),
         None => Err(ConfigError::UnknownNode(node)),
     }
 }
 
-fn text(name: &str) -> Option<String> {
+fn variable(name: &str) -> Option<String> {
     environment::variable(name)
 }
 
@@ -450,7 +450,7 @@ fn parsed<T: std::str::FromStr>(
     name: &'static str,
     expected: &str,
 ) -> Result<Option<T>, ConfigError> {
-    let Some(value) = text(name) else {
+    let Some(value) = variable(name) else {
         return Ok(None);
     };
     value.parse().map(Some).map_err(|_| ConfigError::Variable {
@@ -461,13 +461,13 @@ fn parsed<T: std::str::FromStr>(
 }
 
 /// A number within bounds.
-fn within<T>(name: &'static str, least: T, most: T) -> Result<Option<T>, ConfigError>
+fn number_in<T>(name: &'static str, min: T, max: T) -> Result<Option<T>, ConfigError>
 where
     T: std::str::FromStr + PartialOrd + fmt::Display,
 {
-    let expected = format!("a number from {least} to {most}");
+    let expected = format!("a number from {min} to {max}");
     match parsed::<T>(name, &expected)? {
-        Some(number) if number < least || number > most => Err(ConfigError::Variable {
+        Some(number) if number < min || number > max => Err(ConfigError::Variable {
             name,
             value: number.to_string(),
             expected,
@@ -494,8 +494,8 @@ mod tests {
     #[test]
     fn a_node_that_its_hosts_file_lacks_is_refused() {
         let hosts = Hosts::parse("1 127.0.0.1\n2 127.0.0.2").unwrap();
-        assert!(must_list(&hosts, NodeId(2)).is_ok());
-        let error = must_list(&hosts, NodeId(5)).unwrap_err().to_string();
+        assert!(require_listed(&hosts, NodeId(2)).is_ok());
+        let error = require_listed(&hosts, NodeId(5)).unwrap_err().to_string();
         assert!(error.contains("DIPOLE_NID=5"), "{error}");
     }
 
@@ -504,13 +504,13 @@ mod tests {
         let usual = dipole_proto::Config::default();
         let bounded = |bytes| {
             let mut config = Config::local(NodeId(1), PathBuf::new());
-            config.bound_pool(bytes);
+            config.set_pool_bytes(bytes);
             config.protocol
         };
         assert_eq!(bounded(usual.pool_bytes), usual);
-        let small = bounded(LEAST_POOL_BYTES);
-        assert_eq!(small.pool_reserve_bytes, LEAST_POOL_BYTES / 8);
-        assert_eq!(small.edge_window_bytes, LEAST_POOL_BYTES / 16);
+        let small = bounded(MIN_POOL_BYTES);
+        assert_eq!(small.pool_reserve_bytes, MIN_POOL_BYTES / 8);
+        assert_eq!(small.edge_window_bytes, MIN_POOL_BYTES / 16);
         assert!(small.edge_window_bytes <= small.pool_reserve_bytes);
         assert!(u64::from(small.initial_credit_bytes) <= small.edge_window_bytes);
         let large = bounded(1 << 40);

@@ -27,14 +27,14 @@ use crate::registry::{EdgeStatsFile, Registry, ReportFiles};
 use crate::report::Report;
 
 /// Between two looks at the cluster key's file while nothing else happens.
-const KEY_LOOKS: Duration = Duration::from_secs(5);
+const KEY_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What the control thread is asked to do.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Write counters and links, if they have changed, and the edges' statistics, if anybody
     /// watches.
-    Show,
+    PublishStats,
     /// Remove the files of processes that died.
     Sweep,
     /// A peer is silent: ask its node whether it lives.
@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// The last copy of its descriptor was closed.
     EndEndpoint(EndpointId),
     /// There is a peer: step the engine also while no thread calls.
-    Serve,
+    StartProgressThread,
     /// End the thread.
     Stop,
 }
@@ -88,7 +88,7 @@ impl Control {
         let (sender, commands) = channel();
         let sender = Commands(sender);
         let files = ReportFiles::new(registry, incarnation);
-        let mut server = Server {
+        let mut control_thread = ControlThread {
             registry: registry.clone(),
             prober: LivenessProber::new(registry.clone(), hosts.clone()),
             statistics: Some(EdgeStatsFile::new(registry, incarnation)),
@@ -98,10 +98,10 @@ impl Control {
             driver: Arc::clone(driver),
             progress: Arc::clone(progress),
         };
-        server.show_counters();
+        control_thread.publish_counters();
         let thread = std::thread::Builder::new()
             .name("dipole-control".into())
-            .spawn(move || server.run(&commands))?;
+            .spawn(move || control_thread.run(&commands))?;
         let posted = sender.clone();
         driver.with_last(|engine, _| engine.set_control(posted));
         Ok(Control {
@@ -127,7 +127,7 @@ impl Control {
 }
 
 /// What the thread owns.
-struct Server {
+struct ControlThread {
     registry: Registry,
     prober: LivenessProber<PeerId>,
     /// None once it could not be written.
@@ -141,21 +141,21 @@ struct Server {
     progress: Arc<ProgressThread>,
 }
 
-impl Server {
+impl ControlThread {
     fn run(mut self, commands: &Receiver<Command>) {
         loop {
             let now_ns = self.driver.now().0;
             let at_ns = self.prober.next_deadline_ns();
             let probes_in = at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns)));
-            let looks_in = self.key.as_ref().map(|_| KEY_LOOKS);
-            let command = match probes_in.into_iter().chain(looks_in).min() {
+            let key_check_in = self.key.as_ref().map(|_| KEY_CHECK_INTERVAL);
+            let command = match probes_in.into_iter().chain(key_check_in).min() {
                 None => commands.recv().map_err(RecvTimeoutError::from),
                 Some(left) => commands.recv_timeout(left),
             };
-            self.look_at_key();
+            self.check_key();
             match command {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(command) => self.obey(command),
+                Ok(command) => self.execute(command),
                 Err(RecvTimeoutError::Timeout) => {
                     let driver = &self.driver;
                     let now_ns = driver.now().0;
@@ -167,11 +167,11 @@ impl Server {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
-            Command::Show => {
-                self.show_edges();
-                self.show_counters();
+            Command::PublishStats => {
+                self.publish_edges();
+                self.publish_counters();
             }
             Command::Sweep => {
                 if let Err(cause) = self.registry.sweep() {
@@ -202,7 +202,7 @@ impl Server {
                         .with(|state, now| state.judge(now, peer, verdict));
                 }
             }
-            Command::Serve => {
+            Command::StartProgressThread => {
                 if let Err(cause) = self.progress.start(&self.driver) {
                     tracing::warn!("peers wait until this process makes a call: {cause}");
                 }
@@ -213,7 +213,7 @@ impl Server {
     }
 
     /// What peers have proven with a key that was withdrawn they must prove again.
-    fn look_at_key(&mut self) {
+    fn check_key(&mut self) {
         if let Some((key, known)) = &mut self.key
             && key.withdrawals() != *known
         {
@@ -222,7 +222,7 @@ impl Server {
         }
     }
 
-    fn show_edges(&mut self) {
+    fn publish_edges(&mut self) {
         let Some(file) = self.statistics.as_mut().filter(|file| file.is_watched()) else {
             return;
         };
@@ -233,8 +233,8 @@ impl Server {
         }
     }
 
-    fn show_counters(&mut self) {
-        let Some(Err(cause)) = self.report.as_mut().map(|it| it.show(&self.driver)) else {
+    fn publish_counters(&mut self) {
+        let Some(Err(cause)) = self.report.as_mut().map(|it| it.publish(&self.driver)) else {
             return;
         };
         tracing::warn!("`dipole stats` and `dipole links` won't know of this process: {cause}");

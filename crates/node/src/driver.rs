@@ -1,24 +1,24 @@
-//! Threads and the engine: who steps it, who sleeps, who wakes whom.
+//! The lock around the engine, and how threads take turns at stepping it.
 //!
-//! The engine lies behind one lock, never held while sleeping or in user code.
-//! A thread that waits steps it: first spinning for a bounded time, then one of the
-//! waiting threads leads and sleeps in the kernel on the link's descriptors, and the
-//! others are parked until what they wait for is ready or the leader leaves.
+//! The lock is never held while a thread sleeps or runs user code. A waiting thread steps
+//! the engine and spins for a bounded time. After that, one of the waiting threads becomes
+//! the leader and sleeps in the kernel on the link's descriptors; the others are parked
+//! until their key becomes ready or the leader leaves.
 //!
-//! What steps, [`Stepper`], says which keys became ready ([`Ready`]); only waiters of
-//! these keys are woken ([`waiters`]). Where descriptors have been exported or tasks
-//! wait, a progress thread steps while no thread waits here ([`progress`]). Handlers of ports
-//! run between steps ([`work`]).
+//! The engine ([`Stepper`]) reports which keys became ready ([`Ready`]), and only waiters
+//! for those keys are woken ([`waiters`]). If descriptors were exported or tasks are
+//! waiting, a progress thread steps the engine while no other thread does ([`progress`]).
+//! Port handlers run between steps ([`work`]).
 //!
-//! `model.rs` runs this driver under loom.
+//! `model.rs` checks this driver with loom.
 
+mod condition;
 mod progress;
 mod ready;
 mod schedule;
 mod stepper;
 mod sync;
 mod waiters;
-mod want;
 mod work;
 
 #[cfg(test)]
@@ -26,9 +26,9 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+pub use condition::Polled;
+pub(crate) use condition::WaitCondition;
 pub(crate) use ready::{Ready, WaitKey};
 pub(crate) use schedule::{Driver, Until, WaitError};
 pub(crate) use stepper::Stepper;
-pub use want::Polled;
-pub(crate) use want::Want;
 pub(crate) use work::Work;

@@ -1,4 +1,4 @@
-//! An edge: from an endpoint of this process to one target, and to it alone.
+//! Edges: each leads from an endpoint of this process to one target endpoint.
 
 mod memory;
 
@@ -23,65 +23,65 @@ use crate::inner::Inner;
 use crate::process::ProcessState;
 use crate::region::{RegionKey, RegionMemory};
 
-/// What can be posted to an edge.
+/// An operation that can be posted to an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
     /// A message to the target endpoint.
     #[default]
     Message,
-    /// The bytes belong at an offset of a region of the target; done once they are there.
+    /// Writes to a region of the target; done once the bytes are there.
     Put {
         /// The region.
         key: RegionKey,
-        /// Where.
+        /// Offset in the region.
         offset: u64,
-        /// What its owner is told then, if anything.
+        /// Value with which the region's owner is then notified, if any.
         notice: Option<u64>,
     },
-    /// The same without an answer: completes as [`Sent`](crate::Completion::Sent) once the bytes
-    /// are no longer needed. They are in their place before anything that is posted to the edge
-    /// later arrives. If they are refused, a failure follows, with the context of the edge's last.
+    /// A put without an answer: completes as [`Sent`](crate::Completion::Sent) once the bytes are
+    /// no longer needed. They are in place before later operations of the edge arrive. If the put
+    /// is refused, a failure follows with the context of the edge's latest put.
     PutUnanswered {
         /// The region.
         key: RegionKey,
-        /// Where.
+        /// Offset in the region.
         offset: u64,
     },
-    /// Bytes of a region of the target, at most 16 MiB; they come with the completion.
+    /// Reads from a region of the target, at most 16 MiB; the completion contains the bytes.
     Get {
         /// The region.
         key: RegionKey,
-        /// Where they begin.
+        /// Offset in the region.
         offset: u64,
-        /// How many they are.
+        /// Number of bytes.
         length: usize,
     },
-    /// Adds to a 64-bit word of a region; what it was comes with the completion.
+    /// Adds to a 64-bit word of a region; the completion contains its previous value.
     FetchAdd {
         /// The region.
         key: RegionKey,
-        /// Where, a multiple of 8.
+        /// Offset in the region, a multiple of 8.
         offset: u64,
-        /// What is added, wrapping around.
+        /// The value to add, wrapping around.
         value: u64,
     },
-    /// Sets a 64-bit word of a region if it is as expected; what it was comes with the
-    /// completion.
+    /// Replaces a 64-bit word of a region if it has the expected value; the completion contains
+    /// its previous value.
     CompareSwap {
         /// The region.
         key: RegionKey,
-        /// Where, a multiple of 8.
+        /// Offset in the region, a multiple of 8.
         offset: u64,
-        /// What it must be.
+        /// The expected value.
         expected: u64,
-        /// What it becomes.
+        /// The new value.
         new: u64,
     },
 }
 
 impl Operation {
-    /// The data of a compare-and-swap.
+    /// The data part of a compare-and-swap.
     pub(crate) fn word(&self) -> Option<[u8; 8]> {
         match self {
             Operation::CompareSwap { expected, .. } => Some(expected.to_le_bytes()),
@@ -89,7 +89,7 @@ impl Operation {
         }
     }
 
-    /// Its head on the wire but for the id; `None` of a message.
+    /// The operation's head on the wire, still without an id; `None` for a message.
     pub(crate) fn head(&self) -> Option<wire::Operation> {
         let (kind, key, offset, value) = match *self {
             Operation::Message => return None,
@@ -129,18 +129,18 @@ impl Operation {
     }
 }
 
-/// An edge of an endpoint. Messages of one edge arrive once and in order.
+/// An edge of an endpoint. Its messages arrive once and in order.
 ///
-/// Several threads may use it at once. Dropping it closes it: what was sent still arrives,
-/// what was posted and has not begun completes as [`SendError::Cancelled`], also when its endpoint
-/// ends. Two edges between the same endpoints share one order.
+/// Several threads may use it at once. Dropping it closes it: messages already sent still arrive,
+/// and posted operations that have not started complete as [`SendError::Cancelled`]. The same
+/// happens when its endpoint closes. Two edges between the same endpoints share one order.
 #[derive(Debug)]
 pub struct Edge {
     inner: Arc<Inner>,
     owner: Arc<EndpointOwner>,
     id: EdgeRef,
     to: Address,
-    /// Puts have been sent that nobody waited for.
+    /// Puts without an answer have been sent.
     has_put: AtomicBool,
 }
 
@@ -160,13 +160,13 @@ impl Edge {
         }
     }
 
-    /// The endpoint it begins at.
+    /// The endpoint that the edge belongs to.
     #[must_use]
     pub fn source(&self) -> EndpointId {
         self.owner.id
     }
 
-    /// Where it leads.
+    /// The target's address.
     #[must_use]
     pub fn target(&self) -> Address {
         self.to
@@ -176,19 +176,19 @@ impl Edge {
         self.id
     }
 
-    /// Waits until the target's process has answered, at most `timeout`.
+    /// Waits for at most `timeout` until the target's process has answered.
     ///
     /// # Errors
-    /// [`SendError::Unreachable`] says why it never will be; [`SendError::TimedOut`].
+    /// [`SendError::Unreachable`] if it never will; [`SendError::TimedOut`].
     pub fn wait_open(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let until = Until::For(timeout);
         self.inner.wait_target(self.id, self.to, until).map(drop)
     }
 
-    /// Has the target's process asked now and then whether it lives, though nothing is sent to
-    /// it: for those who only wait for its messages. Never blocks; whoever waits for long calls
-    /// it again, to be told when that process is gone.
+    /// Probes the target's process even though nothing is sent to it, for programs that only wait
+    /// for its messages. Never blocks. Call it again during a long wait; it reports an error if
+    /// the process is gone.
     ///
     /// # Errors
     /// [`SendError::PeerGone`], [`SendError::Unreachable`]; [`SendError::Full`] while the edge
@@ -210,9 +210,9 @@ impl Edge {
         })
     }
 
-    /// Sends a message. It is copied; it leaves before this returns unless earlier packets
-    /// still wait. Blocks while the edge connects, and while frames or the receiver's credit
-    /// are used up, receiving meanwhile. Delivery is confirmed only by [`flush`](Self::flush).
+    /// Sends a message. It is copied, and leaves before this returns unless earlier packets are
+    /// waiting. Blocks while the edge connects and while there are no free frames or no credit
+    /// from the receiver, and receives meanwhile. Only [`flush`](Self::flush) confirms delivery.
     ///
     /// # Errors
     /// [`SendError`].
@@ -220,8 +220,8 @@ impl Edge {
         self.send_until(payload, Until::Forever)
     }
 
-    /// Like [`send`](Self::send), but returns within `timeout`. A long message that has
-    /// begun by then goes on by itself, from a copy, and counts as sent.
+    /// Like [`send`](Self::send), but returns within `timeout`. A long message that has started by
+    /// then is completed from a copy in the background and counts as sent.
     ///
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
@@ -229,7 +229,7 @@ impl Edge {
         self.send_until(payload, Until::For(timeout))
     }
 
-    /// Like [`send`](Self::send), but never blocks: the message is queued whole or not at
+    /// Like [`send`](Self::send), but never blocks: the message is queued as a whole or not at
     /// all.
     ///
     /// # Errors
@@ -238,10 +238,10 @@ impl Edge {
         self.send_until(payload, Until::Now)
     }
 
-    /// Like [`try_send`](Self::try_send), but more follows: by packets the message may wait and
-    /// share one. It leaves when that is full, with what is sent to the same process without more
-    /// to come, with [`flush_edges`](crate::Endpoint::flush_edges) and the next wait; else a
-    /// thread of the node sends it, within a millisecond or so.
+    /// Like [`try_send`](Self::try_send), but more messages follow, so this one may wait to share
+    /// a packet with them. The packet leaves when it is full, with the next ordinary message to the
+    /// same process, with [`flush_edges`](crate::Endpoint::flush_edges), or during the next wait;
+    /// otherwise a thread of the node sends it within about a millisecond.
     ///
     /// # Errors
     /// Those of `try_send`.
@@ -265,16 +265,16 @@ impl Edge {
         self.inner.send_along(source, edge, payload.into(), until)
     }
 
-    /// Sends a message without blocking the thread: ready once it is queued whole, as
-    /// [`try_send`](Self::try_send) queues it. Dropping the future before sends nothing.
+    /// Sends a message without blocking the thread: the future is ready once the message is queued
+    /// as by [`try_send`](Self::try_send). If it is dropped before, nothing is sent.
     ///
     /// # Errors
-    /// Those of `try_send`, but for [`SendError::Full`].
+    /// Those of `try_send`, except [`SendError::Full`].
     pub fn send_async(&self, payload: &[u8]) -> impl Future<Output = Result<(), SendError>> {
         poll_fn(move |context| self.poll_send(context, payload))
     }
 
-    /// [`send_async`](Self::send_async) for callers who write their own futures.
+    /// Poll-based version of [`send_async`](Self::send_async), for custom futures.
     pub fn poll_send(
         &self,
         context: &mut task::Context<'_>,
@@ -292,7 +292,7 @@ impl Edge {
             let opening = [self.id.key()];
             let keys = room.as_ref().map_or(&opening[..], |keys| &keys[..]);
             let _none: Option<()> = driver.wait_task(keys, context.waker(), |_, _| None);
-            // What it waits for may have come before the task was registered.
+            // Room may have become free before the task was registered.
             let sent = self.try_send(payload);
             if !matches!(sent, Err(SendError::Full { .. })) {
                 return Poll::Ready(sent);
@@ -303,13 +303,14 @@ impl Edge {
         }
     }
 
-    /// Posts an operation on the gathered bytes, which are copied; never blocks. It is begun
-    /// in the edge's order, also if the edge still connects. Its `context` appears in the
-    /// queue that the edge is [attached](Self::attach) to when it is done or has failed.
+    /// Posts an operation with a copy of the gathered bytes; never blocks. Operations start in
+    /// order, also while the edge still connects. When one completes or fails, its `context`
+    /// appears in the queue that the edge is [attached](Self::attach) to.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge, or copies of 32 MiB in this process,
-    /// or the others are left less than this edge would have; [`SendError::TooLong`] of a get.
+    /// [`SendError::Full`] if 1024 operations wait on this edge, if the copies of this process
+    /// reach 32 MiB, or if this edge would use more of that than it leaves to the others;
+    /// [`SendError::TooLong`] for a get.
     pub fn post(
         &self,
         operation: Operation,
@@ -323,13 +324,13 @@ impl Edge {
         self.post_any(operation, PostedBytes::Copied(gathered), context)
     }
 
-    /// Like [`post`](Self::post), but the bytes are not copied: the library shares them until the
-    /// completion, and a long message goes straight from them to the receiver. Long ones complete
-    /// when they have been taken out of them, not in the order in which they were posted.
-    /// [`Bytes::from_owner`] makes any memory such bytes.
+    /// Like [`post`](Self::post), but without a copy: the library shares the bytes until the
+    /// completion, and a long message goes from them directly to the receiver. Long messages
+    /// complete when the receiver has taken them, which may be out of order.
+    /// [`Bytes::from_owner`] turns any memory into such bytes.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge; [`SendError::TooLong`] of a get.
+    /// [`SendError::Full`] if 1024 operations wait on this edge; [`SendError::TooLong`] for a get.
     ///
     /// # Source
     /// The non-blocking zero-copy send of GAMMA §2.
@@ -342,8 +343,8 @@ impl Edge {
         self.post_any(operation, PostedBytes::Shared(bytes), context)
     }
 
-    /// Posts a get of as many bytes as there are in `into`, which is to be left alone until the
-    /// completion; see [`post`](Self::post).
+    /// Posts a get that fills `into`, which must not be touched until the completion; see
+    /// [`post`](Self::post).
     ///
     /// # Errors
     /// Those of `post`.
@@ -379,8 +380,8 @@ impl Edge {
         self.inner.post(self.id, operation, bytes, context)
     }
 
-    /// Withdraws an operation that was posted with this context and has not begun: it
-    /// completes as [`SendError::Cancelled`]. False if there is none.
+    /// Cancels a posted operation with this context that has not started. It completes as
+    /// [`SendError::Cancelled`]. False if there is none.
     #[must_use]
     pub fn cancel(&self, context: Context) -> bool {
         if self.inner.is_forked() {
@@ -392,17 +393,17 @@ impl Edge {
         })
     }
 
-    /// Completions of operations posted from now on appear in this queue.
+    /// From now on, completions of posted operations appear in this queue.
     pub fn attach(&self, queue: &CompletionQueue) {
         self.complete_at(queue.id());
     }
 
-    /// Completions of operations posted from now on are counted there.
+    /// From now on, this counter counts completions of posted operations.
     pub fn attach_counter(&self, counter: &CompletionCounter) {
         self.complete_at(counter.id());
     }
 
-    /// True if completions of what is posted appear, or are counted, anywhere.
+    /// True if a queue or a counter is attached.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         let driver = &self.inner.driver;
@@ -418,11 +419,11 @@ impl Edge {
         }
     }
 
-    /// Waits until everything sent to the target's process has been acknowledged: messages lie
-    /// in its endpoint's token buffer pool, what was put lies in its place.
+    /// Waits until the target's process has acknowledged everything: messages are in its endpoint's
+    /// token buffer pool, and puts are in place.
     ///
     /// # Errors
-    /// [`SendError::NotDone`]: a put since the last flush was refused, and why the first was.
+    /// [`SendError::OperationFailed`] if a put since the last flush was refused, with the first reason.
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
     pub fn flush(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
@@ -466,7 +467,7 @@ impl Drop for Edge {
 }
 
 impl Inner {
-    /// Posts an operation to an edge; the progress thread sees to what has to wait.
+    /// Posts an operation to an edge; if it has to wait, the progress thread continues it.
     pub(crate) fn post(
         &self,
         id: EdgeRef,
@@ -480,7 +481,7 @@ impl Inner {
         })
     }
 
-    /// Waits until an edge is open and nothing posted waits on it; where it leads.
+    /// Waits until an edge is open and has no posted operations left; returns its target.
     pub(crate) fn wait_target(
         &self,
         id: EdgeRef,

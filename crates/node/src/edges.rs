@@ -26,11 +26,11 @@ use crate::completion::{Context, QueueRef, QueueTable};
 use crate::config::Links;
 use crate::driver::Stepper;
 use crate::edge::Operation;
-use crate::engine::{AnswerPlace, Blocked, Content, Destination, Engine, OperationId, Target};
+use crate::engine::{AnswerBuffer, Blocked, Content, Destination, Engine, OperationId, Target};
 use crate::error::{GoneReason, SendError, TargetError};
 use crate::registry::{EdgeTraffic, Ports};
-use connector::Job;
-pub(crate) use connector::{Answer, Connector, Policy};
+use connector::Lookup;
+pub(crate) use connector::{Connector, Policy, Resolution};
 pub(crate) use id::EdgeRef;
 pub(crate) use posts::PostedBytes;
 use posts::Posts;
@@ -38,11 +38,11 @@ use posts::Posts;
 /// Edges that one endpoint keeps for answers.
 const MAX_CACHED: usize = 1024;
 /// What a process says that has as many peers as it may.
-const FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers);
+const PEER_FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers);
 /// What a process says that protects packets in another way.
 const OTHER_SECURITY: GoneReason = GoneReason::Reset(wire::ResetReason::Security);
 /// Without a hosts file packets prove the node's own key, with one the cluster's.
-const OTHER_VIEW: &str = "of its process and this one only one has a hosts file, so they do not \
+const HOSTS_FILE_MISMATCH: &str = "of its process and this one only one has a hosts file, so they do not \
                           talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
                           memory (DIPOLE_LINK=auto)";
 
@@ -65,15 +65,15 @@ enum Stage {
 
 #[derive(Debug)]
 struct EdgeState {
-    life: u32,
+    generation: u32,
     source: u32,
     to: Address,
     stage: Stage,
-    begun: Instant,
+    started_at: Instant,
     deadline: Instant,
     posts: Posts,
     /// When it was last used, as a count of uses, for an endpoint's cache.
-    used: u64,
+    last_used: u64,
 }
 
 impl EdgeState {
@@ -92,12 +92,12 @@ impl EdgeState {
 pub(crate) struct EdgeTable {
     slots: Vec<Option<EdgeState>>,
     free: Vec<u32>,
-    next_life: u32,
+    next_generation: u32,
     /// Edges that connect, or have operations waiting.
     waiting: Vec<EdgeRef>,
     copied_bytes: Arc<AtomicUsize>,
     cached: FxHashMap<(u32, Address), EdgeRef>,
-    uses: u64,
+    use_count: u64,
     connector: Connector,
 }
 
@@ -106,19 +106,22 @@ impl EdgeTable {
         EdgeTable {
             slots: Vec::new(),
             free: Vec::new(),
-            next_life: 0,
+            next_generation: 0,
             waiting: Vec::new(),
             copied_bytes: Arc::default(),
             cached: FxHashMap::default(),
-            uses: 0,
+            use_count: 0,
             connector,
         }
     }
 
-    /// What takes the connector's answers and gives them to [`settle`](Self::settle); set
+    /// What takes the connector's answers and gives them to [`on_resolved`](Self::on_resolved); set
     /// once, before the first edge.
-    pub(crate) fn on_answer(&self, tell: impl Fn(EdgeRef, Answer) + Send + Sync + 'static) {
-        self.connector.set_tell(tell);
+    pub(crate) fn set_callback(
+        &self,
+        callback: impl Fn(EdgeRef, Resolution) + Send + Sync + 'static,
+    ) {
+        self.connector.set_callback(callback);
     }
 
     #[inline]
@@ -138,13 +141,13 @@ impl EdgeTable {
     #[inline]
     fn get(&self, id: EdgeRef) -> Option<&EdgeState> {
         let state = self.slots.get(id.index as usize)?.as_ref()?;
-        (state.life == id.life).then_some(state)
+        (state.generation == id.generation).then_some(state)
     }
 
     #[inline]
     fn get_mut(&mut self, id: EdgeRef) -> Option<&mut EdgeState> {
         let state = self.slots.get_mut(id.index as usize)?.as_mut()?;
-        (state.life == id.life).then_some(state)
+        (state.generation == id.generation).then_some(state)
     }
 
     fn insert(&mut self, source: u32, to: Address, stage: Stage, now: Instant) -> EdgeRef {
@@ -152,20 +155,20 @@ impl EdgeTable {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).expect("fewer edges than 2^32")
         });
-        self.next_life = self.next_life.wrapping_add(1);
-        self.uses += 1;
-        let life = self.next_life;
+        self.next_generation = self.next_generation.wrapping_add(1);
+        self.use_count += 1;
+        let generation = self.next_generation;
         self.slots[index as usize] = Some(EdgeState {
-            life,
+            generation,
             source,
             to,
             stage,
-            begun: now,
-            deadline: now.after(self.connector.patience_ns()),
+            started_at: now,
+            deadline: now.after(self.connector.timeout_ns()),
             posts: Posts::default(),
-            used: self.uses,
+            last_used: self.use_count,
         });
-        EdgeRef { index, life }
+        EdgeRef { index, generation }
     }
 
     /// Makes an edge. If `to` has sent to `source` it is open at once; else it connects
@@ -185,7 +188,7 @@ impl EdgeTable {
         }
         let id = self.insert(source, to, Stage::Resolving, now);
         self.waiting.push(id);
-        self.connector.resolve(Job::new(id, to));
+        self.connector.resolve(Lookup::new(id, to));
         id
     }
 
@@ -203,7 +206,7 @@ impl EdgeTable {
         let id = self.insert(source, to, Stage::Resolving, now);
         self.waiting.push(id);
         let socket = self.connector.policy().socket_of(to, ports.incarnation);
-        self.resolved(engine, id, (ports, socket), now);
+        self.connect_to(engine, id, (ports, socket), now);
         id
     }
 
@@ -211,7 +214,7 @@ impl EdgeTable {
     ///
     /// # Errors
     /// Its process is gone, or has too many edges.
-    pub(crate) fn answering(
+    pub(crate) fn reply_edge(
         &mut self,
         engine: &mut Engine,
         source: u32,
@@ -271,10 +274,10 @@ impl EdgeTable {
     }
 
     fn touch(&mut self, id: EdgeRef) {
-        self.uses += 1;
-        let uses = self.uses;
+        self.use_count += 1;
+        let use_count = self.use_count;
         if let Some(edge) = self.get_mut(id) {
-            edge.used = uses;
+            edge.last_used = use_count;
         }
     }
 
@@ -287,9 +290,9 @@ impl EdgeTable {
         }
         let mut by_use: Vec<(u64, (u32, Address))> = (self.cached.iter())
             .filter(|(_, id)| self.get(**id).is_none_or(|edge| edge.posts.is_empty()))
-            .map(|(key, id)| (self.get(*id).map_or(0, |edge| edge.used), *key))
+            .map(|(key, id)| (self.get(*id).map_or(0, |edge| edge.last_used), *key))
             .collect();
-        by_use.sort_unstable_by_key(|(used, _)| *used);
+        by_use.sort_unstable_by_key(|(last_used, _)| *last_used);
         for (_, (source, to)) in by_use.into_iter().take(MAX_CACHED / 4) {
             self.forget_cached(engine, source, to);
         }
@@ -353,9 +356,9 @@ impl EdgeTable {
             if let Some(edge) = &self.slots[index]
                 && edge.source == source
             {
-                let life = edge.life;
+                let generation = edge.generation;
                 let index = u32::try_from(index).expect("fewer edges than 2^32");
-                self.close(engine, queues, EdgeRef { index, life });
+                self.close(engine, queues, EdgeRef { index, generation });
             }
         }
     }
@@ -387,15 +390,15 @@ impl EdgeTable {
     }
 
     /// True if an edge has failed, its target's process is gone, whatever waits on it, or it has
-    /// been connecting for longer than `patience_ns`.
+    /// been connecting for longer than `timeout_ns`.
     pub(crate) fn is_lost(
         &self,
         engine: &Engine,
         id: EdgeRef,
-        (now, patience_ns): (Instant, u64),
+        (now, timeout_ns): (Instant, u64),
     ) -> bool {
         self.get(id).is_none_or(|edge| match edge.stage {
-            Stage::Resolving | Stage::Opening(_) => now.since(edge.begun) > patience_ns,
+            Stage::Resolving | Stage::Opening(_) => now.since(edge.started_at) > timeout_ns,
             Stage::Open(_) | Stage::Failed(_) => !edge.is_usable(engine),
         })
     }
@@ -441,12 +444,12 @@ impl EdgeTable {
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub(crate) fn ask_fast(
+    pub(crate) fn start_operation_fast(
         &mut self,
         engine: &mut Engine,
         id: EdgeRef,
         (mut head, data): (wire::Operation, &[u8]),
-        place: &mut Option<AnswerPlace>,
+        place: &mut Option<AnswerBuffer>,
         clock: &mut Reading<'_>,
     ) -> std::io::Result<Option<OperationId>> {
         let Some(EdgeState {
@@ -461,7 +464,7 @@ impl EdgeTable {
             return Ok(None);
         }
         let is_fence = head.kind == wire::OperationKind::Fence;
-        let wanted = (is_fence, place.take().unwrap_or(AnswerPlace::None));
+        let wanted = (is_fence, place.take().unwrap_or(AnswerBuffer::None));
         head.id = engine.expect_answer(clock.last(), target.edge, wanted, None);
         let bytes = head.to_bytes();
         let content = Content::operation(&bytes, data);
@@ -528,20 +531,20 @@ impl EdgeTable {
     }
 
     /// The connector has an answer.
-    pub(crate) fn settle(
+    pub(crate) fn on_resolved(
         &mut self,
         engine: &mut Engine,
         id: EdgeRef,
-        answer: Answer,
+        resolution: Resolution,
         now: Instant,
     ) {
-        match answer {
-            Answer::Found(ports, socket) => self.resolved(engine, id, (ports, socket), now),
-            Answer::Failed(cause) => self.fail(engine, id, cause),
+        match resolution {
+            Resolution::Found(ports, socket) => self.connect_to(engine, id, (ports, socket), now),
+            Resolution::Failed(cause) => self.fail(engine, id, cause),
         }
     }
 
-    fn resolved(
+    fn connect_to(
         &mut self,
         engine: &mut Engine,
         id: EdgeRef,
@@ -552,12 +555,12 @@ impl EdgeTable {
         let Some(edge) = self.get_mut(id) else {
             return;
         };
-        match begin(engine, &policy, edge.to, ports, socket, now) {
+        match connect(engine, &policy, edge.to, ports, socket, now) {
             Ok(Some(attempt)) => edge.stage = Stage::Opening(attempt),
             // Its process has gone since: ask again.
             Ok(None) => {
-                let job = Job::again(id, edge.to);
-                self.connector.resolve(job);
+                let lookup = Lookup::retry(id, edge.to);
+                self.connector.resolve(lookup);
             }
             Err(cause) => self.fail(engine, id, cause),
         }
@@ -605,7 +608,7 @@ impl EdgeTable {
         };
         let timed_out = now >= edge.deadline;
         let by_packets = matches!(edge.stage, Stage::Opening(Attempt::Packets(_)));
-        let begun = edge.begun;
+        let started_at = edge.started_at;
         let reason = match opened {
             Ok(Some(peer)) => match engine.edge(peer, source, to.endpoint.0) {
                 Ok(made) => {
@@ -620,7 +623,7 @@ impl EdgeTable {
                 Err(EdgeError::Gone) => None,
             },
             Ok(None) if timed_out => {
-                let waited = std::time::Duration::from_nanos(now.since(begun));
+                let waited = std::time::Duration::from_nanos(now.since(started_at));
                 let cause = TargetError::TimedOut { target: to, waited };
                 return self.fail(engine, id, cause);
             }
@@ -629,7 +632,7 @@ impl EdgeTable {
             Err(_) => None,
         };
         let policy = Arc::clone(self.connector.policy());
-        match refusal(&policy, to, reason, by_packets) {
+        match permanent_failure(&policy, to, reason, by_packets) {
             Some(cause) => self.fail(engine, id, cause),
             None if timed_out => {
                 let cause = TargetError::PeerGone { target: to, reason };
@@ -640,7 +643,7 @@ impl EdgeTable {
                 if let Some(edge) = self.get_mut(id) {
                     edge.stage = Stage::Resolving;
                 }
-                self.connector.resolve(Job::again(id, to));
+                self.connector.resolve(Lookup::retry(id, to));
             }
         }
     }
@@ -682,7 +685,7 @@ impl EdgeTable {
 }
 
 /// Begins to meet a process; `None` if it has gone meanwhile.
-fn begin(
+fn connect(
     engine: &mut Engine,
     policy: &Policy,
     to: Address,
@@ -727,20 +730,20 @@ fn begin(
 }
 
 /// Why it is of no use to look for the process again.
-fn refusal(
+fn permanent_failure(
     policy: &Policy,
     target: Address,
     reason: Option<GoneReason>,
     by_packets: bool,
 ) -> Option<TargetError> {
     match reason? {
-        FULL => Some(TargetError::PeerFull { target }),
+        PEER_FULL => Some(TargetError::PeerFull { target }),
         OTHER_SECURITY => Some(TargetError::OtherSecurity { target }),
         // One of our node has another view of where the others are.
         GoneReason::Key(_) if by_packets && target.node == policy.node && policy.key.is_none() => {
             Some(TargetError::Unresolved {
                 target,
-                cause: OTHER_VIEW.to_owned(),
+                cause: HOSTS_FILE_MISMATCH.to_owned(),
             })
         }
         // No other process will come that is of our cluster.

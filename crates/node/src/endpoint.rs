@@ -1,7 +1,6 @@
-//! Directed-point endpoints: what a Rust program sends to and receives from.
+//! Directed-point endpoints, which send and receive messages.
 //!
-//! `endpoint/send.rs` is the way of a message into packets or into the memory of
-//! this node.
+//! `endpoint/send.rs` sends messages as packets or through shared memory.
 
 mod future;
 mod owner;
@@ -19,7 +18,7 @@ use dipole_proto::Instant;
 use crate::address::{Address, EndpointId};
 use crate::completion::{CompletionQueue, Context};
 use crate::control::Command;
-use crate::driver::{Polled, Stepper, Until, WaitError, WaitKey, Want};
+use crate::driver::{Polled, Stepper, Until, WaitCondition, WaitError, WaitKey};
 use crate::edge::{Edge, Operation};
 use crate::edges::PostedBytes;
 use crate::engine::Target;
@@ -33,15 +32,15 @@ pub(crate) use owner::EndpointOwner;
 pub(crate) use posted::PostedReceives;
 use send::More;
 
-/// Of an answer that waits: the edge that an endpoint keeps for answers has no queue.
-const UNWATCHED: Context = 0;
-/// Memory up to this length is not offered for what arrives, but copied to.
+/// Context of a queued reply: reply edges have no completion queue.
+const NO_CONTEXT: Context = 0;
+/// Buffers up to this length get a copy of the message, instead of being offered to the engine.
 const COPIED_BYTES: usize = 4 << 10;
 
-/// An endpoint of this process: receives from anybody, sends along its edges.
+/// An endpoint of this process: receives from any endpoint and sends along its edges.
 ///
-/// Several threads may use it at once. Dropping it closes it: messages that wait
-/// are dropped, those that come are refused and their senders told.
+/// Several threads may use it at once. Dropping it closes it: unread messages are dropped, and
+/// new ones are refused, which their senders are notified of.
 #[derive(Debug)]
 pub struct Endpoint {
     inner: Arc<Inner>,
@@ -54,7 +53,7 @@ impl Endpoint {
         Endpoint { inner, owner }
     }
 
-    /// Its own address.
+    /// The endpoint's own address.
     #[must_use]
     pub fn address(&self) -> Address {
         Address {
@@ -67,21 +66,21 @@ impl Endpoint {
         self.owner.id
     }
 
-    /// An edge to another endpoint, and to it alone. Returns at once: the edge connects
-    /// behind, up to `connect_timeout`, waiting for the endpoint to be opened and its process
-    /// to answer. To an endpoint that has sent here it is open from the start.
+    /// Opens an edge to another endpoint. Returns at once; the edge connects in the background
+    /// for up to `connect_timeout`, while the target endpoint may still be opened. An edge to an
+    /// endpoint that has sent to this one is open from the start.
     ///
     /// # Errors
-    /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`]: no threads are left.
+    /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`] if no thread can start.
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         let edge = self.open_edge(to)?;
         self.ensure_progress()?;
         Ok(edge)
     }
 
-    /// The same to an endpoint of a process that told the caller where it is
-    /// ([`Node::ports`](crate::Node::ports)): neither a hosts file nor a directory is asked, so
-    /// its node may be one that this one has never heard of.
+    /// Like [`edge`](Self::edge), to a process whose ports are known, for example from that
+    /// process ([`Node::ports`](crate::Node::ports)). No hosts file or directory is used, so its
+    /// node may be unknown here.
     ///
     /// # Errors
     /// Those of [`edge`](Self::edge).
@@ -96,7 +95,7 @@ impl Endpoint {
         Ok(edge)
     }
 
-    /// An edge that connects while somebody steps the engine.
+    /// Opens an edge that connects only while a thread steps the engine.
     fn open_edge(&self, to: Address) -> Result<Edge, SendError> {
         self.check_usable()?;
         let id = self.inner.driver.with(|state, now| {
@@ -106,17 +105,16 @@ impl Endpoint {
         Ok(Edge::new(&self.inner, &self.owner, id, to))
     }
 
-    /// An edge that connects while its caller does something else needs a thread that steps
-    /// the engine.
+    /// Starts the progress thread, so that edges connect while their owner does something else.
     fn ensure_progress(&self) -> Result<(), SendError> {
         self.inner.ensure_progress().map_err(SendError::Broken)
     }
 
-    /// Opens memory to those who have an edge to this endpoint and the region's key, as far as
-    /// `rights` allow.
+    /// Opens memory to peers that have an edge to this endpoint and the region's key, with the
+    /// given `rights`.
     ///
     /// # Errors
-    /// [`OpenError::Ended`], [`OpenError::Forked`], [`OpenError::Sleep`]: no threads are left.
+    /// [`OpenError::Ended`], [`OpenError::Forked`], [`OpenError::Sleep`] if no thread can start.
     ///
     /// # Source
     /// The regions of active ports, GAMMA §2.
@@ -124,16 +122,16 @@ impl Endpoint {
         Region::open(&self.inner, &self.owner, memory, rights)
     }
 
-    /// Answers a message: sends to the endpoint it came from. Never blocks, and never looks
-    /// for anybody: the process that sent it is known.
+    /// Replies to a message: sends to the endpoint it came from. Never blocks and needs no
+    /// address lookup, because the sending process is known.
     ///
-    /// While all frames are in use an answer waits in a copy: one process that has stopped
-    /// costs the others nothing. The endpoint keeps the edges that its answers take, 1024 at
-    /// most; those used longest ago are closed behind the scenes, which loses nothing.
+    /// While all frames are in use, a copy of the reply is queued, so that a stopped peer does
+    /// not hold up the others. The endpoint keeps up to 1024 edges for replies and closes the
+    /// least recently used ones, which loses no messages.
     ///
     /// # Errors
-    /// [`SendError::PeerGone`]: that process is gone. [`SendError::Full`]: it does not read
-    /// its answers, or 1024 of them wait, or 32 MiB in this process. Those of
+    /// [`SendError::PeerGone`] if that process is gone. [`SendError::Full`] if it does not read
+    /// its replies, if 1024 of them are queued, or 32 MiB in this process. Those of
     /// [`send`](Self::send).
     pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
@@ -141,7 +139,7 @@ impl Endpoint {
         let source = self.id().0;
         let id = self.inner.driver.with_last(|state, now| {
             let (engine, edges, _) = state.parts();
-            edges.answering(engine, source, (to, peer), now)
+            edges.reply_edge(engine, source, (to, peer), now)
         })?;
         match self
             .inner
@@ -153,14 +151,14 @@ impl Endpoint {
                 id,
                 Operation::Message,
                 PostedBytes::Copied(payload.to_vec()),
-                UNWATCHED,
+                NO_CONTEXT,
             ),
             sent => sent,
         }
     }
 
-    /// Sends to one endpoint, without an edge of the caller's. Waits as
-    /// [`Edge::send`] does. The endpoint keeps the edge, as for [`reply`](Self::reply).
+    /// Sends to an endpoint without an explicit edge. Blocks like [`Edge::send`]. The endpoint
+    /// caches the edge as for [`reply`](Self::reply).
     ///
     /// # Errors
     /// Those of [`Edge::send`].
@@ -201,7 +199,7 @@ impl Endpoint {
             .send_along(source, (id, to), payload.into(), until)
     }
 
-    /// Messages of this endpoint appear in a completion queue from now on.
+    /// From now on, messages of this endpoint appear in a completion queue.
     pub fn attach(&self, queue: &CompletionQueue) {
         if !self.inner.is_forked() {
             self.inner.driver.with(|state, _| {
@@ -211,9 +209,9 @@ impl Endpoint {
         }
     }
 
-    /// Points this endpoint at another; every message goes to each target. Waits,
-    /// up to `connect_timeout`, until that endpoint exists and its process answers.
-    /// Naming a target again renews its session if the peer was gone.
+    /// Adds a target: every message goes to each target. Waits for up to `connect_timeout` until
+    /// that endpoint exists and its process answers. Adding a target again renews its session if
+    /// the peer was gone.
     ///
     /// # Errors
     /// [`TargetError`].
@@ -230,10 +228,10 @@ impl Endpoint {
         let edge = self
             .open_edge(to)
             .map_err(|error| target_error(error, to))?;
-        // It fails by itself when `connect_timeout` is over.
+        // The edge fails by itself after `connect_timeout`.
         let opened = self.inner.wait_target(edge.id(), to, Until::Forever);
         if let Err(error) = opened {
-            // The error is its own once the edge is gone.
+            // Dropping the edge leaves the error as its only owner.
             drop(edge);
             return Err(target_error(error, to));
         }
@@ -246,12 +244,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes a target back; the others stay.
+    /// Removes a target.
     pub fn untarget(&self, to: Address) {
         self.change_targets(|_| {}, to);
     }
 
-    /// Takes `except` out of the targets and lets `change` work on the rest.
+    /// Removes `except` from the targets, then lets `change` modify the rest.
     fn change_targets(&self, change: impl FnOnce(&mut Vec<Target>), except: Address) {
         let id = self.id().0;
         self.inner.driver.with_last(|engine, _| {
@@ -263,8 +261,7 @@ impl Endpoint {
         });
     }
 
-    /// Ends the endpoint as dropping it does, though handles to it are left: their
-    /// calls fail from now on.
+    /// Closes the endpoint while handles to it still exist; their calls fail from now on.
     pub fn end(&self) {
         if !self.inner.is_forked() {
             self.owner.end();
@@ -278,13 +275,12 @@ impl Endpoint {
         self.owner.is_ended()
     }
 
-    /// Gives the endpoint a token buffer pool of `bytes`, in one piece, and tells where
-    /// it lies: messages are put there from now on. When they fill it, further ones
-    /// lie elsewhere until it is empty again; so do those longer than 16 KiB, which are
-    /// put together in buffers of their own.
+    /// Gives the endpoint a contiguous token buffer pool of `bytes` for its messages, and returns
+    /// its location. While the pool is full, messages are stored elsewhere until it is empty
+    /// again. Messages longer than 16 KiB always get their own buffers.
     ///
     /// # Errors
-    /// [`OpenError::Pool`]: there is not so much memory, or the endpoint has ended.
+    /// [`OpenError::Pool`] if there is not enough memory, or the endpoint has been closed.
     ///
     /// # Source
     /// `dp_mmap` of DP §2, table 1, and §4.2.
@@ -303,15 +299,14 @@ impl Endpoint {
         })
     }
 
-    /// The endpoint's descriptor, for `poll`, `select`, `epoll` and their like: readable
-    /// while a message waits, writable while [`try_send`](Self::try_send) is worth a try.
-    /// Closing its last copy (`dup`, a forked child) ends the endpoint; nothing but
-    /// waiting and closing should be done with it. A thread of this node keeps it
-    /// up to date. Each call makes the endpoint's one descriptor anew; an earlier one
-    /// is not kept up any more.
+    /// The endpoint's descriptor, for `poll`, `select` and `epoll`: readable while a message is
+    /// waiting, writable while [`try_send`](Self::try_send) may succeed. Use it only for waiting
+    /// and closing; closing its last copy (made by `dup` or a fork) closes the endpoint. A thread
+    /// of this node keeps it up to date. Each call creates a new descriptor, and earlier ones are
+    /// no longer updated.
     ///
     /// # Errors
-    /// [`OpenError::Sleep`]: no descriptors or threads are left.
+    /// [`OpenError::Sleep`] if there are no descriptors or threads left.
     ///
     /// # Source
     /// The file descriptor of DP §2.
@@ -328,20 +323,19 @@ impl Endpoint {
         Ok(user)
     }
 
-    /// Sends a message. It is copied; it leaves before this returns unless earlier
-    /// packets still wait. Blocks while frames or the receiver's credit are used up,
-    /// receiving meanwhile. Delivery is confirmed only by [`drain`](Self::drain).
+    /// Sends a message. It is copied, and leaves before this returns unless earlier packets are
+    /// waiting. Blocks while there are no free frames or no credit from the receiver, and
+    /// receives meanwhile. Only [`drain`](Self::drain) confirms delivery.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued unless the peer went in the middle of a
-    /// long message.
+    /// [`SendError`]. Nothing was queued, unless the peer failed in the middle of a long message.
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Until::Forever, More::No)
     }
 
-    /// Like [`send`](Self::send), but gives up if the message cannot begin within
-    /// `timeout`. One that has begun is sent to its end; so that the call can return in time
-    /// all the same, a long one to a process of this node is copied first, which `send` spares.
+    /// Like [`send`](Self::send), but gives up if the message cannot start within `timeout`. Once
+    /// started, it is sent completely. A long message within this node is therefore copied first,
+    /// which `send` avoids.
     ///
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
@@ -349,29 +343,27 @@ impl Endpoint {
         self.send_until(payload, Until::For(timeout), More::No)
     }
 
-    /// Like [`send`](Self::send), but never blocks: the message is queued whole or
-    /// not at all. To another node that takes a frame for each of its packets: seven in
-    /// eight of all frames (896 of 1024, some 1.2 MB in packets of 1472 bytes) bound its length.
+    /// Like [`send`](Self::send), but never blocks: the message is queued as a whole or not at
+    /// all. To another node it needs a frame for each packet, and may use seven eighths of all
+    /// frames (896 of 1024, or about 1.2 MB in packets of 1472 bytes).
     ///
     /// # Errors
-    /// [`SendError::Full`] and those of `send`, [`SendError::TooLong`] for what only `send` can
-    /// send; nothing was queued.
+    /// [`SendError::Full`] and those of `send`; [`SendError::TooLong`] if only `send` can send it.
+    /// Nothing was queued.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Until::Now, More::No)
     }
 
-    /// Like [`send`](Self::send), but more follows: the message may wait and share
-    /// its packet. It leaves with the next `send`, `flush` or wait, or when
-    /// packets are full.
+    /// Like [`send`](Self::send), but more messages follow, so this one may wait to share their
+    /// packet. It leaves with the next `send`, `flush` or wait, or when the packet is full.
     ///
     /// # Errors
     /// Those of `send`.
     pub fn send_more(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Forever, More::Comes)
+        self.send_until(payload, Until::Forever, More::Yes)
     }
 
-    /// Everything queued by [`send_more`](Self::send_more) leaves as far as the
-    /// window allows.
+    /// Sends everything queued by [`send_more`](Self::send_more), as far as the window allows.
     ///
     /// # Errors
     /// [`SendError::Broken`] and [`SendError::Forked`].
@@ -389,21 +381,21 @@ impl Endpoint {
             .map_err(SendError::Broken)
     }
 
-    /// Sends a message without repeats: it arrives at most once, maybe never, and
-    /// is dropped if the receiver holds too many. Never blocks.
+    /// Sends a message without retransmission: it arrives at most once, and is dropped if the
+    /// receiver already holds too many. Never blocks.
     ///
     /// # Errors
     /// [`SendError::Full`] if no frame is free, and those of `send`.
     pub fn send_unreliable(&self, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
-        for target in self.some_targets()?.iter() {
+        for target in self.require_targets()?.iter() {
             self.send_unreliably(target, payload)?;
         }
         Ok(())
     }
 
-    /// Waits until everything sent to the targets' processes has been acknowledged:
-    /// it lies in their token buffer pools.
+    /// Waits until the targets' processes have acknowledged everything: the messages are then in
+    /// their token buffer pools.
     ///
     /// # Errors
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
@@ -411,15 +403,14 @@ impl Endpoint {
         self.check_usable()?;
         self.flush()?;
         let begun = std::time::Instant::now();
-        for target in self.some_targets()?.iter() {
+        for target in self.require_targets()?.iter() {
             let left = timeout.saturating_sub(begun.elapsed());
             self.inner.wait_acknowledged(target, Until::For(left))?;
         }
         Ok(())
     }
 
-    /// Waits for the next message. It is read where it lies; dropping it gives the
-    /// memory back.
+    /// Waits for the next message. It is not copied; dropping it frees its memory.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -427,7 +418,7 @@ impl Endpoint {
         self.receive_until(Until::Forever)
     }
 
-    /// Waits for the next message, at most `timeout`; with none it looks at the network once.
+    /// Waits for the next message for at most `timeout`; zero polls the network once.
     ///
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive`.
@@ -435,7 +426,7 @@ impl Endpoint {
         self.receive_until(Until::within(timeout))
     }
 
-    /// The next message if there is one; looks at the network once.
+    /// Returns the next message if there is one; polls the network once.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -447,14 +438,14 @@ impl Endpoint {
         }
     }
 
-    /// The next message if it has come, or lies in memory shared with its sender: costs much less
-    /// than [`try_receive`](Self::try_receive), which has to be called now and then besides, since
-    /// nothing here looks at the network.
+    /// Returns the next message if it has already arrived or is in memory shared with its sender.
+    /// This is much cheaper than [`try_receive`](Self::try_receive), which must still be called
+    /// now and then, because this function does not poll the network.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`], [`ReceiveError::Forked`] and [`ReceiveError::Ended`].
     #[inline]
-    pub fn glance(&self) -> Result<Option<Message>, ReceiveError> {
+    pub fn try_receive_local(&self) -> Result<Option<Message>, ReceiveError> {
         if self.inner.is_forked() {
             return Err(ReceiveError::Forked);
         }
@@ -463,25 +454,25 @@ impl Endpoint {
         }
         let id = self.id().0;
         let mut taken = None;
-        let reading = Reading {
+        let condition = ReceiveCondition {
             endpoint: self,
             taken: &mut taken,
             attempt: |engine: &mut ProcessState, now| engine.take(now, id),
             hand_over: |state: &mut ProcessState| state.poll_memory_for(id),
         };
-        match self.inner.driver.glance(false, reading) {
+        match self.inner.driver.poll_once(false, condition) {
             Err(cause) | Ok(Some(Err(cause))) => Err(ReceiveError::Broken(cause)),
             Ok(Some(Ok(())) | None) => Ok(taken),
         }
     }
 
-    /// Waits for the next message and has it in memory of the caller's: its length and source. A
-    /// short one is copied; a long one that arrives meanwhile comes there straight from the link,
-    /// or from its sender's memory in another process of this node.
+    /// Waits for the next message and stores it in `buffer`; returns its length and source. Short
+    /// messages are copied. A long message that arrives during the call goes into `buffer`
+    /// directly, from the link or from the memory of a sender on this node.
     ///
     /// # Errors
-    /// [`ReceiveError::TooShort`] leaves the message in place; those of `receive`. The memory may
-    /// then hold a part of a message that is still to be received.
+    /// [`ReceiveError::TooShort`] leaves the message in the queue; those of `receive`. On error,
+    /// the buffer may contain parts of a message that has not been received.
     ///
     /// # Source
     /// Single copy, Nectar §2.1 and §3.1.
@@ -489,7 +480,8 @@ impl Endpoint {
         self.receive_into_until(buffer, Until::Forever)
     }
 
-    /// The same, waiting at most `timeout`; with none it looks at the network once.
+    /// Like [`receive_into`](Self::receive_into), for at most `timeout`; zero polls the network
+    /// once.
     ///
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive_into`.
@@ -509,13 +501,13 @@ impl Endpoint {
         if buffer.len() > COPIED_BYTES {
             return RegionMemory::lend(buffer, |memory| self.receive_to(memory, until));
         }
-        let message = self.receive_fitting_until(buffer.len(), until)?;
+        let message = self.receive_max_until(buffer.len(), until)?;
         buffer[..message.len()].copy_from_slice(&message);
         Ok((message.len(), message.source()))
     }
 
-    /// Like [`receive_into_timeout`](Self::receive_into_timeout), into memory that others may
-    /// reach, too.
+    /// Like [`receive_into_timeout`](Self::receive_into_timeout), but stores the message in memory
+    /// that may be shared.
     ///
     /// # Errors
     /// Those of `receive_into_timeout`.
@@ -532,7 +524,7 @@ impl Endpoint {
         memory: &RegionMemory,
         until: Until,
     ) -> Result<(usize, Address), ReceiveError> {
-        /// Takes the memory back, whatever ends the wait.
+        /// Withdraws the offer however the wait ends.
         struct Offer<'a>(&'a Endpoint, &'a RegionMemory);
         impl Drop for Offer<'_> {
             fn drop(&mut self) {
@@ -556,20 +548,16 @@ impl Endpoint {
         })?
     }
 
-    /// Waits for the next message, at most `timeout`, and takes it if it has at most `bytes`
-    /// bytes; a longer one stays where it is.
+    /// Waits for the next message for at most `timeout` and takes it if it is not longer than
+    /// `bytes`; a longer message stays in the queue.
     ///
     /// # Errors
     /// [`ReceiveError::TooShort`], [`ReceiveError::TimedOut`] and those of `receive`.
-    pub fn receive_fitting(
-        &self,
-        bytes: usize,
-        timeout: Duration,
-    ) -> Result<Message, ReceiveError> {
-        self.receive_fitting_until(bytes, Until::within(timeout))
+    pub fn receive_max(&self, bytes: usize, timeout: Duration) -> Result<Message, ReceiveError> {
+        self.receive_max_until(bytes, Until::within(timeout))
     }
 
-    fn receive_fitting_until(&self, bytes: usize, until: Until) -> Result<Message, ReceiveError> {
+    fn receive_max_until(&self, bytes: usize, until: Until) -> Result<Message, ReceiveError> {
         let id = self.id().0;
         self.wait_message(until, |engine, now| {
             let needed = engine.next_length(id)?;
@@ -581,8 +569,8 @@ impl Endpoint {
         })?
     }
 
-    /// Waits for a message and takes all that wait, at most `limit`, oldest first: at less cost
-    /// than one by one. How many; none only where `limit` is 0.
+    /// Waits for a message and takes all that are waiting, at most `limit`, oldest first. This is
+    /// cheaper than taking them one by one. Returns their number, which is 0 only if `limit` is.
     ///
     /// # Errors
     /// Those of [`receive`](Self::receive); nothing was taken.
@@ -594,7 +582,8 @@ impl Endpoint {
         self.receive_many_until(messages, limit, Until::Forever)
     }
 
-    /// The same, waiting at most `timeout`; with none it looks at the network once.
+    /// Like [`receive_many`](Self::receive_many), for at most `timeout`; zero polls the network
+    /// once.
     ///
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive_many`.
@@ -626,7 +615,7 @@ impl Endpoint {
     fn receive_until(&self, until: Until) -> Result<Message, ReceiveError> {
         let id = self.id().0;
         let hand_over = |state: &mut ProcessState| state.poll_memory_for(id);
-        self.wait_reading(until, |engine, now| engine.take(now, id), hand_over)
+        self.wait_receive(until, |engine, now| engine.take(now, id), hand_over)
     }
 
     fn wait_message<R>(
@@ -635,12 +624,12 @@ impl Endpoint {
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
     ) -> Result<R, ReceiveError> {
         let look = |state: &mut ProcessState| state.poll_memory().into();
-        self.wait_reading(until, attempt, look)
+        self.wait_receive(until, attempt, look)
     }
 
-    /// Waits for what `attempt` finds, or `hand_over` brings out of shared memory.
+    /// Waits for the result of `attempt`, or of `hand_over`, which polls shared memory.
     #[inline]
-    fn wait_reading<R>(
+    fn wait_receive<R>(
         &self,
         until: Until,
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
@@ -656,7 +645,7 @@ impl Endpoint {
             let sources = engine.sources(self.id().0);
             if sources.is_empty() {
                 format!(
-                    "a message to endpoint {}; nobody has sent to it yet",
+                    "a message to endpoint {}; no endpoint has sent to it yet",
                     self.address()
                 )
             } else {
@@ -669,16 +658,16 @@ impl Endpoint {
             }
         };
         let mut taken = None;
-        let reading = Reading {
+        let condition = ReceiveCondition {
             endpoint: self,
             taken: &mut taken,
             attempt,
             hand_over,
         };
         let keys = [WaitKey::Endpoint(self.id().0)];
-        let waited = (self.inner.driver).wait_for(until, &keys, &what, reading);
+        let waited = (self.inner.driver).wait_for(until, &keys, &what, condition);
         match waited {
-            // Closed by another thread while this one waited.
+            // Another thread closed the endpoint during the wait.
             Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
             Err(WaitError::TimedOut { waited }) => Err(ReceiveError::TimedOut {
@@ -695,7 +684,7 @@ impl Endpoint {
             .with_last(|engine, _| engine.targets(id).cloned())
     }
 
-    fn some_targets(&self) -> Result<Arc<[Target]>, SendError> {
+    fn require_targets(&self) -> Result<Arc<[Target]>, SendError> {
         self.targets().ok_or(SendError::NoTarget {
             from: self.address(),
         })
@@ -713,19 +702,19 @@ impl Endpoint {
     }
 }
 
-/// What a reader waits for: what its attempts find, or that its endpoint ends.
-struct Reading<'a, R, A, H> {
+/// Waits for a result of `attempt`, or for the endpoint to be closed.
+struct ReceiveCondition<'a, R, A, H> {
     endpoint: &'a Endpoint,
-    /// Not by way of the wait's result: it would be moved there several times.
+    /// Stored here because returning it through the wait would move it several times.
     taken: &'a mut Option<R>,
     attempt: A,
     hand_over: H,
 }
 
-impl<R, A, H> Reading<'_, R, A, H> {
-    /// Credit that a sender waits for leaves with what was taken.
+impl<R, A, H> ReceiveCondition<'_, R, A, H> {
+    /// Sends credit for what was taken, since its sender may be waiting for it.
     #[inline]
-    fn give_credit(&self, state: &mut ProcessState) -> io::Result<()> {
+    fn send_credit(&self, state: &mut ProcessState) -> io::Result<()> {
         match state.has_transmit() {
             true => state.transmit(self.endpoint.inner.driver.now()),
             false => Ok(()),
@@ -733,12 +722,12 @@ impl<R, A, H> Reading<'_, R, A, H> {
     }
 }
 
-impl<R, A, H> Want<ProcessState> for Reading<'_, R, A, H>
+impl<R, A, H> WaitCondition<ProcessState> for ReceiveCondition<'_, R, A, H>
 where
     A: FnMut(&mut ProcessState, Instant) -> Option<R>,
     H: FnMut(&mut ProcessState) -> Polled<R>,
 {
-    type Got = io::Result<()>;
+    type Output = io::Result<()>;
 
     #[inline]
     fn attempt(&mut self, state: &mut ProcessState, now: Instant) -> Option<io::Result<()>> {
@@ -747,23 +736,23 @@ where
         }
         *self.taken = (self.attempt)(state, now);
         self.taken.as_ref()?;
-        Some(self.give_credit(state))
+        Some(self.send_credit(state))
     }
 
     #[inline]
     fn poll_memory(&mut self, state: &mut ProcessState) -> Polled<io::Result<()>> {
         match (self.hand_over)(state) {
             Polled::Nothing => Polled::Nothing,
-            Polled::Came => Polled::Came,
-            Polled::Got(taken) => {
+            Polled::Progress => Polled::Progress,
+            Polled::Ready(taken) => {
                 *self.taken = Some(taken);
-                Polled::Got(self.give_credit(state))
+                Polled::Ready(self.send_credit(state))
             }
         }
     }
 }
 
-/// Why an edge did not open.
+/// Converts the error of an edge that did not open.
 fn target_error(error: SendError, target: Address) -> TargetError {
     match error {
         SendError::Unreachable(cause) => {

@@ -51,13 +51,13 @@ pub use departures::{Departure, MAX_DEPARTURES};
 use dispatch::Dispatch;
 use exports::Exports;
 use operations::Operations;
-pub(crate) use operations::{AnswerPlace, MAX_GET_BYTES};
-pub use operations::{Begun, OperationId, OperationResult};
+pub(crate) use operations::{AnswerBuffer, MAX_GET_BYTES};
+pub use operations::{OperationId, OperationResult, OperationStart};
 use packer::Packer;
 use packets::PacketPort;
 pub use paths::{Path, PathState, Paths};
 use peers::Peers;
-pub(crate) use posted::Posted;
+pub(crate) use posted::PostedOperation;
 use posted::SentPosts;
 pub use send::{Blocked, LongSend};
 pub(crate) use send::{Target, wait_keys};
@@ -115,18 +115,18 @@ pub struct Engine {
     /// Processes of this node.
     memory: Option<SharedMemory>,
     /// Long messages whose senders did not wait.
-    kept: Vec<send::Kept>,
+    background_sends: Vec<send::BackgroundSend>,
     /// Descriptors of endpoints.
     exports: Option<Exports>,
     /// What is to be done outside the lock goes there.
     control: Option<Commands>,
     steps: u32,
     /// The last record or packet came by shared memory.
-    came_by_memory: bool,
+    last_was_shm: bool,
     /// There is no session by the network.
-    alone: bool,
+    no_network_peers: bool,
     /// The progress thread has been asked for.
-    is_served: bool,
+    progress_thread_requested: bool,
     /// When it was last stepped: good enough for what needs no better time.
     stepped_at: Instant,
 }
@@ -162,13 +162,13 @@ impl Engine {
             },
             packets: PacketPort::new(link, trailers),
             memory: None,
-            kept: Vec::new(),
+            background_sends: Vec::new(),
             exports: None,
             control: None,
             steps: 0,
-            came_by_memory: false,
-            alone: false,
-            is_served: false,
+            last_was_shm: false,
+            no_network_peers: false,
+            progress_thread_requested: false,
             stepped_at: Instant(0),
         }
     }
@@ -203,12 +203,12 @@ impl Engine {
 
     /// Lets messages go as measurements of shared memory and of the link of packets say; what goes by
     /// memory that is opened later goes as it is built.
-    pub fn choose(&mut self, memory: Choices, packets: Choices) {
+    pub fn apply_profile(&mut self, memory: Choices, packets: Choices) {
         if let Some(shared) = &mut self.memory {
-            shared.choose(memory);
+            shared.apply_profile(memory);
         }
-        if let Some(most) = packets.run_packets {
-            self.core.packer.shorten_runs(most);
+        if let Some(max) = packets.run_packets {
+            self.core.packer.shorten_runs(max);
         }
     }
 
@@ -224,13 +224,13 @@ impl Engine {
 
     /// Looks at the small port for as long as so many system calls take, until something
     /// is there: the tightest way to wait while spinning. True if something is, and no bulk
-    /// comes: [`take_found`](Self::take_found) may follow. Else [`step`](Self::step) must.
+    /// comes: [`take_polled`](Self::take_polled) may follow. Else [`step`](Self::step) must.
     ///
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
-        self.packets.look(now, calls)
+    pub fn spin_poll(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
+        self.packets.spin_poll(now, calls)
     }
 
     /// True while bulk comes: only steps look at its port.
@@ -239,17 +239,17 @@ impl Engine {
         self.packets.expects_bulk()
     }
 
-    /// Takes the packets that [`look`](Self::look) has found and sends what they ask for.
+    /// Takes the packets that [`spin_poll`](Self::spin_poll) has found and sends what they ask for.
     /// Timers, bulk and connections are left to the next [`step`](Self::step).
     ///
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub fn take_found(&mut self, now: Instant) -> io::Result<bool> {
-        let received = self.packets.take_found(now, &mut self.core)?;
-        self.came_by_memory &= !received;
+    pub fn take_polled(&mut self, now: Instant) -> io::Result<bool> {
+        let received = self.packets.take_polled(now, &mut self.core)?;
+        self.last_was_shm &= !received;
         self.tend_operations(now);
-        self.continue_kept();
+        self.continue_background_sends();
         if self.has_transmit() {
             self.transmit(now)?;
         }
@@ -288,7 +288,7 @@ impl Engine {
             return Polled::Nothing;
         };
         let polled = memory.poll(self.stepped_at, &mut self.core, reader);
-        self.came_by_memory |= polled.came();
+        self.last_was_shm |= polled.made_progress();
         self.tend_operations(self.stepped_at);
         polled
     }
@@ -301,7 +301,7 @@ impl Engine {
             return Polled::Nothing;
         };
         let polled = memory.poll_to(self.stepped_at, &mut self.core, (endpoint, reader));
-        self.came_by_memory |= polled.came();
+        self.last_was_shm |= polled.made_progress();
         self.tend_operations(self.stepped_at);
         polled
     }
@@ -313,25 +313,26 @@ impl Engine {
     /// Only when the link is broken.
     pub fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         self.stepped_at = now;
-        let came = self.poll_memory(None).came();
+        let progress = self.poll_memory(None).made_progress();
         self.steps = self.steps.wrapping_add(1);
         if (look_everywhere || self.steps.is_multiple_of(CONNECTIONS_EVERY))
             && let Some(memory) = &mut self.memory
         {
             memory.poll_connections(&mut self.core)?;
         }
-        if !self.is_served && self.has_peers() {
-            self.ask_for_progress();
+        if !self.progress_thread_requested && self.has_peers() {
+            self.request_progress_thread();
         }
         if look_everywhere {
             self.poll_exports()?;
         }
         // Without a session only strangers can come by the network.
-        self.alone = self.memory.is_some() && !self.core.machine.has_sessions();
-        if self.alone && !look_everywhere && !self.steps.is_multiple_of(STRANGERS_EVERY) {
-            return Ok(came);
+        self.no_network_peers = self.memory.is_some() && !self.core.machine.has_sessions();
+        if self.no_network_peers && !look_everywhere && !self.steps.is_multiple_of(STRANGERS_EVERY)
+        {
+            return Ok(progress);
         }
-        Ok(self.step_packets(now, look_everywhere)? | came)
+        Ok(self.step_packets(now, look_everywhere)? | progress)
     }
 
     fn has_peers(&self) -> bool {
@@ -341,30 +342,30 @@ impl Engine {
 
     /// Peers wait for this process to take what they send, whether it makes calls or not.
     #[cold]
-    fn ask_for_progress(&mut self) {
-        self.is_served = true;
-        self.command(Command::Serve);
+    fn request_progress_thread(&mut self) {
+        self.progress_thread_requested = true;
+        self.command(Command::StartProgressThread);
     }
 
     fn step_packets(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         let received = (self.packets).receive_all(now, &mut self.core, look_everywhere)?;
         if received {
-            self.came_by_memory = false;
+            self.last_was_shm = false;
         }
         self.core.machine.on_timers(now);
         if self.core.machine.has_event() {
             self.core.handle_events(&[][..]);
         }
         self.report_suspects();
-        self.time_operations(now);
+        self.on_operation_timer(now);
         self.tend_operations(now);
         self.push_records();
-        self.continue_kept();
+        self.continue_background_sends();
         if self.has_transmit() || self.packets.has_batch() || self.core.packer.has_open_frames() {
             self.transmit(now)?;
         }
         self.packets.forget_ended(&mut self.core);
-        self.tell_paths();
+        self.log_path_changes();
         Ok(received)
     }
 
@@ -465,9 +466,9 @@ impl Engine {
     }
 
     /// Says goodbye to every peer.
-    pub fn say_goodbye(&mut self) {
+    pub fn send_goodbye(&mut self) {
         if let Some(memory) = &mut self.memory {
-            memory.say_goodbye();
+            memory.send_goodbye();
         }
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
         // So that a sender knows what has arrived when it learns that nobody is left.

@@ -404,7 +404,7 @@ pub enum SendError {
         reason: RefusedReason,
     },
     /// An operation on memory was not done, or not all puts before a flush.
-    NotDone {
+    OperationFailed {
         /// Of whose memory.
         target: Address,
         /// Why.
@@ -472,7 +472,7 @@ impl fmt::Display for SendError {
                 };
                 write!(f, "endpoint {target} refused messages: {why}")
             }
-            SendError::NotDone { target, outcome } => {
+            SendError::OperationFailed { target, outcome } => {
                 write!(f, "endpoint {target} did not do the operation: {outcome}")
             }
             SendError::PeerGone {

@@ -42,9 +42,9 @@ impl Inner {
     }
 
     /// Tells all peers that this process ends.
-    pub(crate) fn say_goodbye(&self) {
+    pub(crate) fn send_goodbye(&self) {
         self.driver.with(|engine, now| {
-            engine.say_goodbye();
+            engine.send_goodbye();
             if let Err(cause) = engine.transmit(now) {
                 tracing::warn!("no goodbye was said: {cause}");
             }
@@ -58,7 +58,7 @@ impl Inner {
         let waited = self
             .driver
             .wait(Until::For(timeout), &keys, &what, |engine, _| {
-                engine.may_leave().then_some(())
+                engine.can_leave().then_some(())
             });
         match waited {
             Ok(()) => Ok(()),
@@ -80,6 +80,6 @@ impl Drop for Inner {
             tracing::warn!("{error}");
         }
         self.control.stop();
-        self.say_goodbye();
+        self.send_goodbye();
     }
 }

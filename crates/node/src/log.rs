@@ -38,12 +38,12 @@ impl std::error::Error for LogError {}
 /// It is no filter.
 pub fn filter() -> Result<Option<EnvFilter>, LogError> {
     match std::env::var_os(LOG) {
-        Some(text) if !text.is_empty() => parsed(&text.to_string_lossy()).map(Some),
+        Some(text) if !text.is_empty() => parse(&text.to_string_lossy()).map(Some),
         _ => Ok(None),
     }
 }
 
-fn parsed(text: &str) -> Result<EnvFilter, LogError> {
+fn parse(text: &str) -> Result<EnvFilter, LogError> {
     let filter = EnvFilter::builder().parse(text);
     filter.map_err(|cause| LogError {
         found: text.to_owned(),
@@ -71,7 +71,7 @@ pub fn from_env() -> Result<(), LogError> {
 
 /// [`from_env`] at the first call; for libraries, which say on standard error what is wrong with
 /// `DIPOLE_LOG` and go on without a log.
-pub fn of_library(name: &str) {
+pub fn init_library(name: &str) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if let Err(wrong) = from_env() {
@@ -88,9 +88,9 @@ mod tests {
     #[test]
     fn a_filter_is_a_level_or_levels_of_parts_and_what_is_none_is_named() {
         for text in ["info", "warn,dipole_node=debug", "off"] {
-            assert!(parsed(text).is_ok(), "{text}");
+            assert!(parse(text).is_ok(), "{text}");
         }
-        let wrong = parsed("foo,,=").expect_err("no filter").to_string();
+        let wrong = parse("foo,,=").expect_err("no filter").to_string();
         assert!(
             wrong.starts_with("DIPOLE_LOG: found `foo,,=`, expected a level"),
             "{wrong}"

@@ -86,11 +86,11 @@ impl Node {
         let driver = Arc::new(driver);
         let answered = Arc::downgrade(&driver);
         driver.with_last(|state, _| {
-            state.edges.on_answer(move |id, answer| {
+            state.edges.set_callback(move |id, answer| {
                 if let Some(driver) = answered.upgrade() {
                     driver.with(|state, now| {
                         let (engine, edges, _) = state.parts();
-                        edges.settle(engine, id, answer, now);
+                        edges.on_resolved(engine, id, answer, now);
                     });
                 }
             });
@@ -236,16 +236,16 @@ impl Node {
     /// Peers that have gone since the last call, and why, oldest first. The latest
     /// [`MAX_DEPARTURES`](crate::engine::MAX_DEPARTURES) are remembered.
     #[must_use]
-    pub fn departed(&self) -> Vec<Departure> {
+    pub fn take_departures(&self) -> Vec<Departure> {
         self.inner.driver.with(|engine, _| engine.take_departures())
     }
 
     /// Tells all peers that this process ends, and waits for nothing: for one that is about to exit
     /// without dropping its node, as on a signal. What was not acknowledged may not arrive, and
     /// what is sent afterwards need not.
-    pub fn say_goodbye(&self) {
+    pub fn send_goodbye(&self) {
         if !self.inner.is_forked() {
-            self.inner.say_goodbye();
+            self.inner.send_goodbye();
         }
     }
 

@@ -16,7 +16,7 @@ use dipole_proto::Instant;
 
 use crate::address::Address;
 use crate::clock::nanoseconds;
-use crate::driver::{Until, WaitError, WaitKey, Want};
+use crate::driver::{Until, WaitCondition, WaitError, WaitKey};
 use crate::edge::Edge;
 use crate::error::{PortError, SendError};
 use crate::inner::Inner;
@@ -90,7 +90,7 @@ impl ActivePort {
             shared.runner.store(0, Ordering::Relaxed);
             shared.handled.fetch_add(1, Ordering::Relaxed);
             if let Err(panic) = handled {
-                shared.panicked(panic.as_ref());
+                shared.on_panic(panic.as_ref());
             }
         };
         let id = shared.endpoint.address().endpoint.0;
@@ -184,14 +184,14 @@ impl ActivePort {
             }
             self.check()?;
             let left = Duration::from_nanos(deadline.since(self.inner.driver.now()));
-            let news = News {
+            let wait_condition = PortCondition {
                 port: self,
                 seen,
                 holds: false,
                 condition: &mut condition,
             };
             let driver = &self.inner.driver;
-            match driver.wait_for(Until::within(left), &keys, &what, news) {
+            match driver.wait_for(Until::within(left), &keys, &what, wait_condition) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 Err(WaitError::TimedOut { .. }) => return Ok(condition()),
@@ -244,7 +244,7 @@ impl Drop for ActivePort {
 }
 
 /// What [`ActivePort::wait_until`] waits for: its condition, or a reason to try it again.
-struct News<'a, C> {
+struct PortCondition<'a, C> {
     port: &'a ActivePort,
     /// Messages that had been handled when the condition was last tried.
     seen: u64,
@@ -252,18 +252,18 @@ struct News<'a, C> {
     condition: &'a mut C,
 }
 
-impl<C: FnMut() -> bool> Want<ProcessState> for News<'_, C> {
+impl<C: FnMut() -> bool> WaitCondition<ProcessState> for PortCondition<'_, C> {
     /// Whether the condition holds, as far as it was tried.
-    type Got = bool;
+    type Output = bool;
 
     fn attempt(&mut self, _state: &mut ProcessState, _now: Instant) -> Option<bool> {
         let port = self.port;
-        let is_news = self.holds || port.handled() != self.seen || port.shared.endpoint.is_ended();
-        is_news.then_some(self.holds)
+        let is_over = self.holds || port.handled() != self.seen || port.shared.endpoint.is_ended();
+        is_over.then_some(self.holds)
     }
 
     /// What this thread has handled needs no end of the wait to be looked at.
-    fn worked(&mut self) {
+    fn on_work_done(&mut self) {
         let handled = self.port.handled();
         if !self.holds && handled != self.seen {
             self.seen = handled;
@@ -310,7 +310,7 @@ impl PortContext {
 }
 
 impl Shared {
-    fn panicked(&self, panic: &(dyn Any + Send)) {
+    fn on_panic(&self, panic: &(dyn Any + Send)) {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let text = text.unwrap_or("it did not say why");
@@ -325,9 +325,9 @@ impl Shared {
 /// A number that no other thread has at the same time; not zero.
 fn this_thread() -> usize {
     thread_local! {
-        static PLACE: u8 = const { 0 };
+        static MARKER: u8 = const { 0 };
     }
-    PLACE.with(|place| std::ptr::from_ref(place).addr())
+    MARKER.with(|marker| std::ptr::from_ref(marker).addr())
 }
 
 impl fmt::Debug for ActivePort {

@@ -49,9 +49,9 @@ impl Arriving<'_> {
 }
 
 /// What is taken from a queue goes to a reader.
-pub(crate) struct Taking<'a, R>(pub(crate) &'a mut R);
+pub(crate) struct ReaderSink<'a, R>(pub(crate) &'a mut R);
 
-impl<R: Reader> Extend<Message> for Taking<'_, R> {
+impl<R: Reader> Extend<Message> for ReaderSink<'_, R> {
     #[inline]
     fn extend<I: IntoIterator<Item = Message>>(&mut self, messages: I) {
         for message in messages {

@@ -35,7 +35,7 @@ impl Report {
     }
 
     /// Writes what has changed since the last call.
-    pub(crate) fn show(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
+    pub(crate) fn publish(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
         let (stats, changes) = driver.with_last(|state, _| (state.stats(), state.link_changes()));
         if self.stats != Some(stats) {
             self.files.show_counters(stats.values())?;
@@ -44,14 +44,14 @@ impl Report {
         if changes != self.link_changes {
             let (memory, packets) =
                 driver.with_last(|state, _| (state.sharing_memory(), state.paths()));
-            self.files.show_links(&self.uses(&memory, &packets))?;
+            self.files.show_links(&self.link_uses(&memory, &packets))?;
             self.link_changes = changes;
         }
         Ok(())
     }
 
     /// How peers are reached: those that share memory, by node and incarnation, and those by packets.
-    fn uses(&self, memory: &[(NodeId, u64)], packets: &[Paths]) -> Vec<LinkUse> {
+    fn link_uses(&self, memory: &[(NodeId, u64)], packets: &[Paths]) -> Vec<LinkUse> {
         let by_memory = memory.iter().map(|&(node, incarnation)| LinkUse {
             node,
             incarnation,
@@ -60,25 +60,25 @@ impl Report {
             why: String::new(),
         });
         by_memory
-            .chain(packets.iter().map(|paths| self.by_packets(paths)))
+            .chain(packets.iter().map(|paths| self.packet_link_use(paths)))
             .collect()
     }
 
-    fn by_packets(&self, paths: &Paths) -> LinkUse {
+    fn packet_link_use(&self, paths: &Paths) -> LinkUse {
         let (socket, fast): (Vec<&Path>, Vec<&Path>) = paths
             .pairs
             .iter()
             .filter(|pair| pair.small == Some(PathState::Used))
-            .partition(|pair| self.socket_at(pair.ours).is_some());
+            .partition(|pair| self.socket_reason(pair.ours).is_some());
         let mut why = match paths.node == self.node {
-            true => vec![self.no_memory()],
+            true => vec![self.why_no_memory()],
             false => Vec::new(),
         };
         // One reason for each interface that has one.
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         for pair in socket {
-            if let Some(reason) = self.socket_at(pair.ours)
-                && told.insert(pair.ours)
+            if let Some(reason) = self.socket_reason(pair.ours)
+                && reported.insert(pair.ours)
             {
                 why.push(format!("{}: {reason}", pair.ours));
             }
@@ -97,13 +97,13 @@ impl Report {
     }
 
     /// Why small packets from an address take its socket, if they do.
-    fn socket_at(&self, address: IpAddr) -> Option<&str> {
+    fn socket_reason(&self, address: IpAddr) -> Option<&str> {
         let found = self.choice.sockets.iter().find(|(at, _)| *at == address);
         found.map(|(_, why)| &**why)
     }
 
     /// Why a process of this node is reached by packets.
-    fn no_memory(&self) -> String {
+    fn why_no_memory(&self) -> String {
         match (self.choice.packets_only, &self.choice.memory) {
             (Some(variable), _) => format!("no shared memory: {variable} is set"),
             (None, Some(cause)) => format!("no shared memory: {cause}"),
@@ -147,7 +147,7 @@ mod tests {
         choice
             .sockets
             .push(([10, 0, 0, 1].into(), "not granted".to_owned()));
-        let uses = report(choice).uses(
+        let uses = report(choice).link_uses(
             &[(NodeId(1), 5)],
             &[
                 paths(2, vec![pair(0, PathState::Used)]),
@@ -155,12 +155,16 @@ mod tests {
                 paths(1, vec![pair(0, PathState::Used)]),
             ],
         );
-        let told: Vec<(&str, &str)> = uses.iter().map(|one| (&*one.link, &*one.why)).collect();
+        let reported: Vec<(&str, &str)> = uses.iter().map(|one| (&*one.link, &*one.why)).collect();
         assert_eq!(
-            told[..3],
+            reported[..3],
             [("shm", ""), ("udp", "10.0.0.1: not granted"), ("bpf", "")]
         );
-        assert!(told[3].1.starts_with("no shared memory: the other process"));
+        assert!(
+            reported[3]
+                .1
+                .starts_with("no shared memory: the other process")
+        );
         assert_eq!(uses[1].ways, "10.0.0.1 <-> 10.0.0.2 small and bulk");
         assert!(
             uses[2].ways.contains("answers no longer"),
@@ -174,7 +178,7 @@ mod tests {
                 ..config.clone()
             });
             choice.memory = Some("broken".to_owned());
-            let uses = report(choice).uses(&[], &[paths(1, Vec::new())]);
+            let uses = report(choice).link_uses(&[], &[paths(1, Vec::new())]);
             assert!(uses[0].why.contains(word), "{}", uses[0].why);
         }
     }

@@ -389,7 +389,7 @@ fn a_peer_that_closes_is_reported(links: Links) {
         from.target(Address::new(1, 2)).expect("it exists");
         from.send(b"bye").expect("sent");
         let begun = std::time::Instant::now();
-        while left.departed().is_empty() {
+        while left.take_departures().is_empty() {
             assert!(from.try_receive().expect("works").is_none());
             assert!(begun.elapsed() < PATIENCE);
         }
@@ -421,7 +421,7 @@ fn what_was_read_before_its_reader_left_counts_as_delivered_a_while_after() {
         drop(to);
         right.close(PATIENCE).expect("nothing is left to do");
         let begun = std::time::Instant::now();
-        while left.departed().is_empty() {
+        while left.take_departures().is_empty() {
             assert!(begun.elapsed() < PATIENCE, "its end is not noticed");
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -271,7 +271,7 @@ fn a_pool_is_bounded(links: Links) {
     const LENGTH: usize = 1000;
     let directory = tempfile::tempdir().expect("a directory");
     let mut small = config(&directory, links);
-    small.bound_pool(POOL_BYTES);
+    small.set_pool_bytes(POOL_BYTES);
     let sender = Node::open(config(&directory, links)).expect("a node");
     let receiver = Node::open(small).expect("a node");
     let to = endpoint(&receiver, 1);

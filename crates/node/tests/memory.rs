@@ -68,7 +68,7 @@ impl Testbed {
         let peer = self.engines[from]
             .connect(self.now, destination)
             .expect("room");
-        self.settle();
+        self.apply_hosts_file();
         let edge = self.engines[from].edge(peer, 1, 7).expect("open");
         (peer, edge)
     }
@@ -283,7 +283,7 @@ fn sessions_full_of_edges_cost_a_bounded_memory_and_give_it_back() {
     println!("{held} bytes for {bound} edges, {each} each");
     assert!(each <= 256, "{each} bytes for an edge");
     for client in 1..=clients as usize {
-        testbed.engines[client].say_goodbye();
+        testbed.engines[client].send_goodbye();
         for _ in 0..200 {
             testbed.now = testbed.now.after(1_000_000);
             testbed.network.advance(testbed.now.0);

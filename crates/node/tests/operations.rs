@@ -318,7 +318,7 @@ fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
             from.send(b"last").expect("sent");
         });
         // By now the process is gone, and was before anybody asked.
-        while here.departed().is_empty() {
+        while here.take_departures().is_empty() {
             let _nothing = from.receive_timeout(Duration::from_millis(1));
         }
         let drained = from.drain(PATIENCE);

@@ -157,7 +157,7 @@ fn senders_that_are_killed_in_the_middle_of_messages_leave_nothing_torn_and_are_
             });
             victim.kill();
             until("its death is told", || {
-                node.departed()
+                node.take_departures()
                     .iter()
                     .any(|gone| gone.reason == GoneReason::Died)
             });

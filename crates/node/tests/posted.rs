@@ -345,7 +345,7 @@ fn a_put_without_an_answer_is_in_its_place_before_what_follows_and_its_refusal_i
                 Completion::Sent { context: 4 } => {}
                 Completion::Failed {
                     context: 4,
-                    error: SendError::NotDone { .. },
+                    error: SendError::OperationFailed { .. },
                 } => refused += 1,
                 other => panic!("{links:?}: {other:?}"),
             }

@@ -62,7 +62,7 @@ fn contents(region: &Region, offset: usize, length: usize) -> Vec<u8> {
 
 fn refusal<T: std::fmt::Debug>(result: Result<T, SendError>) -> Outcome {
     match result.expect_err("refused") {
-        SendError::NotDone { outcome, .. } => outcome,
+        SendError::OperationFailed { outcome, .. } => outcome,
         other => panic!("{other}"),
     }
 }

@@ -157,7 +157,7 @@ fn departure(node: &Node, endpoint: &dipole_node::Endpoint) -> GoneReason {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         assert!(endpoint.receive_timeout(QUIET / 4).is_err());
-        if let Some(departure) = node.departed().pop() {
+        if let Some(departure) = node.take_departures().pop() {
             assert_eq!(departure.node, 2);
             return departure.reason;
         }
@@ -176,7 +176,7 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
     endpoint.send(b"are you there?").expect("sent");
     let nothing = endpoint.receive_timeout(4 * TIMEOUT);
     assert!(nothing.is_err(), "a stopped process answers");
-    assert_eq!(node.departed(), [], "its node vouches for it");
+    assert_eq!(node.take_departures(), [], "its node vouches for it");
     echo.signal(Signal::CONT);
     let answer = endpoint.receive_timeout(PATIENCE).expect("an answer");
     assert_eq!(&*answer, b"are you there?");

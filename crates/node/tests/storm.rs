@@ -171,7 +171,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     while !is_quiet || node.stats().local_peers > 0 || node.stats().pool_used_bytes > 0 {
         is_quiet = survivor.receive_timeout(Duration::from_millis(20)).is_err();
     }
-    assert_eq!(node.departed().len(), 1);
+    assert_eq!(node.take_departures().len(), 1);
     let (descriptors_before, mappings_before) = (descriptors(), shared_mappings());
 
     let mut steady = start(&runtime, STEADY);
@@ -227,7 +227,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
             }
             alive
         });
-        departed.extend(node.departed());
+        departed.extend(node.take_departures());
         assert!(
             begun.elapsed() < Duration::from_secs(600),
             "stuck: {received:?}, seed {seed}"
@@ -253,7 +253,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
         } else if let Ok(last) = lines.try_recv() {
             break last.expect("it says how many it sent");
         }
-        departed.extend(node.departed());
+        departed.extend(node.take_departures());
     };
     while survivor
         .receive_timeout(Duration::from_millis(50))
@@ -274,7 +274,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
         .count();
     let deadline = Instant::now() + PATIENCE;
     let died = loop {
-        departed.extend(node.departed());
+        departed.extend(node.take_departures());
         let died = departed
             .iter()
             .filter(|one| one.reason == GoneReason::Died)

@@ -187,8 +187,8 @@ fn who_has_nothing_but_a_withdrawn_key_is_out_within_a_minute_and_members_stay()
     }
     std::thread::sleep(RENEWAL);
     assert_eq!(first.stats().peers, 1);
-    assert!(second.departed().is_empty());
-    let departed = first.departed();
+    assert!(second.take_departures().is_empty());
+    let departed = first.take_departures();
     let [departure] = &departed[..] else {
         panic!("{departed:?}");
     };
@@ -221,14 +221,14 @@ fn a_glance_finds_what_lies_in_shared_memory() {
     let nodes = [(); 2].map(|()| Node::open(config(1, directory.path())).unwrap());
     let here = nodes[0].endpoint(EndpointId(10)).unwrap();
     let there = nodes[1].endpoint(EndpointId(20)).unwrap();
-    assert!(there.glance().unwrap().is_none());
+    assert!(there.try_receive_local().unwrap().is_none());
     let edge = here.edge(there.address()).unwrap();
     post(&edge, b"first");
     assert_eq!(&*there.receive_timeout(PATIENCE).unwrap(), b"first");
     post(&edge, b"second");
     let until = Instant::now() + PATIENCE;
     let found: Option<Message> = loop {
-        let found = there.glance().unwrap();
+        let found = there.try_receive_local().unwrap();
         if found.is_some() || Instant::now() > until {
             break found;
         }
@@ -236,5 +236,5 @@ fn a_glance_finds_what_lies_in_shared_memory() {
     };
     assert_eq!(found.as_deref(), Some(&b"second"[..]));
     there.end();
-    assert!(there.glance().is_err());
+    assert!(there.try_receive_local().is_err());
 }

@@ -246,7 +246,7 @@ fn an_agent_takes_over_from_a_running_program_and_gives_back_when_it_is_killed()
         "{none:?}"
     );
     let _again = reach(&node, 3);
-    assert_eq!(node.departed(), [], "nobody was hurt");
+    assert_eq!(node.take_departures(), [], "nobody was hurt");
 }
 
 #[test]
@@ -262,14 +262,14 @@ fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
     // Longer than the time-out of three seconds.
     let waited = endpoint.receive_timeout(Duration::from_secs(5));
     assert!(waited.is_err());
-    assert_eq!(node.departed(), [], "its agent vouches for it");
+    assert_eq!(node.take_departures(), [], "its agent vouches for it");
 
     receiver.kill();
     let begun = Instant::now();
     let departure = loop {
         let nothing = endpoint.receive_timeout(Duration::from_millis(20));
         assert!(nothing.is_err());
-        if let Some(departure) = node.departed().pop() {
+        if let Some(departure) = node.take_departures().pop() {
             break departure;
         }
         assert!(begun.elapsed() < PATIENCE, "nobody told");

@@ -123,7 +123,7 @@ impl Endpoints {
             Completion::Filled { .. } | Completion::NotFilled { .. } => return Ok(None),
         };
         let to = u32::try_from((context & !PLACED) >> 40).unwrap_or(u32::MAX);
-        if let Some(error @ SendError::NotDone { .. }) = lost {
+        if let Some(error @ SendError::OperationFailed { .. }) = lost {
             // It had left.
             return Err(failed(to, error));
         }

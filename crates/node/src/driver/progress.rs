@@ -1,7 +1,7 @@
-//! The thread that steps for those who wait elsewhere: in `poll`, in an executor.
+//! The progress thread: steps the engine for waits outside the driver, in `poll` or in an
+//! executor.
 //!
-//! It keeps out of the way of threads that wait in the driver themselves: while one
-//! does, and for [`NAP`] after, it only naps.
+//! While threads wait in the driver, and for [`NAP`] afterwards, it only naps.
 
 use std::io;
 use std::sync::PoisonError;
@@ -14,104 +14,102 @@ use super::stepper::Stepper;
 use super::sync::{Arc, Condvar, MutexGuard, Sleeper, Waker, sleep};
 use crate::clock::nanoseconds;
 
-/// How long the progress thread stays out of the way of waiting threads, and so
-/// how late a descriptor may become ready after the last of them has returned.
+/// How long the progress thread leaves stepping to waiting threads after the last of them
+/// returned; a descriptor may become ready this much later.
 const NAP: Duration = Duration::from_micros(500);
-/// The same while nobody waits elsewhere: it only ends what threads that call leave unfinished.
+/// The same if no descriptor or task is waiting: it only finishes what calls left undone.
 const LONG_NAP: Duration = Duration::from_millis(4);
-/// A thread that has slept in a wait for this long leaves the progress thread
-/// nothing to do: it may sleep until it is called.
+/// Once a waiting thread has slept this long, the progress thread sleeps until it is called.
 const LONG_SLEEP_NS: u64 = 10_000_000;
-/// Work that waits for so long, while no other is done, is held up by what does not return.
-const HELD_UP_NS: u64 = 10_000_000;
+/// Work pending this long, while no other work finishes, means that a handler does not return.
+const STUCK_WORK_NS: u64 = 10_000_000;
 
-/// What the progress thread does, and when it has something to do. Where work is to be run there
-/// are two, which take turns; more come when all but one are held up in work.
+/// State of the progress threads. With ports there are two: one steps while the other runs
+/// handlers. More are started if all but one are stuck in handlers.
 #[derive(Debug)]
 pub(super) struct Progress {
-    doing: Doing,
-    /// Ends its sleep in the kernel; made with the thread.
+    activity: ThreadActivity,
+    /// Ends its sleep in the kernel.
     waker: Option<Waker>,
     unparked: Arc<Condvar>,
-    /// Threads inside a wait, and when the last of them left, or stepped.
+    /// Threads inside a wait.
     waiting: usize,
-    left: Instant,
+    last_step: Instant,
     stop: bool,
-    /// Threads that serve; those of them that wait until nobody steps any more.
+    /// Progress threads in total; `standby` of them wait to take over stepping.
     threads: usize,
-    spare: usize,
-    is_served: bool,
+    standby: usize,
+    has_stepper: bool,
     vacant: Arc<Condvar>,
-    /// Pieces of work that are done; how many were when some was first found that nobody may
-    /// run, and when that was.
+    /// Handlers that have returned.
     done: u64,
-    held_up: Option<(u64, Instant)>,
+    stuck_since: Option<(u64, Instant)>,
 }
 
-/// What a thread that runs work does otherwise.
+/// What the thread that runs work does otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Busy {
-    /// It waits, and steps for others.
+pub(super) enum CallerKind {
+    /// It waits in the driver, and steps for others.
     Waiting,
-    /// Something else.
+    /// Anything else.
     Otherwise,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    /// There is no such thread, or it runs.
+enum ThreadActivity {
+    /// Running, or not started.
     Running,
-    /// Out of the way for a moment.
+    /// Napping.
     Napping,
-    /// Out of the way until a waiting thread wakes up.
+    /// Parked until a waiting thread wakes up.
     Parked,
-    /// Asleep in the kernel until then.
+    /// Asleep in the kernel until this time.
     Sleeping(Instant),
 }
 
 impl Progress {
     pub(super) fn new(now: Instant) -> Progress {
         Progress {
-            doing: Doing::Running,
+            activity: ThreadActivity::Running,
             waker: None,
             unparked: Arc::new(Condvar::new()),
             waiting: 0,
-            left: now,
+            last_step: now,
             stop: false,
             threads: 0,
-            spare: 0,
-            is_served: false,
+            standby: 0,
+            has_stepper: false,
             vacant: Arc::new(Condvar::new()),
             done: 0,
-            held_up: None,
+            stuck_since: None,
         }
     }
 
-    /// A thread begins to wait: it steps from now on.
+    /// A thread begins to wait and steps from now on.
     pub(super) fn enter(&mut self) {
         self.waiting += 1;
-        if let Doing::Sleeping(_) = self.doing {
-            self.doing = Doing::Napping;
+        if let ThreadActivity::Sleeping(_) = self.activity {
+            self.activity = ThreadActivity::Napping;
             self.wake();
         }
     }
 
-    /// A thread has waited.
+    /// A thread has finished its wait.
     pub(super) fn leave(&mut self, now: Instant) {
         self.waiting -= 1;
-        self.left = now;
+        self.last_step = now;
         self.unpark();
     }
 
-    /// A thread that always finds at once what it waits for has stepped.
+    /// A thread stepped although its own wait ended at once.
     pub(super) fn stepped(&mut self, now: Instant) {
-        self.left = now;
+        self.last_step = now;
     }
 
-    /// A waiting thread is awake: the progress thread may soon be needed.
+    /// A waiting thread is awake: the progress thread may be needed soon.
     pub(super) fn unpark(&mut self) {
-        if self.doing == Doing::Parked {
-            self.doing = Doing::Napping;
+        if self.activity == ThreadActivity::Parked {
+            self.activity = ThreadActivity::Napping;
             self.unparked.notify_one();
         }
     }
@@ -123,67 +121,68 @@ impl Progress {
         }
     }
 
-    /// Ends a sleep that would last beyond `deadline`.
+    /// Ends a sleep that would last past `deadline`.
     pub(super) fn wake_for(&mut self, deadline: Instant) {
-        if let Doing::Sleeping(until) = self.doing
+        if let ThreadActivity::Sleeping(until) = self.activity
             && deadline < until
         {
-            self.doing = Doing::Running;
+            self.activity = ThreadActivity::Running;
             self.wake();
         }
     }
 
-    /// A thread runs work: it does not step meanwhile.
-    pub(super) fn begin_work(&mut self, busy: Busy, now: Instant) {
-        if busy == Busy::Waiting {
+    /// A thread starts running work and does not step meanwhile.
+    pub(super) fn begin_work(&mut self, caller: CallerKind, now: Instant) {
+        if caller == CallerKind::Waiting {
             self.leave(now);
         }
     }
 
-    /// A piece of work is done.
-    pub(super) fn note_done(&mut self) {
+    /// A handler has returned.
+    pub(super) fn work_done(&mut self) {
         self.done = self.done.wrapping_add(1);
     }
 
-    /// There is work that no thread that serves may run: whether they are held up.
-    fn is_held_up(&mut self, now: Instant) -> bool {
-        match self.held_up {
-            Some((done, since)) if done == self.done => now.since(since) >= HELD_UP_NS,
+    /// Called while work is pending that no progress thread can run; true if none has finished
+    /// for [`STUCK_WORK_NS`].
+    fn is_work_stuck(&mut self, now: Instant) -> bool {
+        match self.stuck_since {
+            Some((done, since)) if done == self.done => now.since(since) >= STUCK_WORK_NS,
             _ => {
-                self.held_up = Some((self.done, now));
+                self.stuck_since = Some((self.done, now));
                 false
             }
         }
     }
 
-    /// It goes on with its wait, if it was in one.
-    pub(super) fn end_work(&mut self, busy: Busy) {
-        if busy == Busy::Waiting {
+    /// A thread has run work and resumes its wait if it was in one.
+    pub(super) fn end_work(&mut self, caller: CallerKind) {
+        if caller == CallerKind::Waiting {
             self.enter();
         }
     }
 
-    /// True if the thread that serves may run work.
-    fn may_work(&self) -> bool {
-        self.spare > 0 || self.threads == 1
+    /// True if the stepping progress thread may run work: another can take over, or it is alone.
+    fn can_run_work(&self) -> bool {
+        self.standby > 0 || self.threads == 1
     }
 
-    /// There is work that nobody else may run.
-    pub(super) fn call(&mut self) {
+    /// There is work that no other thread can run.
+    pub(super) fn request_worker(&mut self) {
         self.unpark();
         self.wake_for(Instant(0));
     }
 
-    /// True while threads step that wait in the driver, or did until a moment ago.
-    fn is_needless(&self, now: Instant) -> bool {
-        self.waiting > 0 || now.since(self.left) < nanoseconds(NAP)
+    /// True if other threads step now, or did less than [`NAP`] ago.
+    fn others_step(&self, now: Instant) -> bool {
+        self.waiting > 0 || now.since(self.last_step) < nanoseconds(NAP)
     }
 }
 
 impl<S: Stepper> Driver<S> {
-    /// Steps for those who wait elsewhere, until [`stop`](Self::stop). Of several threads that
-    /// serve, one steps; it runs work if another can take its place meanwhile, or if it is alone.
-    /// `more` has another thread serve: it is called while work waits for what does not return.
+    /// Body of a progress thread: steps until [`stop`](Self::stop). One of them steps at a time;
+    /// it runs work if another can take over stepping, or if it is the only one. `more` starts
+    /// another progress thread; it is called while work is pending and all handlers are stuck.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -192,31 +191,31 @@ impl<S: Stepper> Driver<S> {
         let sleeper = state.stepper.sleeper().map_err(WaitError::Broken)?;
         state.progress.threads += 1;
         loop {
-            while state.progress.is_served && !state.progress.stop {
-                state.progress.spare += 1;
+            while state.progress.has_stepper && !state.progress.stop {
+                state.progress.standby += 1;
                 let vacant = Arc::clone(&state.progress.vacant);
                 let woken = vacant.wait(state);
                 state = woken.unwrap_or_else(PoisonError::into_inner);
-                state.progress.spare -= 1;
+                state.progress.standby -= 1;
             }
             if state.progress.stop {
                 return Ok(());
             }
-            state.progress.is_served = true;
+            state.progress.has_stepper = true;
             state.progress.waker = Some(sleeper.waker());
             let stepped;
             (state, stepped) = self.serve_until_work(state, &sleeper, more);
-            state.progress.is_served = false;
+            state.progress.has_stepper = false;
             state.progress.vacant.notify_one();
             stepped.map_err(WaitError::Broken)?;
             let mut worked = true;
             while worked {
-                (state, worked) = self.run_work(state, None, Busy::Otherwise, &mut || ());
+                (state, worked) = self.run_work(state, None, CallerKind::Otherwise, &mut || ());
             }
         }
     }
 
-    /// Steps until there is work that this thread may run, or it is told to stop.
+    /// Steps until there is work that this thread may run, or until it is stopped.
     fn serve_until_work<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
@@ -225,12 +224,12 @@ impl<S: Stepper> Driver<S> {
     ) -> (MutexGuard<'a, State<S>>, io::Result<()>) {
         let mut calls = state.calls;
         while !state.progress.stop {
-            // It may be what threads that wait have left.
-            if state.stepper.has_work() && state.progress.may_work() {
+            // Waiting threads may have left work behind.
+            if state.stepper.has_work() && state.progress.can_run_work() {
                 break;
             }
             let mut now = self.clock.now();
-            if state.progress.is_needless(now) {
+            if state.progress.others_step(now) {
                 state = self.nap(state, now);
                 continue;
             }
@@ -241,27 +240,27 @@ impl<S: Stepper> Driver<S> {
             self.tick_if_due(&mut state, now);
             self.publish(&mut state, now);
             let waits = state.stepper.has_work();
-            if waits && state.progress.may_work() {
+            if waits && state.progress.can_run_work() {
                 break;
             }
             let more = more.filter(|_| waits);
             if let Some(more) = more
-                && state.progress.is_held_up(now)
+                && state.progress.is_work_stuck(now)
             {
-                state.progress.held_up = None;
+                state.progress.stuck_since = None;
                 unlock(state);
                 more();
                 state = self.lock();
                 continue;
             }
-            // To be woken for all that threads that call will look at soon would slow them down.
+            // Waking up for packets that calling threads will find anyway would slow them down.
             let others_call = std::mem::replace(&mut calls, state.calls) != state.calls;
             if others_call && !state.is_polled() {
                 state = self.nap(state, now);
                 continue;
             }
             if !state.stepper.arm() {
-                self.arm_anew(&mut state);
+                self.rearm(&mut state);
                 self.publish(&mut state, now);
                 continue;
             }
@@ -269,14 +268,14 @@ impl<S: Stepper> Driver<S> {
             now = self.clock.now();
             let mut until = state.stepper.next_deadline(now);
             if more.is_some() {
-                let look = now.after(HELD_UP_NS);
+                let look = now.after(STUCK_WORK_NS);
                 until = Some(until.map_or(look, |until| until.min(look)));
             }
-            state.progress.doing = Doing::Sleeping(until.unwrap_or(Instant(u64::MAX)));
+            state.progress.activity = ThreadActivity::Sleeping(until.unwrap_or(Instant(u64::MAX)));
             unlock(state);
             let slept = sleeper.sleep(until.map(|until| Duration::from_nanos(until.since(now))));
             state = self.lock();
-            state.progress.doing = Doing::Running;
+            state.progress.activity = ThreadActivity::Running;
             self.disarm(&mut state, now);
             if let Err(cause) = slept {
                 return (state, Err(cause));
@@ -285,7 +284,7 @@ impl<S: Stepper> Driver<S> {
         (state, Ok(()))
     }
 
-    /// The progress thread keeps out of the way.
+    /// Naps or parks while other threads step.
     fn nap<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
@@ -295,12 +294,12 @@ impl<S: Stepper> Driver<S> {
             && state.leader_until.is_some()
             && now.since(state.last) > LONG_SLEEP_NS;
         if asleep {
-            state.progress.doing = Doing::Parked;
+            state.progress.activity = ThreadActivity::Parked;
             let unparked = Arc::clone(&state.progress.unparked);
             let parked = unparked.wait(state);
             state = parked.unwrap_or_else(PoisonError::into_inner);
         } else {
-            state.progress.doing = Doing::Napping;
+            state.progress.activity = ThreadActivity::Napping;
             let nap = match state.is_polled() {
                 true => NAP,
                 false => LONG_NAP,
@@ -309,11 +308,11 @@ impl<S: Stepper> Driver<S> {
             sleep(nap);
             state = self.lock();
         }
-        state.progress.doing = Doing::Running;
+        state.progress.activity = ThreadActivity::Running;
         state
     }
 
-    /// Ends [`serve`](Self::serve).
+    /// Stops the progress threads.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         state.progress.stop = true;

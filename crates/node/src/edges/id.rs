@@ -6,12 +6,12 @@ use crate::driver::WaitKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EdgeRef {
     pub(super) index: u32,
-    pub(super) life: u32,
+    pub(super) generation: u32,
 }
 
 impl EdgeRef {
     /// Becomes ready when the edge is open, has failed, or nothing waits on it any more.
     pub(crate) fn key(self) -> WaitKey {
-        WaitKey::Connecting(u64::from(self.life) << 32 | u64::from(self.index))
+        WaitKey::Connecting(u64::from(self.generation) << 32 | u64::from(self.index))
     }
 }

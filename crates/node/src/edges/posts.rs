@@ -10,7 +10,7 @@ use dipole_proto::Instant;
 use crate::address::Address;
 use crate::completion::{Completion, Context, QueueRef, QueueTable};
 use crate::edge::Operation;
-use crate::engine::{Begun, Blocked, Engine, Posted, Target};
+use crate::engine::{Blocked, Engine, OperationStart, PostedOperation, Target};
 use crate::error::{SendError, TargetError};
 use crate::region::RegionMemory;
 
@@ -77,16 +77,16 @@ impl Post {
         target: &Target,
         queue: Option<QueueRef>,
         now: Instant,
-    ) -> Result<Begun, Blocked> {
-        let posted = Posted {
+    ) -> Result<OperationStart, Blocked> {
+        let posted = PostedOperation {
             context: self.context,
             queue,
             to: target.address,
         };
         let what = (&self.operation, &self.bytes, self.into.as_ref());
-        let begun = engine.begin_posted(now, target.edge, what, Some(posted))?;
+        let started_at = engine.begin_posted(now, target.edge, what, Some(posted))?;
         target.sent.count(self.bytes.len());
-        Ok(begun)
+        Ok(started_at)
     }
 }
 
@@ -166,7 +166,7 @@ impl Posts {
         if found.and_then(|at| self.waiting.remove(at)).is_none() {
             return false;
         }
-        self.withdrawn((engine, queues), to, context);
+        self.complete_cancelled((engine, queues), to, context);
         true
     }
 
@@ -177,11 +177,11 @@ impl Posts {
         to: Address,
     ) {
         while let Some(post) = self.waiting.pop_front() {
-            self.withdrawn((&mut *engine, &mut *queues), to, post.context);
+            self.complete_cancelled((&mut *engine, &mut *queues), to, post.context);
         }
     }
 
-    fn withdrawn(
+    fn complete_cancelled(
         &self,
         (engine, queues): (&mut Engine, &mut QueueTable),
         to: Address,
@@ -203,19 +203,21 @@ impl Posts {
         let mut moved = false;
         while let Some(post) = self.waiting.front() {
             let (context, length) = (post.context, post.bytes.len());
-            let begun = match target {
+            let started_at = match target {
                 Err(cause) => Err(SendError::Unreachable(Arc::clone(cause))),
                 Ok(target) => match post.begin(engine, target, self.queue, now) {
                     Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break,
-                    begun => begun.map_err(|why| SendError::from_blocked(why, to, length)),
+                    started_at => {
+                        started_at.map_err(|why| SendError::from_blocked(why, to, length))
+                    }
                 },
             };
             self.waiting.pop_front();
             moved = true;
-            let completion = match begun {
-                Ok(Begun::Sent) => Completion::Sent { context },
+            let completion = match started_at {
+                Ok(OperationStart::Sent) => Completion::Sent { context },
                 // The engine says when it is done.
-                Ok(Begun::GoesOn | Begun::Asked(_)) => continue,
+                Ok(OperationStart::InBackground | OperationStart::AwaitsAnswer(_)) => continue,
                 Err(error) => Completion::Failed { context, error },
             };
             queues.push(engine, self.queue, completion);

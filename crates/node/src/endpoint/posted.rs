@@ -1,9 +1,9 @@
-//! Receives that are posted: memory for an endpoint's next messages, filled in order while their
-//! owner does something else.
+//! Posted receives: memory for an endpoint's next messages, which are stored there in order while
+//! the owner does something else.
 //!
-//! The memory posted first, of [`MAX_OFFERED`] receives, is offered to the engine, so that long
-//! messages are put together there; what comes otherwise is copied. Under the driver's lock, and
-//! bounded: [`MAX_POSTED`] receives an endpoint.
+//! The memory of the first [`MAX_OFFERED`] receives is offered to the engine, so that long
+//! messages are assembled there; other messages are copied. Protected by the driver's lock, and
+//! bounded to [`MAX_POSTED`] receives per endpoint.
 
 use std::collections::VecDeque;
 
@@ -16,10 +16,9 @@ use crate::engine::Engine;
 use crate::error::ReceiveError;
 use crate::region::RegionMemory;
 
-/// Receives that wait at one endpoint at most.
+/// Posted receives per endpoint.
 const MAX_POSTED: usize = 1024;
-/// Of these, whose memory is offered to the engine: as many long messages as are likely to be on
-/// their way at once.
+/// Receives whose memory is offered to the engine: as many as long messages may be in flight.
 const MAX_OFFERED: usize = 16;
 
 #[derive(Debug)]
@@ -62,7 +61,7 @@ impl PostedReceive {
     }
 }
 
-/// See the module.
+/// All posted receives of a process.
 #[derive(Debug, Default)]
 pub(crate) struct PostedReceives(Vec<(u32, VecDeque<PostedReceive>)>);
 
@@ -86,7 +85,7 @@ impl PostedReceives {
         Ok(())
     }
 
-    /// Fills memory with the messages that have come, and offers it for those that will.
+    /// Fills posted receives with messages that have arrived, and offers memory for later ones.
     pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
         for (endpoint, waiting) in &mut self.0 {
             while let Some((at, taken)) =
@@ -103,16 +102,16 @@ impl PostedReceives {
             }
         }
         self.0.retain(|(_, waiting)| !waiting.is_empty());
-        // Credit that their senders wait for.
+        // Send credit that the senders may be waiting for.
         if engine.has_transmit()
             && let Err(cause) = engine.transmit(now)
         {
-            // The next thread that steps the engine is told, too.
-            tracing::warn!("after a posted receive: {cause}");
+            // The next thread that steps the engine gets the error, too.
+            tracing::warn!("cannot send credit after a posted receive: {cause}");
         }
     }
 
-    /// Takes out those of an endpoint for which it is so, oldest first.
+    /// Removes those receives of an endpoint that match, oldest first.
     fn withdraw(
         &mut self,
         engine: &mut Engine,
@@ -153,7 +152,7 @@ impl PostedReceives {
         found
     }
 
-    /// An endpoint is about to be closed.
+    /// Cancels the receives of an endpoint before it is closed.
     pub(crate) fn close_endpoint(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -165,7 +164,7 @@ impl PostedReceives {
         }
     }
 
-    /// Nobody would be told any more what was received.
+    /// Removes the receives of a queue that was closed, since nothing would report them.
     pub(crate) fn close_queue(&mut self, engine: &mut Engine, queue: QueueRef) {
         let endpoints: Vec<u32> = self.0.iter().map(|(endpoint, _)| *endpoint).collect();
         for endpoint in endpoints {
@@ -175,19 +174,19 @@ impl PostedReceives {
 }
 
 impl Endpoint {
-    /// Posts memory for the next message that none posted before takes; returns at once. The
-    /// message is put there as [`receive_into`](Self::receive_into) does it, and `context` appears
-    /// in the queue with it. A long message keeps the memory in which it has begun to arrive:
-    /// messages of several sources may fill what was posted in another order. Until then, or until the queue or the endpoint is closed, the memory
-    /// is to be left alone. Posted receives go before messages of an attached endpoint; who else
-    /// receives here meanwhile may be first.
+    /// Posts memory for a later message and returns at once. Messages fill posted memory in order,
+    /// as by [`receive_into`](Self::receive_into), and `context` then appears in the queue. A long
+    /// message keeps the memory in which its arrival began, so messages of several sources may
+    /// fill posted memory out of order. The memory must not be touched until the completion, or
+    /// until the queue or the endpoint is closed. Posted receives take precedence over the
+    /// messages of an attached endpoint; other concurrent receives may come first.
     ///
     /// # Errors
-    /// [`ReceiveError::TooManyPosted`]: 1024 wait. [`ReceiveError::Ended`],
-    /// [`ReceiveError::Forked`], [`ReceiveError::Broken`]: no threads are left.
+    /// [`ReceiveError::TooManyPosted`] if 1024 are waiting. [`ReceiveError::Ended`],
+    /// [`ReceiveError::Forked`]. [`ReceiveError::Broken`] if no thread can start.
     ///
     /// # Source
-    /// The destination that a receiver names before data come, GAMMA §2.
+    /// Destinations named by the receiver before data arrive, GAMMA §2.
     pub fn post_receive(
         &self,
         memory: RegionMemory,
@@ -204,7 +203,7 @@ impl Endpoint {
             queue: queue.id(),
         };
         self.inner.driver.with(|state, now| {
-            // Under the lock: it may be ended meanwhile.
+            // Checked under the lock, because another thread may close it.
             if self.is_ended() {
                 return Err(ReceiveError::Ended);
             }
@@ -214,8 +213,8 @@ impl Endpoint {
         })
     }
 
-    /// Withdraws the receive that was posted with this context first: it completes as
-    /// [`ReceiveError::Cancelled`], and its memory is the caller's again. False if there is none.
+    /// Cancels the oldest posted receive with this context. It completes as
+    /// [`ReceiveError::Cancelled`], and its memory is free again. False if there is none.
     #[must_use]
     pub fn cancel_receive(&self, context: Context) -> bool {
         if self.inner.is_forked() {

@@ -1,4 +1,4 @@
-//! The way of a message out: at once if it can, else waiting for its turn.
+//! Sends messages: at once if possible, otherwise after waiting for room.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
 
-/// How a message is to be sent.
+/// Whether more messages follow, so that this one may wait to share their packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
-    Comes,
+    Yes,
     No,
 }
 
@@ -31,7 +31,7 @@ impl Endpoint {
         let sent = self
             .inner
             .driver
-            .sending(|engine, clock| engine.send_fast(id, payload, more == More::Comes, clock));
+            .sending(|engine, clock| engine.send_fast(id, payload, more == More::Yes, clock));
         if sent.map_err(SendError::Broken)? {
             return Ok(());
         }
@@ -39,14 +39,14 @@ impl Endpoint {
         if matches!(sent, Err(SendError::Full { .. })) {
             self.inner
                 .driver
-                .with_last(|engine, _| engine.note_blocked(id));
+                .with_last(|engine, _| engine.set_send_blocked(id));
         }
         sent
     }
 
     fn send_to_each(&self, payload: &[u8], until: Until, more: More) -> Result<(), SendError> {
-        for target in self.some_targets()?.iter() {
-            let (id, more) = (self.id().0, more == More::Comes);
+        for target in self.require_targets()?.iter() {
+            let (id, more) = (self.id().0, more == More::Yes);
             self.inner
                 .send_to_target(id, target, payload.into(), until, more)?;
         }
@@ -64,7 +64,7 @@ impl Endpoint {
 }
 
 impl Inner {
-    /// Sends along one edge, once it is open.
+    /// Sends along one edge, waiting until it is open.
     pub(crate) fn send_along(
         &self,
         source: u32,
@@ -86,8 +86,8 @@ impl Inner {
         });
         if matches!(sent, Err(SendError::Full { .. })) {
             self.driver.with_last(|engine, _| {
-                engine.refused(source);
-                engine.note_blocked(source);
+                engine.record_refused_send(source);
+                engine.set_send_blocked(source);
             });
         }
         sent
@@ -115,7 +115,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A long message, or one that has to wait for room.
+    /// Sends a long message, or one that must wait for room.
     fn send_waiting(
         &self,
         id: u32,
@@ -135,7 +135,7 @@ impl Inner {
             } else {
                 let begun = match until {
                     Until::Now => engine.begin_long_at_once(now, edge, content),
-                    // Who will not wait for its end gives a copy where it would be needed.
+                    // The payload is copied, because the caller may return before it is sent.
                     Until::For(_) => engine.begin_long(now, edge, content, true),
                     Until::Forever => engine.begin_long(now, edge, content, false),
                 };
@@ -147,7 +147,7 @@ impl Inner {
                 Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
                     why = blocked;
                     if until == Until::Now {
-                        engine.refused(id);
+                        engine.record_refused_send(id);
                     }
                     None
                 }
@@ -157,16 +157,16 @@ impl Inner {
         match begun {
             Ok(result) => result?,
             Err(error) => {
-                // Of one that may not wait the wish stands: news of credit make its
-                // descriptor writable.
+                // Non-blocking: leave the credit request pending; the descriptor becomes writable
+                // when credit arrives.
                 if until != Until::Now {
                     driver.with(|engine, now| {
                         engine.cancel(edge);
-                        // Who tries again and again never waits long enough to find out by that.
+                        // Retrying calls never wait long enough to detect a dead peer.
                         engine.watch(now, edge.peer);
                     });
                 }
-                return Err(not_begun(error, until, why, target.address));
+                return Err(start_error(error, until, why, target.address));
             }
         }
         match long {
@@ -175,8 +175,8 @@ impl Inner {
         }
     }
 
-    /// The rest of a long message that has begun. It will be sent whole: what is left when
-    /// time is up goes on by itself.
+    /// Sends the rest of a long message that has started. After a time-out, the remainder is sent
+    /// in the background.
     fn send_rest(
         &self,
         target: &Target,
@@ -214,7 +214,7 @@ impl Inner {
             Ok(result) => result,
             Err(WaitError::TimedOut { .. }) => {
                 let kept = driver.with(|engine, now| {
-                    engine.keep_long(send, payload);
+                    engine.continue_in_background(send, payload);
                     engine.transmit(now)
                 });
                 kept.map_err(SendError::Broken)
@@ -226,14 +226,14 @@ impl Inner {
         }
     }
 
-    /// Waits until a target's process has acknowledged everything, or is gone.
+    /// Waits until the target's process has acknowledged everything, or is gone.
     pub(crate) fn wait_acknowledged(&self, target: &Target, until: Until) -> Result<(), SendError> {
-        let what = |_: &ProcessState| format!("acknowledgements of {}", target.address);
+        let what = |_: &ProcessState| format!("acknowledgements from {}", target.address);
         let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
         let waited = self.driver.wait(until, &keys, &what, |engine, _| {
             match engine.is_open(peer) {
-                // It may have taken everything and ended in order.
-                Err(_) if engine.left_acknowledged(peer) => Some(Ok(())),
+                // The peer may have acknowledged everything before it left.
+                Err(_) if engine.acknowledged_before_leaving(peer) => Some(Ok(())),
                 Err(blocked) => Some(Err(send_error(blocked, target, 0))),
                 Ok(_) => engine.is_peer_acknowledged(peer).then_some(Ok(())),
             }
@@ -242,8 +242,8 @@ impl Inner {
     }
 }
 
-/// Why a message could not begin in time.
-fn not_begun(error: WaitError, until: Until, why: Blocked, target: Address) -> SendError {
+/// Converts the error of a message that could not start in time.
+fn start_error(error: WaitError, until: Until, why: Blocked, target: Address) -> SendError {
     match error {
         WaitError::TimedOut { .. } if until == Until::Now => SendError::Full {
             target,
@@ -258,7 +258,7 @@ pub(super) fn send_error(blocked: Blocked, target: &Target, length: usize) -> Se
 }
 
 impl SendError {
-    /// Why a message of `length` bytes was not queued.
+    /// Converts the reason why a message of `length` bytes was not queued.
     pub(crate) fn from_blocked(blocked: Blocked, target: Address, length: usize) -> SendError {
         match blocked {
             Blocked::NoFrame | Blocked::Opening => SendError::Full {

@@ -13,7 +13,7 @@ use super::operations::Operations;
 use super::packer::Packer;
 use super::peers::Peers;
 use super::posted::SentPosts;
-use super::shared_memory::LongNews;
+use super::shared_memory::LongEvent;
 use crate::GoneReason;
 use crate::address::{Address, EndpointId};
 use crate::driver::{Ready, WaitKey};
@@ -31,7 +31,7 @@ pub(super) struct Core {
     /// Operations on memory, of others and of our own.
     pub(super) operations: Operations,
     /// News of long messages in shared memory, for the part that copies them.
-    pub(super) long_news: Vec<LongNews>,
+    pub(super) long_events: Vec<LongEvent>,
     /// Completions of long messages that were posted.
     pub(super) sent_posts: SentPosts,
 }
@@ -201,7 +201,7 @@ impl Core {
                 number,
                 total,
                 address,
-            } => self.long_news.push(LongNews::Fetch {
+            } => self.long_events.push(LongEvent::Fetch {
                 edge,
                 sequence,
                 number,
@@ -209,12 +209,12 @@ impl Core {
                 address,
             }),
             Event::Taken { edge, sequence } => {
-                self.long_news.push(LongNews::Taken { edge, sequence });
+                self.long_events.push(LongEvent::Taken { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
                 self.ready.notify(WaitKey::AnyPeer);
             }
             Event::StreamWanted { edge, sequence } => {
-                self.long_news.push(LongNews::Stream { edge, sequence });
+                self.long_events.push(LongEvent::Stream { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
             }
             Event::Deliver { .. } | Event::DeliverRun { .. } | Event::Operation { .. } => {}

@@ -12,8 +12,8 @@ use dipole_link::shm::Payload;
 use dipole_proto::wire::{EdgeKey, Payloads};
 use dipole_proto::{EdgeId, PeerId};
 
-use super::endpoints::{EndpointState, EndpointTable, Tells};
-use super::receives::{self, Holds, OfferId, Place, Receives};
+use super::endpoints::{EndpointState, EndpointTable, Notifies};
+use super::receives::{self, AssemblyBuffer, OfferId, OfferState, OfferTable};
 use crate::driver::{Ready, WaitKey};
 use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
 
@@ -72,7 +72,7 @@ struct Assembly {
     target: u32,
     sequence: u64,
     total: usize,
-    place: Place,
+    place: AssemblyBuffer,
 }
 
 /// An unreliable message of which pieces have arrived.
@@ -96,7 +96,7 @@ pub(super) struct Dispatch {
     unreliable: VecDeque<UnreliableAssembly>,
     buffers: Arc<Buffers>,
     /// Memory that readers have offered.
-    pub(super) receives: Receives,
+    pub(super) receives: OfferTable,
     /// Exported endpoints that got a message since descriptors were last made ready.
     pub(super) newly_ready: Vec<u32>,
     /// Endpoints with a handler that have messages and whose handler does not run.
@@ -135,7 +135,7 @@ impl Dispatch {
         state
             .inbox
             .push_with(arrival.charge, arrival.origin, length, fill);
-        note_ready(state, &mut self.newly_ready, &mut self.ports);
+        mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
     }
@@ -151,7 +151,7 @@ impl Dispatch {
             return false;
         };
         (state.inbox).push_notice(arrival.charge, arrival.origin, notice);
-        note_ready(state, &mut self.newly_ready, &mut self.ports);
+        mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
     }
@@ -167,7 +167,7 @@ impl Dispatch {
                 place.copy_from_slice(message);
             });
         }
-        note_ready(state, &mut self.newly_ready, &mut self.ports);
+        mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
     }
 
@@ -177,7 +177,7 @@ impl Dispatch {
             state
                 .inbox
                 .push_buffer(arrival.charge, arrival.origin, buffer);
-            note_ready(state, &mut self.newly_ready, &mut self.ports);
+            mark_ready(state, &mut self.newly_ready, &mut self.ports);
             ready.notify(WaitKey::Endpoint(arrival.target));
         }
     }
@@ -215,7 +215,7 @@ impl Dispatch {
                 target,
                 sequence,
                 total,
-                place: offered.unwrap_or_else(|| Place::Buffer(self.buffers.take(total))),
+                place: offered.unwrap_or_else(|| AssemblyBuffer::Owned(self.buffers.take(total))),
             });
             self.last = self.assemblies.len() - 1;
             self.last
@@ -233,10 +233,10 @@ impl Dispatch {
         let waiting = (self.endpoints.get(target)).map_or(0, |state| state.inbox.len());
         let of = self.receives.of(target);
         let placed = of
-            .filter(|it| matches!(it.holds, Holds::Message(_)))
+            .filter(|it| matches!(it.state, OfferState::Message(_)))
             .count();
         let begun = self.assemblies.iter().filter(|it| it.target == target);
-        let in_buffers = begun.filter(|it| matches!(it.place, Place::Buffer(_)));
+        let in_buffers = begun.filter(|it| matches!(it.place, AssemblyBuffer::Owned(_)));
         let before = |it: &&Assembly| it.edge == edge && (next..sequence).contains(&it.sequence);
         let known = self.assemblies.iter().filter(before).count();
         let unknown = length(sequence.saturating_sub(next)).saturating_sub(known);
@@ -263,8 +263,10 @@ impl Dispatch {
         {
             let Assembly { total, place, .. } = self.assemblies.swap_remove(index);
             match place {
-                Place::Buffer(buffer) => self.deliver_buffer(arrival, buffer, ready),
-                Place::Reader(_, offer) => self.deliver_placed(arrival, (total, offer), ready),
+                AssemblyBuffer::Owned(buffer) => self.deliver_buffer(arrival, buffer, ready),
+                AssemblyBuffer::Offered(_, offer) => {
+                    self.deliver_placed(arrival, (total, offer), ready)
+                }
             }
         }
     }
@@ -279,7 +281,7 @@ impl Dispatch {
         if let Some(state) = self.endpoints.get_mut(arrival.target) {
             self.receives.completed(offer, total);
             (state.inbox).push_placed(arrival.charge, arrival.origin, (total, offer));
-            note_ready(state, &mut self.newly_ready, &mut self.ports);
+            mark_ready(state, &mut self.newly_ready, &mut self.ports);
             ready.notify(WaitKey::Endpoint(arrival.target));
         }
     }
@@ -322,7 +324,7 @@ impl Dispatch {
 
     #[cold]
     fn withdraw_all(&mut self, endpoint: u32) {
-        let first = |receives: &Receives| receives.of(endpoint).next().map(|it| it.id);
+        let first = |receives: &OfferTable| receives.of(endpoint).next().map(|it| it.id);
         while let Some(id) = first(&self.receives) {
             self.withdraw_offered(endpoint, id);
         }
@@ -333,16 +335,16 @@ impl Dispatch {
         let Some(receive) = self.receives.withdraw(id) else {
             return;
         };
-        match receive.holds {
-            Holds::Nothing => {}
-            Holds::Pieces(edge, sequence) => {
+        match receive.state {
+            OfferState::Free => {}
+            OfferState::Pieces(edge, sequence) => {
                 if let Some(index) = self.find(edge, sequence) {
                     let assembly = &mut self.assemblies[index];
                     let buffer = receives::copy(&receive.memory, assembly.total, &self.buffers);
-                    assembly.place = Place::Buffer(buffer);
+                    assembly.place = AssemblyBuffer::Owned(buffer);
                 }
             }
-            Holds::Message(total) => {
+            OfferState::Message(total) => {
                 if let Some(state) = self.endpoints.get_mut(endpoint) {
                     let buffer = receives::copy(&receive.memory, total, &self.buffers);
                     state.inbox.replace_placed(id, buffer);
@@ -418,13 +420,13 @@ impl Dispatch {
 }
 
 #[inline]
-fn note_ready(state: &mut EndpointState, descriptors: &mut Vec<u32>, ports: &mut VecDeque<u32>) {
-    if state.tells == Tells::Waiters || state.listed {
+fn mark_ready(state: &mut EndpointState, descriptors: &mut Vec<u32>, ports: &mut VecDeque<u32>) {
+    if state.notifies == Notifies::Waiters || state.listed {
         return;
     }
     state.listed = true;
-    match state.tells {
-        Tells::Port(_) => ports.push_back(state.endpoint),
+    match state.notifies {
+        Notifies::Port(_) => ports.push_back(state.endpoint),
         _ => descriptors.push(state.endpoint),
     }
 }

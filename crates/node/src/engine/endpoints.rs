@@ -10,7 +10,7 @@ use crate::port::PortRef;
 
 /// Who is told, beside threads and tasks that wait, when a message comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tells {
+pub(super) enum Notifies {
     /// Nobody.
     Waiters,
     /// Who polls the endpoint's descriptor.
@@ -27,7 +27,7 @@ pub(super) struct EndpointState {
     /// Where it points.
     pub(super) targets: Option<Arc<[Target]>>,
     /// Who is told when a message comes.
-    pub(super) tells: Tells,
+    pub(super) notifies: Notifies,
     /// In the list of those whose messages are still to be told.
     pub(super) listed: bool,
 }
@@ -58,7 +58,7 @@ impl EndpointTable {
             endpoint,
             inbox: Inbox::new(buffers),
             targets: None,
-            tells: Tells::Waiters,
+            notifies: Notifies::Waiters,
             listed: false,
         });
     }

@@ -12,7 +12,7 @@ use dipole_link::watch::Watch;
 use rustc_hash::FxHashMap;
 
 use super::Engine;
-use super::endpoints::Tells;
+use super::endpoints::Notifies;
 use crate::address::EndpointId;
 use crate::control::Command;
 
@@ -60,7 +60,7 @@ impl Engine {
         }
         exports.signals.insert(endpoint, signal);
         if let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) {
-            state.tells = Tells::Descriptor;
+            state.notifies = Notifies::Descriptor;
         }
         Ok(user)
     }
@@ -83,7 +83,7 @@ impl Engine {
             .dispatch
             .endpoints
             .get(endpoint)
-            .is_some_and(|state| state.tells == Tells::Descriptor && state.inbox.is_empty());
+            .is_some_and(|state| state.notifies == Notifies::Descriptor && state.inbox.is_empty());
         if empty
             && let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.get_mut(&endpoint)
@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// An attempt to send found no room: from now on news are for this endpoint too.
-    pub(crate) fn refused(&mut self, endpoint: u32) {
+    pub(crate) fn record_refused_send(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.signals.contains_key(&endpoint)
             && !exports.blocked.contains(&endpoint)
@@ -105,7 +105,7 @@ impl Engine {
 
     /// Sending would have waited: the descriptor tells when it is worth a new try, which
     /// it is already if news have come since the endpoint was [`refused`](Self::refused).
-    pub(crate) fn note_blocked(&mut self, endpoint: u32) {
+    pub(crate) fn set_send_blocked(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.blocked.contains(&endpoint)
             && let Some(signal) = exports.signals.get_mut(&endpoint)

@@ -4,8 +4,8 @@ use dipole_link::Region as Memory;
 use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
-use super::endpoints::Tells;
-use super::receives::Holds;
+use super::endpoints::Notifies;
+use super::receives::OfferState;
 use crate::address::{Address, EndpointId};
 use crate::inbox::{Charge, Token};
 use crate::port::PortRef;
@@ -44,7 +44,7 @@ impl Engine {
     fn pop(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
         let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
         let Token { charge, message } = state.inbox.pop()?;
-        let exported = state.tells == Tells::Descriptor;
+        let exported = state.notifies == Notifies::Descriptor;
         if let Charge::Edge(edge) = charge {
             let machine = &mut self.core.machine;
             machine.consumed(now, edge, message.length() as u64);
@@ -101,7 +101,7 @@ impl Engine {
         let placed = dispatch.next_placed(endpoint);
         let is_empty = |memory: &Memory| {
             let offered = dispatch.receives.with(endpoint, memory);
-            offered.is_none_or(|it| it.holds == Holds::Nothing)
+            offered.is_none_or(|it| it.state == OfferState::Free)
         };
         let lies_in = |memory: &Memory| {
             let offered = dispatch.receives.with(endpoint, memory);
@@ -172,7 +172,7 @@ impl Engine {
             messages.extend(Some(message));
             taken += 1;
         }
-        let exported = state.tells == Tells::Descriptor;
+        let exported = state.notifies == Notifies::Descriptor;
         if machine.has_ready_pipe() {
             self.push_records();
         }
@@ -186,7 +186,7 @@ impl Engine {
     pub(crate) fn set_port(&mut self, endpoint: u32, port: PortRef) {
         let dispatch = &mut self.core.dispatch;
         if let Some(state) = dispatch.endpoints.get_mut(endpoint) {
-            state.tells = Tells::Port(port);
+            state.notifies = Notifies::Port(port);
             state.listed = !state.inbox.is_empty();
             dispatch.ports.extend(state.listed.then_some(endpoint));
         }
@@ -204,7 +204,7 @@ impl Engine {
         loop {
             let endpoint = self.core.dispatch.ports.pop_front()?;
             let state = self.core.dispatch.endpoints.get(endpoint);
-            let Some(Tells::Port(port)) = state.map(|state| state.tells) else {
+            let Some(Notifies::Port(port)) = state.map(|state| state.notifies) else {
                 continue;
             };
             if let Some(message) = self.take(now, endpoint) {
@@ -219,7 +219,7 @@ impl Engine {
     pub(crate) fn port_returned(&mut self, endpoint: u32, port: PortRef) {
         let dispatch = &mut self.core.dispatch;
         if let Some(state) = dispatch.endpoints.get_mut(endpoint)
-            && state.tells == Tells::Port(port)
+            && state.notifies == Notifies::Port(port)
         {
             state.listed = !state.inbox.is_empty();
             dispatch.ports.extend(state.listed.then_some(endpoint));

@@ -21,13 +21,13 @@ use rustc_hash::FxHashMap;
 use super::content::Content;
 use super::core::Core;
 use super::dispatch::Source;
-use super::posted::{Part, Posted, SentPosts};
+use super::posted::{PostedOperation, RegionPart, SentPosts};
 use super::{Blocked, Engine};
 use crate::edge::Operation;
 use crate::error::GoneReason;
 use crate::inbox::{Buffer, Charge, NOTICE_BYTES};
-use answers::{ANSWERS, Answer, AnswerData, Answers};
-pub(crate) use requests::AnswerPlace;
+use answers::{ANSWER_ENDPOINT, Answer, AnswerData, Answers};
+pub(crate) use requests::AnswerBuffer;
 pub use requests::{OperationId, OperationResult};
 use requests::{Requests, WATCH_AFTER_NS};
 
@@ -36,13 +36,13 @@ pub(crate) const MAX_GET_BYTES: usize = 16 << 20;
 
 /// What an operation that has begun waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begun {
+pub enum OperationStart {
     /// For nothing: all of a message is on its way.
     Sent,
     /// A long message goes on by itself.
-    GoesOn,
+    InBackground,
     /// For the target's answer.
-    Asked(OperationId),
+    AwaitsAnswer(OperationId),
 }
 
 /// A region of this process.
@@ -54,7 +54,7 @@ struct OpenRegion {
 
 /// An operation of which pieces have come, or that earlier ones of its edge must precede.
 #[derive(Debug)]
-struct Arriving {
+struct IncomingOperation {
     edge: EdgeId,
     sequence: u64,
     target: u32,
@@ -69,13 +69,13 @@ struct Arriving {
 #[derive(Debug)]
 pub(super) struct Operations {
     regions: FxHashMap<u64, OpenRegion>,
-    arriving: Vec<Arriving>,
+    arriving: Vec<IncomingOperation>,
     /// Edges of operations that are done and answered.
     consumed: Vec<EdgeId>,
     answers: Answers,
     requests: Requests,
     /// When something must be done though nothing arrives.
-    tend_at: Instant,
+    timer_at: Instant,
     /// Something was done for others since that was last asked.
     has_served: bool,
 }
@@ -88,7 +88,7 @@ impl Default for Operations {
             consumed: Vec::new(),
             answers: Answers::default(),
             requests: Requests::default(),
-            tend_at: Instant::NEVER,
+            timer_at: Instant::NEVER,
             has_served: false,
         }
     }
@@ -96,7 +96,7 @@ impl Default for Operations {
 
 impl Operations {
     fn find(&self, edge: EdgeId, sequence: u64) -> Option<usize> {
-        let is_it = |found: &Arriving| found.edge == edge && found.sequence == sequence;
+        let is_it = |found: &IncomingOperation| found.edge == edge && found.sequence == sequence;
         self.arriving.iter().rposition(is_it)
     }
 
@@ -126,7 +126,7 @@ impl Operations {
         let (operation, total) = (arriving.operation, arriving.total);
         match operation.kind {
             OperationKind::Put if arriving.refused.is_none() => {
-                let at = place_in(operation.offset, at as u64);
+                let at = memory_offset(operation.offset, at as u64);
                 let checked = self.check(arriving.target, &operation, total);
                 let filled = checked.and_then(|memory| fill(memory, at, length, write));
                 self.arriving[index].refused = filled.err();
@@ -150,7 +150,7 @@ impl Operations {
     ) {
         let arriving = &mut self.arriving[index];
         let of = (arriving.edge, arriving.sequence);
-        let at = (place_in(offset, 0), bytes.len());
+        let at = (memory_offset(offset, 0), bytes.len());
         match arriving.operation.kind {
             OperationKind::CompareSwap => {
                 if let Some(place) = arriving.word.get_mut(at.0..at.0 + at.1) {
@@ -182,7 +182,7 @@ fn fill(
 }
 
 /// A place in memory; one that cannot be is beyond all memory.
-fn place_in(base: u64, offset: u64) -> usize {
+fn memory_offset(base: u64, offset: u64) -> usize {
     usize::try_from(base.saturating_add(offset)).unwrap_or(usize::MAX)
 }
 
@@ -198,7 +198,7 @@ impl Core {
         let data = bytes.start + OPERATION_BYTES..bytes.end;
         let total = data.len() as u64;
         let operation = parse_head(bytes.start, total, source);
-        let mut arrived = Arriving {
+        let mut arrived = IncomingOperation {
             edge,
             sequence: 0,
             target,
@@ -211,7 +211,7 @@ impl Core {
         match operation.kind {
             OperationKind::Put => {
                 let checked = operations.check(target, &operation, total);
-                let (at, length) = (place_in(operation.offset, 0), data.len());
+                let (at, length) = (memory_offset(operation.offset, 0), data.len());
                 let copy = |place: &mut [u8]| source.copy(data, place);
                 let put = checked.and_then(|memory| fill(memory, at, length, copy));
                 arrived.refused = put.err();
@@ -238,7 +238,7 @@ impl Core {
         let data = bytes.start + head..bytes.end;
         let operations = &mut self.operations;
         let index = operations.find(edge, sequence).unwrap_or_else(|| {
-            operations.arriving.push(Arriving {
+            operations.arriving.push(IncomingOperation {
                 edge,
                 sequence,
                 target,
@@ -263,8 +263,8 @@ impl Core {
     }
 
     /// Does what is left of an operation whose data are in their place, and answers.
-    fn conclude_operation(&mut self, from: u32, arrived: &Arriving) {
-        let Arriving {
+    fn conclude_operation(&mut self, from: u32, arrived: &IncomingOperation) {
+        let IncomingOperation {
             edge,
             target,
             ref operation,
@@ -274,10 +274,10 @@ impl Core {
         let operations = &mut self.operations;
         if let OperationKind::Answer(outcome) = operation.kind {
             operations.consumed.push(edge);
-            if target == ANSWERS {
+            if target == ANSWER_ENDPOINT {
                 let key = operations
                     .requests
-                    .answered(edge.peer, operation, outcome, total);
+                    .on_answer(edge.peer, operation, outcome, total);
                 key.into_iter().for_each(|key| self.ready.notify(key));
             }
             return;
@@ -307,7 +307,7 @@ impl Core {
             operation: operation.answer((from, target), outcome, value),
             data,
             charge,
-            asked: target,
+            target,
         };
         self.operations.answers.push(edge.peer, answer);
     }
@@ -319,7 +319,7 @@ impl Core {
             return;
         }
         let requests = &mut self.operations.requests;
-        let keys = requests.fail(|it| it == edge, || OperationResult::NotTaken(reason));
+        let keys = requests.fail(|it| it == edge, || OperationResult::NotDelivered(reason));
         keys.into_iter().for_each(|key| self.ready.notify(key));
     }
 
@@ -338,7 +338,7 @@ impl Core {
 
 impl Operations {
     /// Does an operation that is next in order: a word, and the data of the answer.
-    fn conclude(&self, arrived: &Arriving) -> Result<(u64, AnswerData), Outcome> {
+    fn conclude(&self, arrived: &IncomingOperation) -> Result<(u64, AnswerData), Outcome> {
         let operation = &arrived.operation;
         if let Some(outcome) = arrived.refused {
             return Err(outcome);
@@ -347,7 +347,7 @@ impl Operations {
             return Ok((0, AnswerData::None));
         }
         let memory = self.check(arrived.target, operation, arrived.total)?;
-        let at = place_in(operation.offset, 0);
+        let at = memory_offset(operation.offset, 0);
         let word = match operation.kind {
             OperationKind::FetchAdd => memory.fetch_add(at, operation.value),
             OperationKind::CompareSwap => {
@@ -357,11 +357,11 @@ impl Operations {
                 return Err(Outcome::OutOfBounds);
             }
             OperationKind::Get => {
-                let part = Part {
+                let part = RegionPart {
                     key: operation.key,
                     memory: memory.clone(),
                     offset: at,
-                    length: place_in(operation.value, 0),
+                    length: memory_offset(operation.value, 0),
                 };
                 return Ok((0, AnswerData::Region(part)));
             }
@@ -374,7 +374,7 @@ impl Operations {
 }
 
 /// What stands for an operation that cannot be read: it is done, and changes nothing.
-const NONSENSE: Wire = Wire {
+const UNREADABLE: Wire = Wire {
     kind: OperationKind::Answer(Outcome::NoRegion),
     wants_answer: false,
     gives_notice: false,
@@ -387,7 +387,7 @@ const NONSENSE: Wire = Wire {
 fn parse_head(at: usize, total: u64, source: &(impl Source + ?Sized)) -> Wire {
     let mut head = [0; OPERATION_BYTES];
     source.copy(at..at + OPERATION_BYTES, &mut head);
-    Wire::parse(&head, total).unwrap_or(NONSENSE)
+    Wire::parse(&head, total).unwrap_or(UNREADABLE)
 }
 
 /// What the owner is told: the region's key, where, how much, and the initiator's value.
@@ -452,7 +452,7 @@ impl Engine {
         edge: EdgeId,
         operation: &Operation,
         bytes: &Bytes,
-    ) -> Result<Begun, Blocked> {
+    ) -> Result<OperationStart, Blocked> {
         self.begin_posted(now, edge, (operation, bytes, None), None)
     }
 
@@ -461,29 +461,37 @@ impl Engine {
         now: Instant,
         edge: EdgeId,
         (operation, bytes, into): (&Operation, &Bytes, Option<&Memory>),
-        posted: Option<Posted>,
-    ) -> Result<Begun, Blocked> {
+        posted: Option<PostedOperation>,
+    ) -> Result<OperationStart, Blocked> {
         let Some(mut head) = operation.head() else {
             let sent = self.send_shared(now, edge, None, bytes, posted)?;
-            return Ok(if sent { Begun::Sent } else { Begun::GoesOn });
+            return Ok(if sent {
+                OperationStart::Sent
+            } else {
+                OperationStart::InBackground
+            });
         };
         if !head.wants_answer {
             if let Some(key) = self.core.machine.edge_key(edge) {
                 let requests = &mut self.core.operations.requests;
-                requests.note_unanswered(edge, key.ends(), posted);
+                requests.track_unanswered_puts(edge, key.ends(), posted);
             }
             let sent = self.send_shared(now, edge, Some(&head.to_bytes()), bytes, posted)?;
-            return Ok(if sent { Begun::Sent } else { Begun::GoesOn });
+            return Ok(if sent {
+                OperationStart::Sent
+            } else {
+                OperationStart::InBackground
+            });
         }
         let place = match *operation {
             Operation::Get { length, .. } => match into {
-                Some(memory) => AnswerPlace::Memory {
+                Some(memory) => AnswerBuffer::Caller {
                     memory: memory.clone(),
                     length,
                 },
-                None => AnswerPlace::Buffer(self.take_buffer(length)),
+                None => AnswerBuffer::Owned(self.take_buffer(length)),
             },
-            _ => AnswerPlace::None,
+            _ => AnswerBuffer::None,
         };
         head.id = self.expect_answer(now, edge, (false, place), posted);
         let head_bytes = head.to_bytes();
@@ -503,7 +511,7 @@ impl Engine {
         if sent.is_err() {
             self.forget_operation(head.id);
         }
-        sent.map(|()| Begun::Asked(head.id))
+        sent.map(|()| OperationStart::AwaitsAnswer(head.id))
     }
 
     /// The next operation on an edge waits for an answer under the id that this returns.
@@ -511,18 +519,18 @@ impl Engine {
         &mut self,
         now: Instant,
         edge: EdgeId,
-        wanted: (bool, AnswerPlace),
-        posted: Option<Posted>,
+        wanted: (bool, AnswerBuffer),
+        posted: Option<PostedOperation>,
     ) -> OperationId {
         let operations = &mut self.core.operations;
-        operations.tend_at = operations.tend_at.min(now.after(WATCH_AFTER_NS));
+        operations.timer_at = operations.timer_at.min(now.after(WATCH_AFTER_NS));
         operations.requests.expect(now, edge, wanted, posted)
     }
 
     /// Puts that nobody waits for are about to be sent on an edge: what is refused of them the
     /// next fence tells.
-    pub(crate) fn note_unanswered(&mut self, edge: EdgeId, ends: (u32, u32)) {
-        (self.core.operations.requests).note_unanswered(edge, ends, None);
+    pub(crate) fn track_unanswered_puts(&mut self, edge: EdgeId, ends: (u32, u32)) {
+        (self.core.operations.requests).track_unanswered_puts(edge, ends, None);
     }
 
     /// What an operation came to, once that is known.
@@ -531,7 +539,7 @@ impl Engine {
     }
 
     /// Nobody waits for an answer any more; its place, whose it is again.
-    pub(crate) fn forget_operation(&mut self, id: OperationId) -> Option<AnswerPlace> {
+    pub(crate) fn forget_operation(&mut self, id: OperationId) -> Option<AnswerBuffer> {
         self.core.operations.requests.forget(id)
     }
 
@@ -546,7 +554,7 @@ impl Engine {
     }
 
     /// The next posted operation that has its result.
-    pub(crate) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
+    pub(crate) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
         self.core.operations.requests.next_finished()
     }
 
@@ -561,7 +569,7 @@ impl Engine {
     pub(super) fn tend_operations(&mut self, now: Instant) {
         let operations = &self.core.operations;
         if operations.answers.is_busy() || !operations.consumed.is_empty() {
-            self.tend_busy(now);
+            self.send_answers_and_credit(now);
         }
     }
 
@@ -571,12 +579,12 @@ impl Engine {
         std::mem::take(&mut self.core.operations.has_served)
     }
 
-    fn tend_busy(&mut self, now: Instant) {
+    fn send_answers_and_credit(&mut self, now: Instant) {
         self.core.operations.has_served = true;
         if self.core.operations.answers.is_busy() {
-            let tend_at = self.send_answers(now);
+            let timer_at = self.send_answers(now);
             let operations = &mut self.core.operations;
-            operations.tend_at = operations.tend_at.min(tend_at);
+            operations.timer_at = operations.timer_at.min(timer_at);
         }
         for edge in self.core.operations.consumed.drain(..) {
             self.core.machine.consumed(now, edge, 0);
@@ -587,8 +595,8 @@ impl Engine {
     /// What time asks for: answers that found no room, their edges that nobody uses, peers that
     /// owe answers.
     #[inline]
-    pub(super) fn time_operations(&mut self, now: Instant) {
-        if now >= self.core.operations.tend_at {
+    pub(super) fn on_operation_timer(&mut self, now: Instant) {
+        if now >= self.core.operations.timer_at {
             self.sweep_operations(now);
         }
     }
@@ -597,19 +605,19 @@ impl Engine {
     fn sweep_operations(&mut self, now: Instant) {
         let operations = &mut self.core.operations;
         let (idle, again) = operations.answers.take_idle(now);
-        let (owing, watch_at) = operations.requests.owing(now);
-        operations.tend_at = again.min(watch_at);
+        let (overdue, watch_at) = operations.requests.overdue_peers(now);
+        operations.timer_at = again.min(watch_at);
         for edge in idle {
             self.close_edge(edge);
         }
-        for peer in owing {
+        for peer in overdue {
             self.core.machine.watch(now, peer, true);
         }
     }
 
-    /// When [`time_operations`](Self::time_operations) has something to do.
+    /// When [`on_operation_timer`](Self::on_operation_timer) has something to do.
     pub(super) fn operations_deadline(&self) -> Option<Instant> {
-        let at = self.core.operations.tend_at;
+        let at = self.core.operations.timer_at;
         (at != Instant::NEVER).then_some(at)
     }
 }

@@ -34,8 +34,8 @@ pub(super) struct PacketPort {
     /// The packet at hand, if its records came encrypted.
     plain: Vec<u8>,
     bulk_quiet: u32,
-    /// Small frames that [`look`](Self::look) has found.
-    looked: Option<usize>,
+    /// Small frames that [`spin_poll`](Self::spin_poll) has found.
+    polled: Option<usize>,
     looks_per_call: u32,
     /// Packets were taken since the last sleep.
     woken: bool,
@@ -60,7 +60,7 @@ impl PacketPort {
             encrypted: Vec::new(),
             plain: Vec::new(),
             bulk_quiet: 0,
-            looked: None,
+            polled: None,
             woken: false,
             traffic: Traffic::default(),
         }
@@ -107,13 +107,13 @@ impl PacketPort {
     /// Looks at the small port for as long as so many system calls take, until something
     /// is there. True if something is, and no bulk comes.
     #[inline]
-    pub(super) fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
+    pub(super) fn spin_poll(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
         // While bulk comes, its port shall not wait for the small one.
         let calls = if self.is_bulk_quiet() { calls } else { 1 };
         for _ in 0..calls * self.looks_per_call {
             let count = self.link.poll(now.0, Class::Small)?;
             if count > 0 {
-                self.looked = Some(count);
+                self.polled = Some(count);
                 return Ok(self.is_bulk_quiet());
             }
         }
@@ -126,9 +126,9 @@ impl PacketPort {
         !self.is_bulk_quiet()
     }
 
-    /// Takes what [`look`](Self::look) has found.
+    /// Takes what [`spin_poll`](Self::spin_poll) has found.
     #[inline]
-    pub(super) fn take_found(&mut self, now: Instant, core: &mut Core) -> io::Result<bool> {
+    pub(super) fn take_polled(&mut self, now: Instant, core: &mut Core) -> io::Result<bool> {
         self.receive(now, core, Class::Small)
     }
 
@@ -158,7 +158,7 @@ impl PacketPort {
 
     fn receive(&mut self, now: Instant, core: &mut Core, class: Class) -> io::Result<bool> {
         let seen = match class {
-            Class::Small => self.looked.take(),
+            Class::Small => self.polled.take(),
             Class::Bulk => None,
         };
         let count = match seen {

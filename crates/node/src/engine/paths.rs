@@ -170,15 +170,15 @@ impl Engine {
 
     /// Says what has changed, where people read it.
     #[inline]
-    pub(super) fn tell_paths(&mut self) {
+    pub(super) fn log_path_changes(&mut self) {
         let changes = self.core.peers.take_path_changes();
         if !changes.is_empty() {
-            self.tell_path_changes(&changes);
+            self.log_all_path_changes(&changes);
         }
     }
 
     #[cold]
-    fn tell_path_changes(&self, changes: &[(PeerId, PathChange)]) {
+    fn log_all_path_changes(&self, changes: &[(PeerId, PathChange)]) {
         for &(id, change) in changes {
             let paths = self.paths_to(id);
             let lane = match change {

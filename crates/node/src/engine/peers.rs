@@ -92,7 +92,7 @@ impl Peers {
     }
 
     /// True if a peer is gone and had acknowledged everything before.
-    pub(super) fn left_acknowledged(&self, id: PeerId) -> bool {
+    pub(super) fn acknowledged_before_leaving(&self, id: PeerId) -> bool {
         (self.get(id)).is_some_and(|state| state.gone.is_some() && !state.unacknowledged)
     }
 

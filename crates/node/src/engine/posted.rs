@@ -15,7 +15,7 @@ use crate::inbox::{Buffer, Buffers};
 
 /// Who has posted an operation, and where its completion goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Posted {
+pub(crate) struct PostedOperation {
     pub(crate) context: Context,
     pub(crate) queue: Option<QueueRef>,
     pub(crate) to: Address,
@@ -23,75 +23,75 @@ pub(crate) struct Posted {
 
 /// How the bytes of a long message stay when its sender does not.
 #[derive(Clone, Copy)]
-pub(super) enum Keep<'a> {
+pub(super) enum PayloadOwner<'a> {
     /// The sender stays: see `continue_long`.
-    No,
+    Caller,
     /// Copied.
     Copy(&'a Arc<Buffers>),
     /// The engine shares them.
-    Shared(&'a Bytes, Option<Posted>),
+    Shared(&'a Bytes, Option<PostedOperation>),
     /// They lie in an open region, until that is closed.
-    Region(&'a Part),
+    Region(&'a RegionPart),
 }
 
 /// A part of a region.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct RegionPart {
     pub(super) key: u64,
     pub(super) memory: Memory,
     pub(super) offset: usize,
     pub(super) length: usize,
 }
 
-impl Part {
+impl RegionPart {
     /// Shows its bytes; `None` if its memory was revoked.
-    pub(super) fn show<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        self.memory.show(self.offset, self.length, look).ok()
+    pub(super) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        self.memory.show(self.offset, self.length, read).ok()
     }
 }
 
 /// Bytes that outlive the call that sends them.
 #[derive(Debug)]
-enum Lasting {
+enum OwnedPayload {
     Copy(Buffer),
     Shared(Bytes),
-    Region(Part),
+    Region(RegionPart),
 }
 
 /// What is left of a message whose sender does not wait.
 #[derive(Debug)]
-pub(super) struct Rest {
-    bytes: Lasting,
+pub(super) struct Remainder {
+    bytes: OwnedPayload,
     /// How much of the message lies before it.
     pub(super) skipped: usize,
-    posted: Option<Posted>,
+    posted: Option<PostedOperation>,
 }
 
-impl Rest {
+impl Remainder {
     /// A copy of the end of a message.
-    pub(super) fn copy(payload: &[u8], skipped: usize, buffers: &Arc<Buffers>) -> Rest {
+    pub(super) fn copy(payload: &[u8], skipped: usize, buffers: &Arc<Buffers>) -> Remainder {
         let mut buffer = buffers.take(payload.len() - skipped);
         buffer.bytes_mut().copy_from_slice(&payload[skipped..]);
-        Rest {
-            bytes: Lasting::Copy(buffer),
+        Remainder {
+            bytes: OwnedPayload::Copy(buffer),
             skipped,
             posted: None,
         }
     }
 
     /// All of a message, where it lies.
-    pub(super) fn shared(bytes: &Bytes, posted: Option<Posted>) -> Rest {
-        Rest {
-            bytes: Lasting::Shared(bytes.clone()),
+    pub(super) fn shared(bytes: &Bytes, posted: Option<PostedOperation>) -> Remainder {
+        Remainder {
+            bytes: OwnedPayload::Shared(bytes.clone()),
             skipped: 0,
             posted,
         }
     }
 
     /// All of a message, in its region.
-    pub(super) fn region(part: &Part) -> Rest {
-        Rest {
-            bytes: Lasting::Region(part.clone()),
+    pub(super) fn region(part: &RegionPart) -> Remainder {
+        Remainder {
+            bytes: OwnedPayload::Region(part.clone()),
             skipped: 0,
             posted: None,
         }
@@ -100,34 +100,34 @@ impl Rest {
     /// The copy, if it is one.
     pub(super) fn copied(&self) -> Option<&[u8]> {
         match &self.bytes {
-            Lasting::Copy(buffer) => Some(buffer.bytes()),
-            Lasting::Shared(_) | Lasting::Region(_) => None,
+            OwnedPayload::Copy(buffer) => Some(buffer.bytes()),
+            OwnedPayload::Shared(_) | OwnedPayload::Region(_) => None,
         }
     }
 
     /// The region that it lies in.
     pub(super) fn key(&self) -> Option<u64> {
         match &self.bytes {
-            Lasting::Region(part) => Some(part.key),
-            Lasting::Copy(_) | Lasting::Shared(_) => None,
+            OwnedPayload::Region(part) => Some(part.key),
+            OwnedPayload::Copy(_) | OwnedPayload::Shared(_) => None,
         }
     }
 
     /// Bytes that were copied, or will be if their region is closed.
     pub(super) fn copied_bytes(&self) -> usize {
         match &self.bytes {
-            Lasting::Copy(buffer) => buffer.bytes().len(),
-            Lasting::Shared(_) => 0,
-            Lasting::Region(part) => part.length,
+            OwnedPayload::Copy(buffer) => buffer.bytes().len(),
+            OwnedPayload::Shared(_) => 0,
+            OwnedPayload::Region(part) => part.length,
         }
     }
 
     /// Shows its bytes; `None` if they were in a region whose memory was revoked.
-    pub(super) fn show<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    pub(super) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         match &self.bytes {
-            Lasting::Copy(buffer) => Some(look(buffer.bytes())),
-            Lasting::Shared(bytes) => Some(look(bytes)),
-            Lasting::Region(part) => part.show(look),
+            OwnedPayload::Copy(buffer) => Some(read(buffer.bytes())),
+            OwnedPayload::Shared(bytes) => Some(read(bytes)),
+            OwnedPayload::Region(part) => part.with_bytes(read),
         }
     }
 
@@ -143,4 +143,4 @@ impl Rest {
 }
 
 /// Posted messages whose bytes are no longer needed, or whose peer is gone.
-pub(super) type SentPosts = VecDeque<(Posted, Result<(), Option<GoneReason>>)>;
+pub(super) type SentPosts = VecDeque<(PostedOperation, Result<(), Option<GoneReason>>)>;

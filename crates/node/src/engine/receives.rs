@@ -18,18 +18,18 @@ pub(crate) type OfferId = u32;
 
 /// Where a message is put together.
 #[derive(Debug)]
-pub(super) enum Place {
-    Buffer(Buffer),
+pub(super) enum AssemblyBuffer {
+    Owned(Buffer),
     /// In memory of a reader of its endpoint.
-    Reader(Memory, OfferId),
+    Offered(Memory, OfferId),
 }
 
-impl Place {
+impl AssemblyBuffer {
     /// Lets `write` fill a part, which lies inside.
     pub(super) fn fill(&mut self, at: usize, length: usize, write: impl FnOnce(&mut [u8])) {
         match self {
-            Place::Buffer(buffer) => write(&mut buffer.bytes_mut()[at..at + length]),
-            Place::Reader(memory, _) => {
+            AssemblyBuffer::Owned(buffer) => write(&mut buffer.bytes_mut()[at..at + length]),
+            AssemblyBuffer::Offered(memory, _) => {
                 let filled = memory.fill(at, length, write);
                 debug_assert!(filled.is_ok(), "withdrawn before it is revoked");
             }
@@ -39,8 +39,8 @@ impl Place {
 
 /// What lies in memory of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holds {
-    Nothing,
+pub(super) enum OfferState {
+    Free,
     /// Pieces of this message.
     Pieces(EdgeId, u64),
     /// A message of so many bytes, which is in the endpoint's inbox.
@@ -49,33 +49,33 @@ pub(super) enum Holds {
 
 /// Memory that a reader has offered.
 #[derive(Debug)]
-pub(super) struct Receive {
+pub(super) struct Offer {
     pub(super) id: OfferId,
     endpoint: u32,
     pub(super) memory: Memory,
-    pub(super) holds: Holds,
+    pub(super) state: OfferState,
 }
 
 /// See the module. Those of an endpoint are in the order of their offers.
 #[derive(Debug, Default)]
-pub(super) struct Receives {
-    all: Vec<Receive>,
+pub(super) struct OfferTable {
+    all: Vec<Offer>,
     last_id: OfferId,
 }
 
-impl Receives {
+impl OfferTable {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
     /// Those of an endpoint.
-    pub(super) fn of(&self, endpoint: u32) -> impl Iterator<Item = &Receive> {
+    pub(super) fn of(&self, endpoint: u32) -> impl Iterator<Item = &Offer> {
         self.all.iter().filter(move |it| it.endpoint == endpoint)
     }
 
     /// The one with this memory.
-    pub(super) fn with(&self, endpoint: u32, memory: &Memory) -> Option<&Receive> {
+    pub(super) fn with(&self, endpoint: u32, memory: &Memory) -> Option<&Offer> {
         self.of(endpoint).find(|it| it.memory.is_same(memory))
     }
 
@@ -83,11 +83,11 @@ impl Receives {
     pub(super) fn offer(&mut self, endpoint: u32, memory: &Memory) {
         if self.with(endpoint, memory).is_none() {
             self.last_id = self.last_id.wrapping_add(1);
-            self.all.push(Receive {
+            self.all.push(Offer {
                 id: self.last_id,
                 endpoint,
                 memory: memory.clone(),
-                holds: Holds::Nothing,
+                state: OfferState::Free,
             });
         }
     }
@@ -100,23 +100,23 @@ impl Receives {
         (edge, sequence): (EdgeId, u64),
         total: usize,
         ahead: usize,
-    ) -> Option<Place> {
+    ) -> Option<AssemblyBuffer> {
         let of_endpoint = self.all.iter_mut().filter(|it| it.endpoint == endpoint);
-        let mut free = of_endpoint.filter(|it| it.holds == Holds::Nothing);
+        let mut free = of_endpoint.filter(|it| it.state == OfferState::Free);
         let found = free.nth(ahead).filter(|it| total <= it.memory.bytes())?;
-        found.holds = Holds::Pieces(edge, sequence);
-        Some(Place::Reader(found.memory.clone(), found.id))
+        found.state = OfferState::Pieces(edge, sequence);
+        Some(AssemblyBuffer::Offered(found.memory.clone(), found.id))
     }
 
     /// The message that has this memory is complete.
     pub(super) fn completed(&mut self, id: OfferId, total: usize) {
         if let Some(found) = self.all.iter_mut().find(|it| it.id == id) {
-            found.holds = Holds::Message(total);
+            found.state = OfferState::Message(total);
         }
     }
 
     /// Takes memory out that was offered, and what lies there.
-    pub(super) fn withdraw(&mut self, id: OfferId) -> Option<Receive> {
+    pub(super) fn withdraw(&mut self, id: OfferId) -> Option<Offer> {
         let at = self.all.iter().position(|it| it.id == id)?;
         Some(self.all.remove(at))
     }
@@ -129,8 +129,8 @@ impl Receives {
     /// A peer is gone: pieces of its messages are worth nothing.
     pub(super) fn forget_peer(&mut self, peer: PeerId) {
         for it in &mut self.all {
-            if matches!(it.holds, Holds::Pieces(edge, _) if edge.peer == peer) {
-                it.holds = Holds::Nothing;
+            if matches!(it.state, OfferState::Pieces(edge, _) if edge.peer == peer) {
+                it.state = OfferState::Free;
             }
         }
     }
@@ -156,8 +156,8 @@ mod tests {
         machine.open_pipe(machine.greeting()).expect("room")
     }
 
-    fn offered(lengths: &[usize]) -> (Receives, Vec<Memory>) {
-        let mut receives = Receives::default();
+    fn offered(lengths: &[usize]) -> (OfferTable, Vec<Memory>) {
+        let mut receives = OfferTable::default();
         let memories: Vec<Memory> = (lengths.iter())
             .map(|length| Memory::new(*length).expect("memory"))
             .collect();
@@ -177,15 +177,17 @@ mod tests {
 
     /// Which of the memories a message gets.
     fn claimed(
-        receives: &mut Receives,
+        receives: &mut OfferTable,
         memories: &[Memory],
         of: (u32, u64),
         rest: (usize, usize),
     ) -> Option<usize> {
         let (total, ahead) = rest;
         match receives.claim(7, (edge(of.0), of.1), total, ahead)? {
-            Place::Reader(memory, _) => memories.iter().position(|it| it.is_same(&memory)),
-            Place::Buffer(_) => None,
+            AssemblyBuffer::Offered(memory, _) => {
+                memories.iter().position(|it| it.is_same(&memory))
+            }
+            AssemblyBuffer::Owned(_) => None,
         }
     }
 
@@ -212,8 +214,8 @@ mod tests {
         let [first, second] = [0, 1].map(|at| receives.with(7, &memories[at]).expect("offered").id);
         receives.completed(first, 10);
         receives.forget_peer(peer());
-        let holds = [first, second].map(|id| receives.withdraw(id).expect("offered").holds);
-        assert_eq!(holds, [Holds::Message(10), Holds::Nothing]);
+        let state = [first, second].map(|id| receives.withdraw(id).expect("offered").state);
+        assert_eq!(state, [OfferState::Message(10), OfferState::Free]);
         assert!(receives.is_empty());
     }
 }

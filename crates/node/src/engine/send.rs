@@ -10,7 +10,7 @@ use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
 use super::Engine;
 use super::content::{Content, Head};
 use super::packer::PacketSend;
-use super::posted::{Keep, Posted, Rest};
+use super::posted::{PayloadOwner, PostedOperation, Remainder};
 use super::shared_memory::{LongId, Route, SharedMemory};
 use crate::GoneReason;
 use crate::address::{Address, EndpointId};
@@ -23,7 +23,7 @@ use crate::registry::EdgeTraffic;
 const FULL_RUN_FRAMES: usize = 44;
 /// Bytes of messages that the engine keeps for senders who did not wait; those for one process
 /// have no more than they leave to the others.
-const KEPT_BYTES: usize = 32 << 20;
+const MAX_BACKGROUND_BYTES: usize = 32 << 20;
 
 /// Why a message was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +93,9 @@ enum Long {
 
 /// A long message whose sender did not wait: it lies with the engine.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct BackgroundSend {
     send: PacketSend,
-    rest: Rest,
+    rest: Remainder,
 }
 
 /// What a thread that cannot send along an edge, or waits until all of it is acknowledged,
@@ -128,8 +128,8 @@ impl Engine {
     }
 
     /// After a refusal: the edge may be used again.
-    pub fn forgive(&mut self, edge: EdgeId) {
-        self.core.machine.forgive(edge);
+    pub fn clear_refusal(&mut self, edge: EdgeId) {
+        self.core.machine.clear_refusal(edge);
     }
 
     /// Nobody waits for credit on this edge any more.
@@ -298,7 +298,7 @@ impl Engine {
         let is_first = machine.queued(edge.peer) == 0;
         let mut send = match packer.begin_long(machine, now, edge, content) {
             Ok(send) => send,
-            Err(why) => return Ok(Err(self.explained(edge, why))),
+            Err(why) => return Ok(Err(self.with_reason(edge, why))),
         };
         // In runs of the same length, each filled while the receiver takes the one before.
         let pieces = packer.pieces(machine, edge.peer, payload.len());
@@ -309,13 +309,13 @@ impl Engine {
             core.packer
                 .queue_full_pieces(&mut core.machine, &mut send, rest, most);
             if let Err(error) = self.transmit(now) {
-                self.keep_long(LongSend(Long::Packets(send)), payload);
+                self.continue_in_background(LongSend(Long::Packets(send)), payload);
                 return Err(error);
             }
         }
         let (machine, packer) = (&mut self.core.machine, &mut self.core.packer);
         if !packer.continue_long(machine, &mut send, payload, 0) {
-            self.keep_long(LongSend(Long::Packets(send)), payload);
+            self.continue_in_background(LongSend(Long::Packets(send)), payload);
         } else if is_first {
             // All of it leaves in one call; where packets wait, the next message shares its last.
             packer.flush(machine, edge.peer);
@@ -364,7 +364,7 @@ impl Engine {
                 packer.send_whole(machine, now, edge, content, more)
             }
         };
-        sent.map_err(|why| self.explained(edge, why))
+        sent.map_err(|why| self.with_reason(edge, why))
     }
 
     /// Begins what does not go whole. In shared memory its bytes must stay where
@@ -381,23 +381,25 @@ impl Engine {
         kept: bool,
     ) -> Result<LongSend, Blocked> {
         let buffers = kept.then(|| Arc::clone(self.core.dispatch.buffers()));
-        let keep = buffers.as_ref().map_or(Keep::No, Keep::Copy);
-        self.begin_kept(now, edge, content.into(), keep)
+        let keep = buffers
+            .as_ref()
+            .map_or(PayloadOwner::Caller, PayloadOwner::Copy);
+        self.begin_long_with(now, edge, content.into(), keep)
     }
 
     /// The same for what is kept in some way inside a node.
-    pub(super) fn begin_kept(
+    pub(super) fn begin_long_with(
         &mut self,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
-        keep: Keep<'_>,
+        keep: PayloadOwner<'_>,
     ) -> Result<LongSend, Blocked> {
         let machine = &mut self.core.machine;
         let begun = match with_route(&mut self.memory, edge.peer) {
             Some((memory, _)) => {
-                let (length, stays) = (content.payload.len(), matches!(keep, Keep::No));
-                if !stays && !memory.may_keep(edge.peer, length, KEPT_BYTES) {
+                let (length, stays) = (content.payload.len(), matches!(keep, PayloadOwner::Caller));
+                if !stays && !memory.can_copy(edge.peer, length, MAX_BACKGROUND_BYTES) {
                     return Err(Blocked::NoFrame);
                 }
                 let begun = memory.begin_long(machine, now, edge, content, keep);
@@ -411,7 +413,7 @@ impl Engine {
         };
         match begun {
             Ok(long) => Ok(LongSend(long)),
-            Err(why) => Err(self.explained(edge, why)),
+            Err(why) => Err(self.with_reason(edge, why)),
         }
     }
 
@@ -429,15 +431,15 @@ impl Engine {
         let content = content.into();
         let length = content.payload.len();
         if self.shares_memory(edge.peer) {
-            if length > KEPT_BYTES {
-                let limit = KEPT_BYTES as u64;
+            if length > MAX_BACKGROUND_BYTES {
+                let limit = MAX_BACKGROUND_BYTES as u64;
                 return Err(Blocked::TooLong { limit });
             }
             return self.begin_long(now, edge, content, true);
         }
         // Before anything is said of frames: one that is gone takes none.
         if !self.core.machine.is_open(edge.peer) {
-            return Err(self.explained(edge, Blocked::Opening));
+            return Err(self.with_reason(edge, Blocked::Opening));
         }
         let machine = &self.core.machine;
         let packer = &self.core.packer;
@@ -459,12 +461,12 @@ impl Engine {
                 };
                 memory
                     .continue_long(&mut self.core.machine, id, payload)
-                    .map_err(|why| self.explained(id.0, why))
+                    .map_err(|why| self.with_reason(id.0, why))
             }
             Long::Packets(send) => {
                 let edge = send.edge();
                 if !self.core.machine.is_open(edge.peer) {
-                    return Err(self.explained(edge, Blocked::Gone(None)));
+                    return Err(self.with_reason(edge, Blocked::Gone(None)));
                 }
                 let core = &mut self.core;
                 let done = core
@@ -480,12 +482,12 @@ impl Engine {
 
     /// The caller will not wait for the end of a long message: what is left of it is copied
     /// and goes on by itself.
-    pub(crate) fn keep_long(&mut self, send: LongSend, payload: &[u8]) {
+    pub(crate) fn continue_in_background(&mut self, send: LongSend, payload: &[u8]) {
         match send.0 {
             Long::Packets(send) => {
                 let buffers = self.core.dispatch.buffers();
-                let rest = Rest::copy(payload, send.offset(), buffers);
-                self.kept.push(Kept { send, rest });
+                let rest = Remainder::copy(payload, send.offset(), buffers);
+                self.background_sends.push(BackgroundSend { send, rest });
             }
             Long::Memory(_) => self.abandon_long(send),
         }
@@ -503,22 +505,22 @@ impl Engine {
 
     /// Goes on with long messages whose senders did not wait.
     #[inline]
-    pub(super) fn continue_kept(&mut self) {
-        if !self.kept.is_empty() {
-            self.continue_all_kept();
+    pub(super) fn continue_background_sends(&mut self) {
+        if !self.background_sends.is_empty() {
+            self.continue_all_background_sends();
         }
     }
 
-    fn continue_all_kept(&mut self) {
+    fn continue_all_background_sends(&mut self) {
         let core = &mut self.core;
-        let ended = self.kept.extract_if(.., |kept| {
+        let ended = self.background_sends.extract_if(.., |kept| {
             let is_open = core.machine.is_open(kept.send.edge().peer);
             let (packer, machine) = (&mut core.packer, &mut core.machine);
-            let Kept { send, rest } = kept;
+            let BackgroundSend { send, rest } = kept;
             let go_on = |bytes: &[u8]| packer.continue_long(machine, send, bytes, rest.skipped);
-            !is_open || rest.show(go_on).unwrap_or(true)
+            !is_open || rest.with_bytes(go_on).unwrap_or(true)
         });
-        for Kept { send, rest } in ended.collect::<Vec<_>>() {
+        for BackgroundSend { send, rest } in ended.collect::<Vec<_>>() {
             let edge = send.edge();
             core.ready.notify(WaitKey::Peer(edge.peer));
             let sent = core.machine.is_open(edge.peer);
@@ -537,7 +539,7 @@ impl Engine {
         edge: EdgeId,
         head: Option<&Head>,
         bytes: &Bytes,
-        posted: Option<Posted>,
+        posted: Option<PostedOperation>,
     ) -> Result<bool, Blocked> {
         let content = Content {
             head,
@@ -549,7 +551,7 @@ impl Engine {
         let machine = &mut self.core.machine;
         let sent = match with_route(&mut self.memory, edge.peer) {
             Some((memory, _)) => {
-                let keep = Keep::Shared(bytes, posted);
+                let keep = PayloadOwner::Shared(bytes, posted);
                 let begun = memory.begin_long(machine, now, edge, content, keep);
                 begun.map(|id| memory.has_sent(id))
             }
@@ -559,14 +561,14 @@ impl Engine {
                 begun.map(|mut send| {
                     let done = packer.continue_long(machine, &mut send, bytes, 0);
                     if !done {
-                        let rest = Rest::shared(bytes, posted);
-                        self.kept.push(Kept { send, rest });
+                        let rest = Remainder::shared(bytes, posted);
+                        self.background_sends.push(BackgroundSend { send, rest });
                     }
                     done
                 })
             }
         };
-        sent.map_err(|why| self.explained(edge, why))
+        sent.map_err(|why| self.with_reason(edge, why))
     }
 
     /// Frames that long messages to this peer may use now.
@@ -607,7 +609,7 @@ impl Engine {
             None if !machine.is_open(edge.peer) => Err(Blocked::Opening),
             None => self.core.packer.send_unreliable(machine, edge, payload),
         };
-        sent.map_err(|why| self.explained(edge, why))
+        sent.map_err(|why| self.with_reason(edge, why))
     }
 
     /// Frames queued to a peer that have not left.
@@ -635,7 +637,7 @@ impl Engine {
     /// # Errors
     /// [`Blocked::Gone`].
     pub fn is_open(&self, peer: PeerId) -> Result<bool, Blocked> {
-        match self.departed(peer) {
+        match self.gone(peer) {
             Some(gone) => Err(gone),
             None => Ok(self.core.machine.is_open(peer)),
         }
@@ -655,8 +657,8 @@ impl Engine {
     }
 
     /// True if a peer is gone and had everything before.
-    pub(crate) fn left_acknowledged(&self, peer: PeerId) -> bool {
-        self.core.peers.left_acknowledged(peer)
+    pub(crate) fn acknowledged_before_leaving(&self, peer: PeerId) -> bool {
+        self.core.peers.acknowledged_before_leaving(peer)
     }
 
     /// True if every process has everything.
@@ -671,12 +673,12 @@ impl Engine {
     /// True if nothing is lost when this process leaves now: packets are acknowledged, and
     /// what is in shared memory lies in rings, where it is found also afterwards.
     #[must_use]
-    pub fn may_leave(&mut self) -> bool {
+    pub fn can_leave(&mut self) -> bool {
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
         peers
             .into_iter()
             .all(|peer| match with_route(&mut self.memory, peer) {
-                Some((memory, _)) => memory.may_leave(&self.core.machine, peer),
+                Some((memory, _)) => memory.can_leave(&self.core.machine, peer),
                 None => self.is_peer_acknowledged(peer),
             })
     }
@@ -688,15 +690,15 @@ impl Engine {
     }
 
     /// Puts the reason in where a peer is gone.
-    fn explained(&self, edge: EdgeId, why: Blocked) -> Blocked {
+    fn with_reason(&self, edge: EdgeId, why: Blocked) -> Blocked {
         match why {
-            Blocked::Gone(None) | Blocked::Opening => self.departed(edge.peer).unwrap_or(why),
+            Blocked::Gone(None) | Blocked::Opening => self.gone(edge.peer).unwrap_or(why),
             other => other,
         }
     }
 
     /// That a peer is gone, if it is; why is not remembered once another has its place.
-    fn departed(&self, peer: PeerId) -> Option<Blocked> {
+    fn gone(&self, peer: PeerId) -> Option<Blocked> {
         let reason = self.core.peers.gone_reason(peer);
         let is_gone = reason.is_some() || self.core.machine.node(peer).is_none();
         is_gone.then_some(Blocked::Gone(reason))

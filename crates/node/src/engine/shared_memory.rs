@@ -30,8 +30,8 @@ use crate::driver::{Polled, WaitKey};
 use crate::inbox::{Charge, Origin};
 use crate::profile::Choices;
 use crate::reader::{Arriving, Reader};
+pub(super) use long::LongEvent;
 pub(crate) use long::LongId;
-pub(super) use long::LongNews;
 use long::{Fetches, OutgoingLong};
 use transfer::TransferChoice;
 
@@ -41,7 +41,7 @@ const POLL_LIMIT: usize = 256;
 /// pieces, or are fetched by their receiver. Unreliable ones are never longer.
 const EAGER_BYTES: usize = Choices::BUILT_IN_EAGER_BYTES;
 /// Shorter ones go whole, whatever a profile says.
-const LEAST_EAGER_BYTES: usize = 1 << 10;
+const PROFILE_MIN_EAGER_BYTES: usize = 1 << 10;
 
 /// A connection of the hub.
 #[derive(Debug)]
@@ -50,9 +50,9 @@ struct Connection {
     /// The process there, once known; zero before.
     incarnation: u64,
     state: State,
-    said_bye: bool,
+    received_bye: bool,
     /// It has something new and may sleep.
-    to_wake: bool,
+    needs_wake: bool,
     /// How long messages go.
     transfer: TransferChoice,
 }
@@ -84,7 +84,7 @@ pub(super) struct SharedMemory {
     by_peer: Vec<Option<Route>>,
     by_incarnation: FxHashMap<u64, ConnId>,
     /// Connections whose peers have something new and may sleep.
-    to_wake: Vec<ConnId>,
+    pending_wakes: Vec<ConnId>,
     /// Peers with records that found no room in the ring.
     backlogged: Vec<PeerId>,
     fetches: Fetches,
@@ -93,7 +93,7 @@ pub(super) struct SharedMemory {
     eager_bytes: usize,
     events: Vec<ShmEvent>,
     /// A process of this node died without a word: its files may be swept.
-    died: bool,
+    peer_died: bool,
 }
 
 impl SharedMemory {
@@ -112,22 +112,25 @@ impl SharedMemory {
             connections: Vec::new(),
             by_peer: Vec::new(),
             by_incarnation: FxHashMap::default(),
-            to_wake: Vec::new(),
+            pending_wakes: Vec::new(),
             backlogged: Vec::new(),
             fetches: Fetches::default(),
             outgoing: OutgoingLong::default(),
             eager_bytes: EAGER_BYTES,
             events: Vec::new(),
-            died: false,
+            peer_died: false,
         })
     }
 
     /// Lets messages go as measurements say, from the next connection on.
-    pub(super) fn choose(&mut self, choices: Choices) {
+    pub(super) fn apply_profile(&mut self, choices: Choices) {
         if let Some(bytes) = choices.eager_bytes {
-            self.eager_bytes = bytes.clamp(LEAST_EAGER_BYTES, MAX_RECORD_BYTES - size_of::<Head>());
+            self.eager_bytes = bytes.clamp(
+                PROFILE_MIN_EAGER_BYTES,
+                MAX_RECORD_BYTES - size_of::<Head>(),
+            );
         }
-        self.outgoing.choose(choices.piece_bytes);
+        self.outgoing.set_piece_bytes(choices.piece_bytes);
     }
 
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -146,8 +149,8 @@ impl SharedMemory {
     }
 
     /// True once after a process of this node died without a word.
-    pub(super) fn take_died(&mut self) -> bool {
-        std::mem::take(&mut self.died)
+    pub(super) fn take_peer_died(&mut self) -> bool {
+        std::mem::take(&mut self.peer_died)
     }
 
     /// True once after a wake-up was read, maybe a sleeper's.
@@ -286,7 +289,7 @@ impl SharedMemory {
     }
 
     /// True if all that was sent to a peer lies in its ring, and a goodbye may follow.
-    pub(super) fn may_leave(&mut self, machine: &Machine, peer: PeerId) -> bool {
+    pub(super) fn can_leave(&mut self, machine: &Machine, peer: PeerId) -> bool {
         let Some(id) = self.connection(peer) else {
             return true;
         };
@@ -298,7 +301,7 @@ impl SharedMemory {
     }
 
     /// Says goodbye to every process.
-    pub(super) fn say_goodbye(&mut self) {
+    pub(super) fn send_goodbye(&mut self) {
         let ids: Vec<ConnId> = self.connections.iter().flatten().map(|it| it.id).collect();
         let bye = Machine::bye_record();
         for id in ids {
@@ -313,29 +316,29 @@ impl SharedMemory {
     #[inline]
     fn wake(&mut self, id: ConnId) {
         self.hub.ring(id);
-        if !self.to_wake.is_empty()
+        if !self.pending_wakes.is_empty()
             && let Some(found) = find_mut(&mut self.connections, id)
         {
-            found.to_wake = false;
+            found.needs_wake = false;
         }
     }
 
     #[inline]
     fn wake_later(&mut self, id: ConnId) {
         if let Some(found) = find_mut(&mut self.connections, id)
-            && !found.to_wake
+            && !found.needs_wake
         {
-            found.to_wake = true;
-            self.to_wake.push(id);
+            found.needs_wake = true;
+            self.pending_wakes.push(id);
         }
     }
 
     /// Wakes peers that have something new.
     #[inline]
     pub(super) fn wake_peers(&mut self) {
-        while let Some(id) = self.to_wake.pop() {
+        while let Some(id) = self.pending_wakes.pop() {
             if let Some(found) = find_mut(&mut self.connections, id)
-                && std::mem::take(&mut found.to_wake)
+                && std::mem::take(&mut found.needs_wake)
             {
                 self.hub.ring(id);
             }
@@ -365,7 +368,7 @@ impl SharedMemory {
         reader: Option<u32>,
     ) -> Polled<Message> {
         let mut handed = None;
-        let came = self.poll_with(now, core, &mut |core, from, number, payload| {
+        let progress = self.poll_with(now, core, &mut |core, from, number, payload| {
             if let Some(reader) = reader
                 && handed.is_none()
             {
@@ -374,7 +377,7 @@ impl SharedMemory {
             }
             false
         });
-        polled(came, handed)
+        polled(progress, handed)
     }
 
     /// Takes what has come. Messages of an endpoint go to its reader as long as none waits in the
@@ -387,12 +390,12 @@ impl SharedMemory {
         (endpoint, reader): (u32, &mut impl Reader),
     ) -> Polled<usize> {
         let mut read = 0;
-        let came = self.poll_with(now, core, &mut |core, from, number, payload| {
-            let is_read = read_there(core, now, from, (number, endpoint), payload, reader);
+        let progress = self.poll_with(now, core, &mut |core, from, number, payload| {
+            let is_read = read_in_place(core, now, from, (number, endpoint), payload, reader);
             read += usize::from(is_read);
             is_read
         });
-        polled(came, (read > 0).then_some(read))
+        polled(progress, (read > 0).then_some(read))
     }
 
     /// Takes what has come; true if anything has. `hand` takes a message, or leaves it to its
@@ -423,7 +426,7 @@ impl SharedMemory {
                     on_message(core, now, from, tag.number, &payload)
                 }
                 Ok(tag) => {
-                    found.said_bye |= tag.kind == PipeKind::Bye;
+                    found.received_bye |= tag.kind == PipeKind::Bye;
                     on_record(core, now, peer, tag, &payload)
                 }
                 Err(_) => Err(Misbehaved("a record of no known kind")),
@@ -432,7 +435,7 @@ impl SharedMemory {
                 broken = Some((id, why));
             }
         });
-        if self.is_idle(core) && self.to_wake.is_empty() && broken.is_none() {
+        if self.is_idle(core) && self.pending_wakes.is_empty() && broken.is_none() {
             return taken > 0;
         }
         if let Some((id, why)) = broken {
@@ -453,7 +456,7 @@ impl SharedMemory {
         self.fetches.is_empty()
             && !self.outgoing.has_streams()
             && self.backlogged.is_empty()
-            && core.long_news.is_empty()
+            && core.long_events.is_empty()
             && !core.machine.has_ready_pipe()
     }
 
@@ -501,24 +504,24 @@ impl SharedMemory {
         self.hub.poll_connections(&mut events)?;
         for event in events.drain(..) {
             match event {
-                ShmEvent::Opened { conn, facts } => self.opened(conn, &facts.greeting, core),
+                ShmEvent::Opened { conn, facts } => self.on_opened(conn, &facts.greeting, core),
                 ShmEvent::Closed {
                     conn,
                     why,
                     all_read,
                 } => {
                     let found = self.find(conn);
-                    let said_bye = found.is_some_and(|found| found.said_bye);
+                    let received_bye = found.is_some_and(|found| found.received_bye);
                     let was_open = found.is_some_and(|it| matches!(it.state, State::Open(_)));
                     let reason = match why {
-                        _ if said_bye => GoneReason::Closed,
+                        _ if received_bye => GoneReason::Closed,
                         Closing::Full => GoneReason::Reset(ResetReason::TooManyPeers),
                         // It had no time to say hello.
                         Closing::HungUp if !was_open => GoneReason::Restarted,
                         Closing::HungUp => GoneReason::Died,
                         Closing::Broke { .. } => GoneReason::Misbehaved,
                     };
-                    self.died |= reason == GoneReason::Died;
+                    self.peer_died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, all_read, core);
                 }
             }
@@ -527,7 +530,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    fn opened(&mut self, id: ConnId, greeting: &[u8], core: &mut Core) {
+    fn on_opened(&mut self, id: ConnId, greeting: &[u8], core: &mut Core) {
         let greeting = Greeting::from_bytes(greeting).ok();
         let Some(greeting) = greeting.filter(|found| found.node == self.own.node) else {
             tracing::warn!(
@@ -610,7 +613,7 @@ impl SharedMemory {
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
             self.outgoing.forget(peer, core);
-            self.show_again();
+            self.allow_fetch_again();
             if !all_read {
                 core.peers.set_unacknowledged(peer);
             }
@@ -627,8 +630,8 @@ impl SharedMemory {
             id,
             incarnation,
             state: State::Opening,
-            said_bye: false,
-            to_wake: false,
+            received_bye: false,
+            needs_wake: false,
             transfer: TransferChoice::default(),
         });
     }
@@ -647,10 +650,10 @@ fn find_mut(connections: &mut [Option<Connection>], id: ConnId) -> Option<&mut C
 }
 
 #[inline]
-fn polled<T>(came: bool, handed: Option<T>) -> Polled<T> {
+fn polled<T>(progress: bool, handed: Option<T>) -> Polled<T> {
     match handed {
-        Some(handed) => Polled::Got(handed),
-        None if came => Polled::Came,
+        Some(handed) => Polled::Ready(handed),
+        None if progress => Polled::Progress,
         None => Polled::Nothing,
     }
 }
@@ -680,7 +683,7 @@ fn hand_over(
 
 /// The same for a reader that takes it where it lies; false if it is none for it.
 #[inline]
-fn read_there(
+fn read_in_place(
     core: &mut Core,
     now: Instant,
     (peer, node): (PeerId, NodeId),

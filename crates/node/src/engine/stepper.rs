@@ -1,4 +1,4 @@
-//! The engine as the driver steps it.
+//! The engine's implementation of [`Stepper`].
 
 use std::convert::Infallible;
 use std::io;
@@ -12,7 +12,7 @@ use crate::control::{Command, Commands};
 use crate::driver::{Ready, Stepper, WaitKey};
 
 impl Engine {
-    /// From now on, what is to be done outside the lock goes there.
+    /// Sets where commands for the control thread are posted.
     pub(crate) fn set_control(&mut self, control: Commands) {
         self.control = Some(control);
     }
@@ -25,7 +25,7 @@ impl Engine {
 }
 
 impl Stepper for Engine {
-    /// Handlers are the process's.
+    /// Only the process state has handlers.
     type Work = Infallible;
 
     fn has_work(&self) -> bool {
@@ -50,12 +50,12 @@ impl Stepper for Engine {
 
     #[inline]
     fn poll_memory(&mut self) -> bool {
-        Engine::poll_memory(self, None).came()
+        Engine::poll_memory(self, None).made_progress()
     }
 
     #[inline]
     fn expects_memory(&self) -> bool {
-        self.came_by_memory || self.alone
+        self.last_was_shm || self.no_network_peers
     }
 
     fn is_polled(&self) -> bool {
@@ -63,8 +63,8 @@ impl Stepper for Engine {
     }
 
     #[inline]
-    fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
-        Engine::look(self, now, calls)
+    fn spin_poll(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
+        Engine::spin_poll(self, now, calls)
     }
 
     #[inline]
@@ -73,8 +73,8 @@ impl Stepper for Engine {
     }
 
     #[inline]
-    fn take_found(&mut self, now: Instant) -> io::Result<bool> {
-        Engine::take_found(self, now)
+    fn take_polled(&mut self, now: Instant) -> io::Result<bool> {
+        Engine::take_polled(self, now)
     }
 
     #[inline]
@@ -111,13 +111,17 @@ impl Stepper for Engine {
     #[inline]
     fn publish(&mut self) {
         self.signal();
-        if self.memory.as_mut().is_some_and(SharedMemory::take_died) {
+        if self
+            .memory
+            .as_mut()
+            .is_some_and(SharedMemory::take_peer_died)
+        {
             self.command(Command::Sweep);
         }
     }
 
     fn tick(&mut self) {
-        self.command(Command::Show);
+        self.command(Command::PublishStats);
     }
 
     #[inline]

@@ -583,7 +583,7 @@ fn an_answer_that_comes_after_its_asker_gave_up_changes_nothing() {
         attacker.whole(ANSWERS, answer, &[1; 1000]);
         run(&mut *attacker, MOMENT);
         assert!(place.iter().all(|byte| *byte == GUARD));
-        assert_eq!(victim.node.departed(), []);
+        assert_eq!(victim.node.take_departures(), []);
         victim.is_well();
     });
 }

@@ -436,7 +436,7 @@ impl World {
                 continue;
             };
             let now = Instant(self.now_ns);
-            process.engine.say_goodbye();
+            process.engine.send_goodbye();
             process
                 .engine
                 .step(now, true)
@@ -499,7 +499,7 @@ impl World {
             engine,
             life: node.lives,
             incarnation,
-            found: 0,
+            hits_in_row: 0,
             deadline_ns: 0,
         });
         node.app_at_ns = self.now_ns;
@@ -519,7 +519,7 @@ impl World {
             return;
         };
         if orderly {
-            process.engine.say_goodbye();
+            process.engine.send_goodbye();
             let _lost_anyway = process.engine.step(Instant(self.now_ns), true);
             self.totals.goodbyes += 1;
             self.trace.note(self.now_ns, index, What::Left);

@@ -60,7 +60,7 @@ pub(crate) fn talk(runtime: &Path, links: Links, rank: u32) {
         }
         // Nobody leaves before everybody has begun the last round.
         if last_round == Some(round) {
-            departed = node.departed().len();
+            departed = node.take_departures().len();
         }
         let last = rank == 0 && last_round == Some(round + 2);
         let bytes = message(rank, round, last);

@@ -340,7 +340,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     let two = scene.open(2);
     let second = two.endpoint(EndpointId(7)).expect("free");
     scene.meet(&first, &second);
-    let earlier = one.departed();
+    let earlier = one.take_departures();
     assert_eq!(earlier.len(), 1, "{earlier:?}");
     let mut victims = [scene.victim(1, 7), scene.victim(2, 7)];
     // The attacker's luck: it has guessed which connections there are.
@@ -424,7 +424,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
         );
         assert!(dropped(&stats, "unknown-connection") > 0);
         // Members that left in order are all that has gone.
-        for departure in node.departed() {
+        for departure in node.take_departures() {
             assert_eq!(
                 departure.reason,
                 GoneReason::Closed,

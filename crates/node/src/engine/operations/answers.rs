@@ -13,18 +13,18 @@ use rustc_hash::FxHashMap;
 
 use crate::address::EndpointId;
 use crate::engine::content::Content;
-use crate::engine::posted::{Keep, Part};
+use crate::engine::posted::{PayloadOwner, RegionPart};
 use crate::engine::{Blocked, Engine, LongSend};
 use crate::inbox::{Buffer, Buffers};
 
 /// Both ends of the edges by which answers go.
-pub(super) const ANSWERS: u32 = EndpointId::ANY.0;
+pub(super) const ANSWER_ENDPOINT: u32 = EndpointId::ANY.0;
 /// An edge for answers that nobody has asked for is closed after this long.
 const IDLE_NS: u64 = 10_000_000_000;
 /// Answers that found no room are tried again after this long whatever has happened, then after
 /// twice as long, up to the longest.
 const RETRY_NS: u64 = 1_000_000;
-const LONGEST_RETRY_NS: u64 = 250_000_000;
+const MAX_RETRY_NS: u64 = 250_000_000;
 
 /// An answer that has not been sent.
 #[derive(Debug)]
@@ -34,14 +34,14 @@ pub(super) struct Answer {
     /// The edge of the question, whose credit it holds until it is sent.
     pub(super) charge: Option<EdgeId>,
     /// The endpoint that was asked.
-    pub(super) asked: u32,
+    pub(super) target: u32,
 }
 
 #[derive(Debug)]
 pub(super) enum AnswerData {
     None,
     /// They are read when there is room to send them.
-    Region(Part),
+    Region(RegionPart),
     /// What a region held when it was closed in the middle of the answer.
     Copy(Buffer),
 }
@@ -56,7 +56,7 @@ impl Answer {
             AnswerData::None => send(&[]),
             AnswerData::Copy(buffer) => send(buffer.bytes()),
             // Memory is revoked only after its region was closed.
-            AnswerData::Region(part) => part.show(send).unwrap_or(Err(Blocked::Gone(None))),
+            AnswerData::Region(part) => part.with_bytes(send).unwrap_or(Err(Blocked::Gone(None))),
         }
     }
 
@@ -70,7 +70,7 @@ impl Answer {
         }
         self.data = if has_begun {
             let mut copy = buffers.take(part.length);
-            let _gone = part.show(|bytes| copy.bytes_mut().copy_from_slice(bytes));
+            let _gone = part.with_bytes(|bytes| copy.bytes_mut().copy_from_slice(bytes));
             AnswerData::Copy(copy)
         } else {
             self.operation.kind = OperationKind::Answer(Outcome::NoRegion);
@@ -135,7 +135,7 @@ impl Answers {
     /// An endpoint is closed: the machine has taken back the credit of its edges.
     pub(super) fn close_endpoint(&mut self, endpoint: u32) {
         let queues = self.peers.values_mut().map(|answers| &mut answers.queue);
-        for answer in queues.flatten().filter(|it| it.asked == endpoint) {
+        for answer in queues.flatten().filter(|it| it.target == endpoint) {
             answer.charge = None;
         }
     }
@@ -179,7 +179,7 @@ impl Engine {
         }
         if now >= answers.retry_at {
             answers.retry_at = now.after(answers.retry_ns);
-            answers.retry_ns = (2 * answers.retry_ns).clamp(RETRY_NS, LONGEST_RETRY_NS);
+            answers.retry_ns = (2 * answers.retry_ns).clamp(RETRY_NS, MAX_RETRY_NS);
         }
         answers.retry_at
     }
@@ -234,7 +234,10 @@ impl Engine {
         let edge = match *edge {
             Some(edge) => edge,
             None => {
-                let made = self.core.machine.edge(peer, ANSWERS, ANSWERS);
+                let made = self
+                    .core
+                    .machine
+                    .edge(peer, ANSWER_ENDPOINT, ANSWER_ENDPOINT);
                 *edge.insert(made.map_err(|_| Blocked::Gone(None))?)
             }
         };
@@ -243,11 +246,11 @@ impl Engine {
             let content = Content::operation(&head, data);
             if content.bytes() > self.whole_limit(peer) {
                 let keep = match &answer.data {
-                    AnswerData::Region(part) => Keep::Region(part),
+                    AnswerData::Region(part) => PayloadOwner::Region(part),
                     // What is left of a region is here as long as the answer is.
-                    AnswerData::Copy(_) | AnswerData::None => Keep::No,
+                    AnswerData::Copy(_) | AnswerData::None => PayloadOwner::Caller,
                 };
-                let long = self.begin_kept(now, edge, content, keep)?;
+                let long = self.begin_long_with(now, edge, content, keep)?;
                 return self.continue_answer(long, data);
             }
             if is_last && matches!(self.send_alone(now, edge, content), Ok(true)) {

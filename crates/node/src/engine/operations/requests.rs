@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::completion::Data;
 use crate::driver::WaitKey;
 use crate::engine::dispatch::Source;
-use crate::engine::posted::Posted;
+use crate::engine::posted::PostedOperation;
 use crate::error::GoneReason;
 use crate::inbox::Buffer;
 
@@ -23,34 +23,34 @@ pub type OperationId = u32;
 
 /// Where the data of an answer go.
 #[derive(Debug)]
-pub(crate) enum AnswerPlace {
+pub(crate) enum AnswerBuffer {
     /// There are none.
     None,
     /// Into a buffer, which the asker takes.
-    Buffer(Buffer),
+    Owned(Buffer),
     /// Into memory of the caller's.
-    Memory { memory: Memory, length: usize },
+    Caller { memory: Memory, length: usize },
 }
 
-impl AnswerPlace {
+impl AnswerBuffer {
     fn bytes(&self) -> usize {
         match self {
-            AnswerPlace::None => 0,
-            AnswerPlace::Buffer(buffer) => buffer.bytes().len(),
-            AnswerPlace::Memory { length, .. } => *length,
+            AnswerBuffer::None => 0,
+            AnswerBuffer::Owned(buffer) => buffer.bytes().len(),
+            AnswerBuffer::Caller { length, .. } => *length,
         }
     }
 
     /// Lets `write` have a part of it, which lies inside; `None` if it is gone.
     fn fill(&mut self, at: usize, length: usize, write: impl FnOnce(&mut [u8])) -> Option<()> {
         match self {
-            AnswerPlace::None => None,
-            AnswerPlace::Buffer(buffer) => {
+            AnswerBuffer::None => None,
+            AnswerBuffer::Owned(buffer) => {
                 write(&mut buffer.bytes_mut()[at..at + length]);
                 Some(())
             }
             // Memory that is revoked belongs to somebody who no longer waits.
-            AnswerPlace::Memory { memory, .. } => memory.fill(at, length, write).ok(),
+            AnswerBuffer::Caller { memory, .. } => memory.fill(at, length, write).ok(),
         }
     }
 }
@@ -63,7 +63,7 @@ pub enum OperationResult {
     /// The owner refused it.
     Refused(Outcome),
     /// Nobody took it.
-    NotTaken(RefusedReason),
+    NotDelivered(RefusedReason),
     /// Its process is gone.
     Gone(Option<GoneReason>),
 }
@@ -73,23 +73,23 @@ pub enum OperationResult {
 struct Pending {
     edge: EdgeId,
     is_fence: bool,
-    place: AnswerPlace,
+    place: AnswerBuffer,
     result: Option<OperationResult>,
     /// Unless a thread waits for it.
-    posted: Option<Posted>,
+    posted: Option<PostedOperation>,
     /// When it was begun, or its process last asked whether it lives.
     asked_at: Instant,
 }
 
 /// Puts on an edge that nobody waits for.
 #[derive(Debug)]
-struct Unanswered {
+struct UnansweredPuts {
     /// Source and target, as answers name them.
     ends: u64,
     /// Why the first was refused that was, since the last fence.
     refused: Option<Outcome>,
     /// Who posted the last, to be told if one is refused.
-    posted: Option<Posted>,
+    posted: Option<PostedOperation>,
 }
 
 /// See the module.
@@ -97,11 +97,11 @@ struct Unanswered {
 pub(super) struct Requests {
     pending: FxHashMap<OperationId, Pending>,
     last_id: OperationId,
-    unanswered: FxHashMap<EdgeId, Unanswered>,
+    unanswered: FxHashMap<EdgeId, UnansweredPuts>,
     /// Posted ones that have their results.
     finished: VecDeque<OperationId>,
     /// Those that nobody waited for and that were refused.
-    refused: VecDeque<(Posted, Outcome)>,
+    refused: VecDeque<(PostedOperation, Outcome)>,
 }
 
 impl Requests {
@@ -110,8 +110,8 @@ impl Requests {
         &mut self,
         now: Instant,
         edge: EdgeId,
-        (is_fence, place): (bool, AnswerPlace),
-        posted: Option<Posted>,
+        (is_fence, place): (bool, AnswerBuffer),
+        posted: Option<PostedOperation>,
     ) -> OperationId {
         // Answers to operations that nobody waits for have none.
         let id = loop {
@@ -134,13 +134,13 @@ impl Requests {
 
     /// Puts that nobody waits for are about to be sent on an edge; `posted` is whoever is told at
     /// once if one is refused.
-    pub(super) fn note_unanswered(
+    pub(super) fn track_unanswered_puts(
         &mut self,
         edge: EdgeId,
         (source, target): (u32, u32),
-        posted: Option<Posted>,
+        posted: Option<PostedOperation>,
     ) {
-        let unanswered = self.unanswered.entry(edge).or_insert(Unanswered {
+        let unanswered = self.unanswered.entry(edge).or_insert(UnansweredPuts {
             ends: u64::from(source) << 32 | u64::from(target),
             refused: None,
             posted: None,
@@ -155,12 +155,12 @@ impl Requests {
     }
 
     /// Nobody waits for one any more; its place, whose it is again.
-    pub(super) fn forget(&mut self, id: OperationId) -> Option<AnswerPlace> {
+    pub(super) fn forget(&mut self, id: OperationId) -> Option<AnswerBuffer> {
         Some(self.pending.remove(&id)?.place)
     }
 
     /// The next posted one that has its result.
-    pub(super) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
+    pub(super) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
         if let Some((posted, outcome)) = self.refused.pop_front() {
             return Some((posted, OperationResult::Refused(outcome)));
         }
@@ -179,10 +179,15 @@ impl Requests {
     }
 
     /// The one that an answer of so many bytes is for.
-    fn asked(&mut self, peer: PeerId, answer: &Operation, total: u64) -> Option<&mut Pending> {
+    fn pending_for(
+        &mut self,
+        peer: PeerId,
+        answer: &Operation,
+        total: u64,
+    ) -> Option<&mut Pending> {
         let pending = self.pending.get_mut(&answer.id)?;
-        let is_it = pending.edge.peer == peer && pending.place.bytes() as u64 == total;
-        is_it.then_some(pending)
+        let matches = pending.edge.peer == peer && pending.place.bytes() as u64 == total;
+        matches.then_some(pending)
     }
 
     /// Puts a whole answer where its asker wants it.
@@ -203,12 +208,12 @@ impl Requests {
         (at, length): (usize, usize),
         write: impl FnOnce(&mut [u8]),
     ) -> Option<()> {
-        let pending = self.asked(peer, answer, total)?;
+        let pending = self.pending_for(peer, answer, total)?;
         pending.place.fill(at, length, write)
     }
 
     /// An answer is complete; the key of who waits for it.
-    pub(super) fn answered(
+    pub(super) fn on_answer(
         &mut self,
         peer: PeerId,
         answer: &Operation,
@@ -217,7 +222,7 @@ impl Requests {
     ) -> Option<WaitKey> {
         let pending = self.pending.get_mut(&answer.id);
         let Some(pending) = pending.filter(|pending| pending.edge.peer == peer) else {
-            self.note_refused(peer, answer.key, outcome);
+            self.record_refusal(peer, answer.key, outcome);
             return None;
         };
         let mut outcome = outcome;
@@ -230,9 +235,9 @@ impl Requests {
             let refused = before.and_then(|before| before.refused.take());
             outcome = refused.unwrap_or(outcome);
         }
-        let place = std::mem::replace(&mut pending.place, AnswerPlace::None);
+        let place = std::mem::replace(&mut pending.place, AnswerBuffer::None);
         let result = match (outcome, place) {
-            (Outcome::Done, AnswerPlace::Buffer(buffer)) => {
+            (Outcome::Done, AnswerBuffer::Owned(buffer)) => {
                 OperationResult::Done(answer.value, Data::new(buffer))
             }
             (Outcome::Done, _) => OperationResult::Done(answer.value, Data::default()),
@@ -242,7 +247,7 @@ impl Requests {
     }
 
     /// A put that nobody waits for was refused; or somebody has given up waiting.
-    fn note_refused(&mut self, peer: PeerId, ends: u64, outcome: Outcome) {
+    fn record_refusal(&mut self, peer: PeerId, ends: u64, outcome: Outcome) {
         let mut unanswered = self.unanswered.iter_mut();
         let found = unanswered.find(|(edge, found)| edge.peer == peer && found.ends == ends);
         if let Some((_, found)) = found
@@ -268,14 +273,14 @@ impl Requests {
         Some(WaitKey::Operation(id))
     }
 
-    /// All whose edge `is_it` fail; the keys of those who wait for them.
+    /// All whose edge `matches` fail; the keys of those who wait for them.
     pub(super) fn fail(
         &mut self,
-        is_it: impl Fn(EdgeId) -> bool,
+        matches: impl Fn(EdgeId) -> bool,
         why: impl Fn() -> OperationResult,
     ) -> Vec<WaitKey> {
         let waiting = self.pending.iter();
-        let waiting = waiting.filter(|(_, it)| it.result.is_none() && is_it(it.edge));
+        let waiting = waiting.filter(|(_, it)| it.result.is_none() && matches(it.edge));
         let ids: Vec<OperationId> = waiting.map(|(id, _)| *id).collect();
         let keys = ids.into_iter().filter_map(|id| self.finish(id, why()));
         keys.collect()
@@ -291,18 +296,18 @@ impl Requests {
     }
 
     /// The processes that have owed answers for long, each once in a while; when to look again.
-    pub(super) fn owing(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
-        let (mut owing, mut next) = (Vec::new(), Instant::NEVER);
+    pub(super) fn overdue_peers(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
+        let (mut overdue_peers, mut next) = (Vec::new(), Instant::NEVER);
         for pending in self.pending.values_mut() {
             if pending.result.is_some() {
                 continue;
             }
             if now.since(pending.asked_at) >= WATCH_AFTER_NS {
                 pending.asked_at = now;
-                owing.push(pending.edge.peer);
+                overdue_peers.push(pending.edge.peer);
             }
             next = next.min(pending.asked_at.after(WATCH_AFTER_NS));
         }
-        (owing, next)
+        (overdue_peers, next)
     }
 }

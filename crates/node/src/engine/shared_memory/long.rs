@@ -18,7 +18,7 @@ use super::{Blocked, SharedMemory, find_mut};
 use crate::engine::content::Content;
 use crate::engine::core::Core;
 use crate::engine::packer::blocked;
-use crate::engine::posted::{Keep, Rest};
+use crate::engine::posted::{PayloadOwner, Remainder};
 use crate::inbox::Buffers;
 
 /// Bytes of a long message fetched in one turn, so that others get theirs.
@@ -28,11 +28,11 @@ const FETCH_BYTES: usize = 1 << 20;
 const PIECES: usize = 8;
 const MIN_PIECE_BYTES: usize = 16 << 10;
 /// Shorter parts would cost more than they save, whatever a profile says.
-const LEAST_PIECE_BYTES: usize = 1 << 10;
+const PROFILE_MIN_PIECE_BYTES: usize = 1 << 10;
 
 /// What the machine says of long messages.
 #[derive(Debug)]
-pub(in crate::engine) enum LongNews {
+pub(in crate::engine) enum LongEvent {
     /// One can be copied from the peer's memory.
     Fetch {
         edge: EdgeId,
@@ -58,7 +58,7 @@ struct Fetch {
     number: u32,
     total: u64,
     address: u64,
-    got: u64,
+    fetched_bytes: u64,
 }
 
 /// Messages to be copied from peers' memory, in turn.
@@ -85,7 +85,7 @@ struct Outgoing {
     /// How much has gone by the ring; `None` while the peer may fetch it.
     streamed: Option<usize>,
     /// What is left of it, where its sender does not wait.
-    rest: Option<Rest>,
+    rest: Option<Remainder>,
     /// Its region was closed while the peer might fetch it.
     withdrawn: bool,
     begun_ns: u64,
@@ -113,9 +113,9 @@ impl OutgoingLong {
     }
 
     /// Sends parts of this length, where the ring takes them.
-    pub(super) fn choose(&mut self, piece_bytes: Option<usize>) {
+    pub(super) fn set_piece_bytes(&mut self, piece_bytes: Option<usize>) {
         self.piece_bytes =
-            piece_bytes.map(|bytes| bytes.clamp(LEAST_PIECE_BYTES, MAX_RECORD_BYTES));
+            piece_bytes.map(|bytes| bytes.clamp(PROFILE_MIN_PIECE_BYTES, MAX_RECORD_BYTES));
     }
 
     /// Bytes of copies for one peer.
@@ -123,7 +123,7 @@ impl OutgoingLong {
         let messages = self.messages.iter();
         let of = messages.filter(|((edge, _), _)| edge.peer == peer);
         of.filter_map(|(_, message)| message.rest.as_ref())
-            .map(Rest::copied_bytes)
+            .map(Remainder::copied_bytes)
             .sum()
     }
 
@@ -158,7 +158,7 @@ impl SharedMemory {
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
-        keep: Keep<'_>,
+        keep: PayloadOwner<'_>,
     ) -> Result<LongId, Blocked> {
         let (payload, total) = (content.payload, content.payload.len() as u64);
         // Before the message has begun: it could not be taken back.
@@ -182,7 +182,7 @@ impl SharedMemory {
             self.push_records(machine);
             message.streamed = Some(0);
             if self.push_pieces(machine, (connection, id), &mut message, (payload, 0)) {
-                self.note_streamed(machine, (connection, id), &message);
+                self.on_streamed(machine, (connection, id), &message);
                 self.wake_peers();
                 return Ok(id);
             }
@@ -190,15 +190,15 @@ impl SharedMemory {
         }
         let skipped = message.streamed.unwrap_or(0);
         message.rest = match keep {
-            Keep::No => None,
-            Keep::Copy(buffers) => Some(Rest::copy(payload, skipped, buffers)),
-            Keep::Shared(bytes, posted) => Some(Rest::shared(bytes, posted)),
-            Keep::Region(part) => Some(Rest::region(part)),
+            PayloadOwner::Caller => None,
+            PayloadOwner::Copy(buffers) => Some(Remainder::copy(payload, skipped, buffers)),
+            PayloadOwner::Shared(bytes, posted) => Some(Remainder::shared(bytes, posted)),
+            PayloadOwner::Region(part) => Some(Remainder::region(part)),
         };
         let rest = message.rest.as_ref();
-        self.outgoing.copied_bytes += rest.map_or(0, Rest::copied_bytes);
+        self.outgoing.copied_bytes += rest.map_or(0, Remainder::copied_bytes);
         if transfer == Transfer::Fetch {
-            let lies = rest.and_then(Rest::copied).unwrap_or(payload);
+            let lies = rest.and_then(Remainder::copied).unwrap_or(payload);
             let place = (total, self.hub.address_of(lies));
             machine.offer(edge, begun, place, content.head);
             self.push_records(machine);
@@ -222,17 +222,17 @@ impl SharedMemory {
     }
 
     /// A message has gone to its last piece, all of it from where its caller has it.
-    fn note_streamed(
+    fn on_streamed(
         &mut self,
         machine: &mut Machine,
         (connection, id): (ConnId, LongId),
         message: &Outgoing,
     ) {
         machine.streamed(id.0, id.1);
-        self.note_time(connection, Transfer::Ring, message);
+        self.record_time(connection, Transfer::Ring, message);
     }
 
-    fn note_time(&mut self, connection: ConnId, transfer: Transfer, message: &Outgoing) {
+    fn record_time(&mut self, connection: ConnId, transfer: Transfer, message: &Outgoing) {
         let ns = self.hub.now_ns().saturating_sub(message.begun_ns);
         if let Some(found) = find_mut(&mut self.connections, connection) {
             found.transfer.note(transfer, message.length, ns);
@@ -245,7 +245,7 @@ impl SharedMemory {
     }
 
     /// Whether a copy of so many more bytes may be kept for a peer, of `most` in all.
-    pub(in crate::engine) fn may_keep(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
+    pub(in crate::engine) fn can_copy(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
         let all = self.outgoing.copied_bytes;
         let left = most.saturating_sub(all);
         all == 0 || all + bytes <= left || self.outgoing.copied_to(peer) + bytes <= left
@@ -272,7 +272,7 @@ impl SharedMemory {
             return Ok(true);
         };
         if self.push_pieces(machine, (connection, id), &mut message, (payload, 0)) {
-            self.note_streamed(machine, (connection, id), &message);
+            self.on_streamed(machine, (connection, id), &message);
             return Ok(true);
         }
         self.outgoing.messages.insert(id, message);
@@ -294,22 +294,22 @@ impl SharedMemory {
     /// Takes the machine's news of long messages and goes on with those under way.
     #[inline]
     pub(super) fn poll_long(&mut self, now: Instant, core: &mut Core) {
-        if !core.long_news.is_empty() {
-            self.take_news(core);
+        if !core.long_events.is_empty() {
+            self.handle_long_events(core);
         }
         if self.outgoing.has_streams() {
-            self.stream_rests(core);
+            self.stream_background(core);
         }
         if !self.fetches.is_empty() {
             self.fetch(now, core);
         }
     }
 
-    fn take_news(&mut self, core: &mut Core) {
-        let mut all = std::mem::take(&mut core.long_news);
-        for news in all.drain(..) {
-            match news {
-                LongNews::Fetch {
+    fn handle_long_events(&mut self, core: &mut Core) {
+        let mut all = std::mem::take(&mut core.long_events);
+        for event in all.drain(..) {
+            match event {
+                LongEvent::Fetch {
                     edge,
                     sequence,
                     number,
@@ -321,26 +321,26 @@ impl SharedMemory {
                     number,
                     total,
                     address,
-                    got: 0,
+                    fetched_bytes: 0,
                 }),
-                LongNews::Taken { edge, sequence } => {
+                LongEvent::Taken { edge, sequence } => {
                     let Some(mut message) = self.outgoing.remove((edge, sequence)) else {
                         continue;
                     };
                     // Of a copy it would be the time to make that, too.
                     let is_whole = message.rest.as_ref().is_none_or(|it| it.key().is_some());
                     if is_whole && let Some(connection) = self.connection(edge.peer) {
-                        self.note_time(connection, Transfer::Fetch, &message);
+                        self.record_time(connection, Transfer::Fetch, &message);
                     }
                     if let Some(rest) = message.rest.take() {
                         rest.release(edge, core, true);
                     }
                 }
-                LongNews::Stream { edge, sequence } => self.stream_wanted((edge, sequence)),
+                LongEvent::Stream { edge, sequence } => self.on_stream_wanted((edge, sequence)),
             }
         }
-        core.long_news = all;
-        self.show_again();
+        core.long_events = all;
+        self.allow_fetch_again();
     }
 
     /// A region is closed. What is on its way from there goes on from a copy; what a peer has
@@ -357,7 +357,7 @@ impl SharedMemory {
                 continue;
             };
             let skipped = message.streamed.unwrap_or(0);
-            let copy = rest.show(|bytes| Rest::copy(bytes, skipped, buffers));
+            let copy = rest.with_bytes(|bytes| Remainder::copy(bytes, skipped, buffers));
             if message.streamed.is_none() {
                 self.hub.hide();
                 message.withdrawn = true;
@@ -365,20 +365,21 @@ impl SharedMemory {
             }
             *copied_bytes -= rest.copied_bytes();
             // Of memory that was revoked before nothing is left.
-            *rest = copy.unwrap_or_else(|| Rest::copy(&vec![0; message.length], skipped, buffers));
+            *rest =
+                copy.unwrap_or_else(|| Remainder::copy(&vec![0; message.length], skipped, buffers));
             *copied_bytes += rest.copied_bytes();
         }
     }
 
     /// Peers may fetch again once they have asked for all that was withdrawn, or had fetched it.
-    pub(super) fn show_again(&mut self) {
+    pub(super) fn allow_fetch_again(&mut self) {
         if self.outgoing.withdrawn == 0 {
             self.hub.show();
         }
     }
 
     /// The peer cannot fetch a message.
-    fn stream_wanted(&mut self, id: LongId) {
+    fn on_stream_wanted(&mut self, id: LongId) {
         let connection = self.connection(id.0.peer);
         if let Some(found) = connection.and_then(|id| find_mut(&mut self.connections, id)) {
             found.transfer.cannot_fetch();
@@ -409,10 +410,10 @@ impl SharedMemory {
             total,
             ..
         } = fetch;
-        let begin = usize::try_from(fetch.got).expect("a position in memory");
+        let begin = usize::try_from(fetch.fetched_bytes).expect("a position in memory");
         let left = usize::try_from(total).expect("a length in memory") - begin;
         let length = left.min(FETCH_BYTES);
-        let address = fetch.address.wrapping_add(fetch.got);
+        let address = fetch.address.wrapping_add(fetch.fetched_bytes);
         let mut fetched = Ok(());
         let hub = &mut self.hub;
         let pull = |room: &mut [u8]| {
@@ -425,13 +426,13 @@ impl SharedMemory {
             true => (core.operations).fill((edge, sequence), (begin, length), pull),
             false => (core.dispatch).fill((edge, sequence), (begin, length), pull),
         };
-        fetch.got = match room {
-            Some(()) => fetch.got + length as u64,
+        fetch.fetched_bytes = match room {
+            Some(()) => fetch.fetched_bytes + length as u64,
             // Its endpoint was closed, or the operation is not allowed.
             None => total,
         };
         match fetched {
-            Ok(()) if fetch.got < total => self.fetches.waiting.push_front(fetch),
+            Ok(()) if fetch.fetched_bytes < total => self.fetches.waiting.push_front(fetch),
             Ok(()) => {
                 core.machine.fetched(now, edge, number, sequence);
                 core.handle_events(&[][..]);
@@ -441,7 +442,7 @@ impl SharedMemory {
     }
 
     /// Sends pieces of long messages that were kept.
-    fn stream_rests(&mut self, core: &mut Core) {
+    fn stream_background(&mut self, core: &mut Core) {
         let mut waiting: Vec<LongId> = Vec::new();
         for id in std::mem::take(&mut self.outgoing.streams) {
             let Some(connection) = self.connection(id.0.peer) else {
@@ -454,7 +455,7 @@ impl SharedMemory {
                 continue;
             };
             let machine = &mut core.machine;
-            let has_gone = rest.show(|bytes| {
+            let has_gone = rest.with_bytes(|bytes| {
                 let left = (bytes, rest.skipped);
                 self.push_pieces(machine, (connection, id), &mut message, left)
             });
@@ -462,7 +463,7 @@ impl SharedMemory {
                 self.outgoing.copied_bytes -= rest.copied_bytes();
                 machine.streamed(id.0, id.1);
                 if rest.key().is_some() {
-                    self.note_time(connection, Transfer::Ring, &message);
+                    self.record_time(connection, Transfer::Ring, &message);
                 }
                 rest.release(id.0, core, true);
                 continue;

@@ -13,11 +13,11 @@ use crate::scenario::{MICROSECOND, Presence};
 const POLL_NS: u64 = MICROSECOND;
 /// Turns in a row in which a process takes only the packets that a look has found, as a
 /// waiting thread does.
-const MAX_FOUND: u32 = 16;
+const MAX_HITS_IN_ROW: u32 = 16;
 /// Activations of one node at one moment that mean it never comes to rest.
 const RESTLESS: u32 = 20_000;
 /// Turns of all processes that no run needs.
-const MOST_TURNS: u64 = 2_000_000;
+const MAX_TURNS: u64 = 2_000_000;
 
 /// A running process.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Process {
     pub life: u32,
     pub incarnation: u64,
     /// Turns in a row that took only what a look had found.
-    pub(super) found: u32,
+    pub(super) hits_in_row: u32,
     /// When the engine wants to be stepped.
     pub(super) deadline_ns: u64,
 }
@@ -35,12 +35,12 @@ impl Process {
     /// What a waiting thread does in one turn: packets that are found are taken before
     /// anything else is looked at.
     fn step(&mut self, now: Instant) -> io::Result<bool> {
-        let is_found = self.engine.look(now, 1)?;
-        if is_found && self.found < MAX_FOUND {
-            self.found += 1;
-            return self.engine.take_found(now);
+        let has_packets = self.engine.spin_poll(now, 1)?;
+        if has_packets && self.hits_in_row < MAX_HITS_IN_ROW {
+            self.hits_in_row += 1;
+            return self.engine.take_polled(now);
         }
-        self.found = 0;
+        self.hits_in_row = 0;
         self.engine.step(now, true)
     }
 }
@@ -54,7 +54,7 @@ impl World {
         }
         node.activations.1 += 1;
         self.turns += 1;
-        if self.turns > MOST_TURNS {
+        if self.turns > MAX_TURNS {
             return Err(format!("node {} is busy for nothing", index + 1));
         }
         if node.activations.1 > RESTLESS {
