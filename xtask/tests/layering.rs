@@ -3,9 +3,14 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "common/sources.rs"]
+mod sources;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use sources::{files, read, root, with_extensions};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
 const MAY_USE: [(&str, &[&str]); 19] = [
@@ -51,50 +56,6 @@ const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/fabric",
     "crates/sockets",
 ];
-
-fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent()
-        .expect("xtask lies in the workspace")
-        .to_owned()
-}
-
-/// Paths of all files of the workspace, relative to its root; no build output.
-fn files() -> Vec<PathBuf> {
-    const SKIPPED: [&str; 5] = ["target", "corpus", "artifacts", "coverage", ".git"];
-    let (root, mut found) = (root(), Vec::new());
-    let mut folders = vec![root.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a readable folder") {
-            let path = entry.expect("a readable entry").path();
-            let name = path
-                .file_name()
-                .expect("an entry has a name")
-                .to_string_lossy();
-            if SKIPPED.contains(&&*name) {
-                continue;
-            }
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.push(path.strip_prefix(&root).expect("below the root").to_owned());
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
-fn with_extension(extension: &str) -> Vec<PathBuf> {
-    let mut files = files();
-    files.retain(|path| path.extension().is_some_and(|found| found == extension));
-    files
-}
-
-fn read(path: &Path) -> String {
-    let bytes = fs::read(root().join(path)).expect("a readable file");
-    String::from_utf8_lossy(&bytes).into_owned()
-}
 
 /// Folder name of each of our packages, and its manifest.
 fn manifests() -> BTreeMap<String, toml::Table> {
@@ -171,7 +132,7 @@ fn the_protocol_has_no_std_no_unsafe_and_no_logging() {
 #[test]
 fn unsafe_code_stands_only_where_it_may() {
     let mut seen = false;
-    for path in with_extension("rs") {
+    for path in with_extensions(&["rs"]) {
         let allowed = MAY_BE_UNSAFE.iter().any(|folder| path.starts_with(folder));
         for (index, line) in read(&path).lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
@@ -252,7 +213,7 @@ fn links(markdown: &str) -> Vec<String> {
 
 #[test]
 fn relative_links_lead_to_files_that_exist() {
-    let documents = with_extension("md");
+    let documents = with_extensions(&["md"]);
     assert!(!documents.is_empty());
     for path in documents {
         for link in links(&read(&path)) {

@@ -26,27 +26,37 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "../../driver/src/clock.rs"]
 mod clock;
 mod completion;
 mod config;
 mod control;
+#[path = "../../driver/src/lib.rs"]
 mod driver;
 mod edge;
 mod edges;
 mod endpoint;
+#[path = "../../engine/src/lib.rs"]
 pub mod engine;
 mod error;
+#[path = "../../engine/src/frames.rs"]
 mod frames;
+#[path = "../../group/src/lib.rs"]
 mod group;
+#[path = "../../engine/src/inbox.rs"]
 mod inbox;
 mod inner;
+#[path = "../../engine/src/link.rs"]
+mod link;
 pub mod links;
 pub mod log;
+#[path = "../../engine/src/net.rs"]
 mod net;
 mod node;
 mod port;
 mod process;
 mod progress;
+#[path = "../../engine/src/reader.rs"]
 mod reader;
 mod region;
 mod report;
