@@ -157,7 +157,7 @@ impl Engine {
                 peers: Peers::default(),
                 ready: Ready::default(),
                 operations: Operations::default(),
-                long_news: Vec::new(),
+                long_events: Vec::new(),
                 sent_posts: SentPosts::default(),
             },
             packets: PacketPort::new(link, trailers),

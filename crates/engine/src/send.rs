@@ -129,7 +129,7 @@ impl Engine {
 
     /// After a refusal: the edge may be used again.
     pub fn clear_refusal(&mut self, edge: EdgeId) {
-        self.core.machine.clear_refusal(edge);
+        self.core.machine.forgive(edge);
     }
 
     /// Nobody waits for credit on this edge any more.

@@ -1,8 +1,8 @@
-//! Completion queues and counters: what was posted and has gone, and what has arrived.
+//! Completion queues and counters for posted operations and arrived messages.
 //!
-//! A queue has one descriptor for everything attached to it. Endpoints attached to a queue
-//! keep their messages until the queue is asked, so credit and bounds stay theirs; of
-//! posted operations a queue holds one entry each. A counter holds two numbers.
+//! A queue has one descriptor for everything attached to it. Attached endpoints keep their
+//! messages until the queue is polled, so that their credit and limits still apply. A posted
+//! operation adds one entry to the queue. A counter is just two numbers.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -27,65 +27,65 @@ use crate::inner::Inner;
 use crate::process::ProcessState;
 use crate::region::RegionMemory;
 
-/// A number of the caller's that comes back with the completion of an operation.
+/// A number chosen by the caller and returned with the completion of an operation.
 pub type Context = u64;
 
-/// What has happened.
+/// A completed operation or an arrived message.
 #[derive(Debug)]
 pub enum Completion {
-    /// A posted message is on its way, in its edge's order; its bytes are no longer needed.
+    /// A posted message was sent in its edge's order; its bytes are no longer needed.
     Sent {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
     },
-    /// A posted operation on memory is done.
+    /// A posted memory operation has completed.
     Done {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Of fetch-and-add and compare-and-swap: what the word was.
+        /// For fetch-and-add and compare-and-swap: the previous value of the word.
         value: u64,
-        /// What was got.
+        /// For a get: the bytes read.
         data: Data,
     },
-    /// A posted operation was not done.
+    /// A posted operation failed.
     Failed {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Why.
+        /// Why it failed.
         error: SendError,
     },
-    /// The memory of a posted receive holds a message.
+    /// A posted receive got a message.
     Filled {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Where.
+        /// The receiving endpoint.
         endpoint: EndpointId,
-        /// Who sent the message.
+        /// The sender of the message.
         source: Address,
-        /// Its length.
+        /// The length of the message.
         length: usize,
-        /// As it was posted.
+        /// The posted memory.
         memory: RegionMemory,
     },
-    /// A posted receive got no message.
+    /// A posted receive failed.
     NotFilled {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Why.
+        /// Why it failed.
         error: ReceiveError,
-        /// As it was posted.
+        /// The posted memory.
         memory: RegionMemory,
     },
-    /// A message has arrived at an attached endpoint.
+    /// A message arrived at an attached endpoint.
     Received {
-        /// The endpoint.
+        /// The receiving endpoint.
         endpoint: EndpointId,
         /// The message.
         message: Message,
     },
 }
 
-/// What a get has brought.
+/// Bytes read by a get.
 #[derive(Debug, Default)]
 pub struct Data(Option<Buffer>);
 
@@ -103,28 +103,28 @@ impl Deref for Data {
     }
 }
 
-/// How many operations are done.
+/// Numbers of completed operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompletionCounts {
-    /// Messages that are on their way, and operations on memory that are done.
+    /// Messages sent and memory operations completed.
     pub sent: u64,
-    /// Operations that were not done.
+    /// Operations that failed.
     pub failed: u64,
 }
 
-/// A queue or counter of the table.
+/// Index of a queue or counter in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct QueueRef(u32);
 
 #[derive(Debug, Default)]
 struct QueueState {
     entries: VecDeque<Completion>,
-    /// Attached endpoints that have, or had, messages.
+    /// Attached endpoints that have, or recently had, messages.
     ready: VecDeque<u32>,
     signal: Option<Signal>,
 }
 
-/// All queues and counters of a process, under the driver's lock.
+/// All queues and counters of a process, protected by the driver's lock.
 #[derive(Debug, Default)]
 pub(crate) struct QueueTable {
     queues: FxHashMap<u32, QueueState>,
@@ -156,18 +156,18 @@ impl QueueTable {
         self.by_endpoint.retain(|_, queue| *queue != id);
     }
 
-    /// True if messages of endpoints are to be noted.
+    /// True if any endpoint is attached to a queue.
     #[inline]
     pub(crate) fn is_watching(&self) -> bool {
         !self.by_endpoint.is_empty()
     }
 
-    /// True if a queue has a descriptor.
+    /// True if any queue has a descriptor.
     pub(crate) fn has_exports(&self) -> bool {
         self.queues.values().any(|queue| queue.signal.is_some())
     }
 
-    /// From now on an endpoint's messages are noted in a queue.
+    /// Attaches an endpoint to a queue.
     pub(crate) fn attach_endpoint(&mut self, engine: &mut Engine, endpoint: u32, id: QueueRef) {
         self.by_endpoint.insert(endpoint, id);
         engine.ready().set_watched(true);
@@ -176,13 +176,13 @@ impl QueueTable {
         }
     }
 
-    /// An endpoint has ended.
+    /// Detaches an endpoint that was closed.
     pub(crate) fn detach_endpoint(&mut self, engine: &mut Engine, endpoint: u32) {
         self.by_endpoint.remove(&endpoint);
         engine.ready().set_watched(!self.by_endpoint.is_empty());
     }
 
-    /// Notes which attached endpoints got messages.
+    /// Adds attached endpoints with new messages to their queues.
     pub(crate) fn collect_messages(&mut self, engine: &mut Engine) {
         if !engine.ready().has_keys() {
             return;
@@ -218,7 +218,7 @@ impl QueueTable {
         }
     }
 
-    /// Puts an entry into a queue, or counts it, if the operation has one.
+    /// Adds an entry to a queue or counts it, if the operation has one.
     pub(crate) fn push(
         &mut self,
         engine: &mut Engine,
@@ -242,7 +242,7 @@ impl QueueTable {
         self.notify(engine, id);
     }
 
-    /// Notes posted operations that are done since they were begun.
+    /// Adds completions of finished operations to their queues.
     pub(crate) fn collect_finished(&mut self, engine: &mut Engine) {
         while let Some((posted, sent)) = engine.sent_posts().pop_front() {
             let (context, target) = (posted.context, posted.to);
@@ -269,18 +269,18 @@ impl QueueTable {
         }
     }
 
-    /// Somebody who waits for the queue looks at it.
+    /// Wakes waiters for the queue.
     fn notify(&mut self, engine: &mut Engine, id: QueueRef) {
         engine.ready().notify(WaitKey::Queue(id.0));
         if let Some(queue) = self.queues.get_mut(&id.0)
             && let Some(signal) = &mut queue.signal
             && let Err(cause) = signal.set_readable()
         {
-            tracing::warn!("a completion queue's descriptor is not readable: {cause}");
+            tracing::warn!("cannot make a completion queue's descriptor readable: {cause}");
         }
     }
 
-    /// The next entry.
+    /// Takes the next entry.
     fn poll(&mut self, engine: &mut Engine, id: QueueRef, now: Instant) -> Option<Completion> {
         let queue = self.queues.get_mut(&id.0)?;
         if let Some(entry) = queue.entries.pop_front() {
@@ -289,7 +289,7 @@ impl QueueTable {
         while let Some(endpoint) = queue.ready.pop_front() {
             if let Some(message) = engine.take(now, endpoint) {
                 if engine.has_message(endpoint) {
-                    // Its turn comes again after the others'.
+                    // Serve the other endpoints first.
                     queue.ready.push_back(endpoint);
                 }
                 let endpoint = EndpointId(endpoint);
@@ -299,7 +299,7 @@ impl QueueTable {
         if let Some(signal) = &mut queue.signal
             && let Err(cause) = signal.clear_readable(None)
         {
-            tracing::warn!("a completion queue's descriptor stays readable: {cause}");
+            tracing::warn!("cannot clear a completion queue's descriptor: {cause}");
         }
         None
     }
@@ -317,7 +317,7 @@ impl QueueTable {
     }
 }
 
-/// A queue of completions. Endpoints and edges are attached to it; dropping it detaches them.
+/// A completion queue. Endpoints and edges can be attached to it; dropping it detaches them.
 #[derive(Debug)]
 pub struct CompletionQueue {
     inner: Arc<Inner>,
@@ -340,7 +340,7 @@ impl CompletionQueue {
         self.id
     }
 
-    /// The next completion, if there is one; looks at the network once.
+    /// Returns the next completion if there is one; polls the network once.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -348,7 +348,7 @@ impl CompletionQueue {
         self.wait_until(Until::Now)
     }
 
-    /// Waits for the next completion, at most `timeout`; `None` if there was none.
+    /// Waits for the next completion for at most `timeout`; `None` if there was none.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -371,7 +371,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The next completion, without blocking the thread.
+    /// Waits for the next completion without blocking the thread.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -379,7 +379,7 @@ impl CompletionQueue {
         poll_fn(|context| self.poll_next(context))
     }
 
-    /// [`next_async`](Self::next_async) for callers who write their own futures.
+    /// Poll-based version of [`next_async`](Self::next_async), for custom futures.
     pub fn poll_next(
         &self,
         context: &mut task::Context<'_>,
@@ -399,18 +399,18 @@ impl CompletionQueue {
         taken.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// The oldest entry. Credit that its sender waits for leaves with it.
+    /// Takes the oldest entry, and sends credit that its sender may be waiting for.
     fn take(&self, state: &mut ProcessState, now: Instant) -> Option<io::Result<Completion>> {
         let (engine, _, queues) = state.parts();
         let entry = queues.poll(engine, self.id, now)?;
         Some(engine.transmit(now).map(|()| entry))
     }
 
-    /// The queue's descriptor, for `poll`, `select`, `epoll` and their like: readable while
-    /// [`poll`](Self::poll) has something. A thread of this node keeps it up to date.
+    /// The queue's descriptor, for `poll`, `select` and `epoll`: readable while
+    /// [`poll`](Self::poll) has an entry. A thread of this node keeps it up to date.
     ///
     /// # Errors
-    /// [`OpenError::Sleep`]: no descriptors or threads are left.
+    /// [`OpenError::Sleep`] if there are no descriptors or threads left.
     pub fn export(&self) -> Result<OwnedFd, OpenError> {
         if self.inner.is_forked() {
             return Err(OpenError::Forked);
@@ -425,8 +425,7 @@ impl CompletionQueue {
     }
 }
 
-/// Counts completions instead of keeping them, for a caller who wants to know how many of its
-/// operations are done, not which.
+/// Counts completions instead of storing them, for callers that only need their number.
 #[derive(Debug)]
 pub struct CompletionCounter {
     inner: Arc<Inner>,
@@ -449,7 +448,7 @@ impl CompletionCounter {
         self.id
     }
 
-    /// What has been counted so far.
+    /// The current counts.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -458,8 +457,8 @@ impl CompletionCounter {
         Ok(all.unwrap_or_default())
     }
 
-    /// Waits until `count` operations are done, whether they failed or not, at most `timeout`;
-    /// `None` if they are not.
+    /// Waits for at most `timeout` until `count` operations have completed or failed; `None` if
+    /// they have not.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].

@@ -1,9 +1,9 @@
-//! The control thread: what touches files or waits, done outside the engine's lock.
+//! The control thread: file access and blocking work outside the engine's lock.
 //!
-//! The engine and the handles of a node post commands, which never blocks; the thread
-//! takes them in order. It knows the registry and other nodes' directories, and nothing of packets. Commands wait in
-//! an unbounded queue, but each kind is posted a bounded number of times: a few a
-//! second, or once per endpoint or process.
+//! The engine and the node's handles post commands without blocking, and the thread executes them
+//! in order. It uses the registry and other nodes' directories, never packets. The queue is
+//! unbounded, but each kind of command is posted at a bounded rate: a few times per second, or
+//! once per endpoint or process.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -26,18 +26,18 @@ use crate::progress::ProgressThread;
 use crate::registry::{EdgeStatsFile, Registry, ReportFiles};
 use crate::report::Report;
 
-/// Between two looks at the cluster key's file while nothing else happens.
+/// Interval for checking the cluster key's file.
 const KEY_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What the control thread is asked to do.
+/// A command to the control thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Write counters and links, if they have changed, and the edges' statistics, if anybody
-    /// watches.
+    /// Write counters and links if they have changed, and edge statistics if they are being
+    /// watched.
     PublishStats,
-    /// Remove the files of processes that died.
+    /// Remove the files of processes that have died.
     Sweep,
-    /// A peer is silent: ask its node whether it lives.
+    /// A peer is silent: ask its node whether it is alive.
     Suspect {
         /// The peer.
         peer: PeerId,
@@ -46,29 +46,29 @@ pub(crate) enum Command {
         /// Its incarnation.
         incarnation: u64,
     },
-    /// This endpoint may be ended by the last copy of its descriptor being closed.
+    /// Watch for the last copy of this endpoint's descriptor being closed.
     Exported(Weak<EndpointOwner>),
-    /// The last copy of its descriptor was closed.
+    /// The last copy of an endpoint's descriptor was closed.
     EndEndpoint(EndpointId),
-    /// There is a peer: step the engine also while no thread calls.
+    /// There is a peer: step the engine even while no thread is in a call.
     StartProgressThread,
-    /// End the thread.
+    /// Stop the thread.
     Stop,
 }
 
-/// Where commands are posted.
+/// The sending end of the command queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Commands(Sender<Command>);
 
 impl Commands {
-    /// Never blocks. After the thread's end nothing happens.
+    /// Posts a command without blocking. Does nothing after the thread has stopped.
     pub(crate) fn post(&self, command: Command) {
-        // The thread ends only with its node, whose files go with it.
+        // The thread stops only with its node, whose files are removed with it.
         let _ended = self.0.send(command);
     }
 }
 
-/// See the module.
+/// Handle of the control thread.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) commands: Commands,
@@ -110,7 +110,7 @@ impl Control {
         })
     }
 
-    /// Ends the thread and waits for its end.
+    /// Stops the thread and waits for it.
     pub(crate) fn stop(&self) {
         let thread = self
             .thread
@@ -126,15 +126,15 @@ impl Control {
     }
 }
 
-/// What the thread owns.
+/// State of the control thread.
 struct ControlThread {
     registry: Registry,
     prober: LivenessProber<PeerId>,
-    /// None once it could not be written.
+    /// None after a write error.
     statistics: Option<EdgeStatsFile>,
-    /// None once it could not be written.
+    /// None after a write error.
     report: Option<Report>,
-    /// The cluster key, and how many withdrawals of it the engine knows.
+    /// The cluster key, and how many of its withdrawals the engine has seen.
     key: Option<(ClusterKey, u64)>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<ProcessState>>,
@@ -175,7 +175,7 @@ impl ControlThread {
             }
             Command::Sweep => {
                 if let Err(cause) = self.registry.sweep() {
-                    tracing::warn!("the files of a process that died are left: {cause}");
+                    tracing::warn!("cannot remove the files of a process that died: {cause}");
                 }
             }
             Command::Exported(owner) => {
@@ -204,15 +204,15 @@ impl ControlThread {
             }
             Command::StartProgressThread => {
                 if let Err(cause) = self.progress.start(&self.driver) {
-                    tracing::warn!("peers wait until this process makes a call: {cause}");
+                    tracing::warn!("peers must wait until this process makes a call: {cause}");
                 }
             }
-            // The loop's own.
+            // Handled by `run`.
             Command::Stop => {}
         }
     }
 
-    /// What peers have proven with a key that was withdrawn they must prove again.
+    /// After a withdrawal of the cluster key, peers must prove their membership again.
     fn check_key(&mut self) {
         if let Some((key, known)) = &mut self.key
             && key.withdrawals() != *known
@@ -228,7 +228,7 @@ impl ControlThread {
         };
         let edges: Vec<_> = self.driver.with_last(|state, _| state.all_edges());
         if let Err(cause) = file.write(edges.into_iter()) {
-            tracing::warn!("edges are not shown to who watches: {cause}");
+            tracing::warn!("edge statistics are no longer published: {cause}");
             self.statistics = None;
         }
     }
@@ -237,7 +237,7 @@ impl ControlThread {
         let Some(Err(cause)) = self.report.as_mut().map(|it| it.publish(&self.driver)) else {
             return;
         };
-        tracing::warn!("`dipole stats` and `dipole links` won't know of this process: {cause}");
+        tracing::warn!("`dipole stats` and `dipole links` will not show this process: {cause}");
         self.report = None;
     }
 }

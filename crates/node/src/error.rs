@@ -1,4 +1,4 @@
-//! What can go wrong, per family of operations; each variant carries its numbers.
+//! Error types, one for each family of operations.
 
 use std::fmt;
 use std::io;
@@ -14,23 +14,23 @@ use crate::key::KeyMismatch;
 use crate::limits::LimitReached;
 use crate::lines::FileError;
 
-/// Why a peer process is gone.
+/// Why a peer is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GoneReason {
-    /// It owed an answer for the configured time and gave none.
+    /// It owed an answer and sent nothing for the configured time.
     Silent,
-    /// It said goodbye.
+    /// It disconnected.
     Closed,
-    /// Another process answers at its address now.
+    /// Another process now has its address.
     Restarted,
     /// It no longer knows the session.
     Reset(ResetReason),
-    /// It ended without a word: killed or crashed. Between nodes, the directory of its node
-    /// says so.
+    /// It was killed or crashed. For a process of another node, that node's directory
+    /// reports this.
     Died,
-    /// It broke the format of the memory shared with it and was cut off.
+    /// It violated the shared-memory format and was disconnected.
     Misbehaved,
-    /// It is not of our cluster: it has another cluster key, or only one side has one.
+    /// It belongs to another cluster: its cluster key differs, or only one side has one.
     Key(KeyMismatch),
 }
 
@@ -75,60 +75,60 @@ pub enum OpenError {
         address: Address,
         /// The holder's process id.
         pid: u32,
-        /// The holder's command.
+        /// The holder's command name.
         command: String,
     },
     /// The registry directory cannot be used.
     Registry {
         /// The directory.
         directory: PathBuf,
-        /// What the registry says.
+        /// What the registry reported.
         cause: String,
     },
-    /// This process, or this user on this node, has as much as it may.
+    /// This process, or its user on this node, has reached a limit.
     Limit(LimitReached),
-    /// What this user may have cannot be known.
+    /// The user's limits cannot be read.
     UserLimits(FileError),
     /// The sockets cannot be opened.
     Link {
         /// The address to bind.
         bind: std::net::IpAddr,
-        /// What the kernel said.
+        /// What the kernel reported.
         cause: String,
     },
-    /// None of the ports that this process may have is free.
+    /// None of the allowed ports is free.
     NoPort {
         /// The address to bind.
         bind: std::net::IpAddr,
-        /// Those that it may have.
+        /// The allowed ports.
         ports: PortRange,
     },
-    /// Processes of this node cannot meet in shared memory.
+    /// Shared memory with processes of this node is not available.
     SharedMemory {
-        /// The socket file at which they would.
+        /// The socket file for connecting.
         socket: PathBuf,
-        /// What the link says.
+        /// What the link reported.
         cause: String,
     },
-    /// No token buffer pool of that size can be had.
+    /// A token buffer pool of that size is not available.
     Pool {
         /// For which endpoint.
         endpoint: Address,
-        /// How long it was to be.
+        /// The requested size.
         bytes: usize,
     },
     /// The capture file cannot be written.
     Capture {
         /// The file.
         file: PathBuf,
-        /// What the kernel said.
+        /// What the kernel reported.
         cause: String,
     },
-    /// No descriptor can be had: of an epoll or eventfd, or of anything for want of descriptors.
+    /// No descriptor could be created, for example because the process has too many open files.
     Sleep(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
     Ended,
 }
 
@@ -141,7 +141,7 @@ impl fmt::Display for OpenError {
                 command,
             } => write!(
                 f,
-                "cannot open endpoint {address}: process {pid} ({command}) has it; \
+                "cannot open endpoint {address}: process {pid} ({command}) already has it; \
                  end that process or choose another DPID"
             ),
             OpenError::Registry { directory, cause } => write!(
@@ -160,24 +160,24 @@ impl fmt::Display for OpenError {
             OpenError::NoPort { bind, ports } => write!(
                 f,
                 "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process \
-                 needs two: end processes, or give a wider range"
+                 needs two: end some processes or set a wider range"
             ),
             OpenError::SharedMemory { socket, cause } => write!(
                 f,
-                "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to go without",
+                "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to run without it",
                 socket.display()
             ),
             OpenError::Pool { endpoint, bytes } => write!(
                 f,
-                "no token buffer pool of {bytes} bytes for endpoint {endpoint}: there is not so \
-                 much memory, or the endpoint has ended"
+                "cannot create a token buffer pool of {bytes} bytes for endpoint {endpoint}: there \
+                 is not enough memory, or the endpoint is closed"
             ),
             OpenError::Capture { file, cause } => {
-                write!(f, "cannot write the capture {}: {cause}", file.display())
+                write!(f, "cannot write the capture file {}: {cause}", file.display())
             }
             OpenError::Sleep(cause) => write!(
                 f,
-                "no descriptor can be had: {cause}; raise the limit of open files (ulimit -n)"
+                "cannot create a descriptor: {cause}; raise the limit of open files (ulimit -n)"
             ),
             OpenError::Forked => f.write_str(FORKED),
             OpenError::Ended => f.write_str(ENDED),
@@ -195,7 +195,7 @@ impl std::error::Error for OpenError {
     }
 }
 
-/// What it comes to if descriptors are all that lacks.
+/// The error for a lack of descriptors, if that is the cause.
 pub(crate) fn out_of_descriptors(cause: &(dyn std::error::Error + 'static)) -> Option<OpenError> {
     use rustix::io::Errno;
     let causes = std::iter::successors(Some(cause), |cause| cause.source());
@@ -211,25 +211,25 @@ pub(crate) fn out_of_descriptors(cause: &(dyn std::error::Error + 'static)) -> O
 }
 
 const FORKED: &str =
-    "this handle belongs to the parent process; open a node of your own after fork";
+    "this handle belongs to the parent process; open another node after fork";
 const ENDED: &str =
-    "this endpoint has ended (its descriptor was closed, or it was ended); open it anew";
+    "this endpoint is closed (explicitly, or with the last copy of its descriptor); reopen it";
 
-/// Why an endpoint could not be pointed at another.
+/// Why a target could not be added or an edge could not connect.
 #[derive(Debug)]
 pub enum TargetError {
-    /// Nobody could say where the endpoint is.
+    /// The location of the endpoint could not be found.
     Unresolved {
         /// Which endpoint.
         target: Address,
-        /// What was tried, and what to do.
+        /// What was tried, and what can be done.
         cause: String,
     },
     /// Its process did not complete the handshake.
     TimedOut {
         /// Which endpoint.
         target: Address,
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
     /// The session ended during the handshake.
@@ -239,48 +239,47 @@ pub enum TargetError {
         /// Why.
         reason: Option<GoneReason>,
     },
-    /// Its process is not of our cluster.
+    /// The target's process belongs to another cluster.
     OtherCluster {
         /// Which endpoint.
         target: Address,
         /// How the keys differ.
         mismatch: KeyMismatch,
-        /// Our key's fingerprint, if we have one.
+        /// Our key's fingerprint, if there is one.
         fingerprint: Option<String>,
     },
-    /// Its process protects packets in another way: its cluster key has another security
-    /// setting.
+    /// The target's process uses another security setting for its packets.
     OtherSecurity {
         /// Which endpoint.
         target: Address,
     },
-    /// Only shared memory may be used (`DIPOLE_LINK=shm`), and it cannot.
+    /// Only shared memory is allowed (`DIPOLE_LINK=shm`), but it is not available.
     NoSharedMemory {
         /// Which endpoint.
         target: Address,
         /// Why.
         cause: String,
     },
-    /// Another user's process is at the socket of its process.
+    /// The socket of the target's process belongs to another user.
     OtherUser {
         /// Which endpoint.
         target: Address,
-        /// What was found at which socket.
+        /// The socket and its owner.
         cause: String,
     },
-    /// Its process has as many peers as it may.
+    /// The target's process has reached its limit of peers.
     PeerFull {
         /// Which endpoint.
         target: Address,
     },
-    /// As many edges lead to its process as may.
+    /// The target's process has reached its limit of edges from this one.
     TooManyEdges {
         /// Which endpoint.
         target: Address,
-        /// How many that is.
+        /// The limit.
         limit: u32,
     },
-    /// This process has as many peers as it may.
+    /// This process has reached its limit of peers.
     TooManyPeers {
         /// The limit.
         limit: u32,
@@ -289,7 +288,7 @@ pub enum TargetError {
     Broken(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
     Ended,
 }
 
@@ -301,8 +300,8 @@ impl fmt::Display for TargetError {
             }
             TargetError::TimedOut { target, waited } => write!(
                 f,
-                "the process of endpoint {target} did not answer within {waited:.1?}; \
-                 is it waiting or receiving? Does a firewall drop UDP?"
+                "the process of endpoint {target} did not answer within {waited:.1?}; check that \
+                 it waits or receives, and that no firewall drops UDP"
             ),
             TargetError::PeerGone {
                 target,
@@ -318,34 +317,34 @@ impl fmt::Display for TargetError {
                 fingerprint,
             } => write!(
                 f,
-                "endpoint {target} takes nothing from this process; of node {}: {}",
+                "endpoint {target} rejects this process; node {}: {}",
                 target.node,
                 mismatch.explain(fingerprint.as_deref())
             ),
             TargetError::OtherSecurity { target } => write!(
                 f,
-                "endpoint {target} takes nothing from this process: the cluster key of node {} \
+                "endpoint {target} rejects this process: the cluster key of node {} \
                  has another security setting (off, auth or encrypt) than ours; copy the key \
                  file of one node to the other",
                 target.node
             ),
             TargetError::NoSharedMemory { target, cause } => write!(
                 f,
-                "endpoint {target} cannot be reached by shared memory: {cause}; \
-                 DIPOLE_LINK=auto uses UDP then"
+                "endpoint {target} cannot be reached through shared memory: {cause}; \
+                 DIPOLE_LINK=auto would use UDP"
             ),
             TargetError::OtherUser { target, cause } => {
-                write!(f, "endpoint {target} is not talked to: {cause}")
+                write!(f, "cannot connect to endpoint {target}: {cause}")
             }
             TargetError::PeerFull { target } => write!(
                 f,
-                "the process of endpoint {target} has as many peers as it may; raise \
-                 DIPOLE_MAX_PEERS there, or end some of them"
+                "the process of endpoint {target} has reached its limit of peers; raise \
+                 DIPOLE_MAX_PEERS there, or end some of its peers"
             ),
             TargetError::TooManyEdges { target, limit } => write!(
                 f,
-                "cannot point at endpoint {target}: {limit} edges lead to its process already, \
-                 as many as may; close some"
+                "cannot open an edge to endpoint {target}: {limit} edges lead to its process \
+                 already, which is the limit; close some"
             ),
             TargetError::TooManyPeers { limit } => write!(
                 f,
@@ -370,49 +369,49 @@ impl std::error::Error for TargetError {
 /// Why a message was not sent.
 #[derive(Debug)]
 pub enum SendError {
-    /// The endpoint points nowhere: use [`target`](crate::Endpoint::target) first.
+    /// The endpoint has no target: call [`target`](crate::Endpoint::target) first.
     NoTarget {
         /// This endpoint.
         from: Address,
     },
-    /// Nothing was queued: frames or the receiver's credit are used up.
+    /// Nothing was queued: there are no free frames, or no credit from the receiver.
     Full {
-        /// To whom.
+        /// The target.
         target: Address,
-        /// True if the receiver has not read enough; false if our frames are in flight.
+        /// True if the receiver has not read enough; false if our frames are all in flight.
         by_receiver: bool,
     },
-    /// Nothing was queued, or not everything acknowledged, within the time given.
+    /// In the given time, nothing was queued or not everything was acknowledged.
     TimedOut {
-        /// To whom (the first of several).
+        /// The target (the first of several).
         target: Address,
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
-    /// Longer than a message may be in this way of sending; nothing was queued.
+    /// The message is longer than this way of sending allows; nothing was queued.
     TooLong {
         /// Its length in bytes.
         length: usize,
         /// The limit in bytes.
         limit: u64,
     },
-    /// The receiving process has no such endpoint (any more).
+    /// The receiving process has no such endpoint, or no longer.
     Refused {
-        /// To whom.
+        /// The target.
         target: Address,
         /// Why.
         reason: RefusedReason,
     },
-    /// An operation on memory was not done, or not all puts before a flush.
+    /// A memory operation failed, or a put before a flush.
     OperationFailed {
-        /// Of whose memory.
+        /// The owner of the memory.
         target: Address,
         /// Why.
         outcome: Outcome,
     },
-    /// The peer is gone; point the endpoint anew if it comes back.
+    /// The peer is gone; add the target again if it comes back.
     PeerGone {
-        /// To whom.
+        /// The target.
         target: Address,
         /// Why.
         reason: Option<GoneReason>,
@@ -421,14 +420,14 @@ pub enum SendError {
     Broken(io::Error),
     /// The target cannot be reached.
     Unreachable(Arc<TargetError>),
-    /// It was withdrawn before it began.
+    /// The operation was cancelled before it started.
     Cancelled {
         /// The target.
         target: Address,
     },
     /// The handle was inherited by a forked child.
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
     Ended,
 }
 
@@ -436,25 +435,25 @@ impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SendError::NoTarget { from } => {
-                write!(f, "endpoint {from} has no target; point it somewhere first")
+                write!(f, "endpoint {from} has no target; add one first")
             }
             SendError::Full {
                 target,
                 by_receiver: true,
             } => write!(
                 f,
-                "endpoint {target} has not read enough to take this message; send again later"
+                "endpoint {target} has not read enough to accept this message; send again later"
             ),
             SendError::Full {
                 target,
                 by_receiver: false,
             } => write!(
                 f,
-                "all frames are in flight, none is free for {target}; send again later, or raise \
-                 DIPOLE_FRAMES"
+                "no frame is free for {target} because all are in flight; send again later, or \
+                 raise DIPOLE_FRAMES"
             ),
             SendError::TimedOut { target, waited } => {
-                write!(f, "endpoint {target} took nothing for {waited:.1?}")
+                write!(f, "endpoint {target} accepted nothing for {waited:.1?}")
             }
             SendError::TooLong { length, limit } => write!(
                 f,
@@ -464,16 +463,16 @@ impl fmt::Display for SendError {
                 let why = match reason {
                     RefusedReason::NoEndpoint => "its process has no such endpoint open",
                     RefusedReason::Closed => "it was closed",
-                    RefusedReason::TooLong => "the message is longer than it takes",
+                    RefusedReason::TooLong => "the message is longer than it accepts",
                     RefusedReason::TooManyEdges => {
-                        "its process keeps as many edges as it can; close some"
+                        "its process has reached its limit of edges; close some"
                     }
-                    RefusedReason::OverCredit => "more was sent than it had granted",
+                    RefusedReason::OverCredit => "more was sent than its credit allowed",
                 };
                 write!(f, "endpoint {target} refused messages: {why}")
             }
             SendError::OperationFailed { target, outcome } => {
-                write!(f, "endpoint {target} did not do the operation: {outcome}")
+                write!(f, "endpoint {target} rejected the operation: {outcome}")
             }
             SendError::PeerGone {
                 target,
@@ -486,7 +485,7 @@ impl fmt::Display for SendError {
             SendError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             SendError::Unreachable(cause) => cause.fmt(f),
             SendError::Cancelled { target } => {
-                write!(f, "a message to {target} was withdrawn before it began")
+                write!(f, "a message to {target} was cancelled before it started")
             }
             SendError::Forked => f.write_str(FORKED),
             SendError::Ended => f.write_str(ENDED),
@@ -507,31 +506,31 @@ impl std::error::Error for SendError {
 /// Why no message was received.
 #[derive(Debug)]
 pub enum ReceiveError {
-    /// None came in time.
+    /// No message arrived in time.
     TimedOut {
-        /// At which endpoint.
+        /// The receiving endpoint.
         endpoint: Address,
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
-    /// The buffer is shorter than the message, which stays where it is.
+    /// The buffer is shorter than the message, which stays in the queue.
     TooShort {
-        /// Bytes of the message.
+        /// Length of the message.
         needed: usize,
-        /// Bytes of the buffer.
+        /// Length of the buffer.
         given: usize,
     },
     /// The link is broken.
     Broken(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
     Ended,
-    /// A posted receive was withdrawn.
+    /// A posted receive was cancelled.
     Cancelled,
-    /// So many posted receives wait at the endpoint.
+    /// The endpoint has too many posted receives.
     TooManyPosted {
-        /// How many may.
+        /// The limit.
         limit: usize,
     },
 }
@@ -542,21 +541,21 @@ impl fmt::Display for ReceiveError {
             ReceiveError::TimedOut { endpoint, waited } => {
                 write!(
                     f,
-                    "no message came to endpoint {endpoint} within {waited:.1?}"
+                    "no message arrived at endpoint {endpoint} within {waited:.1?}"
                 )
             }
             ReceiveError::TooShort { needed, given } => write!(
                 f,
-                "the message has {needed} bytes, the buffer {given}; \
-                 it was left in place, receive it with a longer buffer"
+                "the message has {needed} bytes, the buffer only {given}; the message was left \
+                 in place, receive it with a longer buffer"
             ),
             ReceiveError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             ReceiveError::Forked => f.write_str(FORKED),
             ReceiveError::Ended => f.write_str(ENDED),
-            ReceiveError::Cancelled => f.write_str("the posted receive was withdrawn"),
+            ReceiveError::Cancelled => f.write_str("the posted receive was cancelled"),
             ReceiveError::TooManyPosted { limit } => write!(
                 f,
-                "{limit} posted receives wait at the endpoint; take completions before you post more"
+                "the endpoint has {limit} posted receives, its limit; take completions before posting more"
             ),
         }
     }
@@ -571,22 +570,22 @@ impl std::error::Error for ReceiveError {
     }
 }
 
-/// Why an active port handles no more messages, or why it cannot be waited for.
+/// Why an active port handles no more messages or cannot be waited for.
 #[derive(Debug)]
 pub enum PortError {
-    /// Its handler panicked: the port is closed, and its senders are refused.
+    /// Its handler panicked. The port is closed, and its senders are refused.
     Panicked {
         /// Which port.
         port: Address,
-        /// What the panic said.
+        /// The panic message.
         message: String,
     },
-    /// It was closed, by its handler or its owner.
+    /// It was closed by its handler or its owner.
     Closed {
         /// Which port.
         port: Address,
     },
-    /// Its own handler waits for it, which would never end.
+    /// The handler waits for its own port, which would deadlock.
     WithinHandler {
         /// Which port.
         port: Address,
@@ -602,7 +601,7 @@ impl fmt::Display for PortError {
         match self {
             PortError::Panicked { port, message } => write!(
                 f,
-                "the handler of port {port} panicked: {message}; the port is closed, open it anew"
+                "the handler of port {port} panicked: {message}; the port is closed, reopen it"
             ),
             PortError::Closed { port } => write!(f, "port {port} is closed"),
             PortError::WithinHandler { port } => write!(
@@ -624,12 +623,12 @@ impl std::error::Error for PortError {
     }
 }
 
-/// Why closing did not end cleanly.
+/// Why closing a node failed.
 #[derive(Debug)]
 pub enum CloseError {
-    /// Some peer had not acknowledged everything in time.
+    /// Some peer did not acknowledge everything in time.
     Unacknowledged {
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
     /// The link is broken.
@@ -643,7 +642,7 @@ impl fmt::Display for CloseError {
         match self {
             CloseError::Unacknowledged { waited } => write!(
                 f,
-                "after {waited:.1?} some messages were still unacknowledged; their receivers may not have them"
+                "some messages were still unacknowledged after {waited:.1?}; they may be lost"
             ),
             CloseError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             CloseError::Forked => f.write_str(FORKED),

@@ -1,5 +1,5 @@
-//! What this process shows of itself for operators: its counters, what it uses to reach its peers, and
-//! why not something better.
+//! What this process publishes for operators: its counters, which link it uses to reach each
+//! peer, and why it does not use a faster one.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,13 +12,13 @@ use crate::process::ProcessState;
 use crate::registry::{LinkUse, RegistryError, ReportFiles};
 use crate::stats::Stats;
 
-/// What this process shows of itself.
+/// Publishes the counters and links of this process.
 #[derive(Debug)]
 pub(crate) struct Report {
     files: ReportFiles,
     node: NodeId,
     choice: LinkChoice,
-    /// As last shown.
+    /// The counters last published.
     stats: Option<Stats>,
     link_changes: u64,
 }
@@ -50,7 +50,7 @@ impl Report {
         Ok(())
     }
 
-    /// How peers are reached: those that share memory, by node and incarnation, and those by packets.
+    /// The link to each peer: those in shared memory by node and incarnation, and those on the network.
     fn link_uses(&self, memory: &[(NodeId, u64)], packets: &[Paths]) -> Vec<LinkUse> {
         let by_memory = memory.iter().map(|&(node, incarnation)| LinkUse {
             node,
@@ -74,7 +74,7 @@ impl Report {
             true => vec![self.why_no_memory()],
             false => Vec::new(),
         };
-        // One reason for each interface that has one.
+        // One reason per interface.
         let mut reported = BTreeSet::new();
         for pair in socket {
             if let Some(reason) = self.socket_reason(pair.ours)
@@ -96,13 +96,13 @@ impl Report {
         }
     }
 
-    /// Why small packets from an address take its socket, if they do.
+    /// Why small packets from an address use its socket, if they do.
     fn socket_reason(&self, address: IpAddr) -> Option<&str> {
         let found = self.choice.sockets.iter().find(|(at, _)| *at == address);
         found.map(|(_, why)| &**why)
     }
 
-    /// Why a process of this node is reached by packets.
+    /// Why packets are used to reach a process of this node.
     fn why_no_memory(&self) -> String {
         match (self.choice.packets_only, &self.choice.memory) {
             (Some(variable), _) => format!("no shared memory: {variable} is set"),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn each_peer_has_its_link_and_the_reason_against_a_better_one() {
+    fn each_peer_is_listed_with_its_link_and_the_reason_against_a_faster_one() {
         let directory = tempfile::tempdir().unwrap();
         let registry = Registry::open(&directory.path().join("dipole"), NodeId(1)).unwrap();
         let config = Config::local(NodeId(1), directory.path().to_owned());
