@@ -224,7 +224,7 @@ impl Node {
     }
 
     /// The paths to each peer on the network: which address pairs carry small packets and bulk
-    /// traffic, and which are not used (`docs/protocol.md` §5.3).
+    /// traffic, and which are not used (`docs/design/protocol.md` §5.3).
     #[must_use]
     pub fn paths(&self) -> Vec<Paths> {
         self.inner.driver.with(|engine, _| engine.paths())

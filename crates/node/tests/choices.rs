@@ -139,7 +139,7 @@ fn at_ports(choices: Choices, bytes: usize) -> [usize; 2] {
         let life = u64::from(host);
         Engine::new(link, ProtocolConfig::default(), life, [life, 7], None)
     });
-    engines[0].choose(Choices::default(), choices);
+    engines[0].apply_profile(Choices::default(), choices);
     engines[1].open_endpoint(7);
     let mut now = Instant(1);
     let destination = Destination {
