@@ -10,40 +10,22 @@
     reason = "the model does not use everything that the engine uses"
 )]
 
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code with other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "condition.rs"]
 mod condition;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code with other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "progress.rs"]
 mod progress;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code with other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "schedule.rs"]
 mod schedule;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code with other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "stepper.rs"]
 mod stepper;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code with other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "waiters.rs"]
 mod waiters;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code with other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "work.rs"]
 mod work;
 

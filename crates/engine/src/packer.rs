@@ -1,7 +1,7 @@
 //! How messages get into frames: one copy in, small ones packed together.
 
 use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
-use dipole_proto::{BeginError, EdgeId, Frames, Instant, Machine, Begun, PeerId, Slot};
+use dipole_proto::{BeginError, Begun, EdgeId, Frames, Instant, Machine, PeerId, Slot};
 
 use super::Blocked;
 use super::content::{Content, Head};

@@ -173,7 +173,11 @@ impl fmt::Display for OpenError {
                  is not enough memory, or the endpoint is closed"
             ),
             OpenError::Capture { file, cause } => {
-                write!(f, "cannot write the capture file {}: {cause}", file.display())
+                write!(
+                    f,
+                    "cannot write the capture file {}: {cause}",
+                    file.display()
+                )
             }
             OpenError::Sleep(cause) => write!(
                 f,
@@ -210,8 +214,7 @@ pub(crate) fn out_of_descriptors(cause: &(dyn std::error::Error + 'static)) -> O
         .map(|number| OpenError::Sleep(io::Error::from_raw_os_error(number)))
 }
 
-const FORKED: &str =
-    "this handle belongs to the parent process; open another node after fork";
+const FORKED: &str = "this handle belongs to the parent process; open another node after fork";
 const ENDED: &str =
     "this endpoint is closed (explicitly, or with the last copy of its descriptor); reopen it";
 

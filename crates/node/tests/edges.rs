@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use dipole_link::sim::{Network, NetworkConfig, SharedMemory, SharedMemoryConfig};
-use dipole_node::engine::{Begun, Destination, Engine, OperationResult};
+use dipole_node::engine::{Destination, Engine, OperationResult, OperationStart};
 use dipole_node::links::AnyLink;
 use dipole_node::{
     Address, Bytes, Config, EndpointId, Links, Node, NodeId, Operation, Outcome, ProtocolConfig,
@@ -313,7 +313,7 @@ fn get_and_close(steps: usize) -> bool {
     let begin = |pair: &mut Pair| {
         let begun = pair.engines[0].begin_operation(pair.now, edge, &get, &Bytes::new());
         match begun.expect("there is room") {
-            Begun::Asked(id) => id,
+            OperationStart::AwaitsAnswer(id) => id,
             other => panic!("{other:?}"),
         }
     };

@@ -68,7 +68,7 @@ impl Testbed {
         let peer = self.engines[from]
             .connect(self.now, destination)
             .expect("room");
-        self.apply_hosts_file();
+        self.settle();
         let edge = self.engines[from].edge(peer, 1, 7).expect("open");
         (peer, edge)
     }

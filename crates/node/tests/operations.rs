@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{
-    Address, Completion, CompletionQueue, Config, Counts, Edge, Endpoint, EndpointId, Links, Node,
-    NodeId, Operation, SendError,
+    Address, Completion, CompletionCounts, CompletionQueue, Config, Edge, Endpoint, EndpointId,
+    Links, Node, NodeId, Operation, SendError,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use tempfile::TempDir;
@@ -349,7 +349,10 @@ fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
         let counter = here.completion_counter();
         let edge = edge(&from, 2);
         edge.attach_counter(&counter);
-        assert_eq!(counter.counts().expect("a working link"), Counts::default());
+        assert_eq!(
+            counter.counts().expect("a working link"),
+            CompletionCounts::default()
+        );
         assert_eq!(counter.wait(1, Duration::ZERO).expect("it works"), None);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -364,7 +367,7 @@ fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
             }
         });
         let all = counter.wait(MANY, PATIENCE).expect("a working link");
-        let sent = Counts {
+        let sent = CompletionCounts {
             sent: MANY,
             failed: 0,
         };
@@ -375,7 +378,7 @@ fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
         let posted = nowhere.post(Operation::Message, &[IoSlice::new(b"lost")], 7);
         posted.expect("it waits for its target");
         assert!(nowhere.cancel(7));
-        let failed = Counts { failed: 1, ..sent };
+        let failed = CompletionCounts { failed: 1, ..sent };
         let all = counter.wait(MANY + 1, PATIENCE).expect("a working link");
         assert_eq!(all, Some(failed));
     }

@@ -270,7 +270,7 @@ impl World {
         if turn % 3 == 0 {
             return self.read_in_place(index, endpoint, process);
         }
-        while let Polled::Got(message) = process.engine.poll_memory(Some(endpoint)) {
+        while let Polled::Ready(message) = process.engine.poll_memory(Some(endpoint)) {
             self.totals.read_at_once += 1;
             self.note_message(index, endpoint, process, &message)?;
         }
@@ -285,7 +285,7 @@ impl World {
         process: &mut Process,
     ) -> Result<(), String> {
         let mut taker = Taker::default();
-        while let Polled::Got(count) = process.engine.poll_memory_to(endpoint, &mut taker) {
+        while let Polled::Ready(count) = process.engine.poll_memory_to(endpoint, &mut taker) {
             let taken = std::mem::take(&mut taker.taken);
             if taken.len() != count {
                 return Err(format!("{} messages came, {count} were told", taken.len()));

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use dipole_node::engine::{Begun, Blocked, Engine, OperationId, OperationResult};
+use dipole_node::engine::{Blocked, Engine, OperationId, OperationResult, OperationStart};
 use dipole_node::{Message, Operation, Outcome, RegionKey, RegionMemory, Rights};
 use dipole_proto::{EdgeId, Instant};
 use rand::Rng;
@@ -198,7 +198,7 @@ impl Regions {
             false => What::Wrong(Outcome::NoRegion),
         };
         match engine.begin_operation(now, edge, &operation, &bytes.clone().into()) {
-            Ok(Begun::Asked(id)) => {
+            Ok(OperationStart::AwaitsAnswer(id)) => {
                 if matches!(what, What::Put)
                     && let Some(opened) = self.by_key.get_mut(&key)
                 {
@@ -208,7 +208,7 @@ impl Regions {
                 }
                 asking.asked.push(Asked { id, key, what });
             }
-            Ok(Begun::Sent | Begun::GoesOn) => {}
+            Ok(OperationStart::Sent | OperationStart::InBackground) => {}
             // Nobody waits for credit here.
             Err(Blocked::NoCredit) => engine.cancel(edge),
             Err(_) => {}

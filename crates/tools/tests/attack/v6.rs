@@ -210,7 +210,11 @@ fn a_stranger_off_the_path_inserts_ends_and_shortens_nothing_by_ipv6() {
         let route = String::from_utf8_lossy(&route.expect("ip").stdout).into_owned();
         println!("{}", route.trim());
         for node in [&one, &two] {
-            assert!(node.take_departures().is_empty(), "{:?}", node.take_departures());
+            assert!(
+                node.take_departures().is_empty(),
+                "{:?}",
+                node.take_departures()
+            );
             assert_eq!(node.stats().peers, 1);
         }
         let bound: IpAddr = address(1).into();
