@@ -1,9 +1,9 @@
-//! The loop: the one place that calls both the protocol and what moves its packets and records.
+//! The engine, which connects the protocol with the links that carry its packets and records.
 //!
-//! [`Engine::step`] takes what has come, feeds the protocol, hands messages over and sends
-//! what may go. It never waits and starts no thread; whoever waits steps it. Its parts:
-//! `engine/packets.rs` (the link of packets), `engine/shared_memory.rs` (processes of this
-//! node), and `engine/core.rs`, which both feed: the protocol and what its events change.
+//! [`Engine::step`] receives, runs the protocol, delivers messages and sends. It never blocks and
+//! starts no threads; waiting threads step it. `packets.rs` handles the network link and
+//! `shared_memory.rs` the processes of this node. Both feed `core.rs`, which holds the protocol
+//! and everything that its events change.
 
 mod content;
 mod core;
@@ -64,76 +64,75 @@ pub(crate) use send::{Target, wait_keys};
 use shared_memory::SharedMemory;
 use trailer::Trailers;
 
-/// Packets handed to the link in one call: two full runs of segmentation offload
-/// (44 packets of 1472 bytes fill 64 KiB).
+/// Packets per call of the link: two full GSO runs (44 packets of 1472 bytes fill 64 KiB).
 const BATCH: usize = 88;
-/// How often, in steps, a spinning waiter looks for connections of this node.
+/// Steps between two checks for new connections within this node, while a thread spins.
 const CONNECTIONS_EVERY: u32 = 16;
-/// How often it looks at the network while it has no session there.
+/// Steps between two polls of the network while there is no session on it.
 const STRANGERS_EVERY: u32 = 16;
 
-/// Counters of the engine, beside those of the protocol and the link.
+/// Counters of the engine, in addition to those of the protocol and the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Packets handed to the link.
+    /// Packets passed to the link.
     pub packets_sent: u64,
-    /// Packets taken from the link.
+    /// Packets received from the link.
     pub packets_received: u64,
-    /// Bytes of those packets, sent.
+    /// Bytes of the packets sent.
     pub bytes_sent: u64,
-    /// Bytes of those packets, received.
+    /// Bytes of the packets received.
     pub bytes_received: u64,
-    /// Times that the link could not take all it was offered.
+    /// How often the link accepted less than it was offered.
     pub link_full: u64,
     /// Unreliable messages dropped because their endpoint held too many.
     pub unreliable_dropped: u64,
 }
 
-/// What a process holds, for tests that it comes back to where it was.
+/// Resources that a process holds, for tests that check for leaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Bytes of received messages that wait to be read.
+    /// Bytes of unread messages.
     pub pool_bytes: u64,
-    /// Bytes granted to peers that they have not used or the application not consumed.
+    /// Bytes granted to peers, and not yet used by them or consumed by the application.
     pub granted_bytes: u64,
-    /// Outgoing edges that have not been forgotten.
+    /// Outgoing edges that still have state.
     pub outgoing_edges: usize,
-    /// Incoming edges that have not been forgotten.
+    /// Incoming edges that still have state.
     pub incoming_edges: usize,
-    /// Messages of which only pieces have arrived.
+    /// Messages that have only partly arrived.
     pub unfinished_messages: usize,
 }
 
-/// A process's protocol, link and endpoints, driven by its caller.
+/// A process's protocol, links and endpoints, driven by its caller.
 ///
-/// This is a seam for tests and for callers with a loop of their own; programs
-/// use [`Node`](crate::Node).
+/// Meant for tests and for callers with their own event loop; programs use
+/// [`Node`](crate::Node).
 #[derive(Debug)]
 pub struct Engine {
     core: Core,
     packets: PacketPort,
-    /// Processes of this node.
+    /// Peers on this node.
     memory: Option<SharedMemory>,
-    /// Long messages whose senders did not wait.
+    /// Long messages that are sent in the background.
     background_sends: Vec<send::BackgroundSend>,
-    /// Descriptors of endpoints.
+    /// Exported descriptors of endpoints.
     exports: Option<Exports>,
-    /// What is to be done outside the lock goes there.
+    /// Queue for work outside the lock.
     control: Option<Commands>,
     steps: u32,
-    /// The last record or packet came by shared memory.
+    /// The last record or packet arrived through shared memory.
     last_was_shm: bool,
-    /// There is no session by the network.
+    /// There are no sessions over the network.
     no_network_peers: bool,
-    /// The progress thread has been asked for.
+    /// The progress thread has been requested.
     progress_thread_requested: bool,
-    /// When it was last stepped: good enough for what needs no better time.
+    /// Time of the last step, for uses that tolerate an old time.
     stepped_at: Instant,
 }
 
 impl Engine {
-    /// An engine on a link. `incarnation` must be random and `secret` known to
-    /// nobody else; with a `key` only who holds it too gets a session.
+    /// Creates an engine on a link. `incarnation` must be random and `secret` must be known only
+    /// to this process. With a `key`, only peers that have it too get a session.
     #[must_use]
     pub fn new(
         link: AnyLink,
@@ -173,18 +172,18 @@ impl Engine {
         }
     }
 
-    /// Meets processes of this node at a socket file.
+    /// Opens shared memory with processes of this node, at a socket file.
     ///
     /// # Errors
-    /// The socket or its memory cannot be had.
+    /// The socket or its memory is not available.
     pub fn open_memory(&mut self, socket: &FilePath) -> Result<(), ShmError> {
         self.open_hub(|greeting, options| Ok(Hub::open(socket, greeting, options)?.into()))
     }
 
-    /// Meets processes of this node in simulated memory.
+    /// Opens simulated shared memory with processes of this node.
     ///
     /// # Errors
-    /// The socket's name is taken.
+    /// The socket's name is already in use.
     pub fn open_simulated(
         &mut self,
         memory: &SimulatedMemory,
@@ -201,8 +200,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets messages go as measurements of shared memory and of the link of packets say; what goes by
-    /// memory that is opened later goes as it is built.
+    /// Applies measured profiles of shared memory and the network link. Must be called after
+    /// shared memory was opened.
     pub fn apply_profile(&mut self, memory: Choices, packets: Choices) {
         if let Some(shared) = &mut self.memory {
             shared.apply_profile(memory);
@@ -212,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// What becomes readable when [`step`](Self::step) has something to do.
+    /// Descriptors that become readable when [`step`](Self::step) has something to do.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = self.packets.link().descriptors();
         descriptors.extend(self.memory.iter().filter_map(SharedMemory::descriptor));
@@ -222,9 +221,9 @@ impl Engine {
 
     // ---- stepping ----------------------------------------------------------------
 
-    /// Looks at the small port for as long as so many system calls take, until something
-    /// is there: the tightest way to wait while spinning. True if something is, and no bulk
-    /// comes: [`take_polled`](Self::take_polled) may follow. Else [`step`](Self::step) must.
+    /// Polls for small packets with up to `calls` system calls, until there are some: the tightest
+    /// spin loop. True if there are some and no bulk traffic is arriving; then
+    /// [`take_polled`](Self::take_polled) may follow. Otherwise [`step`](Self::step) must follow.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -233,13 +232,13 @@ impl Engine {
         self.packets.spin_poll(now, calls)
     }
 
-    /// True while bulk comes: only steps look at its port.
+    /// True while bulk traffic arrives; only steps poll its socket.
     #[inline]
     pub(crate) fn expects_bulk(&self) -> bool {
         self.packets.expects_bulk()
     }
 
-    /// Takes the packets that [`spin_poll`](Self::spin_poll) has found and sends what they ask for.
+    /// Handles the packets that [`spin_poll`](Self::spin_poll) found and sends the replies.
     /// Timers, bulk and connections are left to the next [`step`](Self::step).
     ///
     /// # Errors
@@ -256,7 +255,7 @@ impl Engine {
         Ok(received)
     }
 
-    /// Before sleeping: false, and not armed, if something is there.
+    /// Prepares for sleep. False, and not armed, if something has already arrived.
     pub fn arm(&mut self) -> bool {
         let armed = self.memory.as_mut().is_none_or(SharedMemory::arm);
         if !armed {
@@ -270,18 +269,18 @@ impl Engine {
         true
     }
 
-    /// After sleeping.
+    /// Ends the sleep that [`arm`](Self::arm) prepared.
     pub fn disarm(&mut self) {
         if let Some(memory) = &mut self.memory {
             memory.disarm();
-            // The wake-up may have been for room in a ring.
+            // The wake-up may mean that a ring has room again.
             self.core.ready.notify(WaitKey::RingSpace);
         }
         self.packets.link_mut().disarm();
     }
 
-    /// Takes what processes of this node have sent. With a `reader`, an endpoint at which the
-    /// caller waits, the next message for it may be handed over at once.
+    /// Polls shared memory. If the caller waits at the endpoint `reader`, its next message may be
+    /// handed over directly.
     #[inline]
     pub fn poll_memory(&mut self, reader: Option<u32>) -> Polled<Message> {
         let Some(memory) = &mut self.memory else {
@@ -293,8 +292,7 @@ impl Engine {
         polled
     }
 
-    /// The same for a reader of an endpoint, which takes all messages for it that come first: how
-    /// many.
+    /// Polls shared memory and passes an endpoint's messages to a reader; returns their number.
     #[inline]
     pub fn poll_memory_to(&mut self, endpoint: u32, reader: &mut impl Reader) -> Polled<usize> {
         let Some(memory) = &mut self.memory else {
@@ -306,8 +304,8 @@ impl Engine {
         polled
     }
 
-    /// One turn: receive, let time act, send. True if anything came in.
-    /// `look_everywhere` also looks where it has long been quiet.
+    /// Receives, handles timers, and sends. True if anything arrived. With `look_everywhere` it
+    /// also polls sources that have long been quiet.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -326,7 +324,7 @@ impl Engine {
         if look_everywhere {
             self.poll_exports()?;
         }
-        // Without a session only strangers can come by the network.
+        // Without sessions, the network can only bring packets of new peers.
         self.no_network_peers = self.memory.is_some() && !self.core.machine.has_sessions();
         if self.no_network_peers && !look_everywhere && !self.steps.is_multiple_of(STRANGERS_EVERY)
         {
@@ -340,7 +338,8 @@ impl Engine {
         by_memory > 0 || self.core.machine.has_sessions()
     }
 
-    /// Peers wait for this process to take what they send, whether it makes calls or not.
+    /// Requests the progress thread, because peers expect acknowledgements even if this process
+    /// makes no calls.
     #[cold]
     fn request_progress_thread(&mut self) {
         self.progress_thread_requested = true;
@@ -369,7 +368,7 @@ impl Engine {
         Ok(received)
     }
 
-    /// Sends everything that may go now.
+    /// Sends everything that may be sent now.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -385,7 +384,7 @@ impl Engine {
         self.core.machine.has_transmit()
     }
 
-    /// When [`step`](Self::step) has something to do though nothing arrived.
+    /// When [`step`](Self::step) is needed even if nothing arrives.
     #[must_use]
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         [
@@ -398,7 +397,7 @@ impl Engine {
         .min()
     }
 
-    /// Pushes what pipes have to tell, and wakes processes that have something new.
+    /// Sends pending records in shared memory and wakes peers that have new ones.
     #[inline]
     pub(crate) fn push_records(&mut self) {
         if let Some(memory) = &mut self.memory {
@@ -409,7 +408,7 @@ impl Engine {
         }
     }
 
-    /// Wakes processes of this node for what was queued with more to come.
+    /// Wakes peers on this node for messages that were queued with more to follow.
     #[inline]
     pub(crate) fn wake_memory_peers(&mut self) {
         if let Some(memory) = &mut self.memory {
@@ -419,7 +418,7 @@ impl Engine {
 
     // ---- peers -------------------------------------------------------------------
 
-    /// Begins, or finds, the session with a process.
+    /// Opens a session with a process, or returns the existing one.
     ///
     /// # Errors
     /// [`dipole_proto::ConnectError`].
@@ -434,8 +433,8 @@ impl Engine {
         Ok(peer)
     }
 
-    /// Begins, or finds, the connection with a process of this node; `None` if this process
-    /// shares no memory.
+    /// Opens a connection with a process of this node, or returns the existing one; `None` if this
+    /// process does not use shared memory.
     pub fn connect_memory(
         &mut self,
         socket: &FilePath,
@@ -453,7 +452,7 @@ impl Engine {
         Some(memory.connect(socket, incarnation))
     }
 
-    /// The peer that a connection leads to, once it is open.
+    /// The peer at the other end of a connection, once it is open.
     ///
     /// # Errors
     /// [`Blocked::Gone`].
@@ -465,25 +464,25 @@ impl Engine {
         found.map_err(|reason| Blocked::Gone(reason.map(crate::GoneReason::from)))
     }
 
-    /// Says goodbye to every peer.
+    /// Disconnects from every peer.
     pub fn send_goodbye(&mut self) {
         if let Some(memory) = &mut self.memory {
             memory.send_goodbye();
         }
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
-        // So that a sender knows what has arrived when it learns that nobody is left.
+        // Tells senders what has arrived before they find out that this process is gone.
         for peer in &peers {
             self.core.machine.acknowledge(*peer);
         }
         if let Err(cause) = self.transmit(self.stepped_at) {
-            tracing::warn!("the last acknowledgements were not sent: {cause}");
+            tracing::warn!("cannot send the last acknowledgements: {cause}");
         }
         for peer in peers {
             self.core.machine.disconnect(peer);
         }
     }
 
-    /// Asks all peers now and then whether they live (or stops asking).
+    /// Starts or stops probing all peers.
     pub fn watch_peers(&mut self, now: Instant, watched: bool) {
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
         for peer in peers {
@@ -491,26 +490,26 @@ impl Engine {
         }
     }
 
-    /// A cluster key that was taken until now is not any more: peers prove anew that they are
-    /// members, or are gone after [`RENEWAL_NS`](dipole_proto::RENEWAL_NS).
+    /// A cluster key was withdrawn: peers must prove their membership again within
+    /// [`RENEWAL_NS`](dipole_proto::RENEWAL_NS).
     pub fn renew_proofs(&mut self, now: Instant) {
         self.core.machine.renew_proofs(now);
     }
 
-    /// Asks a peer now and then whether it lives.
+    /// Starts probing a peer.
     pub(crate) fn watch(&mut self, now: Instant, peer: PeerId) {
         self.core.machine.watch(now, peer, true);
     }
 
-    /// Peers that are gone since the last call, in order; the latest [`MAX_DEPARTURES`] if
-    /// there were more.
+    /// Returns the peers that have gone since the last call, in order; at most the latest
+    /// [`MAX_DEPARTURES`].
     pub fn take_departures(&mut self) -> Vec<Departure> {
         self.core.peers.take_departures()
     }
 
     // ---- counters ----------------------------------------------------------------
 
-    /// The protocol, for its counters and configuration.
+    /// The protocol state machine, for its counters and configuration.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.core.machine
@@ -531,7 +530,7 @@ impl Engine {
         }
     }
 
-    /// Packets and records that have come and gone.
+    /// Total number of packets and records, sent and received.
     #[inline]
     pub(crate) fn activity(&self) -> u64 {
         let (packets, memory) = (self.packets.traffic(), self.memory_stats());
@@ -539,23 +538,23 @@ impl Engine {
         packets.packets_sent + packets.packets_received + records
     }
 
-    /// Frames that can be filled now.
+    /// Number of free frames.
     #[must_use]
     pub fn free_frames(&self) -> usize {
         self.core.packer.frames.free()
     }
 
-    /// What went through shared memory.
+    /// Counters of shared memory.
     pub(crate) fn memory_stats(&self) -> Option<ShmStats> {
         self.memory.as_ref().map(SharedMemory::stats)
     }
 
-    /// Processes of this node, opening or open.
+    /// Peers in shared memory, including opening connections.
     pub(crate) fn memory_peers(&self) -> usize {
         self.memory.as_ref().map_or(0, SharedMemory::peers)
     }
 
-    /// What this process holds.
+    /// The resources that this process holds.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         let machine = &self.core.machine;
@@ -570,11 +569,11 @@ impl Engine {
     }
 }
 
-/// How to reach a process: its small port, and which process is meant.
+/// The address of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// Where its small port is.
+    /// Address of its small-packet port.
     pub small: SocketAddr,
-    /// Its incarnation, zero for whoever is there.
+    /// Its incarnation; zero means any.
     pub incarnation: u64,
 }

@@ -1,9 +1,9 @@
-//! Operations on memory: what others ask of this process's regions, and what it asks of
-//! theirs. Spec §5.9.
+//! Memory operations: of peers on this process's regions, and of this process on theirs. Spec
+//! §5.9.
 //!
-//! An operation comes along an edge, in its order, without a buffer between the link and its
-//! place: `Core` does it as it arrives. `operations/answers.rs` sends the answers,
-//! `operations/requests.rs` keeps what this process has asked.
+//! An operation arrives in its edge's order, and `Core` executes it directly on the region,
+//! without an intermediate buffer. `operations/answers.rs` sends the answers;
+//! `operations/requests.rs` tracks this process's own operations.
 
 mod answers;
 mod requests;
@@ -31,17 +31,17 @@ pub(crate) use requests::AnswerBuffer;
 pub use requests::{OperationId, OperationResult};
 use requests::{Requests, WATCH_AFTER_NS};
 
-/// Longest piece of memory that one operation gets; more takes several.
+/// Largest get in one operation; larger ones are split.
 pub(crate) const MAX_GET_BYTES: usize = 16 << 20;
 
-/// What an operation that has begun waits for.
+/// State of an operation that has been started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationStart {
-    /// For nothing: all of a message is on its way.
+    /// Completely sent; there is no answer.
     Sent,
-    /// A long message goes on by itself.
+    /// A long message is being sent in the background.
     InBackground,
-    /// For the target's answer.
+    /// Waiting for the target's answer.
     AwaitsAnswer(OperationId),
 }
 
@@ -52,7 +52,7 @@ struct OpenRegion {
     memory: Memory,
 }
 
-/// An operation of which pieces have come, or that earlier ones of its edge must precede.
+/// An operation that has partly arrived, or that must wait for earlier ones of its edge.
 #[derive(Debug)]
 struct IncomingOperation {
     edge: EdgeId,
@@ -61,22 +61,22 @@ struct IncomingOperation {
     operation: Wire,
     total: u64,
     refused: Option<Outcome>,
-    /// The data of a compare-and-swap.
+    /// The expected value of a compare-and-swap.
     word: [u8; 8],
 }
 
-/// See the module.
+/// Regions, arriving operations, answers and requests.
 #[derive(Debug)]
 pub(super) struct Operations {
     regions: FxHashMap<u64, OpenRegion>,
     arriving: Vec<IncomingOperation>,
-    /// Edges of operations that are done and answered.
+    /// Edges of operations that have been executed and answered.
     consumed: Vec<EdgeId>,
     answers: Answers,
     requests: Requests,
-    /// When something must be done though nothing arrives.
+    /// When a step is needed even if nothing arrives.
     timer_at: Instant,
-    /// Something was done for others since that was last asked.
+    /// An operation of a peer was executed since the last check.
     has_served: bool,
 }
 
@@ -100,21 +100,21 @@ impl Operations {
         self.arriving.iter().rposition(is_it)
     }
 
-    /// True if what has begun to come under this number is an operation.
+    /// True if this sequence number belongs to an operation that is arriving.
     #[inline]
     pub(super) fn is_arriving(&self, edge: EdgeId, sequence: u64) -> bool {
         !self.arriving.is_empty() && self.find(edge, sequence).is_some()
     }
 
-    /// Whether an operation may be done on a region, and the region's memory.
+    /// Checks an operation against its region and returns the region's memory.
     fn check(&self, target: u32, operation: &Wire, data: u64) -> Result<&Memory, Outcome> {
         let region = self.regions.get(&operation.key).ok_or(Outcome::NoRegion)?;
         region.facts.check(target, operation, data)?;
         Ok(&region.memory)
     }
 
-    /// Lets `write` fill a part of where the data of an arriving operation go, without a copy
-    /// between; `None` if it was refused, or has none.
+    /// Lets `write` fill a part of the destination of an arriving operation, without a copy;
+    /// `None` if it was refused or has no destination.
     pub(super) fn fill(
         &mut self,
         (edge, sequence): (EdgeId, u64),
@@ -140,7 +140,7 @@ impl Operations {
         }
     }
 
-    /// Puts a piece of an operation's data where it belongs.
+    /// Stores a piece of an operation's data.
     fn place(
         &mut self,
         index: usize,
@@ -164,30 +164,30 @@ impl Operations {
         }
     }
 
-    /// An edge of ours is over.
+    /// Forgets an outgoing edge.
     pub(super) fn forget_edge(&mut self, edge: EdgeId) {
         self.requests.forget_edge(edge);
     }
 }
 
-/// Writes into a region what has been checked to lie inside.
+/// Writes to a region, within bounds that have been checked.
 fn fill(
     memory: &Memory,
     at: usize,
     length: usize,
     write: impl FnOnce(&mut [u8]),
 ) -> Result<(), Outcome> {
-    // It may have been revoked a moment ago.
+    // It may have been revoked meanwhile.
     (memory.fill(at, length, write)).map_err(|_| Outcome::NoRegion)
 }
 
-/// A place in memory; one that cannot be is beyond all memory.
+/// An offset in memory; out-of-range values become `usize::MAX`.
 fn memory_offset(base: u64, offset: u64) -> usize {
     usize::try_from(base.saturating_add(offset)).unwrap_or(usize::MAX)
 }
 
 impl Core {
-    /// A whole operation, next in the order of its edge.
+    /// Executes a whole operation that is next in its edge's order.
     pub(super) fn on_operation(
         &mut self,
         edge: EdgeId,
@@ -226,7 +226,7 @@ impl Core {
         self.conclude_operation(from, &arrived);
     }
 
-    /// A piece of an operation, or one that earlier ones of its edge must precede.
+    /// Stores a piece of an operation, or an operation that must wait for earlier ones.
     pub(super) fn hold_operation(
         &mut self,
         (edge, target, sequence): (EdgeId, u32, u64),
@@ -254,7 +254,7 @@ impl Core {
         }
     }
 
-    /// All of an operation has come, and all before it on its edge.
+    /// Executes an operation that is complete and next in order.
     pub(super) fn complete_operation(&mut self, edge: EdgeId, from: u32, sequence: u64) {
         if let Some(index) = self.operations.find(edge, sequence) {
             let arrived = self.operations.arriving.swap_remove(index);
@@ -262,7 +262,7 @@ impl Core {
         }
     }
 
-    /// Does what is left of an operation whose data are in their place, and answers.
+    /// Finishes an operation whose data is in place, and queues the answer.
     fn conclude_operation(&mut self, from: u32, arrived: &IncomingOperation) {
         let IncomingOperation {
             edge,
@@ -294,7 +294,7 @@ impl Core {
             let arrival = self.arrival(edge.peer, from, target, Charge::Edge(edge));
             let notice = notice_bytes(operation, total);
             let ready = &mut self.ready;
-            // The notice holds the credit until it is read.
+            // The notice holds the credit until it has been received.
             if self.dispatch.deliver_notice(&arrival, &notice, ready) {
                 charge = None;
             }
@@ -312,8 +312,8 @@ impl Core {
         self.operations.answers.push(edge.peer, answer);
     }
 
-    /// Messages and operations of an edge were not taken; the latter only where the receiver
-    /// has no room for the edge, or a rule was broken.
+    /// Fails operations of an edge that were not delivered: the receiver has no room for the edge,
+    /// or a protocol rule was violated.
     pub(super) fn refuse_operations(&mut self, edge: EdgeId, reason: RefusedReason) {
         if matches!(reason, RefusedReason::NoEndpoint | RefusedReason::Closed) {
             return;
@@ -323,7 +323,7 @@ impl Core {
         keys.into_iter().for_each(|key| self.ready.notify(key));
     }
 
-    /// A peer is gone: what it was asked fails, what it asked is forgotten.
+    /// A peer is gone: its own operations are dropped, and those sent to it fail.
     pub(super) fn forget_operations(&mut self, peer: PeerId, reason: GoneReason) {
         let operations = &mut self.operations;
         operations.arriving.retain(|it| it.edge.peer != peer);
@@ -337,7 +337,7 @@ impl Core {
 }
 
 impl Operations {
-    /// Does an operation that is next in order: a word, and the data of the answer.
+    /// Executes an operation; returns a word and the data for the answer.
     fn conclude(&self, arrived: &IncomingOperation) -> Result<(u64, AnswerData), Outcome> {
         let operation = &arrived.operation;
         if let Some(outcome) = arrived.refused {
@@ -367,13 +367,13 @@ impl Operations {
             }
             _ => Ok(0),
         };
-        // The memory may begin elsewhere than at a word.
+        // The memory need not be aligned.
         let word = word.map_err(|_| Outcome::Misaligned)?;
         Ok((word, AnswerData::None))
     }
 }
 
-/// What stands for an operation that cannot be read: it is done, and changes nothing.
+/// Stands for an operation that cannot be parsed; executing it has no effect.
 const UNREADABLE: Wire = Wire {
     kind: OperationKind::Answer(Outcome::NoRegion),
     wants_answer: false,
@@ -390,7 +390,7 @@ fn parse_head(at: usize, total: u64, source: &(impl Source + ?Sized)) -> Wire {
     Wire::parse(&head, total).unwrap_or(UNREADABLE)
 }
 
-/// What the owner is told: the region's key, where, how much, and the initiator's value.
+/// Encodes a notice: the region's key, offset, length, and the sender's value.
 fn notice_bytes(operation: &Wire, length: u64) -> [u8; NOTICE_BYTES] {
     let words = [operation.key, operation.offset, length, operation.value];
     let mut bytes = [0; NOTICE_BYTES];
@@ -401,7 +401,7 @@ fn notice_bytes(operation: &Wire, length: u64) -> [u8; NOTICE_BYTES] {
 }
 
 impl Engine {
-    /// Opens memory to the peers of an endpoint; the key by which they reach it.
+    /// Opens memory to the peers of an endpoint; returns its key.
     pub fn open_region(&mut self, endpoint: u32, memory: Memory, rights: Rights) -> u64 {
         let regions = &mut self.core.operations.regions;
         let key = loop {
@@ -419,7 +419,7 @@ impl Engine {
         key
     }
 
-    /// Closes a region: nobody reaches its memory by its key any more.
+    /// Closes a region, so that its key becomes invalid.
     pub fn close_region(&mut self, key: u64) {
         let operations = &mut self.core.operations;
         if operations.regions.remove(&key).is_some() {
@@ -431,7 +431,7 @@ impl Engine {
         }
     }
 
-    /// An endpoint is about to be closed: so are its regions.
+    /// Closes the regions of an endpoint that is about to close.
     pub(super) fn close_regions_of(&mut self, endpoint: u32) {
         let regions = self.core.operations.regions.iter();
         let of = regions.filter(|(_, region)| region.facts.endpoint == endpoint);
@@ -442,10 +442,10 @@ impl Engine {
         self.core.operations.answers.close_endpoint(endpoint);
     }
 
-    /// Begins an operation along an edge. What does not fit the frames at hand goes on by itself.
+    /// Starts an operation on an edge. What does not fit into free frames is sent in the background.
     ///
     /// # Errors
-    /// [`Blocked`]; nothing was begun.
+    /// [`Blocked`]; nothing was started.
     pub fn begin_operation(
         &mut self,
         now: Instant,
@@ -497,7 +497,7 @@ impl Engine {
         let head_bytes = head.to_bytes();
         let sent = match operation {
             Operation::Put { .. } => {
-                // Its completion comes with the answer.
+                // It completes with the answer.
                 let sent = self.send_shared(now, edge, Some(&head_bytes), bytes, None);
                 sent.map(drop)
             }
@@ -514,7 +514,7 @@ impl Engine {
         sent.map(|()| OperationStart::AwaitsAnswer(head.id))
     }
 
-    /// The next operation on an edge waits for an answer under the id that this returns.
+    /// Registers an operation that waits for an answer, and returns its id.
     pub(crate) fn expect_answer(
         &mut self,
         now: Instant,
@@ -527,44 +527,43 @@ impl Engine {
         operations.requests.expect(now, edge, wanted, posted)
     }
 
-    /// Puts that nobody waits for are about to be sent on an edge: what is refused of them the
-    /// next fence tells.
+    /// Announces puts without an answer on an edge, so that the next fence reports refusals.
     pub(crate) fn track_unanswered_puts(&mut self, edge: EdgeId, ends: (u32, u32)) {
         (self.core.operations.requests).track_unanswered_puts(edge, ends, None);
     }
 
-    /// What an operation came to, once that is known.
+    /// Takes the result of an operation, if it is known.
     pub fn take_operation(&mut self, id: OperationId) -> Option<OperationResult> {
         self.core.operations.requests.take(id)
     }
 
-    /// Nobody waits for an answer any more; its place, whose it is again.
+    /// Stops waiting for an answer, and returns its buffer.
     pub(crate) fn forget_operation(&mut self, id: OperationId) -> Option<AnswerBuffer> {
         self.core.operations.requests.forget(id)
     }
 
-    /// A buffer for what is got.
+    /// A buffer for the data of a get.
     pub(crate) fn take_buffer(&self, length: usize) -> Buffer {
         self.core.dispatch.buffers().take(length)
     }
 
-    /// Posted messages that have gone since they were begun.
+    /// Posted messages that have been sent.
     pub(crate) fn sent_posts(&mut self) -> &mut SentPosts {
         &mut self.core.sent_posts
     }
 
-    /// The next posted operation that has its result.
+    /// Takes the next posted operation with a result.
     pub(crate) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
         self.core.operations.requests.next_finished()
     }
 
-    /// True if something that was posted is done since it was begun.
+    /// True if a posted operation has finished.
     #[inline]
     pub(crate) fn has_finished(&self) -> bool {
         self.core.operations.requests.has_finished() || !self.core.sent_posts.is_empty()
     }
 
-    /// Sends answers, and gives back the credit of what is done.
+    /// Sends pending answers and returns the credit of executed operations.
     #[inline]
     pub(super) fn tend_operations(&mut self, now: Instant) {
         let operations = &self.core.operations;
@@ -573,7 +572,7 @@ impl Engine {
         }
     }
 
-    /// True once after something was done for others.
+    /// True once after an operation of a peer was executed.
     #[inline]
     pub(super) fn take_served(&mut self) -> bool {
         std::mem::take(&mut self.core.operations.has_served)
@@ -592,8 +591,8 @@ impl Engine {
         self.push_records();
     }
 
-    /// What time asks for: answers that found no room, their edges that nobody uses, peers that
-    /// owe answers.
+    /// Handles timers: retries answers, closes idle answer edges, and probes peers whose answers
+    /// are overdue.
     #[inline]
     pub(super) fn on_operation_timer(&mut self, now: Instant) {
         if now >= self.core.operations.timer_at {
@@ -615,7 +614,7 @@ impl Engine {
         }
     }
 
-    /// When [`on_operation_timer`](Self::on_operation_timer) has something to do.
+    /// When [`on_operation_timer`](Self::on_operation_timer) must be called.
     pub(super) fn operations_deadline(&self) -> Option<Instant> {
         let at = self.core.operations.timer_at;
         (at != Instant::NEVER).then_some(at)

@@ -1,4 +1,4 @@
-//! Long messages that go on without their senders.
+//! Long messages that are sent in the background.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::completion::{Context, QueueRef};
 use crate::error::GoneReason;
 use crate::inbox::{Buffer, Buffers};
 
-/// Who has posted an operation, and where its completion goes.
+/// The origin of a posted operation, and where its completion goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PostedOperation {
     pub(crate) context: Context,
@@ -21,20 +21,20 @@ pub(crate) struct PostedOperation {
     pub(crate) to: Address,
 }
 
-/// How the bytes of a long message stay when its sender does not.
+/// Where the bytes of a long message stay until they have been sent.
 #[derive(Clone, Copy)]
 pub(super) enum PayloadOwner<'a> {
-    /// The sender stays: see `continue_long`.
+    /// In the caller's memory, until `continue_long` returns true.
     Caller,
-    /// Copied.
+    /// In a copy.
     Copy(&'a Arc<Buffers>),
-    /// The engine shares them.
+    /// In bytes that the engine shares.
     Shared(&'a Bytes, Option<PostedOperation>),
-    /// They lie in an open region, until that is closed.
+    /// In an open region, until that is closed.
     Region(&'a RegionPart),
 }
 
-/// A part of a region.
+/// Part of a region.
 #[derive(Clone, Debug)]
 pub(super) struct RegionPart {
     pub(super) key: u64,
@@ -44,13 +44,13 @@ pub(super) struct RegionPart {
 }
 
 impl RegionPart {
-    /// Shows its bytes; `None` if its memory was revoked.
+    /// Passes its bytes to `read`; `None` if its memory was revoked.
     pub(super) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         self.memory.show(self.offset, self.length, read).ok()
     }
 }
 
-/// Bytes that outlive the call that sends them.
+/// Bytes that remain valid after the call that sends them.
 #[derive(Debug)]
 enum OwnedPayload {
     Copy(Buffer),
@@ -58,17 +58,17 @@ enum OwnedPayload {
     Region(RegionPart),
 }
 
-/// What is left of a message whose sender does not wait.
+/// The unsent rest of a message in the background.
 #[derive(Debug)]
 pub(super) struct Remainder {
     bytes: OwnedPayload,
-    /// How much of the message lies before it.
+    /// Bytes of the message before it.
     pub(super) skipped: usize,
     posted: Option<PostedOperation>,
 }
 
 impl Remainder {
-    /// A copy of the end of a message.
+    /// Copies the rest of a message.
     pub(super) fn copy(payload: &[u8], skipped: usize, buffers: &Arc<Buffers>) -> Remainder {
         let mut buffer = buffers.take(payload.len() - skipped);
         buffer.bytes_mut().copy_from_slice(&payload[skipped..]);
@@ -79,7 +79,7 @@ impl Remainder {
         }
     }
 
-    /// All of a message, where it lies.
+    /// Shares a whole message.
     pub(super) fn shared(bytes: &Bytes, posted: Option<PostedOperation>) -> Remainder {
         Remainder {
             bytes: OwnedPayload::Shared(bytes.clone()),
@@ -88,7 +88,7 @@ impl Remainder {
         }
     }
 
-    /// All of a message, in its region.
+    /// Refers to a whole message in a region.
     pub(super) fn region(part: &RegionPart) -> Remainder {
         Remainder {
             bytes: OwnedPayload::Region(part.clone()),
@@ -97,7 +97,7 @@ impl Remainder {
         }
     }
 
-    /// The copy, if it is one.
+    /// The bytes, if they are a copy.
     pub(super) fn copied(&self) -> Option<&[u8]> {
         match &self.bytes {
             OwnedPayload::Copy(buffer) => Some(buffer.bytes()),
@@ -105,7 +105,7 @@ impl Remainder {
         }
     }
 
-    /// The region that it lies in.
+    /// The key of the region they are in.
     pub(super) fn key(&self) -> Option<u64> {
         match &self.bytes {
             OwnedPayload::Region(part) => Some(part.key),
@@ -113,7 +113,7 @@ impl Remainder {
         }
     }
 
-    /// Bytes that were copied, or will be if their region is closed.
+    /// Number of bytes that are copied, or will be if their region is closed.
     pub(super) fn copied_bytes(&self) -> usize {
         match &self.bytes {
             OwnedPayload::Copy(buffer) => buffer.bytes().len(),
@@ -122,7 +122,7 @@ impl Remainder {
         }
     }
 
-    /// Shows its bytes; `None` if they were in a region whose memory was revoked.
+    /// Passes its bytes to `read`; `None` if they were in revoked memory.
     pub(super) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         match &self.bytes {
             OwnedPayload::Copy(buffer) => Some(read(buffer.bytes())),
@@ -131,8 +131,8 @@ impl Remainder {
         }
     }
 
-    /// Lets go of the bytes: all of them have been sent, or the peer is gone. Who posted them is
-    /// to be told.
+    /// Releases the bytes after all have been sent or the peer is gone, and completes the posted
+    /// operation.
     pub(super) fn release(self, edge: EdgeId, core: &mut Core, sent: bool) {
         if let Some(posted) = self.posted {
             let gone = || core.peers.gone_reason(edge.peer);
@@ -142,5 +142,5 @@ impl Remainder {
     }
 }
 
-/// Posted messages whose bytes are no longer needed, or whose peer is gone.
+/// Posted messages that have been sent, or whose peer is gone.
 pub(super) type SentPosts = VecDeque<(PostedOperation, Result<(), Option<GoneReason>>)>;

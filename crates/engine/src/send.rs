@@ -1,4 +1,4 @@
-//! Messages on their way out, by whatever carries their edge.
+//! Sending messages over the network or through shared memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,34 +18,33 @@ use crate::clock::Reading;
 use crate::driver::WaitKey;
 use crate::registry::EdgeTraffic;
 
-/// Frames that the kernel takes as one datagram. Queued with more to come, so many leave without
-/// waiting for it.
+/// Frames that the kernel accepts as one GSO datagram. Messages queued with more to follow leave
+/// once they fill so many.
 const FULL_RUN_FRAMES: usize = 44;
-/// Bytes of messages that the engine keeps for senders who did not wait; those for one process
-/// have no more than they leave to the others.
+/// Bytes copied for background sends; one peer may use at most as much as it leaves to the others.
 const MAX_BACKGROUND_BYTES: usize = 32 << 20;
 
 /// Why a message was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
-    /// All frames, or the ring, are in use.
+    /// All frames are in use, or the ring is full.
     NoFrame,
     /// The receiver has not granted enough credit.
     NoCredit,
-    /// Longer than a message can be (or, unreliably or at once, than fits now).
+    /// Longer than a message can be, or longer than this way of sending allows now.
     TooLong {
         /// The limit in bytes.
         limit: u64,
     },
-    /// The receiving endpoint took nothing.
+    /// The receiving endpoint refused it.
     Refused(RefusedReason),
-    /// The session has ended.
+    /// The peer is gone.
     Gone(Option<GoneReason>),
     /// The session is not open yet.
     Opening,
 }
 
-/// Where an endpoint points.
+/// A target of an endpoint: address, edge, and traffic.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) address: Address,
@@ -63,7 +62,7 @@ impl Target {
     }
 }
 
-/// What has gone along an edge; counted under the engine's lock.
+/// Traffic of an edge, counted under the engine's lock.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     messages: AtomicU64,
@@ -81,7 +80,8 @@ impl Sent {
     }
 }
 
-/// A long message on its way; it must be continued to its end, kept, or abandoned.
+/// A long message being sent. It must be continued to its end, moved to the background, or
+/// abandoned.
 #[derive(Debug)]
 pub struct LongSend(Long);
 
@@ -91,15 +91,14 @@ enum Long {
     Memory(LongId),
 }
 
-/// A long message whose sender did not wait: it lies with the engine.
+/// A long message that is sent in the background.
 #[derive(Debug)]
 pub(super) struct BackgroundSend {
     send: PacketSend,
     rest: Remainder,
 }
 
-/// What a thread that cannot send along an edge, or waits until all of it is acknowledged,
-/// waits for.
+/// Keys for a thread that waits for room on an edge or for its acknowledgements.
 pub(crate) fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
     [
         WaitKey::Edge(edge),
@@ -110,8 +109,8 @@ pub(crate) fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
 }
 
 impl Engine {
-    /// The outgoing edge from `source` to `target` at a peer, for one more user; usable
-    /// again if the peer once refused it.
+    /// Opens an outgoing edge from `source` to `target` at a peer, or adds a user to the existing
+    /// one; clears an earlier refusal.
     ///
     /// # Errors
     /// [`EdgeError`].
@@ -119,7 +118,7 @@ impl Engine {
         self.core.machine.edge(peer, source, target)
     }
 
-    /// One user of an edge less; the last ends it.
+    /// Removes a user of an edge; the last one closes it.
     pub fn close_edge(&mut self, edge: EdgeId) {
         self.core.packer.flush(&mut self.core.machine, edge.peer);
         self.core.machine.close_edge(edge);
@@ -127,23 +126,23 @@ impl Engine {
         self.push_records();
     }
 
-    /// After a refusal: the edge may be used again.
+    /// Makes an edge usable again after a refusal.
     pub fn clear_refusal(&mut self, edge: EdgeId) {
         self.core.machine.forgive(edge);
     }
 
-    /// Nobody waits for credit on this edge any more.
+    /// Withdraws the pending credit request of an edge.
     pub fn cancel(&mut self, edge: EdgeId) {
         self.core.machine.cancel(edge);
     }
 
-    /// Where an endpoint points.
+    /// The targets of an endpoint.
     pub(crate) fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
         let state = self.core.dispatch.endpoints.get(endpoint)?;
         state.targets.as_ref()
     }
 
-    /// Lets an endpoint point elsewhere; edges that it no longer uses are closed.
+    /// Replaces the targets of an endpoint; edges that are no longer used are closed.
     pub(crate) fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
         let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
             return;
@@ -159,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// All edges of this process, and what has gone along them.
+    /// All edges of this process with their traffic.
     pub(crate) fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
         let endpoints = self.core.dispatch.endpoints.iter();
         endpoints.flat_map(move |(endpoint, targets)| {
@@ -168,7 +167,7 @@ impl Engine {
         })
     }
 
-    /// What has gone along an edge.
+    /// The traffic of an edge.
     pub(crate) fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
         EdgeTraffic {
             source: EndpointId(source),
@@ -179,13 +178,13 @@ impl Engine {
         }
     }
 
-    /// True if a peer is reached by shared memory.
+    /// True if a peer is reached through shared memory.
     #[inline]
     pub(crate) fn shares_memory(&self, peer: PeerId) -> bool {
         self.route(peer).is_some()
     }
 
-    /// Longest message that goes whole to this peer.
+    /// Longest message that is sent to this peer in one packet or record.
     #[must_use]
     #[inline]
     pub fn whole_limit(&self, peer: PeerId) -> usize {
@@ -198,8 +197,8 @@ impl Engine {
         }
     }
 
-    /// Sends at once if the endpoint has one target that takes the message now; else
-    /// false, and nothing has been queued.
+    /// Sends at once if the endpoint has a single target that accepts the message now. Otherwise
+    /// returns false, and nothing has been queued.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -238,10 +237,10 @@ impl Engine {
         Ok(sent)
     }
 
-    /// Sends what goes whole at once, or with `more` to come when they have come.
+    /// Sends a message of one packet or record at once; with `more` it may wait for further ones.
     ///
     /// # Errors
-    /// The outer one only when the link is broken; [`Blocked`] when nothing was queued.
+    /// The outer error means that the link is broken, [`Blocked`] that nothing was queued.
     #[inline]
     pub(crate) fn send_at_once(
         &mut self,
@@ -282,8 +281,7 @@ impl Engine {
         Ok(sent)
     }
 
-    /// Sends a message of several packets at once, if there is room for all of it ahead of
-    /// what may leave.
+    /// Sends a message of several packets at once, if there is room for all of it.
     fn send_long_at_once(
         &mut self,
         now: Instant,
@@ -300,7 +298,7 @@ impl Engine {
             Ok(send) => send,
             Err(why) => return Ok(Err(self.with_reason(edge, why))),
         };
-        // In runs of the same length, each filled while the receiver takes the one before.
+        // Runs of equal length, so that the receiver works on one while the next is filled.
         let pieces = packer.pieces(machine, edge.peer, payload.len());
         let runs = pieces.div_ceil(FULL_RUN_FRAMES);
         for _ in 1..runs {
@@ -317,15 +315,15 @@ impl Engine {
         if !packer.continue_long(machine, &mut send, payload, 0) {
             self.continue_in_background(LongSend(Long::Packets(send)), payload);
         } else if is_first {
-            // All of it leaves in one call; where packets wait, the next message shares its last.
+            // All of it leaves in one call. If packets are waiting, the last may be shared.
             packer.flush(machine, edge.peer);
         }
         self.transmit(now)?;
         Ok(Ok(()))
     }
 
-    /// Sends a message in a packet by the short way that suits nearly all small ones: it fits
-    /// one, and nothing waits to be sent before it. False if not, and nothing has changed.
+    /// Sends a message of one packet on the fast path for small messages. False, and nothing has
+    /// changed, if it does not fit or other packets are waiting.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -342,8 +340,8 @@ impl Engine {
         (self.packets).send_alone(now, &mut self.core, edge, content.into())
     }
 
-    /// Queues what goes whole. With `more` it may wait for others; else packets
-    /// leave with the next [`transmit`](Self::transmit).
+    /// Queues a message of one packet or record. With `more` it may wait for further ones;
+    /// otherwise the packet leaves with the next [`transmit`](Self::transmit).
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -367,9 +365,8 @@ impl Engine {
         sent.map_err(|why| self.with_reason(edge, why))
     }
 
-    /// Begins what does not go whole. In shared memory its bytes must stay where
-    /// they are until the message has been continued to its end, unless it is `kept`: copied
-    /// into memory of the engine.
+    /// Begins a message of several packets or records. In shared memory its bytes must stay valid
+    /// until it has been continued to its end, unless it is `kept`, that is, copied by the engine.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -387,7 +384,7 @@ impl Engine {
         self.begin_long_with(now, edge, content.into(), keep)
     }
 
-    /// The same for what is kept in some way inside a node.
+    /// Like [`begin_long`](Self::begin_long), with the given owner of the bytes in shared memory.
     pub(super) fn begin_long_with(
         &mut self,
         now: Instant,
@@ -417,8 +414,8 @@ impl Engine {
         }
     }
 
-    /// Like [`begin_long`](Self::begin_long), for a caller who will not wait: only if there is
-    /// room for all of it now.
+    /// Like [`begin_long`](Self::begin_long), for non-blocking callers: only if there is room for
+    /// all of it now.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -437,7 +434,7 @@ impl Engine {
             }
             return self.begin_long(now, edge, content, true);
         }
-        // Before anything is said of frames: one that is gone takes none.
+        // Checked before frames, because a peer that is gone must not be reported as full.
         if !self.core.machine.is_open(edge.peer) {
             return Err(self.with_reason(edge, Blocked::Opening));
         }
@@ -447,8 +444,7 @@ impl Engine {
         self.begin_long(now, edge, content, false)
     }
 
-    /// Goes on with a long message as far as there is room; true when the caller's `payload`
-    /// is no longer needed.
+    /// Continues a long message as far as there is room; true when `payload` is no longer needed.
     ///
     /// # Errors
     /// [`Blocked::Gone`] only; without room it does nothing.
@@ -480,8 +476,7 @@ impl Engine {
         }
     }
 
-    /// The caller will not wait for the end of a long message: what is left of it is copied
-    /// and goes on by itself.
+    /// Copies the rest of a long message and sends it in the background.
     pub(crate) fn continue_in_background(&mut self, send: LongSend, payload: &[u8]) {
         match send.0 {
             Long::Packets(send) => {
@@ -493,8 +488,8 @@ impl Engine {
         }
     }
 
-    /// The caller of a long message gives it up in its middle: memory that a peer may be
-    /// reading is about to go, so the connection to that peer ends.
+    /// Abandons a long message. A peer may still be reading the caller's memory, so the connection
+    /// to it is closed.
     pub(crate) fn abandon_long(&mut self, send: LongSend) {
         if let Long::Memory(id) = send.0
             && let Some(memory) = &mut self.memory
@@ -503,7 +498,7 @@ impl Engine {
         }
     }
 
-    /// Goes on with long messages whose senders did not wait.
+    /// Continues long messages in the background.
     #[inline]
     pub(super) fn continue_background_sends(&mut self) {
         if !self.background_sends.is_empty() {
@@ -528,8 +523,8 @@ impl Engine {
         }
     }
 
-    /// Sends a message, or an operation with its data, of which the engine shares the bytes: what
-    /// finds no room goes on by itself. True if none of it is left.
+    /// Sends a message, or an operation with data, whose bytes the engine shares. What finds no
+    /// room is sent in the background; true if nothing is left.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -571,14 +566,14 @@ impl Engine {
         sent.map_err(|why| self.with_reason(edge, why))
     }
 
-    /// Frames that long messages to this peer may use now.
+    /// Frames that are available to long messages for this peer.
     #[must_use]
     pub fn frames_for_long(&self, peer: PeerId) -> usize {
         let core = &self.core;
         core.packer.free_for_long_to(&core.machine, peer)
     }
 
-    /// Sends a message without repeats; packets leave with the next
+    /// Queues a message without retransmission; its packets leave with the next
     /// [`transmit`](Self::transmit).
     ///
     /// # Errors
@@ -593,7 +588,7 @@ impl Engine {
             .route(edge.peer)
             .is_some_and(|route| payload.len() > route.eager_bytes)
         {
-            // It goes like a reliable one, or not at all.
+            // It is sent like a reliable message, or not at all.
             let sent = self.begin_long(now, edge, payload, true).map(|_kept| ());
             return sent.map_err(|why| match why {
                 Blocked::NoCredit => {
@@ -612,13 +607,13 @@ impl Engine {
         sent.map_err(|why| self.with_reason(edge, why))
     }
 
-    /// Frames queued to a peer that have not left.
+    /// Frames queued for a peer that have not been sent.
     #[must_use]
     pub fn queued(&self, peer: PeerId) -> usize {
         self.core.machine.queued(peer)
     }
 
-    /// Whatever was queued with more to come leaves with the next transmit.
+    /// Closes frames that were waiting for more; they leave with the next transmit.
     pub fn flush(&mut self, peer: PeerId) {
         self.core.packer.flush(&mut self.core.machine, peer);
         self.wake_memory_peers();
@@ -632,7 +627,7 @@ impl Engine {
         }
     }
 
-    /// Whether messages can be sent to a peer; an error if it is gone.
+    /// Whether messages can be sent to a peer.
     ///
     /// # Errors
     /// [`Blocked::Gone`].
@@ -643,7 +638,7 @@ impl Engine {
         }
     }
 
-    /// True if the process there has everything in its token buffer pools.
+    /// True if the peer has acknowledged everything.
     #[must_use]
     pub fn is_peer_acknowledged(&mut self, peer: PeerId) -> bool {
         let core = &self.core;
@@ -656,12 +651,12 @@ impl Engine {
         }
     }
 
-    /// True if a peer is gone and had everything before.
+    /// True if a peer is gone but had acknowledged everything.
     pub(crate) fn acknowledged_before_leaving(&self, peer: PeerId) -> bool {
         self.core.peers.acknowledged_before_leaving(peer)
     }
 
-    /// True if every process has everything.
+    /// True if all peers have acknowledged everything.
     #[must_use]
     pub fn is_acknowledged(&mut self) -> bool {
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
@@ -670,8 +665,8 @@ impl Engine {
             .all(|peer| self.is_peer_acknowledged(peer))
     }
 
-    /// True if nothing is lost when this process leaves now: packets are acknowledged, and
-    /// what is in shared memory lies in rings, where it is found also afterwards.
+    /// True if this process can leave without losing messages: packets are acknowledged, and
+    /// records are in rings, where peers still find them.
     #[must_use]
     pub fn can_leave(&mut self) -> bool {
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
@@ -683,13 +678,13 @@ impl Engine {
             })
     }
 
-    /// How messages get to a peer by shared memory, if they do.
+    /// The route to a peer through shared memory, if there is one.
     #[inline]
     fn route(&self, peer: PeerId) -> Option<Route> {
         self.memory.as_ref()?.route(peer)
     }
 
-    /// Puts the reason in where a peer is gone.
+    /// Adds the reason if the peer is gone.
     fn with_reason(&self, edge: EdgeId, why: Blocked) -> Blocked {
         match why {
             Blocked::Gone(None) | Blocked::Opening => self.gone(edge.peer).unwrap_or(why),
@@ -697,7 +692,7 @@ impl Engine {
         }
     }
 
-    /// That a peer is gone, if it is; why is not remembered once another has its place.
+    /// The error for a peer that is gone. The reason is lost once another peer has its slot.
     fn gone(&self, peer: PeerId) -> Option<Blocked> {
         let reason = self.core.peers.gone_reason(peer);
         let is_gone = reason.is_some() || self.core.machine.node(peer).is_none();
@@ -705,7 +700,7 @@ impl Engine {
     }
 }
 
-/// The part that shares memory with a peer, and how messages get there.
+/// Shared memory and the route to a peer, if it is reached that way.
 #[inline]
 fn with_route(
     memory: &mut Option<SharedMemory>,

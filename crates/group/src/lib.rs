@@ -1,8 +1,8 @@
 //! Groups: barriers, broadcasts and reductions among members that make the same calls.
 //!
-//! Each member has a port. Its handler stores arriving messages (`group/state.rs`) and forwards
+//! Each member has a port. Its handler stores arriving messages (`state.rs`) and forwards
 //! broadcasts, even while the member computes. A call sends along the pattern in
-//! `group/shape.rs` and waits for the messages it needs (`group/calls.rs`). `group/failure.rs`
+//! `shape.rs` and waits for the messages it needs (`calls.rs`). `failure.rs`
 //! detects lost members and notifies the others.
 //!
 //! # Source

@@ -1,11 +1,12 @@
-//! Edges as the public API has them: made at once, connected behind the caller.
+//! Edges of the public API: created at once, connected in the background.
 //!
-//! An edge is resolved (which process has the endpoint: [`Connector`], on threads of its
-//! own), then opened (its process answers), then used. What is posted before waits here.
-//! An edge that failed stays failed and says why. To the source of a message an edge is
-//! open from the start, since its process is known. What is posted is bounded (`posts.rs`).
+//! An edge is resolved ([`Connector`] finds the process of the target endpoint on its own
+//! threads), then opened (that process answers), then used. Operations posted before that wait
+//! here. An edge that failed stays failed and keeps its error. An edge to the source of a message
+//! is open from the start, because its process is known. Posted operations are limited
+//! (`posts.rs`).
 //!
-//! All is under the driver's lock.
+//! Everything here is protected by the driver's lock.
 
 mod connector;
 mod id;
@@ -35,18 +36,18 @@ pub(crate) use id::EdgeRef;
 pub(crate) use posts::PostedBytes;
 use posts::Posts;
 
-/// Edges that one endpoint keeps for answers.
+/// Limit of edges that an endpoint keeps for replies.
 const MAX_CACHED: usize = 1024;
-/// What a process says that has as many peers as it may.
+/// The reset sent by a process that has reached its limit of peers.
 const PEER_FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers);
-/// What a process says that protects packets in another way.
+/// The reset sent by a process with another security setting.
 const OTHER_SECURITY: GoneReason = GoneReason::Reset(wire::ResetReason::Security);
-/// Without a hosts file packets prove the node's own key, with one the cluster's.
+/// Without a hosts file packets use the node's own key, with one the cluster's.
 const HOSTS_FILE_MISMATCH: &str = "of its process and this one only one has a hosts file, so they do not \
                           talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
                           memory (DIPOLE_LINK=auto)";
 
-/// How a process is met.
+/// An attempt to connect to a process.
 #[derive(Clone, Copy, Debug)]
 enum Attempt {
     Memory(ConnId),
@@ -55,9 +56,9 @@ enum Attempt {
 
 #[derive(Debug)]
 enum Stage {
-    /// Which process has the endpoint is being asked.
+    /// Finding the process of the target endpoint.
     Resolving,
-    /// Its process has been asked to answer.
+    /// Waiting for that process to answer.
     Opening(Attempt),
     Open(Target),
     Failed(Arc<TargetError>),
@@ -72,7 +73,7 @@ struct EdgeState {
     started_at: Instant,
     deadline: Instant,
     posts: Posts,
-    /// When it was last used, as a count of uses, for an endpoint's cache.
+    /// Value of the use counter at its last use, for the cache of an endpoint.
     last_used: u64,
 }
 
@@ -87,13 +88,13 @@ impl EdgeState {
     }
 }
 
-/// See the module.
+/// All edges of a process.
 #[derive(Debug)]
 pub(crate) struct EdgeTable {
     slots: Vec<Option<EdgeState>>,
     free: Vec<u32>,
     next_generation: u32,
-    /// Edges that connect, or have operations waiting.
+    /// Edges that are connecting or have posted operations.
     waiting: Vec<EdgeRef>,
     copied_bytes: Arc<AtomicUsize>,
     cached: FxHashMap<(u32, Address), EdgeRef>,
@@ -115,8 +116,8 @@ impl EdgeTable {
         }
     }
 
-    /// What takes the connector's answers and gives them to [`on_resolved`](Self::on_resolved); set
-    /// once, before the first edge.
+    /// Sets the callback for the connector's results, which passes them to
+    /// [`on_resolved`](Self::on_resolved). Called once, before the first edge.
     pub(crate) fn set_callback(
         &self,
         callback: impl Fn(EdgeRef, Resolution) + Send + Sync + 'static,
@@ -129,7 +130,7 @@ impl EdgeTable {
         !self.waiting.is_empty()
     }
 
-    /// When an edge that connects gives up.
+    /// When the next connecting edge times out.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.waiting.iter().filter_map(|id| self.get(*id));
         waiting
@@ -171,8 +172,8 @@ impl EdgeTable {
         EdgeRef { index, generation }
     }
 
-    /// Makes an edge. If `to` has sent to `source` it is open at once; else it connects
-    /// behind the caller.
+    /// Creates an edge. If `to` has sent to `source` it is open at once; otherwise it connects in
+    /// the background.
     pub(crate) fn open(
         &mut self,
         engine: &mut Engine,
@@ -192,7 +193,7 @@ impl EdgeTable {
         id
     }
 
-    /// The same to an endpoint of a process that the caller knows how to reach: nobody is asked.
+    /// Creates an edge to an endpoint of a process whose ports are known, without a lookup.
     pub(crate) fn open_at(
         &mut self,
         engine: &mut Engine,
@@ -210,10 +211,10 @@ impl EdgeTable {
         id
     }
 
-    /// The edge that answers go by to an endpoint of a known process.
+    /// The edge for replies to an endpoint of a known process.
     ///
     /// # Errors
-    /// Its process is gone, or has too many edges.
+    /// The process is gone or has too many edges.
     pub(crate) fn reply_edge(
         &mut self,
         engine: &mut Engine,
@@ -250,8 +251,8 @@ impl EdgeTable {
         Ok(id)
     }
 
-    /// The edge that an endpoint keeps to an address; made if there is none, or the one
-    /// there was has failed.
+    /// The cached edge of an endpoint to an address. Creates one if there is none or it has
+    /// failed.
     pub(crate) fn cached(
         &mut self,
         engine: &mut Engine,
@@ -281,8 +282,8 @@ impl EdgeTable {
         }
     }
 
-    /// Keeps an edge for an endpoint. When there are too many, the quarter used longest ago
-    /// is closed; what was sent by them still arrives.
+    /// Caches an edge for an endpoint. When there are too many, the least recently used quarter is
+    /// closed; messages already sent still arrive.
     fn cache(&mut self, engine: &mut Engine, source: u32, to: Address, id: EdgeRef) {
         self.cached.insert((source, to), id);
         if self.cached.len() <= MAX_CACHED {
@@ -298,12 +299,12 @@ impl EdgeTable {
         }
     }
 
-    /// Edges that have not been closed.
+    /// Number of edges that have not been closed.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Closes edges that endpoints keep to processes that are gone.
+    /// Closes cached edges to processes that are gone.
     pub(crate) fn forget_gone(&mut self, engine: &mut Engine) {
         let cached = self.cached.iter();
         let gone: Vec<(u32, Address)> = cached
@@ -320,19 +321,19 @@ impl EdgeTable {
 
     fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {
         if let Some(id) = self.cached.remove(&(source, to)) {
-            // What is posted to it completes nowhere: only its endpoint uses it.
+            // Cached edges have no completion queue, so pending posts are simply dropped.
             let _posts = self.remove(engine, id);
         }
     }
 
-    /// Closes an edge: what was sent still arrives, what still waits is withdrawn.
+    /// Closes an edge: sent messages still arrive, posted operations are cancelled.
     pub(crate) fn close(&mut self, engine: &mut Engine, queues: &mut QueueTable, id: EdgeRef) {
         if let Some((to, mut posts)) = self.remove(engine, id) {
             posts.cancel_all((engine, queues), to);
         }
     }
 
-    /// Closes an edge; what still waits on it.
+    /// Removes an edge; returns its posted operations.
     fn remove(&mut self, engine: &mut Engine, id: EdgeRef) -> Option<(Address, Posts)> {
         self.get(id)?;
         let edge = self.slots[id.index as usize].take()?;
@@ -363,7 +364,7 @@ impl EdgeTable {
         }
     }
 
-    /// Takes an open edge out of the table: its new owner closes it.
+    /// Takes an open edge out of the table; the new owner must close it.
     pub(crate) fn take_open(&mut self, id: EdgeRef) -> Option<Target> {
         let target = self.target(id)?.ok()?;
         self.slots[id.index as usize] = None;
@@ -371,7 +372,7 @@ impl EdgeTable {
         Some(target)
     }
 
-    /// Where an edge leads; `None` while it connects.
+    /// The target of an edge; `None` while it connects.
     pub(crate) fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id).map(|edge| &edge.stage) {
             None => Some(Err(SendError::Ended)),
@@ -381,7 +382,7 @@ impl EdgeTable {
         }
     }
 
-    /// Like [`target`](Self::target), once nothing posted waits.
+    /// Like [`target`](Self::target), but also `None` while operations are posted.
     pub(crate) fn idle_target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id) {
             Some(edge) if !edge.posts.is_empty() => None,
@@ -389,8 +390,8 @@ impl EdgeTable {
         }
     }
 
-    /// True if an edge has failed, its target's process is gone, whatever waits on it, or it has
-    /// been connecting for longer than `timeout_ns`.
+    /// True if an edge has failed, its target's process is gone, or it has been connecting for
+    /// longer than `timeout_ns`, regardless of posted operations.
     pub(crate) fn is_lost(
         &self,
         engine: &Engine,
@@ -403,7 +404,7 @@ impl EdgeTable {
         })
     }
 
-    /// Sends at once if the edge is open and takes the message now; else false.
+    /// Sends at once if the edge is open and has room; otherwise returns false.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -427,7 +428,7 @@ impl EdgeTable {
         if !posts.is_empty() {
             return Ok(false);
         }
-        // A process of this node sees it at once; that it is woken must not wait.
+        // A peer on this node sees the message at once, so do not delay waking it.
         let more = more && !engine.shares_memory(target.edge.peer);
         let sent = engine
             .send_at_once(target.edge, content, more, clock)?
@@ -438,8 +439,8 @@ impl EdgeTable {
         Ok(sent)
     }
 
-    /// Asks something of another's memory at once, if the edge is open and takes it now: the
-    /// id under which the answer comes. The head has none yet.
+    /// Starts a memory operation at once if the edge is open and has room; returns its id, which
+    /// is also filled into the head.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -475,23 +476,23 @@ impl EdgeTable {
         Ok(sent?.is_ok().then_some(head.id))
     }
 
-    /// True if completions of an edge go anywhere.
+    /// True if a completion queue or counter is attached to the edge.
     pub(crate) fn is_attached(&self, id: EdgeRef) -> bool {
         self.get(id).is_some_and(|edge| edge.posts.is_attached())
     }
 
-    /// Where completions of an edge go.
+    /// Attaches a completion queue or counter to the edge.
     pub(crate) fn attach(&mut self, id: EdgeRef, queue: QueueRef) {
         if let Some(edge) = self.get_mut(id) {
             edge.posts.attach(queue);
         }
     }
 
-    /// Posts an operation: it begins when its turn comes, and its context appears in the
-    /// edge's queue when it is done; a message when it has gone.
+    /// Posts an operation. It starts in order, and its context appears in the edge's queue when it
+    /// completes; a message completes when it has been sent.
     ///
     /// # Errors
-    /// [`SendError::Full`]: as much waits as may.
+    /// [`SendError::Full`] if too much is waiting.
     pub(crate) fn post(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -517,7 +518,7 @@ impl EdgeTable {
         Ok(())
     }
 
-    /// Withdraws what was posted with this context and has not begun; true if anything was.
+    /// Cancels a posted operation with this context that has not started; true if there was one.
     pub(crate) fn cancel(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -530,7 +531,7 @@ impl EdgeTable {
         edge.posts.cancel((engine, queues), edge.to, context)
     }
 
-    /// The connector has an answer.
+    /// Handles a result of the connector.
     pub(crate) fn on_resolved(
         &mut self,
         engine: &mut Engine,
@@ -557,7 +558,7 @@ impl EdgeTable {
         };
         match connect(engine, &policy, edge.to, ports, socket, now) {
             Ok(Some(attempt)) => edge.stage = Stage::Opening(attempt),
-            // Its process has gone since: ask again.
+            // The process has gone since: look again.
             Ok(None) => {
                 let lookup = Lookup::retry(id, edge.to);
                 self.connector.resolve(lookup);
@@ -567,7 +568,7 @@ impl EdgeTable {
         engine.ready().notify(id.key());
     }
 
-    /// An edge cannot be made.
+    /// Marks an edge as failed.
     fn fail(&mut self, engine: &mut Engine, id: EdgeRef, cause: TargetError) {
         if let Some(edge) = self.get_mut(id) {
             edge.stage = Stage::Failed(Arc::new(cause));
@@ -575,7 +576,7 @@ impl EdgeTable {
         }
     }
 
-    /// Goes on with everything that waits.
+    /// Continues all edges that connect or have posted operations.
     pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
         let mut at = 0;
         while let Some(id) = self.waiting.get(at).copied() {
@@ -603,7 +604,7 @@ impl EdgeTable {
             Stage::Opening(Attempt::Packets(peer)) => {
                 engine.is_open(*peer).map(|open| open.then_some(*peer))
             }
-            // The connector says when its patience is over.
+            // The connector reports its own time-out.
             Stage::Resolving | Stage::Open(_) | Stage::Failed(_) => return,
         };
         let timed_out = now >= edge.deadline;
@@ -638,7 +639,7 @@ impl EdgeTable {
                 let cause = TargetError::PeerGone { target: to, reason };
                 self.fail(engine, id, cause);
             }
-            // Another process took its place since: ask again.
+            // Another process has taken its place: look again.
             None => {
                 if let Some(edge) = self.get_mut(id) {
                     edge.stage = Stage::Resolving;
@@ -668,12 +669,12 @@ impl EdgeTable {
             engine.ready().notify(id.key());
         }
         if moved && let Err(cause) = engine.transmit(now) {
-            // The next thread that steps the engine is told, too.
-            tracing::warn!("sending what was posted: {cause}");
+            // The next thread that steps the engine gets the error, too.
+            tracing::warn!("cannot send posted messages: {cause}");
         }
     }
 
-    /// What has gone along the edges of this table.
+    /// Traffic of the edges in this table.
     pub(crate) fn traffic(&self, engine: &Engine) -> Vec<EdgeTraffic> {
         let open = self.slots.iter().flatten();
         open.filter_map(|edge| match &edge.stage {
@@ -684,7 +685,7 @@ impl EdgeTable {
     }
 }
 
-/// Begins to meet a process; `None` if it has gone meanwhile.
+/// Starts connecting to a process; `None` if it has gone meanwhile.
 fn connect(
     engine: &mut Engine,
     policy: &Policy,
@@ -711,11 +712,11 @@ fn connect(
             Some(Err(cause)) if policy.links == Links::Shm => {
                 return Err(no_memory(cause.to_string()));
             }
-            Some(Err(cause)) => tracing::warn!("endpoint {to} is reached by packets: {cause}"),
+            Some(Err(cause)) => tracing::warn!("endpoint {to} is reached over the network: {cause}"),
             None => {}
         }
     } else if policy.links == Links::Shm {
-        let cause = "its process is on another node, or offers none";
+        let cause = "its process is on another node, or does not offer it";
         return Err(no_memory(cause.into()));
     }
     let destination = Destination {
@@ -729,7 +730,7 @@ fn connect(
     Ok(Some(Attempt::Packets(peer)))
 }
 
-/// Why it is of no use to look for the process again.
+/// Why another lookup would not help, if so.
 fn permanent_failure(
     policy: &Policy,
     target: Address,
@@ -739,14 +740,14 @@ fn permanent_failure(
     match reason? {
         PEER_FULL => Some(TargetError::PeerFull { target }),
         OTHER_SECURITY => Some(TargetError::OtherSecurity { target }),
-        // One of our node has another view of where the others are.
+        // A process of this node that has another hosts file than this one, or none.
         GoneReason::Key(_) if by_packets && target.node == policy.node && policy.key.is_none() => {
             Some(TargetError::Unresolved {
                 target,
                 cause: HOSTS_FILE_MISMATCH.to_owned(),
             })
         }
-        // No other process will come that is of our cluster.
+        // Another process at this address would not belong to our cluster either.
         GoneReason::Key(mismatch) => Some(TargetError::OtherCluster {
             target,
             mismatch,

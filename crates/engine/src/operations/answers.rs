@@ -1,8 +1,8 @@
-//! Answers to operations of others, on their way back.
+//! Answers to peers' memory operations.
 //!
-//! They go by one hidden edge to each process, from and to [`EndpointId::ANY`], in the order of
-//! the questions. Until an answer has been sent its question holds the credit of its edge: who
-//! does not take answers asks no more.
+//! They use one hidden edge per peer, from and to [`EndpointId::ANY`], in the order of the
+//! requests. Until its answer has been sent, a request holds credit, so that a peer that does not
+//! read answers cannot send more requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,37 +17,36 @@ use crate::engine::posted::{PayloadOwner, RegionPart};
 use crate::engine::{Blocked, Engine, LongSend};
 use crate::inbox::{Buffer, Buffers};
 
-/// Both ends of the edges by which answers go.
+/// Both ends of the hidden edges.
 pub(super) const ANSWER_ENDPOINT: u32 = EndpointId::ANY.0;
-/// An edge for answers that nobody has asked for is closed after this long.
+/// A hidden edge is closed after being idle for this long.
 const IDLE_NS: u64 = 10_000_000_000;
-/// Answers that found no room are tried again after this long whatever has happened, then after
-/// twice as long, up to the longest.
+/// Answers that found no room are retried after this time; it doubles up to the maximum.
 const RETRY_NS: u64 = 1_000_000;
 const MAX_RETRY_NS: u64 = 250_000_000;
 
-/// An answer that has not been sent.
+/// A pending answer.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) operation: Operation,
     pub(super) data: AnswerData,
-    /// The edge of the question, whose credit it holds until it is sent.
+    /// The edge of the request, which holds credit until the answer has been sent.
     pub(super) charge: Option<EdgeId>,
-    /// The endpoint that was asked.
+    /// The endpoint that the request was sent to.
     pub(super) target: u32,
 }
 
 #[derive(Debug)]
 pub(super) enum AnswerData {
     None,
-    /// They are read when there is room to send them.
+    /// Read from the region when there is room to send.
     Region(RegionPart),
-    /// What a region held when it was closed in the middle of the answer.
+    /// Copied because the region was closed while the answer was being sent.
     Copy(Buffer),
 }
 
 impl Answer {
-    /// Shows its data to `send`.
+    /// Passes its data to `send`.
     fn with_data(
         &self,
         send: impl FnOnce(&[u8]) -> Result<Option<LongSend>, Blocked>,
@@ -55,12 +54,12 @@ impl Answer {
         match &self.data {
             AnswerData::None => send(&[]),
             AnswerData::Copy(buffer) => send(buffer.bytes()),
-            // Memory is revoked only after its region was closed.
+            // Memory is revoked only after its region has been closed.
             AnswerData::Region(part) => part.with_bytes(send).unwrap_or(Err(Blocked::Gone(None))),
         }
     }
 
-    /// Its region is closed. An answer that is on its way goes on from a copy.
+    /// Handles the closing of its region. An answer that is being sent continues from a copy.
     fn close_region(&mut self, closed: u64, has_begun: bool, buffers: &Arc<Buffers>) {
         let AnswerData::Region(part) = &self.data else {
             return;
@@ -79,25 +78,25 @@ impl Answer {
     }
 }
 
-/// The answers to one process.
+/// The answers to one peer.
 #[derive(Debug, Default)]
 struct PeerAnswers {
     edge: Option<EdgeId>,
     queue: VecDeque<Answer>,
-    /// The first of the queue, if it is on its way in pieces.
+    /// The first answer of the queue, if it is being sent in pieces.
     long: Option<LongSend>,
     used_at: Instant,
-    /// In the list of those that have some to send.
+    /// It is in the list of peers with pending answers.
     is_busy: bool,
 }
 
-/// See the module.
+/// Answers to all peers.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     peers: FxHashMap<PeerId, PeerAnswers>,
-    /// Those with answers to be sent.
+    /// Peers with pending answers.
     busy: Vec<PeerId>,
-    /// Nothing has been sent for so long.
+    /// The current retry interval.
     retry_ns: u64,
     retry_at: Instant,
 }
@@ -132,7 +131,7 @@ impl Answers {
         }
     }
 
-    /// An endpoint is closed: the machine has taken back the credit of its edges.
+    /// An endpoint was closed, and the protocol has taken back the credit of its edges.
     pub(super) fn close_endpoint(&mut self, endpoint: u32) {
         let queues = self.peers.values_mut().map(|answers| &mut answers.queue);
         for answer in queues.flatten().filter(|it| it.target == endpoint) {
@@ -140,7 +139,7 @@ impl Answers {
         }
     }
 
-    /// Edges that nobody has used for long; when to look again.
+    /// Takes edges that have long been idle, and returns when to check again.
     pub(super) fn take_idle(&mut self, now: Instant) -> (Vec<EdgeId>, Instant) {
         let (mut idle, mut next) = (Vec::new(), Instant::NEVER);
         self.peers.retain(|_, answers| {
@@ -161,7 +160,7 @@ impl Answers {
 }
 
 impl Engine {
-    /// Sends answers as far as there is room; when to try again at the latest.
+    /// Sends answers as far as there is room; returns when to retry at the latest.
     pub(super) fn send_answers(&mut self, now: Instant) -> Instant {
         let mut at = 0;
         while let Some(peer) = self.core.operations.answers.busy.get(at).copied() {
@@ -184,7 +183,7 @@ impl Engine {
         answers.retry_at
     }
 
-    /// True when all to this peer have gone.
+    /// Sends answers to one peer; true when none is left.
     fn send_answers_to(&mut self, now: Instant, peer: PeerId) -> bool {
         let Some(mut answers) = self.core.operations.answers.peers.remove(&peer) else {
             return true;
@@ -209,7 +208,7 @@ impl Engine {
                     break false;
                 }
                 Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break false,
-                // Nobody is there to be answered, or takes answers.
+                // The peer is gone or does not accept answers.
                 Err(_) => {
                     let charges = answers.queue.drain(..).filter_map(|answer| answer.charge);
                     self.core.operations.consumed.extend(charges);
@@ -223,7 +222,7 @@ impl Engine {
         sent
     }
 
-    /// Begins to send an answer; what is to be continued, if anything is left of it.
+    /// Starts sending an answer; returns the long message if it must be continued.
     fn begin_answer(
         &mut self,
         now: Instant,
@@ -247,7 +246,7 @@ impl Engine {
             if content.bytes() > self.whole_limit(peer) {
                 let keep = match &answer.data {
                     AnswerData::Region(part) => PayloadOwner::Region(part),
-                    // What is left of a region is here as long as the answer is.
+                    // The bytes stay valid as long as the answer exists.
                     AnswerData::Copy(_) | AnswerData::None => PayloadOwner::Caller,
                 };
                 let long = self.begin_long_with(now, edge, content, keep)?;

@@ -1,4 +1,4 @@
-//! What this process asks of others' memory, until it is answered.
+//! This process's operations on peers' memory, until they are answered.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,20 +15,20 @@ use crate::engine::posted::PostedOperation;
 use crate::error::GoneReason;
 use crate::inbox::Buffer;
 
-/// A process that owes an answer for so long is asked whether it lives.
+/// A peer is probed if it owes an answer for this long.
 pub(super) const WATCH_AFTER_NS: u64 = 500_000_000;
 
-/// Names an operation of this process that waits for its answer.
+/// Identifies an operation that waits for its answer.
 pub type OperationId = u32;
 
-/// Where the data of an answer go.
+/// Where the data of an answer is stored.
 #[derive(Debug)]
 pub(crate) enum AnswerBuffer {
-    /// There are none.
+    /// There is no data.
     None,
-    /// Into a buffer, which the asker takes.
+    /// In a buffer, which the caller takes.
     Owned(Buffer),
-    /// Into memory of the caller's.
+    /// In the caller's memory.
     Caller { memory: Memory, length: usize },
 }
 
@@ -41,7 +41,7 @@ impl AnswerBuffer {
         }
     }
 
-    /// Lets `write` have a part of it, which lies inside; `None` if it is gone.
+    /// Lets `write` fill a part, within bounds; `None` if the memory is gone.
     fn fill(&mut self, at: usize, length: usize, write: impl FnOnce(&mut [u8])) -> Option<()> {
         match self {
             AnswerBuffer::None => None,
@@ -49,63 +49,63 @@ impl AnswerBuffer {
                 write(&mut buffer.bytes_mut()[at..at + length]);
                 Some(())
             }
-            // Memory that is revoked belongs to somebody who no longer waits.
+            // Memory is revoked when its owner no longer waits.
             AnswerBuffer::Caller { memory, .. } => memory.fill(at, length, write).ok(),
         }
     }
 }
 
-/// What an operation of this process came to.
+/// The result of an operation.
 #[derive(Debug)]
 pub enum OperationResult {
-    /// It was done: a word, or what was got.
+    /// Success: a word, and the data of a get.
     Done(u64, Data),
-    /// The owner refused it.
+    /// The owner of the memory refused it.
     Refused(Outcome),
-    /// Nobody took it.
+    /// The target's process did not accept it.
     NotDelivered(RefusedReason),
-    /// Its process is gone.
+    /// The target's process is gone.
     Gone(Option<GoneReason>),
 }
 
-/// An operation that waits for its answer, or whose asker has not taken it.
+/// An operation without an answer, or whose result has not been taken.
 #[derive(Debug)]
 struct Pending {
     edge: EdgeId,
     is_fence: bool,
     place: AnswerBuffer,
     result: Option<OperationResult>,
-    /// Unless a thread waits for it.
+    /// Set for posted operations, for which no thread waits.
     posted: Option<PostedOperation>,
-    /// When it was begun, or its process last asked whether it lives.
+    /// When it was started, or when its peer was last probed.
     asked_at: Instant,
 }
 
-/// Puts on an edge that nobody waits for.
+/// Puts without an answer on an edge.
 #[derive(Debug)]
 struct UnansweredPuts {
-    /// Source and target, as answers name them.
+    /// Source and target, as in answers.
     ends: u64,
-    /// Why the first was refused that was, since the last fence.
+    /// Why the first refused one was refused, since the last fence.
     refused: Option<Outcome>,
-    /// Who posted the last, to be told if one is refused.
+    /// The latest posted put, which is completed if one is refused.
     posted: Option<PostedOperation>,
 }
 
-/// See the module.
+/// All operations that wait for answers.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     pending: FxHashMap<OperationId, Pending>,
     last_id: OperationId,
     unanswered: FxHashMap<EdgeId, UnansweredPuts>,
-    /// Posted ones that have their results.
+    /// Posted operations with results.
     finished: VecDeque<OperationId>,
-    /// Those that nobody waited for and that were refused.
+    /// Posted puts without an answer that were refused.
     refused: VecDeque<(PostedOperation, Outcome)>,
 }
 
 impl Requests {
-    /// The next operation on an edge waits for an answer under the id that this returns.
+    /// Registers an operation that waits for an answer, and returns its id.
     pub(super) fn expect(
         &mut self,
         now: Instant,
@@ -113,7 +113,7 @@ impl Requests {
         (is_fence, place): (bool, AnswerBuffer),
         posted: Option<PostedOperation>,
     ) -> OperationId {
-        // Answers to operations that nobody waits for have none.
+        // Id 0 is for operations without an answer.
         let id = loop {
             self.last_id = self.last_id.wrapping_add(1).max(1);
             if !self.pending.contains_key(&self.last_id) {
@@ -132,8 +132,7 @@ impl Requests {
         id
     }
 
-    /// Puts that nobody waits for are about to be sent on an edge; `posted` is whoever is told at
-    /// once if one is refused.
+    /// Announces puts without an answer on an edge; `posted` is completed if one is refused.
     pub(super) fn track_unanswered_puts(
         &mut self,
         edge: EdgeId,
@@ -148,18 +147,18 @@ impl Requests {
         unanswered.posted = posted.or(unanswered.posted);
     }
 
-    /// What one came to, once that is known.
+    /// Takes the result of an operation, if it is known.
     pub(super) fn take(&mut self, id: OperationId) -> Option<OperationResult> {
         self.pending.get(&id)?.result.as_ref()?;
         self.pending.remove(&id)?.result
     }
 
-    /// Nobody waits for one any more; its place, whose it is again.
+    /// Removes an operation and returns its buffer.
     pub(super) fn forget(&mut self, id: OperationId) -> Option<AnswerBuffer> {
         Some(self.pending.remove(&id)?.place)
     }
 
-    /// The next posted one that has its result.
+    /// Takes the next posted operation with a result.
     pub(super) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
         if let Some((posted, outcome)) = self.refused.pop_front() {
             return Some((posted, OperationResult::Refused(outcome)));
@@ -178,7 +177,7 @@ impl Requests {
         !self.finished.is_empty() || !self.refused.is_empty()
     }
 
-    /// The one that an answer of so many bytes is for.
+    /// The operation that an answer of `total` bytes belongs to.
     fn pending_for(
         &mut self,
         peer: PeerId,
@@ -190,7 +189,7 @@ impl Requests {
         matches.then_some(pending)
     }
 
-    /// Puts a whole answer where its asker wants it.
+    /// Stores a whole answer.
     pub(super) fn place(
         &mut self,
         answer: (PeerId, &Operation, u64),
@@ -201,7 +200,7 @@ impl Requests {
         let _gone = self.fill(answer, all, |place| source.copy(bytes, place));
     }
 
-    /// Lets `write` fill a part of where an answer goes; `None` if nobody wants it.
+    /// Lets `write` fill a part of an answer; `None` if no operation waits for it.
     pub(super) fn fill(
         &mut self,
         (peer, answer, total): (PeerId, &Operation, u64),
@@ -212,7 +211,7 @@ impl Requests {
         pending.place.fill(at, length, write)
     }
 
-    /// An answer is complete; the key of who waits for it.
+    /// Completes the operation of an answer; returns the key to notify.
     pub(super) fn on_answer(
         &mut self,
         peer: PeerId,
@@ -227,7 +226,7 @@ impl Requests {
         };
         let mut outcome = outcome;
         if outcome == Outcome::Done && pending.place.bytes() as u64 != total {
-            // The owner answers something else than it was asked.
+            // The answer does not match the request.
             outcome = Outcome::OutOfBounds;
         }
         if pending.is_fence {
@@ -246,7 +245,7 @@ impl Requests {
         self.finish(answer.id, result)
     }
 
-    /// A put that nobody waits for was refused; or somebody has given up waiting.
+    /// Records the refusal of a put without an answer, or of an operation whose caller gave up.
     fn record_refusal(&mut self, peer: PeerId, ends: u64, outcome: Outcome) {
         let mut unanswered = self.unanswered.iter_mut();
         let found = unanswered.find(|(edge, found)| edge.peer == peer && found.ends == ends);
@@ -259,7 +258,7 @@ impl Requests {
         }
     }
 
-    /// One has its result; the key of who waits for it.
+    /// Stores the result of an operation; returns the key to notify.
     fn finish(&mut self, id: OperationId, result: OperationResult) -> Option<WaitKey> {
         let pending = self.pending.get_mut(&id)?;
         if pending.result.is_some() {
@@ -273,7 +272,7 @@ impl Requests {
         Some(WaitKey::Operation(id))
     }
 
-    /// All whose edge `matches` fail; the keys of those who wait for them.
+    /// Fails all operations on edges that match; returns the keys to notify.
     pub(super) fn fail(
         &mut self,
         matches: impl Fn(EdgeId) -> bool,
@@ -286,7 +285,7 @@ impl Requests {
         keys.collect()
     }
 
-    /// An edge of ours is over: nobody asks any more what became of its puts.
+    /// Forgets a closed edge and its puts.
     pub(super) fn forget_edge(&mut self, edge: EdgeId) {
         self.unanswered.remove(&edge);
     }
@@ -295,7 +294,7 @@ impl Requests {
         self.unanswered.retain(|edge, _| edge.peer != peer);
     }
 
-    /// The processes that have owed answers for long, each once in a while; when to look again.
+    /// Takes the peers with overdue answers, at intervals; returns when to check again.
     pub(super) fn overdue_peers(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
         let (mut overdue_peers, mut next) = (Vec::new(), Instant::NEVER);
         for pending in self.pending.values_mut() {

@@ -1,9 +1,9 @@
-//! Long messages between processes of a node, through the ring or fetched: see `transfer.rs`.
+//! Long messages between processes of a node: through the ring or by fetching, see `transfer.rs`.
 //!
-//! Through the ring a message is announced and comes in pieces. To be fetched it is offered
-//! where it lies: the receiver copies it into a buffer of its own, a part in each turn. Where
-//! the kernel does not allow that, it asks for the message, which then comes in pieces. What is
-//! left of a message whose sender will not wait is copied first.
+//! Through the ring, a message is announced and sent in pieces. For fetching, the sender offers
+//! the message in its own memory, and the receiver copies it into a buffer, part by part. If the
+//! kernel does not permit that, the receiver requests the message in pieces. If the sender does
+//! not wait, the rest of the message is copied first.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,19 +21,19 @@ use crate::engine::packer::blocked;
 use crate::engine::posted::{PayloadOwner, Remainder};
 use crate::inbox::Buffers;
 
-/// Bytes of a long message fetched in one turn, so that others get theirs.
+/// Bytes of a long message fetched per poll, so that messages share the time.
 const FETCH_BYTES: usize = 1 << 20;
-/// Parts of a long message that go through the ring, so that the first is copied out while the
-/// others are copied in; and how long they are at least.
+/// Pieces per message sent through the ring, so that the receiver copies one out while the sender
+/// copies the next one in; and their minimum length.
 const PIECES: usize = 8;
 const MIN_PIECE_BYTES: usize = 16 << 10;
-/// Shorter parts would cost more than they save, whatever a profile says.
+/// Lower limit for the value from a profile.
 const PROFILE_MIN_PIECE_BYTES: usize = 1 << 10;
 
-/// What the machine says of long messages.
+/// An event of the protocol about long messages.
 #[derive(Debug)]
 pub(in crate::engine) enum LongEvent {
-    /// One can be copied from the peer's memory.
+    /// A message can be fetched from the peer's memory.
     Fetch {
         edge: EdgeId,
         sequence: u64,
@@ -41,16 +41,16 @@ pub(in crate::engine) enum LongEvent {
         total: u64,
         address: u64,
     },
-    /// The peer has copied one of ours.
+    /// The peer has fetched one of our messages.
     Taken { edge: EdgeId, sequence: u64 },
-    /// The peer wants one of ours in pieces.
+    /// The peer requests one of our messages in pieces.
     Stream { edge: EdgeId, sequence: u64 },
 }
 
-/// A long message of ours.
+/// Identifies an outgoing long message.
 pub(crate) type LongId = (EdgeId, u64);
 
-/// A message that is being copied from a peer's memory.
+/// A message being fetched from a peer's memory.
 #[derive(Debug)]
 struct Fetch {
     edge: EdgeId,
@@ -61,7 +61,7 @@ struct Fetch {
     fetched_bytes: u64,
 }
 
-/// Messages to be copied from peers' memory, in turn.
+/// Messages to fetch, in turn.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
     waiting: VecDeque<Fetch>,
@@ -78,47 +78,47 @@ impl Fetches {
     }
 }
 
-/// A message of ours that the peer has not taken, or that has not gone to its last piece.
+/// An outgoing message that the peer has not fetched, or that has not been sent completely.
 #[derive(Debug)]
 struct Outgoing {
     length: usize,
-    /// How much has gone by the ring; `None` while the peer may fetch it.
+    /// Bytes sent through the ring; `None` while the peer may fetch it.
     streamed: Option<usize>,
-    /// What is left of it, where its sender does not wait.
+    /// The rest of the message, if it is sent in the background.
     rest: Option<Remainder>,
-    /// Its region was closed while the peer might fetch it.
+    /// Its region was closed while the peer might be fetching it.
     withdrawn: bool,
     begun_ns: u64,
 }
 
-/// Long messages of ours that are under way.
+/// All outgoing long messages.
 #[derive(Debug, Default)]
 pub(super) struct OutgoingLong {
     messages: FxHashMap<LongId, Outgoing>,
-    /// Bytes of copies among them.
+    /// Bytes of their copies.
     copied_bytes: usize,
-    /// How many are withdrawn.
+    /// Number of withdrawn messages.
     withdrawn: usize,
-    /// Parts in which they go through the ring, if that was measured.
+    /// Length of pieces in the ring, if it was measured.
     piece_bytes: Option<usize>,
-    /// Those that go in pieces though their senders do not wait, in the order in which that was decided.
+    /// Background messages sent in pieces, in order.
     streams: Vec<LongId>,
 }
 
 impl OutgoingLong {
-    /// True if copies go in pieces.
+    /// True if any background messages are sent in pieces.
     #[inline]
     pub(super) fn has_streams(&self) -> bool {
         !self.streams.is_empty()
     }
 
-    /// Sends parts of this length, where the ring takes them.
+    /// Sets the length of pieces in the ring.
     pub(super) fn set_piece_bytes(&mut self, piece_bytes: Option<usize>) {
         self.piece_bytes =
             piece_bytes.map(|bytes| bytes.clamp(PROFILE_MIN_PIECE_BYTES, MAX_RECORD_BYTES));
     }
 
-    /// Bytes of copies for one peer.
+    /// Bytes copied for one peer.
     fn copied_to(&self, peer: PeerId) -> usize {
         let messages = self.messages.iter();
         let of = messages.filter(|((edge, _), _)| edge.peer == peer);
@@ -136,7 +136,7 @@ impl OutgoingLong {
         Some(message)
     }
 
-    /// A peer is gone: so are the messages to it.
+    /// Drops the messages to a peer that is gone.
     pub(super) fn forget(&mut self, peer: PeerId, core: &mut Core) {
         let gone: Vec<LongId> = self.messages.keys().copied().collect();
         for id in gone.into_iter().filter(|(edge, _)| edge.peer == peer) {
@@ -149,9 +149,8 @@ impl OutgoingLong {
 }
 
 impl SharedMemory {
-    /// Begins a long message, which must stay where it is until
-    /// [`continue_long`](Self::continue_long) says that it is no longer needed, unless what is
-    /// left of it is to be kept.
+    /// Begins a long message. Its bytes must stay valid until
+    /// [`continue_long`](Self::continue_long) returns true, unless `keep` provides for them.
     pub(in crate::engine) fn begin_long(
         &mut self,
         machine: &mut Machine,
@@ -161,7 +160,7 @@ impl SharedMemory {
         keep: PayloadOwner<'_>,
     ) -> Result<LongId, Blocked> {
         let (payload, total) = (content.payload, content.payload.len() as u64);
-        // Before the message has begun: it could not be taken back.
+        // Checked first, because a message that has begun cannot be taken back.
         let connection = self.connection(edge.peer).ok_or(Blocked::Gone(None))?;
         let begun = machine.begin(now, edge, content.charged_bytes());
         if begun.is_err() {
@@ -210,8 +209,8 @@ impl SharedMemory {
         Ok(id)
     }
 
-    /// How the next long message of an edge goes. While one is offered, whose pieces might be
-    /// asked for, no other can come in pieces.
+    /// Chooses how to send the next long message of an edge. While an earlier one is offered, whose
+    /// pieces may be requested, later ones must not use the ring.
     fn transfer(&self, connection: ConnId, edge: EdgeId) -> Transfer {
         let mut others = self.outgoing.messages.iter();
         if others.any(|((other, _), message)| *other == edge && message.streamed.is_none()) {
@@ -221,7 +220,7 @@ impl SharedMemory {
         found.map_or(Transfer::Fetch, |found| found.transfer.current())
     }
 
-    /// A message has gone to its last piece, all of it from where its caller has it.
+    /// A message was sent completely through the ring from the caller's memory.
     fn on_streamed(
         &mut self,
         machine: &mut Machine,
@@ -239,19 +238,19 @@ impl SharedMemory {
         }
     }
 
-    /// True if nothing is left of a long message that has begun.
+    /// True if a message has been sent completely.
     pub(in crate::engine) fn has_sent(&self, id: LongId) -> bool {
         !self.outgoing.messages.contains_key(&id)
     }
 
-    /// Whether a copy of so many more bytes may be kept for a peer, of `most` in all.
+    /// Whether so many more bytes may be copied for a peer, with a total limit of `most`.
     pub(in crate::engine) fn can_copy(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
         let all = self.outgoing.copied_bytes;
         let left = most.saturating_sub(all);
         all == 0 || all + bytes <= left || self.outgoing.copied_to(peer) + bytes <= left
     }
 
-    /// Goes on with a long message; true once the caller's is no longer needed.
+    /// Continues a long message; true once the caller's bytes are no longer needed.
     pub(in crate::engine) fn continue_long(
         &mut self,
         machine: &mut Machine,
@@ -280,8 +279,8 @@ impl SharedMemory {
         Ok(false)
     }
 
-    /// The caller of a long message gives up waiting though its memory may be read, or pieces
-    /// are missing: the connection must end.
+    /// The caller abandons a long message that may be read from its memory or lacks pieces, so the
+    /// connection must end.
     pub(in crate::engine) fn abandon(&mut self, id: LongId, core: &mut Core) {
         if self.outgoing.messages.contains_key(&id)
             && let Some(connection) = self.connection(id.0.peer)
@@ -291,7 +290,7 @@ impl SharedMemory {
         }
     }
 
-    /// Takes the machine's news of long messages and goes on with those under way.
+    /// Handles events of long messages and continues those in progress.
     #[inline]
     pub(super) fn poll_long(&mut self, now: Instant, core: &mut Core) {
         if !core.long_events.is_empty() {
@@ -327,7 +326,7 @@ impl SharedMemory {
                     let Some(mut message) = self.outgoing.remove((edge, sequence)) else {
                         continue;
                     };
-                    // Of a copy it would be the time to make that, too.
+                    // For a copied message the time would include copying it.
                     let is_whole = message.rest.as_ref().is_none_or(|it| it.key().is_some());
                     if is_whole && let Some(connection) = self.connection(edge.peer) {
                         self.record_time(connection, Transfer::Fetch, &message);
@@ -343,8 +342,8 @@ impl SharedMemory {
         self.allow_fetch_again();
     }
 
-    /// A region is closed. What is on its way from there goes on from a copy; what a peer has
-    /// been offered there, or fetches just now, it will ask for.
+    /// Handles the closing of a region. Messages being sent from it continue from a copy. If a peer
+    /// was offered one or is fetching it, it will request it in pieces.
     pub(in crate::engine) fn close_region(&mut self, key: u64, buffers: &Arc<Buffers>) {
         let OutgoingLong {
             messages,
@@ -364,21 +363,21 @@ impl SharedMemory {
                 *withdrawn += 1;
             }
             *copied_bytes -= rest.copied_bytes();
-            // Of memory that was revoked before nothing is left.
+            // Nothing is left of memory that was revoked before.
             *rest =
                 copy.unwrap_or_else(|| Remainder::copy(&vec![0; message.length], skipped, buffers));
             *copied_bytes += rest.copied_bytes();
         }
     }
 
-    /// Peers may fetch again once they have asked for all that was withdrawn, or had fetched it.
+    /// Allows fetching again once peers have requested or fetched all withdrawn messages.
     pub(super) fn allow_fetch_again(&mut self) {
         if self.outgoing.withdrawn == 0 {
             self.hub.show();
         }
     }
 
-    /// The peer cannot fetch a message.
+    /// The peer cannot fetch a message and requests it in pieces.
     fn on_stream_wanted(&mut self, id: LongId) {
         let connection = self.connection(id.0.peer);
         if let Some(found) = connection.and_then(|id| find_mut(&mut self.connections, id)) {
@@ -395,7 +394,7 @@ impl SharedMemory {
         }
     }
 
-    /// Copies a part of the message whose turn it is.
+    /// Fetches a part of the next message.
     fn fetch(&mut self, now: Instant, core: &mut Core) {
         let Some(mut fetch) = self.fetches.waiting.pop_front() else {
             return;
@@ -410,8 +409,8 @@ impl SharedMemory {
             total,
             ..
         } = fetch;
-        let begin = usize::try_from(fetch.fetched_bytes).expect("a position in memory");
-        let left = usize::try_from(total).expect("a length in memory") - begin;
+        let begin = usize::try_from(fetch.fetched_bytes).expect("offsets fit into memory");
+        let left = usize::try_from(total).expect("lengths fit into memory") - begin;
         let length = left.min(FETCH_BYTES);
         let address = fetch.address.wrapping_add(fetch.fetched_bytes);
         let mut fetched = Ok(());
@@ -441,7 +440,7 @@ impl SharedMemory {
         }
     }
 
-    /// Sends pieces of long messages that were kept.
+    /// Sends pieces of background messages.
     fn stream_background(&mut self, core: &mut Core) {
         let mut waiting: Vec<LongId> = Vec::new();
         for id in std::mem::take(&mut self.outgoing.streams) {
@@ -476,8 +475,8 @@ impl SharedMemory {
         self.outgoing.streams = waiting;
     }
 
-    /// Pushes as much of a long message as the ring takes, `payload` without the bytes that are
-    /// `skipped`; true when all of it has gone.
+    /// Sends as much of a long message as the ring has room for. `payload` is the message without
+    /// its first `skipped` bytes. True when all of it has been sent.
     fn push_pieces(
         &mut self,
         machine: &Machine,
@@ -485,7 +484,7 @@ impl SharedMemory {
         message: &mut Outgoing,
         (payload, skipped): (&[u8], usize),
     ) -> bool {
-        // Pieces of an edge come one message after the other, behind what announces them.
+        // An edge's long messages are sent one after the other, each after its announcement.
         let mut others = self.outgoing.messages.iter();
         let is_next = others.all(|((edge, sequence), other)| {
             *edge != id.0 || *sequence > id.1 || other.streamed.is_none()
@@ -505,7 +504,7 @@ impl SharedMemory {
                 // Its end is reported by `poll_connections`.
                 Err(_) => break,
             }
-            // It is copied out while the next is copied in.
+            // The receiver copies it out while the next one is copied in.
             self.hub.ring(connection);
         }
         *streamed == message.length

@@ -1,9 +1,9 @@
-//! Finds the processes of endpoints behind the callers: files and other nodes' directories
-//! are read on threads of their own, never under the driver's lock.
+//! Finds the processes of endpoints in the background. Files and other nodes' directories are read
+//! on separate threads, never under the driver's lock.
 //!
-//! A target is asked for again and again, with growing pauses, until it is found or the
-//! node's patience is over. Each question is short, so that one node that does not answer
-//! keeps nobody else waiting for long; at most [`MAX_THREADS`] run at once.
+//! A lookup is repeated with growing pauses until the target is found or the connect time-out
+//! expires. Each query is short, so that a node that does not answer does not delay other lookups;
+//! at most [`MAX_THREADS`] run concurrently.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -18,15 +18,15 @@ use crate::hosts::Hosts;
 use crate::key::ClusterKey;
 use crate::registry::{KnownBy, Ports, Registry, ResolveError, resolve};
 
-/// Threads that ask at once.
+/// Limit of lookup threads.
 const MAX_THREADS: usize = 16;
-/// First pause between two questions about one target; it doubles up to the last.
+/// First pause between two queries for a target; it doubles up to the maximum.
 const MIN_PAUSE: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(200);
-/// How long one question to another node lasts at most.
+/// Time limit of one query to another node.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What decides how a process is met.
+/// The configuration that decides how to connect to a process.
 #[derive(Debug)]
 pub(crate) struct Policy {
     pub(crate) node: NodeId,
@@ -51,13 +51,12 @@ impl Policy {
         }
     }
 
-    /// Of the cluster key, if there is one.
+    /// Fingerprint of the cluster key, if there is one.
     pub(crate) fn fingerprint(&self) -> Option<String> {
         self.key.as_ref().map(ClusterKey::fingerprint)
     }
 
-    /// Where to meet the owner of an endpoint in shared memory, if it is of this node
-    /// and offers it.
+    /// The shared-memory socket of an endpoint's process, if it is on this node and offers one.
     pub(crate) fn socket_of(&self, target: Address, incarnation: u64) -> Option<PathBuf> {
         if target.node != self.node || !self.may_share_memory {
             return None;
@@ -67,7 +66,7 @@ impl Policy {
     }
 }
 
-/// An edge whose target is to be found.
+/// A lookup of an edge's target.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     edge: EdgeRef,
@@ -89,7 +88,7 @@ impl Lookup {
         }
     }
 
-    /// What was found is gone already.
+    /// A new lookup because the process found earlier is gone.
     pub(crate) fn retry(edge: EdgeRef, to: Address) -> Lookup {
         let lookup = Lookup::new(edge, to);
         Lookup {
@@ -107,7 +106,7 @@ struct Lookups {
     stop: bool,
 }
 
-/// What takes answers.
+/// Receives the results.
 type Callback = Box<dyn Fn(EdgeRef, Resolution) + Send + Sync>;
 
 struct Shared {
@@ -126,7 +125,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// See the module. Dropping it ends its threads.
+/// Runs lookups on its own threads, which end when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Connector {
     shared: Arc<Shared>,
@@ -144,7 +143,7 @@ impl Connector {
         }
     }
 
-    /// What takes answers, called on the threads here; set once, before the first job.
+    /// Sets the callback for results, which runs on the lookup threads; once, before the first lookup.
     pub(crate) fn set_callback(
         &self,
         callback: impl Fn(EdgeRef, Resolution) + Send + Sync + 'static,
@@ -156,12 +155,12 @@ impl Connector {
         &self.shared.policy
     }
 
-    /// How long a target is looked for.
+    /// Time limit of a lookup.
     pub(crate) fn timeout_ns(&self) -> u64 {
         nanoseconds(self.shared.policy.connect_timeout)
     }
 
-    /// Looks for a target; never blocks.
+    /// Starts a lookup; never blocks.
     pub(crate) fn resolve(&self, lookup: Lookup) {
         let mut lookups = self.shared.lock();
         lookups.waiting.push(lookup);
@@ -176,7 +175,7 @@ impl Connector {
         match spawned {
             Ok(_) => lookups.threads += 1,
             Err(cause) if lookups.threads == 0 => {
-                tracing::error!("endpoints cannot be looked for: {cause}");
+                tracing::error!("cannot look up endpoints: {cause}");
             }
             Err(_) => {}
         }
@@ -195,7 +194,7 @@ impl Shared {
         self.lookups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers questions until there are none.
+    /// Runs lookups until the connector is dropped.
     fn run(&self) {
         while let Some(lookup) = self.next() {
             match self.resolve_once(&lookup) {
@@ -216,7 +215,7 @@ impl Shared {
         }
     }
 
-    /// The next job when it is due; `None` ends the thread.
+    /// Waits for the next lookup that is due; `None` ends the thread.
     fn next(&self) -> Option<Lookup> {
         let mut lookups = self.lock();
         loop {
@@ -241,7 +240,7 @@ impl Shared {
         }
     }
 
-    /// One question; `None`: ask again.
+    /// Makes one query; `None` means try again later.
     fn resolve_once(&self, lookup: &Lookup) -> Option<Resolution> {
         let policy = &self.policy;
         let waited = lookup.started_at.elapsed();
@@ -292,16 +291,16 @@ impl Shared {
     }
 }
 
-/// What has become known of a target.
+/// Result of a lookup.
 #[derive(Debug)]
 pub(crate) enum Resolution {
-    /// Where its process is, and where to meet it in shared memory.
+    /// The process's ports, and its shared-memory socket if it has one.
     Found(Ports, Option<PathBuf>),
-    /// It cannot be reached.
+    /// The target cannot be reached.
     Failed(TargetError),
 }
 
-/// Says how long all questions together lasted.
+/// Puts the total duration of all queries into the error.
 fn with_total_wait(mut error: ResolveError, total: Duration) -> ResolveError {
     match &mut error {
         ResolveError::NoSuchEndpoint { waited, .. } | ResolveError::NoAnswer { waited, .. } => {
