@@ -1,5 +1,5 @@
-//! Edges come and go: nothing is lost, nothing is left, and none holds up another, whatever carries
-//! them.
+//! Opening and closing many edges: nothing is lost or leaked, and no edge holds up another, over
+//! the network and in shared memory.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -18,14 +18,14 @@ use dipole_node::{
 };
 use dipole_proto::{EdgeId, Instant, PeerId};
 
-/// What the two processes of a test share.
+/// How the two processes of a test are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrier {
     Packets,
     Memory,
 }
 
-/// Two processes on a network, or on one node's memory, without a fault.
+/// Two processes on a fault-free network or in shared memory.
 struct Pair {
     network: Network,
     memory: SharedMemory,
@@ -101,8 +101,8 @@ impl Pair {
     }
 }
 
-/// `count` pairs of endpoints, each opened, used for one message, and closed, `at_once` at a time;
-/// how many messages came.
+/// Opens `count` pairs of endpoints, `at_once` at a time, sends one message over each, and closes
+/// it; returns the number of messages that arrived.
 fn come_and_go(pair: &mut Pair, count: u32, at_once: u32) -> u32 {
     let mut delivered = 0;
     for first in (0..count).step_by(at_once as usize) {
@@ -139,7 +139,7 @@ fn come_and_go(pair: &mut Pair, count: u32, at_once: u32) -> u32 {
     delivered
 }
 
-/// Memory is counted by thread, and what one test drops late another might free.
+/// Memory is counted per thread, so tests must not free each other's.
 static ONE_BY_ONE: Mutex<()> = Mutex::new(());
 
 fn endpoints_by_the_thousands_leave_nothing(carrier: Carrier) {
@@ -152,21 +152,21 @@ fn endpoints_by_the_thousands_leave_nothing(carrier: Carrier) {
     let heap = measure(|| delivered = come_and_go(&mut pair, count, 500)).bytes_current;
     assert_eq!(delivered, count);
     let after = [0, 1].map(|index| pair.engines[index].holdings());
-    assert_eq!(after, before, "pool, grants and edges as at the start");
-    assert!(heap.abs() < 64 << 10, "{heap} bytes of memory are left");
+    assert_eq!(after, before, "pool, grants and edges are as at the start");
+    assert!(heap.abs() < 64 << 10, "{heap} bytes of memory are leaked");
 }
 
 #[test]
-fn a_hundred_thousand_endpoints_by_packets_deliver_everything_and_leave_nothing() {
+fn a_hundred_thousand_endpoints_on_the_network_deliver_everything_and_leave_nothing() {
     endpoints_by_the_thousands_leave_nothing(Carrier::Packets);
 }
 
 #[test]
-fn a_hundred_thousand_endpoints_by_shared_memory_deliver_everything_and_leave_nothing() {
+fn a_hundred_thousand_endpoints_in_shared_memory_deliver_everything_and_leave_nothing() {
     endpoints_by_the_thousands_leave_nothing(Carrier::Memory);
 }
 
-/// An edge between the same endpoints may begin again before its earlier life is forgotten.
+/// An edge can be reopened between the same endpoints before its previous use is forgotten.
 fn an_edge_begins_again(carrier: Carrier) {
     let mut pair = Pair::new(carrier);
     pair.engines[1].open_endpoint(7);
@@ -203,7 +203,7 @@ fn an_edge_by_shared_memory_begins_again_and_again_in_order() {
     an_edge_begins_again(Carrier::Memory);
 }
 
-/// A sender that begins its edge anew for every message gets no credit beyond an edge's window.
+/// A sender that reopens its edge for every message gets no credit beyond an edge's window.
 fn lives_of_an_edge_share_its_window(carrier: Carrier) {
     let mut pair = Pair::new(carrier);
     pair.engines[1].open_endpoint(7);
@@ -228,8 +228,8 @@ fn lives_of_an_edge_share_its_window(carrier: Carrier) {
         pair.settle(1);
     }
     let held = pair.engines[1].holdings().pool_bytes;
-    assert!(held > window / 2, "{held} bytes: it was stopped early");
-    assert!(held <= window + (64 << 10), "{held} bytes lie unread");
+    assert!(held > window / 2, "{held} bytes: stopped too early");
+    assert!(held <= window + (64 << 10), "{held} unread bytes");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn lives_of_an_edge_by_shared_memory_share_its_window() {
     lives_of_an_edge_share_its_window(Carrier::Memory);
 }
 
-/// Long messages to an endpoint that is never read must not keep others from theirs.
+/// Long messages to an endpoint that is never read must not hold up other endpoints.
 fn a_stuck_endpoint_holds_up_nobody(links: Links) {
     const LONG: usize = 1 << 20;
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -271,7 +271,7 @@ fn a_stuck_endpoint_holds_up_nobody(links: Links) {
                     Err(other) => panic!("{other}"),
                 }
             }
-            assert!(taken < 200, "what nobody reads is not taken without end");
+            assert!(taken < 200, "unread messages are accepted without limit");
             for _ in 0..200 {
                 to_lively.send_timeout(&message, PATIENCE).expect("room");
             }
@@ -294,8 +294,8 @@ fn an_endpoint_that_is_never_read_holds_up_nobody_by_packets() {
     a_stuck_endpoint_holds_up_nobody(Links::Udp);
 }
 
-/// Gets from a region that is closed after so many steps of either process, whose memory is then
-/// used for something else; whether that was done.
+/// Gets from a region that is closed after this many steps of either process, and whose memory is
+/// then overwritten; returns whether the get succeeded.
 fn get_and_close(steps: usize) -> bool {
     const BYTES: usize = 1 << 20;
     let mut pair = Pair::new(Carrier::Memory);
@@ -317,7 +317,7 @@ fn get_and_close(steps: usize) -> bool {
             other => panic!("{other:?}"),
         }
     };
-    // The first goes through the ring; then fetching is tried.
+    // The first get uses the ring; then fetching is tried.
     let id = begin(&mut pair);
     pair.settle(50);
     assert!(pair.engines[0].take_operation(id).is_some());
@@ -337,7 +337,7 @@ fn get_and_close(steps: usize) -> bool {
     pair.settle(100);
     match pair.engines[0].take_operation(id) {
         Some(OperationResult::Done(_, data)) => {
-            assert!(data[..] == held, "after {steps} steps: not what it held");
+            assert!(data[..] == held, "after {steps} steps: wrong contents");
             true
         }
         Some(OperationResult::Refused(Outcome::NoRegion)) => false,
@@ -348,6 +348,6 @@ fn get_and_close(steps: usize) -> bool {
 #[test]
 fn what_is_got_from_a_region_that_is_closed_meanwhile_is_what_it_held() {
     let done: Vec<bool> = (0..20).map(get_and_close).collect();
-    assert!(!done[0], "it was closed before it was asked");
+    assert!(!done[0], "it was closed before the request");
     assert!(done[19], "it was closed afterwards");
 }

@@ -26,7 +26,7 @@ fn endpoint(node: &Node, id: u32) -> Endpoint {
     node.endpoint(EndpointId(id)).expect("a free endpoint")
 }
 
-/// Endpoints 1:1 and 1:2 in two nodes of this process; the first points at the second.
+/// Endpoints 1:1 and 1:2 in two nodes of this process; the second is a target of the first.
 fn pair(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
     let (left, right) = (node(directory, links), node(directory, links));
     let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
@@ -41,7 +41,7 @@ fn pair(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
     (from, to)
 }
 
-/// An inbox 1:7 and an outbox 1:8 in one node, the latter pointing at the former.
+/// An inbox 1:7 and an outbox 1:8 in one node, with the inbox as target.
 fn inner_edge(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
     let node = node(directory, links);
     let (inbox, outbox) = (endpoint(&node, 7), endpoint(&node, 8));
@@ -223,7 +223,7 @@ fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing(links: 
         assert!(sent < 100_000, "never full");
     };
     assert!(matches!(full, SendError::Full { .. }), "{full}");
-    // Whatever else fits is taken in order, until the receiver's credit is used up.
+    // Further messages are accepted until the receiver's credit is used up.
     let timed_out = loop {
         match outbox.send_timeout(&pattern(sent, 10_000), Duration::from_millis(300)) {
             Ok(()) => sent += 1,
@@ -314,8 +314,8 @@ fn unreliable_messages_arrive_at_most_once(links: Links) {
     let count = seen.len();
     seen.sort_unstable();
     seen.dedup();
-    assert!(count > 0, "nothing at all came over loopback");
-    assert_eq!(seen.len(), count, "some message came twice");
+    assert!(count > 0, "no message arrived over loopback");
+    assert_eq!(seen.len(), count, "some message arrived twice");
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_afte
         from.send(&number.to_le_bytes()).expect("room");
     }
     drop(from);
-    // Nobody reads, or looks at the end of the edge, before this returns.
+    // No thread reads, or checks the end of the edge, before this returns.
     left.close(Duration::from_millis(100))
         .expect("all of it lies in the ring");
     for number in 0..5_u32 {
@@ -453,7 +453,7 @@ fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_afte
     }
 }
 
-/// Each of these holds whatever carries the messages.
+/// Runs each of these tests over every kind of link.
 macro_rules! over_each_link {
     ($($test:ident,)*) => {
         mod by_packets {

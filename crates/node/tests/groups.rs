@@ -1,4 +1,4 @@
-//! Groups through the public API, in this process and with one that is killed.
+//! Groups through the public API, in this process and with a process that is killed.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -42,7 +42,7 @@ fn join(node: &Node, size: usize, rank: usize) -> Group {
     (node.group(members(size), rank, PATIENCE)).unwrap_or_else(|error| panic!("{rank}: {error}"))
 }
 
-/// Runs each rank on a thread with a node of its own.
+/// Runs each rank on its own thread with its own node.
 fn each<R: Send>(links: Links, size: usize, body: impl Fn(&Node, usize) -> R + Sync) -> Vec<R> {
     let directory = directory();
     std::thread::scope(|scope| {
@@ -68,13 +68,13 @@ fn each_in_group<R: Send>(
     })
 }
 
-/// Bytes that tell who made them, and in which round.
+/// Bytes that identify their sender and round.
 fn pattern(length: usize, rank: usize, round: usize) -> Vec<u8> {
     let byte = |at: usize| (at.wrapping_mul(31) ^ (rank * 17) ^ (round * 101)).to_le_bytes()[0];
     (0..length).map(byte).collect()
 }
 
-/// A 2 x 2 matrix of words: products are associative and not commutative.
+/// A 2 x 2 matrix of words, whose product is associative but not commutative.
 type Matrix = [u64; 4];
 
 fn matrix(rank: usize, round: usize) -> Matrix {
@@ -172,7 +172,7 @@ fn reductions_combine_in_the_order_of_ranks_and_give_equal_bits() {
                     (group.allreduce(&mut data, multiply, PATIENCE)).expect("all come");
                     assert_eq!(data, expected);
                 }
-                // Sums of these depend on the order.
+                // The sum of these depends on the order.
                 let own = [0.1 * (group.rank() + 1) as f64, 1e16, -1e16];
                 let mut everywhere = own;
                 let mut at_last = own;
@@ -239,7 +239,7 @@ fn a_member_that_computes_does_not_hold_up_broadcasts_that_pass_through_it() {
         let size = 8;
         let done = Barrier::new(size);
         each_in_group(links, size, |group| {
-            // Rank 4 has rank 5, 6 and 7 below it.
+            // Ranks 5, 6 and 7 are below rank 4 in the tree.
             if group.rank() == 4 {
                 done.wait();
             }
@@ -279,7 +279,7 @@ fn groups_that_overlap_do_not_meet() {
     for links in BOTH {
         each(links, 5, |node, rank| {
             let mut whole = join(node, 5, rank);
-            // Those in the middle are in another one, in reverse.
+            // The members in the middle form another group, in reverse order.
             let addresses: Vec<_> = (1..4)
                 .rev()
                 .map(|rank| Address::new(1, 500 + rank))
@@ -342,7 +342,7 @@ fn members_that_make_different_calls_are_told_who_made_which() {
                 let mut word = [0_u64];
                 match group.rank() {
                     1 => loop {
-                        // The root of a broadcast is done before the others notice.
+                        // The root of a broadcast may finish before the others notice.
                         group.broadcast(1, &mut vec![1], PATIENCE)?;
                     },
                     _ => group.allreduce_numbers(&mut word, Combine::Sum, PATIENCE),
@@ -491,7 +491,7 @@ fn members_that_join_and_go_are_other_generations() {
 #[test]
 fn a_member_that_others_exclude_is_told() {
     for links in BOTH {
-        // Who comes when the others have left already would be a group of its own.
+        // A member that comes after the others have left would form its own group.
         let is_told = AtomicBool::new(false);
         each_in_group(links, 4, |group| {
             group.barrier(PATIENCE).expect("all come");
@@ -534,7 +534,7 @@ fn members_that_miss_different_ones_agree_on_those_whom_nobody_misses() {
     }
 }
 
-/// The calls that a member is killed in.
+/// The calls during which a member is killed.
 #[derive(Clone, Copy, Debug)]
 enum Repeated {
     Barrier,
@@ -581,7 +581,7 @@ impl Repeated {
     }
 }
 
-/// Part of the test below: a member that calls until it is killed.
+/// A member that makes calls until it is killed; started by the test below.
 #[test]
 fn victim() {
     let Ok(part) = std::env::var("DIPOLE_GROUPS_VICTIM") else {
@@ -617,7 +617,7 @@ impl Victim {
         Victim(child.expect("it starts"))
     }
 
-    /// Kills it with SIGKILL, which is waited for.
+    /// Kills it with SIGKILL and waits for its end.
     fn kill(&mut self) {
         self.0.kill().expect("our child");
         self.0.wait().expect("our child");
@@ -674,7 +674,7 @@ fn a_member_that_crashes_before_all_are_there_may_come_back() {
                 group.barrier(PATIENCE).expect("all are there");
             };
             scope.spawn(move || come(0));
-            // Rank 0 tells the first rank 1 that it is there, and must tell the second, too.
+            // Rank 0 announced itself to the first rank 1, and must do so to the second, too.
             std::thread::sleep(Duration::from_millis(500));
             victim.kill();
             scope.spawn(move || come(1));
@@ -683,7 +683,7 @@ fn a_member_that_crashes_before_all_are_there_may_come_back() {
     }
 }
 
-/// Calls until the victim is killed, then goes on without; who was killed.
+/// Makes calls until the victim is killed, then continues without it; returns the killed rank.
 fn survive(path: &Path, links: Links, (size, rank): (usize, usize), repeated: Repeated) -> usize {
     let node = open(path, links);
     let mut group = join(&node, size, rank);

@@ -1,4 +1,4 @@
-//! `DIPOLE_LOG`, in a process of its own: this test, started again.
+//! `DIPOLE_LOG`, tested in another process: this test, started again.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use dipole_node::{Config, EndpointId, Node, NodeId};
 
-/// Set in the process that logs.
+/// Set in the child process.
 const CHILD: &str = "DIPOLE_TEST_LOG_CHILD";
 
-/// What a process that waits for a message for more than 2 s says with this setting.
+/// Output of a process that waits for a message for more than 2 s, with this setting.
 fn said(setting: Option<&str>) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this test"));
     command.args(["--exact", "--nocapture", "a_process_that_waits"]);

@@ -1,4 +1,4 @@
-//! Edges, answers and completion queues through the public API.
+//! Edges, replies and completion queues through the public API.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -30,7 +30,7 @@ fn directory() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-/// Two nodes of one directory, which lasts as long as what is returned first.
+/// Two nodes with a common directory, which exists as long as the first result.
 fn two_nodes(links: Links) -> (TempDir, Node, Node) {
     let directory = directory();
     let (here, there) = (node(&directory, links), node(&directory, links));
@@ -53,7 +53,7 @@ fn completion(queue: &CompletionQueue) -> Completion {
     completion.expect("a completion in time")
 }
 
-/// Lets the process behind an endpoint take part until `done`.
+/// Lets the endpoint's process take part until `done`.
 fn serve(endpoint: &Endpoint, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         let _nothing = endpoint.receive_timeout(Duration::from_millis(5));
@@ -234,7 +234,7 @@ fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer(
                     let edge = edge(&client, 1);
                     edge.send(&number.to_le_bytes()).expect("the server reads");
                     if dies(number) {
-                        // It does not stay for its answer.
+                        // This client leaves before its reply.
                         edge.flush(PATIENCE).expect("acknowledged");
                         drop((edge, client));
                     } else {
@@ -247,7 +247,8 @@ fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer(
             }
             done.store(true, Ordering::Relaxed);
             let slowest = serving.join().expect("no panic");
-            // Nobody looks for those who are gone: that took half a minute each.
+            // Replies to clients that are gone do not look them up, which would take half a
+            // minute each.
             assert!(slowest < Duration::from_secs(10), "{slowest:?}");
         });
     }
@@ -288,7 +289,7 @@ fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
             scope.spawn(|| edge.send(b"hello").expect("it runs still"));
             assert_eq!(message(&to), b"hello");
         });
-        // From here on nobody reads there.
+        // From now on, no thread receives there.
         for length in [64, 20_000, 1 << 20] {
             let payload = vec![1; length];
             let begun = Instant::now();
@@ -317,7 +318,7 @@ fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
             from.target(Address::new(1, 2)).expect("it exists");
             from.send(b"last").expect("sent");
         });
-        // By now the process is gone, and was before anybody asked.
+        // Here the process is already gone, before the first query.
         while here.take_departures().is_empty() {
             let _nothing = from.receive_timeout(Duration::from_millis(1));
         }
@@ -372,7 +373,7 @@ fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
             failed: 0,
         };
         assert_eq!(all, Some(sent));
-        // Nobody opens this endpoint.
+        // This endpoint is never opened.
         let nowhere = self::edge(&from, 99);
         nowhere.attach_counter(&counter);
         let posted = nowhere.post(Operation::Message, &[IoSlice::new(b"lost")], 7);

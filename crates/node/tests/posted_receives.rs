@@ -1,4 +1,4 @@
-//! Receives that are posted and filled while nobody waits.
+//! Posted receives, which are filled while no thread waits.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -24,7 +24,7 @@ struct Pair {
     _directory: TempDir,
 }
 
-/// The queue is the receiver's.
+/// Two endpoints and an edge; the queue belongs to the receiver.
 fn pair(links: Links) -> Pair {
     let directory = tempfile::tempdir().expect("a directory");
     let open = || {
@@ -73,7 +73,7 @@ impl Pair {
         completion.expect("a completion in time")
     }
 
-    /// The next completion is that of a receive, which this message has filled.
+    /// Checks that the next completion is a receive filled with this message.
     fn filled(&self, expected: (u64, &[u8])) {
         match self.completion() {
             Completion::Filled {
@@ -102,7 +102,7 @@ impl Pair {
         self.edge.send_timeout(message, PATIENCE).expect("sent");
     }
 
-    /// All that was sent has arrived, though its receiver makes no calls.
+    /// Waits until everything sent has arrived; the receiver makes no calls.
     fn flush(&self) {
         self.edge.flush(PATIENCE).expect("acknowledged");
     }
@@ -322,7 +322,7 @@ fn the_1025th_is_refused_and_all_others_are_filled_by_many_senders() {
     assert_eq!(seen, [256; 4]);
 }
 
-/// Sends messages of many lengths, each beginning with who sent it and its number.
+/// Sends messages of many lengths, each of which begins with its sender and number.
 fn send_many(endpoint: &Endpoint, who: u32, count: usize) {
     const LENGTHS: [usize; 7] = [8, LONG, 1400, LONG - 1, 40_000, 9, 70_000];
     let edge = endpoint.edge(Address::new(1, 2)).expect("usable");
@@ -336,7 +336,7 @@ fn send_many(endpoint: &Endpoint, who: u32, count: usize) {
     edge.flush(PATIENCE).expect("acknowledged");
 }
 
-/// Who sent a message, and its number, if it is whole.
+/// Sender and number of a message, after checking its contents.
 fn checked(message: &[u8]) -> (usize, usize) {
     let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().expect("four"));
     let (who, number) = (word(0) as usize, word(4) as usize);
@@ -403,7 +403,7 @@ fn what_is_posted_cancelled_and_read_otherwise_meanwhile_gets_each_message_once(
             let mut place = vec![0; LONG];
             while seen.len() < SENDERS as usize * EACH {
                 turn += 1;
-                // Who reads without posting takes the memory's contents away.
+                // An ordinary receive takes the contents of the posted memory.
                 if turn % 3 == 0
                     && let Ok(Some(message)) = pair.to.try_receive()
                 {

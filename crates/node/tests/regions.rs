@@ -1,4 +1,4 @@
-//! Regions through the public API: put, get, update, notices, refusals.
+//! Regions through the public API: put, get, atomic updates, notices, refusals.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BOTH: [Links; 2] = [Links::Shm, Links::Udp];
 const BYTES: usize = 3 << 20;
 
-/// An endpoint with a region, in a process of its own that is asked by another.
+/// An endpoint with a region, and an edge to it from another process.
 struct Pair {
     owner: Endpoint,
     region: Region,
@@ -406,7 +406,7 @@ fn who_is_not_answered_is_told_in_time() {
 
 #[test]
 fn small_operations_allocate_nothing() {
-    // By shared memory a wait looks at connections now and then, which allocates.
+    // In shared memory a wait checks for connections now and then, which allocates.
     let pair = pair(Links::Udp, Rights::ALL);
     let key = pair.region.key();
     let mut got = [0; 64];
@@ -423,6 +423,6 @@ fn small_operations_allocate_nothing() {
             round();
         }
     });
-    // A list may grow once more when several things wait at the same moment.
+    // A list may grow once more if several events coincide.
     assert!(counted.count_total <= 3, "{counted:?}");
 }

@@ -1,5 +1,5 @@
-//! The capture in `docs/design/protocol.md` §10 is sound: every packet parses, carries the
-//! right CRC32C, and says what the text says.
+//! Checks the captured packets in `docs/design/protocol.md` §10: every packet parses, has a valid
+//! CRC32C, and matches its description.
 
 #![allow(missing_docs, reason = "tests")]
 
