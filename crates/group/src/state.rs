@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_become_one_message_and_repeats_change_nothing() {
+    fn pieces_become_one_message_and_duplicates_change_nothing() {
         let roster = roster(0, &[10, 11], 0);
         let mut state = started(&roster);
         let from = Address::new(1, 11);

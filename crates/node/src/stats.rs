@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_counter_has_a_name_of_its_own() {
+    fn counter_names_are_unique() {
         let mut stats = Stats {
             local: Some(ShmStats::default()),
             bpf: Some(BpfStats::default()),

@@ -309,7 +309,7 @@ fn held(pid: u32) -> (usize, usize) {
 }
 
 #[test]
-fn the_example_serves_a_thousand_clients_of_which_some_are_killed() {
+fn the_example_serves_a_thousand_clients_some_of_which_are_killed() {
     for links in BOTH {
         let directory = tempfile::tempdir().expect("a directory");
         let runtime = directory.path().join("dipole");

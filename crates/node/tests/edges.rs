@@ -142,7 +142,7 @@ fn come_and_go(pair: &mut Pair, count: u32, at_once: u32) -> u32 {
 /// Memory is counted per thread, so tests must not free each other's.
 static ONE_BY_ONE: Mutex<()> = Mutex::new(());
 
-fn endpoints_by_the_thousands_leave_nothing(carrier: Carrier) {
+fn many_endpoints_leave_nothing(carrier: Carrier) {
     let _alone = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut pair = Pair::new(carrier);
     let before = [0, 1].map(|index| pair.engines[index].holdings());
@@ -158,16 +158,16 @@ fn endpoints_by_the_thousands_leave_nothing(carrier: Carrier) {
 
 #[test]
 fn a_hundred_thousand_endpoints_on_the_network_deliver_everything_and_leave_nothing() {
-    endpoints_by_the_thousands_leave_nothing(Carrier::Packets);
+    many_endpoints_leave_nothing(Carrier::Packets);
 }
 
 #[test]
 fn a_hundred_thousand_endpoints_in_shared_memory_deliver_everything_and_leave_nothing() {
-    endpoints_by_the_thousands_leave_nothing(Carrier::Memory);
+    many_endpoints_leave_nothing(Carrier::Memory);
 }
 
 /// An edge can be reopened between the same endpoints before its previous use is forgotten.
-fn an_edge_begins_again(carrier: Carrier) {
+fn an_edge_is_reopened_in_order(carrier: Carrier) {
     let mut pair = Pair::new(carrier);
     pair.engines[1].open_endpoint(7);
     for life in 0..200_u32 {
@@ -194,17 +194,17 @@ fn an_edge_begins_again(carrier: Carrier) {
 }
 
 #[test]
-fn an_edge_by_packets_begins_again_and_again_in_order() {
-    an_edge_begins_again(Carrier::Packets);
+fn an_edge_on_the_network_is_reopened_in_order() {
+    an_edge_is_reopened_in_order(Carrier::Packets);
 }
 
 #[test]
-fn an_edge_by_shared_memory_begins_again_and_again_in_order() {
-    an_edge_begins_again(Carrier::Memory);
+fn an_edge_in_shared_memory_is_reopened_in_order() {
+    an_edge_is_reopened_in_order(Carrier::Memory);
 }
 
 /// A sender that reopens its edge for every message gets no credit beyond an edge's window.
-fn lives_of_an_edge_share_its_window(carrier: Carrier) {
+fn reopened_edges_share_a_window(carrier: Carrier) {
     let mut pair = Pair::new(carrier);
     pair.engines[1].open_endpoint(7);
     let window = ProtocolConfig::default().edge_window_bytes;
@@ -233,17 +233,17 @@ fn lives_of_an_edge_share_its_window(carrier: Carrier) {
 }
 
 #[test]
-fn lives_of_an_edge_by_packets_share_its_window() {
-    lives_of_an_edge_share_its_window(Carrier::Packets);
+fn reopened_edges_on_the_network_share_a_window() {
+    reopened_edges_share_a_window(Carrier::Packets);
 }
 
 #[test]
-fn lives_of_an_edge_by_shared_memory_share_its_window() {
-    lives_of_an_edge_share_its_window(Carrier::Memory);
+fn reopened_edges_in_shared_memory_share_a_window() {
+    reopened_edges_share_a_window(Carrier::Memory);
 }
 
 /// Long messages to an endpoint that is never read must not hold up other endpoints.
-fn a_stuck_endpoint_holds_up_nobody(links: Links) {
+fn a_stuck_endpoint_does_not_hold_up_others(links: Links) {
     const LONG: usize = 1 << 20;
     const PATIENCE: Duration = Duration::from_secs(60);
     let directory = tempfile::tempdir().expect("a directory");
@@ -285,13 +285,13 @@ fn a_stuck_endpoint_holds_up_nobody(links: Links) {
 }
 
 #[test]
-fn an_endpoint_that_is_never_read_holds_up_nobody_in_shared_memory() {
-    a_stuck_endpoint_holds_up_nobody(Links::Shm);
+fn an_unread_endpoint_does_not_hold_up_others_in_shared_memory() {
+    a_stuck_endpoint_does_not_hold_up_others(Links::Shm);
 }
 
 #[test]
-fn an_endpoint_that_is_never_read_holds_up_nobody_by_packets() {
-    a_stuck_endpoint_holds_up_nobody(Links::Udp);
+fn an_unread_endpoint_does_not_hold_up_others_on_the_network() {
+    a_stuck_endpoint_does_not_hold_up_others(Links::Udp);
 }
 
 /// Gets from a region that is closed after this many steps of either process, and whose memory is
@@ -346,7 +346,7 @@ fn get_and_close(steps: usize) -> bool {
 }
 
 #[test]
-fn what_is_got_from_a_region_that_is_closed_meanwhile_is_what_it_held() {
+fn a_get_from_a_region_closed_meanwhile_returns_its_old_contents() {
     let done: Vec<bool> = (0..20).map(get_and_close).collect();
     assert!(!done[0], "it was closed before the request");
     assert!(done[19], "it was closed afterwards");

@@ -89,7 +89,7 @@ fn several_messages_are_received_in_one_call() {
 }
 
 #[test]
-fn what_a_process_has_received_is_acknowledged_while_it_makes_no_call() {
+fn messages_are_acknowledged_while_the_receiver_makes_no_calls() {
     for links in [Links::Udp, Links::Shm] {
         let directory = tempfile::tempdir().expect("a directory");
         let (from, to) = pair(&directory, links);
@@ -145,7 +145,7 @@ fn many_small_messages_are_packed_and_keep_their_order(links: Links) {
     });
 }
 
-fn whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long(links: Links) {
+fn try_send_reports_a_lost_peer_and_messages_that_are_too_long(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (from, to) = pair(&directory, links);
     if links == Links::Udp {
@@ -170,7 +170,7 @@ fn whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long(links: L
     }
 }
 
-fn a_taken_endpoint_names_its_holder(links: Links) {
+fn opening_a_taken_endpoint_names_its_owner(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (first, second) = (node(&directory, links), node(&directory, links));
     let held = endpoint(&first, 5);
@@ -211,7 +211,7 @@ fn several_targets_each_get_a_copy(links: Links) {
     assert!(leaves[0].try_receive().expect("works").is_none());
 }
 
-fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing(links: Links) {
+fn a_receiver_that_does_not_read_blocks_the_sender_and_loses_nothing(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (inbox, outbox) = inner_edge(&directory, links);
     let mut sent = 0;
@@ -267,7 +267,7 @@ fn receiving_into_a_short_buffer_leaves_the_message_in_place(links: Links) {
     );
 }
 
-fn a_closed_endpoint_refuses_and_the_sender_is_told(links: Links) {
+fn a_closed_endpoint_refuses_messages_and_the_sender_gets_an_error(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (inbox, outbox) = inner_edge(&directory, links);
     drop(inbox);
@@ -283,7 +283,7 @@ fn a_closed_endpoint_refuses_and_the_sender_is_told(links: Links) {
     assert!(matches!(refused, SendError::Refused { .. }), "{refused}");
 }
 
-fn an_endpoint_without_target_or_message_says_so(links: Links) {
+fn an_endpoint_without_target_or_message_reports_an_error(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let node = node(&directory, links);
     let lonely = endpoint(&node, 9);
@@ -319,7 +319,7 @@ fn unreliable_messages_arrive_at_most_once(links: Links) {
 }
 
 #[test]
-fn loss_of_packets_changes_nothing_but_the_time() {
+fn packet_loss_only_costs_time() {
     let links = Links::Udp;
     let directory = tempfile::tempdir().expect("a directory");
     let plan = "drop=0.02,repeat=0.01,reorder=0.02,corrupt=0.01,seed=5";
@@ -401,7 +401,7 @@ fn a_peer_that_closes_is_reported(links: Links) {
 }
 
 #[test]
-fn what_was_read_before_its_reader_left_counts_as_delivered_a_while_after() {
+fn messages_read_before_the_receiver_left_count_as_delivered_later() {
     for links in [Links::Udp, Links::Shm] {
         let directory = tempfile::tempdir().expect("a directory");
         let (left, right) = (node(&directory, links), node(&directory, links));
@@ -430,7 +430,7 @@ fn what_was_read_before_its_reader_left_counts_as_delivered_a_while_after() {
 }
 
 #[test]
-fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_after() {
+fn a_leaving_process_does_not_wait_for_shared_memory_to_be_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let (left, right) = (node(&directory, Links::Shm), node(&directory, Links::Shm));
     let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
@@ -468,14 +468,14 @@ macro_rules! over_each_link {
 over_each_link! {
     messages_of_all_sizes_arrive_whole_and_in_order,
     many_small_messages_are_packed_and_keep_their_order,
-    whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long,
-    a_taken_endpoint_names_its_holder,
+    try_send_reports_a_lost_peer_and_messages_that_are_too_long,
+    opening_a_taken_endpoint_names_its_owner,
     an_endpoint_of_the_same_process_can_be_a_target,
     several_targets_each_get_a_copy,
-    a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing,
+    a_receiver_that_does_not_read_blocks_the_sender_and_loses_nothing,
     receiving_into_a_short_buffer_leaves_the_message_in_place,
-    a_closed_endpoint_refuses_and_the_sender_is_told,
-    an_endpoint_without_target_or_message_says_so,
+    a_closed_endpoint_refuses_messages_and_the_sender_gets_an_error,
+    an_endpoint_without_target_or_message_reports_an_error,
     unreliable_messages_arrive_at_most_once,
     one_thread_sends_while_another_receives_on_the_same_endpoint,
     a_peer_that_closes_is_reported,

@@ -69,7 +69,7 @@ fn messages_wake_the_task_that_waits_for_them() {
 }
 
 #[test]
-fn a_task_that_sends_waits_for_room_and_one_queue_wakes_for_what_it_posted() {
+fn a_sending_task_waits_for_room_and_a_queue_wakes_it_for_posted_messages() {
     const MESSAGES: u32 = 300;
     const BYTES: usize = 20_000;
     for links in [Links::Shm, Links::Udp] {
@@ -111,7 +111,7 @@ fn a_task_that_sends_waits_for_room_and_one_queue_wakes_for_what_it_posted() {
 }
 
 #[test]
-fn a_task_that_sends_to_nobody_is_told() {
+fn a_task_that_sends_to_a_missing_endpoint_gets_an_error() {
     let directory = tempfile::tempdir().expect("a directory");
     let config = Config::local(NodeId(1), directory.path().join("dipole"));
     let node = Node::open(Config {

@@ -109,7 +109,7 @@ fn all_product(size: usize, round: usize) -> Matrix {
 }
 
 #[test]
-fn nobody_leaves_a_barrier_before_all_have_entered_it() {
+fn no_member_leaves_a_barrier_before_all_have_entered_it() {
     for links in BOTH {
         for size in SIZES {
             let entered = AtomicUsize::new(0);
@@ -126,7 +126,7 @@ fn nobody_leaves_a_barrier_before_all_have_entered_it() {
 }
 
 #[test]
-fn a_broadcast_from_any_root_and_of_any_length_comes_to_all() {
+fn a_broadcast_from_any_root_and_of_any_length_reaches_all() {
     for links in BOTH {
         for size in SIZES {
             each_in_group(links, size, |group| {
@@ -155,7 +155,7 @@ fn a_broadcast_from_any_root_and_of_any_length_comes_to_all() {
 }
 
 #[test]
-fn reductions_combine_in_the_order_of_ranks_and_give_equal_bits() {
+fn reductions_combine_in_rank_order_and_give_identical_bits() {
     for links in BOTH {
         for size in SIZES {
             let sums = each_in_group(links, size, |group| {
@@ -197,7 +197,7 @@ fn reductions_combine_in_the_order_of_ranks_and_give_equal_bits() {
 }
 
 #[test]
-fn long_vectors_are_combined_too() {
+fn long_vectors_can_be_reduced() {
     for links in BOTH {
         for size in [2, 3, 5] {
             each_in_group(links, size, |group| {
@@ -212,7 +212,7 @@ fn long_vectors_are_combined_too() {
 }
 
 #[test]
-fn members_come_one_after_the_other() {
+fn members_join_one_after_the_other() {
     for links in BOTH {
         for size in [2, 5] {
             let (present, turn) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -234,7 +234,7 @@ fn members_come_one_after_the_other() {
 }
 
 #[test]
-fn a_member_that_computes_does_not_hold_up_broadcasts_that_pass_through_it() {
+fn a_computing_member_does_not_delay_broadcasts_through_it() {
     for links in BOTH {
         let size = 8;
         let done = Barrier::new(size);
@@ -254,7 +254,7 @@ fn a_member_that_computes_does_not_hold_up_broadcasts_that_pass_through_it() {
 }
 
 #[test]
-fn who_runs_ahead_of_a_slow_member_waits_in_the_end() {
+fn a_member_far_ahead_of_a_slow_one_waits() {
     for links in BOTH {
         let sent = AtomicUsize::new(0);
         each_in_group(links, 2, |group| {
@@ -275,7 +275,7 @@ fn who_runs_ahead_of_a_slow_member_waits_in_the_end() {
 }
 
 #[test]
-fn groups_that_overlap_do_not_meet() {
+fn overlapping_groups_do_not_interfere() {
     for links in BOTH {
         each(links, 5, |node, rank| {
             let mut whole = join(node, 5, rank);
@@ -303,7 +303,7 @@ fn groups_that_overlap_do_not_meet() {
 }
 
 #[test]
-fn members_with_different_lists_are_told_and_do_not_hang() {
+fn members_with_different_lists_get_an_error_and_do_not_hang() {
     for links in BOTH {
         for size in [2, 3, 5, 8] {
             let wrong = size - 1;
@@ -334,7 +334,7 @@ fn members_with_different_lists_are_told_and_do_not_hang() {
 }
 
 #[test]
-fn members_that_make_different_calls_are_told_who_made_which() {
+fn different_calls_are_reported_with_their_members() {
     for links in BOTH {
         for size in [2, 3, 8] {
             let told = each_in_group(links, size, |group| {
@@ -360,7 +360,7 @@ fn members_that_make_different_calls_are_told_who_made_which() {
 }
 
 #[test]
-fn lengths_that_differ_are_told() {
+fn different_lengths_are_reported() {
     for links in BOTH {
         let told = each_in_group(links, 3, |group| {
             let mut bytes = vec![0; 8 * (1 + usize::from(group.rank() == 2))];
@@ -374,7 +374,7 @@ fn lengths_that_differ_are_told() {
 }
 
 #[test]
-fn who_waits_in_vain_says_for_whom_and_so_do_the_others() {
+fn a_time_out_names_the_missing_member_to_all() {
     for links in BOTH {
         let done = Barrier::new(3);
         let told = each_in_group(links, 3, |group| {
@@ -402,7 +402,7 @@ fn who_waits_in_vain_says_for_whom_and_so_do_the_others() {
 }
 
 #[test]
-fn who_does_not_come_is_named() {
+fn a_missing_member_is_named() {
     let directory = directory();
     let node = open(directory.path(), Links::Shm);
     let error = node.group(members(2), 0, Duration::from_millis(200));
@@ -424,7 +424,7 @@ fn who_does_not_come_is_named() {
 }
 
 #[test]
-fn who_has_done_all_calls_may_leave_while_others_are_in_the_last() {
+fn a_member_may_leave_while_others_are_in_the_last_call() {
     for links in BOTH {
         for size in [2, 5, 8] {
             for _ in 0..20 {
@@ -440,7 +440,7 @@ fn who_has_done_all_calls_may_leave_while_others_are_in_the_last() {
 }
 
 #[test]
-fn who_leaves_too_early_is_named() {
+fn a_member_that_leaves_too_early_is_named() {
     for links in BOTH {
         let told = each(links, 5, |node, rank| {
             let mut group = join(node, 5, rank);
@@ -463,7 +463,7 @@ fn who_leaves_too_early_is_named() {
 }
 
 #[test]
-fn members_that_join_and_go_are_other_generations() {
+fn joining_and_leaving_members_start_new_generations() {
     for links in BOTH {
         each(links, 5, |node, rank| {
             let later = Members {
@@ -489,7 +489,7 @@ fn members_that_join_and_go_are_other_generations() {
 }
 
 #[test]
-fn a_member_that_others_exclude_is_told() {
+fn an_excluded_member_gets_an_error() {
     for links in BOTH {
         // A member that comes after the others have left would form its own group.
         let is_told = AtomicBool::new(false);
@@ -516,7 +516,7 @@ fn a_member_that_others_exclude_is_told() {
 }
 
 #[test]
-fn members_that_miss_different_ones_agree_on_those_whom_nobody_misses() {
+fn members_that_miss_different_ones_agree_on_the_rest() {
     for links in BOTH {
         each_in_group(links, 6, |group| {
             group.barrier(PATIENCE).expect("all come");
@@ -632,7 +632,7 @@ impl Drop for Victim {
 }
 
 #[test]
-fn a_member_killed_in_the_middle_of_a_call_is_named_to_all_and_the_others_go_on() {
+fn a_member_killed_during_a_call_is_reported_to_all_and_the_others_continue() {
     for (at, links) in BOTH.into_iter().enumerate() {
         for (which, repeated) in Repeated::ALL.into_iter().enumerate() {
             for (size, killed) in [(2, 0), (3, 1), (5, 4), (8, 0)] {
@@ -663,7 +663,7 @@ fn a_member_killed_in_the_middle_of_a_call_is_named_to_all_and_the_others_go_on(
 }
 
 #[test]
-fn a_member_that_crashes_before_all_are_there_may_come_back() {
+fn a_member_that_crashes_before_the_group_starts_may_come_back() {
     for (at, links) in BOTH.into_iter().enumerate() {
         let directory = directory();
         let path = directory.path();
@@ -738,7 +738,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_of_calls_gives_what_one_process_alone_would(
+    fn any_sequence_of_calls_equals_a_sequential_computation(
         size in 1_usize..8,
         links in prop::sample::select(&BOTH[..]),
         calls in calls(),

@@ -452,7 +452,7 @@ fn one_thread_sends_to_all(why: Why, links: Links) {
     cluster.has_all(&cluster.receivers[(STUCK - FIRST) as usize]);
 }
 
-fn who_waits_for_the_stuck_one_waits_alone(links: Links) {
+fn only_the_sender_to_the_stuck_receiver_waits(links: Links) {
     let mut cluster = Cluster::new(Why::Stopped, links);
     (0..100).for_each(|_| cluster.round(Way::Send, BYTES));
     cluster.stick();
@@ -487,13 +487,13 @@ fn who_waits_for_the_stuck_one_waits_alone(links: Links) {
 
 /// Everything sent has been acknowledged and no more may be sent. Nothing is in flight whose silence
 /// would reveal the death of the peer, and no attempt lasts long enough for a probe.
-fn a_sender_that_tries_in_short_turns_learns_that_its_receiver_died(links: Links) {
+fn a_sender_with_short_time_outs_detects_that_its_receiver_died(links: Links) {
     for waits in [true, false] {
-        tries_in_short_turns(links, waits);
+        sends_with_short_time_outs(links, waits);
     }
 }
 
-fn tries_in_short_turns(links: Links, waits: bool) {
+fn sends_with_short_time_outs(links: Links, waits: bool) {
     let directory = tempfile::tempdir().expect("a directory");
     let runtime = directory.path().join("dipole");
     let what = ((STUCK, 1), (Why::Unread, links));
@@ -544,6 +544,6 @@ by_both! {
     a_stopped_process_holds_up_nobody: |links| one_thread_sends_to_all(Why::Stopped, links);
     an_endpoint_that_is_not_read_holds_up_nobody: |links| one_thread_sends_to_all(Why::Unread, links);
     a_handler_that_does_not_return_holds_up_nobody: |links| one_thread_sends_to_all(Why::Handler, links);
-    who_waits_for_a_stopped_process_waits_alone: who_waits_for_the_stuck_one_waits_alone;
-    a_killed_process_is_found_out: a_sender_that_tries_in_short_turns_learns_that_its_receiver_died;
+    who_waits_for_a_stopped_process_waits_alone: only_the_sender_to_the_stuck_receiver_waits;
+    a_killed_process_is_found_out: a_sender_with_short_time_outs_detects_that_its_receiver_died;
 }

@@ -282,7 +282,7 @@ fn measure(incast: &Incast) -> Figures {
 }
 
 #[test]
-fn many_to_one_fill_the_link_and_lose_nothing_after_the_first_round_trip() {
+fn incast_fills_the_link_and_loses_nothing_after_the_first_round_trip() {
     for gbit_per_second in [1, 10, 100] {
         for (senders, queue_bytes) in [(7, 64 << 10), (64, 64 << 10), (64, 128 << 10)] {
             let incast = Incast {

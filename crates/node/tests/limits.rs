@@ -52,7 +52,7 @@ fn point(from: &Endpoint, to: &Endpoint) -> Result<(), TargetError> {
 }
 
 #[test]
-fn a_process_opens_as_many_endpoints_as_it_may() {
+fn a_process_can_open_endpoints_up_to_its_limit() {
     let directory = tempfile::tempdir().expect("a directory");
     let narrow = Config {
         max_endpoints: 2,
@@ -83,7 +83,7 @@ fn a_process_opens_as_many_endpoints_as_it_may() {
 }
 
 #[test]
-fn a_users_endpoints_are_counted_over_all_processes_and_the_dead_do_not_count() {
+fn a_users_endpoints_are_counted_over_all_live_processes() {
     let directory = tempfile::tempdir().expect("a directory");
     let limited = |limit| {
         let mut config = config(&directory, Links::Auto);
@@ -192,7 +192,7 @@ fn peers_in_shared_memory_are_bounded_on_both_sides() {
 }
 
 #[test]
-fn peers_by_packets_are_bounded_on_both_sides() {
+fn peers_on_the_network_are_bounded_on_both_sides() {
     peers_are_bounded_on_both_sides(Links::Udp);
 }
 
@@ -241,7 +241,7 @@ fn drains(from: &Endpoint, to: &Endpoint, sent: u32, length: usize) {
 }
 
 #[test]
-fn without_a_free_frame_a_sender_is_told_and_nothing_is_lost() {
+fn without_a_free_frame_the_sender_gets_an_error_and_nothing_is_lost() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut few = config(&directory, Links::Udp);
     few.protocol.frames = 16;
@@ -333,13 +333,13 @@ fn a_pool_in_shared_memory_is_bounded_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_pool_by_packets_is_bounded_and_nothing_is_lost() {
+fn a_pool_on_the_network_is_bounded_and_nothing_is_lost() {
     a_pool_is_bounded(Links::Udp);
 }
 
 #[test]
-fn limits_come_from_the_environment_and_wrong_ones_are_named() {
-    const TEST: &str = "limits_come_from_the_environment_and_wrong_ones_are_named";
+fn limits_come_from_the_environment_and_invalid_ones_are_reported() {
+    const TEST: &str = "limits_come_from_the_environment_and_invalid_ones_are_reported";
     if std::env::var_os(ROLE).is_some() {
         match Config::from_env() {
             Ok(config) => println!("{config:?}"),
@@ -417,8 +417,8 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
 
 /// The administrator's file applies; tested in a mount namespace with its own `/etc`.
 #[test]
-fn what_the_administrator_allows_counts_whatever_the_environment_says() {
-    const TEST: &str = "what_the_administrator_allows_counts_whatever_the_environment_says";
+fn the_administrators_limits_apply_whatever_the_environment_says() {
+    const TEST: &str = "the_administrators_limits_apply_whatever_the_environment_says";
     const USER: u32 = 60_001;
     if std::env::var_os(ROLE).is_some() {
         let config = Config::from_env().expect("a configuration");
@@ -499,7 +499,7 @@ fn what_the_administrator_allows_counts_whatever_the_environment_says() {
 }
 
 #[test]
-fn no_user_limits_are_no_limits() {
+fn without_user_limits_nothing_is_limited() {
     assert_eq!(UserLimits::default().processes, None);
     let directory = tempfile::tempdir().expect("a directory");
     let node = Node::open(config(&directory, Links::Auto)).expect("a node");

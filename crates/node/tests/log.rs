@@ -41,7 +41,7 @@ fn a_process_that_waits() {
 }
 
 #[test]
-fn a_program_logs_what_dipole_log_asks_for_and_nothing_without_it() {
+fn a_program_logs_according_to_dipole_log_and_nothing_without_it() {
     assert_eq!(said(None), "");
     assert_eq!(said(Some("error")), "");
     let text = said(Some("warn"));

@@ -244,7 +244,7 @@ fn an_idle_peer_costs_at_most_four_kibibytes() {
 
 /// Memory used by the maximum number of incoming edges, and that it is freed.
 #[test]
-fn sessions_full_of_edges_cost_a_bounded_memory_and_give_it_back() {
+fn edges_cost_bounded_memory_which_is_freed_with_their_sessions() {
     let bound = ProtocolConfig::default().max_edges;
     let clients = 3;
     assert!(clients * MAX_EDGES > bound);

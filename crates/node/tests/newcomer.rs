@@ -10,7 +10,7 @@ use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_flood_from_one_process_does_not_keep_others_from_connecting() {
+fn a_flood_from_one_process_does_not_prevent_new_connections() {
     let directory = tempfile::tempdir().expect("a directory");
     let open = || {
         Node::open(Config {

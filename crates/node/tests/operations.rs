@@ -61,7 +61,7 @@ fn serve(endpoint: &Endpoint, done: &AtomicBool) {
 }
 
 #[test]
-fn an_edge_is_made_at_once_and_connects_when_its_target_is_opened() {
+fn an_edge_is_created_at_once_and_connects_when_its_target_opens() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let from = endpoint(&here, 1);
@@ -79,7 +79,7 @@ fn an_edge_is_made_at_once_and_connects_when_its_target_is_opened() {
 }
 
 #[test]
-fn an_edge_sends_to_its_target_alone() {
+fn an_edge_sends_only_to_its_target() {
     for links in BOTH {
         let directory = directory();
         let node = node(&directory, links);
@@ -95,7 +95,7 @@ fn an_edge_sends_to_its_target_alone() {
 }
 
 #[test]
-fn an_edge_to_nobody_fails_when_patience_is_over_and_says_why() {
+fn an_edge_to_a_missing_endpoint_times_out_with_the_reason() {
     let directory = directory();
     let config = Config::local(NodeId(1), directory.path().join("dipole"));
     let config = Config {
@@ -120,7 +120,7 @@ fn an_edge_to_nobody_fails_when_patience_is_over_and_says_why() {
 }
 
 #[test]
-fn what_is_posted_before_the_edge_is_open_goes_in_order_and_completes() {
+fn operations_posted_before_the_edge_opens_run_in_order_and_complete() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let from = endpoint(&here, 1);
@@ -163,7 +163,7 @@ fn what_is_posted_before_the_edge_is_open_goes_in_order_and_completes() {
 }
 
 #[test]
-fn one_descriptor_tells_of_all_that_is_attached_to_a_queue() {
+fn one_descriptor_signals_everything_attached_to_a_queue() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let inboxes = [endpoint(&here, 10), endpoint(&here, 11)];
@@ -201,7 +201,7 @@ fn one_descriptor_tells_of_all_that_is_attached_to_a_queue() {
 }
 
 #[test]
-fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer() {
+fn a_server_replies_to_a_thousand_clients_some_of_which_leave_early() {
     const NODES: u32 = 10;
     const EACH: u32 = 100;
     for links in BOTH {
@@ -280,7 +280,7 @@ fn send_to_finds_its_target_and_keeps_the_edge() {
 }
 
 #[test]
-fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
+fn sends_of_any_length_to_a_stopped_process_time_out() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
@@ -305,7 +305,7 @@ fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
 }
 
 #[test]
-fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
+fn messages_acknowledged_before_the_receiver_ended_count_as_delivered() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
@@ -328,7 +328,7 @@ fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
 }
 
 #[test]
-fn ephemeral_endpoints_have_numbers_of_their_own() {
+fn ephemeral_endpoints_have_distinct_numbers() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let endpoints: Vec<Endpoint> = (0..20)
@@ -342,7 +342,7 @@ fn ephemeral_endpoints_have_numbers_of_their_own() {
 }
 
 #[test]
-fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
+fn a_counter_counts_completed_and_failed_operations() {
     const MANY: u64 = 500;
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);

@@ -84,7 +84,7 @@ fn message(at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn messages_in_shared_memory_are_read_where_they_lie_and_stay_in_order() {
+fn messages_in_shared_memory_are_read_in_place_and_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = nodes(directory.path(), [1, 1]);
     let (_here, there, edge) = connected(&nodes);
@@ -114,7 +114,7 @@ fn messages_in_shared_memory_are_read_where_they_lie_and_stay_in_order() {
 }
 
 #[test]
-fn gathered_messages_share_packets_and_stay_in_order_with_others() {
+fn batched_messages_share_packets_and_stay_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = nodes(directory.path(), [1, 2]);
     let (here, there, edge) = connected(&nodes);
@@ -137,7 +137,7 @@ fn gathered_messages_share_packets_and_stay_in_order_with_others() {
 }
 
 #[test]
-fn a_gathered_message_leaves_though_its_sender_makes_no_further_call() {
+fn a_batched_message_leaves_without_further_calls() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = nodes(directory.path(), [1, 2]);
     let (_here, there, edge) = connected(&nodes);

@@ -94,7 +94,7 @@ fn a_handler_runs_once_per_message_in_the_order_of_the_edge() {
 }
 
 #[test]
-fn handlers_run_though_their_process_makes_no_calls() {
+fn handlers_run_even_if_their_process_makes_no_calls() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let (sender, handled) = channel();
@@ -112,7 +112,7 @@ fn handlers_run_though_their_process_makes_no_calls() {
 }
 
 #[test]
-fn handlers_run_on_a_thread_that_waits_for_something_else() {
+fn handlers_run_on_threads_that_wait_for_other_events() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let waiting = endpoint(&there, 3);
@@ -130,7 +130,7 @@ fn handlers_run_on_a_thread_that_waits_for_something_else() {
 }
 
 #[test]
-fn ports_play_ping_pong_in_their_handlers() {
+fn ports_can_play_ping_pong_in_their_handlers() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let _server = port(&there, 2, |context, message| {
@@ -149,7 +149,7 @@ fn ports_play_ping_pong_in_their_handlers() {
 }
 
 #[test]
-fn messages_that_may_be_lost_are_handled_too() {
+fn unreliable_messages_are_handled_by_ports() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let port = port(&there, 2, |_, _| {});
@@ -164,7 +164,7 @@ fn messages_that_may_be_lost_are_handled_too() {
 }
 
 #[test]
-fn a_handler_that_panics_ends_its_port_and_both_sides_are_told() {
+fn a_handler_that_panics_closes_its_port_and_both_sides_get_an_error() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let port = port(&there, 2, |_, message| {
@@ -206,7 +206,7 @@ fn a_handler_that_panics_ends_its_port_and_both_sides_are_told() {
 }
 
 #[test]
-fn closing_a_port_waits_for_its_handler_and_runs_it_no_more() {
+fn closing_a_port_waits_for_its_handler_which_never_runs_again() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let inside = Arc::new(Barrier::new(2));
@@ -231,7 +231,7 @@ fn closing_a_port_waits_for_its_handler_and_runs_it_no_more() {
 }
 
 #[test]
-fn what_a_handler_owns_goes_with_its_port() {
+fn a_handlers_state_is_dropped_with_its_port() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let owned = Arc::new(());
@@ -267,7 +267,7 @@ fn a_handler_may_drop_its_own_port_and_the_last_handle_of_its_node() {
 }
 
 #[test]
-fn a_handler_may_close_its_port_for_good() {
+fn a_handler_may_close_its_port() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let port = port(&node, 2, |context, _| context.close());
@@ -309,7 +309,7 @@ fn a_handler_may_wait_while_others_run() {
 }
 
 #[test]
-fn a_handler_that_waits_for_its_own_port_is_told() {
+fn a_handler_that_waits_for_its_own_port_gets_an_error() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let place: Arc<Mutex<Option<ActivePort>>> = Arc::default();
@@ -331,7 +331,7 @@ fn a_handler_that_waits_for_its_own_port_is_told() {
 }
 
 #[test]
-fn a_slow_handler_keeps_neither_other_ports_nor_waiting_threads_from_their_messages() {
+fn a_slow_handler_does_not_delay_other_ports_or_waiting_threads() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let release = Arc::new(Barrier::new(2));
@@ -373,7 +373,7 @@ fn a_slow_handler_keeps_neither_other_ports_nor_waiting_threads_from_their_messa
 }
 
 #[test]
-fn threads_that_wait_share_the_ports_and_no_handler_runs_twice_at_once() {
+fn waiting_threads_share_the_ports_and_no_handler_runs_twice_at_once() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let ports: Vec<_> = (0..4)

@@ -128,7 +128,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn senders_that_are_killed_in_the_middle_of_messages_leave_nothing_torn_and_are_reported() {
+fn senders_killed_during_messages_leave_no_partial_message_and_are_reported() {
     for links in BOTH {
         let (_directory, runtime) = directory();
         let node = node(&runtime, links);
@@ -169,7 +169,7 @@ fn senders_that_are_killed_in_the_middle_of_messages_leave_nothing_torn_and_are_
 }
 
 #[test]
-fn who_sends_to_a_port_whose_process_is_killed_is_told_and_other_ports_get_all() {
+fn senders_to_a_killed_port_get_an_error_and_other_ports_get_everything() {
     for links in BOTH {
         let (_directory, runtime) = directory();
         let node = node(&runtime, links);

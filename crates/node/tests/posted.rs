@@ -67,7 +67,7 @@ fn meet(edge: &Edge, to: &Endpoint) {
 }
 
 #[test]
-fn shared_bytes_are_the_senders_again_once_the_message_is_gone() {
+fn shared_bytes_are_released_once_the_message_is_sent() {
     for links in BOTH {
         let pair = pair(links);
         let lengths = [0, 1, 1400, 40_000, LONG, 100, LONG];
@@ -115,7 +115,7 @@ fn shared_bytes_are_the_senders_again_once_the_message_is_gone() {
 }
 
 #[test]
-fn a_long_message_to_a_process_that_is_gone_gives_its_bytes_back() {
+fn a_long_message_to_a_lost_process_releases_its_bytes() {
     for links in BOTH {
         let pair = pair(links);
         meet(&pair.edge, &pair.to);
@@ -151,7 +151,7 @@ fn a_long_message_to_a_process_that_is_gone_gives_its_bytes_back() {
 }
 
 #[test]
-fn what_is_posted_on_an_edge_that_is_closed_arrives_if_it_had_begun() {
+fn operations_posted_on_a_closed_edge_arrive_if_they_had_started() {
     for links in BOTH {
         let Pair {
             edge,
@@ -210,7 +210,7 @@ fn all_completions(queue: &CompletionQueue, expected: usize) -> (Vec<u64>, usize
 }
 
 #[test]
-fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
+fn every_posted_operation_completes_once_even_if_the_edge_or_endpoint_closes() {
     const POSTS: usize = 40;
     for (links, by_endpoint) in BOTH.into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let pair = pair(links);
@@ -262,7 +262,7 @@ fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
 }
 
 #[test]
-fn what_is_posted_on_an_edge_that_never_opened_is_withdrawn_when_it_closes() {
+fn operations_posted_on_an_edge_that_never_opened_are_cancelled() {
     let pair = pair(Links::Shm);
     let edge = pair.from.edge(Address::new(1, 77)).expect("usable");
     edge.attach(&pair.queue);
@@ -277,7 +277,7 @@ fn what_is_posted_on_an_edge_that_never_opened_is_withdrawn_when_it_closes() {
 }
 
 #[test]
-fn a_posted_put_takes_shared_bytes_and_a_posted_get_fills_memory() {
+fn a_posted_put_shares_bytes_and_a_posted_get_fills_memory() {
     for links in BOTH {
         let pair = pair(links);
         let memory = RegionMemory::new(2 * LONG).expect("memory");
@@ -314,7 +314,7 @@ fn a_posted_put_takes_shared_bytes_and_a_posted_get_fills_memory() {
 }
 
 #[test]
-fn a_put_without_an_answer_is_in_its_place_before_what_follows_and_its_refusal_is_told() {
+fn a_put_without_an_answer_precedes_later_operations_and_its_refusal_is_reported() {
     for links in BOTH {
         let pair = pair(links);
         let memory = RegionMemory::new(2 * LONG).expect("memory");
@@ -366,7 +366,7 @@ fn length_of(index: usize) -> usize {
 }
 
 #[test]
-fn messages_are_in_memory_that_is_offered_in_order_whatever_their_length() {
+fn messages_of_any_length_fill_offered_memory_in_order() {
     const COUNT: usize = 100;
     for links in BOTH {
         let pair = pair(links);
@@ -461,7 +461,7 @@ fn several_readers_of_one_endpoint_get_each_message_once() {
 }
 
 #[test]
-fn an_endpoint_that_ends_and_a_sender_that_goes_leave_the_memory_to_its_reader() {
+fn a_closed_endpoint_and_a_lost_sender_leave_offered_memory_to_its_owner() {
     for links in BOTH {
         let mut memory = vec![0; 2 * LONG];
         let Pair {

@@ -109,7 +109,7 @@ impl Pair {
 }
 
 #[test]
-fn several_are_filled_in_order_with_short_and_long_messages() {
+fn posted_receives_are_filled_in_order_with_short_and_long_messages() {
     for links in BOTH {
         let pair = pair(links);
         let lengths = [0, 1, LONG, 1400, LONG, LONG - 1, 40_000, 5, 20_000, LONG];
@@ -145,7 +145,7 @@ fn memory_is_filled_while_its_owner_makes_no_calls() {
 }
 
 #[test]
-fn what_has_come_before_fills_memory_at_once_and_what_is_left_over_is_received() {
+fn earlier_messages_fill_posted_memory_at_once_and_the_rest_is_received() {
     for links in BOTH {
         let pair = pair(links);
         let messages = [pattern(LONG, 0), pattern(10, 1), pattern(LONG, 2)];
@@ -164,7 +164,7 @@ fn what_has_come_before_fills_memory_at_once_and_what_is_left_over_is_received()
 }
 
 #[test]
-fn a_message_that_does_not_fit_stays_for_the_next() {
+fn a_message_that_does_not_fit_stays_for_the_next_receive() {
     for links in BOTH {
         let pair = pair(links);
         pair.post(LONG - 1, 1);
@@ -185,7 +185,7 @@ fn a_message_that_does_not_fit_stays_for_the_next() {
 }
 
 #[test]
-fn a_cancelled_one_takes_nothing_and_those_behind_go_on() {
+fn a_cancelled_receive_takes_nothing_and_later_ones_continue() {
     for links in BOTH {
         let pair = pair(links);
         for context in [1, 2, 2, 3] {
@@ -207,7 +207,7 @@ fn a_cancelled_one_takes_nothing_and_those_behind_go_on() {
 }
 
 #[test]
-fn one_that_is_cancelled_while_a_message_arrives_leaves_all_of_the_message() {
+fn cancelling_a_receive_while_a_message_arrives_keeps_the_message() {
     for links in BOTH {
         let pair = pair(links);
         let long = pattern(4 << 20, 5);
@@ -232,7 +232,7 @@ fn one_that_is_cancelled_while_a_message_arrives_leaves_all_of_the_message() {
 }
 
 #[test]
-fn when_the_endpoint_ends_each_is_told() {
+fn posted_receives_fail_when_the_endpoint_closes() {
     for links in BOTH {
         let pair = pair(links);
         pair.post(LONG, 1);
@@ -248,7 +248,7 @@ fn when_the_endpoint_ends_each_is_told() {
 }
 
 #[test]
-fn without_their_queue_messages_are_received_as_ever() {
+fn without_their_queue_messages_are_received_normally() {
     for links in BOTH {
         let mut pair = pair(links);
         pair.post(LONG, 1);
@@ -280,7 +280,7 @@ fn posted_receives_go_before_the_messages_of_an_attached_endpoint() {
 }
 
 #[test]
-fn the_1025th_is_refused_and_all_others_are_filled_by_many_senders() {
+fn the_1025th_posted_receive_is_refused_and_the_others_are_filled() {
     let pair = pair(Links::Shm);
     for context in 0..1024 {
         pair.post(8, context);
@@ -363,7 +363,7 @@ fn with_senders(pair: &Pair, receive: impl FnOnce()) {
 }
 
 #[test]
-fn messages_of_several_sources_are_whole_and_in_order_in_memory_posted_again_and_again() {
+fn messages_of_several_sources_are_whole_and_in_order_in_reposted_memory() {
     for links in BOTH {
         let pair = pair(links);
         for context in 0..5 {
@@ -392,7 +392,7 @@ fn messages_of_several_sources_are_whole_and_in_order_in_memory_posted_again_and
 }
 
 #[test]
-fn what_is_posted_cancelled_and_read_otherwise_meanwhile_gets_each_message_once() {
+fn posting_cancelling_and_receiving_concurrently_get_each_message_once() {
     for links in BOTH {
         let pair = pair(links);
         for context in 0..4 {

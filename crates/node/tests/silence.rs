@@ -187,7 +187,7 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
 }
 
 #[test]
-fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
+fn a_process_alone_on_its_node_is_gone_after_the_time_out() {
     let testbed = Testbed::new();
     let echo = testbed.child("echo");
     let (node, endpoint) = meet(&testbed, 1);
@@ -197,7 +197,7 @@ fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
 }
 
 #[test]
-fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
+fn a_killed_process_of_this_node_is_detected_even_over_the_network() {
     let testbed = Testbed::new();
     let mut echo = testbed.child("echo");
     // The registry of its own node is queried.
@@ -208,7 +208,7 @@ fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
 }
 
 #[test]
-fn what_its_receiver_had_not_taken_when_it_was_killed_does_not_count_as_delivered() {
+fn messages_not_taken_by_a_killed_receiver_are_not_delivered() {
     for links in [Links::Udp, Links::Shm] {
         let testbed = Testbed::new();
         let mut echo = testbed.child_by("echo", links);
@@ -226,7 +226,7 @@ fn what_its_receiver_had_not_taken_when_it_was_killed_does_not_count_as_delivere
 }
 
 #[test]
-fn a_killed_process_to_which_nothing_is_sent_is_gone_where_it_is_watched() {
+fn a_killed_process_is_detected_without_traffic_if_it_is_watched() {
     for links in [Links::Udp, Links::Shm] {
         let testbed = Testbed::new();
         let mut echo = testbed.child_by("echo", links);

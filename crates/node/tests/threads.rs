@@ -22,7 +22,7 @@ fn has_progress_thread() -> bool {
 /// Peers that wait for acknowledgements need the thread. A process that is alone, or only waits,
 /// does not.
 #[test]
-fn the_progress_thread_comes_with_the_first_peer_or_edge() {
+fn the_progress_thread_starts_with_the_first_peer_or_edge() {
     let folder = tempfile::tempdir().expect("a directory");
     let open = || Node::open(Config::local(NodeId(1), folder.path().to_owned())).expect("a node");
     // A thread sets its name when it first runs.

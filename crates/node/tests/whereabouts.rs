@@ -25,7 +25,7 @@ fn config(node: u32, directory: &std::path::Path) -> Config {
 }
 
 #[test]
-fn an_edge_to_a_process_of_an_unknown_node_leads_there_and_back() {
+fn an_edge_to_a_process_of_an_unknown_node_works_in_both_directions() {
     let directory = tempfile::tempdir().unwrap();
     let key = ClusterKey::random().unwrap();
     let [first, second] = [1, 2].map(|node| {
@@ -60,12 +60,12 @@ fn exchange(from: &Node, to: &Node, number: u32) {
 }
 
 #[test]
-fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
+fn a_key_is_exchanged_while_messages_flow_and_processes_start() {
     exchange_key(Security::Auth, None);
 }
 
 #[test]
-fn a_key_is_exchanged_on_a_network_that_loses_one_of_a_hundred_and_nothing_is_read_or_lost() {
+fn a_key_is_exchanged_with_packet_loss_and_nothing_leaks_or_is_lost() {
     exchange_key(Security::Encrypt, Some("drop=0.01,seed=5"));
 }
 
@@ -163,7 +163,7 @@ fn exchange_key(security: Security, faults: Option<&str>) {
 const RENEWAL: Duration = Duration::from_secs(60);
 
 #[test]
-fn who_has_nothing_but_a_withdrawn_key_is_out_within_a_minute_and_members_stay() {
+fn a_process_with_only_a_withdrawn_key_is_removed_within_a_minute() {
     let longer = std::env::var("DIPOLE_ATTACK_S").map_or(0, |text| text.parse().expect("seconds"));
     if longer < RENEWAL.as_secs() {
         eprintln!("SKIPPED: takes a minute; DIPOLE_ATTACK_S=60 runs it");
@@ -201,7 +201,7 @@ fn who_has_nothing_but_a_withdrawn_key_is_out_within_a_minute_and_members_stay()
 }
 
 #[test]
-fn an_edge_to_a_process_that_is_gone_says_so() {
+fn an_edge_to_a_lost_process_reports_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let [first, second] = [1, 2].map(|node| Node::open(config(node, directory.path())).unwrap());
     let here = first.endpoint(EndpointId(10)).unwrap();
@@ -217,7 +217,7 @@ fn an_edge_to_a_process_that_is_gone_says_so() {
 }
 
 #[test]
-fn a_glance_finds_what_lies_in_shared_memory() {
+fn try_receive_local_finds_messages_in_shared_memory() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = [(); 2].map(|()| Node::open(config(1, directory.path())).unwrap());
     let here = nodes[0].endpoint(EndpointId(10)).unwrap();

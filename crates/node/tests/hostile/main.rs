@@ -254,7 +254,7 @@ fn each(test: impl Fn(Victim)) {
 }
 
 #[test]
-fn an_initiator_reaches_nothing_that_it_may_not() {
+fn an_attacker_cannot_access_memory_beyond_its_rights() {
     each(|victim| {
         let mut attacker = victim.attacker();
         let closed = (victim.endpoint)
@@ -333,7 +333,7 @@ fn an_initiator_reaches_nothing_that_it_may_not() {
 
 /// Permitted operations succeed, which shows that the others were understood.
 #[test]
-fn what_keeps_the_rules_is_done() {
+fn permitted_operations_succeed() {
     each(|victim| {
         let mut attacker = victim.attacker();
         let key = victim.open.key().0;
@@ -373,7 +373,7 @@ fn put_in_two(open: u64, second: Head, offset: u64, total: u64) -> [Piece; 2] {
 }
 
 #[test]
-fn pieces_go_where_their_first_head_says_or_nowhere() {
+fn pieces_are_written_only_where_their_first_head_permits() {
     each(|victim| {
         let open = victim.open.key().0;
         let put = |key, offset| head(OperationKind::Put, key, offset, 0).to_bytes();
@@ -413,7 +413,7 @@ fn pieces_go_where_their_first_head_says_or_nowhere() {
 }
 
 #[test]
-fn a_piece_that_comes_after_its_region_was_closed_changes_nothing() {
+fn a_piece_that_arrives_after_its_region_was_closed_changes_nothing() {
     each(|mut victim| {
         let mut attacker = victim.attacker();
         let memory = RegionMemory::new(BYTES).expect("memory");
@@ -502,7 +502,7 @@ fn answers(asked: &Operation, attacker: &mut dyn Carrier, how: usize) {
 }
 
 #[test]
-fn an_owner_answers_into_the_memory_that_the_answer_is_for_and_no_further() {
+fn answers_are_only_written_to_their_own_buffer() {
     each(|victim| {
         for how in 0..8 {
             let mut attacker = victim.attacker();
@@ -545,7 +545,7 @@ fn an_owner_answers_into_the_memory_that_the_answer_is_for_and_no_further() {
 }
 
 #[test]
-fn an_answer_that_comes_after_its_asker_gave_up_changes_nothing() {
+fn an_answer_after_the_time_out_of_its_request_changes_nothing() {
     each(|victim| {
         let mut attacker = victim.attacker();
         attacker.message(ENDS, b"ask me");

@@ -95,7 +95,7 @@ fn assert_all_right(output: &Output, ranks: usize) {
 }
 
 #[test]
-fn a_slurm_step_is_a_job_on_nodes_known_by_their_names() {
+fn a_slurm_step_is_a_job_on_named_nodes() {
     let daemons = ["slurmctld", "slurmd", "srun", "munged"];
     if !has_all(&daemons, "slurm-wlm munge") || !slurm::may_start() {
         return;
@@ -179,7 +179,7 @@ fn has_open_mpi() -> bool {
 }
 
 #[test]
-fn mpirun_as_a_launcher_makes_a_job_on_one_node() {
+fn mpirun_starts_a_job_on_one_node() {
     if !has_open_mpi() {
         return;
     }
@@ -191,7 +191,7 @@ fn mpirun_as_a_launcher_makes_a_job_on_one_node() {
 }
 
 #[test]
-fn mpirun_with_a_hosts_file_that_contradicts_it_is_refused_with_what_to_do() {
+fn mpirun_with_a_contradicting_hosts_file_is_refused_with_advice() {
     if !has_open_mpi() {
         return;
     }
@@ -209,7 +209,7 @@ fn mpirun_with_a_hosts_file_that_contradicts_it_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn mpiexec_of_hydra_makes_a_job_also_when_a_shell_stands_between() {
+fn mpiexec_of_hydra_starts_a_job_even_through_a_shell() {
     if !has_all(&["mpiexec.hydra"], "mpich") {
         return;
     }
@@ -223,7 +223,7 @@ fn mpiexec_of_hydra_makes_a_job_also_when_a_shell_stands_between() {
 }
 
 #[test]
-fn pods_of_an_indexed_job_find_each_other_by_the_pattern_of_their_names() {
+fn pods_of_an_indexed_job_find_each_other_by_their_host_names() {
     let program = all_to_all();
     let folder = tempfile::tempdir().unwrap();
     let pods: Vec<Child> = (0..3)

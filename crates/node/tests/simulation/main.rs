@@ -132,7 +132,7 @@ fn say(text: &str) {
 }
 
 #[test]
-fn two_thousand_seeds_break_no_rule() {
+fn two_thousand_seeds_violate_no_rule() {
     if let Some(seed) = from_environment("DIPOLE_SEED") {
         match run_seed(seed, true) {
             Ok(outcome) => say(&outcome.totals.report()),
@@ -188,7 +188,7 @@ const ONCE_BROKEN: [u64; 15] = [
 ];
 
 #[test]
-fn seeds_that_once_broke_a_rule_break_none() {
+fn seeds_that_once_violated_a_rule_pass() {
     for seed in ONCE_BROKEN {
         if let Err(failure) = run_seed(seed, false) {
             panic!("{failure}");
@@ -210,7 +210,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
+fn every_kind_of_fault_and_drop_reason_occurs() {
     // Credit keeps the pool from filling up. Only initial credits that exceed its size can fill it,
     // as in one of these seeds.
     let totals = run_seeds(2_500, 300, false).unwrap_or_else(|failures| {
@@ -246,7 +246,7 @@ fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
 }
 
 #[test]
-fn a_loss_of_one_percent_costs_at_most_1_2_repeats_per_loss() {
+fn a_loss_of_one_percent_costs_at_most_1_2_retransmissions_per_loss() {
     let outcome = world::run(Scenario::lossy_stream(7), false)
         .unwrap_or_else(|violation| panic!("{}\n{}", violation.what, violation.trace));
     let totals = &outcome.totals;

@@ -340,7 +340,7 @@ impl std::ops::Drop for Liar {
 }
 
 #[test]
-fn forged_packets_are_packets_of_the_protocol() {
+fn forged_packets_are_valid_packets() {
     use dipole_proto::wire::Packet;
     let bye = packet(0x19, 0, 5 << 14, 0, 0xff, &[1; 8]);
     for bytes in [data(5 << 14, 9), bye] {

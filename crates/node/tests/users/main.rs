@@ -241,12 +241,12 @@ fn alice_talks_while_bob_intrudes(links: &str) {
 }
 
 #[test]
-fn in_shared_memory_one_user_talks_on_whatever_another_tries() {
+fn a_user_in_shared_memory_is_not_disturbed_by_another() {
     alice_talks_while_bob_intrudes("auto");
 }
 
 #[test]
-fn by_packets_one_user_talks_on_whatever_another_tries() {
+fn a_user_on_the_network_is_not_disturbed_by_another() {
     alice_talks_while_bob_intrudes("udp");
 }
 
@@ -296,7 +296,7 @@ fn directories_that_another_user_prepared_or_could_replace_are_refused() {
 }
 
 #[test]
-fn a_directory_port_that_another_user_holds_is_said_to_be_theirs() {
+fn a_directory_port_held_by_another_user_is_reported() {
     let Some(stage) = Stage::set() else { return };
     let free = UdpSocket::bind("127.0.0.1:0").expect("loopback");
     let address = free.local_addr().expect("bound");
@@ -321,7 +321,7 @@ fn a_directory_port_that_another_user_holds_is_said_to_be_theirs() {
 }
 
 #[test]
-fn a_look_up_with_the_cluster_key_believes_no_other_users_directory() {
+fn a_look_up_with_the_cluster_key_ignores_another_users_directory() {
     let Some(stage) = Stage::set() else { return };
     let key = ClusterKey::random().expect("randomness");
     let liar = doors::Liar::start();
