@@ -35,7 +35,7 @@ impl<T> From<bool> for Polled<T> {
 }
 
 /// What a thread waits for.
-pub(crate) trait WaitCondition<S: Stepper> {
+pub trait WaitCondition<S: Stepper> {
     /// The result of the wait.
     type Output;
 

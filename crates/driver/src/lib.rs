@@ -12,12 +12,17 @@
 //!
 //! `model.rs` checks this driver with loom.
 
+#![forbid(unsafe_code)]
+
+mod clock;
 mod condition;
 mod progress;
 mod ready;
 mod schedule;
+mod serve;
 mod stepper;
 mod sync;
+mod timeout;
 mod waiters;
 mod work;
 
@@ -26,9 +31,9 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-pub use condition::Polled;
-pub(crate) use condition::WaitCondition;
-pub(crate) use ready::{Ready, WaitKey};
-pub(crate) use schedule::{Driver, Until, WaitError};
-pub(crate) use stepper::Stepper;
-pub(crate) use work::Work;
+pub use clock::{Clock, Reading, nanoseconds};
+pub use condition::{Polled, WaitCondition};
+pub use ready::{Ready, WaitKey};
+pub use schedule::{Driver, WaitError};
+pub use stepper::{Stepper, Work};
+pub use timeout::Timeout;

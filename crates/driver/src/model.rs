@@ -20,6 +20,9 @@ mod progress;
 #[path = "schedule.rs"]
 mod schedule;
 #[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
+#[path = "serve.rs"]
+mod serve;
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "stepper.rs"]
 mod stepper;
 #[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
@@ -37,10 +40,10 @@ use dipole_proto::Instant;
 use loom::sync::Arc;
 
 use super::ready::{Ready, WaitKey};
-use schedule::{Driver, Until};
-use stepper::Stepper;
+use crate::timeout::Timeout;
+use schedule::Driver;
+use stepper::{Stepper, Work};
 use sync::{Clock, Device, Sleeper};
-use work::Work;
 
 /// The driver's primitives for loom.
 mod sync {
@@ -392,9 +395,12 @@ impl Process {
 fn receive(driver: &Driver<Mailbox>, endpoint: u32) {
     let keys = [WaitKey::Endpoint(endpoint)];
     driver
-        .wait(Until::Forever, &keys, &|_| String::new(), |mailbox, _| {
-            mailbox.take(endpoint)
-        })
+        .wait(
+            Timeout::Infinite,
+            &keys,
+            &|_| String::new(),
+            |mailbox, _| mailbox.take(endpoint),
+        )
         .expect("the model's link never breaks");
 }
 
@@ -468,7 +474,7 @@ fn a_polling_thread_does_not_lose_the_wake_up_of_a_sleeping_one() {
         let waiting = process.receiver(0, 1);
         process.device.push(1);
         let driver = &process.driver;
-        let passing = driver.wait(Until::Now, &[], &|_| String::new(), |mailbox, _| {
+        let passing = driver.wait(Timeout::Zero, &[], &|_| String::new(), |mailbox, _| {
             mailbox.take(2)
         });
         assert!(passing.is_err());
@@ -531,7 +537,9 @@ fn threads_get_their_messages_while_one_of_them_runs_a_handler_that_waits() {
         let handled = |mailbox: &mut Mailbox, _| (mailbox.handled > 0).then_some(());
         let keys = [WaitKey::Port(PORT)];
         let what = |_: &Mailbox| String::new();
-        let waited = process.driver.wait(Until::Forever, &keys, &what, handled);
+        let waited = process
+            .driver
+            .wait(Timeout::Infinite, &keys, &what, handled);
         waited.expect("the model's link never breaks");
         first.join().expect("no panic");
         process.close_port();

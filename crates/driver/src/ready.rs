@@ -17,7 +17,7 @@ pub(crate) type Keys = ArrayVec<WaitKey, MAX_KEYS>;
 
 /// An event that a thread or a task can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum WaitKey {
+pub enum WaitKey {
     /// An endpoint of this process received a message or was closed.
     Endpoint(u32),
     /// An edge got credit, or its receiver refused or closed it.
@@ -42,7 +42,7 @@ pub(crate) enum WaitKey {
 
 /// Keys that became ready since the last wake-up.
 #[derive(Debug, Default)]
-pub(crate) struct Ready {
+pub struct Ready {
     changed: bool,
     /// Keys are being listed: there are waiters, or the engine reads the list itself.
     listing: bool,
@@ -55,7 +55,7 @@ pub(crate) struct Ready {
 impl Ready {
     /// Marks a key as ready.
     #[inline]
-    pub(crate) fn notify(&mut self, key: WaitKey) {
+    pub fn notify(&mut self, key: WaitKey) {
         self.changed = true;
         if self.listing {
             self.record(key);
@@ -70,17 +70,20 @@ impl Ready {
     }
 
     /// Lists keys while there are waiters.
-    pub(crate) fn set_recording(&mut self, recording: bool) {
+    #[inline]
+    pub fn set_recording(&mut self, recording: bool) {
         self.registered = recording;
         self.update();
     }
 
     /// Lists keys even without waiters, because the engine reads the list itself.
-    pub(crate) fn set_watched(&mut self, watched: bool) {
+    #[inline]
+    pub fn set_watched(&mut self, watched: bool) {
         self.watched = watched;
         self.update();
     }
 
+    #[inline]
     fn update(&mut self) {
         self.listing = self.registered || self.watched;
         if !self.listing {
@@ -90,28 +93,31 @@ impl Ready {
 
     /// True once after a notification.
     #[inline]
-    pub(crate) fn take_changed(&mut self) -> bool {
+    pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
     /// True if any key is listed.
     #[inline]
-    pub(crate) fn has_keys(&self) -> bool {
+    pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
     /// True if any of `keys` became ready since the list was cleared.
-    pub(crate) fn concerns(&self, keys: &[WaitKey]) -> bool {
+    #[inline]
+    pub fn concerns(&self, keys: &[WaitKey]) -> bool {
         self.overflowed || self.keys.iter().any(|key| keys.contains(key))
     }
 
     /// Keys that became ready since the list was cleared; `None` if the list overflowed.
-    pub(crate) fn keys(&self) -> Option<&[WaitKey]> {
+    #[inline]
+    pub fn keys(&self) -> Option<&[WaitKey]> {
         (!self.overflowed).then_some(&self.keys)
     }
 
     /// Clears the list after the waiters have been woken.
-    pub(crate) fn clear(&mut self) {
+    #[inline]
+    pub fn clear(&mut self) {
         self.keys.clear();
         self.overflowed = false;
     }

@@ -16,7 +16,8 @@ use super::sync::{
 };
 use super::waiters::{WaiterId, Waiters, wait_parked};
 use crate::clock::nanoseconds;
-use crate::driver::ready::WaitKey;
+use crate::ready::WaitKey;
+use crate::timeout::Timeout;
 
 /// System calls per spin round to poll the small-packet socket.
 const SPIN_SYSCALLS: u32 = 8;
@@ -49,39 +50,15 @@ const MAX_STEPS_TO_ARM: u32 = 64;
 /// A wait this long logs its first warning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
-/// Deadline of a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Until {
-    /// Do not wait.
-    Now,
-    /// Wait without limit.
-    Forever,
-    /// Wait for at most this long.
-    For(Duration),
-}
-
-impl Until {
-    /// Waits for at most `timeout`; zero means not at all.
-    pub(crate) fn within(timeout: Duration) -> Until {
-        match timeout.is_zero() {
-            true => Until::Now,
-            false => Until::For(timeout),
-        }
-    }
-
-    /// The time left after `elapsed`.
-    pub(crate) fn after(self, elapsed: Duration) -> Until {
-        match self {
-            Until::For(whole) => Until::For(whole.saturating_sub(elapsed)),
-            other => other,
-        }
-    }
-}
-
 /// Why a wait ended without a result.
 #[derive(Debug)]
-pub(crate) enum WaitError {
-    TimedOut { waited: Duration },
+pub enum WaitError {
+    /// Time was up.
+    TimedOut {
+        /// After so long.
+        waited: Duration,
+    },
+    /// The link is broken.
     Broken(io::Error),
 }
 
@@ -116,9 +93,9 @@ impl<S: Stepper> State<S> {
     }
 }
 
-/// The lock around an engine and the threads that use it; see [`crate::driver`].
+/// See the crate.
 #[derive(Debug)]
-pub(crate) struct Driver<S> {
+pub struct Driver<S> {
     pub(super) state: Mutex<State<S>>,
     sleeper: Sleeper,
     pub(super) waker: Waker,
@@ -131,7 +108,11 @@ pub(crate) struct Driver<S> {
 }
 
 impl<S: Stepper> Driver<S> {
-    pub(crate) fn new(stepper: S, clock: Clock, spin: Duration) -> io::Result<Driver<S>> {
+    /// A driver of `stepper`, whose waiters spin for `spin` before they sleep.
+    ///
+    /// # Errors
+    /// No descriptors are left for its sleeper.
+    pub fn new(stepper: S, clock: Clock, spin: Duration) -> io::Result<Driver<S>> {
         let sleeper = stepper.sleeper()?;
         let now = clock.now();
         Ok(Driver {
@@ -160,13 +141,13 @@ impl<S: Stepper> Driver<S> {
     }
 
     /// Reads the clock.
-    pub(crate) fn now(&self) -> Instant {
+    pub fn now(&self) -> Instant {
         self.clock.now()
     }
 
     /// Runs `action` under the lock and wakes the waiters it made ready.
     #[inline]
-    pub(crate) fn with<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
+    pub fn with<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
         let mut state = self.lock();
         let now = self.clock.now();
         state.last = now;
@@ -179,7 +160,7 @@ impl<S: Stepper> Driver<S> {
     /// Like [`with`](Self::with), but with the last clock reading, which is free and may be
     /// old: for actions that send nothing.
     #[inline]
-    pub(crate) fn with_last<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
+    pub fn with_last<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
         let mut state = self.lock();
         let last = state.last;
         let result = action(&mut state.stepper, last);
@@ -191,7 +172,7 @@ impl<S: Stepper> Driver<S> {
     /// Like [`with_last`](Self::with_last), for sends: the clock is read only if packets
     /// leave. Also ticks, for processes that do nothing but send.
     #[inline]
-    pub(crate) fn sending<R>(&self, action: impl FnOnce(&mut S, &mut Reading<'_>) -> R) -> R {
+    pub fn sending<R>(&self, action: impl FnOnce(&mut S, &mut Reading<'_>) -> R) -> R {
         let mut state = self.lock();
         let mut reading = Reading::new(&self.clock, state.last);
         let result = action(&mut state.stepper, &mut reading);
@@ -230,7 +211,7 @@ impl<S: Stepper> Driver<S> {
 
     /// Tries `attempt`; if it finds nothing, registers the task's `waker`, which is called when
     /// one of `keys` becomes ready. Both happen under the same lock.
-    pub(crate) fn wait_task<R>(
+    pub fn wait_task<R>(
         &self,
         keys: &[WaitKey],
         waker: &task::Waker,
@@ -252,9 +233,9 @@ impl<S: Stepper> Driver<S> {
     /// Steps until `attempt` returns a result. `keys` wake this thread while it sleeps; `what`
     /// describes the wait in log messages if it lasts long. The first attempt gets the last
     /// clock reading.
-    pub(crate) fn wait<R>(
+    pub fn wait<R>(
         &self,
-        until: Until,
+        until: Timeout,
         keys: &[WaitKey],
         what: &dyn Fn(&S) -> String,
         attempt: impl FnMut(&mut S, Instant) -> Option<R>,
@@ -264,9 +245,9 @@ impl<S: Stepper> Driver<S> {
 
     /// Like [`wait`](Self::wait), for conditions that shared memory can satisfy directly.
     #[inline]
-    pub(crate) fn wait_for<W: WaitCondition<S>>(
+    pub fn wait_for<W: WaitCondition<S>>(
         &self,
-        until: Until,
+        until: Timeout,
         keys: &[WaitKey],
         what: &dyn Fn(&S) -> String,
         mut condition: W,
@@ -296,7 +277,7 @@ impl<S: Stepper> Driver<S> {
             return Ok(result);
         }
         let now = self.clock.now();
-        if until != Until::Now {
+        if until != Timeout::Zero {
             state.progress.enter();
         }
         let mut waiter = None;
@@ -307,7 +288,7 @@ impl<S: Stepper> Driver<S> {
             let recording = !state.waiters.is_empty();
             state.stepper.ready().set_recording(recording);
         }
-        if until != Until::Now {
+        if until != Timeout::Zero {
             state.progress.leave(now);
         }
         self.leave(state);
@@ -317,7 +298,7 @@ impl<S: Stepper> Driver<S> {
     /// Checks `condition` against messages that have arrived and against shared memory, without
     /// waiting. Polls the network only if `at_network` is set.
     #[inline]
-    pub(crate) fn poll_once<W: WaitCondition<S>>(
+    pub fn poll_once<W: WaitCondition<S>>(
         &self,
         at_network: bool,
         mut condition: W,
@@ -410,12 +391,12 @@ impl<S: Stepper> Driver<S> {
     ) {
         let (started_at, mut spinning_since) = (now, now);
         let full_spin_ns = match wait.until {
-            Until::Now => 0,
-            Until::Forever | Until::For(_) => nanoseconds(self.spin),
+            Timeout::Zero => 0,
+            Timeout::Infinite | Timeout::After(_) => nanoseconds(self.spin),
         };
         let caller = match wait.until {
-            Until::Now => CallerKind::Otherwise,
-            Until::Forever | Until::For(_) => CallerKind::Waiting,
+            Timeout::Zero => CallerKind::Otherwise,
+            Timeout::Infinite | Timeout::After(_) => CallerKind::Waiting,
         };
         let mut warn_ns = FIRST_WARNING_NS;
         let mut rounds = 0_u32;
@@ -430,7 +411,7 @@ impl<S: Stepper> Driver<S> {
                 // First what woke this thread; a full step follows before the next sleep.
                 false => match condition.poll_memory(&mut state.stepper) {
                     Polled::Nothing => {
-                        let everywhere = wait.until != Until::Now;
+                        let everywhere = wait.until != Timeout::Zero;
                         state.stepper.step(now, everywhere).map(|_| None)
                     }
                     Polled::Progress => Ok(None),
@@ -691,7 +672,7 @@ fn wake_tasks<S>(mut state: MutexGuard<'_, State<S>>) {
 
 /// Arguments of one call of [`Driver::wait`].
 struct Wait<'a, S> {
-    until: Until,
+    until: Timeout,
     keys: &'a [WaitKey],
     what: &'a dyn Fn(&S) -> String,
 }
@@ -699,9 +680,9 @@ struct Wait<'a, S> {
 impl<S> Wait<'_, S> {
     fn left_ns(&self, waited_ns: u64) -> u64 {
         match self.until {
-            Until::Now => 0,
-            Until::Forever => u64::MAX,
-            Until::For(limit) => nanoseconds(limit).saturating_sub(waited_ns),
+            Timeout::Zero => 0,
+            Timeout::Infinite => u64::MAX,
+            Timeout::After(limit) => nanoseconds(limit).saturating_sub(waited_ns),
         }
     }
 }

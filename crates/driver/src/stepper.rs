@@ -5,12 +5,23 @@ use std::io;
 use dipole_proto::Instant;
 
 use super::sync::Sleeper;
-use super::work::Work;
-use crate::driver::ready::Ready;
+use crate::ready::Ready;
+
+/// A piece of work: user code, run with the lock released. It must not panic.
+pub trait Work {
+    /// Runs it.
+    fn run(&mut self);
+}
+
+impl Work for std::convert::Infallible {
+    fn run(&mut self) {
+        match *self {}
+    }
+}
 
 /// The state machine behind the driver's lock. It receives, sends and handles timers when it is
 /// stepped, and never blocks.
-pub(crate) trait Stepper {
+pub trait Stepper {
     /// User code that runs without the lock.
     type Work: Work;
 

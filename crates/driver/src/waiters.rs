@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use super::sync::{Arc, Condvar, MutexGuard, Waker};
-use crate::driver::ready::{Keys, Ready, WaitKey};
+use crate::ready::{Keys, Ready, WaitKey};
 
 /// A registered thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,11 +103,13 @@ impl Waiters {
     }
 
     /// Makes the thread the leader if there is none; true if it is the leader.
+    #[inline]
     pub(super) fn try_lead(&mut self, id: WaiterId) -> bool {
         *self.leader.get_or_insert(id) == id
     }
 
     /// Marks the leader as asleep in the kernel, or as awake.
+    #[inline]
     pub(super) fn set_asleep(&mut self, id: WaiterId, asleep: bool) {
         self.thread(id).state = match asleep {
             true => ThreadState::InKernel,
@@ -147,11 +149,13 @@ impl Waiters {
     }
 
     /// True if a task is registered.
+    #[inline]
     pub(super) fn has_tasks(&self) -> bool {
         !self.tasks.is_empty()
     }
 
     /// True if there are no waiters.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.tasks.is_empty() && self.threads.iter().all(Option::is_none)
     }

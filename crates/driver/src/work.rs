@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::progress::CallerKind;
 use super::schedule::{Driver, State, unlock};
-use super::stepper::Stepper;
+use super::stepper::{Stepper, Work};
 use super::sync::{MutexGuard, NESTED};
 use super::waiters::WaiterId;
 
@@ -16,18 +16,6 @@ use super::waiters::WaiterId;
 const MAX_IN_A_ROW: usize = 16;
 /// Nested handlers on one thread, each waiting for the next; bounded because of the stack.
 const MAX_NESTED: u32 = 8;
-
-/// User code that runs without the lock. It must not panic.
-pub(crate) trait Work {
-    /// Runs it.
-    fn run(&mut self);
-}
-
-impl Work for std::convert::Infallible {
-    fn run(&mut self) {
-        match *self {}
-    }
-}
 
 /// True if this thread is running a handler.
 fn is_nested() -> bool {

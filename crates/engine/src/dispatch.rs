@@ -14,8 +14,8 @@ use dipole_proto::{EdgeId, PeerId};
 
 use super::endpoints::{EndpointState, EndpointTable, Notifies};
 use super::receives::{self, AssemblyBuffer, OfferId, OfferState, OfferTable};
-use crate::driver::{Ready, WaitKey};
 use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
+use dipole_driver::{Ready, WaitKey};
 
 /// Limit of unreliable messages in an inbox.
 const UNRELIABLE_LIMIT: usize = 4096;

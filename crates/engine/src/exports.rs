@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::Engine;
 use super::endpoints::Notifies;
 use crate::address::EndpointId;
-use crate::control::Command;
+use crate::command::Command;
 
 /// All exported descriptors.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Exports {
 
 impl Engine {
     /// Enables exports.
-    pub(crate) fn allow_exports(&mut self) -> io::Result<()> {
+    pub fn allow_exports(&mut self) -> io::Result<()> {
         self.exports = Some(Exports {
             watch: Watch::new()?,
             signals: FxHashMap::default(),
@@ -38,7 +38,8 @@ impl Engine {
     }
 
     /// True if an endpoint has a descriptor.
-    pub(super) fn has_exports(&self) -> bool {
+    #[must_use]
+    pub fn has_exports(&self) -> bool {
         let exports = self.exports.as_ref();
         exports.is_some_and(|exports| !exports.signals.is_empty())
     }
@@ -48,7 +49,7 @@ impl Engine {
     }
 
     /// Exports the descriptor of an endpoint; its user closes it.
-    pub(crate) fn export(&mut self, endpoint: u32) -> io::Result<OwnedFd> {
+    pub fn export(&mut self, endpoint: u32) -> io::Result<OwnedFd> {
         let waits = self.has_message(endpoint);
         let Some(exports) = &mut self.exports else {
             return Err(io::ErrorKind::Unsupported.into());
@@ -94,7 +95,7 @@ impl Engine {
     }
 
     /// Called when a send found no room: from now on, freed room concerns this endpoint too.
-    pub(crate) fn record_refused_send(&mut self, endpoint: u32) {
+    pub fn record_refused_send(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.signals.contains_key(&endpoint)
             && !exports.blocked.contains(&endpoint)
@@ -105,7 +106,7 @@ impl Engine {
 
     /// Makes the descriptor unwritable until sending may succeed, unless room has become free
     /// since [`record_refused_send`](Self::record_refused_send).
-    pub(crate) fn set_send_blocked(&mut self, endpoint: u32) {
+    pub fn set_send_blocked(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.blocked.contains(&endpoint)
             && let Some(signal) = exports.signals.get_mut(&endpoint)

@@ -1,68 +1,83 @@
 //! The engine, which connects the protocol with the links that carry its packets and records.
 //!
-//! [`Engine::step`] receives, runs the protocol, delivers messages and sends. It never blocks and
-//! starts no threads; waiting threads step it. `packets.rs` handles the network link and
-//! `shared_memory.rs` the processes of this node. Both feed `core.rs`, which holds the protocol
-//! and everything that its events change.
+//! [`Engine::step`] takes what has come, feeds the protocol, hands messages over and sends
+//! what may go. It never waits and starts no thread; whoever waits steps it. Its parts:
+//! `packets.rs` (the link of packets), `shared_memory.rs` (processes of this
+//! node), and `core.rs`, which both feed: the protocol and what its events change.
 
+#![forbid(unsafe_code)]
+
+mod command;
 mod content;
 mod core;
 mod departures;
 mod dispatch;
 mod endpoints;
 mod exports;
+mod frames;
+mod gone;
+mod inbox;
 mod inboxes;
+mod link;
 mod liveness;
+mod net;
+mod operation;
 mod operations;
 mod packer;
 mod packets;
 mod paths;
 mod peers;
 mod posted;
+mod reader;
 mod receives;
 mod send;
 mod shared_memory;
-mod stepper;
 mod trailer;
+mod turns;
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path as FilePath;
 
+use dipole_driver::{Ready, WaitKey};
 use dipole_link::shm::{ConnId, Hub, ShmError, ShmOptions, ShmStats};
 use dipole_link::sim::SharedMemory as SimulatedMemory;
 use dipole_link::{AnyHub, Link};
 use dipole_proto::{Instant, Machine, PeerId};
 
-use crate::Message;
-use crate::control::{Command, Commands};
-pub use crate::driver::Polled;
-use crate::driver::{Ready, WaitKey};
-use crate::frames::FramePool;
-use crate::key::ClusterKey;
-use crate::links::AnyLink;
-use crate::net::to_wire;
-use crate::profile::Choices;
-use crate::reader::Reader;
-pub use content::Content;
+use command::Commands;
 use core::Core;
-pub use departures::{Departure, MAX_DEPARTURES};
 use dispatch::Dispatch;
 use exports::Exports;
+use frames::FramePool;
+use net::to_wire;
 use operations::Operations;
-pub(crate) use operations::{AnswerBuffer, MAX_GET_BYTES};
-pub use operations::{OperationId, OperationResult, OperationStart};
 use packer::Packer;
 use packets::PacketPort;
-pub use paths::{Path, PathState, Paths};
 use peers::Peers;
-pub(crate) use posted::PostedOperation;
 use posted::SentPosts;
-pub use send::{Blocked, LongSend};
-pub(crate) use send::{Target, wait_keys};
 use shared_memory::SharedMemory;
 use trailer::Trailers;
+
+use dipole_naming::{address, key, profile, registry};
+use key::ClusterKey;
+use profile::Choices;
+
+pub use command::Command;
+pub use content::Content;
+pub use departures::{Departure, MAX_DEPARTURES};
+pub use dipole_driver::Polled;
+pub use endpoints::PortRef;
+pub use gone::GoneReason;
+pub use inbox::{Buffer, Message, Pool};
+pub use link::AnyLink;
+pub use operation::{Context, Data, Notice, Operation, QueueRef, RegionKey};
+pub use operations::{AnswerBuffer, MAX_GET_BYTES, OperationId, OperationResult, OperationStart};
+pub use paths::{Path, PathState, Paths};
+pub use posted::PostedOperation;
+pub use reader::{Arriving, Reader, ReaderSink};
+pub use send::{Blocked, LongSend, Sent, Target, wait_keys};
 
 /// Packets per call of the link: two full GSO runs (44 packets of 1472 bytes fill 64 KiB).
 const BATCH: usize = 88;
@@ -105,8 +120,8 @@ pub struct Holdings {
 
 /// A process's protocol, links and endpoints, driven by its caller.
 ///
-/// Meant for tests and for callers with their own event loop; programs use
-/// [`Node`](crate::Node).
+/// This is a seam for tests and for callers with a loop of their own; programs
+/// use a node.
 #[derive(Debug)]
 pub struct Engine {
     core: Core,
@@ -212,7 +227,7 @@ impl Engine {
     }
 
     /// Descriptors that become readable when [`step`](Self::step) has something to do.
-    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = self.packets.link().descriptors();
         descriptors.extend(self.memory.iter().filter_map(SharedMemory::descriptor));
         descriptors.extend(self.exports_descriptor());
@@ -234,7 +249,7 @@ impl Engine {
 
     /// True while bulk traffic arrives; only steps poll its socket.
     #[inline]
-    pub(crate) fn expects_bulk(&self) -> bool {
+    pub fn expects_bulk(&self) -> bool {
         self.packets.expects_bulk()
     }
 
@@ -399,7 +414,7 @@ impl Engine {
 
     /// Sends pending records in shared memory and wakes peers that have new ones.
     #[inline]
-    pub(crate) fn push_records(&mut self) {
+    pub fn push_records(&mut self) {
         if let Some(memory) = &mut self.memory {
             if self.core.machine.has_ready_pipe() {
                 memory.push_records(&mut self.core.machine);
@@ -461,7 +476,7 @@ impl Engine {
             return Err(Blocked::Gone(None));
         };
         let found = memory.peer(connection);
-        found.map_err(|reason| Blocked::Gone(reason.map(crate::GoneReason::from)))
+        found.map_err(|reason| Blocked::Gone(reason.map(crate::gone::GoneReason::from)))
     }
 
     /// Disconnects from every peer.
@@ -497,7 +512,7 @@ impl Engine {
     }
 
     /// Starts probing a peer.
-    pub(crate) fn watch(&mut self, now: Instant, peer: PeerId) {
+    pub fn watch(&mut self, now: Instant, peer: PeerId) {
         self.core.machine.watch(now, peer, true);
     }
 
@@ -532,7 +547,7 @@ impl Engine {
 
     /// Total number of packets and records, sent and received.
     #[inline]
-    pub(crate) fn activity(&self) -> u64 {
+    pub fn activity(&self) -> u64 {
         let (packets, memory) = (self.packets.traffic(), self.memory_stats());
         let records = memory.map_or(0, |memory| memory.records_in + memory.records_out);
         packets.packets_sent + packets.packets_received + records
@@ -545,12 +560,12 @@ impl Engine {
     }
 
     /// Counters of shared memory.
-    pub(crate) fn memory_stats(&self) -> Option<ShmStats> {
+    pub fn memory_stats(&self) -> Option<ShmStats> {
         self.memory.as_ref().map(SharedMemory::stats)
     }
 
     /// Peers in shared memory, including opening connections.
-    pub(crate) fn memory_peers(&self) -> usize {
+    pub fn memory_peers(&self) -> usize {
         self.memory.as_ref().map_or(0, SharedMemory::peers)
     }
 

@@ -21,18 +21,17 @@ use rustc_hash::FxHashMap;
 use super::content::Content;
 use super::core::Core;
 use super::dispatch::Source;
-use super::posted::{PostedOperation, RegionPart, SentPosts};
+use super::posted::{PostedOperation, RegionPart};
 use super::{Blocked, Engine};
-use crate::edge::Operation;
-use crate::error::GoneReason;
+use crate::gone::GoneReason;
 use crate::inbox::{Buffer, Charge, NOTICE_BYTES};
+use crate::operation::Operation;
 use answers::{ANSWER_ENDPOINT, Answer, AnswerData, Answers};
-pub(crate) use requests::AnswerBuffer;
-pub use requests::{OperationId, OperationResult};
+pub use requests::{AnswerBuffer, OperationId, OperationResult};
 use requests::{Requests, WATCH_AFTER_NS};
 
 /// Largest get in one operation; larger ones are split.
-pub(crate) const MAX_GET_BYTES: usize = 16 << 20;
+pub const MAX_GET_BYTES: usize = 16 << 20;
 
 /// State of an operation that has been started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -456,7 +455,11 @@ impl Engine {
         self.begin_posted(now, edge, (operation, bytes, None), None)
     }
 
-    pub(crate) fn begin_posted(
+    /// The same for what was posted: a get goes `into` memory of the caller's, if that is given.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was begun.
+    pub fn begin_posted(
         &mut self,
         now: Instant,
         edge: EdgeId,
@@ -515,7 +518,7 @@ impl Engine {
     }
 
     /// Registers an operation that waits for an answer, and returns its id.
-    pub(crate) fn expect_answer(
+    pub fn expect_answer(
         &mut self,
         now: Instant,
         edge: EdgeId,
@@ -528,7 +531,7 @@ impl Engine {
     }
 
     /// Announces puts without an answer on an edge, so that the next fence reports refusals.
-    pub(crate) fn track_unanswered_puts(&mut self, edge: EdgeId, ends: (u32, u32)) {
+    pub fn track_unanswered_puts(&mut self, edge: EdgeId, ends: (u32, u32)) {
         (self.core.operations.requests).track_unanswered_puts(edge, ends, None);
     }
 
@@ -538,28 +541,28 @@ impl Engine {
     }
 
     /// Stops waiting for an answer, and returns its buffer.
-    pub(crate) fn forget_operation(&mut self, id: OperationId) -> Option<AnswerBuffer> {
+    pub fn forget_operation(&mut self, id: OperationId) -> Option<AnswerBuffer> {
         self.core.operations.requests.forget(id)
     }
 
     /// A buffer for the data of a get.
-    pub(crate) fn take_buffer(&self, length: usize) -> Buffer {
+    pub fn take_buffer(&self, length: usize) -> Buffer {
         self.core.dispatch.buffers().take(length)
     }
 
-    /// Posted messages that have been sent.
-    pub(crate) fn sent_posts(&mut self) -> &mut SentPosts {
-        &mut self.core.sent_posts
+    /// The next posted message that has gone, or whose peer is gone, since it was begun.
+    pub fn next_sent_post(&mut self) -> Option<(PostedOperation, Result<(), Option<GoneReason>>)> {
+        self.core.sent_posts.pop_front()
     }
 
     /// Takes the next posted operation with a result.
-    pub(crate) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
+    pub fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
         self.core.operations.requests.next_finished()
     }
 
     /// True if a posted operation has finished.
     #[inline]
-    pub(crate) fn has_finished(&self) -> bool {
+    pub fn has_finished(&self) -> bool {
         self.core.operations.requests.has_finished() || !self.core.sent_posts.is_empty()
     }
 
@@ -574,7 +577,7 @@ impl Engine {
 
     /// True once after an operation of a peer was executed.
     #[inline]
-    pub(super) fn take_served(&mut self) -> bool {
+    pub fn take_served(&mut self) -> bool {
         std::mem::take(&mut self.core.operations.has_served)
     }
 

@@ -113,12 +113,12 @@ impl fmt::Display for Paths {
 impl Engine {
     /// Number of times that a peer came or went, or a path changed.
     #[inline]
-    pub(crate) fn link_changes(&self) -> u64 {
+    pub fn link_changes(&self) -> u64 {
         self.core.peers.changes()
     }
 
     /// Node and incarnation of every peer in shared memory.
-    pub(crate) fn sharing_memory(&self) -> Vec<(NodeId, u64)> {
+    pub fn sharing_memory(&self) -> Vec<(NodeId, u64)> {
         let machine = &self.core.machine;
         let peers = machine
             .peers()

@@ -9,16 +9,19 @@ use dipole_proto::EdgeId;
 
 use super::core::Core;
 use crate::address::Address;
-use crate::completion::{Context, QueueRef};
-use crate::error::GoneReason;
+use crate::gone::GoneReason;
 use crate::inbox::{Buffer, Buffers};
+use crate::operation::{Context, QueueRef};
 
 /// The origin of a posted operation, and where its completion goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PostedOperation {
-    pub(crate) context: Context,
-    pub(crate) queue: Option<QueueRef>,
-    pub(crate) to: Address,
+pub struct PostedOperation {
+    /// The poster's.
+    pub context: Context,
+    /// Where its completion goes.
+    pub queue: Option<QueueRef>,
+    /// The endpoint it is for.
+    pub to: Address,
 }
 
 /// Where the bytes of a long message stay until they have been sent.

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use dipole_link::shm::Payload;
 
-use crate::Message;
 use crate::address::Address;
+use crate::inbox::Message;
 
-/// Gets the messages of an endpoint in order: see [`Endpoint::poll`](crate::Endpoint::poll).
+/// Takes the messages of an endpoint, in order: see `Endpoint::poll` of `dipole-node`.
 ///
 /// It runs under the node's lock, so it must be brief and must not call the node.
 pub trait Reader {
@@ -32,6 +32,7 @@ impl Arriving<'_> {
     }
 
     /// True if the message is empty.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -48,7 +49,8 @@ impl Arriving<'_> {
 }
 
 /// Passes messages from a queue to a reader.
-pub(crate) struct ReaderSink<'a, R>(pub(crate) &'a mut R);
+#[derive(Debug)]
+pub struct ReaderSink<'a, R>(pub &'a mut R);
 
 impl<R: Reader> Extend<Message> for ReaderSink<'_, R> {
     #[inline]

@@ -31,7 +31,10 @@ impl AssemblyBuffer {
             AssemblyBuffer::Owned(buffer) => write(&mut buffer.bytes_mut()[at..at + length]),
             AssemblyBuffer::Offered(memory, _) => {
                 let filled = memory.fill(at, length, write);
-                debug_assert!(filled.is_ok(), "offers are withdrawn before memory is revoked");
+                debug_assert!(
+                    filled.is_ok(),
+                    "offers are withdrawn before memory is revoked"
+                );
             }
         }
     }
@@ -140,7 +143,10 @@ impl OfferTable {
 pub(super) fn copy(memory: &Memory, total: usize, buffers: &Arc<Buffers>) -> Buffer {
     let mut buffer = buffers.take(total);
     let copied = memory.read(0, buffer.bytes_mut());
-    debug_assert!(copied.is_ok(), "offers are withdrawn before memory is revoked");
+    debug_assert!(
+        copied.is_ok(),
+        "offers are withdrawn before memory is revoked"
+    );
     buffer
 }
 

@@ -12,11 +12,11 @@ use super::content::{Content, Head};
 use super::packer::PacketSend;
 use super::posted::{PayloadOwner, PostedOperation, Remainder};
 use super::shared_memory::{LongId, Route, SharedMemory};
-use crate::GoneReason;
 use crate::address::{Address, EndpointId};
-use crate::clock::Reading;
-use crate::driver::WaitKey;
+use crate::gone::GoneReason;
 use crate::registry::EdgeTraffic;
+use dipole_driver::Reading;
+use dipole_driver::WaitKey;
 
 /// Frames that the kernel accepts as one GSO datagram. Messages queued with more to follow leave
 /// once they fill so many.
@@ -46,14 +46,19 @@ pub enum Blocked {
 
 /// A target of an endpoint: address, edge, and traffic.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(crate) address: Address,
-    pub(crate) edge: EdgeId,
-    pub(crate) sent: Arc<Sent>,
+pub struct Target {
+    /// The endpoint there.
+    pub address: Address,
+    /// The edge to it.
+    pub edge: EdgeId,
+    /// What has gone along the edge.
+    pub sent: Arc<Sent>,
 }
 
 impl Target {
-    pub(crate) fn new(address: Address, edge: EdgeId) -> Target {
+    /// An edge along which nothing has gone.
+    #[must_use]
+    pub fn new(address: Address, edge: EdgeId) -> Target {
         Target {
             address,
             edge,
@@ -64,14 +69,15 @@ impl Target {
 
 /// Traffic of an edge, counted under the engine's lock.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub struct Sent {
     messages: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Sent {
+    /// Counts a message of so many bytes.
     #[inline]
-    pub(crate) fn count(&self, bytes: usize) {
+    pub fn count(&self, bytes: usize) {
         let add = |counter: &AtomicU64, more| {
             counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
         };
@@ -99,7 +105,9 @@ pub(super) struct BackgroundSend {
 }
 
 /// Keys for a thread that waits for room on an edge or for its acknowledgements.
-pub(crate) fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
+#[inline]
+#[must_use]
+pub fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
     [
         WaitKey::Edge(edge),
         WaitKey::Peer(edge.peer),
@@ -137,13 +145,13 @@ impl Engine {
     }
 
     /// The targets of an endpoint.
-    pub(crate) fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
+    pub fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
         let state = self.core.dispatch.endpoints.get(endpoint)?;
         state.targets.as_ref()
     }
 
     /// Replaces the targets of an endpoint; edges that are no longer used are closed.
-    pub(crate) fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
+    pub fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
         let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
             return;
         };
@@ -159,7 +167,7 @@ impl Engine {
     }
 
     /// All edges of this process with their traffic.
-    pub(crate) fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
+    pub fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
         let endpoints = self.core.dispatch.endpoints.iter();
         endpoints.flat_map(move |(endpoint, targets)| {
             let traffic = move |target: &Target| self.edge_traffic(endpoint, target);
@@ -168,7 +176,7 @@ impl Engine {
     }
 
     /// The traffic of an edge.
-    pub(crate) fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
+    pub fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
         EdgeTraffic {
             source: EndpointId(source),
             target: target.address,
@@ -180,7 +188,7 @@ impl Engine {
 
     /// True if a peer is reached through shared memory.
     #[inline]
-    pub(crate) fn shares_memory(&self, peer: PeerId) -> bool {
+    pub fn shares_memory(&self, peer: PeerId) -> bool {
         self.route(peer).is_some()
     }
 
@@ -203,7 +211,7 @@ impl Engine {
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub(crate) fn send_fast(
+    pub fn send_fast(
         &mut self,
         endpoint: u32,
         payload: &[u8],
@@ -242,7 +250,7 @@ impl Engine {
     /// # Errors
     /// The outer error means that the link is broken, [`Blocked`] that nothing was queued.
     #[inline]
-    pub(crate) fn send_at_once(
+    pub fn send_at_once(
         &mut self,
         edge: EdgeId,
         content: Content<'_>,
@@ -477,7 +485,7 @@ impl Engine {
     }
 
     /// Copies the rest of a long message and sends it in the background.
-    pub(crate) fn continue_in_background(&mut self, send: LongSend, payload: &[u8]) {
+    pub fn continue_in_background(&mut self, send: LongSend, payload: &[u8]) {
         match send.0 {
             Long::Packets(send) => {
                 let buffers = self.core.dispatch.buffers();
@@ -490,7 +498,7 @@ impl Engine {
 
     /// Abandons a long message. A peer may still be reading the caller's memory, so the connection
     /// to it is closed.
-    pub(crate) fn abandon_long(&mut self, send: LongSend) {
+    pub fn abandon_long(&mut self, send: LongSend) {
         if let Long::Memory(id) = send.0
             && let Some(memory) = &mut self.memory
         {
@@ -620,7 +628,7 @@ impl Engine {
     }
 
     /// Queues all frames that are being filled.
-    pub(crate) fn flush_all(&mut self) {
+    pub fn flush_all(&mut self) {
         let core = &mut self.core;
         if core.packer.has_open_frames() {
             core.packer.flush_all(&mut core.machine);
@@ -652,7 +660,7 @@ impl Engine {
     }
 
     /// True if a peer is gone but had acknowledged everything.
-    pub(crate) fn acknowledged_before_leaving(&self, peer: PeerId) -> bool {
+    pub fn acknowledged_before_leaving(&self, peer: PeerId) -> bool {
         self.core.peers.acknowledged_before_leaving(peer)
     }
 

@@ -16,8 +16,8 @@ use super::calls::CallContext;
 use super::error::{Deadline, describe_call};
 use super::state::{CollectiveState, MessageKey, SENT_TO_ALL};
 use super::{Group, GroupError, Member, Members};
-use crate::edge::{Edge, Operation};
-use crate::error::SendError;
+use dipole_node::SendError;
+use dipole_node::{Edge, Operation};
 
 /// When a member is first probed after waiting for it.
 pub(super) const FIRST_PROBE: Duration = Duration::from_millis(20);
@@ -25,13 +25,13 @@ pub(super) const FIRST_PROBE: Duration = Duration::from_millis(20);
 /// process lives, because it retransmits lost packets.
 const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(1);
-/// Time limit for connecting to a member of an established generation; all of them were there.
-const CONNECTING_NS: u64 = 5_000_000_000;
-/// Time limit for announcing the end of a generation.
+/// Members of a generation that has begun were all there: an edge to one connects in this time.
+const CONNECTING: Duration = Duration::from_secs(5);
+/// How long others are told at most that the generation has ended.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit for pending forwards when a member leaves.
+/// How long who leaves waits until what it passes on has gone.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause between attempts to reach a member that has not joined yet.
+/// Between two attempts to reach a member that is still to come.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The reply to a message of an ended generation.
@@ -107,7 +107,7 @@ impl Group {
         let edge = self.edge(rank)?;
         match edge.try_send(&probe.to_bytes()) {
             Err(SendError::Full { target, .. })
-                if !context.awaits_joiners && self.is_lost(&edge) =>
+                if !context.awaits_joiners && edge.is_lost(CONNECTING) =>
             {
                 let reason = None;
                 Err(SendError::PeerGone { target, reason })
@@ -117,15 +117,7 @@ impl Group {
         }
     }
 
-    /// True if the edge's target is gone, even if the edge is full or still connecting.
-    fn is_lost(&self, edge: &Edge) -> bool {
-        self.shared.inner.driver.with(|state, now| {
-            let (engine, edges, _) = state.parts();
-            edges.is_lost(engine, edge.id(), (now, CONNECTING_NS))
-        })
-    }
-
-    /// Closes the edge to a lost member that may come back; the next use opens a new one.
+    /// A member that may come back is looked for anew.
     pub(super) fn forget_if_lost(
         &self,
         rank: usize,
@@ -173,7 +165,7 @@ impl Group {
         let is_over = context.deadline.left().is_zero();
         let cause = match cause {
             SendError::TimedOut { target, .. }
-                if !context.awaits_joiners && self.is_lost(&*self.edge(to)?) =>
+                if !context.awaits_joiners && self.edge(to)?.is_lost(CONNECTING) =>
             {
                 let reason = None;
                 SendError::PeerGone { target, reason }

@@ -1,13 +1,15 @@
 //! Groups: barriers, broadcasts and reductions among members that make the same calls.
 //!
-//! Each member has a port. Its handler stores arriving messages (`state.rs`) and forwards
-//! broadcasts, even while the member computes. A call sends along the pattern in
-//! `shape.rs` and waits for the messages it needs (`calls.rs`). `failure.rs`
-//! detects lost members and notifies the others.
+//! Each member has a port whose handler files what the others tell it (`state.rs`), also
+//! while the member computes, and passes broadcasts on. A call sends along the pattern of
+//! `shape.rs` and waits for what it needs (`calls.rs`); `failure.rs` finds out
+//! who is gone and tells the others. `members.rs` is the list, `reduction.rs` combines.
 //!
 //! # Source
 //! GAMMA §2: the parallel programs that active ports serve; dissemination barrier: Hensgen,
 //! Finkel, Manber 1988.
+
+#![forbid(unsafe_code)]
 
 mod calls;
 mod error;
@@ -25,13 +27,12 @@ use std::time::Duration;
 
 use dipole_proto::wire::{GroupCall, GroupHead, GroupOperation, members_to_bytes};
 
-use crate::Message;
-use crate::address::Address;
-use crate::edge::{Edge, Operation};
-use crate::error::SendError;
-use crate::inner::Inner;
-use crate::node::Node;
-use crate::port::{ActivePort, PortContext};
+use dipole_node::Address;
+use dipole_node::Message;
+use dipole_node::Node;
+use dipole_node::SendError;
+use dipole_node::{ActivePort, PortContext};
+use dipole_node::{Edge, Operation};
 use error::Deadline;
 pub use error::{GroupError, Member};
 pub use members::Members;
@@ -70,7 +71,6 @@ pub struct Group {
 
 /// State shared by the calls and the handler.
 struct Shared {
-    inner: Arc<Inner>,
     state: Mutex<CollectiveState>,
     /// The handler is running; the port must not close before it has finished sending.
     handler_is_running: AtomicBool,
@@ -125,36 +125,32 @@ impl Shared {
         let Ok(edge) = roster.edge(to, |address| context.edge(address)) else {
             return false;
         };
-        let sent = self.inner.driver.sending(|state, clock| {
-            let (engine, edges, _) = state.parts();
-            edges.send_fast(engine, edge.id(), message.into(), false, clock)
-        });
+        let sent = edge.send_if_room(message);
         let post = || edge.post(Operation::Message, &[IoSlice::new(message)], 0);
         matches!(sent, Ok(true)) || post().is_ok()
     }
 }
 
-impl Node {
+impl Group {
     /// Joins a group as the member `rank`, whose address must be on this node. Opens the member's
     /// port and waits until all members have joined with the same list.
     ///
     /// # Errors
     /// [`GroupError`]. If members are missing, [`GroupError::TimedOut`] names one of them.
-    pub fn group(
-        &self,
+    pub fn join(
+        node: &Node,
         members: Members,
         rank: usize,
         timeout: Duration,
     ) -> Result<Group, GroupError> {
         let address = check(&members, rank)?;
-        if address.node != self.id() {
-            let (own, other) = (self.id(), address.node);
+        if address.node != node.id() {
+            let (own, other) = (node.id(), address.node);
             let cause = format!("rank {rank} is on node {other}, but this is node {own}");
             return Err(GroupError::Members { cause });
         }
         let roster = Arc::new(Roster::new(members, rank));
         let shared = Arc::new(Shared {
-            inner: Arc::clone(&self.inner),
             state: Mutex::new(CollectiveState::new(Arc::clone(&roster))),
             handler_is_running: AtomicBool::new(false),
         });
@@ -162,7 +158,7 @@ impl Node {
         let handler = move |context: &PortContext, message: Message| {
             handling.handle(context, &message);
         };
-        let port = self.open_port(address.endpoint, handler);
+        let port = node.open_port(address.endpoint, handler);
         let mut group = Group {
             port: port.map_err(GroupError::Open)?,
             shared,
@@ -222,10 +218,10 @@ impl Group {
     }
 
     /// Starts a new generation with another list of members. All of them call this, or
-    /// [`Node::group`] if they are new, with the same list and generation; waits for them.
+    /// [`Group::join`] if they are new, with the same list and generation; waits for them.
     ///
     /// # Errors
-    /// Those of [`Node::group`].
+    /// Those of [`Group::join`].
     pub fn reform(&mut self, members: Members, timeout: Duration) -> Result<(), GroupError> {
         self.renew(members)?;
         self.start(Deadline::after(timeout), true)
@@ -237,8 +233,7 @@ impl Group {
     /// the generation.
     ///
     /// # Errors
-    /// [`GroupError::Excluded`]: the others believe that this member is gone. Also those of
-    /// [`Node::group`].
+    /// [`GroupError::Excluded`]: the others took this member for gone; others of [`Group::join`].
     pub fn reform_without(&mut self, gone: &[usize], timeout: Duration) -> Result<(), GroupError> {
         let deadline = Deadline::after(timeout);
         let own = self.roster.address(self.rank());
@@ -338,7 +333,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.shared.inner.is_forked() {
+        if self.port.is_forked() {
             return;
         }
         self.finish_forwarding();

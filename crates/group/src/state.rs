@@ -13,7 +13,7 @@ use dipole_proto::wire::{
 use rustc_hash::FxHashMap;
 
 use super::members::Roster;
-use crate::address::Address;
+use dipole_node::Address;
 
 /// Calls between two internal barriers.
 pub(super) const MAX_CALLS_AHEAD: u64 = 64;
@@ -415,7 +415,7 @@ impl CollectiveState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::members::Members;
+    use crate::members::Members;
     use dipole_proto::wire::ANY_LENGTH;
 
     fn roster(generation: u64, ids: &[u32], rank: usize) -> Arc<Roster> {

@@ -22,16 +22,17 @@ use dipole_proto::{ConnectError, EdgeError, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::address::Address;
-use crate::clock::Reading;
-use crate::completion::{Context, QueueRef, QueueTable};
 use crate::config::Links;
-use crate::driver::Stepper;
-use crate::edge::Operation;
-use crate::engine::{AnswerBuffer, Blocked, Content, Destination, Engine, OperationId, Target};
-use crate::error::{GoneReason, SendError, TargetError};
+use crate::error::{SendError, TargetError};
+use crate::queues::QueueTable;
 use crate::registry::{EdgeTraffic, Ports};
 use connector::Lookup;
 pub(crate) use connector::{Connector, Policy, Resolution};
+use dipole_driver::Reading;
+use dipole_engine::{
+    AnswerBuffer, Blocked, Content, Context, Destination, Engine, GoneReason, Operation,
+    OperationId, QueueRef, Target,
+};
 pub(crate) use id::EdgeRef;
 pub(crate) use posts::PostedBytes;
 use posts::Posts;
@@ -712,7 +713,9 @@ fn connect(
             Some(Err(cause)) if policy.links == Links::Shm => {
                 return Err(no_memory(cause.to_string()));
             }
-            Some(Err(cause)) => tracing::warn!("endpoint {to} is reached over the network: {cause}"),
+            Some(Err(cause)) => {
+                tracing::warn!("endpoint {to} is reached over the network: {cause}")
+            }
             None => {}
         }
     } else if policy.links == Links::Shm {

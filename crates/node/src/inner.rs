@@ -7,11 +7,11 @@ use dipole_link::fork::ForkMark;
 
 use crate::config::Config;
 use crate::control::Control;
-use crate::driver::{Driver, Until, WaitError, WaitKey};
 use crate::error::CloseError;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{Directory, Ports, Registration};
+use dipole_driver::{Driver, Timeout, WaitError, WaitKey};
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -41,9 +41,9 @@ impl Inner {
 
     /// Disconnects from all peers.
     pub(crate) fn send_goodbye(&self) {
-        self.driver.with(|engine, now| {
-            engine.send_goodbye();
-            if let Err(cause) = engine.transmit(now) {
+        self.driver.with(|state, now| {
+            state.engine.send_goodbye();
+            if let Err(cause) = state.engine.transmit(now) {
                 tracing::warn!("cannot send the goodbye: {cause}");
             }
         });
@@ -55,8 +55,8 @@ impl Inner {
         let keys = [WaitKey::Frame, WaitKey::AnyPeer, WaitKey::RingSpace];
         let waited = self
             .driver
-            .wait(Until::For(timeout), &keys, &what, |engine, _| {
-                engine.can_leave().then_some(())
+            .wait(Timeout::After(timeout), &keys, &what, |state, _| {
+                state.engine.can_leave().then_some(())
             });
         match waited {
             Ok(()) => Ok(()),

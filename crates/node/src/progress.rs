@@ -7,8 +7,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::driver::Driver;
 use crate::process::ProcessState;
+use dipole_driver::Driver;
 
 /// Limit for threads started because handlers do not return.
 const MAX_THREADS: usize = 16;

@@ -139,7 +139,10 @@ impl Clients {
     fn wait_for(&mut self, wanted: &str) {
         let mut lines = (&mut self.said).lines();
         let said = lines.any(|line| line.expect("text") == wanted);
-        assert!(said, "a process of clients ended before it printed {wanted:?}");
+        assert!(
+            said,
+            "a process of clients ended before it printed {wanted:?}"
+        );
     }
 
     fn kill(mut self) {

@@ -12,10 +12,10 @@ use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::address::EndpointId;
-use crate::engine::content::Content;
-use crate::engine::posted::{PayloadOwner, RegionPart};
-use crate::engine::{Blocked, Engine, LongSend};
+use crate::content::Content;
 use crate::inbox::{Buffer, Buffers};
+use crate::posted::{PayloadOwner, RegionPart};
+use crate::{Blocked, Engine, LongSend};
 
 /// Both ends of the hidden edges.
 pub(super) const ANSWER_ENDPOINT: u32 = EndpointId::ANY.0;

@@ -8,12 +8,12 @@ use dipole_proto::wire::{Operation, Outcome, RefusedReason};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
-use crate::completion::Data;
-use crate::driver::WaitKey;
-use crate::engine::dispatch::Source;
-use crate::engine::posted::PostedOperation;
-use crate::error::GoneReason;
+use crate::dispatch::Source;
+use crate::gone::GoneReason;
 use crate::inbox::Buffer;
+use crate::operation::Data;
+use crate::posted::PostedOperation;
+use dipole_driver::WaitKey;
 
 /// A peer is probed if it owes an answer for this long.
 pub(super) const WATCH_AFTER_NS: u64 = 500_000_000;
@@ -23,13 +23,18 @@ pub type OperationId = u32;
 
 /// Where the data of an answer is stored.
 #[derive(Debug)]
-pub(crate) enum AnswerBuffer {
-    /// There is no data.
+pub enum AnswerBuffer {
+    /// There are none.
     None,
     /// In a buffer, which the caller takes.
     Owned(Buffer),
     /// In the caller's memory.
-    Caller { memory: Memory, length: usize },
+    Caller {
+        /// The memory.
+        memory: Memory,
+        /// Number of bytes.
+        length: usize,
+    },
 }
 
 impl AnswerBuffer {

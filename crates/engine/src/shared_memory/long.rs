@@ -15,11 +15,11 @@ use rustc_hash::FxHashMap;
 
 use super::transfer::Transfer;
 use super::{Blocked, SharedMemory, find_mut};
-use crate::engine::content::Content;
-use crate::engine::core::Core;
-use crate::engine::packer::blocked;
-use crate::engine::posted::{PayloadOwner, Remainder};
+use crate::content::Content;
+use crate::core::Core;
 use crate::inbox::Buffers;
+use crate::packer::blocked;
+use crate::posted::{PayloadOwner, Remainder};
 
 /// Bytes of a long message fetched per poll, so that messages share the time.
 const FETCH_BYTES: usize = 1 << 20;
@@ -32,8 +32,8 @@ const PROFILE_MIN_PIECE_BYTES: usize = 1 << 10;
 
 /// An event of the protocol about long messages.
 #[derive(Debug)]
-pub(in crate::engine) enum LongEvent {
-    /// A message can be fetched from the peer's memory.
+pub(crate) enum LongEvent {
+    /// One can be copied from the peer's memory.
     Fetch {
         edge: EdgeId,
         sequence: u64,
@@ -151,7 +151,7 @@ impl OutgoingLong {
 impl SharedMemory {
     /// Begins a long message. Its bytes must stay valid until
     /// [`continue_long`](Self::continue_long) returns true, unless `keep` provides for them.
-    pub(in crate::engine) fn begin_long(
+    pub(crate) fn begin_long(
         &mut self,
         machine: &mut Machine,
         now: Instant,
@@ -239,19 +239,19 @@ impl SharedMemory {
     }
 
     /// True if a message has been sent completely.
-    pub(in crate::engine) fn has_sent(&self, id: LongId) -> bool {
+    pub(crate) fn has_sent(&self, id: LongId) -> bool {
         !self.outgoing.messages.contains_key(&id)
     }
 
     /// Whether so many more bytes may be copied for a peer, with a total limit of `most`.
-    pub(in crate::engine) fn can_copy(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
+    pub(crate) fn can_copy(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
         let all = self.outgoing.copied_bytes;
         let left = most.saturating_sub(all);
         all == 0 || all + bytes <= left || self.outgoing.copied_to(peer) + bytes <= left
     }
 
     /// Continues a long message; true once the caller's bytes are no longer needed.
-    pub(in crate::engine) fn continue_long(
+    pub(crate) fn continue_long(
         &mut self,
         machine: &mut Machine,
         id: LongId,
@@ -281,7 +281,7 @@ impl SharedMemory {
 
     /// The caller abandons a long message that may be read from its memory or lacks pieces, so the
     /// connection must end.
-    pub(in crate::engine) fn abandon(&mut self, id: LongId, core: &mut Core) {
+    pub(crate) fn abandon(&mut self, id: LongId, core: &mut Core) {
         if self.outgoing.messages.contains_key(&id)
             && let Some(connection) = self.connection(id.0.peer)
         {
@@ -344,7 +344,7 @@ impl SharedMemory {
 
     /// Handles the closing of a region. Messages being sent from it continue from a copy. If a peer
     /// was offered one or is fetching it, it will request it in pieces.
-    pub(in crate::engine) fn close_region(&mut self, key: u64, buffers: &Arc<Buffers>) {
+    pub(crate) fn close_region(&mut self, key: u64, buffers: &Arc<Buffers>) {
         let OutgoingLong {
             messages,
             copied_bytes,

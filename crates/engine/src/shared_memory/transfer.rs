@@ -128,7 +128,10 @@ mod tests {
                 true => 10_000 - by_ring,
                 false => by_ring,
             };
-            assert!((1..100).contains(&slower), "{slower} used the slower method");
+            assert!(
+                (1..100).contains(&slower),
+                "{slower} used the slower method"
+            );
         }
     }
 
@@ -172,6 +175,10 @@ mod tests {
             assert_eq!(choice.current(), Transfer::Ring);
         }
         choice.note(Transfer::Ring, 17 << 10, 1000);
-        assert_eq!(choice.current(), Transfer::Fetch, "the other method is tried");
+        assert_eq!(
+            choice.current(),
+            Transfer::Fetch,
+            "the other method is tried"
+        );
     }
 }

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use dipole_proto::wire::{self, OperationKind};
 
-use super::{Edge, Operation};
-use crate::address::Address;
-use crate::completion::Data;
-use crate::driver::{Until, WaitError, WaitKey};
-use crate::engine::{AnswerBuffer, Content, MAX_GET_BYTES, OperationId, OperationResult};
-use crate::error::SendError;
+use super::Edge;
+use crate::error::{SendError, operation_result};
 use crate::process::ProcessState;
-use crate::region::{RegionKey, RegionMemory};
+use crate::region::RegionMemory;
+use dipole_driver::{Timeout, WaitError, WaitKey};
+use dipole_engine::{
+    AnswerBuffer, Content, Data, MAX_GET_BYTES, Operation, OperationId, RegionKey,
+};
 
 /// Gets up to this length use a buffer of the engine and a copy, which is cheaper than lending
 /// memory.
@@ -30,7 +30,7 @@ impl Edge {
     /// # Source
     /// One-sided transfers of Nectar §2.1; the regions of active ports, GAMMA §2.
     pub fn put(&self, key: RegionKey, offset: u64, data: &[u8]) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, None), Until::Forever)
+        self.put_until(key, offset, (data, None), Timeout::Infinite)
     }
 
     /// Like [`put`](Self::put), but also notifies the owner once these data and everything sent
@@ -45,7 +45,7 @@ impl Edge {
         data: &[u8],
         value: u64,
     ) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, Some(value)), Until::Forever)
+        self.put_until(key, offset, (data, Some(value)), Timeout::Infinite)
     }
 
     /// [`put`](Self::put), or [`put_notify`](Self::put_notify) if there is a value, within `timeout`
@@ -61,7 +61,7 @@ impl Edge {
         notice: Option<u64>,
         timeout: Duration,
     ) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, notice), Until::For(timeout))
+        self.put_until(key, offset, (data, notice), Timeout::After(timeout))
     }
 
     /// [`put`](Self::put), or [`put_notify`](Self::put_notify) if there is a value, without blocking
@@ -76,7 +76,7 @@ impl Edge {
         data: &[u8],
         notice: Option<u64>,
     ) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, notice), Until::Now)
+        self.put_until(key, offset, (data, notice), Timeout::Zero)
     }
 
     fn put_until(
@@ -84,7 +84,7 @@ impl Edge {
         key: RegionKey,
         offset: u64,
         (data, notice): (&[u8], Option<u64>),
-        until: Until,
+        until: Timeout,
     ) -> Result<(), SendError> {
         self.check_usable()?;
         let source = self.owner.id.0;
@@ -92,7 +92,7 @@ impl Edge {
             let target = self.inner.wait_target(self.id, self.to, until)?;
             let ends = (source, self.to.endpoint.0);
             let note =
-                |engine: &mut ProcessState, _| engine.track_unanswered_puts(target.edge, ends);
+                |state: &mut ProcessState, _| state.engine.track_unanswered_puts(target.edge, ends);
             self.inner.driver.with_last(note);
             self.has_put.store(true, Ordering::Relaxed);
         }
@@ -124,12 +124,12 @@ impl Edge {
         into: &mut [u8],
         timeout: Duration,
     ) -> Result<(), SendError> {
-        let (begun, until) = (Instant::now(), Until::For(timeout));
+        let (begun, until) = (Instant::now(), Timeout::After(timeout));
         if into.len() <= COPIED_BYTES {
             let buffer = self
                 .inner
                 .driver
-                .with_last(|engine, _| engine.take_buffer(into.len()));
+                .with_last(|state, _| state.engine.take_buffer(into.len()));
             let length = into.len();
             let operation = Operation::Get {
                 key,
@@ -174,7 +174,7 @@ impl Edge {
         timeout: Duration,
     ) -> Result<u64, SendError> {
         let operation = Operation::FetchAdd { key, offset, value };
-        let (word, _) = self.request(operation, AnswerBuffer::None, Until::For(timeout))?;
+        let (word, _) = self.request(operation, AnswerBuffer::None, Timeout::After(timeout))?;
         Ok(word)
     }
 
@@ -197,12 +197,12 @@ impl Edge {
             expected,
             new,
         };
-        let (word, _) = self.request(operation, AnswerBuffer::None, Until::For(timeout))?;
+        let (word, _) = self.request(operation, AnswerBuffer::None, Timeout::After(timeout))?;
         Ok(word)
     }
 
     /// Waits until all operations on this edge have completed.
-    pub(super) fn fence(&self, until: Until) -> Result<(), SendError> {
+    pub(super) fn fence(&self, until: Timeout) -> Result<(), SendError> {
         let head = wire::Operation {
             kind: OperationKind::Fence,
             wants_answer: true,
@@ -220,7 +220,7 @@ impl Edge {
         &self,
         operation: Operation,
         place: AnswerBuffer,
-        until: Until,
+        until: Timeout,
     ) -> Result<(u64, Data), SendError> {
         let word = operation.word();
         let data = word.as_ref().map_or(&[][..], |word| &word[..]);
@@ -237,7 +237,7 @@ impl Edge {
         head: wire::Operation,
         data: &[u8],
         place: AnswerBuffer,
-        until: Until,
+        until: Timeout,
     ) -> Result<(u64, Data), SendError> {
         self.check_usable()?;
         let (begun, driver) = (Instant::now(), &self.inner.driver);
@@ -253,11 +253,13 @@ impl Edge {
         let what = |_: &ProcessState| format!("endpoint {} to answer", self.to);
         let left = until.after(begun.elapsed());
         let keys = [WaitKey::Operation(id)];
-        let answered = driver.wait(left, &keys, &what, |state, _| state.take_operation(id));
+        let answered = driver.wait(left, &keys, &what, |state, _| {
+            state.engine.take_operation(id)
+        });
         match answered {
-            Ok(result) => result.of(self.to),
+            Ok(result) => operation_result(result, self.to),
             Err(error) => {
-                driver.with_last(|state, _| drop(state.forget_operation(id)));
+                driver.with_last(|state, _| drop(state.engine.forget_operation(id)));
                 Err(match error {
                     WaitError::TimedOut { waited } => SendError::TimedOut {
                         target: self.to,
@@ -275,15 +277,17 @@ impl Edge {
         mut head: wire::Operation,
         data: &[u8],
         place: Option<AnswerBuffer>,
-        until: Until,
+        until: Timeout,
     ) -> Result<OperationId, SendError> {
         let begun = Instant::now();
         let target = self.inner.wait_target(self.id, self.to, until)?;
         let is_fence = head.kind == OperationKind::Fence;
         let place = place.unwrap_or(AnswerBuffer::None);
         let driver = &self.inner.driver;
-        let id = driver.with_last(|engine, now| {
-            engine.expect_answer(now, target.edge, (is_fence, place), None)
+        let id = driver.with_last(|state, now| {
+            state
+                .engine
+                .expect_answer(now, target.edge, (is_fence, place), None)
         });
         head.id = id;
         let bytes = head.to_bytes();
@@ -292,22 +296,8 @@ impl Edge {
         let source = self.owner.id.0;
         let sent = (self.inner).send_to_target(source, &target, content, left, false);
         if sent.is_err() {
-            driver.with_last(|state, _| drop(state.forget_operation(id)));
+            driver.with_last(|state, _| drop(state.engine.forget_operation(id)));
         }
         sent.map(|()| id)
-    }
-}
-
-impl OperationResult {
-    /// Returns the word and the data read, or converts the error.
-    pub(crate) fn of(self, target: Address) -> Result<(u64, Data), SendError> {
-        match self {
-            OperationResult::Done(word, data) => Ok((word, data)),
-            OperationResult::Refused(outcome) => {
-                Err(SendError::OperationFailed { target, outcome })
-            }
-            OperationResult::NotDelivered(reason) => Err(SendError::Refused { target, reason }),
-            OperationResult::Gone(reason) => Err(SendError::PeerGone { target, reason }),
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Identifies an edge in the table.
 
-use crate::driver::WaitKey;
+use dipole_driver::WaitKey;
 
 /// Index of an edge in the table, with a generation so that closed edges are not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,11 +8,12 @@ use bytes::Bytes;
 use dipole_proto::Instant;
 
 use crate::address::Address;
-use crate::completion::{Completion, Context, QueueRef, QueueTable};
-use crate::edge::Operation;
-use crate::engine::{Blocked, Engine, OperationStart, PostedOperation, Target};
 use crate::error::{SendError, TargetError};
+use crate::queues::{Completion, QueueTable};
 use crate::region::RegionMemory;
+use dipole_engine::{
+    Blocked, Context, Engine, Operation, OperationStart, PostedOperation, QueueRef, Target,
+};
 
 /// Limit of posted operations per edge.
 const MAX_POSTED: usize = 1024;

@@ -5,10 +5,10 @@ use std::io;
 use dipole_proto::Instant;
 
 use super::Endpoint;
-use crate::driver::{Polled, WaitCondition};
 use crate::error::{ReceiveError, SendError};
 use crate::process::ProcessState;
-use crate::reader::{Reader, ReaderSink};
+use dipole_driver::{Polled, WaitCondition};
+use dipole_engine::{Reader, ReaderSink};
 
 /// Messages taken from the inbox per poll.
 const MAX_POLLED: usize = 64;
@@ -48,9 +48,9 @@ impl Endpoint {
     /// [`SendError::Broken`] and [`SendError::Forked`].
     pub fn flush_edges(&self) -> Result<(), SendError> {
         self.check_usable()?;
-        let flushed = self.inner.driver.with(|engine, now| {
-            engine.flush_all();
-            engine.transmit(now)
+        let flushed = self.inner.driver.with(|state, now| {
+            state.engine.flush_all();
+            state.engine.transmit(now)
         });
         flushed.map_err(SendError::Broken)
     }
@@ -67,8 +67,8 @@ impl<R> PollCondition<'_, R> {
     /// Sends credit for what was taken, since the senders may be waiting for it.
     #[inline]
     fn send_credit(&self, state: &mut ProcessState, count: usize) -> io::Result<usize> {
-        if state.has_transmit() {
-            state.transmit(self.endpoint.inner.driver.now())?;
+        if state.engine.has_transmit() {
+            state.engine.transmit(self.endpoint.inner.driver.now())?;
         }
         Ok(count)
     }
@@ -79,10 +79,12 @@ impl<R: Reader> WaitCondition<ProcessState> for PollCondition<'_, R> {
 
     #[inline]
     fn attempt(&mut self, state: &mut ProcessState, now: Instant) -> Option<io::Result<usize>> {
-        if !state.has_message(self.id) {
+        if !state.engine.has_message(self.id) {
             return None;
         }
-        let count = state.take_many(now, self.id, MAX_POLLED, &mut ReaderSink(self.reader));
+        let count = state
+            .engine
+            .take_many(now, self.id, MAX_POLLED, &mut ReaderSink(self.reader));
         Some(self.send_credit(state, count))
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use dipole_node::engine::{Blocked, Engine, OperationId, OperationResult, OperationStart};
+use dipole_engine::{Blocked, Engine, OperationId, OperationResult, OperationStart};
 use dipole_node::{Message, Operation, Outcome, RegionKey, RegionMemory, Rights};
 use dipole_proto::{EdgeId, Instant};
 use rand::Rng;

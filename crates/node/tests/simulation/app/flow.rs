@@ -1,8 +1,8 @@
 //! A flow of messages between two endpoints, and the session and edge it uses.
 
+use dipole_engine::{Blocked, LongSend};
 use dipole_link::shm::ConnId;
 use dipole_node::Departure;
-use dipole_node::engine::{Blocked, LongSend};
 use dipole_proto::{EdgeId, PeerId};
 
 use super::RETRY_NS;

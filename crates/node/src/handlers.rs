@@ -3,22 +3,11 @@
 //! While a handler runs, its thread owns it and the table does not contain it, so no other thread
 //! can run it.
 
-use crate::Message;
-use crate::driver::Work;
+use dipole_driver::Work;
+use dipole_engine::{Message, PortRef};
 
 /// Handles a message. It catches its own panics.
 pub(crate) type Handler = Box<dyn FnMut(Message) + Send>;
-
-/// Index of a port in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PortRef(u32);
-
-impl PortRef {
-    /// The index as a number, for wait keys.
-    pub(crate) fn number(self) -> u32 {
-        self.0
-    }
-}
 
 enum PortState {
     Free,
