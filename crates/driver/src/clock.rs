@@ -17,7 +17,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Starts now.
+    /// A clock that starts now.
     #[must_use]
     pub fn new() -> Clock {
         Clock {

@@ -25,7 +25,7 @@ pub(super) const STUCK_WORK_NS: u64 = 10_000_000;
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) activity: ThreadActivity,
-    /// Ends its sleep in the kernel; made with the thread.
+    /// Ends the thread's sleep in the kernel; set when the thread starts.
     pub(super) waker: Option<Waker>,
     pub(super) unparked: Arc<Condvar>,
     /// Threads inside a wait.
@@ -53,7 +53,7 @@ pub(super) enum CallerKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThreadActivity {
-    /// There is no such thread, or it runs.
+    /// Running, or not started.
     Running,
     /// Napping.
     Napping,

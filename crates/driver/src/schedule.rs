@@ -53,9 +53,9 @@ const FIRST_WARNING_NS: u64 = 2_000_000_000;
 /// Why a wait ended without a result.
 #[derive(Debug)]
 pub enum WaitError {
-    /// Time was up.
+    /// The time limit expired.
     TimedOut {
-        /// After so long.
+        /// How long it waited.
         waited: Duration,
     },
     /// The link is broken.
@@ -93,7 +93,7 @@ impl<S: Stepper> State<S> {
     }
 }
 
-/// See the crate.
+/// The lock around a stepper, and the threads that use it.
 #[derive(Debug)]
 pub struct Driver<S> {
     pub(super) state: Mutex<State<S>>,
@@ -108,10 +108,10 @@ pub struct Driver<S> {
 }
 
 impl<S: Stepper> Driver<S> {
-    /// A driver of `stepper`, whose waiters spin for `spin` before they sleep.
+    /// Creates a driver of `stepper`; waiting threads spin for `spin` before they sleep.
     ///
     /// # Errors
-    /// No descriptors are left for its sleeper.
+    /// There are no descriptors left for its sleeper.
     pub fn new(stepper: S, clock: Clock, spin: Duration) -> io::Result<Driver<S>> {
         let sleeper = stepper.sleeper()?;
         let now = clock.now();

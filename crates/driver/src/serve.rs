@@ -1,4 +1,4 @@
-//! The progress thread's loop: it steps until there is work that it may run.
+//! The loop of the progress threads.
 
 use std::io;
 use std::sync::PoisonError;

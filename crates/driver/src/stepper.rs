@@ -7,7 +7,7 @@ use dipole_proto::Instant;
 use super::sync::Sleeper;
 use crate::ready::Ready;
 
-/// A piece of work: user code, run with the lock released. It must not panic.
+/// User code that runs without the lock. It must not panic.
 pub trait Work {
     /// Runs it.
     fn run(&mut self);

@@ -1,4 +1,4 @@
-//! What is to be done outside the engine's lock: files, other nodes' directories.
+//! Commands for work outside the engine's lock, such as file access.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use dipole_proto::PeerId;
 
 use crate::address::{EndpointId, NodeId};
 
-/// What the owner of an engine is asked to do.
+/// A command from the engine to its owner.
 #[derive(Debug)]
 pub enum Command {
     /// Write counters and links if they have changed, and edge statistics if they are being
@@ -29,7 +29,7 @@ pub enum Command {
     StartProgressThread,
 }
 
-/// Where commands are posted: called with the engine's lock held, so it must not block.
+/// The callback that posts commands. It is called under the engine's lock and must not block.
 pub(crate) struct Commands(Box<dyn Fn(Command) + Send + Sync>);
 
 impl Commands {

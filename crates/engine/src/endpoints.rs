@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use super::send::Target;
 use crate::inbox::{Buffers, Inbox};
 
-/// A port of the process, by its number in the process's table.
+/// Index of a port in the process's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRef(pub u32);
 

@@ -1,4 +1,4 @@
-//! Why a peer is gone.
+//! Reasons for the end of a session.
 
 use std::fmt;
 

@@ -67,8 +67,8 @@ impl Message {
         self.origin.source
     }
 
-    /// What was put into a region of the endpoint, if this is no message but the
-    /// notice of that; as a message it has no bytes.
+    /// The contents of a notice, which reports a put into a region of the endpoint; such a message
+    /// has no bytes. `None` for ordinary messages.
     #[must_use]
     pub fn notice(&self) -> Option<Notice> {
         let bytes = match &self.payload {

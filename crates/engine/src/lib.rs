@@ -1,9 +1,9 @@
 //! The engine, which connects the protocol with the links that carry its packets and records.
 //!
-//! [`Engine::step`] takes what has come, feeds the protocol, hands messages over and sends
-//! what may go. It never waits and starts no thread; whoever waits steps it. Its parts:
-//! `packets.rs` (the link of packets), `shared_memory.rs` (processes of this
-//! node), and `core.rs`, which both feed: the protocol and what its events change.
+//! [`Engine::step`] receives, runs the protocol, delivers messages and sends. It never blocks and
+//! starts no threads; waiting threads step it. `packets.rs` handles the network link and
+//! `shared_memory.rs` the processes of this node. Both feed `core.rs`, which holds the protocol
+//! and everything that its events change.
 
 #![forbid(unsafe_code)]
 
@@ -120,8 +120,7 @@ pub struct Holdings {
 
 /// A process's protocol, links and endpoints, driven by its caller.
 ///
-/// This is a seam for tests and for callers with a loop of their own; programs
-/// use a node.
+/// Meant for nodes, for tests, and for callers with their own event loop.
 #[derive(Debug)]
 pub struct Engine {
     core: Core,

@@ -1,4 +1,4 @@
-//! Operations on the memory of other processes, as callers name them.
+//! Memory operations, as programs specify them.
 
 use std::fmt;
 use std::num::ParseIntError;

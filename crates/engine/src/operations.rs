@@ -455,10 +455,11 @@ impl Engine {
         self.begin_posted(now, edge, (operation, bytes, None), None)
     }
 
-    /// The same for what was posted: a get goes `into` memory of the caller's, if that is given.
+    /// Like [`begin_operation`](Self::begin_operation), for a posted one. A get is stored `into` the
+    /// caller's memory, if that is given.
     ///
     /// # Errors
-    /// [`Blocked`]; nothing was begun.
+    /// [`Blocked`]; nothing was started.
     pub fn begin_posted(
         &mut self,
         now: Instant,
@@ -550,7 +551,7 @@ impl Engine {
         self.core.dispatch.buffers().take(length)
     }
 
-    /// The next posted message that has gone, or whose peer is gone, since it was begun.
+    /// Takes the next posted message that has been sent, or whose peer is gone.
     pub fn next_sent_post(&mut self) -> Option<(PostedOperation, Result<(), Option<GoneReason>>)> {
         self.core.sent_posts.pop_front()
     }

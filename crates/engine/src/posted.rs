@@ -16,11 +16,11 @@ use crate::operation::{Context, QueueRef};
 /// The origin of a posted operation, and where its completion goes.
 #[derive(Clone, Copy, Debug)]
 pub struct PostedOperation {
-    /// The poster's.
+    /// The caller's number for it.
     pub context: Context,
-    /// Where its completion goes.
+    /// The queue or counter for its completion.
     pub queue: Option<QueueRef>,
-    /// The endpoint it is for.
+    /// The target endpoint.
     pub to: Address,
 }
 

@@ -7,7 +7,7 @@ use dipole_link::shm::Payload;
 use crate::address::Address;
 use crate::inbox::Message;
 
-/// Takes the messages of an endpoint, in order: see `Endpoint::poll` of `dipole-node`.
+/// Gets the messages of an endpoint in order: see `Endpoint::poll` of `dipole-node`.
 ///
 /// It runs under the node's lock, so it must be brief and must not call the node.
 pub trait Reader {

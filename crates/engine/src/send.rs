@@ -47,16 +47,16 @@ pub enum Blocked {
 /// A target of an endpoint: address, edge, and traffic.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The endpoint there.
+    /// The target endpoint.
     pub address: Address,
     /// The edge to it.
     pub edge: EdgeId,
-    /// What has gone along the edge.
+    /// Traffic of the edge.
     pub sent: Arc<Sent>,
 }
 
 impl Target {
-    /// An edge along which nothing has gone.
+    /// A target without any traffic yet.
     #[must_use]
     pub fn new(address: Address, edge: EdgeId) -> Target {
         Target {
@@ -75,7 +75,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Counts a message of so many bytes.
+    /// Counts a message of `bytes` bytes.
     #[inline]
     pub fn count(&self, bytes: usize) {
         let add = |counter: &AtomicU64, more| {

@@ -25,13 +25,13 @@ pub(super) const FIRST_PROBE: Duration = Duration::from_millis(20);
 /// process lives, because it retransmits lost packets.
 const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(1);
-/// Members of a generation that has begun were all there: an edge to one connects in this time.
+/// Time limit for connecting to a member of an established generation; all of them were there.
 const CONNECTING: Duration = Duration::from_secs(5);
-/// How long others are told at most that the generation has ended.
+/// Time limit for announcing the end of a generation.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long who leaves waits until what it passes on has gone.
+/// Time limit for pending forwards when a member leaves.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two attempts to reach a member that is still to come.
+/// Pause between attempts to reach a member that has not joined yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The reply to a message of an ended generation.
@@ -117,7 +117,7 @@ impl Group {
         }
     }
 
-    /// A member that may come back is looked for anew.
+    /// Closes the edge to a lost member that may come back; the next use opens a new one.
     pub(super) fn forget_if_lost(
         &self,
         rank: usize,

@@ -1,9 +1,9 @@
 //! Groups: barriers, broadcasts and reductions among members that make the same calls.
 //!
-//! Each member has a port whose handler files what the others tell it (`state.rs`), also
-//! while the member computes, and passes broadcasts on. A call sends along the pattern of
-//! `shape.rs` and waits for what it needs (`calls.rs`); `failure.rs` finds out
-//! who is gone and tells the others. `members.rs` is the list, `reduction.rs` combines.
+//! Each member has a port. Its handler stores arriving messages (`state.rs`) and forwards
+//! broadcasts, even while the member computes. A call sends along the pattern in `shape.rs` and
+//! waits for the messages it needs (`calls.rs`). `failure.rs` detects lost members and notifies the
+//! others.
 //!
 //! # Source
 //! GAMMA §2: the parallel programs that active ports serve; dissemination barrier: Hensgen,
@@ -233,7 +233,8 @@ impl Group {
     /// the generation.
     ///
     /// # Errors
-    /// [`GroupError::Excluded`]: the others took this member for gone; others of [`Group::join`].
+    /// [`GroupError::Excluded`]: the others believe that this member is gone. Also those of
+    /// [`Group::join`].
     pub fn reform_without(&mut self, gone: &[usize], timeout: Duration) -> Result<(), GroupError> {
         let deadline = Deadline::after(timeout);
         let own = self.roster.address(self.rank());

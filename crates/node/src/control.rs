@@ -33,11 +33,11 @@ const KEY_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// A command to the control thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// By the engine.
+    /// From the engine.
     Engine(EngineCommand),
     /// Watch for the last copy of this endpoint's descriptor being closed.
     Exported(Weak<EndpointOwner>),
-    /// End the thread.
+    /// Stop the thread.
     Stop,
 }
 

@@ -151,9 +151,9 @@ impl Edge {
         }
     }
 
-    /// Sends a message if nothing is in its way now: the edge is open, nothing waits on it, and
-    /// there is room. False: nothing was sent. Takes no step and never waits, so a handler may
-    /// call it.
+    /// Sends a message if that is possible at once: the edge is open, no posted operations wait,
+    /// and there is room. False if nothing was sent. Never waits and does not step the engine, so
+    /// that handlers may call it.
     ///
     /// # Errors
     /// [`SendError::Broken`], [`SendError::Ended`] and [`SendError::Forked`].
@@ -167,7 +167,7 @@ impl Edge {
     }
 
     /// True if the edge has failed, its target's process is gone, or it has been connecting for
-    /// longer than `patience`, whatever waits on it.
+    /// longer than `patience`, regardless of posted operations.
     #[must_use]
     pub fn is_lost(&self, patience: Duration) -> bool {
         let patience_ns = nanoseconds(patience);

@@ -612,7 +612,7 @@ impl std::error::Error for CloseError {
 }
 
 impl SendError {
-    /// Why a message of `length` bytes was not queued.
+    /// Converts the reason why a message of `length` bytes was not queued.
     pub(crate) fn from_blocked(blocked: Blocked, target: Address, length: usize) -> SendError {
         match blocked {
             Blocked::NoFrame | Blocked::Opening => SendError::Full {
@@ -630,7 +630,7 @@ impl SendError {
     }
 }
 
-/// A word, and what was got; or why a target's memory was not operated on.
+/// Returns the word and the data read, or converts the error.
 pub(crate) fn operation_result(
     result: OperationResult,
     target: Address,

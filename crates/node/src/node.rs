@@ -230,8 +230,8 @@ impl Node {
         self.inner.driver.with(|state, _| state.engine.paths())
     }
 
-    /// Peers that have gone since the last call, and why, oldest first. The latest
-    /// [`MAX_DEPARTURES`](dipole_engine::MAX_DEPARTURES) are remembered.
+    /// Returns the peers that have gone since the last call, oldest first, and why. At most the
+    /// latest [`MAX_DEPARTURES`](dipole_engine::MAX_DEPARTURES) are remembered.
     #[must_use]
     pub fn take_departures(&self) -> Vec<Departure> {
         self.inner

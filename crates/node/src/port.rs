@@ -1,7 +1,7 @@
 //! Active ports: endpoints whose messages are passed to a handler.
 //!
-//! `handlers.rs` keeps the handlers, the driver runs them. A port is an endpoint like
-//! others to those who send to it.
+//! `handlers.rs` stores the handlers and the driver runs them. For senders, a port is an ordinary
+//! endpoint.
 
 use std::any::Any;
 use std::fmt;
@@ -117,8 +117,7 @@ impl ActivePort {
         self.shared.endpoint.edge(to)
     }
 
-    /// True in a process that was forked after the node was opened: nothing of it may be used
-    /// then.
+    /// True in a forked child, which must not use the node.
     #[must_use]
     pub fn is_forked(&self) -> bool {
         self.inner.is_forked()

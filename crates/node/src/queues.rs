@@ -1,4 +1,4 @@
-//! Completions and the queues and counters that keep them, under the driver's lock.
+//! Completions, and the queues and counters that hold them, protected by the driver's lock.
 
 use std::collections::VecDeque;
 use std::io;
@@ -48,7 +48,7 @@ pub enum Completion {
         source: Address,
         /// The length of the message.
         length: usize,
-        /// The context given when it was posted.
+        /// The posted memory.
         memory: RegionMemory,
     },
     /// A posted receive failed.
@@ -57,7 +57,7 @@ pub enum Completion {
         context: Context,
         /// Why it failed.
         error: ReceiveError,
-        /// The context given when it was posted.
+        /// The posted memory.
         memory: RegionMemory,
     },
     /// A message arrived at an attached endpoint.
@@ -238,7 +238,7 @@ impl QueueTable {
             && let Some(signal) = &mut queue.signal
             && let Err(cause) = signal.set_readable()
         {
-            tracing::warn!("a completion queue's descriptor is not readable: {cause}");
+            tracing::warn!("cannot make a completion queue's descriptor readable: {cause}");
         }
     }
 
@@ -266,7 +266,7 @@ impl QueueTable {
         if let Some(signal) = &mut queue.signal
             && let Err(cause) = signal.clear_readable(None)
         {
-            tracing::warn!("a completion queue's descriptor stays readable: {cause}");
+            tracing::warn!("cannot clear a completion queue's descriptor: {cause}");
         }
         None
     }

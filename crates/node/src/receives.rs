@@ -111,7 +111,7 @@ impl PostedReceives {
             && let Err(cause) = engine.transmit(now)
         {
             // The next thread that steps the engine gets the error, too.
-            tracing::warn!("after a posted receive: {cause}");
+            tracing::warn!("cannot send credit after a posted receive: {cause}");
         }
     }
 

@@ -33,7 +33,7 @@ const PROFILE_MIN_PIECE_BYTES: usize = 1 << 10;
 /// An event of the protocol about long messages.
 #[derive(Debug)]
 pub(crate) enum LongEvent {
-    /// One can be copied from the peer's memory.
+    /// A message can be fetched from the peer's memory.
     Fetch {
         edge: EdgeId,
         sequence: u64,

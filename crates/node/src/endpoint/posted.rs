@@ -1,4 +1,4 @@
-//! Receives that an endpoint's owner posts.
+//! Posting receives to an endpoint.
 
 use dipole_engine::Context;
 
@@ -9,12 +9,12 @@ use crate::receives::PostedReceive;
 use crate::region::RegionMemory;
 
 impl Endpoint {
-    /// Posts memory for the next message that none posted before takes; returns at once. The
-    /// message is put there as [`receive_into`](Self::receive_into) does it, and `context` appears
-    /// in the queue with it. A long message keeps the memory in which it has begun to arrive:
-    /// messages of several sources may fill what was posted in another order. Timeout then, or until the queue or the endpoint is closed, the memory
-    /// is to be left alone. Posted receives go before messages of an attached endpoint; who else
-    /// receives here meanwhile may be first.
+    /// Posts memory for a later message and returns at once. Messages fill posted memory in order,
+    /// as by [`receive_into`](Self::receive_into), and `context` then appears in the queue. A long
+    /// message keeps the memory in which its arrival began, so messages of several sources may
+    /// fill posted memory out of order. The memory must not be touched until the completion, or
+    /// until the queue or the endpoint is closed. Posted receives take precedence over the
+    /// messages of an attached endpoint; other concurrent receives may come first.
     ///
     /// # Errors
     /// [`ReceiveError::TooManyPosted`] if 1024 are waiting. [`ReceiveError::Ended`],
