@@ -23,7 +23,7 @@ use dipole_bsp::carrier::Carrier;
 use dipole_bsp::superstep::exchange::Places;
 use dipole_bsp::{Failure, Process};
 use dipole_engine::AnyLink;
-use dipole_engine::{Begun, Blocked, Destination, Engine, LongSend};
+use dipole_engine::{Blocked, Destination, Engine, LongSend, OperationStart};
 use dipole_link::sim::{Network, NetworkConfig, PathConfig};
 use dipole_node::{Operation, RegionKey, RegionMemory, Rights};
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
@@ -440,7 +440,7 @@ impl Rank {
         let put = Operation::PutUnanswered { key, offset };
         match self.engine.begin_operation(now, edge, &put, bytes) {
             Ok(OperationStart::Sent | OperationStart::InBackground) => true,
-            Ok(OperationStart::AwaitsAnswer(_)) => panic!("no answer was asked for"),
+            Ok(OperationStart::AwaitsAnswer(_)) => panic!("no answer was requested"),
             Err(Blocked::NoCredit | Blocked::NoFrame | Blocked::Opening) => false,
             Err(_) => true,
         }
