@@ -20,7 +20,7 @@ pub mod superstep;
 pub mod trace;
 
 pub use call::Call;
-pub use dipole_link::shm::pull::Piece;
+pub use dipole_link::shm::pull::PullRange;
 pub use dipole_node::log;
 pub use failure::Failure;
 pub use misuse::Misuse;

@@ -13,7 +13,8 @@ use std::path::Path;
 
 use dipole_link::AnyHub;
 use dipole_link::shm::{
-    Closing, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
+    CloseReason, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions,
+    ShmStats,
 };
 use dipole_proto::wire::{Greeting, PIPE_WORDS, PipeKind, PipeTag, ResetReason};
 use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
@@ -306,7 +307,7 @@ impl SharedMemory {
         let bye = Machine::bye_record();
         for id in ids {
             let _room = self.hub.push(id, bye.tag, bye.bytes());
-            self.hub.ring(id);
+            self.hub.wake_peer(id);
             self.hub.close(id);
         }
     }
@@ -315,7 +316,7 @@ impl SharedMemory {
 
     #[inline]
     fn wake(&mut self, id: ConnId) {
-        self.hub.ring(id);
+        self.hub.wake_peer(id);
         if !self.pending_wakes.is_empty()
             && let Some(found) = find_mut(&mut self.connections, id)
         {
@@ -340,7 +341,7 @@ impl SharedMemory {
             if let Some(found) = find_mut(&mut self.connections, id)
                 && std::mem::take(&mut found.needs_wake)
             {
-                self.hub.ring(id);
+                self.hub.wake_peer(id);
             }
         }
     }
@@ -504,10 +505,10 @@ impl SharedMemory {
         self.hub.poll_connections(&mut events)?;
         for event in events.drain(..) {
             match event {
-                ShmEvent::Opened { conn, facts } => self.on_opened(conn, &facts.greeting, core),
+                ShmEvent::Opened { conn, peer } => self.on_opened(conn, &peer.greeting, core),
                 ShmEvent::Closed {
                     conn,
-                    why,
+                    reason: why,
                     all_read,
                 } => {
                     let found = self.find(conn);
@@ -515,11 +516,11 @@ impl SharedMemory {
                     let was_open = found.is_some_and(|it| matches!(it.state, State::Open(_)));
                     let reason = match why {
                         _ if received_bye => GoneReason::Closed,
-                        Closing::Full => GoneReason::Reset(ResetReason::TooManyPeers),
+                        CloseReason::Full => GoneReason::Reset(ResetReason::TooManyPeers),
                         // It ended before the connection was open.
-                        Closing::HungUp if !was_open => GoneReason::Restarted,
-                        Closing::HungUp => GoneReason::Died,
-                        Closing::Broke { .. } => GoneReason::Misbehaved,
+                        CloseReason::HungUp if !was_open => GoneReason::Restarted,
+                        CloseReason::HungUp => GoneReason::Died,
+                        CloseReason::Violation { .. } => GoneReason::Misbehaved,
                     };
                     self.peer_died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, all_read, core);

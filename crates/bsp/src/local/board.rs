@@ -101,7 +101,7 @@ impl<'a> Board<'a> {
             window,
             words: words(size),
             mates,
-            accepts_fences: membarrier::accept(),
+            accepts_fences: membarrier::register(),
         }
     }
 
@@ -159,7 +159,7 @@ impl<'a> Board<'a> {
             .half_word(SLEEPS)
             .store(index, Ordering::Relaxed);
         if mate.is_some() {
-            membarrier::impose();
+            membarrier::fence_other_processes();
         }
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use dipole_link::cpu;
-use dipole_link::shm::pull::{self, Piece, Probe};
+use dipole_link::shm::pull::{self, Probe, PullRange};
 use dipole_link::window::Window;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -241,13 +241,17 @@ impl Mates {
     /// It is not there.
     ///
     /// # Safety
-    /// That of [`pull::pull_pieces`].
-    pub(crate) unsafe fn pull_pieces(&self, mate: usize, pieces: &[Piece]) -> Result<(), Failure> {
+    /// That of [`pull::pull_ranges`].
+    pub(crate) unsafe fn pull_ranges(
+        &self,
+        mate: usize,
+        pieces: &[PullRange],
+    ) -> Result<(), Failure> {
         let Some(other) = &self.mates[mate].other else {
             return Ok(());
         };
         // SAFETY: the caller's promise.
-        let pulled = unsafe { pull::pull_pieces(other.number, other.probe, pieces) };
+        let pulled = unsafe { pull::pull_ranges(other.number, other.probe, pieces) };
         pulled.map_err(|cause| Failure::Gone {
             rank: self.mates[mate].rank,
             cause: format!("its memory cannot be read: {cause}"),

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use dipole_link::shm::pull::Piece;
+use dipole_link::shm::pull::PullRange;
 use dipole_link::window::Source;
 
 use super::direct::{DIRECT_BYTES, lend};
@@ -328,7 +328,7 @@ impl<C: Carrier> Process<C> {
         &mut self,
         of: u32,
         area: *const c_void,
-        pieces: &mut [Piece],
+        pieces: &mut [PullRange],
     ) -> Result<(), Failure> {
         self.check_rank(of)?;
         let ends = pieces
@@ -356,7 +356,7 @@ impl<C: Carrier> Process<C> {
         self.note_got(of, bytes);
         match &self.mates {
             // SAFETY: the caller's promise.
-            Some(mates) => unsafe { mates.pull_pieces(mate, pieces) },
+            Some(mates) => unsafe { mates.pull_ranges(mate, pieces) },
             None => Ok(()),
         }
     }

@@ -358,7 +358,7 @@ impl SharedMemory {
             let skipped = message.streamed.unwrap_or(0);
             let copy = rest.with_bytes(|bytes| Remainder::copy(bytes, skipped, buffers));
             if message.streamed.is_none() {
-                self.hub.hide();
+                self.hub.block_pulls();
                 message.withdrawn = true;
                 *withdrawn += 1;
             }
@@ -373,7 +373,7 @@ impl SharedMemory {
     /// Allows fetching again once peers have requested or fetched all withdrawn messages.
     pub(super) fn allow_fetch_again(&mut self) {
         if self.outgoing.withdrawn == 0 {
-            self.hub.show();
+            self.hub.allow_pulls();
         }
     }
 
@@ -505,7 +505,7 @@ impl SharedMemory {
                 Err(_) => break,
             }
             // The receiver copies it out while the next one is copied in.
-            self.hub.ring(connection);
+            self.hub.wake_peer(connection);
         }
         *streamed == message.length
     }
