@@ -77,7 +77,7 @@ fn the_library_exports_exactly_what_the_headers_declare_in_both_dialects() {
         .collect();
     let symbols = run(Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
-        .arg(harness::built("libbsp.so")));
+        .arg(harness::built_library("libbsp.so")));
     let exported: BTreeSet<String> = symbols
         .lines()
         .filter_map(|line| line.split_whitespace().next())
@@ -281,7 +281,7 @@ fn every_function_has_a_page_with_its_prototype() {
 fn the_shared_library_has_its_soname_and_is_never_unloaded() {
     let facts = run(Command::new("readelf")
         .arg("-d")
-        .arg(harness::built("libbsp.so")));
+        .arg(harness::built_library("libbsp.so")));
     assert!(facts.contains("Library soname: [libbsp.so.0]"), "{facts}");
     assert!(facts.contains("NODELETE"), "{facts}");
 }
