@@ -390,13 +390,9 @@ impl<S: Stepper> Driver<S> {
         Result<W::Output, WaitError>,
     ) {
         let (started_at, mut spinning_since) = (now, now);
-        let full_spin_ns = match wait.until {
-            Timeout::Zero => 0,
-            Timeout::Infinite | Timeout::After(_) => nanoseconds(self.spin),
-        };
-        let caller = match wait.until {
-            Timeout::Zero => CallerKind::Otherwise,
-            Timeout::Infinite | Timeout::After(_) => CallerKind::Waiting,
+        let (full_spin_ns, caller) = match wait.until {
+            Timeout::Zero => (0, CallerKind::Otherwise),
+            Timeout::Infinite | Timeout::After(_) => (nanoseconds(self.spin), CallerKind::Waiting),
         };
         let mut warn_ns = FIRST_WARNING_NS;
         let mut rounds = 0_u32;
@@ -408,15 +404,7 @@ impl<S: Stepper> Driver<S> {
             let mut spinning = now.since(spinning_since) < spin_ns;
             let polled = match spinning {
                 true => self.spin_once(&mut state, &mut now, &mut condition, rounds),
-                // First what woke this thread; a full step follows before the next sleep.
-                false => match condition.poll_memory(&mut state.stepper) {
-                    Polled::Nothing => {
-                        let everywhere = wait.until != Timeout::Zero;
-                        state.stepper.step(now, everywhere).map(|_| None)
-                    }
-                    Polled::Progress => Ok(None),
-                    Polled::Ready(output) => Ok(Some(output)),
-                },
+                false => Self::look_before_sleep(&mut state, now, wait, &mut condition),
             };
             let output = match polled {
                 Ok(output) => output,
@@ -451,9 +439,7 @@ impl<S: Stepper> Driver<S> {
                 return (state, now, Err(WaitError::TimedOut { waited }));
             }
             if waited_ns >= warn_ns {
-                let seconds = waited_ns / 1_000_000_000;
-                tracing::warn!("waiting for {seconds} s: {}", (wait.what)(&state.stepper));
-                state.stepper.waited_long(now);
+                Self::warn(&mut state, wait, now, waited_ns);
                 warn_ns *= 2;
             }
             if worked {
@@ -474,6 +460,33 @@ impl<S: Stepper> Driver<S> {
                 }
             }
             now = self.clock.now();
+        }
+    }
+
+    /// Logs a long wait.
+    #[cold]
+    fn warn(state: &mut State<S>, wait: &Wait<'_, S>, now: Instant, waited_ns: u64) {
+        let seconds = waited_ns / 1_000_000_000;
+        tracing::warn!("waiting for {seconds} s: {}", (wait.what)(&state.stepper));
+        state.stepper.waited_long(now);
+    }
+
+    /// One turn of a waiter that no longer spins: what woke it comes first, the rest is looked at
+    /// before the next sleep.
+    #[inline]
+    fn look_before_sleep<W: WaitCondition<S>>(
+        state: &mut State<S>,
+        now: Instant,
+        wait: &Wait<'_, S>,
+        condition: &mut W,
+    ) -> io::Result<Option<W::Output>> {
+        match condition.poll_memory(&mut state.stepper) {
+            Polled::Nothing => {
+                let everywhere = wait.until != Timeout::Zero;
+                state.stepper.step(now, everywhere).map(|_| None)
+            }
+            Polled::Progress => Ok(None),
+            Polled::Ready(output) => Ok(Some(output)),
         }
     }
 

@@ -1,13 +1,11 @@
 //! Memory operations, as programs specify them.
 
-use std::fmt;
-use std::num::ParseIntError;
 use std::ops::Deref;
-use std::str::FromStr;
 
 use dipole_proto::wire::{self, OperationKind};
 
 use crate::inbox::Buffer;
+use crate::region::RegionKey;
 
 /// A number chosen by the caller and returned with the completion of an operation.
 pub type Context = u64;
@@ -116,38 +114,6 @@ impl Operation {
             value,
         })
     }
-}
-
-/// Names a region to peers. Keys cannot be guessed: a peer with the key and an edge to the
-/// region's endpoint may do whatever the region's rights allow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RegionKey(pub u64);
-
-impl fmt::Display for RegionKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl FromStr for RegionKey {
-    type Err = ParseIntError;
-
-    fn from_str(text: &str) -> Result<RegionKey, ParseIntError> {
-        u64::from_str_radix(text, 16).map(RegionKey)
-    }
-}
-
-/// Notifies the owner of a region that a put is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// The region.
-    pub key: RegionKey,
-    /// Offset of the data in the region.
-    pub offset: u64,
-    /// Number of bytes.
-    pub length: u64,
-    /// The value given by the sender.
-    pub value: u64,
 }
 
 /// Bytes read by a get.

@@ -1,19 +1,20 @@
 //! Sending messages over the network or through shared memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES, RefusedReason};
+use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES};
 use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
 
 use super::Engine;
 use super::content::{Content, Head};
+use super::long_messages::{Long, LongSend};
 use super::packer::PacketSend;
 use super::posted::{PayloadOwner, PostedOperation, Remainder};
-use super::shared_memory::{LongId, Route, SharedMemory};
-use crate::address::{Address, EndpointId};
-use crate::gone::GoneReason;
+use super::shared_memory::{Route, SharedMemory};
+use super::target::{Blocked, Target};
+use crate::address::EndpointId;
 use crate::registry::EdgeTraffic;
 use dipole_driver::Reading;
 use dipole_driver::WaitKey;
@@ -24,96 +25,11 @@ const FULL_RUN_FRAMES: usize = 44;
 /// Bytes copied for background sends; one peer may use at most as much as it leaves to the others.
 const MAX_BACKGROUND_BYTES: usize = 32 << 20;
 
-/// Why a message was not queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blocked {
-    /// All frames are in use, or the ring is full.
-    NoFrame,
-    /// The receiver has not granted enough credit.
-    NoCredit,
-    /// Longer than a message can be, or longer than this way of sending allows now.
-    TooLong {
-        /// The limit in bytes.
-        limit: u64,
-    },
-    /// The receiving endpoint refused it.
-    Refused(RefusedReason),
-    /// The peer is gone.
-    Gone(Option<GoneReason>),
-    /// The session is not open yet.
-    Opening,
-}
-
-/// A target of an endpoint: address, edge, and traffic.
-#[derive(Clone, Debug)]
-pub struct Target {
-    /// The target endpoint.
-    pub address: Address,
-    /// The edge to it.
-    pub edge: EdgeId,
-    /// Traffic of the edge.
-    pub sent: Arc<Sent>,
-}
-
-impl Target {
-    /// A target without any traffic yet.
-    #[must_use]
-    pub fn new(address: Address, edge: EdgeId) -> Target {
-        Target {
-            address,
-            edge,
-            sent: Arc::default(),
-        }
-    }
-}
-
-/// Traffic of an edge, counted under the engine's lock.
-#[derive(Debug, Default)]
-pub struct Sent {
-    messages: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Sent {
-    /// Counts a message of `bytes` bytes.
-    #[inline]
-    pub fn count(&self, bytes: usize) {
-        let add = |counter: &AtomicU64, more| {
-            counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
-        };
-        add(&self.messages, 1);
-        add(&self.bytes, bytes as u64);
-    }
-}
-
-/// A long message being sent. It must be continued to its end, moved to the background, or
-/// abandoned.
-#[derive(Debug)]
-pub struct LongSend(Long);
-
-#[derive(Debug)]
-enum Long {
-    Packets(PacketSend),
-    Memory(LongId),
-}
-
 /// A long message that is sent in the background.
 #[derive(Debug)]
 pub(super) struct BackgroundSend {
     send: PacketSend,
     rest: Remainder,
-}
-
-/// Keys for a thread that waits for room on an edge or for its acknowledgements.
-#[inline]
-#[must_use]
-pub fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
-    [
-        WaitKey::Edge(edge),
-        WaitKey::Peer(edge.peer),
-        WaitKey::Frame,
-        WaitKey::RingSpace,
-    ]
 }
 
 impl Engine {
@@ -527,7 +443,7 @@ impl Engine {
             let edge = send.edge();
             core.ready.notify(WaitKey::Peer(edge.peer));
             let sent = core.machine.is_open(edge.peer);
-            rest.release(edge, core, sent);
+            rest.release(edge, sent, &core.peers, &mut core.sent_posts);
         }
     }
 

@@ -7,11 +7,12 @@ use dipole_proto::wire::{
 };
 
 use super::error::Deadline;
-use super::failure::FIRST_PROBE;
 use super::shape::{self, ReductionRole};
-use super::state::{MAX_CALLS_AHEAD, MessageKey, PendingMessage};
 use super::{Combine, Group, GroupError, Number};
+use crate::state::{MAX_CALLS_AHEAD, MessageKey, PendingMessage};
 
+/// When a member that is waited for is first asked whether it is still there.
+const FIRST_PROBE: Duration = Duration::from_millis(20);
 /// Longer messages are split into pieces of this length, so that each is forwarded on arrival.
 const PIECE_BYTES: usize = 64 << 10;
 /// Bytes that members move between two internal barriers.
@@ -44,6 +45,16 @@ impl CallContext {
     fn root(&self) -> usize {
         self.call.root as usize
     }
+}
+
+/// A piece of a transfer: of which, and where it begins.
+struct Part {
+    round: u8,
+    /// The rank that has begun the transfer.
+    rank: u32,
+    /// Bytes of the whole transfer.
+    length: usize,
+    at: usize,
 }
 
 impl Group {
@@ -299,12 +310,13 @@ impl Group {
         let (rank, root, size) = (self.rank(), context.root(), self.size());
         for (at, piece) in pieces(data, from) {
             for child in shape::children(rank, root, size) {
-                self.send_piece(
-                    context,
-                    child,
-                    (0, context.call.root),
-                    (data.len(), at, piece),
-                )?;
+                let part = Part {
+                    round: 0,
+                    rank: context.call.root,
+                    length: data.len(),
+                    at,
+                };
+                self.send_piece(context, child, &part, piece)?;
             }
         }
         Ok(())
@@ -525,7 +537,13 @@ impl Group {
         for round in 0..=rounds {
             let (to, _) = shape::partners(rank, size, u32::from(round));
             for (at, piece) in pieces(&list, 0) {
-                self.build_message(context, (round, own), (list.len(), at, piece));
+                let part = Part {
+                    round,
+                    rank: own,
+                    length: list.len(),
+                    at,
+                };
+                self.build_message(context, &part, piece);
                 let edge = self.edge(to)?;
                 self.forget_if_lost(to, edge.try_send(&self.scratch))?;
             }
@@ -544,20 +562,26 @@ impl Group {
     ) -> Result<(), GroupError> {
         let rank = self.roster.own_rank();
         for (at, piece) in pieces(data, 0) {
-            self.send_piece(context, to, (round, rank), (data.len(), at, piece))?;
+            let part = Part {
+                round,
+                rank,
+                length: data.len(),
+                at,
+            };
+            self.send_piece(context, to, &part, piece)?;
         }
         Ok(())
     }
 
-    /// Sends one piece of a message.
+    /// Sends a piece.
     fn send_piece(
         &mut self,
         context: &CallContext,
         to: usize,
-        whose: (u8, u32),
-        piece: (usize, usize, &[u8]),
+        part: &Part,
+        piece: &[u8],
     ) -> Result<(), GroupError> {
-        self.build_message(context, whose, piece);
+        self.build_message(context, part, piece);
         loop {
             let patience = context.deadline.left().min(SEND_RETRY_INTERVAL);
             let sent = self.edge(to)?.send_timeout(&self.scratch, patience);
@@ -569,12 +593,13 @@ impl Group {
     }
 
     /// Writes head and piece of a message to `scratch`.
-    fn build_message(
-        &mut self,
-        context: &CallContext,
-        (round, rank): (u8, u32),
-        (length, at, piece): (usize, usize, &[u8]),
-    ) {
+    fn build_message(&mut self, context: &CallContext, part: &Part, piece: &[u8]) {
+        let Part {
+            round,
+            rank,
+            length,
+            at,
+        } = *part;
         let head = GroupHead {
             kind: GroupKind::Data,
             call: GroupCall {

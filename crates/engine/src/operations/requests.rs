@@ -16,7 +16,7 @@ use crate::posted::PostedOperation;
 use dipole_driver::WaitKey;
 
 /// A peer is probed if it owes an answer for this long.
-pub(super) const WATCH_AFTER_NS: u64 = 500_000_000;
+pub(crate) const WATCH_AFTER_NS: u64 = 500_000_000;
 
 /// Identifies an operation that waits for its answer.
 pub type OperationId = u32;
@@ -99,7 +99,7 @@ struct UnansweredPuts {
 
 /// All operations that wait for answers.
 #[derive(Debug, Default)]
-pub(super) struct Requests {
+pub(crate) struct Requests {
     pending: FxHashMap<OperationId, Pending>,
     last_id: OperationId,
     unanswered: FxHashMap<EdgeId, UnansweredPuts>,
@@ -111,7 +111,7 @@ pub(super) struct Requests {
 
 impl Requests {
     /// Registers an operation that waits for an answer, and returns its id.
-    pub(super) fn expect(
+    pub(crate) fn expect(
         &mut self,
         now: Instant,
         edge: EdgeId,
@@ -138,7 +138,7 @@ impl Requests {
     }
 
     /// Announces puts without an answer on an edge; `posted` is completed if one is refused.
-    pub(super) fn track_unanswered_puts(
+    pub(crate) fn track_unanswered_puts(
         &mut self,
         edge: EdgeId,
         (source, target): (u32, u32),
@@ -153,18 +153,18 @@ impl Requests {
     }
 
     /// Takes the result of an operation, if it is known.
-    pub(super) fn take(&mut self, id: OperationId) -> Option<OperationResult> {
+    pub(crate) fn take(&mut self, id: OperationId) -> Option<OperationResult> {
         self.pending.get(&id)?.result.as_ref()?;
         self.pending.remove(&id)?.result
     }
 
     /// Removes an operation and returns its buffer.
-    pub(super) fn forget(&mut self, id: OperationId) -> Option<AnswerBuffer> {
+    pub(crate) fn forget(&mut self, id: OperationId) -> Option<AnswerBuffer> {
         Some(self.pending.remove(&id)?.place)
     }
 
     /// Takes the next posted operation with a result.
-    pub(super) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
+    pub(crate) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
         if let Some((posted, outcome)) = self.refused.pop_front() {
             return Some((posted, OperationResult::Refused(outcome)));
         }
@@ -178,7 +178,7 @@ impl Requests {
     }
 
     #[inline]
-    pub(super) fn has_finished(&self) -> bool {
+    pub(crate) fn has_finished(&self) -> bool {
         !self.finished.is_empty() || !self.refused.is_empty()
     }
 
@@ -195,7 +195,7 @@ impl Requests {
     }
 
     /// Stores a whole answer.
-    pub(super) fn place(
+    pub(crate) fn place(
         &mut self,
         answer: (PeerId, &Operation, u64),
         bytes: Range<usize>,
@@ -206,7 +206,7 @@ impl Requests {
     }
 
     /// Lets `write` fill a part of an answer; `None` if no operation waits for it.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &mut self,
         (peer, answer, total): (PeerId, &Operation, u64),
         (at, length): (usize, usize),
@@ -217,7 +217,7 @@ impl Requests {
     }
 
     /// Completes the operation of an answer; returns the key to notify.
-    pub(super) fn on_answer(
+    pub(crate) fn on_answer(
         &mut self,
         peer: PeerId,
         answer: &Operation,
@@ -278,7 +278,7 @@ impl Requests {
     }
 
     /// Fails all operations on edges that match; returns the keys to notify.
-    pub(super) fn fail(
+    pub(crate) fn fail(
         &mut self,
         matches: impl Fn(EdgeId) -> bool,
         why: impl Fn() -> OperationResult,
@@ -291,16 +291,16 @@ impl Requests {
     }
 
     /// Forgets a closed edge and its puts.
-    pub(super) fn forget_edge(&mut self, edge: EdgeId) {
+    pub(crate) fn forget_edge(&mut self, edge: EdgeId) {
         self.unanswered.remove(&edge);
     }
 
-    pub(super) fn forget_peer(&mut self, peer: PeerId) {
+    pub(crate) fn forget_peer(&mut self, peer: PeerId) {
         self.unanswered.retain(|edge, _| edge.peer != peer);
     }
 
     /// Takes the peers with overdue answers, at intervals; returns when to check again.
-    pub(super) fn overdue_peers(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
+    pub(crate) fn overdue_peers(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
         let (mut overdue_peers, mut next) = (Vec::new(), Instant::NEVER);
         for pending in self.pending.values_mut() {
             if pending.result.is_some() {

@@ -14,12 +14,14 @@ use dipole_proto::{EdgeId, Instant, Machine, PeerId};
 use rustc_hash::FxHashMap;
 
 use super::transfer::Transfer;
-use super::{Blocked, SharedMemory, find_mut};
+use super::{SharedMemory, find_mut};
 use crate::content::Content;
 use crate::core::Core;
 use crate::inbox::Buffers;
+use crate::long_messages::{LongEvent, LongId};
 use crate::packer::blocked;
 use crate::posted::{PayloadOwner, Remainder};
+use crate::target::Blocked;
 
 /// Bytes of a long message fetched per poll, so that messages share the time.
 const FETCH_BYTES: usize = 1 << 20;
@@ -29,26 +31,6 @@ const PIECES: usize = 8;
 const MIN_PIECE_BYTES: usize = 16 << 10;
 /// Lower limit for the value from a profile.
 const PROFILE_MIN_PIECE_BYTES: usize = 1 << 10;
-
-/// An event of the protocol about long messages.
-#[derive(Debug)]
-pub(crate) enum LongEvent {
-    /// A message can be fetched from the peer's memory.
-    Fetch {
-        edge: EdgeId,
-        sequence: u64,
-        number: u32,
-        total: u64,
-        address: u64,
-    },
-    /// The peer has fetched one of our messages.
-    Taken { edge: EdgeId, sequence: u64 },
-    /// The peer requests one of our messages in pieces.
-    Stream { edge: EdgeId, sequence: u64 },
-}
-
-/// Identifies an outgoing long message.
-pub(crate) type LongId = (EdgeId, u64);
 
 /// A message being fetched from a peer's memory.
 #[derive(Debug)]
@@ -141,7 +123,7 @@ impl OutgoingLong {
         let gone: Vec<LongId> = self.messages.keys().copied().collect();
         for id in gone.into_iter().filter(|(edge, _)| edge.peer == peer) {
             if let Some(rest) = self.remove(id).and_then(|message| message.rest) {
-                rest.release(id.0, core, false);
+                rest.release(id.0, false, &core.peers, &mut core.sent_posts);
             }
         }
         self.streams.retain(|(edge, _)| edge.peer != peer);
@@ -332,7 +314,7 @@ impl SharedMemory {
                         self.record_time(connection, Transfer::Fetch, &message);
                     }
                     if let Some(rest) = message.rest.take() {
-                        rest.release(edge, core, true);
+                        rest.release(edge, true, &core.peers, &mut core.sent_posts);
                     }
                 }
                 LongEvent::Stream { edge, sequence } => self.on_stream_wanted((edge, sequence)),
@@ -464,7 +446,7 @@ impl SharedMemory {
                 if rest.key().is_some() {
                     self.record_time(connection, Transfer::Ring, &message);
                 }
-                rest.release(id.0, core, true);
+                rest.release(id.0, true, &core.peers, &mut core.sent_posts);
                 continue;
             }
             self.hub.want_room(connection);

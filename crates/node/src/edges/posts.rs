@@ -10,10 +10,10 @@ use dipole_proto::Instant;
 use crate::address::Address;
 use crate::error::{SendError, TargetError};
 use crate::queues::{Completion, QueueTable};
-use crate::region::RegionMemory;
 use dipole_engine::{
     Blocked, Context, Engine, Operation, OperationStart, PostedOperation, QueueRef, Target,
 };
+use dipole_link::Region as RegionMemory;
 
 /// Limit of posted operations per edge.
 const MAX_POSTED: usize = 1024;
@@ -29,6 +29,14 @@ pub(crate) enum PostedBytes {
     Shared(Bytes),
     /// None; for a get, where its data is stored.
     Into(RegionMemory),
+}
+
+/// An operation that is to be posted.
+pub(crate) struct NewPost {
+    pub(crate) operation: Operation,
+    pub(crate) bytes: PostedBytes,
+    /// The number that its completion carries.
+    pub(crate) context: Context,
 }
 
 /// Copied bytes, counted for the process and the edge while they exist.
@@ -118,12 +126,12 @@ impl Posts {
 
     /// Adds an operation; false if too much is waiting. `all` counts the bytes copied by all
     /// edges.
-    pub(super) fn push(
-        &mut self,
-        (operation, bytes): (Operation, PostedBytes),
-        context: Context,
-        all: &Arc<AtomicUsize>,
-    ) -> bool {
+    pub(super) fn push(&mut self, post: NewPost, all: &Arc<AtomicUsize>) -> bool {
+        let NewPost {
+            operation,
+            bytes,
+            context,
+        } = post;
         let is_full =
             matches!(&bytes, PostedBytes::Copied(bytes) if !self.may_copy(bytes.len(), all));
         if is_full || self.waiting.len() >= MAX_POSTED {

@@ -1,0 +1,102 @@
+//! How the process of an edge is met, and why it would not be.
+
+use std::path::PathBuf;
+
+use dipole_engine::{Destination, Engine, GoneReason};
+use dipole_link::shm::{ConnId, ShmError};
+use dipole_proto::wire;
+use dipole_proto::{ConnectError, Instant, PeerId};
+
+use super::connector::Policy;
+use crate::address::Address;
+use crate::config::Links;
+use crate::error::TargetError;
+use crate::registry::Ports;
+
+/// The reset sent by a process that has reached its limit of peers.
+const PEER_FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers);
+/// The reset sent by a process with another security setting.
+const OTHER_SECURITY: GoneReason = GoneReason::Reset(wire::ResetReason::Security);
+/// Without a hosts file packets use the node's own key, with one the cluster's.
+const HOSTS_FILE_MISMATCH: &str = "of its process and this one only one has a hosts file, so they do not \
+                          talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
+                          memory (DIPOLE_LINK=auto)";
+
+/// An attempt to connect to a process.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Attempt {
+    Memory(ConnId),
+    Packets(PeerId),
+}
+
+/// Starts connecting to a process; `None` if it has gone meanwhile.
+pub(super) fn connect(
+    engine: &mut Engine,
+    policy: &Policy,
+    to: Address,
+    ports: Ports,
+    socket: Option<PathBuf>,
+    now: Instant,
+) -> Result<Option<Attempt>, TargetError> {
+    let no_memory = |cause: String| TargetError::NoSharedMemory { target: to, cause };
+    if let Some(socket) = socket {
+        match engine.connect_memory(&socket, ports.incarnation) {
+            Some(Ok(connection)) => return Ok(Some(Attempt::Memory(connection))),
+            Some(Err(cause @ ShmError::Foreign { .. })) => {
+                return Err(TargetError::OtherUser {
+                    target: to,
+                    cause: cause.to_string(),
+                });
+            }
+            Some(Err(ShmError::TooMany { limit })) => {
+                let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+                return Err(TargetError::TooManyPeers { limit });
+            }
+            Some(Err(_)) if !socket.exists() => return Ok(None),
+            Some(Err(cause)) if policy.links == Links::Shm => {
+                return Err(no_memory(cause.to_string()));
+            }
+            Some(Err(cause)) => tracing::warn!("endpoint {to} is reached by packets: {cause}"),
+            None => {}
+        }
+    } else if policy.links == Links::Shm {
+        let cause = "its process is on another node, or offers none";
+        return Err(no_memory(cause.into()));
+    }
+    let destination = Destination {
+        small: ports.small,
+        incarnation: ports.incarnation,
+    };
+    let peer = engine
+        .connect(now, destination)
+        .map_err(|ConnectError::TooManyPeers { limit }| TargetError::TooManyPeers { limit })?;
+    engine.transmit(now).map_err(TargetError::Broken)?;
+    Ok(Some(Attempt::Packets(peer)))
+}
+
+/// Why another lookup would not help, if so.
+pub(super) fn permanent_failure(
+    policy: &Policy,
+    target: Address,
+    reason: Option<GoneReason>,
+    by_packets: bool,
+) -> Option<TargetError> {
+    match reason? {
+        PEER_FULL => Some(TargetError::PeerFull { target }),
+        OTHER_SECURITY => Some(TargetError::OtherSecurity { target }),
+        // A process of this node that has another hosts file than this one, or none.
+        GoneReason::Key(_) if by_packets && target.node == policy.node && policy.key.is_none() => {
+            Some(TargetError::Unresolved {
+                target,
+                cause: HOSTS_FILE_MISMATCH.to_owned(),
+            })
+        }
+        // Another process at this address would not belong to our cluster either.
+        GoneReason::Key(mismatch) => Some(TargetError::OtherCluster {
+            target,
+            mismatch,
+            fingerprint: policy.fingerprint(),
+        }),
+        _ => None,
+    }
+}
