@@ -26,26 +26,37 @@ impl fmt::Display for Member {
 
 /// Why a group call failed. Except for the first two, the generation has ended for all members,
 /// and their calls fail with the same error.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// The list of members is invalid here, or there is no such rank.
+    #[error("cannot join the group: {cause}")]
     Members {
         /// What is wrong with it.
         cause: String,
     },
     /// The member's port could not be opened.
+    #[error(transparent)]
     Open(OpenError),
     /// Processes of members are gone.
+    #[error(
+        "members of the group are gone: {}; continue without them (reform_without)",
+        List(.members)
+    )]
     Gone {
         /// Which members.
         members: Vec<Member>,
     },
     /// A member left the group before a call that others made.
+    #[error("{member} left the group before this call; all members must make the same calls")]
     Left {
         /// Which member.
         member: Member,
     },
     /// A member waited longer for others than its caller allowed.
+    #[error(
+        "{member} timed out waiting for {}; they may be late or have made other calls",
+        List(.waited_for)
+    )]
     TimedOut {
         /// The waiting member, possibly this one.
         member: Member,
@@ -53,6 +64,10 @@ pub enum GroupError {
         waited_for: Vec<Member>,
     },
     /// Two members made different calls.
+    #[error(
+        "members made different calls: as call {number}, {} made {}, {} made {}",
+        .calls[0].0, .calls[0].1, .calls[1].0, .calls[1].1
+    )]
     Mismatch {
         /// Number of the call within the generation, including internal calls.
         number: u64,
@@ -60,18 +75,29 @@ pub enum GroupError {
         calls: [(Member, String); 2],
     },
     /// Other members have a different list or a newer generation.
+    #[error(
+        "other members have a different list, generation {} with {} members; give all the same \
+         list",
+        .theirs.generation, .theirs.addresses.len()
+    )]
     Disagreement {
         /// Their list.
         theirs: Members,
     },
     /// The others have continued without this member.
+    #[error(
+        "the others continue without this member, as generation {} with {} members",
+        .theirs.generation, .theirs.addresses.len()
+    )]
     Excluded {
         /// The members of their generation.
         theirs: Members,
     },
     /// Sending failed.
+    #[error(transparent)]
     Send(SendError),
     /// The member's port is closed or broken.
+    #[error(transparent)]
     Port(PortError),
 }
 
@@ -98,60 +124,6 @@ pub(super) fn describe_call(call: &GroupCall) -> String {
         ANY_LENGTH => format!("{operation} of rank {root}"),
         0 => format!("{operation}"),
         length => format!("{operation} of {length} bytes, root {root}"),
-    }
-}
-
-impl fmt::Display for GroupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GroupError::Members { cause } => write!(f, "cannot join the group: {cause}"),
-            GroupError::Open(cause) => cause.fmt(f),
-            GroupError::Gone { members } => write!(
-                f,
-                "members of the group are gone: {}; continue without them (reform_without)",
-                List(members)
-            ),
-            GroupError::Left { member } => write!(
-                f,
-                "{member} left the group before this call; all members must make the same calls"
-            ),
-            GroupError::TimedOut { member, waited_for } => write!(
-                f,
-                "{member} timed out waiting for {}; they may be late or have made other calls",
-                List(waited_for)
-            ),
-            GroupError::Mismatch { number, calls } => write!(
-                f,
-                "members made different calls: as call {number}, {} made {}, {} made {}",
-                calls[0].0, calls[0].1, calls[1].0, calls[1].1
-            ),
-            GroupError::Disagreement { theirs } => write!(
-                f,
-                "other members have a different list, generation {} with {} members; \
-                 give all the same list",
-                theirs.generation,
-                theirs.addresses.len()
-            ),
-            GroupError::Excluded { theirs } => write!(
-                f,
-                "the others continue without this member, as generation {} with {} members",
-                theirs.generation,
-                theirs.addresses.len()
-            ),
-            GroupError::Send(cause) => cause.fmt(f),
-            GroupError::Port(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for GroupError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            GroupError::Open(cause) => cause.source(),
-            GroupError::Send(cause) => cause.source(),
-            GroupError::Port(cause) => cause.source(),
-            _ => None,
-        }
     }
 }
 

@@ -156,9 +156,10 @@ pub struct Config {
 }
 
 /// Why the environment is not a valid configuration.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The value of a variable is invalid.
+    #[error("{name}=\"{}\" is invalid: expected {expected}", excerpt(.value))]
     Variable {
         /// The variable.
         name: &'static str,
@@ -168,46 +169,23 @@ pub enum ConfigError {
         expected: String,
     },
     /// The hosts file is invalid or cannot be read.
+    #[error("{0}")]
     Hosts(FileError),
     /// `DIPOLE_NID` names a node that is not in the hosts file.
+    #[error(
+        "{var}={0}, but the hosts file has no node {0}; correct one of them",
+        var = variables::NODE
+    )]
     UnknownNode(NodeId),
     /// The cluster key is not available.
+    #[error("{var}: {0}", var = variables::KEY)]
     Key(KeyError),
     /// The launcher's information does not determine this process's node and peers.
+    #[error("{0} (or set {var} to run this process outside of its job)", var = variables::NODE)]
     Launcher(JobError),
 }
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConfigError::Variable {
-                name,
-                value,
-                expected,
-            } => write!(
-                f,
-                "{name}=\"{}\" is invalid: expected {expected}",
-                excerpt(value)
-            ),
-            ConfigError::Hosts(error) => write!(f, "{error}"),
-            ConfigError::UnknownNode(node) => write!(
-                f,
-                "{}={node}, but the hosts file has no node {node}; correct one of them",
-                variables::NODE
-            ),
-            ConfigError::Key(error) => write!(f, "{}: {error}", variables::KEY),
-            ConfigError::Launcher(error) => write!(
-                f,
-                "{error} (or set {} to run this process outside of its job)",
-                variables::NODE
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
-/// Far more than a program opens on purpose; so many take about 32 MiB.
+/// Far more than a program opens on purpose; they cost some 32 MiB.
 const MAX_ENDPOINTS: u32 = 65_536;
 /// A pool must hold the longest packet and the initial credits of some edges.
 const MIN_POOL_BYTES: u64 = 1 << 20;

@@ -1,6 +1,5 @@
 //! Error types, one for each family of operations.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,9 +15,12 @@ use crate::limits::LimitReached;
 use crate::lines::FileError;
 
 /// Why a node or an endpoint could not be opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The endpoint belongs to another process of this node.
+    #[error(
+        "cannot open endpoint {address}: process {pid} ({command}) already has it; end that process or choose another DPID"
+    )]
     Taken {
         /// Which endpoint.
         address: Address,
@@ -28,6 +30,11 @@ pub enum OpenError {
         command: String,
     },
     /// The registry directory cannot be used.
+    #[error(
+        "cannot use the registry in {}: {cause}; set DIPOLE_RUNTIME_DIR to a directory of \
+         your own",
+        .directory.display()
+    )]
     Registry {
         /// The directory.
         directory: PathBuf,
@@ -35,10 +42,16 @@ pub enum OpenError {
         cause: String,
     },
     /// This process, or its user on this node, has reached a limit.
+    #[error(transparent)]
     Limit(LimitReached),
     /// The user's limits cannot be read.
+    #[error(transparent)]
     UserLimits(FileError),
     /// The sockets cannot be opened.
+    #[error(
+        "cannot open UDP sockets on {bind}: {cause}; check that the address is this node's \
+         (DIPOLE_BIND, hosts file)"
+    )]
     Link {
         /// The address to bind.
         bind: std::net::IpAddr,
@@ -46,6 +59,10 @@ pub enum OpenError {
         cause: String,
     },
     /// None of the allowed ports is free.
+    #[error(
+        "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process needs \
+         two: end some processes or set a wider range"
+    )]
     NoPort {
         /// The address to bind.
         bind: std::net::IpAddr,
@@ -53,6 +70,10 @@ pub enum OpenError {
         ports: PortRange,
     },
     /// Shared memory with processes of this node is not available.
+    #[error(
+        "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to run without it",
+        .socket.display()
+    )]
     SharedMemory {
         /// The socket file for connecting.
         socket: PathBuf,
@@ -60,6 +81,10 @@ pub enum OpenError {
         cause: String,
     },
     /// A token buffer pool of that size is not available.
+    #[error(
+        "cannot create a token buffer pool of {bytes} bytes for endpoint {endpoint}: there is not \
+         enough memory, or the endpoint is closed"
+    )]
     Pool {
         /// For which endpoint.
         endpoint: Address,
@@ -67,6 +92,7 @@ pub enum OpenError {
         bytes: usize,
     },
     /// The capture file cannot be written.
+    #[error("cannot write the capture file {}: {cause}", .file.display())]
     Capture {
         /// The file.
         file: PathBuf,
@@ -74,78 +100,14 @@ pub enum OpenError {
         cause: String,
     },
     /// No descriptor could be created, for example because the process has too many open files.
-    Sleep(io::Error),
+    #[error("cannot create a descriptor: {0}; raise the limit of open files (ulimit -n)")]
+    Sleep(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::Taken {
-                address,
-                pid,
-                command,
-            } => write!(
-                f,
-                "cannot open endpoint {address}: process {pid} ({command}) already has it; \
-                 end that process or choose another DPID"
-            ),
-            OpenError::Registry { directory, cause } => write!(
-                f,
-                "cannot use the registry in {}: {cause}; \
-                 set DIPOLE_RUNTIME_DIR to a directory of your own",
-                directory.display()
-            ),
-            OpenError::Limit(reached) => reached.fmt(f),
-            OpenError::UserLimits(error) => error.fmt(f),
-            OpenError::Link { bind, cause } => write!(
-                f,
-                "cannot open UDP sockets on {bind}: {cause}; \
-                 check that the address is this node's (DIPOLE_BIND, hosts file)"
-            ),
-            OpenError::NoPort { bind, ports } => write!(
-                f,
-                "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process \
-                 needs two: end some processes or set a wider range"
-            ),
-            OpenError::SharedMemory { socket, cause } => write!(
-                f,
-                "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to run without it",
-                socket.display()
-            ),
-            OpenError::Pool { endpoint, bytes } => write!(
-                f,
-                "cannot create a token buffer pool of {bytes} bytes for endpoint {endpoint}: there \
-                 is not enough memory, or the endpoint is closed"
-            ),
-            OpenError::Capture { file, cause } => {
-                write!(
-                    f,
-                    "cannot write the capture file {}: {cause}",
-                    file.display()
-                )
-            }
-            OpenError::Sleep(cause) => write!(
-                f,
-                "cannot create a descriptor: {cause}; raise the limit of open files (ulimit -n)"
-            ),
-            OpenError::Forked => f.write_str(FORKED),
-            OpenError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            OpenError::Sleep(cause) => Some(cause),
-            OpenError::UserLimits(cause) => Some(cause),
-            _ => None,
-        }
-    }
 }
 
 /// The error for a lack of descriptors, if that is the cause.
@@ -167,10 +129,40 @@ const FORKED: &str = "this handle belongs to the parent process; open another no
 const ENDED: &str =
     "this endpoint is closed (explicitly, or with the last copy of its descriptor); reopen it";
 
+/// The text after "is gone", if the reason is known.
+fn because(reason: &Option<GoneReason>) -> String {
+    reason.map_or(String::new(), |reason| format!(": {reason}"))
+}
+
+fn full(target: &Address, by_receiver: bool) -> String {
+    match by_receiver {
+        true => {
+            format!(
+                "endpoint {target} has not read enough to accept this message; send again later"
+            )
+        }
+        false => format!(
+            "no frame is free for {target} because all are in flight; send again later, or raise \
+             DIPOLE_FRAMES"
+        ),
+    }
+}
+
+fn refusal(reason: RefusedReason) -> &'static str {
+    match reason {
+        RefusedReason::NoEndpoint => "its process has no such endpoint open",
+        RefusedReason::Closed => "it was closed",
+        RefusedReason::TooLong => "the message is longer than it accepts",
+        RefusedReason::TooManyEdges => "its process has reached its limit of edges; close some",
+        RefusedReason::OverCredit => "more was sent than its credit allowed",
+    }
+}
+
 /// Why a target could not be added or an edge could not connect.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// The location of the endpoint could not be found.
+    #[error("cannot find endpoint {target}: {cause}")]
     Unresolved {
         /// Which endpoint.
         target: Address,
@@ -178,6 +170,10 @@ pub enum TargetError {
         cause: String,
     },
     /// Its process did not complete the handshake.
+    #[error(
+        "the process of endpoint {target} did not answer within {waited:.1?}; check that it waits \
+         or receives, and that no firewall drops UDP"
+    )]
     TimedOut {
         /// Which endpoint.
         target: Address,
@@ -185,6 +181,7 @@ pub enum TargetError {
         waited: Duration,
     },
     /// The session ended during the handshake.
+    #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
         /// Which endpoint.
         target: Address,
@@ -192,6 +189,10 @@ pub enum TargetError {
         reason: Option<GoneReason>,
     },
     /// The target's process belongs to another cluster.
+    #[error(
+        "endpoint {target} rejects this process; node {}: {}",
+        .target.node, .mismatch.explain(.fingerprint.as_deref())
+    )]
     OtherCluster {
         /// Which endpoint.
         target: Address,
@@ -201,11 +202,21 @@ pub enum TargetError {
         fingerprint: Option<String>,
     },
     /// The target's process uses another security setting for its packets.
+    #[error(
+        "endpoint {target} rejects this process: the cluster key of node {} has \
+         another security setting (off, auth or encrypt) than ours; copy the key file of one \
+         node to the other",
+        .target.node
+    )]
     OtherSecurity {
         /// Which endpoint.
         target: Address,
     },
     /// Only shared memory is allowed (`DIPOLE_LINK=shm`), but it is not available.
+    #[error(
+        "endpoint {target} cannot be reached through shared memory: {cause}; DIPOLE_LINK=auto \
+         would use UDP"
+    )]
     NoSharedMemory {
         /// Which endpoint.
         target: Address,
@@ -213,6 +224,7 @@ pub enum TargetError {
         cause: String,
     },
     /// The socket of the target's process belongs to another user.
+    #[error("cannot connect to endpoint {target}: {cause}")]
     OtherUser {
         /// Which endpoint.
         target: Address,
@@ -220,11 +232,19 @@ pub enum TargetError {
         cause: String,
     },
     /// The target's process has reached its limit of peers.
+    #[error(
+        "the process of endpoint {target} has reached its limit of peers; raise DIPOLE_MAX_PEERS \
+         there, or end some of its peers"
+    )]
     PeerFull {
         /// Which endpoint.
         target: Address,
     },
     /// The target's process has reached its limit of edges from this one.
+    #[error(
+        "cannot open an edge to endpoint {target}: {limit} edges lead to its process already, \
+         which is the limit; close some"
+    )]
     TooManyEdges {
         /// Which endpoint.
         target: Address,
@@ -232,101 +252,33 @@ pub enum TargetError {
         limit: u32,
     },
     /// This process has reached its limit of peers.
+    #[error("this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS")]
     TooManyPeers {
         /// The limit.
         limit: u32,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
 }
 
-impl fmt::Display for TargetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TargetError::Unresolved { target, cause } => {
-                write!(f, "cannot find endpoint {target}: {cause}")
-            }
-            TargetError::TimedOut { target, waited } => write!(
-                f,
-                "the process of endpoint {target} did not answer within {waited:.1?}; check that \
-                 it waits or receives, and that no firewall drops UDP"
-            ),
-            TargetError::PeerGone {
-                target,
-                reason: Some(reason),
-            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
-            TargetError::PeerGone {
-                target,
-                reason: None,
-            } => write!(f, "the process of endpoint {target} is gone"),
-            TargetError::OtherCluster {
-                target,
-                mismatch,
-                fingerprint,
-            } => write!(
-                f,
-                "endpoint {target} rejects this process; node {}: {}",
-                target.node,
-                mismatch.explain(fingerprint.as_deref())
-            ),
-            TargetError::OtherSecurity { target } => write!(
-                f,
-                "endpoint {target} rejects this process: the cluster key of node {} \
-                 has another security setting (off, auth or encrypt) than ours; copy the key \
-                 file of one node to the other",
-                target.node
-            ),
-            TargetError::NoSharedMemory { target, cause } => write!(
-                f,
-                "endpoint {target} cannot be reached through shared memory: {cause}; \
-                 DIPOLE_LINK=auto would use UDP"
-            ),
-            TargetError::OtherUser { target, cause } => {
-                write!(f, "cannot connect to endpoint {target}: {cause}")
-            }
-            TargetError::PeerFull { target } => write!(
-                f,
-                "the process of endpoint {target} has reached its limit of peers; raise \
-                 DIPOLE_MAX_PEERS there, or end some of its peers"
-            ),
-            TargetError::TooManyEdges { target, limit } => write!(
-                f,
-                "cannot open an edge to endpoint {target}: {limit} edges lead to its process \
-                 already, which is the limit; close some"
-            ),
-            TargetError::TooManyPeers { limit } => write!(
-                f,
-                "this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS"
-            ),
-            TargetError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            TargetError::Forked => f.write_str(FORKED),
-            TargetError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for TargetError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            TargetError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 /// Why a message was not sent.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// The endpoint has no target: call [`target`](crate::Endpoint::target) first.
+    #[error("endpoint {from} has no target; add one first")]
     NoTarget {
         /// This endpoint.
         from: Address,
     },
     /// Nothing was queued: there are no free frames, or no credit from the receiver.
+    #[error("{}", full(.target, *.by_receiver))]
     Full {
         /// The target.
         target: Address,
@@ -334,6 +286,7 @@ pub enum SendError {
         by_receiver: bool,
     },
     /// In the given time, nothing was queued or not everything was acknowledged.
+    #[error("endpoint {target} accepted nothing for {waited:.1?}")]
     TimedOut {
         /// The target (the first of several).
         target: Address,
@@ -341,6 +294,7 @@ pub enum SendError {
         waited: Duration,
     },
     /// The message is longer than this way of sending allows; nothing was queued.
+    #[error("a message of {length} bytes is too long, the limit is {limit}; split it")]
     TooLong {
         /// Its length in bytes.
         length: usize,
@@ -348,6 +302,7 @@ pub enum SendError {
         limit: u64,
     },
     /// The receiving process has no such endpoint, or no longer.
+    #[error("endpoint {target} refused messages: {}", refusal(*.reason))]
     Refused {
         /// The target.
         target: Address,
@@ -355,6 +310,7 @@ pub enum SendError {
         reason: RefusedReason,
     },
     /// A memory operation failed, or a put before a flush.
+    #[error("endpoint {target} rejected the operation: {outcome}")]
     OperationFailed {
         /// The owner of the memory.
         target: Address,
@@ -362,6 +318,7 @@ pub enum SendError {
         outcome: Outcome,
     },
     /// The peer is gone; add the target again if it comes back.
+    #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
         /// The target.
         target: Address,
@@ -369,96 +326,30 @@ pub enum SendError {
         reason: Option<GoneReason>,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The target cannot be reached.
+    #[error(transparent)]
     Unreachable(Arc<TargetError>),
     /// The operation was cancelled before it started.
+    #[error("a message to {target} was cancelled before it started")]
     Cancelled {
         /// The target.
         target: Address,
     },
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
 }
 
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SendError::NoTarget { from } => {
-                write!(f, "endpoint {from} has no target; add one first")
-            }
-            SendError::Full {
-                target,
-                by_receiver: true,
-            } => write!(
-                f,
-                "endpoint {target} has not read enough to accept this message; send again later"
-            ),
-            SendError::Full {
-                target,
-                by_receiver: false,
-            } => write!(
-                f,
-                "no frame is free for {target} because all are in flight; send again later, or \
-                 raise DIPOLE_FRAMES"
-            ),
-            SendError::TimedOut { target, waited } => {
-                write!(f, "endpoint {target} accepted nothing for {waited:.1?}")
-            }
-            SendError::TooLong { length, limit } => write!(
-                f,
-                "a message of {length} bytes is too long, the limit is {limit}; split it"
-            ),
-            SendError::Refused { target, reason } => {
-                let why = match reason {
-                    RefusedReason::NoEndpoint => "its process has no such endpoint open",
-                    RefusedReason::Closed => "it was closed",
-                    RefusedReason::TooLong => "the message is longer than it accepts",
-                    RefusedReason::TooManyEdges => {
-                        "its process has reached its limit of edges; close some"
-                    }
-                    RefusedReason::OverCredit => "more was sent than its credit allowed",
-                };
-                write!(f, "endpoint {target} refused messages: {why}")
-            }
-            SendError::OperationFailed { target, outcome } => {
-                write!(f, "endpoint {target} rejected the operation: {outcome}")
-            }
-            SendError::PeerGone {
-                target,
-                reason: Some(reason),
-            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
-            SendError::PeerGone {
-                target,
-                reason: None,
-            } => write!(f, "the process of endpoint {target} is gone"),
-            SendError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            SendError::Unreachable(cause) => cause.fmt(f),
-            SendError::Cancelled { target } => {
-                write!(f, "a message to {target} was cancelled before it started")
-            }
-            SendError::Forked => f.write_str(FORKED),
-            SendError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for SendError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            SendError::Broken(cause) => Some(cause),
-            SendError::Unreachable(cause) => cause.source(),
-            _ => None,
-        }
-    }
-}
-
 /// Why no message was received.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
     /// No message arrived in time.
+    #[error("no message arrived at endpoint {endpoint} within {waited:.1?}")]
     TimedOut {
         /// The receiving endpoint.
         endpoint: Address,
@@ -466,6 +357,10 @@ pub enum ReceiveError {
         waited: Duration,
     },
     /// The buffer is shorter than the message, which stays in the queue.
+    #[error(
+        "the message has {needed} bytes, the buffer only {given}; the message was left in \
+         place, receive it with a longer buffer"
+    )]
     TooShort {
         /// Length of the message.
         needed: usize,
@@ -473,59 +368,32 @@ pub enum ReceiveError {
         given: usize,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
     /// A posted receive was cancelled.
+    #[error("the posted receive was cancelled")]
     Cancelled,
     /// The endpoint has too many posted receives.
+    #[error(
+        "the endpoint has {limit} posted receives, its limit; take completions before posting more"
+    )]
     TooManyPosted {
         /// The limit.
         limit: usize,
     },
 }
 
-impl fmt::Display for ReceiveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReceiveError::TimedOut { endpoint, waited } => {
-                write!(
-                    f,
-                    "no message arrived at endpoint {endpoint} within {waited:.1?}"
-                )
-            }
-            ReceiveError::TooShort { needed, given } => write!(
-                f,
-                "the message has {needed} bytes, the buffer only {given}; the message was left \
-                 in place, receive it with a longer buffer"
-            ),
-            ReceiveError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            ReceiveError::Forked => f.write_str(FORKED),
-            ReceiveError::Ended => f.write_str(ENDED),
-            ReceiveError::Cancelled => f.write_str("the posted receive was cancelled"),
-            ReceiveError::TooManyPosted { limit } => write!(
-                f,
-                "the endpoint has {limit} posted receives, its limit; take completions before posting more"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ReceiveError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ReceiveError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 /// Why an active port handles no more messages or cannot be waited for.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// Its handler panicked. The port is closed, and its senders are refused.
+    #[error("the handler of port {port} panicked: {message}; the port is closed, reopen it")]
     Panicked {
         /// Which port.
         port: Address,
@@ -533,82 +401,40 @@ pub enum PortError {
         message: String,
     },
     /// It was closed by its handler or its owner.
+    #[error("port {port} is closed")]
     Closed {
         /// Which port.
         port: Address,
     },
     /// The handler waits for its own port, which would deadlock.
+    #[error("the handler of port {port} waits for its own port; it handles one message at a time")]
     WithinHandler {
         /// Which port.
         port: Address,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
 }
 
-impl fmt::Display for PortError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PortError::Panicked { port, message } => write!(
-                f,
-                "the handler of port {port} panicked: {message}; the port is closed, reopen it"
-            ),
-            PortError::Closed { port } => write!(f, "port {port} is closed"),
-            PortError::WithinHandler { port } => write!(
-                f,
-                "the handler of port {port} waits for its own port; it handles one message at a time"
-            ),
-            PortError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            PortError::Forked => f.write_str(FORKED),
-        }
-    }
-}
-
-impl std::error::Error for PortError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            PortError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 /// Why closing a node failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CloseError {
     /// Some peer did not acknowledge everything in time.
+    #[error("some messages were still unacknowledged after {waited:.1?}; they may be lost")]
     Unacknowledged {
         /// How long it waited.
         waited: Duration,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
-}
-
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CloseError::Unacknowledged { waited } => write!(
-                f,
-                "some messages were still unacknowledged after {waited:.1?}; they may be lost"
-            ),
-            CloseError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            CloseError::Forked => f.write_str(FORKED),
-        }
-    }
-}
-
-impl std::error::Error for CloseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            CloseError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
 }
 
 impl SendError {
