@@ -190,7 +190,7 @@ impl Engine {
                     tracing::warn!("packets to node {} now have {bytes} bytes", paths.node);
                     continue;
                 }
-                PathChange::Lost { lane } | PathChange::Back { lane } => lane,
+                PathChange::Lost { lane } | PathChange::Restored { lane } => lane,
             };
             let lane = self
                 .core

@@ -52,7 +52,7 @@ impl Engine {
 
     /// Makes an edge usable again after a refusal.
     pub fn clear_refusal(&mut self, edge: EdgeId) {
-        self.core.machine.forgive(edge);
+        self.core.machine.clear_refusal(edge);
     }
 
     /// Withdraws the pending credit request of an edge.
