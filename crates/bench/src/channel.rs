@@ -7,11 +7,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::control::Outcome;
+use crate::control::Outcome;
 
 /// How a message is to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub enum SendMode {
     /// At once, by itself.
     Now,
     /// Together with those that follow, if the subject gains by it.
@@ -24,12 +24,12 @@ pub(crate) enum Manner {
 ///
 /// "Try" means: a subject that spins returns at once, one that blocks waits
 /// inside and reports [`io::ErrorKind::TimedOut`] when nothing ever happens.
-pub(crate) trait Channel {
+pub trait Channel {
     /// Hands a message over. False: no room, offer the same one again; a part
     /// of it may have left already.
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool>;
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool>;
 
-    /// Sends off what [`Manner::More`] held back, if anything ever is. False: not all of it left.
+    /// Sends off what [`SendMode::More`] held back, if anything ever is. False: not all of it left.
     fn try_flush(&mut self) -> io::Result<bool> {
         Ok(true)
     }
@@ -71,7 +71,7 @@ const ATTEMPTS_PER_LOOK: u32 = 256;
 const ATTEMPTS_PER_YIELD: u32 = 8192;
 
 /// Repeats `attempt` until it yields a value, at most `limit` long.
-pub(crate) fn until<R>(
+pub fn until<R>(
     doing: &str,
     limit: Duration,
     mut attempt: impl FnMut() -> io::Result<Option<R>>,
@@ -105,7 +105,7 @@ pub(crate) fn until<R>(
 }
 
 /// [`until`] for attempts that answer yes or no.
-pub(crate) fn until_done(
+pub fn until_done(
     doing: &str,
     limit: Duration,
     mut attempt: impl FnMut() -> io::Result<bool>,
@@ -113,7 +113,7 @@ pub(crate) fn until_done(
     until(doing, limit, || Ok(attempt()?.then_some(())))
 }
 
-pub(crate) fn timed_out(doing: &str, limit: Duration) -> io::Error {
+pub fn timed_out(doing: &str, limit: Duration) -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
         format!("{doing}: nothing happened for {limit:?}; is the other side alive?"),
@@ -121,7 +121,7 @@ pub(crate) fn timed_out(doing: &str, limit: Duration) -> io::Error {
 }
 
 /// The other side said something that does not belong there.
-pub(crate) fn broken(what: String) -> io::Error {
+pub fn broken(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 

@@ -17,12 +17,13 @@ use dipole_node::{
     Address, Config, Endpoint, EndpointId, Message, Node, ReceiveError, SendError, Stats,
 };
 
-use super::channel::{Channel, Manner, broken, timed_out};
-use super::control::{Carrier, Job, Kind, Outcome, Role, name_of};
-use super::moved::Moved;
-use super::peers::Meet;
-use super::pingpong::{GIVE_UP, LOST_AFTER};
-use super::statistics::as_float;
+use crate::channel::{Channel, SendMode, broken, timed_out};
+use crate::control::{Job, Outcome};
+use crate::peers::Meet;
+use crate::pingpong::{GIVE_UP, LOST_AFTER};
+use crate::statistics::as_float;
+use crate::traffic::MemoryTraffic;
+use crate::work::{Carrier, Kind, Role, name_of};
 
 /// The endpoints of the two sides: they may lie on one node.
 const LEAD: u32 = 7;
@@ -36,7 +37,7 @@ const TOGETHER: usize = 64;
 
 /// Opens this side's node, whose id, hosts file and registry are in the environment, and points
 /// an endpoint at the other side's.
-pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
+pub fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
     let node = open_node(job, |_| ())?;
     let endpoint = open_endpoint(&node, job, 0)?;
     meet(Vec::new())?;
@@ -44,7 +45,7 @@ pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
 }
 
 /// [`open`], with two endpoints of one node.
-pub(crate) fn open_two(job: &Job, meet: Meet) -> io::Result<(Dipole, Dipole)> {
+pub fn open_two(job: &Job, meet: Meet) -> io::Result<(Dipole, Dipole)> {
     let node = open_node(job, |_| ())?;
     let (one, other) = (
         open_endpoint(&node, job, 0)?,
@@ -86,13 +87,13 @@ fn point(node: Node, endpoint: Endpoint, job: &Job, beyond: u32) -> io::Result<D
 }
 
 /// This side's endpoint and the other's.
-pub(super) fn endpoints(job: &Job) -> (u32, u32) {
+pub fn endpoints(job: &Job) -> (u32, u32) {
     let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
     (job.first_endpoint + own, job.first_endpoint + other)
 }
 
 /// Opens this side's node, configured as the job says.
-pub(super) fn open_node(job: &Job, change: impl FnOnce(&mut Config)) -> io::Result<Node> {
+pub fn open_node(job: &Job, change: impl FnOnce(&mut Config)) -> io::Result<Node> {
     let mut config = Config::from_env().map_err(failed)?;
     config.bind = job.own;
     if job.work.block {
@@ -108,7 +109,7 @@ pub(super) fn open_node(job: &Job, change: impl FnOnce(&mut Config)) -> io::Resu
     Node::open(config).map_err(failed)
 }
 
-pub(crate) struct Dipole {
+pub struct Dipole {
     node: Node,
     endpoint: Arc<Endpoint>,
     /// How long a call waits; `None`: it never does.
@@ -126,7 +127,7 @@ pub(crate) struct Dipole {
 
 impl Dipole {
     /// An endpoint that points at the other side's, for calls that wait.
-    pub(super) fn waiting(node: Node, endpoint: Endpoint, role: Role) -> Self {
+    pub fn waiting(node: Node, endpoint: Endpoint, role: Role) -> Self {
         Self {
             node,
             endpoint: Arc::new(endpoint),
@@ -155,13 +156,13 @@ impl Dipole {
 }
 
 impl Channel for Dipole {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
-        let sent = match (manner, self.patience) {
-            (Manner::Unreliable, _) => self.endpoint.send_unreliable(payload),
-            (Manner::More, _) => self.endpoint.send_more(payload),
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
+        let sent = match (mode, self.patience) {
+            (SendMode::Unreliable, _) => self.endpoint.send_unreliable(payload),
+            (SendMode::More, _) => self.endpoint.send_more(payload),
             // With a time-out what a ring has no room for would be copied once more.
-            (Manner::Now, Some(_)) => self.endpoint.send(payload),
-            (Manner::Now, None) => self.endpoint.try_send(payload),
+            (SendMode::Now, Some(_)) => self.endpoint.send(payload),
+            (SendMode::Now, None) => self.endpoint.try_send(payload),
         };
         match sent {
             Ok(()) => Ok(true),
@@ -224,7 +225,7 @@ impl Channel for Dipole {
 }
 
 /// A figure must not be filed under what did not carry it.
-pub(super) fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Result<()> {
+pub fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Result<()> {
     let by_shm = stats.local.is_some_and(|local| local.records_out > 0);
     match carrier {
         Some(carrier) if by_shm != (carrier == Carrier::Shm) => Err(broken(format!(
@@ -248,9 +249,9 @@ pub(super) fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Resu
 }
 
 /// What went through memory, for messages of so many bytes that were received.
-fn moved(received: u64, stats: &Stats) -> Moved {
+fn moved(received: u64, stats: &Stats) -> MemoryTraffic {
     let local = stats.local.unwrap_or_default();
-    Moved {
+    MemoryTraffic {
         received,
         ring_out: local.bytes_out,
         ring_in: local.bytes_in,
@@ -274,6 +275,6 @@ fn remarks(stats: &Stats) -> Vec<String> {
     )]
 }
 
-pub(super) fn failed(error: impl Display) -> io::Error {
+pub fn failed(error: impl Display) -> io::Error {
     io::Error::other(error.to_string())
 }

@@ -1,26 +1,26 @@
 //! What repeated measurements say: a median with its confidence interval, and how they spread.
 
-use dipole_bsp::model::Measured;
+use dipole_model::MedianInterval;
 use serde::Serialize;
 use statrs::distribution::{Binomial, DiscreteCDF};
 
-use super::statistics::{Spread, as_float};
+use crate::statistics::{Spread, mean_and_deviation};
 
 /// How often an interval may miss, on each side.
 const MISS: f64 = 0.025;
 
 /// A figure measured again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Estimate {
-    pub(crate) median: f64,
+pub struct Estimate {
+    pub median: f64,
     /// Between these lies the median of all that could be measured, with 95 % confidence.
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    pub(crate) mean: f64,
+    pub low: f64,
+    pub high: f64,
+    pub mean: f64,
     /// Standard deviation of single values.
-    pub(crate) sd: f64,
-    pub(crate) p99: f64,
-    pub(crate) count: usize,
+    pub sd: f64,
+    pub p99: f64,
+    pub count: usize,
 }
 
 impl Estimate {
@@ -29,28 +29,27 @@ impl Estimate {
     /// The interval makes no assumption about the distribution: the k-th smallest value lies above
     /// the median as seldom as k heads are not reached in so many throws of a coin. With fewer
     /// than 6 values it is all of them, and less certain.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let median = Spread::of(sorted.iter().copied())?.median;
-        let (count, n) = (sorted.len(), as_float(sorted.len() as u64));
+        let count = sorted.len();
         let outside = values_outside(count);
-        let mean = sorted.iter().sum::<f64>() / n;
-        let squares = sorted.iter().map(|value| (value - mean).powi(2));
+        let (mean, sd) = mean_and_deviation(&sorted);
         Some(Self {
             median,
             low: sorted[outside],
             high: sorted[count - 1 - outside],
             mean,
-            sd: (squares.sum::<f64>() / (n - 1.0).max(1.0)).sqrt(),
+            sd,
             p99: sorted[(count * 99).div_ceil(100).max(1) - 1],
             count,
         })
     }
 
     /// Median and interval, as profiles keep them.
-    pub(crate) fn measured(&self) -> Measured {
-        Measured {
+    pub fn measured(&self) -> MedianInterval {
+        MedianInterval {
             median: self.median,
             low: self.low,
             high: self.high,
@@ -58,7 +57,7 @@ impl Estimate {
     }
 
     /// How far the interval reaches from the median, at most.
-    pub(crate) fn margin(&self) -> f64 {
+    pub fn margin(&self) -> f64 {
         (self.median - self.low).max(self.high - self.median)
     }
 }

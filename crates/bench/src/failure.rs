@@ -7,20 +7,20 @@ use dipole_node::NodeId;
 
 /// Why a measurement yields nothing.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
+pub enum RunError {
     #[error("cannot start this program again as a side: {0}; was it moved?")]
     Start(io::Error),
     /// A process ended without a verdict, or said something senseless.
-    #[error("the {who} {heard}; its messages are above")]
-    Lost { who: String, heard: String },
+    #[error("the {who} {event}; its messages are above")]
+    Lost { who: String, event: String },
     #[error(
         "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
         .waited.as_secs_f64()
     )]
     Silent { who: String, waited: Duration },
     /// The same on another host.
-    #[error("the bench server of node {node} {heard}")]
-    LostThere { node: NodeId, heard: String },
+    #[error("the bench server of node {node} {event}")]
+    LostThere { node: NodeId, event: String },
     /// A process tells what went wrong.
     #[error("the {who}: {cause}")]
     Failed { who: String, cause: String },

@@ -13,13 +13,13 @@ use std::io;
 use std::thread;
 use std::time::Instant;
 
-use super::channel::{Channel, Manner, broken, until, until_done};
-use super::control::{Kind, Outcome, Workload};
-use super::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, Pinger, STOP, echo, nanoseconds};
-use super::statistics::{RoundTrips, as_float};
+use crate::channel::{Channel, SendMode, broken, until, until_done};
+use crate::control::Outcome;
+use crate::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, Pinger, STOP, echo};
+use crate::statistics::nanoseconds;
+use crate::statistics::{RoundTrips, as_float};
+use crate::work::{ACKNOWLEDGEMENT_BYTES, Kind, Workload};
 
-/// The acknowledgement at the end, and the pings that find the single trip.
-pub(crate) const ACKNOWLEDGEMENT_BYTES: usize = 4;
 /// M7: at least so much is moved for a bandwidth.
 const LEAST_BYTES: u64 = 10_000_000;
 /// Enough of them for any size: ten million bytes in messages of four take seconds.
@@ -100,7 +100,7 @@ pub(crate) fn follow<C: Channel + Send>(channel: &mut C, work: &Workload) -> io:
     )]
     let count = (receiver.count as u32).to_le_bytes();
     until_done("acknowledging", GIVE_UP, || {
-        channel.try_send(&count, Manner::Now)
+        channel.try_send(&count, SendMode::Now)
     })?;
     let cpu_ns = work.cpu_time_ns() - cpu_before_ns;
     Ok(Outcome {
@@ -232,13 +232,13 @@ impl Sender {
             }
         };
         let last = mark & STOP != 0;
-        let manner = match self.work.kind {
-            _ if last => Manner::Now,
-            _ if self.work.unreliable => Manner::Unreliable,
-            Kind::Rate => Manner::More,
-            _ => Manner::Now,
+        let mode = match self.work.kind {
+            _ if last => SendMode::Now,
+            _ if self.work.unreliable => SendMode::Unreliable,
+            Kind::Rate => SendMode::More,
+            _ => SendMode::Now,
         };
-        if !channel.try_send(&self.payload, manner)? {
+        if !channel.try_send(&self.payload, mode)? {
             return Ok(false);
         }
         self.count += 1;

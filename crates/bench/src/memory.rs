@@ -14,13 +14,15 @@ use dipole_node::{
     Edge, Endpoint, EndpointId, Node, Operation, Region, RegionKey, RegionMemory, Rights,
 };
 
-use super::channel::{broken, timed_out};
-use super::control::{Job, Kind, Outcome, Role, Workload};
-use super::dipole::{check_carrier, endpoints, failed, open_node};
-use super::peers::Meet;
-use super::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, WARM_UP_ROUND_TRIPS, nanoseconds};
-use super::statistics::{RoundTrips, as_float};
-use super::subject::Subject;
+use crate::channel::{broken, timed_out};
+use crate::control::{Job, Outcome};
+use crate::dipole::{check_carrier, endpoints, failed, open_node};
+use crate::peers::Meet;
+use crate::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, WARM_UP_ROUND_TRIPS};
+use crate::statistics::nanoseconds;
+use crate::statistics::{RoundTrips, as_float};
+use crate::subject::Subject;
+use crate::work::{Kind, Role, Workload};
 
 /// Short operations take their turns over so much of the region.
 const SLOT_BYTES: usize = 8 << 10;

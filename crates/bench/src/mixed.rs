@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use super::channel::{Channel, Manner, until, until_done};
-use super::control::{Job, Outcome, Role, Workload};
-use super::pingpong::{self, GIVE_UP, STOP};
-use super::statistics::as_float;
+use crate::channel::{Channel, SendMode, until, until_done};
+use crate::control::{Job, Outcome};
+use crate::pingpong;
+use crate::pingpong::{GIVE_UP, STOP};
+use crate::statistics::as_float;
+use crate::work::{Role, Workload};
 
 /// Length of a message of the stream.
 const BULK_BYTES: usize = 1 << 20;
@@ -59,7 +61,7 @@ fn send_until<C: Channel>(bulk: &mut C, ended: &AtomicBool) -> io::Result<f64> {
             payload[0] = STOP;
         }
         until_done("sending long messages", GIVE_UP, || {
-            bulk.try_send(&payload, Manner::Now)
+            bulk.try_send(&payload, SendMode::Now)
         })?;
         count += 1;
     }

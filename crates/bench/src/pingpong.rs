@@ -7,28 +7,29 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, Manner, broken, until, until_done};
-use super::control::{Outcome, Workload};
-use super::statistics::{RoundTrips, as_float};
+use crate::channel::{Channel, SendMode, broken, until, until_done};
+use crate::control::Outcome;
+use crate::statistics::{RoundTrips, as_float, nanoseconds};
+use crate::work::Workload;
 
 /// Marks the last message.
-pub(crate) const STOP: u8 = 0x80;
+pub const STOP: u8 = 0x80;
 /// The rest of that byte: the sequence number.
 const SEQUENCE: u8 = 0x7f;
 /// At least so many round trips make a figure.
-pub(crate) const LEAST_ROUND_TRIPS: u64 = 200;
-pub(crate) const WARM_UP_ROUND_TRIPS: u64 = 200;
+pub const LEAST_ROUND_TRIPS: u64 = 200;
+pub const WARM_UP_ROUND_TRIPS: u64 = 200;
 /// Of messages that take long: so many times as long as was asked for, but this many round trips.
 const LONGEST_TIMES: u32 = 4;
 const FEWEST_ROUND_TRIPS: u64 = 20;
 /// How long anything may take before the run is given up.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(10);
+pub const GIVE_UP: Duration = Duration::from_secs(10);
 /// When a message of an unreliable subject counts as lost and is sent again.
-pub(crate) const LOST_AFTER: Duration = Duration::from_millis(200);
+pub const LOST_AFTER: Duration = Duration::from_millis(200);
 const MOST_REPEATS: u32 = 25;
 
 /// Measures as the side that asks.
-pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+pub fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let mut pinger = Pinger::new(channel, work.size_bytes, work);
     let begun = Instant::now();
     for trip in 0..WARM_UP_ROUND_TRIPS {
@@ -73,7 +74,7 @@ fn is_enough(trips: u64, lasted: Duration, wanted: Duration) -> bool {
 }
 
 /// Measures as the side that answers.
-pub(crate) fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+pub fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let cpu_before_ns = work.cpu_time_ns();
     let echoed = echo(channel, work.size_bytes, work)?;
     let cpu_ns = work.cpu_time_ns() - cpu_before_ns;
@@ -84,29 +85,29 @@ pub(crate) fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result
 }
 
 /// The asking half of round trips over a channel.
-pub(crate) struct Pinger<'a, C> {
+pub struct Pinger<'a, C> {
     channel: &'a mut C,
     payload: Vec<u8>,
     sequence: u8,
-    manner: Manner,
+    mode: SendMode,
     may_lose: bool,
     lost: u64,
 }
 
 impl<'a, C: Channel> Pinger<'a, C> {
-    pub(crate) fn new(channel: &'a mut C, size_bytes: usize, work: &Workload) -> Self {
+    pub fn new(channel: &'a mut C, size_bytes: usize, work: &Workload) -> Self {
         Self {
             channel,
             payload: vec![0x5a; size_bytes],
             sequence: 0,
-            manner: manner(work),
+            mode: mode(work),
             may_lose: work.may_lose,
             lost: 0,
         }
     }
 
     /// One round trip. The `last` one tells the other side to end its echo.
-    pub(crate) fn round_trip(&mut self, last: bool) -> io::Result<()> {
+    pub fn round_trip(&mut self, last: bool) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1) & SEQUENCE;
         let mark = self.sequence | if last { STOP } else { 0 };
         stamp(&mut self.payload, mark);
@@ -131,10 +132,8 @@ impl<'a, C: Channel> Pinger<'a, C> {
     }
 
     fn exchange(&mut self, mark: u8, limit: Duration) -> io::Result<()> {
-        let (channel, payload, manner) = (&mut *self.channel, &self.payload, self.manner);
-        until_done("sending a ping", limit, || {
-            channel.try_send(payload, manner)
-        })?;
+        let (channel, payload, mode) = (&mut *self.channel, &self.payload, self.mode);
+        until_done("sending a ping", limit, || channel.try_send(payload, mode))?;
         loop {
             let answer = until("waiting for the echo", limit, || {
                 channel.try_receive(payload.len(), read_stamp)
@@ -153,13 +152,9 @@ impl<'a, C: Channel> Pinger<'a, C> {
 }
 
 /// Sends everything back until the last one; returns how many.
-pub(crate) fn echo<C: Channel>(
-    channel: &mut C,
-    size_bytes: usize,
-    work: &Workload,
-) -> io::Result<u64> {
+pub fn echo<C: Channel>(channel: &mut C, size_bytes: usize, work: &Workload) -> io::Result<u64> {
     let mut payload = vec![0xa5; size_bytes];
-    let manner = manner(work);
+    let mode = mode(work);
     let mut echoed = 0;
     loop {
         let mark = until("waiting for a ping", GIVE_UP, || {
@@ -172,7 +167,7 @@ pub(crate) fn echo<C: Channel>(
         };
         stamp(&mut payload, mark);
         until_done("sending an echo", GIVE_UP, || {
-            channel.try_send(&payload, manner)
+            channel.try_send(&payload, mode)
         })?;
         echoed += 1;
         if mark & STOP != 0 {
@@ -182,7 +177,7 @@ pub(crate) fn echo<C: Channel>(
 }
 
 /// Writes a mark on the first byte and its sequence number on the last.
-pub(crate) fn stamp(payload: &mut [u8], mark: u8) {
+pub fn stamp(payload: &mut [u8], mark: u8) {
     if let Some(last) = payload.last_mut() {
         *last = mark & SEQUENCE;
     }
@@ -190,19 +185,15 @@ pub(crate) fn stamp(payload: &mut [u8], mark: u8) {
 }
 
 /// The mark of a message, `None` where its two ends disagree.
-pub(crate) fn read_stamp(message: &[u8]) -> Option<u8> {
+pub fn read_stamp(message: &[u8]) -> Option<u8> {
     let (mark, last) = (*message.first()?, *message.last()?);
     (message.len() == 1 || last == mark & SEQUENCE).then_some(mark)
 }
 
-fn manner(work: &Workload) -> Manner {
+fn mode(work: &Workload) -> SendMode {
     if work.unreliable {
-        Manner::Unreliable
+        SendMode::Unreliable
     } else {
-        Manner::Now
+        SendMode::Now
     }
-}
-
-pub(crate) fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -11,15 +11,15 @@ use std::time::Instant;
 
 use dipole_node::{ActivePort, Address, Edge, EndpointId, Message, Node};
 
-use super::channel::{broken, timed_out};
-use super::control::{Job, Outcome, Role};
-use super::dipole::{check_carrier, endpoints, failed, open_node};
-use super::peers::Meet;
-use super::pingpong::{
-    GIVE_UP, LEAST_ROUND_TRIPS, STOP, WARM_UP_ROUND_TRIPS, nanoseconds, read_stamp, stamp,
-};
-use super::statistics::{RoundTrips, as_float};
-use super::subject::Subject;
+use crate::channel::{broken, timed_out};
+use crate::control::{Job, Outcome};
+use crate::dipole::{check_carrier, endpoints, failed, open_node};
+use crate::peers::Meet;
+use crate::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, STOP, WARM_UP_ROUND_TRIPS, read_stamp, stamp};
+use crate::statistics::nanoseconds;
+use crate::statistics::{RoundTrips, as_float};
+use crate::subject::Subject;
+use crate::work::Role;
 
 /// Ports that are open and have nothing to do.
 const IDLE_PORTS: u32 = 10_000;

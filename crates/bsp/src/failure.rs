@@ -4,9 +4,9 @@ use dipole_node::{ConfigError, OpenError, ReceiveError, SendError, job};
 use thiserror::Error;
 
 use crate::misuse::Misuse;
-use crate::profile::ProfileError;
 use crate::superstep::exchange::Unexpected;
 use crate::superstep::record::Malformed;
+use dipole_model::ProfileError;
 
 /// See the module. None of them can be mended: the program ends.
 #[derive(Debug, Error)]

@@ -16,16 +16,17 @@ use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{Arena, LocalParcel, Mates};
 use crate::misuse::Misuse;
-use crate::model::Machine;
 use crate::parcel::{CHUNK_BYTES, Parcel};
 use crate::superstep::exchange::{Exchange, Outgoing};
 use crate::superstep::facts::{Facts, Part};
 use crate::superstep::knowledge::Ranks;
-use crate::superstep::pace::{Pace, Slots};
+use crate::superstep::pace::Pace;
 use crate::superstep::queue::{Queue, Queued, TagSizes};
 use crate::superstep::registrations::Registrations;
 use crate::superstep::schedule::Order;
 use crate::trace::Tracer;
+use dipole_model::Machine;
+use dipole_model::Slots;
 use direct::OpenMemory;
 
 /// Bytes that a get waits for.

@@ -3,7 +3,7 @@
 //! [`address`] has the two numbers that name an endpoint, [`hosts`] the nodes and their IP
 //! addresses, [`key`] the secret that the members share, [`job`] what a launcher tells a
 //! process, [`limits`] what a user may have;
-//! [`lines`] reads the files that people write, [`profile`] those with what was measured of links. [`registry`] keeps which process of this node owns
+//! [`lines`] reads the files that people write. [`registry`] keeps which process of this node owns
 //! which endpoint, and asks other nodes for theirs; [`liveness`] asks them whether a silent
 //! process still runs. [`envelope`] is the format of their packets. Nothing here sends or receives
 //! messages between endpoints.
@@ -20,5 +20,4 @@ pub mod limits;
 pub mod lines;
 pub mod liveness;
 pub mod net;
-pub mod profile;
 pub mod registry;

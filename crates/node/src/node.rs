@@ -22,10 +22,10 @@ use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
-use crate::profile::Choices;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
+use dipole_model::Choices;
 
 /// Numbers tried for an ephemeral endpoint; most of them are free on any node.
 const EPHEMERAL_ATTEMPTS: u32 = 64;

@@ -12,11 +12,11 @@ use dipole_bsp::area::{Area, Copy};
 use dipole_bsp::superstep::schedule::Order;
 use dipole_proto::DropReason;
 
-use super::super::machine;
-use super::super::pingpong::nanoseconds;
-use super::super::statistics::as_float;
-use super::pattern::{Pattern, Relation};
-use super::sample::{Packets, Sample, Told, What};
+use crate::bsp::pattern::{Pattern, Relation};
+use crate::bsp::sample::{Metric, Packets, RankOutput, Sample};
+use crate::machine;
+use crate::statistics::as_float;
+use crate::statistics::nanoseconds;
 
 /// Length of the vectors that `s` is measured with.
 const VECTOR: usize = 1024;
@@ -99,31 +99,31 @@ impl Rank<'_> {
         self.copies()?;
         let relation = |pattern, h| Relation { pattern, h, size };
         let empty = relation(Pattern::Nothing, 0);
-        self.supersteps(What::Sync, empty, Copy::Buffered)?;
-        self.supersteps(What::EachSync, empty, Copy::Buffered)?;
+        self.supersteps(Metric::Sync, empty, Copy::Buffered)?;
+        self.supersteps(Metric::EachSync, empty, Copy::Buffered)?;
         if size > 1 {
-            self.supersteps(What::Put, relation(Pattern::Word, 8), Copy::Buffered)?;
+            self.supersteps(Metric::Put, relation(Pattern::Word, 8), Copy::Buffered)?;
         }
         for copy in [Copy::Buffered, Copy::Unbuffered] {
             let smaller = std::iter::successors(Some(LEAST_H), |h| Some(h * H_FACTOR));
             for h in smaller.take_while(|h| *h < most) {
-                self.supersteps(What::Exchange, relation(Pattern::Exchange, h), copy)?;
+                self.supersteps(Metric::Exchange, relation(Pattern::Exchange, h), copy)?;
             }
             let before = self.packets();
-            self.supersteps(What::Exchange, relation(Pattern::Exchange, most), copy)?;
+            self.supersteps(Metric::Exchange, relation(Pattern::Exchange, most), copy)?;
             if let (Some(before), Some(after)) = (before, self.packets())
                 && copy == Copy::Unbuffered
             {
                 let packets = after.combined(before, u64::saturating_sub);
-                tell(&Told::Packets { packets })?;
+                tell(&RankOutput::Packets { packets })?;
             }
             if size == 1 {
                 continue;
             }
             let patterns = [
-                (What::Gather, Pattern::Gather),
-                (What::Scatter, Pattern::Scatter),
-                (What::Random, Pattern::Random),
+                (Metric::Gather, Pattern::Gather),
+                (Metric::Scatter, Pattern::Scatter),
+                (Metric::Random, Pattern::Random),
             ];
             for (what, pattern) in patterns {
                 self.supersteps(what, relation(pattern, most), copy)?;
@@ -135,9 +135,9 @@ impl Rank<'_> {
         }
         for bytes in SPRAYED_BYTES {
             for messages in SPRAYED.into_iter().filter(|_| size > 1) {
-                let what = self.sample(What::Spray, Copy::Buffered, bytes, messages);
+                let what = self.sample(Metric::Spray, Copy::Buffered, bytes, messages);
                 if let Some(sample) = self.time(what, |area, _| spray(area, bytes, messages))? {
-                    tell(&Told::Sample(sample))?;
+                    tell(&RankOutput::Sample(sample))?;
                 }
             }
         }
@@ -148,9 +148,9 @@ impl Rank<'_> {
     fn one_by_one(&mut self, count: usize) -> Result<(), Failed> {
         let (size, h) = (self.area.size(), self.args.most_bytes);
         for (what, pattern) in [
-            (What::EachSync, Pattern::Nothing),
-            (What::Exchange, Pattern::Exchange),
-            (What::Random, Pattern::Random),
+            (Metric::EachSync, Pattern::Nothing),
+            (Metric::Exchange, Pattern::Exchange),
+            (Metric::Random, Pattern::Random),
         ] {
             let relation = Relation { pattern, h, size };
             let mut sample = self.sample(what, Copy::Unbuffered, h, 0);
@@ -164,7 +164,7 @@ impl Rank<'_> {
                 }
             }
             if sample.rank == 0 {
-                tell(&Told::Sample(sample))?;
+                tell(&RankOutput::Sample(sample))?;
             }
         }
         Ok(())
@@ -182,14 +182,14 @@ impl Rank<'_> {
             let (square, naive) = (Order::LatinSquare, Order::Naive);
             for order in [square, naive, naive, square] {
                 self.area.set_order(order);
-                let mut sample = self.sample(What::Ordered, Copy::Unbuffered, bytes, 0);
+                let mut sample = self.sample(Metric::Ordered, Copy::Unbuffered, bytes, 0);
                 sample.call = match order {
                     Order::LatinSquare => LATIN_SQUARE.to_owned(),
                     _ => BY_DESTINATION.to_owned(),
                 };
                 let of = (relation, Copy::Unbuffered);
                 if let Some(sample) = self.time(sample, |area, step| superstep(area, of, step))? {
-                    tell(&Told::Sample(sample))?;
+                    tell(&RankOutput::Sample(sample))?;
                 }
             }
         }
@@ -197,7 +197,7 @@ impl Rank<'_> {
         Ok(())
     }
 
-    fn sample(&self, what: What, copy: Copy, bytes: usize, messages: usize) -> Sample {
+    fn sample(&self, what: Metric, copy: Copy, bytes: usize, messages: usize) -> Sample {
         let call = match copy {
             Copy::Buffered => "put",
             Copy::Unbuffered => "hpput",
@@ -213,7 +213,7 @@ impl Rank<'_> {
         }
     }
 
-    fn supersteps(&mut self, what: What, relation: Relation, copy: Copy) -> Result<(), Failed> {
+    fn supersteps(&mut self, what: Metric, relation: Relation, copy: Copy) -> Result<(), Failed> {
         let sample = self.sample(what, copy, relation.h, 0);
         let of = (relation, copy);
         let timed = self.time(sample, |area, step| superstep(area, of, step))?;
@@ -224,7 +224,7 @@ impl Rank<'_> {
                     .map(|step| as_float(relation.h(step) as u64))
                     .collect();
             }
-            tell(&Told::Sample(sample))?;
+            tell(&RankOutput::Sample(sample))?;
         }
         Ok(())
     }
@@ -247,10 +247,10 @@ impl Rank<'_> {
         let fewest = FEWEST_SAMPLES.min(self.args.samples);
         let samples = self.args.samples.min(fitting.max(fewest));
         let (samples, each) = match sample.what {
-            What::EachSync => (fitting.clamp(samples, MOST_EACH), 1),
-            What::Random => (samples, 1),
+            Metric::EachSync => (fitting.clamp(samples, MOST_EACH), 1),
+            Metric::Random => (samples, 1),
             // Not two in one measurement: their deviation is looked at.
-            What::Ordered => (fitting.clamp(samples, self.args.samples), 1),
+            Metric::Ordered => (fitting.clamp(samples, self.args.samples), 1),
             _ => (samples, (fitting / samples).max(1)),
         };
         let plan = area.announce((samples as u64) << 32 | each as u64)?;
@@ -270,7 +270,7 @@ impl Rank<'_> {
     fn flops(&mut self) -> Result<(), Failed> {
         let x: Vec<f64> = (0..VECTOR as u64).map(as_float).collect();
         let mut y = vec![1.0; VECTOR];
-        let mut sample = self.sample(What::Flops, Copy::Buffered, 0, 0);
+        let mut sample = self.sample(Metric::Flops, Copy::Buffered, 0, 0);
         let samples = self.args.samples;
         self.area.sync()?;
         let each = Duration::from_secs_f64(self.args.seconds) / u32::try_from(samples)?;
@@ -290,7 +290,7 @@ impl Rank<'_> {
                 .ns
                 .push(took / as_float(2 * VECTOR as u64 * turns.max(1)));
         }
-        tell(&Told::Sample(sample))?;
+        tell(&RankOutput::Sample(sample))?;
         Ok(())
     }
 
@@ -298,7 +298,7 @@ impl Rank<'_> {
     fn copies(&mut self) -> Result<(), Failed> {
         let from = vec![1_u8; self.args.most_bytes];
         let mut into = vec![0_u8; self.args.most_bytes];
-        let mut sample = self.sample(What::Copy, Copy::Buffered, self.args.most_bytes, 0);
+        let mut sample = self.sample(Metric::Copy, Copy::Buffered, self.args.most_bytes, 0);
         for _ in 0..self.args.samples {
             self.area.sync()?;
             let begun = Instant::now();
@@ -307,7 +307,7 @@ impl Rank<'_> {
             sample.ns.push(as_float(nanoseconds(begun.elapsed())));
         }
         if sample.rank == 0 {
-            tell(&Told::Sample(sample))?;
+            tell(&RankOutput::Sample(sample))?;
         }
         Ok(())
     }
@@ -315,7 +315,7 @@ impl Rank<'_> {
     /// Half a round trip of a datagram of 64 bytes, both ranks spinning.
     fn one_way(&mut self, lead: SocketAddr, follow: SocketAddr) -> Result<(), Failed> {
         let rank = self.area.rank();
-        let mut sample = self.sample(What::OneWay, Copy::Buffered, 64, 1);
+        let mut sample = self.sample(Metric::OneWay, Copy::Buffered, 64, 1);
         let own = if rank == 0 { lead } else { follow };
         let socket = match rank {
             0 | 1 => Some(bare(own)?),
@@ -336,7 +336,7 @@ impl Rank<'_> {
                 }
                 // The first had to find its way.
                 sample.ns.drain(..1.min(sample.ns.len()));
-                tell(&Told::Sample(sample))?;
+                tell(&RankOutput::Sample(sample))?;
             }
             Some(socket) => {
                 for _ in 0..rounds {
@@ -428,7 +428,7 @@ fn await_datagram(socket: &UdpSocket) -> io::Result<Option<SocketAddr>> {
 }
 
 /// Prints a line at once, so that ranks do not mix theirs.
-fn tell(told: &Told) -> io::Result<()> {
+fn tell(told: &RankOutput) -> io::Result<()> {
     let mut line = serde_json::to_vec(told)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();

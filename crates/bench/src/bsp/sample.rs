@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// What was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum What {
+pub enum Metric {
     /// A floating-point operation, by the rank alone.
     Flops,
     /// An empty superstep, by many one after the other.
@@ -34,44 +34,44 @@ pub(crate) enum What {
 
 /// A measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Sample {
-    pub(crate) what: What,
+pub struct Sample {
+    pub what: Metric,
     /// What moved the bytes.
-    pub(crate) call: String,
-    pub(crate) rank: u32,
+    pub call: String,
+    pub rank: u32,
     /// h of a relation, or the length of a message.
-    pub(crate) bytes: usize,
-    pub(crate) messages: usize,
+    pub bytes: usize,
+    pub messages: usize,
     /// Nanoseconds, measured again and again.
-    pub(crate) ns: Vec<f64>,
+    pub ns: Vec<f64>,
     /// h of each, where it varies.
-    pub(crate) h: Vec<f64>,
+    pub h: Vec<f64>,
 }
 
 /// Packets of a rank in total exchanges of the longest h.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Packets {
-    pub(crate) sent: u64,
+pub struct Packets {
+    pub sent: u64,
     /// Sent to be acknowledged, the first time and again.
-    pub(crate) units: u64,
-    pub(crate) repeats: u64,
+    pub units: u64,
+    pub repeats: u64,
     /// Received for the first time.
-    pub(crate) received: u64,
+    pub received: u64,
     /// Packets that only acknowledge.
-    pub(crate) explicit_acks: u64,
+    pub explicit_acks: u64,
     /// Packets that only ask for an acknowledgement.
-    pub(crate) prods: u64,
+    pub prods: u64,
     /// Units acknowledged by the end of a superstep.
-    pub(crate) implicit_acks: u64,
+    pub implicit_acks: u64,
     /// Received again.
-    pub(crate) duplicates: u64,
+    pub duplicates: u64,
     /// Received and of no use for other reasons.
-    pub(crate) dropped: u64,
+    pub dropped: u64,
 }
 
 impl Packets {
     /// All that happened between two looks at counters, or at two ranks.
-    pub(crate) fn combined(self, other: Self, how: impl Fn(u64, u64) -> u64) -> Self {
+    pub fn combined(self, other: Self, how: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             sent: how(self.sent, other.sent),
             units: how(self.units, other.units),
@@ -89,7 +89,7 @@ impl Packets {
 /// A line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Told {
+pub enum RankOutput {
     Sample(Sample),
     Packets { packets: Packets },
 }

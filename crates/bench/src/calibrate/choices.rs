@@ -7,16 +7,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dipole_bsp::profile::{Profile, ProfileError};
-use dipole_node::Choices;
+use dipole_model::Choices;
+use dipole_model::{Profile, ProfileError};
 
-use super::super::control::{Carrier, name_of};
-use super::super::failure::RunError;
-use super::super::machine::Cores;
-use super::super::plan::size;
-use super::super::statistics::Spread;
-use super::super::testbed::Testbed;
-use super::{measure, side::What};
+use super::measure;
+use crate::calibrate::side::Metric;
+use crate::failure::RunError;
+use crate::machine::Cores;
+use crate::statistics::Spread;
+use crate::testbed::Testbed;
+use crate::work::{Carrier, name_of};
+use dipole_page::byte_size;
 
 /// How much faster than what is built in a candidate must be.
 const GAIN: f64 = 0.03;
@@ -102,7 +103,7 @@ impl Trials<'_> {
             for (folder, candidate) in folders.iter().zip(&mut rounds) {
                 let place = (self.testbed, self.cores);
                 let samples = measure(self.carrier, EACH, Some(lengths), place, Some(folder))?;
-                let trips = samples.into_iter().filter(|it| it.what == What::Trip);
+                let trips = samples.into_iter().filter(|it| it.what == Metric::Trip);
                 for (sample, all) in trips.zip(candidate) {
                     all.extend(Spread::of(sample.ns).map(|ns| ns.median));
                 }
@@ -173,8 +174,8 @@ pub(super) fn told(choices: &Choices) -> String {
         run_packets,
     } = *choices;
     let words = [
-        eager_bytes.map(|bytes| format!("messages go whole up to {}", size(bytes))),
-        piece_bytes.map(|bytes| format!("longer ones in parts of {}", size(bytes))),
+        eager_bytes.map(|bytes| format!("messages go whole up to {}", byte_size(bytes))),
+        piece_bytes.map(|bytes| format!("longer ones in parts of {}", byte_size(bytes))),
         run_packets.map(|most| format!("up to {most} packets leave as one datagram")),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();

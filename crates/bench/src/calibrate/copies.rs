@@ -9,12 +9,13 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dipole_bsp::profile::Copying;
+use dipole_model::CopyCost;
 
-use super::super::estimate::Estimate;
-use super::super::machine::{self, Cores};
-use super::super::pingpong::nanoseconds;
-use super::super::statistics::as_float;
+use crate::estimate::Estimate;
+use crate::machine;
+use crate::machine::Cores;
+use crate::statistics::as_float;
+use crate::statistics::nanoseconds;
 
 /// How often each level is measured, and for how long each time.
 const REPETITIONS: usize = 30;
@@ -27,7 +28,7 @@ const MOST_MEMORY: usize = 64 << 20;
 const QUICK_MEMORY: usize = 4 << 20;
 
 /// Every level of this machine, on the core of the leading side.
-pub(crate) fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<Copying>> {
+pub fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<CopyCost>> {
     let levels = levels(Path::new("/sys/devices/system/cpu"), cores.lead);
     let largest = levels.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
     // Source and target both fit into a level, with room for what else is there.
@@ -56,7 +57,7 @@ pub(crate) fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<Copying>> 
     })
 }
 
-fn copy(level: String, bytes: usize, each: Duration) -> Option<Copying> {
+fn copy(level: String, bytes: usize, each: Duration) -> Option<CopyCost> {
     let (from, mut into) = (vec![1_u8; bytes], vec![0_u8; bytes]);
     let mut once = || {
         into.copy_from_slice(black_box(&from));
@@ -74,7 +75,7 @@ fn copy(level: String, bytes: usize, each: Duration) -> Option<Copying> {
         }
         as_float(nanoseconds(begun.elapsed())) / as_float(turns) / as_float(bytes as u64)
     }))?;
-    Some(Copying {
+    Some(CopyCost {
         level,
         bytes,
         ns_per_byte: estimate.measured(),

@@ -5,17 +5,18 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dipole_bsp::model::PointToPoint;
+use dipole_model::PointToPoint;
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, Endpoint, Node};
 
-use super::super::Report;
-use super::super::control::{Carrier, Role, name_of};
-use super::super::dipole::{SPIN, failed};
-use super::super::machine::{self, Cores};
-use super::super::pingpong::GIVE_UP;
-use super::super::progress_bar;
 use super::{CalibrateError, Link, MessagesArgs, copies, parameters, save, show, side};
+use crate::conditions::progress_bar;
+use crate::dipole::{SPIN, failed};
+use crate::machine;
+use crate::machine::Cores;
+use crate::output::Output;
+use crate::pingpong::GIVE_UP;
+use crate::work::{Carrier, Role, name_of};
 
 /// How long the other process may take to come, and to measure what copying costs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,7 +27,7 @@ const PLACES: [&str; 2] = ["node", "nodes"];
 pub(super) fn calibrate(
     arguments: &MessagesArgs,
     (rounds, each): (u32, Duration),
-    report: &mut Report<'_>,
+    output: &mut Output<'_>,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let job = Job::from_env().map_err(|error| CalibrateError::NoJob(error.to_string()))?;
     if job.size != 2 {
@@ -68,18 +69,18 @@ pub(super) fn calibrate(
         rounds: samples,
     };
     if role == Role::Lead {
-        report.note(&format!(
+        output.remark(&format!(
             "{}; from node {} to node {}",
             machine::description(),
             job.own_address().node,
             other.node
         ))?;
-        show(std::slice::from_ref(&link), &copies, report)?;
+        show(std::slice::from_ref(&link), &copies, output)?;
     }
     if !arguments.quick {
         let file = save(&link, &copies)?;
         if role == Role::Lead {
-            report.note(&format!("saved in {} on each node", file.display()))?;
+            output.remark(&format!("saved in {} on each node", file.display()))?;
         }
     }
     endpoint.drain(GIVE_UP)?;

@@ -10,10 +10,10 @@
 
 mod check;
 mod choices;
-pub(crate) mod copies;
+pub mod copies;
 mod job;
-pub(crate) mod parameters;
-pub(crate) mod side;
+pub mod parameters;
+pub mod side;
 mod table;
 
 use std::error::Error;
@@ -24,22 +24,25 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use check::Alongside;
-pub use check::check;
 use choices::{ChoiceError, Trials};
 use clap::Args;
-use dipole_bsp::model::PointToPoint;
-use dipole_bsp::profile::{Copying, Profile, ProfileError};
+use dipole_model::PointToPoint;
+use dipole_model::{CopyCost, Profile, ProfileError};
 use dipole_node::{Choices, variables};
 use serde::Serialize;
 
-use super::control::{Carrier, Kind, Placement, Ready, Role, Task, Workload, name_of};
-use super::estimate::Estimate;
-use super::failure::RunError;
-use super::launch::{self, Entry, SLACK, Worker};
-use super::machine::{self, Cores, Stolen};
-use super::subject::Subject;
-use super::testbed::{On, Testbed};
-use super::{Report, closing_line, machine_line, progress_bar};
+use crate::conditions::{closing_line, machine_line, progress_bar};
+use crate::control::{Ready, Task};
+use crate::estimate::Estimate;
+use crate::failure::RunError;
+use crate::launch;
+use crate::launch::{Entry, SIDE_ARGUMENTS, SLACK, Worker};
+use crate::machine;
+use crate::machine::{Cores, Stolen};
+use crate::output::Output;
+use crate::subject::Subject;
+use crate::testbed::{On, Testbed};
+use crate::work::{Carrier, Kind, Placement, Role, Workload, name_of};
 use side::Sample;
 
 /// How often everything is measured: the interval of a median of nine leaves out the least and the
@@ -63,9 +66,13 @@ pub struct MessagesArgs {
     /// launcher, by what DIPOLE_LINK says; saved on each node
     #[arg(long, conflicts_with_all = ["link", "on"])]
     job: bool,
-    /// Measure messages of other lengths in turns with it, and print how far predictions are off
+    /// Instead, measure messages of other lengths and compare them with the predictions of the saved
+    /// profiles
     #[arg(long, conflicts_with = "job")]
     check: bool,
+    /// With --check: calibrate in turns with the check, and save
+    #[arg(long, requires = "check")]
+    anew: bool,
     /// One short round, to see that everything works; nothing is saved
     #[arg(long)]
     quick: bool,
@@ -83,7 +90,9 @@ enum CalibrateError {
          each of two nodes"
     )]
     NotTwo(u32),
-    #[error("--on node is shared memory alone; say --link shm")]
+    #[error("there is no profile of messages; run dipole calibrate first")]
+    NoProfile,
+    #[error("--on node has shared memory only; use --link shm")]
     OnNode,
     #[error(
         "the two sides of {link} measured only a part; this is a fault of this program, please \
@@ -110,7 +119,7 @@ pub fn calibrate(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let report = &mut Report {
+    let output = &mut Output {
         json,
         wide: false,
         out,
@@ -119,18 +128,21 @@ pub fn calibrate(
         true => (QUICK_ROUNDS, QUICK_EACH),
         false => (ROUNDS, EACH),
     };
+    if arguments.check && !arguments.anew {
+        return check::check_saved(&arguments.link, arguments.quick, output);
+    }
     if arguments.job {
-        return job::calibrate(arguments, (rounds, each), report);
+        return job::calibrate(arguments, (rounds, each), output);
     }
     let begun = Instant::now();
     let cores = Cores::choose()?;
-    let testbed = Testbed::make(arguments.on)?;
+    let testbed = Testbed::create(arguments.on)?;
     let carriers = carriers(arguments, &testbed)?;
-    report.note(&machine_line(cores))?;
+    output.remark(&machine_line(cores))?;
     let apart = testbed.description();
-    report.note(&format!("packets: {apart}; shm: within this node"))?;
-    if let Some(remark) = &testbed.remark {
-        report.note(&format!("not between namespaces: {remark}"))?;
+    output.remark(&format!("packets: {apart}; shm: within this node"))?;
+    if let Some(remark) = testbed.remark() {
+        output.remark(&format!("not between namespaces: {remark}"))?;
     }
     let stolen = Stolen::since_now(cores);
     let progress = progress_bar((u64::from(rounds) + 1) * carriers.len() as u64 + 1);
@@ -151,7 +163,7 @@ pub fn calibrate(
     }
     let mut cache_line_ns = Vec::new();
     let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
-    let mut alongside = (arguments.check).then(|| Alongside::new(carriers.len(), arguments.quick));
+    let mut alongside = (arguments.anew).then(|| Alongside::new(carriers.len(), arguments.quick));
     // The machine drifts: each link takes its turn in every round.
     for round in 1..=rounds {
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
@@ -181,13 +193,13 @@ pub fn calibrate(
             rounds,
         });
     }
-    show(&links, &copies, report)?;
+    show(&links, &copies, output)?;
     if let Some(alongside) = alongside {
-        alongside.show(links.iter().map(|link| (link.carrier, &link.found)), report)?;
+        alongside.show(links.iter().map(|link| (link.carrier, &link.found)), output)?;
     }
     for link in &links {
         if let Some(chosen) = &link.choices {
-            report.note(&format!(
+            output.remark(&format!(
                 "{}: {}",
                 name_of(link.carrier),
                 choices::told(chosen)
@@ -195,14 +207,14 @@ pub fn calibrate(
         }
     }
     let closing = closing_line(&cache_line_ns, None, stolen);
-    report.note(&format!(
+    output.remark(&format!(
         "{closing}; it took {:.0} s",
         begun.elapsed().as_secs_f64()
     ))?;
     if !arguments.quick {
         for link in &links {
             let file = save(link, &copies)?;
-            report.note(&format!("saved in {}", file.display()))?;
+            output.remark(&format!("saved in {}", file.display()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -229,16 +241,16 @@ fn choose(
     Ok(chosen)
 }
 
-fn show(links: &[Link], copies: &[Copying], report: &mut Report<'_>) -> io::Result<()> {
+fn show(links: &[Link], copies: &[CopyCost], output: &mut Output<'_>) -> io::Result<()> {
     for link in links {
-        match report.json {
-            true => report.object(&Line::of(link, copies))?,
-            false => report.result(&table::of_link(link))?,
+        match output.json {
+            true => output.print_json(&Line::of(link, copies))?,
+            false => output.print(&table::of_link(link))?,
         }
     }
-    match report.json {
+    match output.json {
         true => Ok(()),
-        false => report.result(&table::of_copies(copies)),
+        false => output.print(&table::of_copies(copies)),
     }
 }
 
@@ -307,7 +319,7 @@ fn measure(
             trips.map(<[_]>::to_vec),
         );
         let (who, _) = role.own_and_other("leading side", "following side");
-        Worker::start(who.to_owned(), &task, environment)
+        Worker::start(who.to_owned(), &SIDE_ARGUMENTS, &task, environment)
     };
     let (mut lead, mut follow) = (start(Role::Lead)?, start(Role::Follow)?);
     let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
@@ -328,7 +340,7 @@ fn measure(
 }
 
 /// Keeps what was found in the link's profile, and the samples beside it.
-fn save(link: &Link, copies: &[Copying]) -> Result<PathBuf, Box<dyn Error>> {
+fn save(link: &Link, copies: &[CopyCost]) -> Result<PathBuf, Box<dyn Error>> {
     let name = name_of(link.carrier);
     let mut profile = Profile::load(&name)?.unwrap_or_else(|| Profile::new(&name));
     profile.point_to_point = Some(link.found.clone());
@@ -375,13 +387,13 @@ struct Line<'a> {
     found: &'a PointToPoint,
     #[serde(skip_serializing_if = "Option::is_none")]
     choices: Option<Choices>,
-    copies: &'a [Copying],
+    copies: &'a [CopyCost],
     samples: usize,
     outliers: usize,
 }
 
 impl<'a> Line<'a> {
-    fn of(link: &'a Link, copies: &'a [Copying]) -> Self {
+    fn of(link: &'a Link, copies: &'a [CopyCost]) -> Self {
         let (outliers, samples) = parameters::outliers(&link.rounds);
         Self {
             calibrate: "link",

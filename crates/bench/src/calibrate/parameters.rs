@@ -3,21 +3,21 @@
 //! Nothing is left out as an outlier: medians within a round, and again over rounds, do not move
 //! for single stalls, and how many there were is counted.
 
-use dipole_bsp::model::{Long, Measured, PointToPoint, Short};
+use dipole_model::{Long, MedianInterval, PointToPoint, Short};
 
-use super::super::estimate::Estimate;
-use super::super::statistics::{Spread, as_float};
-use super::side::{FRAGMENT_BYTES, LONG_BYTES, SHORT_BYTES, Sample, What};
+use crate::calibrate::side::{FRAGMENT_BYTES, LONG_BYTES, Metric, SHORT_BYTES, Sample};
+use crate::estimate::Estimate;
+use crate::statistics::{Spread, as_float};
 
 /// From here on a value counts as an outlier: so many times the median of its sample.
 const OUTLIER: f64 = 3.0;
 
 /// The parameters that all rounds together show, of processes whose cores are so far apart; `None` if
 /// rounds do not hold all measurements.
-pub(crate) fn of(
+pub fn of(
     place: &str,
     rounds: &[Vec<Sample>],
-    cache_line_ns: Option<Measured>,
+    cache_line_ns: Option<MedianInterval>,
 ) -> Option<PointToPoint> {
     let over_rounds = |value: &dyn Fn(&Round<'_>) -> Option<f64>| {
         let values: Option<Vec<f64>> = rounds.iter().map(|round| value(&Round(round))).collect();
@@ -26,16 +26,16 @@ pub(crate) fn of(
     let short = |bytes: usize| {
         let mut short = Short {
             bytes,
-            trip_ns: over_rounds(&|round| round.median(What::Trip, bytes))?,
-            o_s_ns: over_rounds(&|round| round.median(What::Send, bytes))?,
+            trip_ns: over_rounds(&|round| round.median(Metric::Trip, bytes))?,
+            o_s_ns: over_rounds(&|round| round.median(Metric::Send, bytes))?,
             o_r_ns: over_rounds(&|round| Some(round.work(bytes)? - round.pick_up()?))?,
             u_r_ns: over_rounds(&|round| round.pick_up())?,
             l_ns: over_rounds(&|round| {
-                let trip = round.median(What::Trip, bytes)?;
-                Some(trip - round.median(What::Send, bytes)? - round.work(bytes)?)
+                let trip = round.median(Metric::Trip, bytes)?;
+                Some(trip - round.median(Metric::Send, bytes)? - round.work(bytes)?)
             })?,
-            g_s_ns: over_rounds(&|round| round.median(What::SendGap, bytes))?,
-            g_r_ns: over_rounds(&|round| round.median(What::ReceiveGap, bytes))?,
+            g_s_ns: over_rounds(&|round| round.median(Metric::SendGap, bytes))?,
+            g_r_ns: over_rounds(&|round| round.median(Metric::ReceiveGap, bytes))?,
         };
         // Medians of parts need not add up to the median of the whole: L is what is left.
         let others = [short.o_s_ns, short.o_r_ns, short.u_r_ns];
@@ -55,15 +55,15 @@ pub(crate) fn of(
         // Looking again and again for the next fragment takes longer than waiting for it, but the
         // receiver cannot work on a fragment for longer than it takes the next one to come.
         let work = |round: &Round<'_>| {
-            let gap = added(round, What::Trip)?;
-            Some(added(round, What::Work)?.min(gap))
+            let gap = added(round, Metric::Trip)?;
+            Some(added(round, Metric::Work)?.min(gap))
         };
         Some(Long {
             bytes,
-            trip_ns: over_rounds(&|round| round.median(What::Trip, bytes))?,
+            trip_ns: over_rounds(&|round| round.median(Metric::Trip, bytes))?,
             work_ns: over_rounds(&work)?,
-            g_s_ns: over_rounds(&|round| added(round, What::Send))?,
-            g_r_ns: over_rounds(&|round| added(round, What::Trip))?,
+            g_s_ns: over_rounds(&|round| added(round, Metric::Send))?,
+            g_r_ns: over_rounds(&|round| added(round, Metric::Trip))?,
         })
     };
     Some(PointToPoint {
@@ -93,20 +93,20 @@ pub(super) fn outliers(rounds: &[Vec<Sample>]) -> (usize, usize) {
 struct Round<'a>(&'a [Sample]);
 
 impl Round<'_> {
-    fn median(&self, what: What, bytes: usize) -> Option<f64> {
+    fn median(&self, what: Metric, bytes: usize) -> Option<f64> {
         let sample = (self.0.iter()).find(|it| (it.what, it.bytes) == (what, bytes))?;
         Some(Spread::of(sample.ns.iter().copied())?.median)
     }
 
     /// Picking up costs the same whatever the length: nothing is copied.
     fn pick_up(&self) -> Option<f64> {
-        let all = self.0.iter().filter(|it| it.what == What::PickUp);
+        let all = self.0.iter().filter(|it| it.what == Metric::PickUp);
         Some(Spread::of(all.flat_map(|it| it.ns.iter().copied()))?.median)
     }
 
     /// `O_r + U_r`: at least the pick-up, which is a part of it.
     fn work(&self, bytes: usize) -> Option<f64> {
-        Some(self.median(What::Work, bytes)?.max(self.pick_up()?))
+        Some(self.median(Metric::Work, bytes)?.max(self.pick_up()?))
     }
 }
 
@@ -126,12 +126,12 @@ mod tests {
                 let ns = vec![ns, ns, ns * 50.0];
                 all.push(Sample { what, bytes, ns });
             };
-            tell(What::Trip, trip);
-            tell(What::Send, send);
-            tell(What::Work, work);
-            tell(What::SendGap, 700.0);
-            tell(What::ReceiveGap, 800.0);
-            tell(What::PickUp, 90.0);
+            tell(Metric::Trip, trip);
+            tell(Metric::Send, send);
+            tell(Metric::Work, work);
+            tell(Metric::SendGap, 700.0);
+            tell(Metric::ReceiveGap, 800.0);
+            tell(Metric::PickUp, 90.0);
         }
         all
     }
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_yields_nothing() {
         let mut incomplete = samples(0.0);
-        incomplete.retain(|sample| (sample.what, sample.bytes) != (What::Work, 64));
+        incomplete.retain(|sample| (sample.what, sample.bytes) != (Metric::Work, 64));
         assert_eq!(of("node", &[samples(0.0), incomplete], None), None);
         assert_eq!(of("node", &[], None), None);
     }

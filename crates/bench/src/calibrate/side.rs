@@ -11,18 +11,21 @@ use std::time::{Duration, Instant};
 use dipole_node::{Address, Endpoint, EndpointId, Message};
 use serde::{Deserialize, Serialize};
 
-use super::super::channel::{broken, timed_out};
-use super::super::control::{Job, Role};
-use super::super::dipole::{check_carrier, endpoints, failed, open_node};
-use super::super::peers::Meet;
-use super::super::pingpong::{GIVE_UP, nanoseconds};
-use super::super::statistics::{Spread, as_float};
-use super::super::{machine, side};
+use crate::channel::{broken, timed_out};
+use crate::control::Job;
+use crate::dipole::{check_carrier, endpoints, failed, open_node};
+use crate::machine;
+use crate::peers::Meet;
+use crate::pingpong::GIVE_UP;
+use crate::statistics::nanoseconds;
+use crate::statistics::{Spread, as_float};
+use crate::stdio;
+use crate::work::Role;
 
 /// Lengths of messages that leave as one fragment, and of longer ones. Where a second packet, or a
 /// second fragment, begins there is a step: it has a length on each side.
-pub(crate) const FRAGMENT_BYTES: usize = 16 << 10;
-pub(crate) const SHORT_BYTES: [usize; 11] = [
+pub const FRAGMENT_BYTES: usize = 16 << 10;
+pub const SHORT_BYTES: [usize; 11] = [
     1,
     64,
     256,
@@ -35,7 +38,7 @@ pub(crate) const SHORT_BYTES: [usize; 11] = [
     12 << 10,
     FRAGMENT_BYTES,
 ];
-pub(crate) const LONG_BYTES: [usize; 7] = [
+pub const LONG_BYTES: [usize; 7] = [
     18 << 10,
     24 << 10,
     32 << 10,
@@ -61,7 +64,7 @@ const CLOCK_READINGS: u32 = 1000;
 /// What was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum What {
+pub enum Metric {
     /// Half a round trip.
     Trip,
     /// The call that sends.
@@ -77,10 +80,10 @@ pub(crate) enum What {
 
 /// All repetitions of a measurement in one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Sample {
-    pub(crate) what: What,
-    pub(crate) bytes: usize,
-    pub(crate) ns: Vec<f64>,
+pub struct Sample {
+    pub what: Metric,
+    pub bytes: usize,
+    pub ns: Vec<f64>,
 }
 
 /// What the leading side tells the following one to do; 24 bytes.
@@ -139,9 +142,9 @@ impl Command {
 
 /// Takes part as either side; the leading one tells the parent the samples: everything, or single
 /// trips of messages of some lengths.
-pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::Result<()> {
+pub fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::Result<()> {
     if let Some(path) = &job.namespace {
-        side::enter(path)?;
+        machine::enter_namespace(path)?;
     }
     machine::pin(job.core)?;
     let node = open_node(job, |_| ())?;
@@ -162,7 +165,7 @@ pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::R
     check_carrier(Some(job.carrier), &node.stats())?;
     drop(endpoint);
     node.close(GIVE_UP).map_err(failed)?;
-    side::send(&samples)
+    stdio::send(&samples)
 }
 
 /// So many rounds over endpoints that point at each other; the leading side has the samples of each.
@@ -213,18 +216,18 @@ impl<'a> Place<'a> {
         for bytes in SHORT_BYTES.into_iter().chain(LONG_BYTES) {
             let count = self.fitting(bytes, each)?;
             let trips = self.round_trips(bytes, count)?;
-            self.tell(What::Trip, bytes, trips.iter().map(|trip| trip.0));
-            self.tell(What::Send, bytes, trips.iter().map(|trip| trip.1));
+            self.tell(Metric::Trip, bytes, trips.iter().map(|trip| trip.0));
+            self.tell(Metric::Send, bytes, trips.iter().map(|trip| trip.1));
             let work = self.work(bytes, count.div_ceil(2).max(LEAST), idle_ns)?;
-            self.tell(What::Work, bytes, work);
+            self.tell(Metric::Work, bytes, work);
             if bytes <= FRAGMENT_BYTES {
                 let gaps = self.bursts(bytes)?;
-                self.tell(What::SendGap, bytes, gaps.iter().map(|gap| gap.0));
-                self.tell(What::ReceiveGap, bytes, gaps.iter().map(|gap| gap.1));
+                self.tell(Metric::SendGap, bytes, gaps.iter().map(|gap| gap.0));
+                self.tell(Metric::ReceiveGap, bytes, gaps.iter().map(|gap| gap.1));
             }
             if bytes <= 1400 {
                 let picked = self.picked_up(bytes)?;
-                self.tell(What::PickUp, bytes, picked);
+                self.tell(Metric::PickUp, bytes, picked);
             }
         }
         self.command(Command::End)
@@ -235,7 +238,7 @@ impl<'a> Place<'a> {
         for &bytes in lengths {
             let count = self.fitting(bytes, each)?;
             let trips = self.round_trips(bytes, count)?;
-            self.tell(What::Trip, bytes, trips.iter().map(|trip| trip.0));
+            self.tell(Metric::Trip, bytes, trips.iter().map(|trip| trip.0));
         }
         self.command(Command::End)
     }
@@ -279,7 +282,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    fn tell(&mut self, what: What, bytes: usize, ns: impl IntoIterator<Item = f64>) {
+    fn tell(&mut self, what: Metric, bytes: usize, ns: impl IntoIterator<Item = f64>) {
         let ns = ns.into_iter().collect();
         self.samples.push(Sample { what, bytes, ns });
     }

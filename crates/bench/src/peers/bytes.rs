@@ -11,9 +11,9 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::channel::{Channel, Manner};
-use super::buffer::Buffer;
 use super::not_now;
+use crate::channel::{Channel, SendMode};
+use crate::peers::buffer::Buffer;
 
 /// Messages that leave by one call where they may.
 const MESSAGES_PER_CALL: usize = 64;
@@ -107,8 +107,8 @@ fn write_from<S: Write>(
 }
 
 impl<S: Read + Write + AsFd + From<OwnedFd>> Channel for Bytes<S> {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
-        if manner == Manner::More && payload.len() < LONG_BYTES {
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
+        if mode == SendMode::More && payload.len() < LONG_BYTES {
             let full = self.gathered_messages == MESSAGES_PER_CALL
                 || self.gathered.len() + payload.len() > GATHER_BYTES;
             if full && !self.try_flush()? {

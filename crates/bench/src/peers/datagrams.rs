@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use rustix::net::sockopt;
 
-use super::super::channel::broken;
 use super::{Meet, PATIENCE, not_now};
+use crate::channel::broken;
 
 /// How many messages are under way at most.
 const WINDOW_MESSAGES: usize = 1024;

@@ -17,10 +17,10 @@ use dipole_bpf::{Bpf, BpfOptions, FastPath, interface_of};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::{Job, Outcome};
-use super::super::subject::Subject;
 use super::{Meet, only_port};
+use crate::channel::{Channel, SendMode, broken};
+use crate::control::{Job, Outcome};
+use crate::subject::Subject;
 
 /// What a send takes at least, by which time goes on for the routes: reading a clock is no
 /// part of what is measured.
@@ -93,7 +93,7 @@ fn by_xdp(udp: Udp, ip: IpAddr) -> io::Result<Way> {
 }
 
 impl Channel for Frames {
-    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         let frame = Outgoing {
             class: Class::Small,
             to: self.other,

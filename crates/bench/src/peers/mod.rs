@@ -7,27 +7,27 @@
 //! interface allows (batches, segmentation, `TCP_NODELAY`, large buffers).
 
 mod buffer;
-pub(crate) mod bytes;
-pub(crate) mod datagrams;
-pub(crate) mod frames;
-pub(crate) mod pipe;
-pub(crate) mod readv;
-pub(crate) mod shm;
-pub(crate) mod tcp;
-pub(crate) mod udp;
-pub(crate) mod udp_gso;
-pub(crate) mod unix;
+pub mod bytes;
+pub mod datagrams;
+pub mod frames;
+pub mod pipe;
+pub mod readv;
+pub mod shm;
+pub mod tcp;
+pub mod udp;
+pub mod udp_gso;
+pub mod unix;
 
 use std::io;
 use std::time::Duration;
 
-use super::channel::broken;
+use crate::channel::broken;
 
 /// Tells the other side at which ports this one waits, once it does, and waits for its ports.
-pub(crate) type Meet = fn(Vec<u16>) -> io::Result<Vec<u16>>;
+pub type Meet = fn(Vec<u16>) -> io::Result<Vec<u16>>;
 
 /// The one port that the other side is to wait at.
-pub(super) fn only_port(ports: &[u16]) -> io::Result<u16> {
+pub fn only_port(ports: &[u16]) -> io::Result<u16> {
     match ports {
         [port] => Ok(*port),
         _ => Err(broken(format!(

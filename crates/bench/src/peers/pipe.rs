@@ -11,9 +11,10 @@ use std::io;
 use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat};
 use rustix::pipe::fcntl_setpipe_size;
 
-use super::super::control::{Job, Role};
 use super::Meet;
-use super::bytes::Bytes;
+use crate::control::Job;
+use crate::peers::bytes::Bytes;
+use crate::work::Role;
 
 /// Bytes a pipe holds; the system's usual 64 KiB makes long messages wait for the reader.
 const PIPE_BYTES: usize = 256 << 10;

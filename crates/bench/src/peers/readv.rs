@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::getpid;
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::Workload;
-use super::shm::Shm;
+use crate::channel::{Channel, SendMode, broken};
+use crate::peers::shm::Shm;
+use crate::work::Workload;
 
 /// From here on messages are copied by the kernel.
 const LONG_BYTES: usize = 2048;
@@ -50,9 +50,9 @@ impl Readv {
 }
 
 impl Channel for Readv {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
         if payload.len() < LONG_BYTES {
-            return self.short.try_send(payload, manner);
+            return self.short.try_send(payload, mode);
         }
         if !self.offered {
             // Release: what lies there is written.
@@ -91,8 +91,8 @@ impl Channel for Readv {
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::control::Kind;
     use super::*;
+    use crate::work::Kind;
 
     #[test]
     fn a_message_is_copied_once_it_is_shown_and_sent_once_it_is_copied() {
@@ -110,10 +110,10 @@ mod tests {
         let sent: Vec<u8> = (0..5000_usize)
             .map(|index| index.to_le_bytes()[0])
             .collect();
-        assert!(!one.try_send(&sent, Manner::Now).expect("no error"));
+        assert!(!one.try_send(&sent, SendMode::Now).expect("no error"));
         let received = other.try_receive(5000, <[u8]>::to_vec).expect("no error");
         assert_eq!(received.as_ref(), Some(&sent));
-        assert!(one.try_send(&sent, Manner::Now).expect("no error"));
+        assert!(one.try_send(&sent, SendMode::Now).expect("no error"));
         assert_eq!(
             other.try_receive(5000, <[u8]>::len).expect("no error"),
             None

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::super::channel::{Channel, Manner};
-use super::super::control::{Kind, Workload};
+use crate::channel::{Channel, SendMode};
+use crate::work::{Kind, Workload};
 
 /// Slots of the ring: the window of 1024 messages.
 const SLOTS: usize = 1024;
@@ -189,7 +189,7 @@ impl Shm {
 }
 
 impl Channel for Shm {
-    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         if payload.len() >= LONG_BYTES {
             return Ok(self.send_long(payload));
         }
@@ -269,7 +269,7 @@ mod tests {
             let sent: Vec<u8> = (0..length)
                 .map(|index| (index * 7 + length).to_le_bytes()[0])
                 .collect();
-            assert!(one.try_send(&sent, Manner::Now).expect("no error"));
+            assert!(one.try_send(&sent, SendMode::Now).expect("no error"));
             let received = other.try_receive(length, <[u8]>::to_vec).expect("no error");
             assert_eq!(received.as_ref(), Some(&sent));
         }
@@ -293,7 +293,7 @@ mod tests {
         let mut taken = false;
         while received.is_none() {
             if !taken {
-                taken = one.try_send(&sent, Manner::Now).expect("no error");
+                taken = one.try_send(&sent, SendMode::Now).expect("no error");
             }
             received = other.try_receive(length, <[u8]>::to_vec).expect("no error");
         }
@@ -305,7 +305,7 @@ mod tests {
         let (mut one, mut other) = Shm::pair_of(SLOT_BYTES, NARROW);
         let mut sent = 0_usize;
         while one
-            .try_send(&[1; SLOT_BYTES], Manner::Now)
+            .try_send(&[1; SLOT_BYTES], SendMode::Now)
             .expect("no error")
         {
             sent += 1;
@@ -318,7 +318,7 @@ mod tests {
             ));
         }
         assert!(
-            one.try_send(&[1; SLOT_BYTES], Manner::Now)
+            one.try_send(&[1; SLOT_BYTES], SendMode::Now)
                 .expect("no error")
         );
     }
@@ -330,7 +330,7 @@ mod tests {
             scope.spawn(move || {
                 for number in 0..100_000_u64 {
                     let message = [number; 8].map(u64::to_le_bytes).concat();
-                    while !one.try_send(&message, Manner::Now).expect("no error") {
+                    while !one.try_send(&message, SendMode::Now).expect("no error") {
                         std::thread::yield_now();
                     }
                 }

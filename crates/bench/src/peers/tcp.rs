@@ -5,10 +5,11 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::super::control::{Job, Role};
-use super::super::pingpong::GIVE_UP;
-use super::bytes::Bytes;
 use super::{Meet, only_port};
+use crate::control::Job;
+use crate::peers::bytes::Bytes;
+use crate::pingpong::GIVE_UP;
+use crate::work::Role;
 
 /// Connects the two sides; the following one listens.
 pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Bytes<TcpStream>> {

@@ -9,11 +9,12 @@
 
 use std::io;
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::{Job, Kind};
 use super::Meet;
-use super::buffer::Buffer;
-use super::datagrams::Datagrams;
+use crate::channel::{Channel, SendMode, broken};
+use crate::control::Job;
+use crate::peers::buffer::Buffer;
+use crate::peers::datagrams::Datagrams;
+use crate::work::Kind;
 
 pub(crate) struct Udp {
     datagrams: Datagrams,
@@ -34,7 +35,7 @@ impl Udp {
 }
 
 impl Channel for Udp {
-    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         self.datagrams.try_send(payload)
     }
 

@@ -13,11 +13,11 @@ use std::io;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::Job;
 use super::Meet;
-use super::buffer::Buffer;
-use super::datagrams::Datagrams;
+use crate::channel::{Channel, SendMode, broken};
+use crate::control::Job;
+use crate::peers::buffer::Buffer;
+use crate::peers::datagrams::Datagrams;
 
 /// UDP payload of a packet on an Ethernet of MTU 1500.
 const SEGMENT_BYTES: usize = 1472;
@@ -70,8 +70,8 @@ impl UdpGso {
 }
 
 impl Channel for UdpGso {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
-        if manner == Manner::More && payload.len() <= SEGMENT_BYTES {
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
+        if mode == SendMode::More && payload.len() <= SEGMENT_BYTES {
             if self.gathered.len() + payload.len() > self.train_bytes && !self.try_flush()? {
                 return Ok(false);
             }

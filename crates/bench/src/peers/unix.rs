@@ -8,10 +8,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::sockopt;
 
-use super::super::control::{Job, Role};
-use super::super::pingpong::GIVE_UP;
 use super::Meet;
-use super::bytes::Bytes;
+use crate::control::Job;
+use crate::peers::bytes::Bytes;
+use crate::pingpong::GIVE_UP;
+use crate::work::Role;
 
 /// Bytes under way: more than the system's usual 208 KiB lets fewer calls carry more, and
 /// this still fits the second-level cache.

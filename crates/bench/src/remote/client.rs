@@ -11,23 +11,23 @@ use dipole_node::{
 };
 use serde::Serialize;
 
-use super::super::control::{Job, Task};
-use super::super::failure::RunError;
 use super::{
     ASK_EVERY, Answer, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER, VERSION, plain,
     to_bytes,
 };
+use crate::control::{Job, Task};
+use crate::failure::RunError;
 
 /// How long a server may take to appear and to answer.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// A server on another node that has taken us.
-pub(crate) struct Remote {
-    pub(crate) own: (NodeId, IpAddr),
-    pub(crate) other: (NodeId, IpAddr),
-    pub(crate) machine: Machine,
+pub struct Remote {
+    pub own: (NodeId, IpAddr),
+    pub other: (NodeId, IpAddr),
+    pub machine: Machine,
     /// What the processes of this side find in their environment.
-    pub(crate) environment: Vec<(&'static str, OsString)>,
+    pub environment: Vec<(&'static str, OsString)>,
     talk: Arc<Talk>,
     jobs: Cell<u64>,
 }
@@ -43,7 +43,7 @@ struct Talk {
 impl Remote {
     /// Finds the server of that node, which then works for this process alone.
     pub(crate) fn connect(args: &RemoteArgs, node: NodeId) -> Result<Remote, RemoteError> {
-        let mut config = args.configure()?;
+        let mut config = args.identity().configure()?;
         config.connect_timeout = CONNECT;
         if node == config.node {
             return Err(RemoteError::Self_(node));
@@ -70,16 +70,16 @@ impl Remote {
             Ok(Answer::Welcome(machine)) => machine,
             Ok(Answer::Refused { why }) => return Err(RemoteError::Refused { node, why }),
             Ok(other) => {
-                let heard = format!("said {other:?} instead of a welcome");
-                return Err(RemoteError::Silent { node, heard });
+                let event = format!("said {other:?} instead of a welcome");
+                return Err(RemoteError::Silent { node, event });
             }
-            Err(heard) => return Err(RemoteError::Silent { node, heard }),
+            Err(event) => return Err(RemoteError::Silent { node, event }),
         };
         Ok(Remote {
             own,
             other,
             machine,
-            environment: args.environment(),
+            environment: args.identity().environment(),
             talk: Arc::new(talk),
             jobs: Cell::new(0),
         })
@@ -162,7 +162,7 @@ impl Talk {
                         Err(error) => return Err(format!("is gone: {error}")),
                     }
                 }
-                Err(error) => return Err(format!("cannot be heard: {error}")),
+                Err(error) => return Err(format!("cannot be event: {error}")),
             };
             if message.source() != Address::new(self.server.0, SERVER) {
                 continue;
@@ -179,7 +179,7 @@ impl Talk {
 }
 
 /// The process of one job on the other host; dropping it ends it.
-pub(crate) struct RemoteWorker {
+pub struct RemoteWorker {
     talk: Arc<Talk>,
     number: u64,
 }
@@ -191,10 +191,10 @@ impl RemoteWorker {
             .map_err(|error| self.lost(format!("is gone: {error}")))
     }
 
-    fn lost(&self, heard: String) -> RunError {
+    fn lost(&self, event: String) -> RunError {
         RunError::LostThere {
             node: self.talk.server,
-            heard,
+            event,
         }
     }
 
@@ -208,7 +208,7 @@ impl RemoteWorker {
         let begun = Instant::now();
         loop {
             let left = limit.saturating_sub(begun.elapsed());
-            match self.talk.receive(left).map_err(|heard| self.lost(heard))? {
+            match self.talk.receive(left).map_err(|event| self.lost(event))? {
                 Answer::Line { number, line } if number == self.number => return Ok(line),
                 Answer::Ended { number, how } if number == self.number => {
                     return Err(self.lost(how));

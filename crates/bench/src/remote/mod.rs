@@ -1,4 +1,4 @@
-//! Benches between two hosts: `dipole bench --server` on one, `dipole bench --to NODE` on the other.
+//! Benches between two hosts: `dipole bench server` on one, `dipole bench --to NODE` on the other.
 //!
 //! The two talk by messages of Dipole itself, JSON objects: so whoever may send to the node may
 //! measure with it, and nobody else. The side that is asked for starts its processes itself, with
@@ -15,12 +15,12 @@ use dipole_node::hosts::Hosts;
 use dipole_node::{Config, ConfigError, FileError, NodeId, OpenError};
 use serde::{Deserialize, Serialize};
 
-use super::control::Job;
-pub(crate) use client::{Remote, RemoteWorker};
+use crate::control::Job;
+pub use client::{Remote, RemoteWorker};
 pub(crate) use server::serve;
 
 /// Endpoints of a bench on a node that others use lie from here on.
-pub(crate) const FIRST_ENDPOINT: u32 = 0xfeb0_0000;
+pub const FIRST_ENDPOINT: u32 = 0xfeb0_0000;
 /// Where a server receives.
 const SERVER: u32 = FIRST_ENDPOINT;
 /// How often each side asks whether the other lives, while it waits.
@@ -29,41 +29,64 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The other host of a bench, or this one as that.
+/// The other host of a bench.
 #[derive(Args, Debug)]
-pub(crate) struct RemoteArgs {
-    /// Take part in benches that other nodes ask for, one after the other, until a signal
-    #[arg(long, conflicts_with_all = ["to", "kind", "on", "html"])]
-    pub(crate) server: bool,
-    /// Measure between this node and that one, where `dipole bench --server` runs
+pub struct RemoteArgs {
+    /// Measure between this node and that one, where `dipole bench server` runs
     #[arg(long, value_name = "NODE", conflicts_with = "on")]
     pub(crate) to: Option<NodeId>,
-    /// Hosts file, with --to or --server [default: $DIPOLE_HOSTS]
+    /// Hosts file [default: $DIPOLE_HOSTS]
+    #[arg(long, value_name = "FILE", requires = "to")]
+    hosts: Option<PathBuf>,
+    /// Id of this node [default: $DIPOLE_NID, else 1]
+    #[arg(long, value_name = "NID", requires = "to")]
+    nid: Option<NodeId>,
+}
+
+/// Options of `dipole bench server`.
+#[derive(Args, Debug)]
+pub struct ServerArgs {
+    /// Hosts file [default: $DIPOLE_HOSTS]
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
-    /// Number of this node, with --to or --server [default: $DIPOLE_NID, else 1]
+    /// Id of this node [default: $DIPOLE_NID, else 1]
     #[arg(long, value_name = "NID")]
     nid: Option<NodeId>,
 }
 
 impl RemoteArgs {
-    /// An option that means nothing without another host.
-    pub(crate) fn needless(&self) -> Option<&'static str> {
-        let is_remote = self.server || self.to.is_some();
-        match (is_remote, &self.hosts, self.nid) {
-            (false, Some(_), _) => Some("--hosts"),
-            (false, None, Some(_)) => Some("--nid"),
-            _ => None,
+    fn identity(&self) -> Identity<'_> {
+        Identity {
+            hosts: self.hosts.as_ref(),
+            nid: self.nid,
         }
     }
+}
 
-    /// The configuration of environment and options; options win.
+impl ServerArgs {
+    fn identity(&self) -> Identity<'_> {
+        Identity {
+            hosts: self.hosts.as_ref(),
+            nid: self.nid,
+        }
+    }
+}
+
+/// Hosts file and node id from the command line.
+#[derive(Clone, Copy)]
+struct Identity<'a> {
+    hosts: Option<&'a PathBuf>,
+    nid: Option<NodeId>,
+}
+
+impl Identity<'_> {
+    /// Returns the configuration from the environment, overridden by the options.
     fn configure(&self) -> Result<Config, RemoteError> {
         let mut config = Config::from_env().map_err(RemoteError::Config)?;
         if let Some(node) = self.nid {
             config.act_as(node).map_err(RemoteError::Config)?;
         }
-        if let Some(file) = &self.hosts {
+        if let Some(file) = self.hosts {
             config.hosts = Hosts::load(file).map_err(RemoteError::Hosts)?;
         }
         if self.nid.is_some() || self.hosts.is_some() {
@@ -75,9 +98,9 @@ impl RemoteArgs {
         Ok(config)
     }
 
-    /// What the processes of this side find in their environment beside that of this one.
+    /// Returns additional environment variables for the processes of this side.
     fn environment(&self) -> Vec<(&'static str, std::ffi::OsString)> {
-        let hosts = self.hosts.iter().map(|file| {
+        let hosts = self.hosts.into_iter().map(|file| {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
             ("DIPOLE_HOSTS", file.into())
         });
@@ -88,7 +111,7 @@ impl RemoteArgs {
 
 /// Why there is no bench between two hosts.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RemoteError {
+pub enum RemoteError {
     #[error(transparent)]
     Config(ConfigError),
     #[error(transparent)]
@@ -105,19 +128,19 @@ pub(crate) enum RemoteError {
     #[error(transparent)]
     Open(OpenError),
     #[error(
-        "another `dipole bench --server` runs on this node (process {process}); end it, or use it"
+        "another `dipole bench server` runs on this node (process {process}); end it, or use it"
     )]
     Taken { process: u32 },
     #[error("no bench with node {node}: {why}")]
     Unreachable { node: NodeId, why: String },
-    #[error("found no `dipole bench --server` on node {node}; start one there. {why}")]
+    #[error("found no `dipole bench server` on node {node}; start one there. {why}")]
     NoServer { node: NodeId, why: String },
     #[error("node {node} refuses the bench: {why}")]
     Refused { node: NodeId, why: String },
     #[error(
-        "the bench server of node {node} {heard}; start it again, with the version of this side"
+        "the bench server of node {node} {event}; start it again, with the version of this side"
     )]
-    Silent { node: NodeId, heard: String },
+    Silent { node: NodeId, event: String },
     #[error("cannot watch for signals: {0}")]
     Signals(std::io::Error),
     #[error("cannot write: {0}")]
@@ -191,12 +214,12 @@ fn plain(text: &str) -> String {
 
 /// What a reader of figures must know of the other machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Machine {
-    pub(crate) description: String,
+pub struct Machine {
+    pub description: String,
     /// Its side runs here.
-    pub(crate) core: usize,
+    pub core: usize,
     /// The bpf link can be used there.
-    pub(crate) has_bpf: bool,
+    pub has_bpf: bool,
 }
 
 /// Why those of another version do not take part, if so.

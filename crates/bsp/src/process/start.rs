@@ -13,19 +13,20 @@ use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp, link_name};
 use crate::failure::Failure;
 use crate::local::{Arena, Invitation, LocalParcel, Mates};
 use crate::misuse::Misuse;
-use crate::model::Machine;
 use crate::parcel::{CHUNK_BYTES, Parcel};
 use crate::patience::Patience;
-use crate::profile::Profile;
 use crate::superstep::exchange::{Exchange, Places};
 use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::knowledge::Ranks;
 use crate::superstep::message::{Head, Kind};
-use crate::superstep::pace::{Pace, Slots};
+use crate::superstep::pace::Pace;
 use crate::superstep::queue::{Queue, TagSizes};
 use crate::superstep::record::Malformed;
 use crate::superstep::registrations::Registrations;
 use crate::trace::{Tracer, Who};
+use dipole_model::Machine;
+use dipole_model::Profile;
+use dipole_model::Slots;
 
 /// Empty supersteps by which the clocks of nodes are compared where a program is traced.
 const CLOCK_ROUNDS: u32 = 8;

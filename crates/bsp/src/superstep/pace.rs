@@ -5,60 +5,9 @@
 //! flood it. What a slot holds and how long it lasts is measured ([`Slots`]); where nothing was
 //! measured, or nothing is to be gained, everything leaves at once. Thesis ch. 4.
 
+use dipole_model::Slots;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use serde::{Deserialize, Serialize};
-
-/// What those who send at the same time share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Medium {
-    /// Nothing: a switch, to which everybody has a full-duplex link. Q = 1.
-    Switch,
-    /// One medium for all. Q is the number of senders.
-    Bus,
-}
-
-/// Slots of a network, as measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slots {
-    /// Bytes of payload that a full slot holds; nothing longer should be sent in one piece.
-    pub bytes: u32,
-    /// How long a full slot lasts.
-    pub epsilon_ns: u64,
-    /// What senders share.
-    pub medium: Medium,
-}
-
-impl Slots {
-    /// How many slots make a cycle when so many processes send.
-    #[must_use]
-    pub fn in_cycle(&self, senders: u32) -> u32 {
-        let most = match self.medium {
-            Medium::Switch => 1,
-            Medium::Bus => u32::MAX,
-        };
-        senders.clamp(1, most)
-    }
-
-    /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) where so many
-    /// processes exchange chunks: two rounds, within which everybody has slots for everybody else,
-    /// so that they ride on data. The least time-out must be longer, or packets that have
-    /// arrived are repeated: twice that suits.
-    #[must_use]
-    pub fn acknowledgement_delay_ns(&self, processes: u32) -> u64 {
-        let rounds = u64::from(processes).saturating_mul(2);
-        self.epsilon_ns.saturating_mul(rounds)
-    }
-
-    /// How long the slot of a chunk lasts: in proportion to its bytes.
-    #[must_use]
-    pub fn epsilon_ns(&self, bytes: usize) -> u64 {
-        let full = u128::from(self.bytes.max(1));
-        let ns = u128::from(self.epsilon_ns) * bytes as u128 / full;
-        u64::try_from(ns).unwrap_or(u64::MAX)
-    }
-}
 
 /// The pace of one process in one superstep.
 #[derive(Clone, Debug)]
@@ -106,6 +55,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dipole_model::Medium;
 
     const BUS: Slots = Slots {
         bytes: 1000,
@@ -173,18 +123,5 @@ mod tests {
         // Very late.
         let late = [900_000; 3].map(|now_ns| pace.next(now_ns, 1000));
         assert_eq!(late, [900_000, 900_000, 910_000]);
-    }
-
-    #[test]
-    fn acknowledgements_may_wait_for_two_rounds() {
-        assert_eq!(SWITCH.acknowledgement_delay_ns(8), 160_000);
-    }
-
-    #[test]
-    fn the_medium_decides_how_many_slots_make_a_cycle() {
-        let in_cycle = |medium, senders| Slots { medium, ..BUS }.in_cycle(senders);
-        assert_eq!(in_cycle(Medium::Bus, 7), 7);
-        assert_eq!(in_cycle(Medium::Switch, 7), 1);
-        assert_eq!(in_cycle(Medium::Bus, 0), 1);
     }
 }

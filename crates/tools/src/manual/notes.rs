@@ -144,7 +144,7 @@ pub(super) fn notes(page: &str) -> Notes {
                     "how often a byte crosses memory",
                 ),
                 (
-                    "dipole bench --server --hosts hosts --nid 2",
+                    "dipole bench server --hosts hosts --nid 2",
                     "on node 2: takes part when another node measures",
                 ),
                 (
@@ -157,7 +157,7 @@ pub(super) fn notes(page: &str) -> Notes {
         ),
         "dipole-bsp" | "dipole-bsp-probe" => notes(
             &[(
-                "dipole bsp probe --quick",
+                "dipole calibrate supersteps --quick",
                 "s, l and g of the BSP model, roughly",
             )],
             MEASURED,
@@ -175,7 +175,7 @@ pub(super) fn notes(page: &str) -> Notes {
                     "between two nodes",
                 ),
                 (
-                    "dipole run -n 8 --hosts hosts dipole calibrate --pacing",
+                    "dipole run -n 8 --hosts hosts dipole calibrate pacing",
                     "the pace of supersteps, with one process on each node",
                 ),
             ],
@@ -189,7 +189,7 @@ pub(super) fn notes(page: &str) -> Notes {
                     "how long a message of 4 KiB takes",
                 ),
                 (
-                    "dipole predict --check",
+                    "dipole calibrate --check",
                     "predicted beside measured, from 1 byte to 4 MiB",
                 ),
                 (
