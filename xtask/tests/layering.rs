@@ -1,25 +1,41 @@
 //! The rules of ARCHITECTURE.md that a machine can check: who may depend on whom,
-//! where `unsafe` may stand, what no file may say, links that lead somewhere.
+//! where `unsafe` may stand, what no file may contain.
 
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "common/sources.rs"]
+mod sources;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use sources::{files, read, root, with_extensions};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 21] = [
+const MAY_USE: [(&str, &[&str]); 24] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
     ("naming", &["link"]),
     ("model", &["naming"]),
-    ("node", &["proto", "link", "bpf", "naming", "model"]),
+    ("driver", &["proto", "link"]),
+    (
+        "engine",
+        &["proto", "link", "bpf", "naming", "model", "driver"],
+    ),
+    (
+        "node",
+        &[
+            "proto", "link", "bpf", "naming", "model", "driver", "engine",
+        ],
+    ),
+    ("group", &["proto", "node"]),
     ("trace", &["link"]),
     ("bsp", &["link", "model", "node", "trace"]),
     ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
-    ("capi", &["naming", "node", "streams", "trace"]),
+    ("capi", &["naming", "node", "group", "streams", "trace"]),
     ("fabric", &["node", "trace"]),
     ("sockets", &[]),
     ("streams", &["node"]),
@@ -35,14 +51,14 @@ const MAY_USE: [(&str, &[&str]); 21] = [
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "model", "node", "bsp",
-            "page", "trace",
+            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "model", "node", "group",
+            "bsp", "page", "trace",
         ],
     ),
     (
         "lab",
         &[
-            "bench", "bsp", "launch", "link", "model", "node", "page", "proto", "testbed",
+            "bench", "bsp", "engine", "launch", "link", "model", "node", "page", "proto", "testbed",
         ],
     ),
     ("testbed", &[]),
@@ -58,50 +74,6 @@ const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/fabric",
     "crates/sockets",
 ];
-
-fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent()
-        .expect("xtask lies in the workspace")
-        .to_owned()
-}
-
-/// Paths of all files of the workspace, relative to its root; no build output.
-fn files() -> Vec<PathBuf> {
-    const SKIPPED: [&str; 5] = ["target", "corpus", "artifacts", "coverage", ".git"];
-    let (root, mut found) = (root(), Vec::new());
-    let mut folders = vec![root.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a readable folder") {
-            let path = entry.expect("a readable entry").path();
-            let name = path
-                .file_name()
-                .expect("an entry has a name")
-                .to_string_lossy();
-            if SKIPPED.contains(&&*name) {
-                continue;
-            }
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.push(path.strip_prefix(&root).expect("below the root").to_owned());
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
-fn with_extension(extension: &str) -> Vec<PathBuf> {
-    let mut files = files();
-    files.retain(|path| path.extension().is_some_and(|found| found == extension));
-    files
-}
-
-fn read(path: &Path) -> String {
-    let bytes = fs::read(root().join(path)).expect("a readable file");
-    String::from_utf8_lossy(&bytes).into_owned()
-}
 
 /// Folder name of each of our packages, and its manifest.
 fn manifests() -> BTreeMap<String, toml::Table> {
@@ -178,7 +150,7 @@ fn the_protocol_has_no_std_no_unsafe_and_no_logging() {
 #[test]
 fn unsafe_code_stands_only_where_it_may() {
     let mut seen = false;
-    for path in with_extension("rs") {
+    for path in with_extensions(&["rs"]) {
         let allowed = MAY_BE_UNSAFE.iter().any(|folder| path.starts_with(folder));
         for (index, line) in read(&path).lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
@@ -236,46 +208,4 @@ fn no_file_names_somebodys_machine_or_puts_work_off() {
             );
         }
     }
-}
-
-/// Targets of `[text](target)`, outside fenced blocks.
-fn links(markdown: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut fenced = false;
-    for line in markdown.lines() {
-        if line.trim_start().starts_with("```") {
-            fenced = !fenced;
-        }
-        if fenced {
-            continue;
-        }
-        for (at, _) in line.match_indices("](") {
-            let rest = &line[at + 2..];
-            found.extend(rest.split_once(')').map(|(target, _)| target.to_owned()));
-        }
-    }
-    found
-}
-
-#[test]
-fn relative_links_lead_to_files_that_exist() {
-    let documents = with_extension("md");
-    assert!(!documents.is_empty());
-    for path in documents {
-        for link in links(&read(&path)) {
-            let target = link.split('#').next().unwrap_or_default();
-            if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
-                continue;
-            }
-            let folder = path.parent().expect("a file lies in a folder");
-            let there = root().join(folder).join(target);
-            assert!(there.exists(), "{}: {link} leads nowhere", path.display());
-        }
-    }
-}
-
-#[test]
-fn links_are_found_outside_code_only() {
-    let text = "see [a](b.md#c) and [d](e)\n```\n[f](g)\n```\n";
-    assert_eq!(links(text), ["b.md#c", "e"]);
 }

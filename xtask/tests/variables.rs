@@ -1,5 +1,5 @@
 //! Every variable of the environment that the programs and libraries read stands in the manual,
-//! dipole(7), and in docs/operating.md.
+//! dipole(7), and in docs/reference/environment.md.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -61,7 +61,7 @@ fn every_variable_that_is_read_is_documented_and_the_other_way_round() {
         assert!(read.remove(name), "{name} is not read any more");
     }
     assert!(read.len() > 30, "{read:?}");
-    for document in ["docs/man/dipole.7", "docs/operating.md"] {
+    for document in ["docs/man/dipole.7", "docs/reference/environment.md"] {
         let text = fs::read_to_string(root().join(document)).expect("text");
         let told: BTreeSet<&str> = variables(&text).collect();
         let missing: Vec<&String> = read

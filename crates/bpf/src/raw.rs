@@ -183,7 +183,7 @@ impl fmt::Debug for RawSender {
 /// A socket that can send by this interface but receive nothing, and its cookie, by which a
 /// program at the interface's egress recognises its frames. It is bound to the interface,
 /// passes the kernel's queueing, and has a filter that lets nothing in and can't be
-/// taken off. `docs/bpf.md` lists what its holder can do nevertheless.
+/// taken off. `docs/design/bpf.md` lists what its holder can do nevertheless.
 ///
 /// # Errors
 /// Without CAP_NET_RAW, or when there is no such interface.

@@ -1,4 +1,4 @@
-//! What supersteps did and how long it took, kept in a file for each rank ([docs/trace.md]).
+//! What supersteps did and how long it took, kept in a file for each rank ([docs/design/traces.md]).
 //!
 //! `format` is what records say, read by [`TraceFile::parse`]; `tracer` is what a process notes of
 //! the superstep under way. `clocks` compares those of nodes. The file itself, and the stacks from

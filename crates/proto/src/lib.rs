@@ -14,7 +14,7 @@
 //! 3. [`Machine::poll_transmit`] until `None`, handing each packet to a link;
 //! 4. wait for packets, but not beyond [`Machine::next_deadline`].
 //!
-//! What it promises (`docs/protocol.md` §8): every message accepted is delivered
+//! What it promises (`docs/design/protocol.md` §8): every message accepted is delivered
 //! once per session or its sender is told; messages of one edge arrive in order
 //! and no edge waits for another's losses; memory is bounded; after any finite
 //! run of losses there is progress.

@@ -3,7 +3,7 @@
 //!
 //! Both of the thesis's safety rules (§5.3) on: no deadlock, no livelock. One off,
 //! or both: the checker finds what they prevent. Method, abstractions and results
-//! are in `docs/model-checking.md`; each run prints a line, and a trace for what it
+//! are in `docs/design/model-checking.md`; each run prints a line, and a trace for what it
 //! finds (`cargo test -p dipole-proto --test model_check -- --nocapture`).
 //!
 //! `DIPOLE_MODEL_BOUND=n` widens the runs that must be sound: n more losses, and

@@ -1,5 +1,5 @@
 //! Where the two ends of a connection find each other: a file for each, named by its addresses,
-//! in a directory that only their user can enter. `docs/sockets.md` §3.
+//! in a directory that only their user can enter. `docs/design/sockets.md` §3.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;

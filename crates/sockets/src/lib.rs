@@ -1,5 +1,5 @@
 //! `libdipole-sockets.so`, preloaded by `dipole sockets`: connections of TCP between processes of
-//! a node, whose large writes go through shared memory. `docs/sockets.md` says how, and what
+//! a node, whose large writes go through shared memory. `docs/design/sockets.md` says how, and what
 //! happens with whatever a program may do to its descriptors.
 //!
 //! `calls/` are the calls of the C library that are replaced; `table.rs` knows which descriptors

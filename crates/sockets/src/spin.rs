@@ -1,5 +1,5 @@
 //! Whether a thread spends its next wait awake: asking again and again instead of sleeping, since
-//! to be woken takes longer than most answers of a process on the next core. `docs/sockets.md` §7.
+//! to be woken takes longer than most answers of a process on the next core. `docs/design/sockets.md` §7.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

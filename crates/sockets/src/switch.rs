@@ -1,5 +1,5 @@
 //! One direction of a connection that both ends have agreed on: which of its bytes go by TCP and
-//! which through shared memory, and their order. `docs/sockets.md` §2.
+//! which through shared memory, and their order. `docs/design/sockets.md` §2.
 //!
 //! TCP stays the stream. A *record* says that at position P of the TCP stream stand [`MARKER`]
 //! bytes of ours, in whose place so many bytes of the ring are to be read. A record is published
@@ -22,7 +22,7 @@ pub const MARKER: usize = 8;
 /// Records that may be unread.
 const RECORDS: u64 = 64;
 /// What goes through memory at least: below it a marker costs more than it saves
-/// (`docs/sockets.md` §7).
+/// (`docs/design/sockets.md` §7).
 pub const LEAST: usize = 32 << 10;
 /// What one record has at most: a reader takes it while the writer copies the next, and both find
 /// it in a cache.

@@ -1,8 +1,8 @@
-//! `dipole bsp probe`: what supersteps cost, as the parameters of the BSP model.
+//! `dipole calibrate supersteps`: measures the parameters of the BSP model.
 //!
 //! s is the speed of a processor, l the time of an empty superstep, g the time per byte of a long
-//! h-relation. `job` starts the ranks (`rank`, or an MPI program that does the same), which tell
-//! `sample`s of `pattern`s; `estimate` (of the whole crate) and `row` are what is made of them.
+//! h-relation. `job` starts the ranks (`rank`, or another program), which print `sample`s of
+//! `pattern`s. `row` computes the parameters from them.
 //!
 //! # Source
 //! `bsp-protocols-thesis`, ch. 6: tables 6.2, 6.3, 6.6, figures 6.3 to 6.5.
@@ -40,41 +40,41 @@ use sample::RankOutput;
 /// Seconds of each measurement.
 const SECONDS: f64 = 0.03;
 const QUICK_SECONDS: f64 = 0.002;
-/// How often each is repeated in a round.
+/// Repetitions per round.
 const SAMPLES: usize = 20;
 const QUICK_SAMPLES: usize = 6;
 const ROUNDS: u32 = 3;
 const MOST_BYTES: usize = 4 << 20;
 const QUICK_MOST_BYTES: usize = 64 << 10;
-/// How long a job may take beside its measurements.
+/// Time limit of a job in addition to its measurements.
 const JOB_LIMIT: Duration = Duration::from_secs(90);
 
-/// Measure what supersteps cost here: the parameters s, l and g of the BSP model
+/// Measure the parameters s, l and g of the BSP model
 ///
-/// s: Mflop/s of a rank (y += a x, 1024 long). l: an empty superstep. g: what each byte of a long
-/// h-relation (h: the most bytes that a rank sends or receives) adds to that.
-/// Intervals are of the median, by order statistics, with 95 % confidence. Saved, unless --quick, in
-/// the profiles of the links (DIPOLE_PROFILE, by default ~/.config/dipole/profile).
+/// s: Mflop/s of a rank (y += a x, 1024 long). l: time of an empty superstep. g: additional time per
+/// byte of a long h-relation (h: the most bytes that a rank sends or receives). Intervals are of the
+/// median, with 95 % confidence. The results are saved, except with --quick, in the profiles of the
+/// links (DIPOLE_PROFILE, by default ~/.config/dipole/profile).
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:\n  \
     dipole calibrate supersteps                         2 and 4 ranks, every available link\n  \
     dipole calibrate supersteps --ranks 2 --link shm    within this node\n  \
     sudo dipole calibrate supersteps --page bsp.html    between network namespaces, too")]
 pub struct SuperstepsArgs {
-    /// How many ranks
+    /// Numbers of ranks
     #[arg(long, value_name = "P,..", value_delimiter = ',', default_value = "1,2,4",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Vec<u32>,
-    /// What carries messages between ranks [default: those that can be opened here]
+    /// Links between ranks [default: those that are available here]
     #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
     link: Vec<Link>,
-    /// Where ranks run that share no memory
+    /// Placement of ranks that share no memory
     #[arg(long, value_enum, default_value_t = Where::Auto)]
     on: Where,
     /// Shape the network between the namespaces: Mbit/s of each port of its switch
     #[arg(long, value_name = "MBIT", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rate_mbit: Option<u64>,
-    /// What waits at most at a port of a shaped network
+    /// Queue of each port of a shaped network
     #[arg(
         long,
         value_name = "BYTES",
@@ -85,7 +85,7 @@ pub struct SuperstepsArgs {
     /// Seconds of each measurement [default: 0.03]
     #[arg(long)]
     seconds: Option<f64>,
-    /// How often each subject takes its turn [default: 3]
+    /// Number of rounds in which each link takes its turn [default: 3]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
     /// The largest h in bytes [default: 4194304]
@@ -103,7 +103,7 @@ pub struct SuperstepsArgs {
     page: Option<PathBuf>,
 }
 
-/// Ways between ranks, by the names that `DIPOLE_LINK` takes.
+/// Links between ranks, with the names that `DIPOLE_LINK` accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Link {
     /// Shared memory: all ranks on this node
@@ -117,7 +117,7 @@ pub enum Link {
 }
 
 impl SuperstepsPlan {
-    /// Supersteps by a link, timed one by one, with relations of about h bytes.
+    /// Creates a plan of supersteps over one link, timed one by one, with relations of about h bytes.
     pub fn one_by_one(count: usize, h_bytes: usize) -> SuperstepsPlan {
         SuperstepsPlan {
             ranks: Vec::new(),
@@ -139,27 +139,29 @@ impl Link {
     }
 }
 
-/// Where ranks run that share no memory.
+/// Placement of ranks that share no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Where {
     /// Network namespaces with enough privileges, else loopback
     Auto,
     /// A network namespace each, joined by a bridge (needs root)
     Veth,
-    /// All on this node, by loopback
+    /// All on this node, over loopback
     Loopback,
 }
 
-/// Why nothing can be measured.
+/// Reason why nothing can be measured.
 #[derive(Debug, PartialEq, thiserror::Error)]
 enum SuperstepsError {
-    #[error("--seconds {0} is no time for a measurement: give more than 0, at most 60")]
+    #[error("--seconds {0} is not a valid duration: give more than 0, at most 60")]
     Seconds(f64),
     #[error("--on veth: {0}; use --on loopback")]
     NoTestbed(String),
     #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
     NoBpf(String),
-    #[error("--rate-mbit shapes what joins namespaces, and there are none ({0}); leave it out")]
+    #[error(
+        "--rate-mbit shapes the network between namespaces, and there are none ({0}); leave it out"
+    )]
     NotShaped(String),
     #[error("--on veth is for links between nodes; name one of them: --link udp, tcp or bpf")]
     OnlyShm,
@@ -169,7 +171,7 @@ enum SuperstepsError {
     NoProfile,
 }
 
-/// What is to be measured.
+/// The measurements to make.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SuperstepsPlan {
     pub ranks: Vec<u32>,
@@ -178,15 +180,15 @@ pub struct SuperstepsPlan {
     pub seconds: f64,
     pub samples: usize,
     pub most_bytes: usize,
-    /// How long a job may take.
+    /// Time limit of a job.
     pub limit: Duration,
-    /// Only supersteps timed one by one, so many of each relation.
+    /// Measure only supersteps timed one by one, this many of each relation.
     pub each: Option<usize>,
-    /// Ranks that share no memory each have a node.
+    /// Ranks that share no memory each run on their own node.
     is_apart: bool,
 }
 
-/// The plan for a machine that has no testbed for this reason.
+/// Makes the plan. `why_not` is the reason why this machine cannot create a testbed, if any.
 fn plan(
     arguments: &SuperstepsArgs,
     why_not: Option<&str>,
@@ -229,7 +231,7 @@ fn plan(
     let mut ranks = arguments.ranks.clone();
     ranks.sort_unstable();
     ranks.dedup();
-    // About seventy measurements, some of which take longer than they should.
+    // There are about 70 measurements, some of which take longer than planned.
     let measuring = Duration::from_secs_f64(seconds * 70.0 * 4.0);
     Ok(SuperstepsPlan {
         ranks,
@@ -402,7 +404,7 @@ fn check(rows: &[Row], output: &mut Output<'_>) -> Result<(), Box<dyn Error>> {
     Ok(output.print_records("\n", &checked, "")?)
 }
 
-/// Keeps what Dipole's supersteps cost in the profiles of their links.
+/// Saves the costs of Dipole's supersteps in the profiles of their links.
 fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
     let mut links: Vec<&str> = Vec::new();
     let own = rows.iter().filter(|row| row.subject == "dipole");

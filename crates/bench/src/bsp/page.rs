@@ -7,7 +7,7 @@ use crate::page::{Chart, Curve, Point, RunInfo, Scale, measured_page};
 use crate::statistics::as_float;
 use dipole_page::{digits, escape};
 
-/// A figure of a row: its heading, what it is multiplied by, and how to find it.
+/// A column of the tables: heading, factor, value.
 type Column = (&'static str, f64, fn(&Row) -> Option<f64>);
 
 const PARAMETERS: [Column; 11] = [
@@ -24,7 +24,7 @@ const PARAMETERS: [Column; 11] = [
     ("l/g, bytes", 1.0, |row| row.half_h_bytes),
 ];
 
-/// The whole page.
+/// Returns the whole page.
 pub(super) fn of_supersteps(facts: &RunInfo, rows: &[Row]) -> String {
     let mut body = String::new();
     let mut ranks: Vec<u32> = rows.iter().map(|row| row.p).collect();
@@ -55,7 +55,7 @@ pub(super) fn of_supersteps(facts: &RunInfo, rows: &[Row]) -> String {
 }
 
 fn latency(rows: &[Row]) -> Chart {
-    // The first is what l is of.
+    // The first entry is the call that l is measured with.
     let spread = |row: &Row| {
         let l = row.empty.first()?.ns;
         Some((l.low * 1e-3, l.high * 1e-3))
@@ -118,7 +118,7 @@ fn by_ranks(
 ) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for row in rows.iter().filter(|row| is_shown(row)) {
-        // One rank alone uses no link; it stands with those of its node.
+        // A single rank uses no link and is shown with the links of its node.
         match curves.iter_mut().find(|curve| curve.name == name(row)) {
             Some(curve) => curve.points.push(point(row)),
             None => curves.push(curve(row, vec![point(row)])),
@@ -223,7 +223,7 @@ fn parameters(rows: &[&Row]) -> String {
     in_table(&headings, lines)
 }
 
-/// Balanced and skewed relations of the largest h.
+/// Table of balanced and skewed relations with the largest h.
 fn relations(rows: &[&Row]) -> String {
     let headings = [
         "subject",
@@ -251,7 +251,7 @@ fn relations(rows: &[&Row]) -> String {
     in_table(&headings, lines)
 }
 
-/// What the order of destinations does to total exchanges; nothing where it was not measured.
+/// Table of total exchanges by order of destinations; empty if that was not measured.
 fn orders(rows: &[&Row]) -> String {
     let headings = [
         "subject",

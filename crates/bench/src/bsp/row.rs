@@ -1,4 +1,4 @@
-//! The parameters of one subject with so many ranks on one link, from what its ranks told.
+//! Computes the parameters of one contender from the output of its ranks.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use crate::bsp::sample::{Metric, Packets, RankOutput, Sample};
 use crate::estimate::Estimate;
 use crate::statistics::as_float;
 
-/// What was measured, and where.
+/// Contender, ranks and placement of a measurement.
 pub struct Configuration {
     pub subject: &'static str,
     pub p: u32,
@@ -20,56 +20,56 @@ pub struct Configuration {
 /// Parameters of one contender with one number of ranks on one link. Times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// `dipole`, or a peer's name.
+    /// `dipole` or the name of another contender.
     pub subject: &'static str,
     pub p: u32,
     pub nodes: u32,
     pub link: String,
-    /// What the link crosses: `veth`, `loopback`, or nothing (`node`).
+    /// The network of the link: `veth`, `loopback`, or none (`node`).
     pub testbed: &'static str,
-    /// Ranks stay on a core of their own.
+    /// Each rank is pinned to a core.
     pub is_bound: bool,
-    /// Speed of a rank while all compute.
+    /// Speed of a rank while all ranks compute.
     pub s_mflops: f64,
-    /// An empty superstep: the median of batches.
+    /// Time of an empty superstep: the median of batches.
     pub l_ns: f64,
-    /// How far the 95 % confidence interval of the median reaches from it.
+    /// Half the width of the 95 % confidence interval of `l_ns`.
     pub l_ci_ns: f64,
-    /// Of the longest total exchange by the better call: what h adds to the fastest empty
-    /// superstep, by h; the median.
+    /// Time of the longest total exchange beyond the fastest empty superstep, per byte of h: the
+    /// median for the faster call.
     pub g_ns_per_byte: f64,
-    /// Its standard deviation from superstep to superstep.
+    /// Standard deviation of `g_ns_per_byte` between supersteps.
     pub g_sd: f64,
-    /// The same in operations of the processor: l s, and g s for a byte.
+    /// l and g in operations of the processor: l s, and g s per byte.
     pub l_flops: f64,
     pub g_flops_per_byte: f64,
-    /// h whose transfer takes as long as the superstep around it: l / g. None where transfers
+    /// l / g: the h for which the transfer takes as long as an empty superstep. `None` if transfers
     /// took no longer than an empty superstep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub half_h_bytes: Option<f64>,
     pub call: String,
-    /// Empty supersteps one by one.
+    /// Empty supersteps, timed one by one.
     pub sync_p50_ns: f64,
     pub sync_p99_ns: f64,
-    /// A superstep in which everybody puts 8 bytes.
+    /// Time of a superstep in which each rank puts 8 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub put_ns: Option<f64>,
-    /// What a rank needs to copy a byte of the same h, while all copy: the limit within a node.
+    /// Time per byte of copies of the same h by all ranks: the limit within a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copy_ns_per_byte: Option<f64>,
-    /// What a bare datagram needs from node to node: the limit between nodes.
+    /// One-way time of a bare datagram between two nodes: the limit between nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub one_way_ns: Option<f64>,
     pub empty: Vec<Empty>,
     pub relations: Vec<Relation>,
-    /// Total exchanges in several orders of destinations.
+    /// Total exchanges by order of destinations.
     pub orders: Vec<Ordered>,
     pub spray: Vec<Spray>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packets: Option<Packets>,
 }
 
-/// Empty supersteps by one of the calls there are.
+/// Empty supersteps with one of the calls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Empty {
     pub call: String,
@@ -81,24 +81,24 @@ pub struct Empty {
 pub struct Relation {
     pub pattern: Metric,
     pub call: String,
-    /// The largest, if it varies.
+    /// The largest h, if it varies.
     pub h_bytes: usize,
-    /// Of a superstep.
+    /// Time of a superstep.
     pub ns: Estimate,
-    /// Beyond the fastest empty superstep, by h.
+    /// Time beyond the fastest empty superstep, per byte of h.
     pub g_ns_per_byte: Estimate,
 }
 
-/// Total exchanges of messages of this length, in an order of destinations.
+/// Total exchanges of messages of one length in one order of destinations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ordered {
     pub order: String,
     pub message_bytes: usize,
-    /// Of a superstep.
+    /// Time of a superstep.
     pub ns: Estimate,
 }
 
-/// Messages one after the other and back: half of the time, by their number.
+/// A burst of messages and its return: half of the time, divided by the number of messages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Spray {
     pub call: String,
@@ -200,13 +200,13 @@ impl Row {
 }
 
 fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
-    // The least that an empty superstep of the same call took: a stall among them would make long
-    // ones look as if they cost nothing.
+    // Subtract the fastest empty superstep of the same call: with a stall among them, long
+    // supersteps would seem to cost nothing.
     let empty = [Metric::Sync, Metric::EachSync].into_iter();
     let empty = empty.flat_map(|what| samples.all(what));
     let same = empty.clone().filter(|one| one.call == sample.call);
     let least = |ns: f64, one: &Sample| one.ns.iter().copied().fold(ns, f64::min);
-    // By unbuffered puts an empty superstep is the same.
+    // Empty supersteps are the same for unbuffered puts.
     let l_ns = match same.fold(f64::INFINITY, least) {
         ns if ns.is_finite() => ns,
         _ => empty.fold(f64::INFINITY, least),
@@ -230,7 +230,7 @@ fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
     })
 }
 
-/// Samples of all rounds, those of the same thing joined.
+/// Samples of all rounds, with samples of the same measurement joined.
 struct Samples {
     samples: Vec<Sample>,
     packets: Option<Packets>,
@@ -279,7 +279,7 @@ impl Samples {
     }
 }
 
-/// Peers have the limits of the Dipole row beside them: they were measured in the same run.
+/// Copies the limits from Dipole's row to those of other contenders in the same run.
 pub(super) fn complete(rows: &mut [Row]) {
     let own: Vec<Row> = (rows.iter())
         .filter(|row| row.subject == "dipole")

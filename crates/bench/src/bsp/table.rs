@@ -1,4 +1,4 @@
-//! The parameters as text tables.
+//! The parameters as tables for terminals.
 
 use crate::bsp::rank::{BY_DESTINATION, LATIN_SQUARE};
 use crate::bsp::row::{Ordered, Relation, Row};
@@ -7,7 +7,7 @@ use crate::output::new_table;
 use crate::statistics::as_float;
 use dipole_page::byte_size;
 
-/// All tables, one after the other.
+/// Returns all tables.
 pub(crate) fn all(rows: &[Row]) -> String {
     let tables = [
         parameters(rows),
@@ -55,7 +55,7 @@ fn parameters(rows: &[Row]) -> String {
     )
 }
 
-/// By other calls than the one that l is of.
+/// Table of empty supersteps with other calls than the one for l.
 fn empty(rows: &[Row]) -> String {
     let mut table = new_table("subject|link|p|call|us|95 %|p99 us of batches", 2);
     let mut is_empty = true;
@@ -110,7 +110,7 @@ fn relations(rows: &[Row]) -> String {
     )
 }
 
-/// The longest relation of each pattern and call.
+/// Returns the longest relation of each pattern and call.
 pub(crate) fn longest(row: &Row) -> impl Iterator<Item = &Relation> {
     row.relations.iter().filter(|one| {
         let mut same = row.relations.iter();
@@ -120,7 +120,7 @@ pub(crate) fn longest(row: &Row) -> impl Iterator<Item = &Relation> {
     })
 }
 
-/// Exchanges by the Latin square, and beside each the same in the order of destinations.
+/// Table of exchanges by Latin square and by order of destination.
 pub(crate) fn by_order(row: &Row) -> impl Iterator<Item = (&Ordered, &Ordered)> {
     let square = (row.orders.iter()).filter(|one| one.order == LATIN_SQUARE);
     square.filter_map(|square| {
@@ -274,7 +274,7 @@ fn percent(part: f64, whole: f64) -> String {
     }
 }
 
-/// Three digits that count; none of what was divided by nothing.
+/// Formats with three significant digits; `-` after a division by zero.
 fn digits(value: f64) -> String {
     match value.abs() {
         size if !size.is_finite() => dash(),

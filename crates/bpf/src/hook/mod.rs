@@ -2,7 +2,7 @@
 //!
 //! A [`Hook`] takes packets at the interface's ingress into rings, a [`Guard`] checks what
 //! delegated sockets send. Both are attached by a link of the kernel, so that they go with
-//! the last descriptor of it, also when their process is killed. See `docs/bpf.md`.
+//! the last descriptor of it, also when their process is killed. See `docs/design/bpf.md`.
 
 #[cfg(test)]
 mod agreement;

@@ -1,7 +1,7 @@
 //! A call from a launcher to a node's agent: authentication and the encrypted channel.
 //!
 //! Both ends prove that they hold the cluster key; what follows is encrypted. Of jobs this module
-//! knows only the first request and its answer. The bytes are in `docs/protocol.md` §11.
+//! knows only the first request and its answer. The bytes are in `docs/design/protocol.md` §11.
 
 mod channel;
 mod greeting;

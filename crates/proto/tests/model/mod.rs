@@ -1,5 +1,5 @@
 //! An explicit-state model checker over the real machine. What it abstracts from,
-//! and what it takes as fair, is written in `docs/model-checking.md`.
+//! and what it takes as fair, is written in `docs/design/model-checking.md`.
 
 pub mod action;
 pub mod explore;

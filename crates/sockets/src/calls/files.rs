@@ -1,4 +1,4 @@
-//! Paths of `/dev/dipole`: what is opened there is an endpoint. `docs/sockets.md` §5.
+//! Paths of `/dev/dipole`: what is opened there is an endpoint. `docs/design/sockets.md` §5.
 //!
 //! The program gets an end of a pair of unix sockets, a descriptor like any other: it may be
 //! polled, copied, inherited by other programs. At the other end is a process of its own, which

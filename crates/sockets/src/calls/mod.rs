@@ -1,5 +1,5 @@
 //! The calls of the C library that are replaced. Each does what the program's C library does, and
-//! knows no more than which connection a descriptor is; `docs/sockets.md` §4 lists them.
+//! knows no more than which connection a descriptor is; `docs/design/sockets.md` §4 lists them.
 //!
 //! Descriptors without a connection go straight to the C library, with nothing of ours on the
 //! stack but the function itself.

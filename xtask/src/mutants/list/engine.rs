@@ -7,7 +7,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "assemblies-kept-on-close",
         effect: "the pieces of a message to an endpoint that was closed are kept",
-        file: "crates/node/src/engine/dispatch.rs",
+        file: "crates/engine/src/dispatch.rs",
         suite: Suite::Simulator,
         snippet: "        self.assemblies.retain(|assembly| assembly.target != target);
         self.unreliable
@@ -18,7 +18,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "pieces-before-announcement",
         effect: "pieces of a long message overtake the record that announces it",
-        file: "crates/node/src/engine/shared_memory/long.rs",
+        file: "crates/engine/src/shared_memory/long.rs",
         suite: Suite::Simulator,
         snippet: "let may_go = is_next && !machine.has_queued_records(id.0.peer);",
         replacement: "let may_go = is_next;",
@@ -26,7 +26,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "read-past-inbox",
         effect: "a message is handed to its reader before others that wait to be read",
-        file: "crates/node/src/engine/shared_memory.rs",
+        file: "crates/engine/src/shared_memory.rs",
         suite: Suite::Simulator,
         snippet: "if !state.inbox.is_empty() {
         return None;",
@@ -36,7 +36,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "announced-beside-offer",
         effect: "a long message comes in pieces while an earlier one's may be asked for",
-        file: "crates/node/src/engine/shared_memory/long.rs",
+        file: "crates/engine/src/shared_memory/long.rs",
         suite: Suite::Simulator,
         snippet: "*other == edge && message.streamed.is_none()",
         replacement: "*other == edge && message.streamed.is_none() && message.length == 0",
@@ -44,7 +44,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "withdrawn-without-copy",
         effect: "what lies in memory of a reader who left is lost",
-        file: "crates/node/src/engine/receives.rs",
+        file: "crates/engine/src/receives.rs",
         suite: Suite::Simulator,
         snippet: "    let copied = memory.read(0, buffer.bytes_mut());",
         replacement: "    let copied = memory.read(0, &mut buffer.bytes_mut()[..0]);",
@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "kept-once",
         effect: "a long message whose sender does not wait goes on only once",
-        file: "crates/node/src/engine/send.rs",
+        file: "crates/engine/src/send.rs",
         suite: Suite::Simulator,
         snippet: "            !is_open || rest.show(go_on).unwrap_or(true)",
         replacement: "            rest.show(go_on).unwrap_or(true) | true",
@@ -60,7 +60,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "put-piece-at-start",
         effect: "each piece of a put is written to where the put begins",
-        file: "crates/node/src/engine/operations.rs",
+        file: "crates/engine/src/operations.rs",
         suite: Suite::Simulator,
         snippet: "let at = place_in(operation.offset, at as u64);",
         replacement: "let at = place_in(operation.offset, at as u64 * 0);",
@@ -68,7 +68,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "region-outlives-endpoint",
         effect: "operations change memory of an endpoint that was closed",
-        file: "crates/node/src/engine/operations.rs",
+        file: "crates/engine/src/operations.rs",
         suite: Suite::Simulator,
         snippet: "        let keys: Vec<u64> = of.map(|(key, _)| *key).collect();
         for key in keys {",
@@ -78,7 +78,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "answer-of-a-get-forgets-its-place",
         effect: "pieces of an answer are written over each other",
-        file: "crates/node/src/engine/operations/requests.rs",
+        file: "crates/engine/src/operations/requests.rs",
         suite: Suite::Simulator,
         snippet: "        pending.place.fill(at, length, write)",
         replacement: "        pending.place.fill(at.min(0), length, write)",
@@ -86,7 +86,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "credit-of-answers-lost",
         effect: "the credit of an answered question is never given back",
-        file: "crates/node/src/engine/operations/answers.rs",
+        file: "crates/engine/src/operations/answers.rs",
         suite: Suite::Simulator,
         snippet: "                    self.core.operations.consumed.extend(answer.charge);",
         replacement: "                    let _kept = answer.charge;",
@@ -94,40 +94,40 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "tag-unchecked",
         effect: "packets are taken whatever their tag is",
-        file: "crates/node/src/engine/trailer/session.rs",
-        suite: Suite::Unit("dipole-node", "trailer"),
+        file: "crates/engine/src/trailer/session.rs",
+        suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "opened.map_err(|_| DropReason::Forged)?;",
         replacement: "let _forged = opened;",
     },
     Mutant {
         name: "damage-taken-for-forgery",
         effect: "a packet with a tag that was damaged on its way is counted as forged",
-        file: "crates/node/src/engine/trailer/session.rs",
-        suite: Suite::Unit("dipole-node", "trailer"),
+        file: "crates/engine/src/trailer/session.rs",
+        suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "DropReason::Forged if !is_whole(packet, length) => DropReason::Damaged,",
         replacement: "",
     },
     Mutant {
         name: "replays-taken",
         effect: "a packet that was taken before is taken again",
-        file: "crates/node/src/engine/trailer/session.rs",
-        suite: Suite::Unit("dipole-node", "trailer"),
+        file: "crates/engine/src/trailer/session.rs",
+        suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "if !incoming.window.is_new(counter) {",
         replacement: "if counter == u64::MAX {",
     },
     Mutant {
         name: "keys-never-change",
         effect: "a direction keeps its first key",
-        file: "crates/node/src/engine/trailer/session.rs",
-        suite: Suite::Unit("dipole-node", "trailer"),
+        file: "crates/engine/src/trailer/session.rs",
+        suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "if counter != 0 && counter.trailing_zeros() >= PACKET_BITS {",
         replacement: "if counter == u64::MAX {",
     },
     Mutant {
         name: "keys-left-behind",
         effect: "keys of a session outlive it",
-        file: "crates/node/src/engine/trailer/session.rs",
-        suite: Suite::Unit("dipole-node", "trailer"),
+        file: "crates/engine/src/trailer/session.rs",
+        suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "self.sessions[index as usize] = None;",
         replacement: "let _kept = index;",
     },
