@@ -1,5 +1,5 @@
-//! The rules of ARCHITECTURE.md that a machine can check: who may depend on whom,
-//! where `unsafe` may stand, what no file may contain.
+//! The rules of ARCHITECTURE.md that can be checked: dependencies between crates, crates with
+//! `unsafe` code, and forbidden texts.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -12,8 +12,8 @@ use std::path::Path;
 
 use sources::{files, read, root, with_extensions};
 
-/// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 24] = [
+/// Folders below `crates/`, and our crates that each may depend on. Every crate needs a row.
+const MAY_USE: [(&str, &[&str]); 25] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -41,6 +41,7 @@ const MAY_USE: [(&str, &[&str]); 24] = [
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
+    ("broker", &["bpf"]),
     ("page", &[]),
     (
         "bench",
@@ -64,7 +65,7 @@ const MAY_USE: [(&str, &[&str]); 24] = [
     ("testbed", &[]),
 ];
 
-/// Crates whose code may hold unsafe blocks.
+/// Crates that may have unsafe blocks.
 const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/link",
     "crates/bpf",
@@ -75,7 +76,7 @@ const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/sockets",
 ];
 
-/// Folder name of each of our packages, and its manifest.
+/// Folder name and manifest of each package.
 fn manifests() -> BTreeMap<String, toml::Table> {
     let folders = fs::read_dir(root().join("crates")).expect("crates exist");
     folders
@@ -88,7 +89,7 @@ fn manifests() -> BTreeMap<String, toml::Table> {
         .collect()
 }
 
-/// Ours among the dependencies of a table, by folder name.
+/// Our crates among the dependencies of a table, by folder name.
 fn ours(table: &toml::Table, kinds: &[&str]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for kind in kinds {
@@ -121,7 +122,7 @@ fn every_crate_depends_only_on_those_below_it() {
                 "crates/{name} may not use {used}"
             );
         }
-        // Only tests, and a measurement of a shaped network, lie in a testbed.
+        // Only tests use the testbed, and a benchmark of a shaped network.
         assert!(
             ["bench", "lab"].contains(&&**name)
                 || !ours(manifest, &["dependencies", "build-dependencies"]).contains("testbed"),
@@ -163,7 +164,7 @@ fn unsafe_code_stands_only_where_it_may() {
     assert!(seen, "the link calls the kernel");
 }
 
-/// The keyword where it opens something; not within a longer word or a string.
+/// True if the keyword begins a block or an item; not within a longer word or a string.
 fn is_unsafe(code: &str) -> bool {
     let keyword = "unsafe";
     code.match_indices(keyword).any(|(at, _)| {
@@ -190,7 +191,7 @@ fn the_keyword_is_told_from_words_that_contain_it() {
 
 #[test]
 fn no_file_names_somebodys_machine_or_puts_work_off() {
-    // Put together here, so that this file does not contain them.
+    // Assembled here, so that this file does not contain them.
     let folders = ["home", "Users", "root"].map(|folder| format!("/{folder}/"));
     let marks = [["TO", "DO"], ["FIX", "ME"]].map(|[a, b]| format!("{a}{b}"));
     let ignored = ["#[", "ignore"].concat();
