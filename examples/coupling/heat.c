@@ -1,6 +1,6 @@
 /*
- * The MPI job: heat on a plate, by parts of rows. After each step it offers them as the array "heat", and gets
- * the means of its columns, which another job has found, as "means": heat BOARD
+ * The MPI job: heat on a plate, in parts of rows. After each step it offers the rows as the array "heat",
+ * and gets the means of the columns, which another job has computed, as "means": heat BOARD
  */
 #include <mpi.h>
 

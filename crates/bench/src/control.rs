@@ -11,70 +11,73 @@ use crate::subject::Subject;
 use crate::traffic::MemoryTraffic;
 use crate::work::{Carrier, Role, Workload};
 
-/// What a process started by the parent is told first.
+/// Arguments with which a program that links this crate starts itself as a side.
+pub const SIDE_ARGUMENTS: [&str; 1] = ["bench-side"];
+
+/// The first line that a process reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Task {
-    /// Be one of two sides.
+    /// Be one of two sides of a measurement.
     Side(Job),
-    /// Be one of two sides whose costs are told apart; or, of messages of these lengths, only single
-    /// trips.
+    /// Be one of two sides of a calibration. With lengths, measure only single trips of messages of
+    /// these lengths.
     Calibrate(Job, Option<Vec<usize>>),
 }
 
-/// What a side is told first.
+/// The job of a side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     pub subject: Subject,
     pub work: Workload,
     pub role: Role,
     pub core: usize,
-    /// The other side's core: where a subject of two threads puts the second.
+    /// The other side's core, for the second thread of subjects with two threads.
     pub other_core: usize,
-    /// The network namespace to enter, by its file.
+    /// Path of the network namespace to enter.
     pub namespace: Option<PathBuf>,
     pub own: IpAddr,
     pub other: IpAddr,
-    /// What carries the messages, for subjects that can choose.
+    /// The link, for subjects that support several.
     pub carrier: Carrier,
     /// The other side's node.
     pub other_node: u32,
-    /// Endpoints are counted from here: on a node that others use, above theirs.
+    /// First endpoint id. On a node with other programs it is above theirs.
     pub first_endpoint: u32,
-    /// Where sockets and pipes with a name are made.
+    /// Prefix of the paths of sockets and pipes.
     pub meeting: PathBuf,
-    /// A plan for the fault wrapper, for subjects that have one.
+    /// Plan of the fault wrapper, for subjects that support it.
     pub fault: Option<String>,
 }
 
-/// A side is ready to be connected at these ports; or, from the parent: both are, the other
-/// side at these. Begin.
+/// From a side: it is ready to be connected at these ports. From the parent: the other side is ready
+/// at these ports, so begin.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ready {
     pub ports: Vec<u16>,
 }
 
-/// What one side has measured.
+/// Results of one side.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     pub one_way: Option<OneWay>,
-    /// Share of messages and the one-way time in nanoseconds that this share stays within.
+    /// Shares of messages, and the one-way time in nanoseconds that this share does not exceed.
     #[serde(default)]
     pub percentiles: Vec<(f64, f64)>,
     pub messages_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
-    /// This side's part only.
+    /// CPU time of this side only.
     pub cpu_ns_per_message: f64,
     pub remarks: Vec<String>,
-    /// What the engine has moved, of subjects that have one.
+    /// Bytes moved by the engine, for subjects that have one.
     #[serde(default)]
     pub moved: Option<MemoryTraffic>,
 }
 
-/// A side's last line.
+/// The last line of a side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Verdict {
-    /// It went well.
+    /// The measurement succeeded.
     Done(Outcome),
-    /// It did not; what happened.
+    /// The measurement failed for this reason.
     Failed(String),
 }

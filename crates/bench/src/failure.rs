@@ -1,16 +1,16 @@
-//! Why a measurement yields nothing, here or on another host.
+//! Errors of measurements, on this host or another one.
 
 use std::io;
 use std::time::Duration;
 
 use dipole_node::NodeId;
 
-/// Why a measurement yields nothing.
+/// Reason why a measurement has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("cannot start this program again as a side: {0}; was it moved?")]
     Start(io::Error),
-    /// A process ended without a verdict, or said something senseless.
+    /// A process exited without a result, or sent something invalid.
     #[error("the {who} {event}; its messages are above")]
     Lost { who: String, event: String },
     #[error(
@@ -18,10 +18,10 @@ pub enum RunError {
         .waited.as_secs_f64()
     )]
     Silent { who: String, waited: Duration },
-    /// The same on another host.
+    /// The same for a process on another host.
     #[error("the bench server of node {node} {event}")]
     LostThere { node: NodeId, event: String },
-    /// A process tells what went wrong.
+    /// A process reported an error.
     #[error("the {who}: {cause}")]
     Failed { who: String, cause: String },
 }

@@ -1,4 +1,4 @@
-//! Starts the processes of one measurement and brings them together.
+//! Starts the processes of a measurement and connects them.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::control::{Job, Outcome, Ready, Task, Verdict};
+use crate::control::{Job, Outcome, Ready, SIDE_ARGUMENTS, Task, Verdict};
 use crate::failure::RunError;
 use crate::machine::Cores;
 use crate::remote::{FIRST_ENDPOINT, RemoteWorker};
@@ -18,33 +18,31 @@ use crate::subject::Subject;
 use crate::testbed::Testbed;
 use crate::work::{Carrier, Placement, Role, Workload};
 
-/// Arguments with which a program that links this crate starts itself as a side.
-pub const SIDE_ARGUMENTS: [&str; 1] = ["bench-side"];
-/// How long a process may take beyond its measurement.
+/// Time limit of a process in addition to its measurement.
 pub const SLACK: Duration = Duration::from_secs(45);
 
-/// One measurement of one subject, before anybody knows where.
+/// A measurement of one subject, independent of the testbed.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What the figures are filed under: the kind and how it was varied.
+    /// Name in results: the kind and its variation.
     pub bench: String,
     pub subject: Subject,
     pub work: Workload,
     pub place: Placement,
-    /// What carries the messages (Dipole only).
+    /// Link for the messages (Dipole only).
     pub carrier: Carrier,
-    /// A plan for the fault wrapper (Dipole only).
+    /// Plan of the fault wrapper (Dipole only).
     pub fault: Option<String>,
 }
 
 impl Entry {
-    /// What carries its bytes.
+    /// Returns the link that carries the messages.
     pub fn link(&self, testbed: &Testbed) -> String {
         self.subject.link(self.carrier, testbed.name(self.place))
     }
 }
 
-/// Runs one measurement; the outcome holds the CPU time of both sides.
+/// Runs a measurement. The outcome includes the CPU time of both sides.
 pub fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
     let start = |role| {
         let environment = testbed.environment(entry.place, role, entry.carrier);
@@ -70,7 +68,7 @@ pub fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome
     lead.send(&of_follow)?;
     let limit = entry.work.duration + SLACK;
     let start = Instant::now();
-    // Whichever fails says why; the other would only say that it waited in vain.
+    // The side that failed knows the reason; the other has only waited for it.
     let mut outcome = match lead.verdict(limit) {
         Ok(outcome) => outcome,
         Err(error) => {
@@ -173,7 +171,7 @@ impl Worker {
         };
         let mut line = serde_json::to_vec(message).expect("plain data can be written as JSON");
         line.push(b'\n');
-        // A side that has ended is noticed, with its last output, at the next receive.
+        // The next receive reports the exit and the last output.
         match here.input.write_all(&line) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Start(error)),
             _ => Ok(()),
@@ -228,13 +226,13 @@ impl Worker {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // One that has told its verdict is about to end by itself; give it no chance to hang.
+        // After its result a process is about to exit. Do not wait for one that hangs.
         let _already_gone = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// The number a subject is compared by, and whether more of it is better.
+/// Returns the figure by which subjects are compared, and whether more of it is better.
 pub fn leading_figure(outcome: &Outcome) -> (f64, bool) {
     match (outcome.one_way, outcome.bytes_per_s) {
         (Some(one_way), _) => (one_way.p50_ns, false),

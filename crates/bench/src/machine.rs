@@ -1,5 +1,4 @@
-//! The machine under the figures: its cores, how far apart they are, and what
-//! its host took away meanwhile.
+//! The machine: cores and their distance, CPU time, load, and time stolen by the host.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +14,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::statistics::{as_float, nanoseconds};
 
-/// The two cores the sides are pinned to.
+/// The two cores to which the sides are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
     pub lead: usize,
@@ -23,7 +22,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// The first two cores this process may use; twice the same if it has only one.
+    /// Returns the first two cores that this process may use, or the only one twice.
     pub fn choose() -> io::Result<Self> {
         let mut usable = cpu::usable_cores()?.into_iter();
         let lead = usable.next().unwrap_or(0);
@@ -36,7 +35,7 @@ impl Cores {
     }
 }
 
-/// Keeps the calling thread, and those it will start, on one core.
+/// Pins the calling thread, and threads that it starts, to a core.
 pub fn pin(core: usize) -> io::Result<()> {
     cpu::pin_to_core(core).map_err(|error| {
         io::Error::new(
@@ -46,12 +45,12 @@ pub fn pin(core: usize) -> io::Result<()> {
     })
 }
 
-/// CPU time of this process, user and system, all threads.
+/// Returns the CPU time of this process: user and system, all threads.
 pub fn process_cpu_ns() -> u64 {
     in_nanoseconds(clock_gettime(ClockId::ProcessCPUTime))
 }
 
-/// CPU time of the calling thread.
+/// Returns the CPU time of the calling thread.
 pub fn thread_cpu_ns() -> u64 {
     in_nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
 }
@@ -63,15 +62,15 @@ pub fn in_nanoseconds(time: Timespec) -> u64 {
 
 const CACHE_LINE_ROUND_TRIPS: u64 = 20_000;
 
-/// Nanoseconds for a cache line to get from one core to the other: two pinned
-/// threads hand a counter to and fro. `None` if there is only one core.
+/// Measures the one-way time of a cache line between two cores: two pinned threads increment a
+/// counter in turns. `None` if there is only one core.
 pub fn cache_line_ns(cores: Cores) -> io::Result<Option<f64>> {
     if cores.are_one() {
         return Ok(None);
     }
     let counter = AtomicU64::new(0);
     let play = |core: usize, first: u64| -> io::Result<Duration> {
-        // A side that cannot be pinned plays all the same, or the other would wait for ever.
+        // A side that cannot be pinned must take part, or the other would wait for ever.
         let pinned = pin(core);
         let start = Instant::now();
         for turn in 0..CACHE_LINE_ROUND_TRIPS {
@@ -93,7 +92,7 @@ pub fn cache_line_ns(cores: Cores) -> io::Result<Option<f64>> {
     Ok(Some(elapsed_ns / as_float(2 * CACHE_LINE_ROUND_TRIPS)))
 }
 
-/// Time the host gave to others while two cores wanted to run.
+/// Time during which the host did not run two cores that were ready.
 #[derive(Clone, Copy, Debug)]
 pub struct Stolen {
     cores: Cores,
@@ -110,7 +109,7 @@ impl Stolen {
         }
     }
 
-    /// Stolen time so far, and its share of what the cores could have run.
+    /// Returns the stolen time so far, and its share of the elapsed time of the cores.
     pub fn so_far(&self) -> (Duration, f64) {
         let ticks = stolen_ticks(self.cores).saturating_sub(self.ticks);
         let per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -131,7 +130,7 @@ fn stolen_ticks(cores: Cores) -> u64 {
     }
 }
 
-/// The eighth number of a `cpuN` line of `/proc/stat`.
+/// Parses the eighth number of a `cpuN` line of `/proc/stat`.
 fn stolen_of(text: &str, core: usize) -> u64 {
     let name = format!("cpu{core}");
     text.lines()
@@ -141,7 +140,7 @@ fn stolen_of(text: &str, core: usize) -> u64 {
         .unwrap_or(0)
 }
 
-/// "Linux 6.18.0, 2 cores".
+/// Describes system and cores, such as "Linux 6.18.0 on x86_64, 2 cores".
 pub fn description() -> String {
     let system = rustix::system::uname();
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -153,14 +152,14 @@ pub fn description() -> String {
     )
 }
 
-/// What the system says the processor is called.
+/// Returns the model name of the processor.
 pub fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, name)| name.trim().to_owned())
 }
 
-/// How many processes wanted to run lately: others in the way make figures worthless.
+/// Returns the load average of the last minute. Other programs make figures worthless.
 pub fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg")
         .ok()?
@@ -170,7 +169,7 @@ pub fn load() -> Option<f64> {
         .ok()
 }
 
-/// The most memory that this process has had at a time.
+/// Returns the peak memory of this process.
 pub fn peak_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,8 +1,8 @@
-//! Round trips: one message there, one of the same length back.
+//! Round trips: a message and a reply of the same length.
 //!
-//! The first and the last byte of each message carry its sequence number modulo 128; the
-//! top bit of the first says "this is the last one". One clock reading per round
-//! trip (some 25 ns) is part of every figure, the same for all subjects.
+//! The first and the last byte of each message carry its sequence number modulo 128. The top bit of
+//! the first marks the last message. Every figure includes one clock reading per round trip (about
+//! 25 ns), the same for all subjects.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -16,19 +16,20 @@ use crate::work::Workload;
 pub const STOP: u8 = 0x80;
 /// The rest of that byte: the sequence number.
 const SEQUENCE: u8 = 0x7f;
-/// At least so many round trips make a figure.
+/// Minimum of round trips for a figure.
 pub const LEAST_ROUND_TRIPS: u64 = 200;
 pub const WARM_UP_ROUND_TRIPS: u64 = 200;
-/// Of messages that take long: so many times as long as was asked for, but this many round trips.
+/// If messages take long, the measurement takes up to this many times as long, to reach this many
+/// round trips.
 const LONGEST_TIMES: u32 = 4;
 const FEWEST_ROUND_TRIPS: u64 = 20;
-/// How long anything may take before the run is given up.
+/// Time limit of each step.
 pub const GIVE_UP: Duration = Duration::from_secs(10);
-/// When a message of an unreliable subject counts as lost and is sent again.
+/// Time after which a message of an unreliable subject is considered lost and sent again.
 pub const LOST_AFTER: Duration = Duration::from_millis(200);
 const MOST_REPEATS: u32 = 25;
 
-/// Measures as the side that asks.
+/// Measures as the side that sends first.
 pub fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let mut pinger = Pinger::new(channel, work.size_bytes, work);
     let begun = Instant::now();
@@ -64,7 +65,7 @@ pub fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome>
     Ok(outcome)
 }
 
-/// So many round trips in this time make a figure.
+/// True if this many round trips in this time suffice for a figure.
 fn is_enough(trips: u64, lasted: Duration, wanted: Duration) -> bool {
     let least = match lasted >= wanted * LONGEST_TIMES {
         true => FEWEST_ROUND_TRIPS,
@@ -73,7 +74,7 @@ fn is_enough(trips: u64, lasted: Duration, wanted: Duration) -> bool {
     trips >= least && lasted >= wanted
 }
 
-/// Measures as the side that answers.
+/// Runs the side that replies.
 pub fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let cpu_before_ns = work.cpu_time_ns();
     let echoed = echo(channel, work.size_bytes, work)?;
@@ -84,7 +85,7 @@ pub fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcom
     })
 }
 
-/// The asking half of round trips over a channel.
+/// The first half of round trips over a channel.
 pub struct Pinger<'a, C> {
     channel: &'a mut C,
     payload: Vec<u8>,
@@ -106,7 +107,7 @@ impl<'a, C: Channel> Pinger<'a, C> {
         }
     }
 
-    /// One round trip. The `last` one tells the other side to end its echo.
+    /// Makes one round trip. With `last` the other side ends its echo.
     pub fn round_trip(&mut self, last: bool) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1) & SEQUENCE;
         let mark = self.sequence | if last { STOP } else { 0 };
@@ -117,7 +118,7 @@ impl<'a, C: Channel> Pinger<'a, C> {
         for _ in 0..MOST_REPEATS {
             match self.exchange(mark, LOST_AFTER) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => self.lost += 1,
-                // The other side has echoed the last one and gone; only its echo was lost.
+                // The other side has echoed the last message and exited; only its echo was lost.
                 Err(error) if last && error.kind() == io::ErrorKind::ConnectionRefused => {
                     return Ok(());
                 }
@@ -141,7 +142,7 @@ impl<'a, C: Channel> Pinger<'a, C> {
             if answer == Some(mark) {
                 return Ok(());
             }
-            // The late echo of a message that was sent again; without repeats it is damage.
+            // A late echo of a message that was sent again; without retransmission it is an error.
             if !self.may_lose || answer.is_none() {
                 return Err(broken(format!(
                     "the echo carries mark {answer:02x?} where {mark:02x} was sent"
@@ -151,7 +152,7 @@ impl<'a, C: Channel> Pinger<'a, C> {
     }
 }
 
-/// Sends everything back until the last one; returns how many.
+/// Sends everything back until the last message; returns their number.
 pub fn echo<C: Channel>(channel: &mut C, size_bytes: usize, work: &Workload) -> io::Result<u64> {
     let mut payload = vec![0xa5; size_bytes];
     let mode = mode(work);
@@ -176,7 +177,7 @@ pub fn echo<C: Channel>(channel: &mut C, size_bytes: usize, work: &Workload) -> 
     }
 }
 
-/// Writes a mark on the first byte and its sequence number on the last.
+/// Writes the mark to the first byte and its sequence number to the last.
 pub fn stamp(payload: &mut [u8], mark: u8) {
     if let Some(last) = payload.last_mut() {
         *last = mark & SEQUENCE;
@@ -184,7 +185,7 @@ pub fn stamp(payload: &mut [u8], mark: u8) {
     payload[0] = mark;
 }
 
-/// The mark of a message, `None` where its two ends disagree.
+/// Returns the mark of a message. `None` if its first and last byte do not match.
 pub fn read_stamp(message: &[u8]) -> Option<u8> {
     let (mark, last) = (*message.first()?, *message.last()?);
     (message.len() == 1 || last == mark & SEQUENCE).then_some(mark)

@@ -1,4 +1,4 @@
-//! Results: one JSON object a line, or tables.
+//! Results of the rounds: rows of `--json` and tables.
 
 use dipole_page::byte_size;
 use serde::Serialize;
@@ -12,29 +12,29 @@ use crate::subject::Subject;
 use crate::testbed::Testbed;
 use crate::work::Kind;
 
-/// Rounds agree whose figures differ by no more than this share of their median.
+/// Rounds agree if their figures differ by at most this share of their median.
 const CLOSE_SHARE: f64 = 0.05;
 
-/// The rounds of one entry; a failed one has no outcome.
+/// The rounds of one entry. A failed round has no outcome.
 pub struct Measurement {
     pub entry: Entry,
     pub rounds: Vec<Option<Outcome>>,
 }
 
-/// One line of `--json`: medians over the rounds.
+/// Medians over the rounds of one entry.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchRow {
     pub bench: String,
     pub subject: String,
     pub link: String,
-    /// Where the sides ran: "veth", "loopback" or "node".
+    /// Placement of the sides: "veth", "loopback", "hosts" or "node".
     pub testbed: &'static str,
     pub size_bytes: usize,
-    /// How many rounds the medians are over.
+    /// Number of rounds.
     pub rounds: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_ns: Option<f64>,
-    /// The fastest and the slowest round's median.
+    /// Medians of the fastest and of the slowest round.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_least_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,28 +45,28 @@ pub struct BenchRow {
     pub p99_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p999_ns: Option<f64>,
-    /// Of round trips beside a stream: `p99_ns` over that of the same alone, round by round.
+    /// For round trips next to a stream: `p99_ns` relative to the same round trips alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_over_alone: Option<f64>,
-    /// Size by the median one-way time: M11's end-to-end throughput.
+    /// End-to-end throughput: message length divided by the median one-way time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_to_end_bytes_per_s: Option<f64>,
-    /// Share of messages and the one-way time in nanoseconds they stay within.
+    /// Shares of messages, and the one-way time in nanoseconds that this share does not exceed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub percentiles: Vec<(f64, f64)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
-    /// The slowest and the fastest round.
+    /// Throughput of the slowest and of the fastest round.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub least_bytes_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub most_bytes_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_ns_per_message: Option<f64>,
-    /// What a processor that does nothing else would carry, in Mbit/s: a message's bits by the CPU
-    /// time of both sides.
+    /// Bits of a message divided by the CPU time of both sides: the throughput of a fully used
+    /// processor in Mbit/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mbit_per_cpu_s: Option<f64>,
 }
@@ -88,8 +88,8 @@ impl Measurement {
         self.rounds.iter().flatten()
     }
 
-    /// No round failed, and their leading figures lie so close that more of them would hardly move
-    /// the median.
+    /// True if no round failed and the figures are so close that more rounds would hardly change the
+    /// median.
     pub fn agrees(&self) -> bool {
         let figures = self.outcomes().map(|outcome| leading_figure(outcome).0);
         self.outcomes().count() == self.rounds.len()
@@ -101,7 +101,7 @@ impl Measurement {
         Spread::of(self.outcomes().filter_map(figure)).map(|spread| spread.median)
     }
 
-    /// `None` if every round failed.
+    /// Returns the row. `None` if every round failed.
     pub fn row(&self, testbed: &Testbed) -> Option<BenchRow> {
         self.outcomes().next()?;
         let spread = |get: fn(&Outcome) -> Option<f64>| {
@@ -147,7 +147,7 @@ impl Measurement {
         (cpu_ns > 0.0).then(|| bits * 1e3 / cpu_ns)
     }
 
-    /// The distribution, share by share the median over the rounds that know it.
+    /// Returns the distribution: for each share the median over the rounds that have it.
     fn percentiles(&self) -> Vec<(f64, f64)> {
         let longest = self
             .outcomes()
@@ -179,12 +179,12 @@ impl Measurement {
         }
     }
 
-    /// Others are compared with this one.
+    /// True if other subjects are compared with this one.
     pub fn is_reference(&self, first: bool) -> bool {
         self.entry.subject != Subject::Dipole || (first && self.entry.fault.is_some())
     }
 
-    /// This one's leading figure as a multiple of the other's, round by round.
+    /// Returns the median over rounds of this figure relative to another's.
     pub fn ratio(&self, other: &Measurement) -> Option<f64> {
         let rounds = self.rounds.iter().zip(&other.rounds);
         let ratios = rounds.filter_map(|(own, others)| {
@@ -198,7 +198,7 @@ impl Measurement {
     }
 }
 
-/// The table of a group; its first number compares each subject with the first.
+/// Returns the table of a group. Its first number compares each subject with the first.
 pub fn table(group: &Group, measured: &[Measurement], testbed: &Testbed, wide: bool) -> String {
     if measured.is_empty() {
         return String::new();
@@ -261,7 +261,7 @@ fn figures(one: &Measurement, is_latency: bool) -> Vec<String> {
     ]
 }
 
-/// How much longer the slowest round trips take beside a stream than alone; the median of rounds.
+/// Returns the median over rounds of the p99 next to a stream, relative to that alone.
 pub fn p99_over_alone(one: &Measurement, all: &[Measurement]) -> Option<f64> {
     let is_same = |other: &&Measurement| {
         other.entry.work.kind == Kind::Pingpong
@@ -280,11 +280,11 @@ pub fn p99_over_alone(one: &Measurement, all: &[Measurement]) -> Option<f64> {
     Spread::of(ratios).map(|spread| (spread.median * 1e3).round() / 1e3)
 }
 
-/// The remarks of subjects, each once.
+/// Returns the remarks of all subjects, without duplicates.
 pub fn remarks(measured: &[Measurement]) -> Vec<String> {
     let mut remarks = Vec::new();
     for one in measured {
-        // Of the last round only: the figures in remarks differ in every round.
+        // Of the last round only, because the figures in remarks differ in every round.
         if let Some(outcome) = one.outcomes().last() {
             remarks.extend(outcome.remarks.iter().map(|remark| {
                 format!(

@@ -1,4 +1,4 @@
-//! One of the two processes of a measurement: the tool itself, started again.
+//! One of the two processes of a measurement: this program, started again.
 
 use std::io;
 use std::process::ExitCode;
@@ -20,18 +20,18 @@ use crate::subject::Subject;
 use crate::work::{Kind, Role};
 use crate::{calibrate, dipole, flow, machine, memory, mixed, pingpong, port};
 
-/// Reads a job from standard input, does it, and tells how it went.
+/// Reads a job from standard input, executes it, and sends the result.
 pub fn run() -> ExitCode {
     let told = measure().or_else(|error| send(&Verdict::Failed(error.to_string())));
     match told {
         Ok(()) => ExitCode::SUCCESS,
-        // The parent is gone; there is nobody left to tell.
+        // The parent has exited, so the error cannot be reported.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
 fn measure() -> io::Result<()> {
-    // Whatever ends the parent ends this side too.
+    // If the parent dies, this side must, too.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match recv()? {
         Task::Side(job) => send(&Verdict::Done(measure_side(&job)?)),
@@ -93,7 +93,7 @@ fn drive(mut channel: impl Channel + Send, job: &Job, role: Role) -> io::Result<
     Ok(outcome)
 }
 
-/// Both sides as threads of this process; their CPU times are added up.
+/// Runs both sides as threads of this process and adds their CPU times.
 fn drive_threads<C: Channel + Send>(job: &Job, (lead, follow): (C, C)) -> io::Result<Outcome> {
     thread::scope(|scope| {
         let second = scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! Who is measured: Dipole and the peers beside it.
+//! Subjects of measurements: Dipole and its peers.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -21,28 +21,28 @@ pub struct External {
     pub network_link: &'static str,
 }
 
-/// Ours or a peer.
+/// A subject of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 pub enum Subject {
-    /// This project
+    /// Dipole
     Dipole,
-    /// The same by active ports: handlers answer handlers
+    /// Dipole with active ports: handlers reply to handlers
     DipolePort,
-    /// The same among 10,000 more open ports a side
+    /// Dipole with active ports, among 10,000 further open ports per side
     DipolePorts,
-    /// Puts into the other side's memory, up to their flush
+    /// Puts into the other side's memory, with a flush
     DipolePut,
     /// Gets from the other side's memory, one by one
     DipoleGet,
     /// Fetch-and-add on a word of the other side's memory
     DipoleAtomic,
-    /// UDP sockets, one datagram a message, non-blocking calls in a loop
+    /// UDP sockets, one datagram per message, non-blocking calls in a loop
     BareUdpSpin,
     /// The same with blocking calls
     BareUdpBlock,
     /// UDP sockets with segmentation and coalescing by the kernel
     BareUdpGso,
-    /// The kernel's ring and raw frames, without a protocol
+    /// The ring of the bpf link and raw frames, without a protocol
     BareBpf,
     /// An AF_XDP socket each way, without a protocol
     BareXdp,
@@ -60,7 +60,7 @@ pub enum Subject {
     BarePipeBlock,
     /// Rings in memory between two threads: the limit of the machine
     BareShm,
-    /// One process_vm_readv a message between two threads
+    /// One process_vm_readv per message between two threads
     BareReadv,
     /// A program of another project, which the caller of this crate runs
     #[value(skip)]
@@ -69,7 +69,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// What carries its bytes, and over a network the testbed it lies on.
+    /// Returns its link, and over a network the testbed.
     pub fn link(self, carrier: Carrier, testbed: &str) -> String {
         match self {
             Subject::Dipole
@@ -111,12 +111,12 @@ impl Subject {
         matches!(self, Subject::External(_))
     }
 
-    /// Handlers of active ports do the work.
+    /// True if handlers of active ports do the work.
     pub fn is_ports(self) -> bool {
         matches!(self, Subject::DipolePort | Subject::DipolePorts)
     }
 
-    /// Works on the other side's memory.
+    /// True if it works on the other side's memory.
     pub fn is_memory(self) -> bool {
         matches!(
             self,
@@ -124,7 +124,7 @@ impl Subject {
         )
     }
 
-    /// Both sides are threads of one process.
+    /// True if both sides are threads of one process.
     pub fn is_threads(self) -> bool {
         matches!(self, Subject::BareShm | Subject::BareReadv)
     }
@@ -133,12 +133,12 @@ impl Subject {
         matches!(self, Subject::BareUdpSpin | Subject::BareUdpBlock) || self.is_frames()
     }
 
-    /// Each message is a frame of its own, beside the kernel's sockets.
+    /// True if each message is a raw frame that bypasses the kernel's sockets.
     pub fn is_frames(self) -> bool {
         matches!(self, Subject::BareBpf | Subject::BareXdp)
     }
 
-    /// Its calls wait in the kernel.
+    /// True if its calls wait in the kernel.
     pub fn blocks(self) -> bool {
         matches!(
             self,
@@ -149,7 +149,7 @@ impl Subject {
         )
     }
 
-    /// Two threads may use one of its connections at once.
+    /// True if two threads can use one of its connections.
     fn takes_two_threads(self) -> bool {
         !self.is_datagrams()
             && !self.is_memory()
@@ -157,7 +157,7 @@ impl Subject {
             && self != Subject::BareUdpGso
     }
 
-    /// Why this subject cannot do that work; `None` if it can.
+    /// Returns why this subject cannot do the work. `None` if it can.
     pub fn refuses(self, work: &Workload) -> Option<String> {
         let (name, kind, size_bytes) = (self.name(), work.kind, work.size_bytes);
         if self.is_external() {
@@ -225,7 +225,7 @@ impl Subject {
         None
     }
 
-    /// The subjects beside each other when nobody names any.
+    /// Returns the default subjects for this work.
     pub fn usual(kind: Kind, waits: Waits, place: Placement) -> &'static [Subject] {
         use Subject::{
             BarePipeBlock, BarePipeSpin, BareShm, BareTcpBlock, BareTcpSpin, BareUdpBlock,
@@ -256,14 +256,14 @@ impl Subject {
     }
 }
 
-/// How a side waits, as far as it decides who stands beside whom.
+/// How a side waits, which determines the default subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// Calls return at once and are made again.
+    /// Calls return immediately and are repeated.
     Spinning,
     /// Calls wait in the kernel.
     Blocking,
-    /// One thread waits to send, another to receive.
+    /// One thread waits to send, another waits to receive.
     InThreads,
 }
 

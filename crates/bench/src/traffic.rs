@@ -1,4 +1,4 @@
-//! What becomes of a byte between two programs: which stages it goes through, and how often it crosses
+//! Memory traffic of a byte between two programs: the stages it passes, and how often it crosses
 //! memory there.
 
 use std::iter::Sum;
@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::statistics::as_float;
 
-/// Copied: read and written.
+/// A copy reads and writes each byte.
 pub const COPY: f64 = 2.0;
 const CHECKSUM: f64 = 1.0;
-/// In a packet: copied into a frame, read for its checksum, copied by the kernel; and back.
+/// Per packet: copied into a frame, read for the checksum, copied by the kernel; and the reverse.
 const PACKET: f64 = COPY + CHECKSUM + COPY;
 
-/// Bytes that an engine has moved, by what they went through.
+/// Bytes that an engine has moved, by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryTraffic {
-    /// Of messages that the program has received.
+    /// Bytes of messages that the program has received.
     pub received: u64,
-    /// Copied into rings of shared memory, and out of them.
+    /// Bytes copied into rings of shared memory, and out of them.
     pub ring_out: u64,
     pub ring_in: u64,
-    /// Copied by the kernel out of the other process's memory.
+    /// Bytes that the kernel has copied from the other process's memory.
     pub fetched: u64,
     pub packets_out: u64,
     pub packets_in: u64,
@@ -50,7 +50,7 @@ impl Sum for MemoryTraffic {
 }
 
 impl MemoryTraffic {
-    /// Crossings of each byte that was received; of both sides together.
+    /// Returns the memory crossings per received byte, for both sides together.
     pub fn crossings(&self) -> Option<f64> {
         let of = |bytes: u64, each: f64| as_float(bytes) * each;
         let all = of(self.ring_out, COPY)

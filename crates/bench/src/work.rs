@@ -1,4 +1,4 @@
-//! What is measured: the kind of work, the placement of the two sides, and the link.
+//! The work of a measurement: kind, placement of the two sides, and link.
 
 use std::time::Duration;
 
@@ -7,41 +7,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine;
 
-/// Length of the acknowledgement that ends a stream, and of the pings that measure its trip.
+/// Length of the acknowledgement that ends a stream, and of the messages that measure a single trip.
 pub const ACKNOWLEDGEMENT_BYTES: usize = 4;
 
-/// What is measured.
+/// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Kind {
     /// Round trips: the one-way latency
     Pingpong,
-    /// One way, each message leaves at once: the transmission throughput
+    /// One way, each message is sent immediately: the transmission throughput
     Stream,
-    /// Both ways at once
+    /// Both ways at the same time
     Bidir,
-    /// One way, small messages that may be packed: messages a second
+    /// One way, small messages that may be batched: messages per second
     Rate,
-    /// Round trips beside a stream of long messages
+    /// Round trips next to a stream of long messages
     Mixed,
 }
 
-/// A value as the command line takes it and results show it.
+/// Returns the name of a value on the command line and in results.
 pub fn name_of(value: impl ValueEnum) -> String {
     let value = value.to_possible_value().expect("none is hidden");
     value.get_name().to_owned()
 }
 
-/// Which of the two sides.
+/// One of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// Asks, sends, holds the clock.
+    /// Sends first and measures time.
     Lead,
-    /// Answers, receives.
+    /// Replies and receives.
     Follow,
 }
 
 impl Role {
-    /// Of what the two sides have, this one's and the other's.
+    /// Orders the values of the two sides as this side's and the other's.
     pub fn own_and_other<T>(self, lead: T, follow: T) -> (T, T) {
         match self {
             Role::Lead => (lead, follow),
@@ -50,16 +50,16 @@ impl Role {
     }
 }
 
-/// Where the two sides of a measurement lie.
+/// Placement of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Placement {
     /// On two nodes: packets go through the kernel's network.
     TwoNodes,
-    /// Both on one node: memory, sockets and pipes of one machine.
+    /// Both on one node: shared memory, sockets and pipes.
     OneNode,
 }
 
-/// What carries Dipole's messages, by the names that `DIPOLE_LINK` takes.
+/// Links for Dipole's messages, with the names that `DIPOLE_LINK` accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 pub enum Carrier {
     /// UDP sockets.
@@ -70,20 +70,20 @@ pub enum Carrier {
     Shm,
 }
 
-/// One measurement, the same for every subject.
+/// Work of one measurement, the same for every subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     pub kind: Kind,
     pub size_bytes: usize,
     pub duration: Duration,
     pub unreliable: bool,
-    /// Waits sleep in the kernel instead of spinning.
+    /// Sleep in the kernel while waiting, instead of spinning.
     pub block: bool,
-    /// The subject repeats nothing by itself: a ping may get lost.
+    /// The subject does not retransmit, so a ping may get lost.
     pub may_lose: bool,
-    /// Both sides are threads of one process, which then share its CPU clock.
+    /// Both sides are threads of one process and share its CPU clock.
     pub threads: bool,
-    /// Each side sends and receives by a thread of its own on one connection.
+    /// Each side uses one thread to send and one to receive on the same connection.
     pub two_threads_a_side: bool,
 }
 
@@ -102,7 +102,7 @@ impl Workload {
         }
     }
 
-    /// The CPU time this side has used, user and system, spinning included.
+    /// Returns the CPU time of this side, including spinning.
     pub fn cpu_time_ns(&self) -> u64 {
         if self.threads {
             machine::thread_cpu_ns()
@@ -111,7 +111,7 @@ impl Workload {
         }
     }
 
-    /// The same work by reliable messages: for what goes on around it.
+    /// Returns the same work with reliable messages.
     pub fn reliably(&self) -> Self {
         Self {
             unreliable: false,

@@ -82,7 +82,7 @@ static void run_rank(uint32_t dpid, int count, int own, const char *to)
     } else {
         CHECK_FAILS(dp_stream_write_raw(stream, "x", 1), EINVAL, "rank 0");
     }
-    CHECK_FAILS(dp_stream_write(stream, &layout, TOTAL, part, 1), EINVAL, "by the layout");
+    CHECK_FAILS(dp_stream_write(stream, &layout, TOTAL, part, 1), EINVAL, "its part of the layout");
     CHECK(dp_stream_write(stream, &layout, TOTAL, part, (size_t)length) == 0);
     if (own == 0) {
         char said[5];

@@ -126,7 +126,7 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             local_bytes_sent: local.bytes_out,
             local_bytes_received: local.bytes_in,
             local_bytes_fetched: local.pulled_bytes,
-            local_wakes: local.bells,
+            local_wakes: local.wakeups,
             pool_used_bytes: facts.pool_used_bytes,
             free_frames: facts.free_frames as u64,
             bpf_received: bpf.by_ring,

@@ -140,7 +140,7 @@ pub unsafe extern "C" fn dp_interface_open(
     count: c_int,
 ) -> c_int {
     call("dp_interface_open", || {
-        let most_streams = guard::count(streams)?;
+        let max_streams = guard::count(streams)?;
         let count = if count == 0 { 0 } else { guard::count(count)? };
         // SAFETY: by contract.
         let given = unsafe { guard::array("destinations", destinations, count) }?;
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn dp_interface_open(
                 true => Destinations::Any,
                 false => Destinations::Only(allowed),
             },
-            most_streams: u32::try_from(most_streams).unwrap_or(u32::MAX),
+            max_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
             ..InterfaceConfig::default()
         };
         let node = process::current().node()?;
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn dp_layout_part(
     call("dp_layout_part", || {
         // SAFETY: by contract.
         let layout = unsafe { self::layout(layout) }?;
-        if let Some(why) = layout.why_not(total) {
+        if let Some(why) = layout.error(total) {
             return Err(StreamError::Misuse(why).into());
         }
         length(layout.part(rank, total))

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dipole_link::arena::{Arena, Token as Piece};
+use dipole_link::arena::{Arena, ArenaSlice};
 use dipole_proto::{EdgeId, PeerId};
 
 use crate::address::Address;
@@ -46,7 +46,7 @@ pub(crate) struct Origin {
 
 #[derive(Debug)]
 enum Payload {
-    Small(Piece),
+    Small(ArenaSlice),
     /// Boxed: rare, and larger than what is moved for every message should be.
     Long(Box<Long>),
 }

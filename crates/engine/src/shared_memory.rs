@@ -13,7 +13,8 @@ use std::path::Path;
 
 use dipole_link::AnyHub;
 use dipole_link::shm::{
-    Closing, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
+    CloseReason, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions,
+    ShmStats,
 };
 use dipole_proto::wire::{Greeting, PIPE_WORDS, PipeKind, PipeTag, ResetReason};
 use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
@@ -303,7 +304,7 @@ impl SharedMemory {
         let bye = Machine::bye_record();
         for id in ids {
             let _room = self.hub.push(id, bye.tag, bye.bytes());
-            self.hub.ring(id);
+            self.hub.wake_peer(id);
             self.hub.close(id);
         }
     }
@@ -312,7 +313,7 @@ impl SharedMemory {
 
     #[inline]
     fn wake(&mut self, id: ConnId) {
-        self.hub.ring(id);
+        self.hub.wake_peer(id);
         if !self.to_wake.is_empty()
             && let Some(found) = find_mut(&mut self.connections, id)
         {
@@ -337,7 +338,7 @@ impl SharedMemory {
             if let Some(found) = find_mut(&mut self.connections, id)
                 && std::mem::take(&mut found.to_wake)
             {
-                self.hub.ring(id);
+                self.hub.wake_peer(id);
             }
         }
     }
@@ -501,10 +502,10 @@ impl SharedMemory {
         self.hub.poll_connections(&mut events)?;
         for event in events.drain(..) {
             match event {
-                ShmEvent::Opened { conn, facts } => self.opened(conn, &facts.greeting, core),
+                ShmEvent::Opened { conn, peer } => self.opened(conn, &peer.greeting, core),
                 ShmEvent::Closed {
                     conn,
-                    why,
+                    reason: why,
                     all_read,
                 } => {
                     let found = self.find(conn);
@@ -512,11 +513,11 @@ impl SharedMemory {
                     let was_open = found.is_some_and(|it| matches!(it.state, State::Open(_)));
                     let reason = match why {
                         _ if said_bye => GoneReason::Closed,
-                        Closing::Full => GoneReason::Reset(ResetReason::TooManyPeers),
+                        CloseReason::Full => GoneReason::Reset(ResetReason::TooManyPeers),
                         // It had no time to say hello.
-                        Closing::HungUp if !was_open => GoneReason::Restarted,
-                        Closing::HungUp => GoneReason::Died,
-                        Closing::Broke { .. } => GoneReason::Misbehaved,
+                        CloseReason::HungUp if !was_open => GoneReason::Restarted,
+                        CloseReason::HungUp => GoneReason::Died,
+                        CloseReason::Violation { .. } => GoneReason::Misbehaved,
                     };
                     self.died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, all_read, core);

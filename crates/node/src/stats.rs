@@ -77,12 +77,12 @@ impl Stats {
                 bytes_out,
                 records_in,
                 bytes_in,
-                bells,
-                rings,
+                wakeups,
+                large_rings,
                 pulled_bytes,
-                broken,
-                strangers,
-                turned_away,
+                violations,
+                foreign_users,
+                rejected,
             } = memory;
             values.extend([
                 ("memory records sent", records_out),
@@ -90,11 +90,11 @@ impl Stats {
                 ("memory bytes sent", bytes_out),
                 ("memory bytes received", bytes_in),
                 ("memory bytes fetched", pulled_bytes),
-                ("memory bells", bells),
-                ("memory large rings", rings),
-                ("memory connections broken", broken),
-                ("memory connections of strangers", strangers),
-                ("memory connections turned away", turned_away),
+                ("memory wake-ups", wakeups),
+                ("memory large rings", large_rings),
+                ("memory format violations", violations),
+                ("memory connections from other users", foreign_users),
+                ("memory connections rejected", rejected),
             ]);
         }
         if let Some(bpf) = bpf {

@@ -279,8 +279,8 @@ time.sleep(1000)
             "EADDRINUSE",
             "end that process or choose another",
         ),
-        ("7", "O_WRONLY", "EACCES", "it can only be read"),
-        ("1:7", "O_RDWR", "EACCES", "it can only be written"),
+        ("7", "O_WRONLY", "EACCES", "it is read-only"),
+        ("1:7", "O_RDWR", "EACCES", "it is write-only"),
         ("no-number", "O_RDONLY", "EINVAL", "neither an endpoint"),
         ("1:2:3", "O_WRONLY", "EINVAL", "neither an endpoint"),
     ] {

@@ -1,4 +1,4 @@
-//! What the model predicts beside what is measured, by processes and at lengths of their own.
+//! Compares predictions with measurements by other processes, at other lengths.
 
 use std::error::Error;
 use std::io;
@@ -21,7 +21,7 @@ use crate::statistics::Spread;
 use crate::testbed::{On, Testbed};
 use crate::work::{Carrier, Placement, name_of};
 
-/// From 1 B to 4 MiB, few of them lengths that a calibration measures.
+/// Lengths from 1 B to 4 MiB, most of which are not calibrated.
 const BYTES: [usize; 20] = [
     1,
     16,
@@ -46,12 +46,12 @@ const BYTES: [usize; 20] = [
 ];
 const ROUNDS: usize = 5;
 const EACH: Duration = Duration::from_millis(20);
-/// The cores have moved if a cache line takes so many times as long, or as short, as before.
+/// If the time of a cache line changes by this factor, the host has moved the cores.
 const MOVED: f64 = 1.5;
 const QUICK_BYTES: [usize; 3] = [16, 6000, 100_000];
 const QUICK_EACH: Duration = Duration::from_millis(1);
 
-/// One length: a line of `--json`.
+/// Prediction and measurement of one length.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct CheckRow {
     check: &'static str,
@@ -61,11 +61,11 @@ struct CheckRow {
     predicted_low_ns: f64,
     predicted_high_ns: f64,
     regime: Regime,
-    /// Half a round trip: the median of rounds, each a median.
+    /// One-way time: the median over rounds of the median of a round.
     measured_ns: f64,
     measured_least_ns: f64,
     measured_most_ns: f64,
-    /// Of the measured.
+    /// Relative to the measurement.
     error: f64,
 }
 
@@ -162,7 +162,7 @@ fn check(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was predicted beside what was measured: of each length the medians of rounds.
+/// Combines predictions with measurements, which are medians of rounds by length.
 fn beside(
     carrier: Carrier,
     found: &PointToPoint,
@@ -225,8 +225,8 @@ impl Record for CheckRow {
     }
 }
 
-/// Single trips at the lengths of a check, in turns with a calibration: where the machine's speed
-/// drifts within minutes, what is predicted and what is measured belong to the same minutes.
+/// Measurements for a check in turns with a calibration. On machines whose speed drifts within
+/// minutes, predictions and measurements then belong to the same minutes.
 pub(super) struct Alongside {
     bytes: &'static [usize],
     each: Duration,
@@ -247,7 +247,7 @@ impl Alongside {
         }
     }
 
-    /// A round of one link.
+    /// Measures a round of one link.
     pub(super) fn measure(
         &mut self,
         (link, carrier): (usize, Carrier),
@@ -262,7 +262,7 @@ impl Alongside {
         Ok(())
     }
 
-    /// Prints all links, in the order in which they were measured.
+    /// Prints all links, in the order of measurement.
     pub(super) fn show<'a>(
         &self,
         found: impl Iterator<Item = (Carrier, &'a PointToPoint)>,

@@ -1,5 +1,4 @@
-//! A calibration between the two processes of a job: of the network between the nodes on which they
-//! are.
+//! Calibration between the two processes of a job, and so of the network between their nodes.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -18,12 +17,12 @@ use crate::output::Output;
 use crate::pingpong::GIVE_UP;
 use crate::work::{Carrier, Role, name_of};
 
-/// How long the other process may take to come, and to measure what copying costs.
+/// Time limit for the other process to start and to measure copies.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the profile says of where the processes were.
+/// Location of the processes in the profile.
 const PLACES: [&str; 2] = ["node", "nodes"];
 
-/// Measures as one of the two; rank 0 prints, both save.
+/// Measures as one of the two processes. Rank 0 prints, and both save.
 pub(super) fn calibrate(
     arguments: &MessagesArgs,
     (rounds, each): (u32, Duration),
@@ -43,7 +42,7 @@ pub(super) fn calibrate(
     };
     endpoint.target(other)?;
     let copies = copies::measure(Cores::choose()?, arguments.quick)?;
-    // Neither begins before the other is ready.
+    // Wait until both are ready.
     endpoint.send(&[])?;
     drop(endpoint.receive_timeout(PATIENCE)?);
     let progress = progress_bar(u64::from(rounds));
@@ -89,7 +88,7 @@ pub(super) fn calibrate(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What has carried the messages.
+/// Returns the link that has carried the messages.
 fn carrier(node: &Node) -> Carrier {
     let stats = node.stats();
     match stats.local.is_some_and(|local| local.records_out > 0) {

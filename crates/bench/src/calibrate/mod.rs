@@ -1,9 +1,9 @@
-//! `dipole calibrate`: what a message costs, told apart as the parameters of a model.
+//! `dipole calibrate messages`: measures the parameters of the model of single messages.
 //!
-//! Two processes, pinned to a core each, exchange messages of many lengths by each link (`side`), in
-//! several rounds, each by new processes. `parameters` is what is made of their samples, `copies`
-//! the cost of moving data within the machine. All is saved in the profiles of the links, from which
-//! `dipole predict` computes.
+//! Two processes, each pinned to a core, exchange messages of many lengths over each link (`side`),
+//! in several rounds with new processes. `parameters` computes the parameters from their samples, and
+//! `copies` measures memory copies. The results are saved in the profiles of the links, which
+//! `dipole predict` reads.
 //!
 //! # Source
 //! Directed Point §3, §5.1; the four phases: Directed Point II §5.2.
@@ -32,11 +32,11 @@ use dipole_node::{Choices, variables};
 use serde::Serialize;
 
 use crate::conditions::{closing_line, machine_line, progress_bar};
-use crate::control::{Ready, Task};
+use crate::control::{Ready, SIDE_ARGUMENTS, Task};
 use crate::estimate::Estimate;
 use crate::failure::RunError;
 use crate::launch;
-use crate::launch::{Entry, SIDE_ARGUMENTS, SLACK, Worker};
+use crate::launch::{Entry, SLACK, Worker};
 use crate::machine;
 use crate::machine::{Cores, Stolen};
 use crate::output::Output;
@@ -45,25 +45,29 @@ use crate::testbed::{On, Testbed};
 use crate::work::{Carrier, Kind, Placement, Role, Workload, name_of};
 use side::Sample;
 
-/// How often everything is measured: the interval of a median of nine leaves out the least and the
-/// greatest.
+/// Number of rounds. The confidence interval of a median of nine excludes the two extremes.
 const ROUNDS: u32 = 9;
-/// How long the round trips of one length take in a round.
+/// Duration of the round trips of one length in a round.
 const EACH: Duration = Duration::from_millis(25);
 const QUICK_ROUNDS: u32 = 1;
 const QUICK_EACH: Duration = Duration::from_millis(1);
 
-/// Which links are calibrated, and where.
+/// Measure the cost of messages on this machine, and save it for `dipole predict`
+///
+/// Two processes measure the parameters of the model of messages over each link: the overheads of
+/// sending and receiving, the latency, and the gaps between messages, by length; and the cost of
+/// copying by level of the memory hierarchy. This takes less than a minute, in which nothing else
+/// should run. The results are saved in DIPOLE_PROFILE, by default ~/.config/dipole/profile.
 #[derive(Args, Clone, Debug)]
 pub struct MessagesArgs {
-    /// What carries the messages [default: those that can be opened here]
+    /// Links [default: those that are available here]
     #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
     link: Vec<Carrier>,
-    /// Where the two processes run whose messages go by udp or bpf
+    /// Where the two processes of udp and bpf run
     #[arg(long, value_enum, default_value_t = On::Auto)]
     on: On,
     /// Measure between the two processes of a job, started on two nodes by dipole run or another
-    /// launcher, by what DIPOLE_LINK says; saved on each node
+    /// launcher, over the link in DIPOLE_LINK; save on each node
     #[arg(long, conflicts_with_all = ["link", "on"])]
     job: bool,
     /// Instead, measure messages of other lengths and compare them with the predictions of the saved
@@ -78,7 +82,7 @@ pub struct MessagesArgs {
     quick: bool,
 }
 
-/// Why nothing can be calibrated.
+/// Reason why nothing can be calibrated.
 #[derive(Debug, thiserror::Error)]
 enum CalibrateError {
     #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
@@ -101,16 +105,16 @@ enum CalibrateError {
     Incomplete { link: String },
 }
 
-/// What was found of one link.
+/// Results of one link.
 struct Link {
     carrier: Carrier,
     found: PointToPoint,
-    /// What a node is to choose by it, if that was tried.
+    /// Crossover lengths, if they were measured.
     choices: Option<Choices>,
     rounds: Vec<Vec<Sample>>,
 }
 
-/// Measures, prints and saves; with `json` one object for each link.
+/// Measures, prints and saves; with `json` one object per link.
 ///
 /// # Errors
 /// Nothing could be measured, or writing to `out` or the profile failed.
@@ -164,7 +168,7 @@ pub fn calibrate(
     let mut cache_line_ns = Vec::new();
     let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
     let mut alongside = (arguments.anew).then(|| Alongside::new(carriers.len(), arguments.quick));
-    // The machine drifts: each link takes its turn in every round.
+    // The machine drifts, so each link takes its turn in every round.
     for round in 1..=rounds {
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
         for (number, (carrier, samples)) in carriers.iter().zip(&mut samples).enumerate() {
@@ -220,8 +224,8 @@ pub fn calibrate(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a node is to choose by this link, which the sides find in `profiles` from now on; a look that
-/// everything works changes nothing.
+/// Finds the choices for this link and saves them in `profiles`, where the sides read them. With
+/// `--quick` the built-in values stay.
 fn choose(
     (testbed, cores): (&Testbed, Cores),
     carrier: Carrier,
@@ -283,8 +287,8 @@ fn placement(carrier: Carrier) -> Placement {
     }
 }
 
-/// A round: all samples of one link by two new processes, or single trips alone. They go by the
-/// profiles in this folder, else by the user's.
+/// Measures a round of one link with two new processes: all samples, or single trips only. The
+/// processes use the profiles in this folder, or the user's.
 fn measure(
     carrier: Carrier,
     each: Duration,
@@ -311,7 +315,7 @@ fn measure(
     };
     let start = |role: Role| {
         let mut environment = testbed.environment(entry.place, role, carrier);
-        // That a side waits for its core is seen in the samples.
+        // Warnings about waiting for a core are unnecessary: the samples show it.
         environment.push(("DIPOLE_LOG", "error".into()));
         environment.extend(profiles.map(|folder| (variables::PROFILE, folder.into())));
         let task = Task::Calibrate(
@@ -327,11 +331,11 @@ fn measure(
     lead.send(&of_follow)?;
     match lead.recv(SLACK) {
         Ok(samples) => {
-            // It has nothing to tell, but must have come to its end.
+            // The following side returns no samples, but must have finished.
             follow.recv::<Vec<Sample>>(SLACK)?;
             Ok(samples)
         }
-        // Whichever fails says why; the other would only say that it waited in vain.
+        // The side that failed knows the reason; the other has only waited for it.
         Err(error) => Err(match follow.recv::<Vec<Sample>>(Duration::ZERO) {
             Err(first @ RunError::Failed { .. }) => first,
             _ => error,
@@ -339,7 +343,7 @@ fn measure(
     }
 }
 
-/// Keeps what was found in the link's profile, and the samples beside it.
+/// Saves the results in the link's profile, and the samples next to it.
 fn save(link: &Link, copies: &[CopyCost]) -> Result<PathBuf, Box<dyn Error>> {
     let name = name_of(link.carrier);
     let mut profile = Profile::load(&name)?.unwrap_or_else(|| Profile::new(&name));
@@ -347,7 +351,7 @@ fn save(link: &Link, copies: &[CopyCost]) -> Result<PathBuf, Box<dyn Error>> {
     profile.copies = copies.to_vec();
     profile.choices = link.choices.or(profile.choices);
     let file = profile.save()?;
-    // Of two processes on two nodes one has measured.
+    // Only one of two processes on two nodes has samples.
     if link.rounds.iter().any(|samples| !samples.is_empty()) {
         save_samples(&file.with_extension("samples.jsonl"), &link.rounds)?;
     }
@@ -378,7 +382,7 @@ fn save_samples(file: &Path, rounds: &[Vec<Sample>]) -> Result<(), ProfileError>
     })
 }
 
-/// A line of `--json`.
+/// Results of one link for `--json`.
 #[derive(Serialize)]
 struct Line<'a> {
     calibrate: &'static str,

@@ -1,7 +1,8 @@
-//! From samples to parameters: of each round one value, of all rounds the median and its interval.
+//! Computes parameters from samples: one value per round, and the median over rounds with its
+//! interval.
 //!
-//! Nothing is left out as an outlier: medians within a round, and again over rounds, do not move
-//! for single stalls, and how many there were is counted.
+//! Outliers are not removed, because medians within and over rounds are insensitive to single stalls.
+//! They are counted.
 
 use dipole_model::{Long, MedianInterval, PointToPoint, Short};
 
@@ -9,11 +10,10 @@ use crate::calibrate::side::{FRAGMENT_BYTES, LONG_BYTES, Metric, SHORT_BYTES, Sa
 use crate::estimate::Estimate;
 use crate::statistics::{Spread, as_float};
 
-/// From here on a value counts as an outlier: so many times the median of its sample.
+/// Values above this multiple of the median of their sample are outliers.
 const OUTLIER: f64 = 3.0;
 
-/// The parameters that all rounds together show, of processes whose cores are so far apart; `None` if
-/// rounds do not hold all measurements.
+/// Computes the parameters from all rounds. `None` if a round is incomplete.
 pub fn of(
     place: &str,
     rounds: &[Vec<Sample>],
@@ -37,7 +37,7 @@ pub fn of(
             g_s_ns: over_rounds(&|round| round.median(Metric::SendGap, bytes))?,
             g_r_ns: over_rounds(&|round| round.median(Metric::ReceiveGap, bytes))?,
         };
-        // Medians of parts need not add up to the median of the whole: L is what is left.
+        // Medians of parts need not add up to the median of the whole, so L is the rest.
         let others = [short.o_s_ns, short.o_r_ns, short.u_r_ns];
         let others: f64 = others.iter().map(|part| part.median).sum();
         let l_ns = &mut short.l_ns;
@@ -47,13 +47,13 @@ pub fn of(
     };
     let long = |bytes: usize| {
         let fragments = as_float(bytes as u64) / as_float(FRAGMENT_BYTES as u64);
-        // What each fragment adds to the first.
+        // Additional time per fragment.
         let added = |round: &Round<'_>, what| {
             let whole = round.median(what, bytes)?;
             Some((whole - round.median(what, FRAGMENT_BYTES)?) / (fragments - 1.0))
         };
-        // Looking again and again for the next fragment takes longer than waiting for it, but the
-        // receiver cannot work on a fragment for longer than it takes the next one to come.
+        // Polling for the next fragment takes longer than waiting for it, but the receiver cannot
+        // work on a fragment for longer than the time until the next one.
         let work = |round: &Round<'_>| {
             let gap = added(round, Metric::Trip)?;
             Some(added(round, Metric::Work)?.min(gap))
@@ -76,7 +76,7 @@ pub fn of(
     })
 }
 
-/// How many of all values are far above the median of their sample, and how many there are.
+/// Counts the outliers and all values.
 pub(super) fn outliers(rounds: &[Vec<Sample>]) -> (usize, usize) {
     let (mut far, mut all) = (0, 0);
     for sample in rounds.iter().flatten() {
@@ -89,7 +89,7 @@ pub(super) fn outliers(rounds: &[Vec<Sample>]) -> (usize, usize) {
     (far, all)
 }
 
-/// What one round has measured.
+/// The samples of one round.
 struct Round<'a>(&'a [Sample]);
 
 impl Round<'_> {
@@ -98,13 +98,13 @@ impl Round<'_> {
         Some(Spread::of(sample.ns.iter().copied())?.median)
     }
 
-    /// Picking up costs the same whatever the length: nothing is copied.
+    /// Returns the time to pick up a message, which does not depend on the length, as nothing is copied.
     fn pick_up(&self) -> Option<f64> {
         let all = self.0.iter().filter(|it| it.what == Metric::PickUp);
         Some(Spread::of(all.flat_map(|it| it.ns.iter().copied()))?.median)
     }
 
-    /// `O_r + U_r`: at least the pick-up, which is a part of it.
+    /// Returns `O_r + U_r`, at least the time of the pick-up, which is a part of it.
     fn work(&self, bytes: usize) -> Option<f64> {
         Some(self.median(Metric::Work, bytes)?.max(self.pick_up()?))
     }
@@ -114,7 +114,7 @@ impl Round<'_> {
 mod tests {
     use super::*;
 
-    /// A link that costs so much: what a calibration of it samples, with a stall among them.
+    /// Samples of a link with these costs, including a stall.
     fn samples(drift: f64) -> Vec<Sample> {
         let mut all = Vec::new();
         for bytes in SHORT_BYTES.into_iter().chain(LONG_BYTES) {

@@ -1,4 +1,4 @@
-//! What was calibrated, as tables: times in microseconds, with their intervals' reach in percent.
+//! Tables of calibration results: times in microseconds, confidence intervals in percent.
 
 use dipole_model::CopyCost;
 use dipole_model::MedianInterval;
@@ -21,7 +21,7 @@ pub(super) fn of_link(link: &Link) -> String {
             us(one.o_r_ns),
             us(one.u_r_ns),
             us(one.l_ns),
-            // Of the trip: L itself may be about nothing.
+            // Relative to the trip, because L itself may be close to 0.
             percent((one.l_ns.high - one.l_ns.low) / 2.0 / one.trip_ns.median),
             us(one.g_s_ns),
             us(one.g_r_ns),

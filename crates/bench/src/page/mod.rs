@@ -1,11 +1,9 @@
-//! The page of `dipole bench --html`: figures over message size, the tables
-//! behind them, and the machine they come from, in one file that needs
-//! neither a network nor a script.
+//! The page of `dipole bench --html`: figures over message length, the tables behind them, and the
+//! machine, in one file without scripts that needs no network.
 //!
-//! Every number comes from the [`BenchRow`]s that `--json` prints; the page carries
-//! them too, as `application/json`. End-to-end throughput (a message's size by its
-//! one-way time) and transmission throughput (a stream) are different figures
-//! on different axes, and never meet in one (GAMMA §3.1, §3.2).
+//! Every number comes from the [`BenchRow`]s of `--json`, which the page also contains as
+//! `application/json`. End-to-end throughput (message length divided by one-way time) and transmission
+//! throughput (a stream) are different quantities and have separate figures (GAMMA §3.1, §3.2).
 
 mod table;
 
@@ -24,15 +22,15 @@ pub use dipole_page::{Chart, Curve, Point, Scale};
 pub use table::of_rows as table_of;
 
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
-/// The size whose distribution is drawn.
+/// Length of the messages whose distribution is drawn.
 const DISTRIBUTION_BYTES: usize = 64;
 
-/// What a reader must know about the machine and the run, as names and values.
+/// Names and values that describe the machine and the run.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunInfo(Vec<(&'static str, String)>);
 
 impl RunInfo {
-    /// The same with what could not be measured.
+    /// Adds the subjects that were not measured.
     pub fn with(mut self, absent: &[String]) -> RunInfo {
         if !absent.is_empty() {
             self.0.push(("Not measured", absent.join("; ")));
@@ -41,14 +39,14 @@ impl RunInfo {
     }
 }
 
-/// All measurements, as the page embeds them.
+/// All measurements, for the JSON in the page.
 #[derive(Serialize)]
 struct Data<'a, T> {
     facts: &'a RunInfo,
     measurements: &'a [T],
 }
 
-/// Collects it; `between` is what joins nodes, `closing` what was found out during the run.
+/// Collects the facts of a run. `between` describes the network between nodes.
 pub fn facts(between: Option<String>, cores: String, closing: &str, failures: usize) -> RunInfo {
     let mut facts = vec![
         (
@@ -73,7 +71,7 @@ pub fn facts(between: Option<String>, cores: String, closing: &str, failures: us
     RunInfo(facts)
 }
 
-/// The whole page.
+/// Returns the whole page.
 pub fn page(facts: &RunInfo, groups: &[(Group, Vec<Measurement>)], testbed: &Testbed) -> String {
     let mut body = String::new();
     for place in [Placement::TwoNodes, Placement::OneNode] {
@@ -87,7 +85,7 @@ pub fn page(facts: &RunInfo, groups: &[(Group, Vec<Measurement>)], testbed: &Tes
     measured_page(("Dipole beside its peers", text), facts, &body, &lines)
 }
 
-/// A page of measurements: what it is, how to read it, about the run, figures and tables.
+/// Returns a page of measurements from title and text, facts, body and data.
 pub fn measured_page(
     words: (&str, &str),
     facts: &RunInfo,
@@ -107,7 +105,7 @@ pub fn measured_page(
     document(heading, body, &data)
 }
 
-/// Curves that have points, with marks and colours in this order.
+/// Assigns marks and colours in this order to curves that have points.
 pub fn curves_in_order(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
     const FAMILIES: [&str; 10] = [
         "dipole",
@@ -132,7 +130,7 @@ pub fn curves_in_order(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
         .collect()
 }
 
-/// A page of figures, tables if there are any, and the data behind them.
+/// Returns a page of figures, tables if there are any, and the data behind them.
 pub fn figures_page(
     words: (&str, &str),
     facts: &[(&str, String)],
@@ -150,7 +148,7 @@ pub fn figures_page(
     document(heading, &body, data)
 }
 
-/// The figures and tables of one placement.
+/// Returns the figures and tables of one placement.
 fn section(place: Placement, groups: &[(Group, Vec<Measurement>)], testbed: &Testbed) -> String {
     let here = || {
         let with_entry = |group: &Group| group.entries.first().map(|entry| entry.place);
@@ -254,7 +252,7 @@ fn figures(
             ))
         }),
     };
-    // On axes of decades a factor of two is easily overlooked.
+    // On logarithmic axes a factor of two is easily overlooked.
     let faster = Chart {
         id: format!("latency-ratio-{testbed}"),
         title: "Latency beside Dipole's".into(),
@@ -305,7 +303,7 @@ fn figures(
     .concat()
 }
 
-/// One curve for each subject, in the order in which they come: a value, the least, the most, its unit.
+/// Returns one curve for each subject. `figure` returns value, minimum, maximum and unit.
 fn curves(
     lines: &[BenchRow],
     figure: impl Fn(&BenchRow) -> Option<(f64, f64, f64, &'static str)>,
@@ -341,7 +339,7 @@ fn curves(
     curves
 }
 
-/// The figure of all other curves by that of Dipole, by the first link of it that is there.
+/// Returns the figures of all other curves relative to Dipole over its first link.
 fn ratios(lines: &[BenchRow], figure: impl Fn(&BenchRow) -> Option<f64>) -> Vec<Curve> {
     let own = Subject::Dipole.name();
     let Some(first) = lines.iter().find(|line| line.subject == own) else {
@@ -379,7 +377,7 @@ fn ratios(lines: &[BenchRow], figure: impl Fn(&BenchRow) -> Option<f64>) -> Vec<
     curves
 }
 
-/// What a figure has by several links is told by its link, too, and Dipole always, which chooses one.
+/// Returns the name of a curve, with the link for Dipole and for subjects with several links.
 fn curve_name(line: &BenchRow, lines: &[BenchRow]) -> String {
     let chooses = line.subject == Subject::Dipole.name();
     match chooses || is_by_several_links(line, lines) {
@@ -388,7 +386,7 @@ fn curve_name(line: &BenchRow, lines: &[BenchRow]) -> String {
     }
 }
 
-/// The colour and mark of a line among others.
+/// Returns the class of colour and mark of a row.
 fn family_of(line: &BenchRow, lines: &[BenchRow]) -> &'static str {
     match family(&line.subject) {
         "dipole" if link_of(line) == "udp" && is_by_several_links(line, lines) => "dipole-udp",
@@ -401,7 +399,7 @@ fn is_by_several_links(line: &BenchRow, lines: &[BenchRow]) -> bool {
     same.any(|one| one.link != line.link)
 }
 
-/// Its link without the testbed.
+/// Returns the link of a row without the testbed.
 fn link_of(line: &BenchRow) -> &str {
     line.link.split('/').next().unwrap_or(&line.link)
 }
@@ -425,7 +423,7 @@ fn distribution_curve(line: &BenchRow, lines: &[BenchRow]) -> Curve {
     }
 }
 
-/// The colour and mark of a subject, the same in every figure.
+/// Returns the class of colour and mark of a subject, the same in every figure.
 fn family(subject: &str) -> &'static str {
     const FAMILIES: [(&str, &str); 8] = [
         ("bpf", "bpf"),

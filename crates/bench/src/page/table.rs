@@ -1,5 +1,5 @@
-//! Tables of the page. Each cell with a measured number carries it unrounded as
-//! `data-value`, in the unit of `--json`, with the name it has there as `data-field`.
+//! Tables of the page. Each cell with a measured number has its exact value as `data-value`, in the
+//! unit of `--json`, and its name there as `data-field`.
 
 pub(super) use dipole_page::digits;
 
@@ -9,7 +9,7 @@ use crate::testbed::Testbed;
 use dipole_page::byte_size;
 use dipole_page::escape;
 
-/// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
+/// A column: name in `--json`, heading, factor, value.
 type Column = (
     &'static str,
     &'static str,
@@ -59,7 +59,7 @@ const BY_CPU: Column = ("mbit_per_cpu_s", "Mbit/s per CPU", 1.0, |line| {
     line.mbit_per_cpu_s
 });
 
-/// One of the standard tables, with its ratios to the peers.
+/// Returns a standard table with ratios to the peers.
 pub(super) fn of_group(group: &Group, measured: &[Measurement], testbed: &Testbed) -> String {
     let references: Vec<&Measurement> = measured
         .iter()
@@ -80,7 +80,7 @@ pub(super) fn of_group(group: &Group, measured: &[Measurement], testbed: &Testbe
         headings += &format!("<th>× {}</th>", escape(&reference.label()));
     }
     let mut rows = String::new();
-    // Among rows of Dipole alone none stands out.
+    // Rows are only highlighted among rows of other subjects.
     let has_peers = lines.iter().any(|(_, line)| !is_own(line));
     for (one, line) in &lines {
         rows += &row(
@@ -108,7 +108,7 @@ pub(super) fn of_group(group: &Group, measured: &[Measurement], testbed: &Testbe
     )
 }
 
-/// The numbers behind a figure over sizes.
+/// Returns the numbers behind a figure over lengths.
 pub(super) fn of_lines(lines: &[BenchRow]) -> String {
     let Some(first) = lines.first() else {
         return String::new();
@@ -128,7 +128,7 @@ pub(super) fn of_lines(lines: &[BenchRow]) -> String {
     table(&headings(columns, &["size", "subject", "link"]), &rows)
 }
 
-/// The numbers behind a distribution.
+/// Returns the numbers behind a distribution.
 pub(super) fn of_distribution(lines: &[BenchRow]) -> String {
     let mut headings = "<th>share of messages</th>".to_owned();
     for line in lines {
@@ -157,7 +157,7 @@ pub(super) fn of_distribution(lines: &[BenchRow]) -> String {
     table(&headings, &rows)
 }
 
-/// Any table: a title, headings and cells.
+/// Returns a table with a title, headings and cells.
 pub fn of_rows(title: &str, headings: &[&str], rows: &[Vec<String>]) -> String {
     let headings: String = headings
         .iter()

@@ -1,11 +1,10 @@
-//! `bare-udp-spin` and `bare-udp-block`: connected UDP sockets, one `send` and
-//! one `recv` a message; they differ in one flag, whether `recv` waits.
+//! `bare-udp-spin` and `bare-udp-block`: connected UDP sockets, one `send` and one `recv` per message,
+//! where `recv` waits or not.
 //!
-//! Work: the kernel copies each message in and out once, checksums are the
-//! kernel's business. Fair: this is what a careful program on sockets does
-//! for latency; it has no header, no acknowledgement and no repeat, so it
-//! is a limit for anything reliable built on UDP sockets. In streams the
-//! counting window of [`super::datagrams`] keeps it from losing anything.
+//! Work: the kernel copies each message in and out once and computes checksums. A careful program does
+//! this for low latency. There is no header, acknowledgement or retransmission, so this is a limit for
+//! everything reliable over UDP sockets. In streams the flow control of [`super::datagrams`] prevents
+//! losses.
 
 use std::io;
 

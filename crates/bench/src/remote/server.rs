@@ -17,8 +17,7 @@ use super::{
     ASK_EVERY, Answer, FIRST_ENDPOINT, Machine, PATIENCE, RemoteError, Request, SERVER, ServerArgs,
     other_version, plain, to_bytes,
 };
-use crate::control::{Job, Task};
-use crate::launch::SIDE_ARGUMENTS;
+use crate::control::{Job, SIDE_ARGUMENTS, Task};
 use crate::machine;
 use crate::machine::Cores;
 use crate::machine::has_bpf;

@@ -1,9 +1,9 @@
-//! Compiles programs against the header and the library of this build, and runs them as jobs.
+//! Compiles programs with the header and the library of this build, and runs them as jobs.
 
 #![allow(
     dead_code,
     unreachable_pub,
-    reason = "a module of each test file, of which each uses its own part"
+    reason = "a module of each test file, of which each uses only a part"
 )]
 
 use std::io::Read;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use dipole_testbed::Testbed;
 
-/// A job that takes longer hangs.
+/// A job that takes longer is considered to hang.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a rank may go on when another has ended with a failure.
+/// How long a rank may continue after another one has failed.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// The folder of the crate.
+/// The directory of the crate.
 pub fn crate_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
@@ -30,12 +30,12 @@ pub fn root() -> PathBuf {
     crate_dir().join("../..")
 }
 
-/// Test programs.
+/// The path of a test program.
 pub fn source(name: &str) -> PathBuf {
     crate_dir().join("tests/c").join(name)
 }
 
-/// A folder with programs, the library as it is installed, and a registry.
+/// A directory with programs, the library under its installed names, and a registry.
 pub struct Bench {
     dir: tempfile::TempDir,
 }
@@ -54,15 +54,15 @@ impl Bench {
         self.dir.path()
     }
 
-    /// Compiles a program in C, without a warning.
+    /// Compiles a C program, without warnings.
     pub fn compile(&self, source: &Path, options: &[&str]) -> PathBuf {
         let name = source.file_stem().expect("a file");
         let strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-        self.compile_by("cc", name.as_ref(), source, &[&strict, options].concat())
+        self.compile_with("cc", name.as_ref(), source, &[&strict, options].concat())
     }
 
-    /// Compiles by any compiler.
-    pub fn compile_by(
+    /// Compiles with any compiler.
+    pub fn compile_with(
         &self,
         compiler: &str,
         name: &Path,
@@ -101,7 +101,7 @@ impl Bench {
     }
 }
 
-/// Ranks to be started as `dipole run` does; the environment of the test is not theirs.
+/// Ranks that are started as by `dipole run`, without the environment of the test.
 pub struct Job<'a> {
     bench: &'a Bench,
     program: PathBuf,
@@ -113,18 +113,18 @@ pub struct Job<'a> {
     prompt: Duration,
 }
 
-/// What became of a job.
+/// The results of a job.
 pub struct Done {
     pub ranks: Vec<Rank>,
 }
 
-/// What became of one of its ranks.
+/// The results of a rank.
 pub struct Rank {
     pub out: String,
     pub err: String,
     pub status: ExitStatus,
-    /// It had to be ended, after another one had failed.
-    pub was_ended: bool,
+    /// The test had to kill it after another one had failed.
+    pub was_killed: bool,
 }
 
 impl<'a> Job<'a> {
@@ -138,10 +138,10 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes with so many each, which have loopback addresses.
+    /// Puts the ranks on nodes with loopback addresses; `ranks` gives the number on each node.
     pub fn nodes(mut self, ranks: &[u32]) -> Job<'a> {
         static PORT: AtomicU64 = AtomicU64::new(0);
-        // Other test processes have other ports.
+        // The process ID separates the ports of concurrent test processes.
         let first = 20_000
             + (u64::from(std::process::id()) * 16 + PORT.fetch_add(4, Ordering::Relaxed)) % 12_000;
         let mut hosts = String::new();
@@ -158,7 +158,7 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes of a testbed, with so many each.
+    /// Puts the ranks on nodes of a testbed; `ranks` gives the number on each node.
     pub fn testbed(mut self, testbed: &'a Testbed, ranks: &[u32]) -> Job<'a> {
         self.testbed = Some(testbed);
         self.nodes = (1..)
@@ -168,8 +168,8 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Ends the other ranks soon after one has failed, as a launcher does.
-    pub fn ended_by_the_launcher(mut self) -> Job<'a> {
+    /// Kills the other ranks soon after one has failed, as a launcher does.
+    pub fn killed_by_the_launcher(mut self) -> Job<'a> {
         self.prompt = Duration::from_millis(500);
         self
     }
@@ -177,7 +177,7 @@ impl<'a> Job<'a> {
     fn command(&self, rank: usize, job: u64) -> Command {
         let node = self.nodes[rank];
         let mut command = match self.testbed {
-            // It says where the node is.
+            // The testbed sets the address of the node.
             Some(testbed) => testbed.command(node, &self.program),
             None => {
                 let mut command = Command::new(&self.program);
@@ -210,7 +210,7 @@ impl<'a> Job<'a> {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the job to its end.
     pub fn run(self) -> Done {
         static JOB: AtomicU64 = AtomicU64::new(1);
         let job = JOB.fetch_add(1, Ordering::Relaxed);
@@ -230,7 +230,7 @@ impl<'a> Job<'a> {
             }
             let late = failed.is_some_and(|since| since.elapsed() > self.prompt);
             if late || began.elapsed() > LIMIT {
-                ranks.iter_mut().for_each(Running::end);
+                ranks.iter_mut().for_each(Running::kill);
                 break;
             }
             thread::sleep(Duration::from_millis(2));
@@ -242,14 +242,14 @@ impl<'a> Job<'a> {
 }
 
 impl Done {
-    /// What all ranks printed, which ended well.
+    /// The output of all ranks, which must have succeeded.
     pub fn output(&self) -> String {
         self.ranks
             .iter()
             .enumerate()
             .map(|(number, rank)| {
                 assert!(
-                    rank.status.success() && !rank.was_ended,
+                    rank.status.success() && !rank.was_killed,
                     "rank {number}: {}\n{self:?}",
                     rank.status
                 );
@@ -258,8 +258,8 @@ impl Done {
             .collect()
     }
 
-    /// Lines of the library, of all ranks.
-    pub fn complaints(&self) -> Vec<&str> {
+    /// Error messages of the library on all ranks.
+    pub fn messages(&self) -> Vec<&str> {
         let lines = self.ranks.iter().flat_map(|rank| rank.err.lines());
         lines.filter(|line| line.starts_with("bsp: ")).collect()
     }
@@ -268,7 +268,11 @@ impl Done {
 impl std::fmt::Debug for Done {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (number, rank) in self.ranks.iter().enumerate() {
-            let ended = if rank.was_ended { ", by the test" } else { "" };
+            let ended = if rank.was_killed {
+                ", killed by the test"
+            } else {
+                ""
+            };
             writeln!(
                 f,
                 "rank {number}: {}{ended}\n{}{}",
@@ -279,13 +283,13 @@ impl std::fmt::Debug for Done {
     }
 }
 
-/// A process that ends with its test.
+/// A process that is killed when its test ends.
 struct Running {
     child: Child,
     out: Option<JoinHandle<String>>,
     err: Option<JoinHandle<String>>,
     status: Option<ExitStatus>,
-    was_ended: bool,
+    was_killed: bool,
 }
 
 fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
@@ -304,7 +308,7 @@ impl Running {
             err: child.stderr.take().map(reader),
             child,
             status: None,
-            was_ended: false,
+            was_killed: false,
         }
     }
 
@@ -315,10 +319,10 @@ impl Running {
         self.status.is_some_and(|status| !status.success())
     }
 
-    fn end(&mut self) {
+    fn kill(&mut self) {
         if self.status.is_none() {
-            let _ended_already = self.child.kill();
-            self.was_ended = true;
+            let _killed = self.child.kill();
+            self.was_killed = true;
             self.status = self.child.wait().ok();
         }
     }
@@ -331,32 +335,32 @@ impl Running {
             out: text(self.out.take()),
             err: text(self.err.take()),
             status: self.status.expect("it has ended"),
-            was_ended: self.was_ended,
+            was_killed: self.was_killed,
         }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.end();
+        self.kill();
     }
 }
 
-/// Runs a command that must succeed; what it printed.
+/// Runs a command, which must succeed. Returns its output.
 pub fn run(command: &mut Command) -> String {
     let output = command.output();
     let output = output.unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let complained = String::from_utf8_lossy(&output.stderr);
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "{command:?}: {}\n{said}\n{complained}",
+        "{command:?}: {}\n{stdout}\n{stderr}",
         output.status
     );
-    said
+    stdout
 }
 
-/// A library that cargo has built beside this test.
+/// A library that cargo has built next to this test.
 pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let deps = test.parent().expect("it lies in deps");

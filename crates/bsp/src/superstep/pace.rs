@@ -1,9 +1,9 @@
 //! When a process may send its next chunk.
 //!
-//! Time is divided into cycles of Q slots of length epsilon; a process sends in one slot of each
-//! cycle, drawn at random, because clocks do not agree: Q processes fill the network and do not
-//! flood it. What a slot holds and how long it lasts is measured ([`Slots`]); where nothing was
-//! measured, or nothing is to be gained, everything leaves at once. Thesis ch. 4.
+//! Time is divided into cycles of Q slots of length epsilon. A process sends in one slot of each cycle,
+//! drawn at random because clocks do not agree: so Q processes use the whole network without flooding
+//! it. The capacity and length of a slot are measured ([`Slots`]). Without a measurement, or where
+//! pacing gains nothing, everything leaves at once. Thesis ch. 4.
 
 use dipole_model::Slots;
 use rand::rngs::StdRng;
@@ -14,38 +14,40 @@ use rand::{Rng, SeedableRng};
 pub struct Pace {
     slots: Option<Slots>,
     in_cycle: u32,
-    /// When the next cycle begins, once one has begun.
+    /// Start of the next cycle, once one has begun.
     cycle_at_ns: Option<u64>,
-    dice: StdRng,
+    rng: StdRng,
 }
 
 impl Pace {
-    /// `senders` processes send in this superstep. Without slots everything leaves at once. The
-    /// seed should differ between processes and supersteps.
+    /// A pace for `senders` processes that send. Without slots everything leaves at once. The seed
+    /// should differ between processes and supersteps.
     #[must_use]
     pub fn new(slots: Option<Slots>, senders: u32, seed: u64) -> Pace {
         Pace {
             slots,
             in_cycle: slots.map_or(1, |slots| slots.in_cycle(senders)),
             cycle_at_ns: None,
-            dice: StdRng::seed_from_u64(seed),
+            rng: StdRng::seed_from_u64(seed),
         }
     }
 
-    /// Takes the next slot, for a chunk of so many bytes; when it begins, `now_ns` at the earliest.
+    /// Takes the next slot for a chunk of `bytes` bytes. Returns its start, `now_ns` at the earliest.
     ///
-    /// Who comes late (because of a timer, or because the network took nothing) makes up for one
-    /// cycle at most: more would be a burst.
+    /// A process that is late, because of a timer or a full link, catches up by at most one cycle,
+    /// to avoid a burst.
     pub fn next(&mut self, now_ns: u64, bytes: usize) -> u64 {
         let Some(slots) = self.slots else {
             return now_ns;
         };
         let epsilon_ns = slots.epsilon_ns(bytes);
         let cycle_ns = epsilon_ns.saturating_mul(u64::from(self.in_cycle));
-        let least_ns = now_ns.saturating_sub(cycle_ns);
-        let begin_ns = self.cycle_at_ns.map_or(now_ns, |at_ns| at_ns.max(least_ns));
+        let earliest_ns = now_ns.saturating_sub(cycle_ns);
+        let begin_ns = self
+            .cycle_at_ns
+            .map_or(now_ns, |at_ns| at_ns.max(earliest_ns));
         self.cycle_at_ns = Some(begin_ns.saturating_add(cycle_ns));
-        let slot = u64::from(self.dice.random_range(0..self.in_cycle));
+        let slot = u64::from(self.rng.random_range(0..self.in_cycle));
         begin_ns
             .saturating_add(epsilon_ns.saturating_mul(slot))
             .max(now_ns)
@@ -67,7 +69,7 @@ mod tests {
         ..BUS
     };
 
-    /// When a process that is always in time sends so many full chunks.
+    /// When a process that is always in time sends its full chunks.
     fn times(mut pace: Pace, chunks: usize) -> Vec<u64> {
         let mut now_ns = 500;
         let mut next = || {
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_bus_every_process_sends_once_in_each_cycle_and_in_every_slot_as_often() {
+    fn on_a_bus_a_process_sends_once_in_each_cycle_and_equally_often_in_every_slot() {
         let (senders, cycles) = (5, 5_000);
         let cycle_ns = 10_000 * u64::from(senders);
         let mut drawn = [0; 5];
@@ -99,7 +101,7 @@ mod tests {
             assert!(within_ns < cycle_ns && within_ns.is_multiple_of(10_000));
             drawn[(within_ns / 10_000) as usize] += 1;
         }
-        // A thousand each, and four standard deviations to either side.
+        // The mean is 1000; the bounds are four standard deviations away.
         let is_even = drawn.iter().all(|count| (887..1113).contains(count));
         assert!(is_even, "{drawn:?}");
     }
@@ -114,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_makes_up_for_one_cycle_and_sends_no_burst() {
+    fn a_late_process_catches_up_by_one_cycle_without_a_burst() {
         let mut pace = Pace::new(Some(SWITCH), 8, 1);
         assert_eq!(pace.next(0, 1000), 0);
-        // A little late: the grid stays.
+        // A little late: the cycles keep their start times.
         assert_eq!(pace.next(12_000, 1000), 12_000);
         assert_eq!(pace.next(12_000, 1000), 20_000);
         // Very late.

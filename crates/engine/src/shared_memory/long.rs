@@ -359,7 +359,7 @@ impl SharedMemory {
             let skipped = message.streamed.unwrap_or(0);
             let copy = rest.show(|bytes| Rest::copy(bytes, skipped, buffers));
             if message.streamed.is_none() {
-                self.hub.hide();
+                self.hub.block_pulls();
                 message.withdrawn = true;
                 *withdrawn += 1;
             }
@@ -373,7 +373,7 @@ impl SharedMemory {
     /// Peers may fetch again once they have asked for all that was withdrawn, or had fetched it.
     pub(super) fn show_again(&mut self) {
         if self.outgoing.withdrawn == 0 {
-            self.hub.show();
+            self.hub.allow_pulls();
         }
     }
 
@@ -505,7 +505,7 @@ impl SharedMemory {
                 Err(_) => break,
             }
             // It is copied out while the next is copied in.
-            self.hub.ring(connection);
+            self.hub.wake_peer(connection);
         }
         *streamed == message.length
     }
