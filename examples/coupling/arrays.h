@@ -67,7 +67,7 @@ static inline void array_begin(const char *board)
     arrays.owning = dp_open_with(DP_ANY, NULL);
     NEED(arrays.asking >= 0 && arrays.owning >= 0);
     NEED(dp_own_address(arrays.owning, &arrays.own) == 0);
-    arrays.board = dp_edge(arrays.asking, at);
+    arrays.board = dp_edge_open(arrays.asking, at);
     NEED(arrays.board >= 0);
 }
 
@@ -111,7 +111,7 @@ static inline int array_edge(struct dp_address to)
             return arrays.edge[at].edge;
     }
     NEED(arrays.edges < ARRAY_PARTS);
-    int edge = dp_edge(arrays.asking, to);
+    int edge = dp_edge_open(arrays.asking, to);
     NEED(edge >= 0);
     arrays.edge[arrays.edges].to = to;
     arrays.edge[arrays.edges++].edge = edge;

@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     free(rows);
     free(columns);
     free(means);
-    NEED(dp_finish(ARRAY_WAIT_NS) == 0);
+    NEED(dp_finalize(ARRAY_WAIT_NS) == 0);
     bsp_end();
     return 0;
 }

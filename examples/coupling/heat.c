@@ -48,7 +48,7 @@ int main(int argc, char **argv)
     }
     free(now);
     free(next);
-    NEED(dp_finish(ARRAY_WAIT_NS) == 0);
+    NEED(dp_finalize(ARRAY_WAIT_NS) == 0);
     MPI_Finalize();
     return 0;
 }

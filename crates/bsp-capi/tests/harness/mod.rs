@@ -6,14 +6,21 @@
     reason = "a module of each test file, of which each uses only a part"
 )]
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use dipole_testbed::Testbed;
+use dipole_testbed::c_programs::{
+    Finished, Process, STRICT, clean_command, compile, link_library, link_options,
+};
+#[allow(
+    unused_imports,
+    reason = "every test file uses only a part of this module"
+)]
+pub use dipole_testbed::c_programs::{built_library, run};
 
 /// A job that takes longer is considered to hang.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -43,10 +50,7 @@ pub struct Bench {
 impl Bench {
     pub fn new() -> Bench {
         let dir = tempfile::tempdir().expect("a folder for the programs");
-        let library = built("libbsp.so");
-        for name in ["libbsp.so", "libbsp.so.0"] {
-            std::os::unix::fs::symlink(&library, dir.path().join(name)).expect("a link");
-        }
+        link_library(dir.path(), "libbsp.so");
         Bench { dir }
     }
 
@@ -57,8 +61,12 @@ impl Bench {
     /// Compiles a C program, without warnings.
     pub fn compile(&self, source: &Path, options: &[&str]) -> PathBuf {
         let name = source.file_stem().expect("a file");
-        let strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-        self.compile_with("cc", name.as_ref(), source, &[&strict, options].concat())
+        self.compile_with(
+            "cc",
+            name.as_ref(),
+            source,
+            &[&STRICT[..], options].concat(),
+        )
     }
 
     /// Compiles with any compiler.
@@ -70,19 +78,11 @@ impl Bench {
         options: &[&str],
     ) -> PathBuf {
         let program = self.path().join(name);
-        run(Command::new(compiler)
-            .args(["-O1", "-pthread"])
-            .args(options)
-            .arg("-I")
-            .arg(root().join("include"))
-            .arg("-I")
-            .arg(self.path())
-            .arg(source)
-            .arg("-L")
-            .arg(self.path())
-            .arg(format!("-Wl,-rpath,{}", self.path().display()))
-            .args(["-lbsp", "-lm", "-o"])
-            .arg(&program));
+        let folder = format!("-I{}", self.path().display());
+        let options = [&["-O1", "-pthread", &folder][..], options].concat();
+        let [folder, run_path, library] = &link_options(self.path(), "bsp");
+        let libraries = [folder, run_path, library, "-lm"];
+        compile(compiler, source, &program, &options, &libraries);
         program
     }
 
@@ -115,16 +115,7 @@ pub struct Job<'a> {
 
 /// The results of a job.
 pub struct Done {
-    pub ranks: Vec<Rank>,
-}
-
-/// The results of a rank.
-pub struct Rank {
-    pub out: String,
-    pub err: String,
-    pub status: ExitStatus,
-    /// The test had to kill it after another one had failed.
-    pub was_killed: bool,
+    pub ranks: Vec<Finished>,
 }
 
 impl<'a> Job<'a> {
@@ -180,12 +171,7 @@ impl<'a> Job<'a> {
             // The testbed sets the address of the node.
             Some(testbed) => testbed.command(node, &self.program),
             None => {
-                let mut command = Command::new(&self.program);
-                for (name, _) in std::env::vars_os() {
-                    if name.to_string_lossy().starts_with("DIPOLE_") {
-                        command.env_remove(name);
-                    }
-                }
+                let mut command = clean_command(&self.program, &["DIPOLE_"]);
                 let runtime = self.bench.path().join(format!("registry.{node}"));
                 command.env("DIPOLE_RUNTIME_DIR", runtime);
                 command.env("DIPOLE_NID", node.to_string());
@@ -201,9 +187,7 @@ impl<'a> Job<'a> {
             .env("DIPOLE_JOB_BASE", (4_000_000_000 + job * 16).to_string())
             .env("DIPOLE_RANKS", ranks.join(","))
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .stdin(Stdio::null());
         if let Some(hosts) = &self.hosts {
             command.env("DIPOLE_HOSTS", hosts);
         }
@@ -214,29 +198,29 @@ impl<'a> Job<'a> {
     pub fn run(self) -> Done {
         static JOB: AtomicU64 = AtomicU64::new(1);
         let job = JOB.fetch_add(1, Ordering::Relaxed);
-        let mut ranks: Vec<Running> = (0..self.nodes.len())
-            .map(|rank| Running::start(&mut self.command(rank, job)))
+        let mut ranks: Vec<Process> = (0..self.nodes.len())
+            .map(|rank| Process::start(&mut self.command(rank, job)))
             .collect();
         let began = Instant::now();
         let mut failed: Option<Instant> = None;
         loop {
             for rank in &mut ranks {
-                if rank.has_failed() {
+                if rank.poll().is_some_and(|status| !status.success()) {
                     failed.get_or_insert_with(Instant::now);
                 }
             }
-            if ranks.iter().all(|rank| rank.status.is_some()) {
+            if ranks.iter_mut().all(|rank| rank.poll().is_some()) {
                 break;
             }
             let late = failed.is_some_and(|since| since.elapsed() > self.prompt);
             if late || began.elapsed() > LIMIT {
-                ranks.iter_mut().for_each(Running::kill);
+                ranks.iter_mut().for_each(Process::kill);
                 break;
             }
             thread::sleep(Duration::from_millis(2));
         }
         Done {
-            ranks: ranks.into_iter().map(Running::finish).collect(),
+            ranks: ranks.into_iter().map(Process::finish).collect(),
         }
     }
 }
@@ -281,93 +265,4 @@ impl std::fmt::Debug for Done {
         }
         Ok(())
     }
-}
-
-/// A process that is killed when its test ends.
-struct Running {
-    child: Child,
-    out: Option<JoinHandle<String>>,
-    err: Option<JoinHandle<String>>,
-    status: Option<ExitStatus>,
-    was_killed: bool,
-}
-
-fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _end = from.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Running {
-        let mut child = command.spawn().expect("the program starts");
-        Running {
-            out: child.stdout.take().map(reader),
-            err: child.stderr.take().map(reader),
-            child,
-            status: None,
-            was_killed: false,
-        }
-    }
-
-    fn has_failed(&mut self) -> bool {
-        if self.status.is_none() {
-            self.status = self.child.try_wait().expect("our own process");
-        }
-        self.status.is_some_and(|status| !status.success())
-    }
-
-    fn kill(&mut self) {
-        if self.status.is_none() {
-            let _killed = self.child.kill();
-            self.was_killed = true;
-            self.status = self.child.wait().ok();
-        }
-    }
-
-    fn finish(mut self) -> Rank {
-        let text = |thread: Option<JoinHandle<String>>| {
-            thread.and_then(|it| it.join().ok()).unwrap_or_default()
-        };
-        Rank {
-            out: text(self.out.take()),
-            err: text(self.err.take()),
-            status: self.status.expect("it has ended"),
-            was_killed: self.was_killed,
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// Runs a command, which must succeed. Returns its output.
-pub fn run(command: &mut Command) -> String {
-    let output = command.output();
-    let output = output.unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
-    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{stdout}\n{stderr}",
-        output.status
-    );
-    stdout
-}
-
-/// A library that cargo has built next to this test.
-pub fn built(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    let deps = test.parent().expect("it lies in deps");
-    let library = deps.join(name);
-    if !library.exists() {
-        let profile = deps.parent().expect("deps lies in the profile's folder");
-        return profile.join(name);
-    }
-    library
 }
