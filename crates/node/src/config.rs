@@ -309,7 +309,7 @@ impl Config {
     fn set_peer_timeout(&mut self, timeout_ms: u64) {
         let timeout_ns = timeout_ms * 1_000_000;
         self.protocol.peer_timeout_ns = timeout_ns;
-        self.protocol.quiet_ns = self.protocol.quiet_ns.min(timeout_ns / 3);
+        self.protocol.suspect_after_ns = self.protocol.suspect_after_ns.min(timeout_ns / 3);
     }
 
     /// Takes the addresses that the hosts file has for this node.
@@ -463,10 +463,10 @@ mod tests {
         let mut config = Config::local(NodeId(1), PathBuf::new());
         config.set_peer_timeout(1500);
         assert_eq!(config.protocol.peer_timeout_ns, 1_500_000_000);
-        assert_eq!(config.protocol.quiet_ns, 500_000_000);
+        assert_eq!(config.protocol.suspect_after_ns, 500_000_000);
         config = Config::local(NodeId(1), PathBuf::new());
         config.set_peer_timeout(60_000);
-        assert_eq!(config.protocol.quiet_ns, 1_000_000_000);
+        assert_eq!(config.protocol.suspect_after_ns, 1_000_000_000);
     }
 
     #[test]

@@ -418,7 +418,7 @@ impl World {
         let config = Config {
             node: u32::try_from(number).expect("small"),
             peer_timeout_ns: 2 * SECOND,
-            quiet_ns: SECOND / 2,
+            suspect_after_ns: SECOND / 2,
             ..Config::default()
         };
         let mut engine = Engine::new(AnyLink::from(port), config, number, [number, !number], None);
