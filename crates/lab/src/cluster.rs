@@ -1,9 +1,9 @@
 //! Processes that exchange messages in supersteps, in virtual time: the real engine on a simulated
-//! network, behind a shallow switch or on a bus.
+//! network, behind a switch with little memory or on a bus.
 //!
-//! A superstep begins with a barrier that costs nothing but leaves the processes a little apart; what
-//! is measured is the exchange that follows, up to the last byte read. Nothing here depends on the
-//! machine's speed.
+//! A superstep begins with a barrier that costs nothing but leaves the processes slightly out of
+//! step. Measured is the exchange that follows, up to the last byte read. The speed of the machine
+//! has no influence.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,75 +19,75 @@ use dipole_proto::{Config, EdgeId, Instant, PeerId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Everybody receives here and sends from there.
+/// Endpoints at which processes receive, and from which they send.
 const INBOX: u32 = 1;
 const OUTBOX: u32 = 100;
-/// A process that found something looks again so soon.
+/// Interval after which a process that found something polls again.
 const POLL_NS: u64 = 1_000;
-/// Between two exchanges, so that nothing of the last is under way.
+/// Pause between two exchanges, in which all packets of the previous one arrive.
 const PAUSE_NS: u64 = 1_000_000;
-/// A superstep that takes longer never ends.
+/// Time limit of a superstep.
 const MOST_NS: u64 = 600_000_000_000;
-/// Enough for what blind processes have on their way to their interface.
+/// Enough for everything that processes without flow control have in flight.
 const FRAMES: u32 = 4096;
-/// A process of many, which send little to each.
+/// Frames of a process in a large cluster, where each sends little to each other.
 const FEW_FRAMES: u32 = 256;
-/// With more processes each has [`FEW_FRAMES`].
+/// With more processes than this, each has [`FEW_FRAMES`].
 const FEW_PROCESSES: usize = 64;
-/// With how many others everybody connects at once: all together would fill the switch's queues.
+/// Number of peers that a process connects to at a time. All together would overflow the queues.
 const CONNECTING: usize = 64;
 /// Ethernet, IP and UDP headers, gap and preamble.
 const FRAME_BYTES: u64 = 66;
 const PACKET_BYTES: usize = 1472;
-/// What is left of a packet for a message: header, trailer, and the head of a piece.
+/// Payload of a packet, without header, trailer, and head of a piece.
 pub(crate) const PIECE_BYTES: usize = PACKET_BYTES - 32 - 4 - 32;
 
-/// What carries the packets.
+/// The network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Carrier {
-    /// A switch with a full-duplex link to everybody, and so much memory for each.
+    /// A switch with a full-duplex link to each process, and this much memory per port.
     Switch { queue_bytes: u64 },
-    /// One medium for all.
+    /// One medium for all processes.
     Bus { propagation_ns: u64 },
 }
 
-/// A cluster and how it sends.
+/// Configuration of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) processes: usize,
     pub(crate) carrier: Carrier,
     pub(crate) mbit_per_second: u64,
     pub(crate) latency_ns: u64,
-    /// Processes leave the barrier so far apart at most.
+    /// Limit of the time between two processes leaving the barrier.
     pub(crate) skew_ns: u64,
     pub(crate) order: Order,
     pub(crate) slots: Option<Slots>,
     pub(crate) chunk_bytes: usize,
-    /// Chunks that a process has begun and not yet handed to its sessions, at most.
+    /// Limit of chunks that a process has begun but not yet handed to its sessions.
     pub(crate) ahead: usize,
-    /// Without acknowledgements, repeats and windows: what is lost is lost.
+    /// No acknowledgements, retransmissions and windows: lost packets stay lost.
     pub(crate) blind: bool,
-    /// How long an acknowledgement waits for a packet to ride on.
+    /// Time that an acknowledgement waits for a data packet.
     pub(crate) ack_delay_ns: u64,
-    /// A packet is not repeated sooner.
+    /// Minimum retransmission timeout.
     pub(crate) least_timeout_ns: u64,
     pub(crate) seed: u64,
 }
 
 impl Setup {
-    /// How long the medium needs for so many bytes in frames.
+    /// Returns the time that the medium needs for this many bytes in frames.
     fn wire_ns(&self, bytes: u64) -> u64 {
         bytes * 8_000 / self.mbit_per_second
     }
 
-    /// How long a message takes on its way through an interface, its frames counted.
+    /// Returns the time of a message through an interface, including frame overhead.
     pub(crate) fn message_ns(&self, bytes: usize) -> u64 {
         let packets = bytes.div_ceil(PIECE_BYTES) as u64;
         let overhead = (PACKET_BYTES - PIECE_BYTES) as u64 + FRAME_BYTES;
         self.wire_ns(bytes as u64 + packets * overhead)
     }
 
-    /// What an always busy network needs at least for an exchange: the busiest interface, or the bus.
+    /// Returns the minimum time of an exchange: that of the busiest interface, or of the bus.
     pub(crate) fn ideal_ns(&self, relation: &Relation) -> u64 {
         let count = self.processes;
         let message = |from: usize, to: usize| self.message_ns(relation.bytes[from][to]);
@@ -102,7 +102,7 @@ impl Setup {
                     let back: u64 = (0..count).map(|from| message(from, one)).sum();
                     [out, back]
                 });
-                // The last packet passes the switch's link too.
+                // The last packet also passes the switch's link.
                 let last_ns = self.message_ns(PIECE_BYTES) + self.latency_ns;
                 sums.max().unwrap_or(0) + last_ns
             }
@@ -110,7 +110,7 @@ impl Setup {
     }
 }
 
-/// Who sends how much to whom.
+/// Number of bytes from each process to each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Relation {
     /// By sender and receiver.
@@ -128,12 +128,12 @@ impl Relation {
         }
     }
 
-    /// Everybody sends so much to everybody else.
+    /// Each process sends this much to every other.
     pub(crate) fn total_exchange(processes: usize, bytes: usize) -> Relation {
         Relation::of(processes, |_, _| bytes)
     }
 
-    /// Everybody sends so much to the next.
+    /// Each process sends this much to the next.
     pub(crate) fn cyclic_shift(processes: usize, bytes: usize) -> Relation {
         Relation::of(processes, |from, to| {
             if to == (from + 1) % processes {
@@ -144,7 +144,7 @@ impl Relation {
         })
     }
 
-    /// Every pair with probability one half, up to so much.
+    /// Each pair sends with probability 1/2, up to this much.
     pub(crate) fn random(processes: usize, most_bytes: usize, seed: u64) -> Relation {
         let mut dice = StdRng::seed_from_u64(seed);
         Relation::of(processes, |_, _| match dice.random_bool(0.5) {
@@ -157,7 +157,7 @@ impl Relation {
         self.bytes[from].iter().sum()
     }
 
-    /// What each receives.
+    /// Returns what each process receives.
     fn received(&self) -> Vec<usize> {
         let mut all = vec![0; self.bytes.len()];
         for row in &self.bytes {
@@ -168,7 +168,7 @@ impl Relation {
         all
     }
 
-    /// The h of the h-relation, in bytes.
+    /// Returns h of the h-relation in bytes.
     pub(crate) fn h(&self) -> usize {
         let sent = (0..self.bytes.len()).map(|rank| self.sent_by(rank));
         sent.chain(self.received()).max().unwrap_or(0)
@@ -184,33 +184,33 @@ impl Relation {
     }
 }
 
-/// What an exchange took.
+/// Result of an exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Exchange {
     pub(crate) ns: u64,
-    /// By the time of an always busy network.
+    /// Minimum time of the exchange divided by its time.
     pub(crate) efficiency: f64,
     /// Frames handed to the network.
     pub(crate) packets: u64,
-    /// Frames that a full queue, or too many collisions, lost.
+    /// Frames lost to full queues or too many collisions.
     pub(crate) lost: u64,
-    /// Packets that carried nothing but acknowledgements.
+    /// Packets with acknowledgements only.
     pub(crate) acknowledgements: u64,
     pub(crate) repeats: u64,
     /// Bytes of payload that arrived.
     pub(crate) received: u64,
-    /// Times that somebody began to send on the bus, and those that met another.
+    /// Attempts to send on the bus, and collisions.
     pub(crate) attempts: u64,
     pub(crate) collisions: u64,
 }
 
-/// When chunks leave.
+/// Schedule of chunks.
 enum Leaving {
     Paced(Pace),
     /// At a random moment of each interval.
     Random {
         interval_ns: f64,
-        /// When the next interval begins.
+        /// Beginning of the next interval.
         at_ns: f64,
         dice: StdRng,
     },
@@ -233,7 +233,7 @@ impl Leaving {
     }
 }
 
-/// Whole nanoseconds of a time that is not negative.
+/// Converts a non-negative time to whole nanoseconds.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -254,15 +254,15 @@ struct Process {
     peers: Vec<Option<PeerId>>,
     turns: RoundRobin,
     pace: Leaving,
-    /// What is left for each.
+    /// Bytes left for each receiver.
     left: Vec<usize>,
-    /// And for all together.
+    /// Sum of `left`.
     left_bytes: usize,
-    /// To whom the next chunk goes, how long it is, and when it may leave.
+    /// Receiver, length and earliest time of the next chunk.
     next: Option<(usize, usize, u64)>,
     sending: Vec<Sending>,
     received: usize,
-    /// In this exchange.
+    /// Bytes received in this exchange.
     expected: usize,
     begin_ns: u64,
     deadline_ns: u64,
@@ -273,9 +273,9 @@ pub(crate) struct Cluster {
     network: Network,
     now_ns: u64,
     processes: Vec<Process>,
-    /// Deadlines of processes; those that no longer are one's deadline count for nothing.
+    /// Deadlines of processes, including outdated ones.
     deadlines: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Who has packets that it has not taken yet.
+    /// Processes with packets that they have not read yet.
     waiting: Vec<usize>,
     payload: Vec<u8>,
     dice: StdRng,
@@ -288,7 +288,7 @@ fn address(process: usize, port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, high, low], port))
 }
 
-/// Whose address that is.
+/// Returns the process with an address.
 fn process_at(address: SocketAddr) -> Option<usize> {
     let SocketAddr::V4(address) = address else {
         return None;
@@ -298,10 +298,10 @@ fn process_at(address: SocketAddr) -> Option<usize> {
 }
 
 impl Cluster {
-    /// All processes know each other already.
+    /// Creates a cluster in which all processes are connected.
     pub(crate) fn new(setup: &Setup) -> Cluster {
         let count = setup.processes;
-        // What waits in an interface of a bus is short, or repeats would wait for seconds.
+        // Interface queues of a bus are short; otherwise retransmissions would wait for seconds.
         let (switch_queue_bytes, transmit_queue_bytes, bus) = match setup.carrier {
             Carrier::Switch { queue_bytes } => (queue_bytes, 1 << 20, None),
             Carrier::Bus { propagation_ns } => (0, 16 << 10, Some(BusConfig { propagation_ns })),
@@ -332,10 +332,10 @@ impl Cluster {
                     FRAMES
                 },
                 ack_delay_ns: setup.ack_delay_ns,
-                // Repeats take slots too: not before everybody has had some.
+                // Retransmissions need slots, too, so wait until each process has had some.
                 min_timeout_ns: setup.least_timeout_ns,
                 max_timeout_ns: setup.least_timeout_ns.saturating_mul(8).max(250_000_000),
-                // A crowded bus lets some wait for seconds.
+                // On a crowded bus some processes wait for seconds.
                 peer_timeout_ns: 60_000_000_000,
                 suspect_after_ns: 60_000_000_000,
                 ..Config::default()
@@ -406,7 +406,7 @@ impl Cluster {
         self.rest();
     }
 
-    /// One superstep.
+    /// Runs one superstep.
     pub(crate) fn exchange(&mut self, relation: &Relation) -> Exchange {
         let (slots, senders) = (self.setup.slots, relation.senders());
         self.exchange_when(relation, |_, seed| {
@@ -414,8 +414,8 @@ impl Cluster {
         })
     }
 
-    /// The same, but chunks leave at random times: all together offer this share of what the
-    /// medium of one interface carries.
+    /// Runs one superstep in which chunks are sent at random times, so that all processes together
+    /// offer this share of the capacity of one interface.
     pub(crate) fn offer(&mut self, relation: &Relation, load: f64) -> Exchange {
         let chunk_ns = self.setup.message_ns(self.setup.chunk_bytes) as f64;
         let interval_ns = chunk_ns * f64::from(relation.senders()) / load;
@@ -499,7 +499,7 @@ impl Cluster {
         let count = self.processes.len();
         let mut first = 0;
         self.run(|cluster| {
-            // Who is done stays so.
+            // A process that is done stays done.
             while first < count && is_done(&cluster.processes[first]) {
                 first += 1;
             }
@@ -534,7 +534,7 @@ impl Cluster {
         }
     }
 
-    /// When something happens next, in a process or the network.
+    /// Returns the time of the next event in a process or the network.
     fn next_ns(&mut self) -> Option<u64> {
         while let Some(Reverse((at_ns, index))) = self.deadlines.peek().copied()
             && self.processes[index].deadline_ns != at_ns
@@ -552,7 +552,7 @@ impl Cluster {
         }
     }
 
-    /// Lets time pass, until nothing of the last exchange is under way.
+    /// Lets time pass until no packet of the previous exchange is in flight.
     fn rest(&mut self) {
         let until_ns = self.now_ns + PAUSE_NS;
         self.run(|cluster| {
@@ -597,7 +597,7 @@ impl Process {
         self.next.is_none() && self.sending.is_empty() && self.left_bytes == 0
     }
 
-    /// When the next chunk may leave, if it is that it waits for.
+    /// Returns when the next chunk may be sent, if the process waits for that.
     fn next_send_ns(&self, now_ns: u64) -> u64 {
         if now_ns < self.begin_ns {
             return self.begin_ns;
@@ -639,14 +639,14 @@ impl Process {
         self.next
     }
 
-    /// True once a chunk has been begun.
+    /// Begins a chunk; true if one was begun.
     fn begin(&mut self, now: Instant, to: usize, payload: &[u8], blind: bool) -> bool {
         let edge = self.edges[to].expect("connected");
         let engine = &mut self.engine;
         let begun = if blind {
             let pieces = payload.chunks(PIECE_BYTES);
             let sent = pieces.map_while(|piece| engine.send_unreliable(now, edge, piece).ok());
-            // Of what has begun the rest is lost too.
+            // The rest of a chunk that has begun is lost, too.
             match sent.count() {
                 0 => Err(Blocked::NoFrame),
                 _ => Ok(None),

@@ -1,10 +1,10 @@
-//! `dipole-lab crossings`: how often a byte crosses memory on its way, by each path that Dipole has.
+//! `dipole-lab crossings`: how often a byte crosses memory on each path that Dipole has.
 //!
-//! Counted: the engines' counters say how many bytes took each stage, and what a stage does with a
-//! byte is known: a copy reads and writes it, a checksum reads it. Headers, repeats and
-//! acknowledgements count, so that the figure is of what really went. Measured: what a byte more costs
-//! both sides in CPU time, by streams of two lengths with sides that sleep while they wait, as
-//! multiples of what one crossing costs `memcpy` where messages of that length lie.
+//! Counted: the engines' counters tell how many bytes passed each stage, and the effect of a stage is
+//! known: a copy reads and writes a byte, a checksum reads it. Headers, retransmissions and
+//! acknowledgements are included. Measured: the CPU time of both sides for one more byte, from streams
+//! of two message lengths with sides that sleep while waiting, as multiples of one crossing by
+//! `memcpy` at the same level of the memory hierarchy.
 //!
 //! # Source
 //! Gigabit Nectar §2.4, table 1: the interface (copied or shared buffers), the checksum, crossings.
@@ -30,14 +30,14 @@ use dipole_model::CopyCost;
 use dipole_page::byte_size;
 use serde::Serialize;
 
-/// A path: streams of a shorter and a longer message by it.
+/// Streams of a shorter and a longer message on one path.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) shorter: Entry,
     pub(crate) longer: Entry,
 }
 
-/// What is measured.
+/// The measurements to make.
 #[derive(Clone, Debug)]
 pub(crate) struct CrossingsPlan {
     pub(crate) paths: Vec<Path>,
@@ -46,7 +46,7 @@ pub(crate) struct CrossingsPlan {
     pub(crate) on: On,
 }
 
-/// One path: a line of `--json`.
+/// Result of one path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct CrossingsRow {
     bench: &'static str,
@@ -54,15 +54,15 @@ struct CrossingsRow {
     link: String,
     testbed: &'static str,
     size_bytes: usize,
-    /// How the program gives messages, and gets them.
+    /// How the program passes and receives messages.
     interface: &'static str,
     checksum: &'static str,
-    /// By counters.
+    /// Crossings according to the counters.
     crossings: Option<f64>,
-    /// Of both sides, for a byte more.
+    /// CPU time of both sides for one more byte.
     cpu_ns_per_byte: f64,
     copy_ns_per_byte: f64,
-    /// CPU time as multiples of a crossing by `memcpy`.
+    /// CPU time as a multiple of a crossing by `memcpy`.
     cpu_in_crossings: f64,
 }
 
@@ -224,7 +224,7 @@ fn line(
         size_bytes,
         interface,
         checksum,
-        // Sockets are copied into the kernel, and out of it.
+        // Sockets copy into the kernel and out of it.
         crossings: crossings.or((entry.subject != Subject::Dipole).then_some(2.0 * COPY)),
         cpu_ns_per_byte: cpu.median,
         copy_ns_per_byte,
@@ -232,7 +232,7 @@ fn line(
     }))
 }
 
-/// Where a path stands among interfaces and checksums.
+/// Returns interface and checksum of a path.
 fn nature(entry: &Entry) -> (&'static str, &'static str) {
     match (entry.subject, entry.carrier) {
         (Subject::Dipole, Carrier::Shm) => ("copy, share", "none"),

@@ -1,4 +1,4 @@
-//! MPI libraries as they are installed: what compiles for them, what starts their ranks.
+//! Installed MPI libraries: compilers and launchers.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,23 @@ pub(crate) enum Library {
     Mpich,
 }
 
-/// Ranks that share no memory: each in a network namespace of its own.
+/// Ranks without shared memory, each in its own network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
-    /// One for each rank.
+    /// Namespaces by rank.
     pub(crate) namespaces: Vec<OsString>,
-    /// What joins them, as `10.0.0.0/24`, and its interface in each.
+    /// Their subnet, such as `10.0.0.0/24`, and the interface in each.
     pub(crate) subnet: &'static str,
     pub(crate) interface: &'static str,
 }
 
-/// How ranks are started.
+/// How to start ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
     pub(crate) ranks: u32,
-    /// By shared memory, else by TCP.
+    /// Use shared memory instead of TCP.
     pub(crate) is_local: bool,
-    /// More ranks than cores: who waits gives way.
+    /// There are more ranks than cores, so waiting ranks yield.
     pub(crate) gives_way: bool,
     pub(crate) network: Option<Network>,
 }
@@ -40,7 +40,7 @@ impl Library {
         }
     }
 
-    /// What Debian calls it.
+    /// Names of the Debian packages.
     pub(crate) fn packages(self) -> &'static str {
         match self {
             Library::OpenMpi => "openmpi-bin, libopenmpi-dev",
@@ -62,7 +62,7 @@ impl Library {
         }
     }
 
-    /// Compiles a program for it, and looks for its launcher; says why that cannot be done.
+    /// Compiles a program and checks that the launcher exists. The error is the reason for a failure.
     pub(crate) fn compile(
         self,
         source: &Path,
@@ -76,7 +76,7 @@ impl Library {
         Ok(compiled)
     }
 
-    /// The words of a command that starts such a program, and what its environment has in addition.
+    /// Returns the command line that starts a program, and additional environment variables.
     pub(crate) fn command(
         self,
         start: &Start,
@@ -119,13 +119,13 @@ fn open_mpi_options(start: &Start) -> Vec<&'static str> {
     let mut options = vec!["--bind-to", "none", "--oversubscribe"];
     options.extend(["--mca", "pml", "ob1", "--mca", "btl", btl]);
     if !start.is_local {
-        // Puts would go through memory that all ranks of a machine share.
+        // Otherwise puts would use memory that all ranks of a machine share.
         options.extend(["--mca", "osc", "pt2pt"]);
     }
     let gives_way = if start.gives_way { "1" } else { "0" };
     options.extend(["--mca", "mpi_yield_when_idle", gives_way]);
     if !start.is_local {
-        // On one node that is the loopback, which it leaves out by itself.
+        // On one node that is the loopback interface, which it excludes by default.
         let network = start.network.as_ref();
         let subnet = network.map_or("127.0.0.0/8", |network| network.subnet);
         options.extend(["--mca", "btl_tcp_if_include", subnet]);
@@ -138,7 +138,7 @@ fn open_mpi_environment(start: &Start) -> Vec<(&'static str, String)> {
         ("OMPI_ALLOW_RUN_AS_ROOT", "1".to_owned()),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1".to_owned()),
     ];
-    // Its daemon must be reached from the other namespaces.
+    // Its daemon must be reachable from the other namespaces.
     if let Some(network) = &start.network {
         for remote in [
             "PMIX_MCA_ptl_base_remote_connections",
@@ -171,7 +171,7 @@ fn mpich_environment(start: &Start) -> Vec<(&'static str, String)> {
     environment
 }
 
-/// Compiles a C program by this compiler; says why that cannot be done.
+/// Compiles a C program. The error is the reason for a failure.
 pub(crate) fn compile(
     compiler: &str,
     source: &Path,

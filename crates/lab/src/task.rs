@@ -19,7 +19,7 @@ pub(crate) enum Task {
     Incast(IncastJob),
 }
 
-/// What one process of an incast does.
+/// Job of one process of an incast.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct IncastJob {
     pub(crate) subject: Subject,
@@ -27,65 +27,65 @@ pub(crate) struct IncastJob {
     pub(crate) senders: u32,
     pub(crate) core: usize,
     pub(crate) namespace: PathBuf,
-    /// The address of the one that receives.
+    /// Address of the receiver.
     pub(crate) receiver: IpAddr,
     pub(crate) size_bytes: usize,
 }
 
-/// The parts played in an incast.
+/// Roles of processes in an incast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum IncastPart {
     /// Receives from all others.
     Receive,
-    /// Sends to the one that receives.
+    /// Sends to the receiver.
     Send,
 }
 
 /// From the parent: send one message, or receive these.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Go {
-    /// When to send, by the clock that never jumps.
+    /// When to send, on the monotonic clock.
     pub(crate) at_ns: u64,
-    /// How many come to the receiver.
+    /// Number of messages for the receiver.
     pub(crate) messages: u32,
-    /// The first byte of these messages.
+    /// First byte of these messages.
     pub(crate) number: u8,
 }
 
-/// What one process of a crowd does.
+/// Job of one process of a crowd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CrowdJob {
-    /// Which one this is, from 0.
+    /// Index of the process, from 0.
     pub(crate) index: usize,
     pub(crate) processes: usize,
     pub(crate) part: CrowdPart,
     pub(crate) core: usize,
     pub(crate) size_bytes: usize,
     pub(crate) duration: Duration,
-    /// Waits sleep at once instead of spinning a little first.
+    /// Sleep immediately while waiting, instead of spinning first.
     pub(crate) block: bool,
 }
 
-/// The parts played in a crowd.
+/// Roles of processes in a crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum CrowdPart {
-    /// Sends to everybody else that flows and receives from them, until it is ended.
+    /// Sends to all other processes of this role and receives from them, until it is killed.
     Flow {
-        /// The first of those that flow; they go up to the last process.
+        /// Index of the first process of this role; it goes up to the last process.
         first: usize,
     },
-    /// Process 0: asks process 1.
+    /// Process 0 sends to process 1.
     Ping,
-    /// Process 1: answers process 0.
+    /// Process 1 replies to process 0.
     Echo,
     /// Waits for a message that never comes.
     Wait,
 }
 
-/// What a process of a crowd has counted.
+/// Counters of a process of a crowd.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CrowdCount {
-    /// Messages received from each process within the time.
+    /// Messages received from each process within the duration.
     pub(crate) received: Vec<u64>,
     pub(crate) elapsed_ns: u64,
     pub(crate) cpu_ns: u64,

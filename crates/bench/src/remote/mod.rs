@@ -1,8 +1,8 @@
 //! Benches between two hosts: `dipole bench server` on one, `dipole bench --to NODE` on the other.
 //!
-//! The two talk by messages of Dipole itself, JSON objects: so whoever may send to the node may
-//! measure with it, and nobody else. The side that is asked for starts its processes itself, with
-//! addresses of its own hosts file; of the job it takes only what is to be measured.
+//! The two exchange JSON objects in Dipole messages, so every program that may send to the node may
+//! use it for measurements, and no other. The server starts its processes itself, with addresses of
+//! its own hosts file. It takes only the work from the client's job.
 
 mod client;
 mod server;
@@ -19,13 +19,13 @@ use crate::control::Job;
 pub use client::{Remote, RemoteWorker};
 pub(crate) use server::serve;
 
-/// Endpoints of a bench on a node that others use lie from here on.
+/// First endpoint of a bench on a node that other programs use.
 pub const FIRST_ENDPOINT: u32 = 0xfeb0_0000;
-/// Where a server receives.
+/// Endpoint of the server.
 const SERVER: u32 = FIRST_ENDPOINT;
-/// How often each side asks whether the other lives, while it waits.
+/// Interval at which a waiting side checks whether the other is alive.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long a message may take to be read.
+/// Time limit for sending a message.
 const PATIENCE: Duration = Duration::from_secs(10);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -109,7 +109,7 @@ impl Identity<'_> {
     }
 }
 
-/// Why there is no bench between two hosts.
+/// Reason why a bench between two hosts is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     #[error(transparent)]
@@ -147,38 +147,38 @@ pub enum RemoteError {
     Output(#[from] std::io::Error),
 }
 
-/// From the side that asks to the server.
+/// Message from the client to the server.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// The first one.
+    /// The first message.
     Hello { version: String },
     /// Be the following side of this job.
     Start { number: u64, job: Job },
-    /// A line for the process of that job.
+    /// A line for the process of this job.
     Line { number: u64, line: String },
-    /// That job is over.
+    /// This job is over.
     Stop { number: u64 },
-    /// Whoever sends this is there.
+    /// The sender is alive.
     Alive,
-    /// The last one.
+    /// The last message.
     Bye,
 }
 
-/// From the server to the side that asks.
+/// Message from the server to the client.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// It is free, and as described.
+    /// The server is free and has this machine.
     Welcome(Machine),
-    /// It does not take part, and why.
+    /// The server does not take part, for this reason.
     Refused {
         why: String,
     },
-    /// A line of the process of a job.
+    /// A line from the process of a job.
     Line {
         number: u64,
         line: String,
     },
-    /// That process is gone.
+    /// The process has exited.
     Ended {
         number: u64,
         how: String,
@@ -187,7 +187,7 @@ enum Answer {
 }
 
 impl Answer {
-    /// The same, with nothing in its texts that does something to a terminal.
+    /// Replaces control characters in texts, which could manipulate a terminal.
     fn plain(self) -> Answer {
         match self {
             Answer::Welcome(machine) => Answer::Welcome(Machine {
@@ -199,30 +199,30 @@ impl Answer {
                 number,
                 how: plain(&how),
             },
-            // A line is read by this program.
+            // Lines are parsed by this program and not printed.
             other @ (Answer::Line { .. } | Answer::Alive) => other,
         }
     }
 }
 
-/// A text of the other side as it is shown.
+/// Replaces control characters.
 fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
 }
 
-/// What a reader of figures must know of the other machine.
+/// Facts about the other machine that readers of figures must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     pub description: String,
-    /// Its side runs here.
+    /// Core of its side.
     pub core: usize,
-    /// The bpf link can be used there.
+    /// The bpf link is available there.
     pub has_bpf: bool,
 }
 
-/// Why those of another version do not take part, if so.
+/// Returns why a client of another version is rejected, if it is.
 fn other_version(theirs: &str) -> Option<String> {
     (theirs != VERSION).then(|| {
         format!(

@@ -1,12 +1,10 @@
 //! `dipole-lab crowd`: more processes than cores, all on one node.
 //!
-//! Four measurements a round: everybody sends to everybody, by two processes
-//! and by all; and a ping-pong between two of all, while the others wait and
-//! while the others send to each other. Processes are pinned to the two cores
-//! in turn and wait as any program's would: they spin for a bounded time and
-//! then sleep. Two processes and many do the same work: messages of the same
-//! length, and the same number of them offered in a turn, divided among
-//! the others.
+//! Each round has four measurements: an all-to-all exchange of two processes and of all, and a
+//! ping-pong between two of all processes while the others wait and while the others exchange
+//! messages. Processes are pinned to the two cores alternately and wait with the defaults: they spin
+//! for a bounded time and then sleep. Two processes and many do the same work: messages of the same
+//! length, and the same number of messages per turn, divided among the receivers.
 
 pub(crate) mod process;
 
@@ -107,7 +105,7 @@ struct PingpongRow {
     about: Subjects,
     #[serde(flatten)]
     one_way: OneWay,
-    /// What the other processes do.
+    /// Activity of the other processes.
     #[serde(skip)]
     others: &'static str,
 }
@@ -149,13 +147,13 @@ impl Record for PingpongRow {
     }
 }
 
-/// Everybody to everybody: all of it, and how evenly it was shared.
+/// Throughput of an all-to-all exchange, and how evenly it is shared.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Flow {
     messages_per_s: f64,
     bytes_per_s: f64,
     cpu_ns_per_message: f64,
-    /// What the slowest and the fastest ordered pair had, as a multiple of an equal share.
+    /// Throughput of the slowest and the fastest ordered pair relative to an equal share.
     least_pair_share: f64,
     most_pair_share: f64,
 }
@@ -178,7 +176,7 @@ fn measure(
         pair.push(crowd.flow(2)?);
         many.push(crowd.flow(all)?);
         idle.push(crowd.pingpong(CrowdPart::Wait)?);
-        // With fewer there is no pair left to send to each other.
+        // With fewer processes there is no pair left for an exchange.
         if all >= 4 {
             busy.push(crowd.pingpong(CrowdPart::Flow { first: 2 })?);
         }
@@ -235,7 +233,7 @@ impl Crowd<'_> {
         }
     }
 
-    /// Everybody sends to everybody.
+    /// Measures an all-to-all exchange.
     fn flow(&self, processes: usize) -> Result<Flow, RunError> {
         let mut workers = self.start(processes, |_| CrowdPart::Flow { first: 0 })?;
         let limit = self.plan.duration + SLACK;
@@ -246,7 +244,7 @@ impl Crowd<'_> {
         Ok(flow(&counts, self.plan.size_bytes))
     }
 
-    /// Two of all processes, on different cores, ask and answer; the others do `rest`.
+    /// Measures a ping-pong between two processes on different cores; the others do `rest`.
     fn pingpong(&self, rest: CrowdPart) -> Result<OneWay, RunError> {
         let part = |index| match index {
             0 => CrowdPart::Ping,
@@ -254,12 +252,12 @@ impl Crowd<'_> {
             _ => rest,
         };
         let mut workers = self.start(usize::from(self.plan.processes), part)?;
-        // Where each round trip takes a scheduler's turn, those that must be made take long.
+        // If each round trip waits for the scheduler, the minimum number of round trips takes long.
         let outcome: Outcome = workers[0].verdict(self.plan.duration + SLACK)?;
         Ok(outcome.one_way.unwrap_or_default())
     }
 
-    /// Starts processes, lets them open their endpoints, then point them at each other, then begin.
+    /// Starts processes and lets them open their endpoints, connect them, and begin.
     fn start(
         &self,
         processes: usize,
@@ -284,7 +282,7 @@ impl Crowd<'_> {
                 let mut environment =
                     self.testbed
                         .environment(Placement::OneNode, Role::Lead, carrier);
-                // They are ended one after the other; that some are gone is no news.
+                // Processes are killed one after the other; warnings about lost peers are useless.
                 environment.push(("DIPOLE_LOG", "error".into()));
                 Worker::start(format!("process {index}"), &ARGUMENTS, &task, environment)
             })
@@ -301,7 +299,7 @@ impl Crowd<'_> {
     }
 }
 
-/// Adds up what each process counted.
+/// Adds up the counters of all processes.
 fn flow(counts: &[CrowdCount], size_bytes: usize) -> Flow {
     let (mut messages_per_s, mut cpu_ns, mut messages) = (0.0, 0.0, 0.0);
     let mut pairs = Vec::new();

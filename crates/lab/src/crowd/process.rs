@@ -1,5 +1,4 @@
-//! One process of a crowd: a node with an inbox, and an endpoint for each
-//! process it sends to.
+//! One process of a crowd: a node with an inbox, and an endpoint for each process it sends to.
 
 use std::io;
 use std::sync::mpsc::{self, TryRecvError};
@@ -20,24 +19,23 @@ use dipole_bench::work::{Kind, Role, Workload};
 
 /// All processes are on this node.
 const NODE: u32 = 1;
-/// The inbox of process `i` is this endpoint and `i`.
+/// The inbox of process `i` is this endpoint plus `i`.
 const INBOX: u32 = 100;
-/// The endpoint by which `i` sends to `j` is this one, `64 * i` and `j`.
+/// The endpoint from which `i` sends to `j` is this one plus `64 * i + j`.
 const OUTBOX: u32 = 1000;
-/// Nobody sends to this endpoint and `i`.
+/// Endpoint plus `i` of a process, to which no process sends.
 const BYSTANDER: u32 = 10_000;
 const MOST_PROCESSES: usize = 64;
-/// Messages offered in a turn, to all others together.
+/// Messages sent per turn, to all others together.
 const TURN_MESSAGES: usize = 64;
-/// Messages taken in a turn.
+/// Limit of messages received per turn.
 const TAKEN_MESSAGES: usize = 256;
-/// How long a process with nothing to do waits for a message before it looks
-/// whether there is room to send again.
+/// Time that an idle process waits for a message before it tries to send again.
 const NOTHING_TO_DO: Duration = Duration::from_millis(1);
 /// Longer than any measurement.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Plays a part until the parent ends this process; what was counted is said meanwhile.
+/// Plays its role until the parent kills this process, and sends its counters meanwhile.
 pub(crate) fn take_part(job: &CrowdJob) -> io::Result<()> {
     machine::pin(job.core)?;
     let mut config = Config::from_env().map_err(failed)?;
@@ -84,14 +82,14 @@ fn open(node: &Node, id: u32) -> io::Result<Endpoint> {
     node.endpoint(EndpointId(id)).map_err(failed)
 }
 
-/// Waits until everybody's endpoints are open, points ours at them, and waits until
-/// everybody has: meanwhile the node must go on answering those who still point theirs.
+/// Waits until all endpoints are open, connects ours, and waits until all are connected. Meanwhile
+/// the node must reply to processes that still connect.
 fn meet_twice(
     job: &CrowdJob,
     node: &Node,
     point: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
-    // Nobody sends to this one: waiting at it takes nothing away from the others.
+    // No process sends here, so receiving takes no messages away.
     let bystander = open(node, BYSTANDER + number(job.index))?;
     send(&Ready::default())?;
     recv::<Ready>()?;
@@ -99,7 +97,7 @@ fn meet_twice(
     send(&Ready::default())?;
     let (sender, heard) = mpsc::channel();
     thread::spawn(move || {
-        // Only a process that ends has stopped listening.
+        // The channel is only closed when the process exits.
         let _nobody_listens = sender.send(recv::<Ready>());
     });
     loop {
@@ -152,7 +150,7 @@ fn play_pingpong(job: &CrowdJob, node: Node, role: Role) -> io::Result<()> {
     send(&Verdict::Done(outcome))
 }
 
-/// Sends to all others that flow and counts what comes from each.
+/// Sends to all other processes of this role and counts messages from each.
 struct Flow {
     inbox: Endpoint,
     outboxes: Vec<(usize, Endpoint)>,
@@ -174,7 +172,7 @@ impl Flow {
         })
     }
 
-    /// Goes on after its time, so that others have the whole of theirs under full load.
+    /// Continues after its duration, so that the others are measured under full load.
     fn run(mut self, job: &CrowdJob, node: &Node) -> io::Result<()> {
         meet_twice(job, node, || {
             for (other, outbox) in &self.outboxes {
@@ -206,7 +204,7 @@ impl Flow {
         }
     }
 
-    /// Offers each of the others its part of a turn; false if nobody had room.
+    /// Sends a share of the turn to each receiver; false if none had room.
     fn send_some(&mut self) -> io::Result<bool> {
         let each = (TURN_MESSAGES / self.outboxes.len().max(1)).max(1);
         let mut any = false;
@@ -222,7 +220,7 @@ impl Flow {
         Ok(any)
     }
 
-    /// Takes what waits, up to a limit; false if nothing did.
+    /// Receives available messages up to a limit; false if there were none.
     fn take_some(&mut self) -> io::Result<bool> {
         for taken in 0..TAKEN_MESSAGES {
             match self.inbox.try_receive().map_err(failed)? {
@@ -234,7 +232,7 @@ impl Flow {
     }
 }
 
-/// Files a message under the process whose outbox it came from.
+/// Counts a message for the process that sent it.
 fn count(received: &mut [u64], message: &Message) -> io::Result<()> {
     let source = message.source();
     let from = source

@@ -1,10 +1,10 @@
-//! `dipole-lab incast`: many nodes send one long message each to one node, all at once.
+//! `dipole-lab incast`: many nodes send one long message each to one node at the same time.
 //!
-//! The nodes are network namespaces on a switch whose ports are shaped and have short queues. Each
-//! turn makes new connections, sends one message by each of them alone, then all at once again and
-//! again: the first time shows what a receiver that knows nothing yet loses, the others what it
-//! has learnt. Beside Dipole stand TCP and the link: what an always busy one needs for the same
-//! frames, of which those of the messages sent alone are counted at the switch.
+//! The nodes are network namespaces on a switch with limited rate and short queues. Each turn opens
+//! new connections, sends one message over each of them separately, and then all of them at the same
+//! time, repeatedly. The first burst shows the losses of a receiver without prior knowledge, the
+//! others those of one that has adapted. Dipole is compared with TCP and with the link: the time of
+//! an always busy link for the same frames, as counted at the switch for the separate messages.
 
 pub(crate) mod process;
 
@@ -35,11 +35,11 @@ use crate::task::{ARGUMENTS, Go, IncastJob, IncastPart, Task};
 
 const RATE_MBIT: u64 = 1000;
 const QUEUE_BYTES: u32 = 64 << 10;
-/// What is measured leaves the switch by the port of this node.
+/// The node whose switch port is measured.
 const RECEIVER: u32 = 1;
-/// Between two bursts, so that nothing of the last is under way and nobody has forgotten it.
+/// Pause between two bursts, in which all packets arrive but state is kept.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Of a turn, the first not counted, whatever time they take.
+/// Minimum of bursts in a turn, without the first.
 const LEAST_BURSTS: u32 = 10;
 
 /// Many nodes send a long message to one node at the same time, over a switch of 1 Gbit/s with short
@@ -77,14 +77,14 @@ pub(crate) fn execute(args: &IncastArgs, output: &mut Output<'_>) -> Result<bool
 pub(crate) struct IncastPlan {
     pub(crate) senders: u32,
     pub(crate) size_bytes: usize,
-    /// Of the bursts of a turn.
+    /// Duration of the bursts of a turn.
     pub(crate) duration: Duration,
     pub(crate) turns: u32,
-    /// What carries Dipole's messages.
+    /// Link for Dipole's messages.
     pub(crate) carrier: Carrier,
 }
 
-/// One line of `--json`: medians over turns, packets and bursts of all turns together.
+/// Result of one subject: medians over turns; packets and bursts are sums over turns.
 #[derive(Clone, Debug, Serialize)]
 struct IncastRow {
     bench: &'static str,
@@ -95,23 +95,23 @@ struct IncastRow {
     senders: u32,
     rate_mbit: u64,
     queue_bytes: u32,
-    /// Not counting the first of each turn.
+    /// Without the first burst of each turn.
     bursts: u64,
-    /// By the switch, but for the first burst of each turn.
+    /// Counted by the switch, without the first burst of each turn.
     lost_packets: u64,
-    /// In the first burst of each turn.
+    /// In the first bursts of all turns.
     first_lost_packets: u64,
-    /// Time that the link needs for all messages, over what they took; the mean of a turn.
+    /// Minimum time of the link for all messages divided by their actual time: mean of a turn.
     efficiency: f64,
     least_efficiency: f64,
     most_efficiency: f64,
-    /// Time of a message, over what the link needs for all of them.
+    /// Time of a message relative to the minimum time of the link for all messages.
     p50_over_ideal: f64,
     p99_over_ideal: f64,
     most_over_ideal: f64,
-    /// What the first burst took, over the same.
+    /// Time of the first burst relative to the same.
     first_over_ideal: f64,
-    /// Payload while a burst lasts.
+    /// Payload throughput during a burst.
     bytes_per_s: f64,
 }
 
@@ -142,7 +142,7 @@ struct Turn {
     first_lost: u64,
     lost: u64,
     ideal_ns: f64,
-    /// When each message had been read, the earliest first, since the burst began.
+    /// Times since the start of the burst at which messages had been read, in ascending order.
     first_read_ns: Vec<u64>,
     read_ns: Vec<Vec<u64>>,
 }
@@ -152,7 +152,7 @@ impl Turn {
         as_float(ns) / self.ideal_ns
     }
 
-    /// How long all messages of each burst took.
+    /// Returns the duration of each burst.
     fn lasted_ns(&self) -> impl Iterator<Item = u64> {
         self.read_ns
             .iter()
@@ -224,7 +224,7 @@ struct Incast<'a> {
 }
 
 impl Incast<'_> {
-    /// The row of the link itself.
+    /// Returns the row of the link itself.
     fn limit(&self) -> IncastRow {
         IncastRow {
             bench: "incast",
@@ -249,7 +249,7 @@ impl Incast<'_> {
         }
     }
 
-    /// `None` if every turn failed.
+    /// Returns the row of a subject. `None` if every turn failed.
     fn row(&self, subject: Subject, turns: &[Turn]) -> Option<IncastRow> {
         let spread = |figure: &dyn Fn(&Turn) -> f64| Spread::of(turns.iter().map(figure));
         let median = |figure: &dyn Fn(&Turn) -> f64| spread(figure).map(|spread| spread.median);
@@ -287,12 +287,12 @@ impl Incast<'_> {
             number = (number + 1) % u8::MAX;
             burst(&mut workers, senders, number)
         };
-        // Of what is sent alone nothing is lost: the least of it is the message in its frames.
+        // Separate messages are not lost, so the minimum is the message in its frames.
         let mut message_bytes = u64::MAX;
         for sender in everybody.clone() {
             let before = counters()?.sent_bytes;
             burst(sender..sender + 1)?;
-            // What is acknowledged and repeated late belongs to it too.
+            // Include late acknowledgements and retransmissions.
             std::thread::sleep(PAUSE);
             message_bytes = message_bytes.min(counters()?.sent_bytes - before);
         }
@@ -319,7 +319,7 @@ impl Incast<'_> {
         Ok(turn)
     }
 
-    /// Starts the receiver, first, and the senders, and has them connect.
+    /// Starts the receiver and the senders, and lets them connect.
     fn start(&self, subject: Subject) -> Result<Vec<Worker>, RunError> {
         let mut workers = (0..=self.plan.senders)
             .map(|index| self.worker(subject, index))
@@ -361,13 +361,13 @@ impl Incast<'_> {
             .map(|(name, value)| (name, value.into()))
             .collect();
         environment.push(("DIPOLE_LINK", name_of(self.plan.carrier).into()));
-        // They are ended one after the other; that some are gone is no news.
+        // Processes are killed one after the other; warnings about lost peers are useless.
         environment.push(("DIPOLE_LOG", "error".into()));
         Worker::start(who, &ARGUMENTS, &task, environment)
     }
 }
 
-/// Some send at once; when each message had been read, since the first of them began.
+/// Lets some senders send at the same time. Returns when each message had been read, since the start.
 fn burst(
     workers: &mut [Worker],
     senders: std::ops::Range<u32>,
@@ -397,12 +397,12 @@ fn burst(
     Ok(read_ns)
 }
 
-/// How long the link needs for so many bytes, of which it may send some at once.
+/// Returns the time that the link needs for this many bytes, with its initial burst.
 fn ideal_ns(bytes: u64, burst_bytes: u64) -> f64 {
     as_float(bytes.saturating_sub(burst_bytes).max(1)) * 8e3 / as_float(RATE_MBIT)
 }
 
-/// A clock that all processes of this machine share.
+/// Returns the time of a clock that all processes of this machine share.
 fn now_ns() -> u64 {
     machine::in_nanoseconds(clock_gettime(ClockId::Monotonic))
 }

@@ -1,5 +1,4 @@
-//! One process of an incast: a node of its own that sends when it is told, or the one that
-//! receives.
+//! One process of an incast: a sender on its own node, or the receiver.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,10 +20,10 @@ use dipole_bench::pingpong::GIVE_UP;
 use dipole_bench::stdio::{recv, send};
 use dipole_bench::subject::Subject;
 
-/// Everybody sends to this endpoint.
+/// The endpoint that receives all messages.
 const INBOX: u32 = 7;
 
-/// Plays a part until the parent ends this process.
+/// Plays its role until the parent kills this process.
 pub(crate) fn take_part(job: &IncastJob) -> io::Result<()> {
     enter_namespace(&job.namespace)?;
     machine::pin(job.core)?;
@@ -39,7 +38,7 @@ pub(crate) fn take_part(job: &IncastJob) -> io::Result<()> {
             endpoint.send_timeout(&[], GIVE_UP).map_err(failed)?;
             send_bursts(job, |payload| {
                 endpoint.send_timeout(payload, GIVE_UP).map_err(failed)?;
-                // Nobody calls meanwhile, so what is lost is sent again by this call.
+                // No other call retransmits lost packets, so wait here.
                 endpoint.drain(GIVE_UP).map_err(failed)
             })
         }
@@ -61,14 +60,14 @@ fn endpoint(node: &Node, id: EndpointId) -> io::Result<Endpoint> {
     node.endpoint(id).map_err(failed)
 }
 
-/// Tells the parent at which port this one waits, if at any, and waits for the receiver's.
+/// Sends the parent the port of this process, if any, and waits for the receiver's.
 fn meet(ports: &[u16]) -> io::Result<Vec<u16>> {
     let ports = ports.to_vec();
     send(&Ready { ports })?;
     Ok(recv::<Ready>()?.ports)
 }
 
-/// Says that this one is connected, then sends whenever it is told, and says when it began.
+/// Reports that it is connected, then sends on every command and reports the start time.
 fn send_bursts(
     job: &IncastJob,
     mut send_one: impl FnMut(&[u8]) -> io::Result<()>,
@@ -89,7 +88,7 @@ fn receive(job: &IncastJob) -> io::Result<()> {
     let node = open()?;
     let inbox = endpoint(&node, EndpointId(INBOX))?;
     meet(&[])?;
-    // A node without peers answers while somebody waits: each sender greets.
+    // A node without peers replies only while a thread waits, so each sender sends a first message.
     for _ in 0..job.senders {
         inbox.receive_timeout(2 * GIVE_UP).map_err(failed)?;
     }
@@ -106,7 +105,7 @@ fn receive(job: &IncastJob) -> io::Result<()> {
     }
 }
 
-/// Each connection has a thread of its own.
+/// Receives over TCP, with a thread per connection.
 fn receive_by_tcp(job: &IncastJob) -> io::Result<()> {
     let listener = TcpListener::bind(SocketAddr::new(job.receiver, 0))?;
     meet(&[listener.local_addr()?.port()])?;
@@ -143,7 +142,7 @@ fn receive_by_tcp(job: &IncastJob) -> io::Result<()> {
     }
 }
 
-/// What most machines have; the outcome should not follow this machine's default.
+/// Sets the most common congestion control, so that results do not depend on this machine's default.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     rustix::net::sockopt::set_tcp_congestion(stream, "cubic")?;
     stream.set_nodelay(true)

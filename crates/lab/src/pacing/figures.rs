@@ -1,11 +1,11 @@
-//! The page of `dipole bench pacing --html`.
+//! The page of `dipole-lab pacing --html`.
 
 use super::PacingRow;
 use crate::cluster::PIECE_BYTES;
 use dipole_bench::page::{Chart, Point, Scale, curves_in_order as curves, figures_page};
 
-/// Throughput of slotted 1-persistent CSMA/CD by load (thesis (4.1)), both by what the medium
-/// carries; `a` is the propagation delay by the time of a frame.
+/// Throughput of slotted 1-persistent CSMA/CD over load (thesis (4.1)), both relative to the capacity;
+/// `a` is the propagation delay relative to the time of a frame.
 fn model(load: f64, a: f64) -> f64 {
     let (x, e) = (a * load, |times: f64| (-times * a * load).exp());
     let success = load * e(3.0) * (3.0 - 2.0 * e(1.0));
@@ -22,7 +22,7 @@ fn point(x: f64, y: f64, spread: Option<(f64, f64)>, note: String) -> Point {
     Point { x, y, spread, note }
 }
 
-/// Lines by what names them, in the order in which they come.
+/// Groups rows by name, in order of appearance.
 fn grouped<'a>(
     lines: impl Iterator<Item = &'a PacingRow>,
     name: impl Fn(&PacingRow) -> String,
@@ -39,7 +39,7 @@ fn grouped<'a>(
     groups
 }
 
-/// Delivery times by the length of a slot, which has a unit.
+/// Chart of delivery times over the duration of a slot.
 fn times<'a>(
     lines: impl Iterator<Item = &'a PacingRow>,
     name: impl Fn(&PacingRow) -> String,
@@ -55,7 +55,7 @@ fn times<'a>(
     })
 }
 
-/// Shares by the length of a slot, which has a unit.
+/// Chart of shares over the duration of a slot.
 fn shares<'a>(
     lines: impl Iterator<Item = &'a PacingRow>,
     name: impl Fn(&PacingRow) -> String,
@@ -74,7 +74,7 @@ fn loads(lines: &[PacingRow]) -> [Chart; 2] {
         let own = lines.iter().filter(|line| line.figure == "4.2");
         own.filter(move |line| line.carrier == carrier)
     };
-    // What of the load arrived, by what the medium carries.
+    // Delivered load relative to the capacity.
     let carried = |line: &PacingRow| line.efficiency * line.arrived;
     let mut bus = grouped(
         of("bus"),
@@ -192,7 +192,7 @@ fn slots(lines: &[PacingRow]) -> Vec<Chart> {
     charts
 }
 
-/// All figures.
+/// Returns the page with all figures.
 pub(super) fn page(lines: &[PacingRow]) -> String {
     let mut charts: Vec<Chart> = loads(lines).into();
     charts.extend(slots(lines));

@@ -1,5 +1,5 @@
-//! The model of single messages on the simulator, whose parameters are known: they are found again,
-//! and what is predicted from them is what happens.
+//! Tests the model of single messages on the simulator: calibration finds the known parameters, and
+//! predictions match the simulated times.
 
 use dipole_model::{PointToPoint, Regime};
 
@@ -8,7 +8,7 @@ use crate::cluster::{Cluster, Relation, Setup};
 use dipole_bench::calibrate::parameters;
 use dipole_bench::calibrate::side::{FRAGMENT_BYTES, LONG_BYTES, Metric, SHORT_BYTES, Sample};
 
-/// Calls cost nothing here, and processes look again after a microsecond.
+/// Calls cost nothing here, and processes poll every microsecond.
 const LOOK_NS: f64 = 1_000.0;
 
 fn setup(mbit_per_second: u64, latency_ns: u64) -> Setup {
@@ -21,17 +21,17 @@ fn setup(mbit_per_second: u64, latency_ns: u64) -> Setup {
     }
 }
 
-/// One message from one process to the other.
+/// Returns the time of one message between two processes.
 fn trip_ns(cluster: &mut Cluster, bytes: usize) -> f64 {
     let mut relation = Relation::total_exchange(2, 0);
     relation.bytes[0][1] = bytes;
     cluster.exchange(&relation).ns as f64
 }
 
-/// What a calibration on the simulated network finds.
+/// Returns the result of a calibration on the simulated network.
 fn calibrated(setup: &Setup) -> PointToPoint {
     let mut cluster = Cluster::new(setup);
-    // Receivers first have to learn what their links carry.
+    // Receivers must first learn the capacity of their links.
     trip_ns(&mut cluster, 4 << 20);
     let mut samples = Vec::new();
     for bytes in SHORT_BYTES.into_iter().chain(LONG_BYTES) {
@@ -57,8 +57,8 @@ fn latency_and_gap_of_a_simulated_network_are_found_again() {
     for (mbit_per_second, latency_ns) in [(100, 20_000), (1_000, 5_000)] {
         let setup = setup(mbit_per_second, latency_ns);
         let found = calibrated(&setup);
-        // A byte passes the sender's link and that behind the switch. The head of a piece, which
-        // counts here, is spared by messages that are whole.
+        // A byte passes the sender's link and the link behind the switch. Messages in one piece have
+        // no head of a piece, which is included here.
         let first = 2.0 * setup.message_ns(1) as f64 + latency_ns as f64;
         let spared = 2.0 * (setup.message_ns(33) - setup.message_ns(1)) as f64;
         let l_ns = found.short[0].l_ns.median;

@@ -1,8 +1,8 @@
-//! `dipole-lab pacing`: what order and pace of sending do to supersteps, in virtual time.
+//! `dipole-lab pacing`: effect of the order and pace of sending on supersteps, in virtual time.
 //!
-//! The figures of the thesis, ch. 4, and its tables 6.3 and 6.8, with the real engine on a simulated
-//! bus (10 Mbit/s) and a simulated switch (1 Gbit/s, little memory). Neither this machine nor its
-//! load changes a number: a seed decides everything.
+//! Figures of the thesis, ch. 4, and its tables 6.3 and 6.8, with the real engine on a simulated bus
+//! (10 Mbit/s) and a simulated switch (1 Gbit/s, little memory). A seed determines all numbers; the
+//! machine has no influence.
 
 mod figures;
 #[cfg(test)]
@@ -20,15 +20,15 @@ use serde::Serialize;
 
 use crate::cluster::{Carrier, Cluster, Exchange, PIECE_BYTES, Relation, Setup, in_ns};
 
-/// What a slot of a switch holds: a quarter of what its queue does, so that two who leave the
-/// barrier at different times may meet in it.
+/// Bytes per slot of a switch: a quarter of a queue, so that two processes that leave the barrier at
+/// different times may share it.
 const SLOT_BYTES: usize = 16 << 10;
-/// A slot lasts so much longer than its bytes need: clocks differ, and acknowledgements pass too.
+/// Factor by which a slot is longer than its bytes need, for clock drift and acknowledgements.
 const SLACK: f64 = 1.03;
-/// Not counted: receivers have not yet learnt what their links carry.
+/// Supersteps that are not counted, in which receivers learn the capacity of their links.
 const LEARNING: usize = 2;
 const SEED: u64 = 1;
-/// Two at 10 Mbit/s on a cable of 2.5 km with four repeaters.
+/// Ethernet at 10 Mbit/s on a cable of 2.5 km with four repeaters.
 const BUS: Carrier = Carrier::Bus {
     propagation_ns: 25_650,
 };
@@ -64,54 +64,54 @@ pub(crate) fn execute(args: &PacingArgs, output: &mut Output<'_>) -> Result<bool
     measure(&plan, args.html.as_deref(), output)
 }
 
-/// What is to be measured.
+/// The measurements to make.
 #[derive(Clone, Copy, Debug)]
 struct PacingPlan {
-    /// Supersteps behind each number.
+    /// Supersteps per number.
     supersteps: usize,
-    /// Few points of each figure.
+    /// Measure only some points of each figure.
     quick: bool,
 }
 
-/// One point of a figure or row of a table: one line of `--json`.
+/// One point of a figure or row of a table.
 #[derive(Clone, Debug, Serialize)]
 struct PacingRow {
     bench: &'static str,
-    /// Of the thesis.
+    /// Figure or table of the thesis.
     figure: &'static str,
     carrier: &'static str,
     processes: usize,
     relation: &'static str,
-    /// Of a message, or at most.
+    /// Message length, or its maximum.
     bytes: usize,
     order: &'static str,
     chunk_bytes: usize,
-    /// Nothing is acknowledged, held back or repeated.
+    /// No acknowledgements, flow control and retransmissions.
     blind: bool,
     ack_delay_ns: u64,
-    /// Length of a slot for a chunk; none without pacing.
+    /// Duration of the slot of a chunk; `None` without pacing.
     epsilon_ns: Option<u64>,
-    /// By what the medium needs for a chunk.
+    /// Duration of a slot relative to the time that the medium needs for the chunk.
     epsilon_over_chunk: Option<f64>,
-    /// What is offered at random, where it is: a share of what the medium carries.
+    /// Load offered at random, relative to the capacity.
     offered: Option<f64>,
-    /// Frames begun on the medium, by what it carries.
+    /// Frames begun on the medium, relative to the capacity.
     applied: Option<f64>,
     supersteps: usize,
     time_ns: f64,
     time_sd_ns: f64,
     least_ns: u64,
     most_ns: u64,
-    /// Of an always busy network; mean.
+    /// Mean, relative to an always busy network.
     efficiency: f64,
     g_ns_per_byte: f64,
-    /// By the mean.
+    /// Standard deviation relative to the mean.
     g_deviation: f64,
-    /// Of all frames.
+    /// Share of frames.
     lost: f64,
-    /// Of the payload.
+    /// Share of payload.
     arrived: f64,
-    /// By packets that carry something.
+    /// Relative to packets with payload.
     acknowledgements: f64,
     repeats: u64,
     /// Efficiency and lost frames of the first superstep.
@@ -168,7 +168,7 @@ const ORDERS: [Order; 3] = [
     Order::Naive,
 ];
 
-/// A cluster on a switch, sending in a Latin square and unpaced.
+/// Returns a cluster on a switch that sends in a Latin square without pacing.
 pub(crate) fn switch() -> Setup {
     Setup {
         processes: 8,
@@ -201,7 +201,7 @@ pub(crate) fn bus(processes: usize) -> Setup {
     }
 }
 
-/// The same paced, with slots of so many times what a chunk needs.
+/// Adds pacing, with slots of `factor` times the time that a chunk needs.
 pub(crate) fn paced(setup: Setup, chunk_bytes: usize, factor: f64) -> Setup {
     let chunk_ns = setup.message_ns(chunk_bytes) as f64;
     let medium = match setup.carrier {
@@ -221,7 +221,7 @@ pub(crate) fn paced(setup: Setup, chunk_bytes: usize, factor: f64) -> Setup {
     }
 }
 
-/// The same with acknowledgements that wait so long, and repeats that wait for them.
+/// Sets the delay of acknowledgements, and a suitable minimum retransmission timeout.
 fn acknowledged_within(setup: Setup, ack_delay_ns: u64) -> Setup {
     Setup {
         ack_delay_ns,
@@ -230,7 +230,7 @@ fn acknowledged_within(setup: Setup, ack_delay_ns: u64) -> Setup {
     }
 }
 
-/// The slots of one and the acknowledgements of the other.
+/// Combines the slots of one setup with the acknowledgements of another.
 fn acknowledging_at_once(slotted: Setup, own: Setup) -> Setup {
     Setup {
         slots: slotted.slots,
@@ -245,7 +245,7 @@ struct Pattern<'a> {
     relations: &'a dyn Fn(u64) -> Relation,
 }
 
-/// So many supersteps after some that are not counted.
+/// Measures supersteps after some that are not counted.
 fn measure_one(
     figure: &'static str,
     setup: &Setup,
@@ -324,7 +324,7 @@ impl PacingPlan {
         all.iter().copied().step_by(every).collect()
     }
 
-    /// Load against what arrives, with nothing held back or repeated.
+    /// Measures offered against delivered load, without flow control and retransmissions.
     fn loads(&self) -> Vec<PacingRow> {
         let mut lines = Vec::new();
         for processes in self.some(&[8, 32]) {
@@ -356,7 +356,7 @@ impl PacingPlan {
                 ..switch()
             };
             for load in self.some(&[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2]) {
-                // Of every interface, of which there are eight.
+                // The load of all eight interfaces.
                 let mut line = measure_one("4.2", &setup, &pattern, Some(load * 8.0), 3);
                 line.offered = Some(load);
                 lines.push(line);
@@ -365,7 +365,7 @@ impl PacingPlan {
         lines
     }
 
-    /// Time of delivery against the length of slots.
+    /// Measures the time of delivery over the duration of slots.
     fn slots(&self) -> Vec<PacingRow> {
         let mut lines = Vec::new();
         let words = 25_000;
@@ -385,7 +385,7 @@ impl PacingPlan {
                     let factor = f64::from(epsilon_us) / packet_us;
                     let mut setup = paced(base, PIECE_BYTES, factor);
                     setup.slots = setup.slots.filter(|_| epsilon_us > 0);
-                    // Once in some cycles, or for every packet.
+                    // Acknowledge once in several cycles, or every packet.
                     let cycle_us = packet_us * SLACK * processes as f64;
                     let delay_us = cycle_us * delay_cycles;
                     let delay_ns = in_ns(delay_us * 1e3).max(base.ack_delay_ns);
@@ -421,7 +421,7 @@ impl PacingPlan {
         lines
     }
 
-    /// Total exchanges in every order, paced and not.
+    /// Measures total exchanges in every order, with and without pacing.
     fn orders(&self) -> Vec<PacingRow> {
         let mut lines = Vec::new();
         for bytes in self.some(&[64 << 10, 128 << 10, 1 << 20]) {
@@ -447,7 +447,7 @@ impl PacingPlan {
         lines
     }
 
-    /// Random relations, some of them skewed.
+    /// Measures random relations, some of them skewed.
     fn relations(&self) -> Vec<PacingRow> {
         let bytes = 256 << 10;
         let pattern = Pattern {

@@ -1,4 +1,4 @@
-//! What tools print, as outcomes: times in nanoseconds of one way, throughput in bytes.
+//! Parses the output of programs: one-way times in nanoseconds, throughput in bytes.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use dipole_bench::statistics::OneWay;
 
 const NS_PER_US: f64 = 1e3;
 
-/// A program of ours: its last line is a JSON object.
+/// Parses the last line of our own programs, a JSON object.
 pub(super) fn program(text: &str) -> Option<Outcome> {
     #[derive(Deserialize)]
     struct Told {
@@ -45,7 +45,7 @@ fn only(p50_ns: f64) -> OneWay {
     }
 }
 
-/// `fi_pingpong`: its last line has the time of a transfer, of which a round trip has two, in us.
+/// Parses `fi_pingpong`: its last line has the time of a transfer in us, half a round trip.
 pub(super) fn fi_pingpong(text: &str) -> Option<Outcome> {
     let mut lines = text.lines();
     let headings = lines.find(|line| line.contains("usec/xfer"))?;
@@ -60,7 +60,7 @@ pub(super) fn fi_pingpong(text: &str) -> Option<Outcome> {
     })
 }
 
-/// `ucx_perftest -f -v`: names of columns, then their values.
+/// Parses `ucx_perftest -f -v`: names of columns, then their values.
 fn ucx_columns(text: &str) -> Option<impl Fn(&str) -> Option<f64>> {
     let mut lines = text.lines();
     let names = lines.find(|line| line.starts_with("iterations,"))?;
@@ -71,7 +71,7 @@ fn ucx_columns(text: &str) -> Option<impl Fn(&str) -> Option<f64>> {
     })
 }
 
-/// Of a test of latencies, half round trips in us; and their mean in ns, stalls and all.
+/// Returns half round trips of a latency test in us, and their mean in ns including stalls.
 pub(super) fn ucx_latency(text: &str) -> Option<(Outcome, f64)> {
     let column = ucx_columns(text)?;
     let (p50_us, mean_us) = (column("50.0_percentile_lat")?, column("overall_lat")?);
@@ -82,7 +82,7 @@ pub(super) fn ucx_latency(text: &str) -> Option<(Outcome, f64)> {
     Some((outcome, mean_us * NS_PER_US))
 }
 
-/// Of a test of bandwidth: messages a second over the whole test.
+/// Returns the messages per second of a whole bandwidth test.
 pub(super) fn ucx_stream(text: &str, size_bytes: f64) -> Option<Outcome> {
     let rate = ucx_columns(text)?("overall_mr")?;
     Some(Outcome {
@@ -92,7 +92,7 @@ pub(super) fn ucx_stream(text: &str, size_bytes: f64) -> Option<Outcome> {
     })
 }
 
-/// `iperf3 -J`: what has arrived, and the CPU time of both sides in percent of the time.
+/// Parses `iperf3 -J`: received bytes, and the CPU time of both sides in percent.
 pub(super) fn iperf3(text: &str, size_bytes: f64) -> Option<Outcome> {
     let told: Value = serde_json::from_str(text).ok()?;
     let end = told.get("end")?;
@@ -109,7 +109,7 @@ pub(super) fn iperf3(text: &str, size_bytes: f64) -> Option<Outcome> {
     })
 }
 
-/// The number that follows a word of sockperf's.
+/// Returns the number after a word in sockperf's output.
 fn number_after(text: &str, word: &str) -> Option<f64> {
     let (_, rest) = text.split_once(word)?;
     let rest = rest.trim_start_matches([' ', '=', ':']);
@@ -117,7 +117,7 @@ fn number_after(text: &str, word: &str) -> Option<f64> {
     rest[..end.unwrap_or(rest.len())].parse().ok()
 }
 
-/// `sockperf ping-pong`: half round trips in us; and how many messages the whole run sent, both ways.
+/// Parses `sockperf ping-pong`: half round trips in us, and the number of messages both ways.
 pub(super) fn sockperf_pingpong(text: &str) -> Option<(Outcome, f64)> {
     let percentile = |share: &str| {
         let line = text
@@ -138,7 +138,7 @@ pub(super) fn sockperf_pingpong(text: &str) -> Option<(Outcome, f64)> {
     Some((outcome, 2.0 * sent))
 }
 
-/// `sockperf throughput`: by the sender's clock.
+/// Parses `sockperf throughput`, by the sender's clock.
 pub(super) fn sockperf_stream(text: &str, size_bytes: f64) -> Option<(Outcome, f64)> {
     let rate = number_after(text, "Message Rate is ")?;
     let sent = number_after(text, "Total of ")?;
@@ -203,7 +203,7 @@ mod tests {
         let outcome = iperf3(text, 1e6).expect("an outcome");
         assert_eq!(outcome.bytes_per_s, Some(1e9));
         assert_eq!(outcome.messages_per_s, Some(1000.0));
-        // One processor's time for a thousand messages a second.
+        // CPU time of one processor for 1000 messages per second.
         assert_eq!(outcome.cpu_ns_per_message, 1e6);
         assert_eq!(iperf3(r#"{"error": "unable to connect"}"#, 1.0), None);
     }

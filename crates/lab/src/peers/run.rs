@@ -1,4 +1,4 @@
-//! Starts the two sides of a library's program or a tool, and waits for what they tell.
+//! Starts the two sides of a program or tool and collects their output.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -25,19 +25,19 @@ use dipole_bench::testbed::Testbed;
 use dipole_bench::work::{Kind, Placement, Role, name_of};
 use dipole_testbed::Pair;
 
-/// Where following sides listen in a namespace of their own, where all ports are free: each at
-/// others than those before, for a port rests after it was used.
+/// Ports of following sides in a namespace. Each side uses new ones, because a used port cannot be
+/// reused immediately.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 static USED: AtomicU16 = AtomicU16::new(0);
-/// Messages of a trial, of which those of a measurement are counted.
+/// Messages of a trial, which determines the number for a measurement.
 const TRIAL: u32 = 500;
 const MOST_MESSAGES: f64 = 2e6;
-/// How often it is looked whether something has happened.
+/// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// How long the following side may take after the leading one, or to end when told.
+/// Time for the following side to exit after the leading one, or after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Measures by whatever suits the peer.
+/// Runs one measurement of a peer.
 pub(super) fn measure(
     found: &Found,
     entry: &Entry,
@@ -86,7 +86,7 @@ pub(super) fn measure(
     }
 }
 
-/// One measurement: who, what, where.
+/// One measurement and its parameters.
 struct Scene<'a> {
     found: &'a Found,
     entry: &'a Entry,
@@ -96,27 +96,27 @@ struct Scene<'a> {
     name: String,
 }
 
-/// What a run of a tool that counts has measured.
+/// Result of a tool that sends a given number of messages.
 struct Counted {
     outcome: Outcome,
     cpu_ns: f64,
-    /// How long each of what is counted took, stalls and all.
+    /// Time per message, including stalls.
     each_ns: f64,
 }
 
-/// When the leading side may start, and how the following one ends.
+/// When the leading side may start, and how the following side ends.
 #[derive(Clone, Copy)]
 enum Meeting {
-    /// At once: they wait for each other; both end by themselves.
+    /// Immediately: the sides wait for each other, and both exit.
     Together,
-    /// When the following side listens at this port.
+    /// When the following side listens at this port. Both sides exit.
     Listening(u16),
-    /// The same, and it listens until it is ended.
+    /// When the following side listens at this port, until it is terminated.
     Serving(u16),
 }
 
 impl Scene<'_> {
-    /// A command of one side: on its core, in its namespace, ended with this process.
+    /// Returns a command of one side: on its core, in its namespace, terminated with this process.
     fn command(&self, role: Role, program: &OsStr) -> Command {
         let mut command = ended_with_us("KILL");
         if let Some(namespace) = self.namespace(role) {
@@ -138,7 +138,7 @@ impl Scene<'_> {
         self.entry.place == Placement::OneNode
     }
 
-    /// The address of the following side.
+    /// Returns the address of the following side.
     fn address(&self) -> String {
         let (_, other) = self.testbed.addresses(self.entry.place, Role::Lead);
         other.to_string()
@@ -153,7 +153,7 @@ impl Scene<'_> {
         self.entry.work.size_bytes.to_string()
     }
 
-    /// Whole seconds, for tools that take no others.
+    /// Returns whole seconds, for tools that accept no fractions.
     fn whole_seconds(&self) -> String {
         self.entry
             .work
@@ -164,7 +164,7 @@ impl Scene<'_> {
             .to_string()
     }
 
-    /// What a program of ours is told: kind, length, seconds and cores.
+    /// Returns the arguments of our own programs: kind, length, seconds and cores.
     fn work(&self) -> [OsString; 5] {
         let Cores { lead, follow } = self.cores;
         [
@@ -195,7 +195,7 @@ impl Scene<'_> {
         let mut work = vec![self.found.program.clone().into_os_string()];
         work.extend(self.work());
         let (words, environment) = library.command(&start, &work);
-        // It ends its ranks itself, if it is told in a way that it can hear.
+        // The launcher terminates its ranks itself if it receives a signal that it can handle.
         let mut command = ended_with_us("TERM");
         if let Some(namespace) = self.namespace(Role::Lead) {
             command.args(["ip", "netns", "exec"]).arg(namespace);
@@ -250,7 +250,7 @@ impl Scene<'_> {
         self.understood(output::program(&text), &text)
     }
 
-    /// A side's channel of Aeron.
+    /// Returns Aeron's channel of a side.
     fn channel(&self, is_follow: bool) -> String {
         let (address, port) = match is_follow {
             true => (self.address(), self.port),
@@ -275,7 +275,7 @@ impl Scene<'_> {
         let (text, cpu_ns) = self.both(side(Role::Follow), side(Role::Lead), meeting)?;
         let outcome = self.understood(output::fi_pingpong(&text), &text)?;
         Ok(Counted {
-            // That is a mean.
+            // This is a mean.
             each_ns: outcome.one_way.map_or(0.0, |one_way| 2.0 * one_way.p50_ns),
             outcome,
             cpu_ns,
@@ -327,8 +327,8 @@ impl Scene<'_> {
         })
     }
 
-    /// A tool that is told how many messages to send: a short trial says how many fit the time, and
-    /// what starting costs, so that the CPU time of a message is what each further one adds.
+    /// Runs a tool that sends a given number of messages. A short trial shows how many fit the duration
+    /// and the cost of starting, so that CPU time is that of each further message.
     fn counted(
         &self,
         messages_each: f64,
@@ -348,7 +348,7 @@ impl Scene<'_> {
             ..
         } = run(self, count)?;
         let further = f64::from(count - TRIAL) * messages_each;
-        // Less than the clock of the processes tells: then what starting costs is not told apart.
+        // Below the resolution of CPU times the cost of starting cannot be separated.
         outcome.cpu_ns_per_message = match cpu_ns > trial.cpu_ns {
             true => (cpu_ns - trial.cpu_ns) / further,
             false => cpu_ns / (f64::from(count) * messages_each),
@@ -389,7 +389,7 @@ impl Scene<'_> {
         )
     }
 
-    /// Runs both sides to their end: what the leading one printed, and the CPU time of both.
+    /// Runs both sides to their end. Returns the output of the leading side and the CPU time of both.
     fn both(
         &self,
         follow: Command,
@@ -403,7 +403,7 @@ impl Scene<'_> {
         }
         let mut lead = self.start(Role::Lead, lead)?;
         let text = self.finished(&mut lead).map_err(|error| {
-            // Whichever failed first says why.
+            // The side that failed first knows the reason.
             match follow.child.try_wait() {
                 Ok(Some(status)) if !status.success() => follow.ended(&self.name),
                 _ => error,
@@ -439,7 +439,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// What a side has printed, once it has ended well.
+    /// Returns the output of a side, after it has exited successfully.
     fn finished(&self, side: &mut Running) -> Result<String, RunError> {
         let limit = self.entry.work.duration + SLACK;
         if !side.wait(limit) {
@@ -452,7 +452,7 @@ impl Scene<'_> {
         }
     }
 
-    /// What was read from the words of a tool, if they could be read.
+    /// Returns a parsed result, or an error with the output.
     fn understood<T>(&self, told: Option<T>, text: &str) -> Result<T, RunError> {
         told.ok_or_else(|| {
             let last = text.lines().rev().find(|line| !line.trim().is_empty());
@@ -472,7 +472,7 @@ fn failed(who: &str, cause: impl ToString) -> RunError {
     }
 }
 
-/// A started side; dropping it ends it.
+/// A running side; dropping it kills it.
 struct Running {
     who: &'static str,
     child: Child,
@@ -500,7 +500,7 @@ impl Running {
         })
     }
 
-    /// Waits so long for its end; true if it has come.
+    /// Waits for its exit for a limited time; true if it has exited.
     fn wait(&mut self, limit: Duration) -> bool {
         let begun = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
@@ -512,7 +512,7 @@ impl Running {
         true
     }
 
-    /// Asks it to end, and makes it.
+    /// Sends SIGTERM, and SIGKILL after a timeout.
     fn end(&mut self) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let (Some(pid), Ok(None)) = (pid, self.child.try_wait()) {
@@ -532,7 +532,7 @@ impl Running {
         self.failed(name, &format!("it ended with {status}"))
     }
 
-    /// With the last it said, or the last error.
+    /// Returns an error with its last output, or the last error.
     fn failed(&mut self, name: &str, cause: &str) -> RunError {
         let words = [text_of(&mut self.errors), text_of(&mut self.output)];
         let said = || words.iter().flat_map(|text| text.lines().rev());
@@ -550,7 +550,7 @@ impl Drop for Running {
     }
 }
 
-/// A command whose process gets this signal when ours ends, however it ends.
+/// Returns a command whose process gets this signal when our process dies.
 fn ended_with_us(signal: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", signal, "--"]);
@@ -569,7 +569,7 @@ fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// Somebody listens at a TCP port in the network namespace of a process.
+/// True if a process listens at a TCP port in the network namespace of a process.
 fn is_listening(process: u32, port: u16) -> bool {
     ["tcp", "tcp6"].into_iter().any(|kind| {
         let text = std::fs::read_to_string(format!("/proc/{process}/net/{kind}"));
@@ -577,7 +577,7 @@ fn is_listening(process: u32, port: u16) -> bool {
     })
 }
 
-/// A line of such a file has number, own address, other address, state: `0A` listens.
+/// Parses a line of /proc/net/tcp: number, own address, other address, state, where `0A` is LISTEN.
 fn lists_listener(text: &str, port: u16) -> bool {
     let own = format!(":{port:04X}");
     text.lines().skip(1).any(|line| {
@@ -586,7 +586,7 @@ fn lists_listener(text: &str, port: u16) -> bool {
     })
 }
 
-/// CPU time of all children that have ended, and of theirs.
+/// Returns the CPU time of all exited children and their children.
 fn children_cpu_ns() -> f64 {
     getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0.0, |usage| {
         let used = usage.user_time() + usage.system_time();

@@ -1,4 +1,4 @@
-//! Supersteps of real processes, on this machine: jobs whose ranks time each superstep by itself.
+//! Supersteps of real processes on this machine: jobs whose ranks time each superstep separately.
 
 use dipole_testbed::Testbed as Network;
 
@@ -9,17 +9,17 @@ use dipole_bench::bsp::{Link, SuperstepsPlan};
 use dipole_bench::machine::Cores;
 use dipole_bench::testbed::Testbed;
 
-/// Where jobs run.
+/// The place where jobs run.
 pub(super) struct Bed {
     folder: Testbed,
     network: Option<Network>,
     cores: Cores,
 }
 
-/// What one job has measured.
+/// Results of one job.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// Empty supersteps.
+    /// Times of empty supersteps.
     pub(super) l_ns: Vec<f64>,
     pub(super) by_relation: [(Relation, Sampled); 2],
 }
@@ -43,7 +43,7 @@ impl Measured {
 }
 
 impl Bed {
-    /// Namespaces for ranks that share no memory, if those can be made.
+    /// Creates namespaces for ranks that share no memory, if that is possible here.
     pub(super) fn make(
         folder: Testbed,
         cores: Cores,
@@ -72,7 +72,7 @@ impl Bed {
         self.network.as_ref().map(Network::description)
     }
 
-    /// A job of so many ranks, which has so many supersteps of each relation.
+    /// Runs a job with `count` supersteps of each relation.
     pub(super) fn supersteps(
         &self,
         link: Link,

@@ -1,4 +1,4 @@
-//! The page of `dipole bench variance --html`: figures 7.1 to 7.5 of the thesis.
+//! The page of `dipole-lab variance --html`: figures 7.1 to 7.5 of the thesis.
 
 use statrs::distribution::Continuous;
 
@@ -7,9 +7,9 @@ use crate::variance::fit::{self, edge_distribution, largest_density, largest_of}
 use dipole_bench::page::{Chart, Point, Scale, curves_in_order as curves, figures_page, table_of};
 use dipole_bench::statistics::as_float;
 
-/// Points of a curve that a formula draws.
+/// Points of a curve that is drawn from a formula.
 const STEPS: u32 = 48;
-/// Points of an edge's distribution at most.
+/// Limit of points of an edge's distribution.
 const MOST_POINTS: usize = 60;
 
 fn systems(lines: &[VarianceRow]) -> Vec<&str> {
@@ -42,8 +42,8 @@ fn point(x: f64, y: f64, note: String) -> Point {
     }
 }
 
-/// A histogram as the density at the middle of each class, from the least to the 99th percent: what
-/// lies beyond would leave nothing of the picture.
+/// Returns a histogram as the density in the middle of each class, up to the 99th percentile, because
+/// outliers would compress the rest of the figure.
 fn histogram(values: &[f64]) -> Vec<(f64, f64)> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -70,7 +70,7 @@ fn histogram(values: &[f64]) -> Vec<(f64, f64)> {
     (0..classes).map(class).collect()
 }
 
-/// A density over where values lie.
+/// Returns a density over the range of the values.
 fn drawn(values: (f64, f64), density: impl Fn(f64) -> f64) -> Vec<Point> {
     let (low, high) = values;
     let places = (0..=STEPS).map(|step| low + (high - low) * f64::from(step) / f64::from(STEPS));
@@ -79,7 +79,7 @@ fn drawn(values: (f64, f64), density: impl Fn(f64) -> f64) -> Vec<Point> {
         .collect()
 }
 
-/// Figure 7.1: of each system the distribution of the most processes that jobs here have too.
+/// Figure 7.1: for each system, the distribution of the largest number of processes that jobs have, too.
 fn distributions(lines: &[VarianceRow]) -> Vec<Chart> {
     let mut charts = Vec::new();
     let measured = lines.iter().filter(|line| !line.is_simulated);
@@ -122,7 +122,7 @@ fn distributions(lines: &[VarianceRow]) -> Vec<Chart> {
     charts
 }
 
-/// Figure 7.2: the density at p = 4 that p = 2 predicts, by links and by edges.
+/// Figure 7.2: the density at p = 4 as predicted from p = 2, by links and by edges.
 fn predictions(lines: &[VarianceRow]) -> Vec<Chart> {
     let mut charts = Vec::new();
     for system in systems(lines) {
@@ -176,7 +176,7 @@ fn edges(lines: &[VarianceRow]) -> Vec<Chart> {
             .filter(|line| line.system == system && line.relation == Relation::TotalExchange);
         let named = own.map(|line| {
             let all = edge_distribution(&line.g_ns_per_byte, line.p);
-            // Without the slowest hundredth, which would leave nothing of the picture.
+            // Without the slowest percent, which would compress the rest of the figure.
             let kept = (all.len() * 99).div_ceil(100);
             let every = kept.div_ceil(MOST_POINTS).max(1);
             let points = all[..kept].iter().step_by(every).map(|&(g, share)| {
@@ -185,7 +185,7 @@ fn edges(lines: &[VarianceRow]) -> Vec<Chart> {
             });
             (format!("p = {}", line.p), points.collect())
         });
-        // Of very many processes nearly all supersteps lie in the slowest hundredth of an edge's.
+        // With many processes nearly all supersteps are in the slowest percent of an edge.
         let named: Vec<(String, Vec<Point>)> = named
             .filter(|(_, points): &(_, Vec<_>)| points.len() > 1)
             .collect();
@@ -205,7 +205,7 @@ fn edges(lines: &[VarianceRow]) -> Vec<Chart> {
     charts
 }
 
-/// Figure 7.4: how long the same h-relation takes.
+/// Figure 7.4: time of the same h-relation.
 fn times(lines: &[VarianceRow]) -> Chart {
     let named = systems(lines).into_iter().map(|system| {
         let own = lines
@@ -236,7 +236,7 @@ fn times(lines: &[VarianceRow]) -> Chart {
     }
 }
 
-/// Figure 7.5: the mean at p = 4 by the deviation at p = 2.
+/// Figure 7.5: the mean at p = 4 over the deviation at p = 2.
 fn deviations(lines: &[VarianceRow]) -> Vec<Chart> {
     let mut charts = Vec::new();
     for system in systems(lines) {
@@ -353,7 +353,7 @@ fn slopes(regressions: &[EdgeRegression]) -> String {
     )
 }
 
-/// All figures.
+/// Returns the page with all figures.
 pub(super) fn page(lines: &[VarianceRow], regressions: &[EdgeRegression]) -> String {
     let mut charts = distributions(lines);
     charts.extend(predictions(lines));

@@ -1,9 +1,9 @@
-//! What samples of g say: normal and log-normal fits with their goodness, the distribution of the
-//! largest of several, and which number of edges explains what was seen.
+//! Statistics of samples of g: normal and log-normal fits and their goodness, the distribution of the
+//! maximum of several values, and the number of edges that explains a sample.
 //!
 //! # Source
 //! `bsp-protocols-thesis` ch. 7: eq. 7.1 (links), eq. 7.2 (edges). Goodness of fit by the test of
-//! Anderson and Darling where mean and deviation are the sample's own (D'Agostino and Stephens,
+//! Anderson and Darling with mean and deviation from the sample (D'Agostino and Stephens,
 //! Goodness-of-Fit Techniques, table 4.9).
 
 use serde::Serialize;
@@ -11,59 +11,59 @@ use statrs::distribution::{Continuous, ContinuousCDF, LogNormal, Normal, Student
 
 use dipole_bench::statistics::{as_float, mean_and_deviation};
 
-/// Beyond this the formula for the chance of a distance no longer holds: it is as good as 0.
+/// Beyond this A² the formula for the probability is not valid; the probability is close to 0.
 const MOST_DISTANCE: f64 = 13.0;
-/// A larger power is that of no machine.
+/// Largest exponent that is searched.
 const MOST_EXPONENT: f64 = 1e9;
-/// Steps of an integral, and how many standard deviations it reaches to each side.
+/// Steps of an integral, and its range in standard deviations to each side.
 const STEPS: u32 = 4000;
 const REACH: f64 = 12.0;
 
-/// How well a distribution fits.
+/// Goodness of fit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Goodness {
-    /// The largest distance between both distribution functions (Kolmogorov-Smirnov).
+    /// Largest distance between the distribution functions (Kolmogorov-Smirnov).
     pub(super) distance: f64,
     /// Anderson and Darling's A².
     pub(super) a_squared: f64,
-    /// The chance that a sample of the distribution fits as badly.
+    /// Probability that a sample of the distribution fits as badly.
     pub(super) chance: f64,
 }
 
-/// A sample and what fits it.
+/// Fits of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Fit {
     pub(super) count: usize,
     pub(super) mean: f64,
     pub(super) sd: f64,
-    /// Of the logarithms.
+    /// Mean of the logarithms.
     pub(super) log_mean: f64,
     pub(super) log_sd: f64,
     pub(super) normal: Goodness,
     pub(super) log_normal: Goodness,
 }
 
-/// A straight line through points, by least squares.
+/// A straight line, fitted by least squares.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Slope {
     pub(super) at_zero: f64,
     pub(super) slope: f64,
-    /// Between these it lies with 95 % confidence; nothing for two points.
+    /// 95 % confidence interval of the slope; `None` for two points.
     pub(super) low: Option<f64>,
     pub(super) high: Option<f64>,
 }
 
-/// How many independent edges' largest value a sample is like.
+/// The exponent k for which a sample is distributed like the maximum of k values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Exponent {
     pub(super) likely: f64,
-    /// With 95 % confidence.
+    /// Lower end of the 95 % confidence interval.
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
 impl Fit {
-    /// `None` for fewer than three values, or values that are all the same or not above 0.
+    /// Computes the fits. `None` for fewer than three values, equal values, or values of at most 0.
     pub(super) fn of(values: &[f64]) -> Option<Fit> {
         if values.len() < 3 || !values.iter().all(|value| *value > 0.0) {
             return None;
@@ -84,7 +84,7 @@ impl Fit {
         })
     }
 
-    /// The normal distribution that fits.
+    /// Returns the fitted normal distribution.
     pub(super) fn as_normal(&self) -> Option<Normal> {
         Normal::new(self.mean, self.sd).ok()
     }
@@ -94,7 +94,7 @@ impl Fit {
     }
 }
 
-/// How well a distribution fits whose mean and deviation are the values' own.
+/// Computes the goodness of fit of a distribution with mean and deviation of the values.
 fn goodness<T: ContinuousCDF<f64, f64>>(values: &[f64], of: &T) -> Goodness {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -102,7 +102,7 @@ fn goodness<T: ContinuousCDF<f64, f64>>(values: &[f64], of: &T) -> Goodness {
     let pairs = sorted.iter().zip(sorted.iter().rev()).zip(1_u64..);
     let sum: f64 = pairs
         .map(|((low, high), index)| {
-            // A value so far out that its chance is 0 shall not make the sum infinite.
+            // An outlier of probability 0 must not make the sum infinite.
             let below = of.cdf(*low).max(f64::MIN_POSITIVE).ln();
             let above = of.sf(*high).max(f64::MIN_POSITIVE).ln();
             (2.0 * as_float(index) - 1.0) * (below + above)
@@ -116,7 +116,7 @@ fn goodness<T: ContinuousCDF<f64, f64>>(values: &[f64], of: &T) -> Goodness {
     }
 }
 
-/// The chance of such an A², adjusted for the number of values.
+/// Returns the probability of such an A², adjusted for the number of values.
 fn chance(a_squared: f64) -> f64 {
     let a = a_squared;
     if a >= MOST_DISTANCE {
@@ -132,7 +132,7 @@ fn chance(a_squared: f64) -> f64 {
     }
 }
 
-/// The largest distance between sorted values' distribution function and another.
+/// Returns the largest distance between the distribution function of sorted values and another one.
 fn distance(sorted: &[f64], of: impl Fn(f64) -> f64) -> f64 {
     let all = as_float(sorted.len() as u64);
     let distances = sorted.iter().zip(0_u64..).map(|(value, index)| {
@@ -143,8 +143,8 @@ fn distance(sorted: &[f64], of: impl Fn(f64) -> f64) -> f64 {
     distances.fold(0.0, f64::max)
 }
 
-/// Mean and standard deviation of the largest of `count` independent values of a normal
-/// distribution; `count` need not be whole: `F(y)^count` is a distribution function all the same
+/// Returns mean and standard deviation of the maximum of `count` independent values of a normal
+/// distribution. `count` may be fractional, because `F(y)^count` is still a distribution function
 /// (eq. 7.1).
 pub(super) fn largest_of(normal: (f64, f64), count: f64) -> (f64, f64) {
     let (mean, sd) = normal;
@@ -158,20 +158,20 @@ pub(super) fn largest_of(normal: (f64, f64), count: f64) -> (f64, f64) {
         first += z * density;
         second += z * z * density;
     }
-    // The ends are cut off.
+    // Truncate the ends.
     let (first, second) = (first / all, second / all);
     let deviation = (second - first * first).max(0.0).sqrt();
     (mean + sd * first, sd * deviation)
 }
 
-/// The density of `F(y)^count`.
+/// Returns the density of `F(y)^count`.
 pub(super) fn largest_density(normal: &Normal, count: f64, at: f64) -> f64 {
     count * normal.pdf(at) * normal.cdf(at).powf(count - 1.0)
 }
 
-/// Of independent values x that all are the largest of k draws from a distribution F, `-ln F(x)` is
-/// exponential with rate k: the most likely k, and its interval. `None` where values lie so far
-/// beyond F that no k explains them.
+/// Returns the most likely k and its interval for values that are maxima of k draws from F, because
+/// `-ln F(x)` is then exponential with rate k. `None` if values are so far beyond F that no k
+/// explains them.
 pub(super) fn exponent(values: &[f64], one: &Normal) -> Option<Exponent> {
     let count = as_float(values.len() as u64);
     let sum: f64 = values
@@ -187,8 +187,8 @@ pub(super) fn exponent(values: &[f64], one: &Normal) -> Option<Exponent> {
     })
 }
 
-/// The distribution of one edge, if a sample is of the largest of `edges` (eq. 7.2 solved for
-/// P_e): values in order, and the share of an edge's that are at most as large.
+/// Returns the distribution of one edge from a sample of maxima of `edges` values (eq. 7.2 solved for
+/// P_e): ordered values, and the share of an edge's values that are at most as large.
 pub(super) fn edge_distribution(values: &[f64], edges: u32) -> Vec<(f64, f64)> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -200,9 +200,9 @@ pub(super) fn edge_distribution(values: &[f64], edges: u32) -> Vec<(f64, f64)> {
     sorted.iter().copied().zip(shares).collect()
 }
 
-/// Mean and standard deviation of one edge, from a sample of the largest of `edges`: those of the
-/// normal distribution whose largest of so many is like the sample, by regression of its middle 80 %
-/// on what they should be. `None` for fewer than three values.
+/// Returns mean and standard deviation of one edge from a sample of maxima of `edges` values: those
+/// of the normal distribution whose maxima fit the middle 80 % of the sample, by regression. `None`
+/// for fewer than three values.
 pub(super) fn edge_of(values: &[f64], edges: u32) -> Option<(f64, f64)> {
     let all = edge_distribution(values, edges);
     let cut = all.len() / 10;
@@ -218,14 +218,14 @@ pub(super) fn edge_of(values: &[f64], edges: u32) -> Option<(f64, f64)> {
     Some((line.at_zero, line.slope))
 }
 
-/// The largest distance between a sample's distribution function and `F^count`.
+/// Returns the largest distance between a sample's distribution function and `F^count`.
 pub(super) fn distance_to(values: &[f64], normal: &Normal, count: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     distance(&sorted, |value| normal.cdf(value).powf(count))
 }
 
-/// `None` for fewer than two places.
+/// Fits a straight line. `None` for fewer than two x.
 pub(super) fn slope(points: &[(f64, f64)]) -> Option<Slope> {
     let count = as_float(points.len() as u64);
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -261,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    /// Values of a normal distribution, by its inverse.
+    /// Returns values of a normal distribution, from its inverse.
     fn normal(mean: f64, sd: f64, count: usize, seed: u64) -> Vec<f64> {
         let mut dice = StdRng::seed_from_u64(seed);
         let of = Normal::new(mean, sd).expect("a distribution");
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_largest_of_several_has_the_mean_that_tables_of_order_statistics_say() {
-        // Of standard normal values (David, Order Statistics): means of the largest.
+        // Mean maxima of standard normal values (David, Order Statistics).
         for (count, mean) in [
             (1.0, 0.0),
             (2.0, 0.564_19),
@@ -312,7 +312,7 @@ mod tests {
         assert!((deviation.powi(2) - 0.681_69).abs() < 1e-4, "{deviation}");
         let (mean, deviation) = largest_of((7.0, 3.0), 1.0);
         assert!((mean - 7.0).abs() < 1e-6 && (deviation - 3.0).abs() < 1e-4);
-        // So many links has a machine of 1024 nodes.
+        // The number of links in a machine of 1024 nodes.
         let (mean, _) = largest_of((0.0, 1.0), 523_776.0);
         assert!((4.7..5.1).contains(&mean), "{mean}");
     }
@@ -330,7 +330,7 @@ mod tests {
             (edge.0 - 5.0).abs() < 0.1 && (edge.1 - 0.5).abs() < 0.06,
             "{edge:?}"
         );
-        // A stall moves neither.
+        // A stall changes neither.
         let mut stalled = largest.clone();
         stalled[0] = 1e6;
         let other = edge_of(&stalled, 8).expect("many values");

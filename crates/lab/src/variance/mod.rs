@@ -1,9 +1,9 @@
-//! `dipole-lab variance`: how much supersteps differ, and what that makes of larger machines.
+//! `dipole-lab variance`: variation of superstep times, and its effect in larger machines.
 //!
-//! The figures of the thesis, ch. 7: the distribution of g (its time of a superstep by the bytes of
-//! its h-relation) with normal and log-normal fits, what links or edges alone would make of it for
-//! more processes, and the distribution of one edge. Measured by jobs on this machine (`bed`), and
-//! in virtual time on simulated networks (`simulated`), where the machine changes nothing.
+//! Figures of the thesis, ch. 7: the distribution of g (here the time of a superstep divided by h)
+//! with normal and log-normal fits, its prediction for more processes from links or edges alone, and
+//! the distribution of one edge. Measured by jobs on this machine (`bed`), and in virtual time on
+//! simulated networks (`simulated`), where the machine has no influence.
 
 mod bed;
 mod figures;
@@ -30,11 +30,11 @@ use simulated::System;
 /// 16384 words of 32 bits (figures 7.3, 7.4).
 const H_BYTES: usize = 64 << 10;
 const SEED: u64 = 1;
-/// Jobs take turns: the machine drifts.
+/// Number of turns of each job, because the machine drifts.
 const TURNS: usize = 4;
-/// Simulated supersteps of many nodes take long: there are about so many messages at most.
+/// Limit of simulated messages, because supersteps of many nodes take long.
 const MOST_MESSAGES: usize = 12_000_000;
-/// A distribution needs as many.
+/// Minimum number of supersteps for a distribution.
 const FEWEST: usize = 12;
 
 /// Variation of superstep times, by jobs on this machine and on simulated networks of up to 1024 nodes
@@ -88,37 +88,37 @@ pub(crate) fn execute(
     measure(&plan, Cores::choose()?, args.html.as_deref(), output)
 }
 
-/// What is to be measured.
+/// The measurements to make.
 #[derive(Clone, Debug)]
 struct VariancePlan {
-    /// Of each relation.
+    /// Supersteps of each relation.
     supersteps: usize,
     ranks: Vec<u32>,
-    /// Simulated.
+    /// Simulated nodes.
     nodes: Vec<u32>,
     link: LinkName,
     has_bpf: bool,
 }
 
-/// Who sends how much to whom.
+/// Number of bytes from each process to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Relation {
-    /// Everybody sends h bytes, evenly to all others.
+    /// Each process sends h bytes, evenly to all others.
     #[default]
     TotalExchange,
-    /// Drawn anew for each superstep.
+    /// Random, different in each superstep.
     Random,
 }
 
-/// Supersteps of one kind.
+/// Samples of one relation.
 #[derive(Clone, Debug, Default)]
 struct Sampled {
     ns: Vec<f64>,
     h_bytes: Vec<f64>,
     repeats: u64,
     lost: u64,
-    /// How long it took to simulate them, and how much memory this process has had.
+    /// Duration of the simulation, and peak memory of this process.
     simulated_s: Option<f64>,
     peak_bytes: Option<u64>,
 }
@@ -135,20 +135,20 @@ impl Sampled {
     }
 }
 
-/// What p processes should have, if only the named effect changed what the fewest have.
+/// Predicted distribution of p processes from that of the fewest, if only one effect matters.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Predicted {
-    /// Of so many processes.
+    /// Number of processes that the prediction is based on.
     from_p: u32,
-    /// `F(y)` of these to this power.
+    /// Exponent of their distribution function `F(y)`.
     exponent: f64,
     mean: f64,
     sd: f64,
-    /// The largest distance to what was measured.
+    /// Largest distance to the measured distribution function.
     distance: f64,
 }
 
-/// One distribution: one line of `--json`.
+/// One distribution.
 #[derive(Clone, Debug, Serialize)]
 struct VarianceRow {
     bench: &'static str,
@@ -158,34 +158,34 @@ struct VarianceRow {
     p: u32,
     relation: Relation,
     h_bytes: f64,
-    /// An empty superstep, where it was measured.
+    /// Time of an empty superstep, where it was measured.
     l_ns: Option<f64>,
     time_ns: f64,
     time_sd_ns: f64,
     fit: Fit,
-    /// g of one edge, by regression on eq. 7.2: mean and standard deviation.
+    /// Mean g of one edge, by regression on eq. 7.2, followed by the standard deviation.
     edge_mean: f64,
     edge_sd: f64,
     by_edges: Option<Predicted>,
     by_links: Option<Predicted>,
-    /// Of the fewest processes' distribution: p by theirs if edges explain everything.
+    /// Exponent relative to the fewest processes: the ratio of the numbers if edges explain everything.
     exponent: Option<Exponent>,
     repeats: Option<u64>,
     lost: Option<u64>,
     simulated_s: Option<f64>,
     peak_bytes: Option<u64>,
-    /// Each superstep.
+    /// g of each superstep.
     g_ns_per_byte: Vec<f64>,
 }
 
-/// How the edges of a system depend on p: one line of `--json`.
+/// Dependence of a system's edges on p.
 #[derive(Clone, Debug, Serialize)]
 struct EdgeRegression {
     bench: &'static str,
     system: String,
-    /// Of the mean of an edge's g over p.
+    /// Regression of the mean g of an edge over p.
     edge_regression: Slope,
-    /// The same by the mean at the fewest processes.
+    /// Slope relative to the mean at the fewest processes.
     relative_slope: f64,
     points: Vec<(f64, f64)>,
 }
@@ -291,7 +291,7 @@ fn measure(
     Ok(failures == 0)
 }
 
-/// Jobs of real processes, links in turns.
+/// Measures jobs of real processes, links in turns.
 fn on_the_bed(
     plan: &VariancePlan,
     cores: Cores,
@@ -360,7 +360,7 @@ fn simulate(system: System, nodes: u32, supersteps: usize) -> Vec<VarianceRow> {
 }
 
 impl VarianceRow {
-    /// `None` if there are too few, or all are the same.
+    /// Computes a row. `None` if there are too few samples, or all are equal.
     fn of(
         system: String,
         (is_simulated, place): (bool, &'static str),
@@ -399,12 +399,12 @@ impl VarianceRow {
     }
 }
 
-/// The number of links of so many, each with each.
+/// Returns the number of links of p fully connected processes.
 fn links_of(p: u32) -> f64 {
     f64::from(p) * f64::from(p - 1) / 2.0
 }
 
-/// Compares each distribution with what the fewest processes of its system predict.
+/// Compares each distribution with its prediction from the fewest processes of the system.
 fn predict(lines: &mut [VarianceRow]) {
     let fewest: Vec<VarianceRow> = lines.to_vec();
     for line in lines {
@@ -433,7 +433,7 @@ fn predict(lines: &mut [VarianceRow]) {
     }
 }
 
-/// Of every system that was measured with several numbers of processes.
+/// Returns the regressions of every system with several numbers of processes.
 fn regressions(lines: &[VarianceRow]) -> Vec<EdgeRegression> {
     let mut systems: Vec<&str> = Vec::new();
     for line in lines {

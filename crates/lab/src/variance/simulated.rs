@@ -1,4 +1,4 @@
-//! Supersteps of many nodes in virtual time: the protocol's own engine in each of them.
+//! Supersteps of many nodes in virtual time, with the real engine in each node.
 
 use std::time::Instant;
 
@@ -8,14 +8,14 @@ use crate::pacing;
 use dipole_bench::machine;
 use dipole_bench::statistics::as_float;
 
-/// Not counted: receivers have not yet learnt what their links carry.
+/// Supersteps that are not counted, in which receivers learn the capacity of their links.
 const LEARNING: usize = 2;
-/// What a slot of a switch holds, and by how much it lasts longer than its bytes need.
+/// Bytes per slot of a switch, and the factor by which it is longer than they need.
 const SLOT_BYTES: usize = 16 << 10;
 const SLACK: f64 = 1.03;
-/// On a bus everybody hears everybody.
+/// Limit of nodes on a bus, where all nodes share the medium.
 const MOST_ON_BUS: usize = 32;
-/// A process sends at least a packet in each slot, so with more there is nothing to pace.
+/// Limit of nodes with pacing: with more, a process sends less than a packet per slot.
 const MOST_PACED: usize = 32;
 
 /// A simulated network.
@@ -45,7 +45,7 @@ impl System {
         }
     }
 
-    /// `None` where so many nodes make no sense.
+    /// Returns the setup of a system. `None` if it does not support this many nodes.
     fn setup(self, nodes: usize, seed: u64) -> Option<Setup> {
         let switch = Setup {
             processes: nodes,
@@ -60,7 +60,7 @@ impl System {
     }
 }
 
-/// So many supersteps of nodes on a network; `None` where that many do not fit it.
+/// Simulates supersteps. `None` if the system does not support this many nodes.
 pub(super) fn supersteps(
     system: System,
     nodes: usize,
@@ -76,7 +76,7 @@ pub(super) fn supersteps(
         let relation = match kind {
             Kind::TotalExchange => Relation::total_exchange(nodes, each.max(1)),
             Kind::Random => {
-                // Half of the pairs, half of the most on average; not where nobody sends.
+                // Half of the pairs send half of the maximum on average, if any sends.
                 let drawn = (0_u64..).map(|again| {
                     let seed = seed ^ step as u64 ^ again << 32;
                     Relation::random(nodes, 4 * each.max(1), seed)
