@@ -84,13 +84,13 @@ impl Identity<'_> {
     fn configure(&self) -> Result<Config, RemoteError> {
         let mut config = Config::from_env().map_err(RemoteError::Config)?;
         if let Some(node) = self.nid {
-            config.act_as(node).map_err(RemoteError::Config)?;
+            config.set_node(node).map_err(RemoteError::Config)?;
         }
         if let Some(file) = self.hosts {
             config.hosts = Hosts::load(file).map_err(RemoteError::Hosts)?;
         }
         if self.nid.is_some() || self.hosts.is_some() {
-            config.settle();
+            config.apply_hosts_file();
         }
         if config.hosts.is_local_only() {
             return Err(RemoteError::Alone);

@@ -1,7 +1,7 @@
-//! What a member has been told, filed by its port's handler and taken by its calls.
+//! Messages that a member received, stored by its port's handler and taken by its calls.
 //!
-//! Bounded: a member is at most [`RUN_AHEAD`] calls ahead of another, so that what waits here is
-//! of so many calls; of generations to come only beginnings are kept, [`MAX_EARLY`] at most.
+//! Memory is bounded: a member is at most [`MAX_CALLS_AHEAD`] calls ahead of another, and for
+//! later generations only start messages are stored, at most [`MAX_EARLY`].
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,89 +15,89 @@ use rustc_hash::FxHashMap;
 use super::members::Roster;
 use dipole_node::Address;
 
-/// Calls between two barriers of the group's own.
-pub(super) const RUN_AHEAD: u64 = 64;
-/// Calls whose kind is remembered, to compare what slower members called.
+/// Calls between two internal barriers.
+pub(super) const MAX_CALLS_AHEAD: u64 = 64;
+/// Number of completed calls remembered, to compare them with those of slower members.
 const HISTORY: usize = 128;
-/// Messages of generations to come.
+/// Stored messages of later generations.
 const MAX_EARLY: usize = 4096;
-/// What is set aside for a message that is still to come, whatever its head says.
+/// Upper limit for memory reserved for an incoming message, whatever length its head claims.
 const MAX_RESERVED_BYTES: u64 = 64 << 20;
-/// Generations whose end is remembered, for who has not heard of it yet.
+/// Ended generations remembered, for members that do not know of the end yet.
 const MAX_PAST: usize = 8;
-/// Buffers kept for messages to come, and how long they may be.
+/// Number and size of buffers kept for reuse.
 const MAX_SPARE: usize = 16;
 const MAX_SPARE_BYTES: usize = 64 << 10;
 
-/// A message of a call: which call, which of its rounds, and whose.
-pub(super) type Key = (u64, u8, u32);
+/// Identifies a message of a generation: call number, round, and rank.
+pub(super) type MessageKey = (u64, u8, u32);
 
-/// A message of a call as far as it has come.
+/// The received part of a message.
 #[derive(Debug)]
-pub(super) struct Transfer {
+pub(super) struct PendingMessage {
     call: GroupCall,
     pub(super) bytes: Vec<u8>,
-    /// A piece is being passed on.
-    is_passing: bool,
-    /// So much has been passed on; the rest could not be.
-    pub(super) stuck_at: Option<usize>,
+    /// A piece is being forwarded.
+    is_forwarding: bool,
+    /// Offset of the first piece that could not be forwarded.
+    pub(super) forward_failed_at: Option<usize>,
 }
 
-impl Transfer {
+impl PendingMessage {
     fn is_ready(&self) -> bool {
-        self.bytes.len() as u64 == self.call.length && !self.is_passing
+        self.bytes.len() as u64 == self.call.length && !self.is_forwarding
     }
 }
 
-/// Why the generation has ended.
+/// Why and where a generation ended.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) ending: GroupEnding,
-    /// The first call that it ends; those before may still be completed.
+    /// The first call that fails; earlier ones may still complete.
     pub(super) from: u64,
-    /// Another member tells all.
-    is_told: bool,
+    /// Another member notifies all others.
+    is_announced: bool,
 }
 
-/// The round of a notice that goes to all members; others are answers.
-pub(super) const TOLD_ALL: u8 = 1;
+/// Round number that marks a notice sent to all members, as opposed to a reply.
+pub(super) const SENT_TO_ALL: u8 = 1;
 
-/// What is to be done about a message.
+/// What the handler must do after a message.
 #[derive(Debug)]
-pub(super) enum Verdict {
-    Nothing,
-    /// Its sender is told that the generation it speaks of is over.
+pub(super) enum Reaction {
+    None,
+    /// Reply that the sender's generation has ended.
     Reply(u64, GroupEnding),
-    /// A piece of a broadcast: it goes on to others.
-    PassOn(Arc<Roster>, Key),
+    /// Forward a piece of a broadcast.
+    Forward(Arc<Roster>, MessageKey),
 }
 
-/// See the module.
+/// The state of a generation and its calls.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct CollectiveState {
     roster: Arc<Roster>,
-    /// The generation has begun: nobody can disagree any more.
+    /// The generation has started; members can no longer disagree about the list.
     is_established: bool,
     ended: Option<Ended>,
-    /// Ranks known to be gone, or to have left.
+    /// Ranks known to have died or left.
     lost: BTreeSet<u32>,
-    /// From which call on a rank takes part in none.
+    /// For each rank that left, the first call it does not take part in.
     left: FxHashMap<u32, u64>,
-    /// The number of the call in progress, or of the next one.
+    /// Number of the current or next call.
     number: u64,
     call: Option<GroupCall>,
-    /// The latest calls that are over.
+    /// The latest completed calls.
     history: VecDeque<GroupCall>,
-    arrived: FxHashMap<Key, Transfer>,
+    arrived: FxHashMap<MessageKey, PendingMessage>,
     spare: Vec<Vec<u8>>,
     early: Vec<(Address, Vec<u8>)>,
-    /// Generations that have ended, by number and list, the latest last.
+    /// Ended generations by number and list, the latest last.
     past: VecDeque<(u64, u64, Ended)>,
 }
 
-impl Board {
-    pub(super) fn new(roster: Arc<Roster>) -> Board {
-        Board {
+impl CollectiveState {
+    pub(super) fn new(roster: Arc<Roster>) -> CollectiveState {
+        CollectiveState {
             roster,
             is_established: false,
             ended: None,
@@ -113,7 +113,7 @@ impl Board {
         }
     }
 
-    /// Goes over to another generation; who is to be told that theirs is over, and why.
+    /// Switches to another generation; returns replies due to members that are not part of it.
     pub(super) fn renew(
         &mut self,
         roster: Arc<Roster>,
@@ -127,22 +127,27 @@ impl Board {
             let generation = self.roster.members.generation;
             past.push_back((generation, self.roster.list, ended));
         }
-        *self = Board::new(roster);
+        *self = CollectiveState::new(roster);
         self.past = past;
         let mut replies = Vec::new();
         for (source, message) in early {
             let Ok((head, data)) = GroupHead::parse(&message) else {
                 continue;
             };
-            if let Verdict::Reply(from, ending) = self.take_in(source, &head, data) {
+            if let Reaction::Reply(from, ending) = self.on_message(source, &head, data) {
                 replies.push((source, head, from, ending));
             }
         }
         replies
     }
 
-    /// A message has come.
-    pub(super) fn take_in(&mut self, source: Address, head: &GroupHead, data: &[u8]) -> Verdict {
+    /// Handles a message.
+    pub(super) fn on_message(
+        &mut self,
+        source: Address,
+        head: &GroupHead,
+        data: &[u8],
+    ) -> Reaction {
         let own = &self.roster;
         let is_start = head.call.operation == GroupOperation::Start;
         let asks = matches!(head.kind, GroupKind::Data | GroupKind::Probe);
@@ -153,7 +158,7 @@ impl Board {
                 message.extend(data);
                 self.early.push((source, message));
             }
-            return Verdict::Nothing;
+            return Reaction::None;
         }
         let from = own.rank_of(source, head.rank);
         if head.generation < own.members.generation || head.list != own.list {
@@ -175,21 +180,21 @@ impl Board {
                 );
             }
             return match asks {
-                true => self.say_why(head),
-                false => Verdict::Nothing,
+                true => self.explain_ending(head),
+                false => Reaction::None,
             };
         }
         let Some(from) = from.and_then(|rank| u32::try_from(rank).ok()) else {
             return match asks {
-                true => Verdict::Reply(0, own.members.to_ending()),
-                false => Verdict::Nothing,
+                true => Reaction::Reply(0, own.members.to_ending()),
+                false => Reaction::None,
             };
         };
         let ended = self.ended.as_ref();
         match (head.kind, ended.filter(|ended| head.number >= ended.from)) {
             (GroupKind::Data, None) => return self.file(from, head, data),
             (GroupKind::Data | GroupKind::Probe, Some(ended)) => {
-                return Verdict::Reply(ended.from, ended.ending.clone());
+                return Reaction::Reply(ended.from, ended.ending.clone());
             }
             (GroupKind::Left, _) => {
                 self.left.insert(from, head.number);
@@ -197,36 +202,36 @@ impl Board {
             (GroupKind::Ended, _) => {
                 if let Ok(ending) = GroupEnding::parse(data) {
                     self.end_from(head.number, ending);
-                    if head.round == TOLD_ALL
+                    if head.round == SENT_TO_ALL
                         && let Some(ended) = &mut self.ended
                     {
-                        ended.is_told = true;
+                        ended.is_announced = true;
                     }
                 }
             }
             (GroupKind::Probe, None) => {}
         }
-        Verdict::Nothing
+        Reaction::None
     }
 
-    /// Why a generation is not the one in use.
-    fn say_why(&self, head: &GroupHead) -> Verdict {
+    /// Replies to a message of a generation that is not the current one.
+    fn explain_ending(&self, head: &GroupHead) -> Reaction {
         let mut past = self.past.iter();
         let known =
             past.find(|(generation, list, _)| (*generation, *list) == (head.generation, head.list));
         match known {
-            // This member has done its part in earlier calls.
-            Some((_, _, ended)) if head.number < ended.from => Verdict::Nothing,
-            Some((_, _, ended)) => Verdict::Reply(ended.from, ended.ending.clone()),
-            None => Verdict::Reply(0, self.roster.members.to_ending()),
+            // Those calls do not need this member any more.
+            Some((_, _, ended)) if head.number < ended.from => Reaction::None,
+            Some((_, _, ended)) => Reaction::Reply(ended.from, ended.ending.clone()),
+            None => Reaction::Reply(0, self.roster.members.to_ending()),
         }
     }
 
-    /// Files a piece of a message of a call.
-    fn file(&mut self, from: u32, head: &GroupHead, data: &[u8]) -> Verdict {
-        let is_passed_on = head.call.operation == GroupOperation::Broadcast;
-        if !is_passed_on && head.rank != from {
-            return Verdict::Nothing;
+    /// Stores a piece of a message.
+    fn file(&mut self, from: u32, head: &GroupHead, data: &[u8]) -> Reaction {
+        let is_forwarded = head.call.operation == GroupOperation::Broadcast;
+        if !is_forwarded && head.rank != from {
+            return Reaction::None;
         }
         if let Some(ours) = self.called(head.number)
             && !ours.fits(&head.call)
@@ -235,25 +240,25 @@ impl Board {
             let number = head.number;
             let ending = GroupEnding::Mismatch { number, calls };
             self.end_from(number, ending.clone());
-            return Verdict::Reply(number, ending);
+            return Reaction::Reply(number, ending);
         }
-        if head.number < self.number || head.number > self.number + 2 * RUN_AHEAD {
-            return Verdict::Nothing;
+        if head.number < self.number || head.number > self.number + 2 * MAX_CALLS_AHEAD {
+            return Reaction::None;
         }
         let key = (head.number, head.round, head.rank);
         let spare = &mut self.spare;
-        let transfer = self.arrived.entry(key).or_insert_with(|| Transfer {
+        let transfer = self.arrived.entry(key).or_insert_with(|| PendingMessage {
             call: head.call,
             bytes: match head.call.length {
                 0 => Vec::new(),
                 _ => spare.pop().unwrap_or_default(),
             },
-            is_passing: false,
-            stuck_at: None,
+            is_forwarding: false,
+            forward_failed_at: None,
         });
-        // Another offset is that of a piece that came before.
+        // Any other offset belongs to a duplicate.
         if transfer.bytes.len() as u64 != head.offset || transfer.call != head.call {
-            return Verdict::Nothing;
+            return Reaction::None;
         }
         if transfer.bytes.is_empty() {
             let reserved = head.call.length.min(MAX_RESERVED_BYTES);
@@ -262,24 +267,24 @@ impl Board {
                 .reserve(usize::try_from(reserved).unwrap_or(0));
         }
         transfer.bytes.extend_from_slice(data);
-        if !is_passed_on || transfer.stuck_at.is_some() {
-            return Verdict::Nothing;
+        if !is_forwarded || transfer.forward_failed_at.is_some() {
+            return Reaction::None;
         }
-        transfer.is_passing = true;
-        Verdict::PassOn(Arc::clone(&self.roster), key)
+        transfer.is_forwarding = true;
+        Reaction::Forward(Arc::clone(&self.roster), key)
     }
 
-    /// A piece of a broadcast was passed on, or could not be.
-    pub(super) fn passed_on(&mut self, key: Key, offset: u64, whether: bool) {
+    /// Records that a piece of a broadcast was forwarded, or could not be.
+    pub(super) fn on_forwarded(&mut self, key: MessageKey, offset: u64, whether: bool) {
         if let Some(transfer) = self.arrived.get_mut(&key) {
-            transfer.is_passing = false;
+            transfer.is_forwarding = false;
             if !whether {
-                transfer.stuck_at = usize::try_from(offset).ok();
+                transfer.forward_failed_at = usize::try_from(offset).ok();
             }
         }
     }
 
-    /// What this member called, if it is known.
+    /// The call that this member made under a number, if remembered.
     fn called(&self, number: u64) -> Option<GroupCall> {
         if number == self.number {
             return self.call;
@@ -289,14 +294,14 @@ impl Board {
         self.history.get(at).copied()
     }
 
-    /// A call begins; its number. `None`: the generation has ended.
+    /// Begins a call and returns its number; `None` if the generation has ended.
     pub(super) fn begin(&mut self, call: GroupCall) -> Option<u64> {
         if self.call.is_some() {
-            // The call before was left by a panic.
+            // A panic interrupted the previous call.
             self.end(GroupEnding::Left(self.roster.own_rank()));
         }
         let (number, own) = (self.number, self.roster.own_rank());
-        let unlike = |(key, transfer): (&Key, &Transfer)| {
+        let unlike = |(key, transfer): (&MessageKey, &PendingMessage)| {
             let differs = key.0 == number && !transfer.call.fits(&call);
             differs.then_some((key.2, transfer.call))
         };
@@ -311,12 +316,12 @@ impl Board {
         Some(number)
     }
 
-    /// The call in progress is over, and was of this length.
+    /// Completes the current call, which moved `length` bytes.
     pub(super) fn finish(&mut self, length: u64) {
         if let Some(call) = self.call.take() {
             if call.operation == GroupOperation::Start {
                 self.is_established = true;
-                // Who came back meanwhile has told its own twice.
+                // Members that restarted meanwhile sent their start message twice.
                 self.arrived.retain(|key, _| key.0 > self.number);
             }
             if self.history.len() == HISTORY {
@@ -327,28 +332,28 @@ impl Board {
         self.number += 1;
     }
 
-    /// The number of the call in progress, or of the next one.
+    /// Number of the current or next call.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// True if it is of use to look for a message that `from` sends: it is there, it will not
-    /// come, or the generation has ended.
-    pub(super) fn has_news(&self, key: &Key, from: u32) -> bool {
+    /// True if there is nothing to wait for: the message from `from` has arrived or will not come,
+    /// or the generation has ended.
+    pub(super) fn is_resolved(&self, key: &MessageKey, from: u32) -> bool {
         self.ended().is_some()
-            || self.arrived.get(key).is_some_and(Transfer::is_ready)
+            || self.arrived.get(key).is_some_and(PendingMessage::is_ready)
             || self.has_left(from)
     }
 
-    /// Takes a message that has come whole.
-    pub(super) fn take(&mut self, key: &Key) -> Option<Transfer> {
+    /// Takes a message if it is complete.
+    pub(super) fn take(&mut self, key: &MessageKey) -> Option<PendingMessage> {
         match self.arrived.get(key)?.is_ready() {
             true => self.arrived.remove(key),
             false => None,
         }
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer for reuse.
     pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
         let is_worth = (1..=MAX_SPARE_BYTES).contains(&buffer.capacity());
         if is_worth && self.spare.len() < MAX_SPARE {
@@ -357,19 +362,19 @@ impl Board {
         }
     }
 
-    /// True if a rank takes no part in the call in progress.
+    /// True if a rank does not take part in the current call.
     pub(super) fn has_left(&self, rank: u32) -> bool {
         self.left
             .get(&rank)
             .is_some_and(|number| *number <= self.number)
     }
 
-    /// Ends the generation from the call in progress on.
+    /// Ends the generation with the current call.
     pub(super) fn end(&mut self, ending: GroupEnding) {
         self.end_from(self.number, ending);
     }
 
-    /// Ends the generation. The first reason stays, from the earliest call that any ends.
+    /// Ends the generation. The first reason is kept, with the earliest failing call.
     fn end_from(&mut self, from: u64, ending: GroupEnding) {
         match &ending {
             GroupEnding::Gone(ranks) => self.lost.extend(ranks),
@@ -382,24 +387,24 @@ impl Board {
         let ended = self.ended.get_or_insert(Ended {
             ending,
             from,
-            is_told: false,
+            is_announced: false,
         });
         if from < ended.from {
-            (ended.from, ended.is_told) = (from, false);
+            (ended.from, ended.is_announced) = (from, false);
         }
     }
 
-    /// Why the generation has ended, if that concerns the call in progress or the next.
+    /// Why the generation has ended, if that affects the current call.
     pub(super) fn ended(&self) -> Option<&Ended> {
         let ended = self.ended.as_ref();
         ended.filter(|ended| self.number >= ended.from)
     }
 
-    /// Why it has ended, for who is to tell the others; once.
-    pub(super) fn take_news(&mut self) -> Option<(u64, GroupEnding)> {
+    /// The reason to announce to the other members; returned only once.
+    pub(super) fn take_unannounced_ending(&mut self) -> Option<(u64, GroupEnding)> {
         let ended = self.ended.as_mut()?;
-        let is_told = std::mem::replace(&mut ended.is_told, true);
-        (!is_told).then(|| (ended.from, ended.ending.clone()))
+        let is_announced = std::mem::replace(&mut ended.is_announced, true);
+        (!is_announced).then(|| (ended.from, ended.ending.clone()))
     }
 
     pub(super) fn lost(&self) -> &BTreeSet<u32> {
@@ -443,47 +448,47 @@ mod tests {
         }
     }
 
-    fn started(roster: &Arc<Roster>) -> Board {
-        let mut board = Board::new(Arc::clone(roster));
-        assert_eq!(board.begin(call(GroupOperation::Start, 0)), Some(0));
-        board.finish(0);
-        board
+    fn started(roster: &Arc<Roster>) -> CollectiveState {
+        let mut state = CollectiveState::new(Arc::clone(roster));
+        assert_eq!(state.begin(call(GroupOperation::Start, 0)), Some(0));
+        state.finish(0);
+        state
     }
 
     #[test]
-    fn pieces_become_one_message_and_repeats_change_nothing() {
+    fn pieces_become_one_message_and_duplicates_change_nothing() {
         let roster = roster(0, &[10, 11], 0);
-        let mut board = started(&roster);
+        let mut state = started(&roster);
         let from = Address::new(1, 11);
         let mut head = head(&roster, 1, call(GroupOperation::Reduce, 6), 1);
         let key = (1, 0, 1);
-        board.take_in(from, &head, b"one");
-        assert!(board.take(&key).is_none());
-        board.take_in(from, &head, b"one");
+        state.on_message(from, &head, b"one");
+        assert!(state.take(&key).is_none());
+        state.on_message(from, &head, b"one");
         head.offset = 3;
-        board.take_in(from, &head, b"two");
-        assert!(board.has_news(&key, 1));
-        assert_eq!(board.take(&key).expect("whole").bytes, b"onetwo");
+        state.on_message(from, &head, b"two");
+        assert!(state.is_resolved(&key, 1));
+        assert_eq!(state.take(&key).expect("whole").bytes, b"onetwo");
     }
 
     #[test]
-    fn other_calls_are_told_before_during_and_after_ours() {
+    fn a_different_call_is_detected_before_during_and_after_ours() {
         let roster = roster(0, &[10, 11], 0);
         let from = Address::new(1, 11);
         let theirs = head(&roster, 1, call(GroupOperation::Broadcast, 4), 1);
         for when in 0..3 {
-            let mut board = started(&roster);
+            let mut state = started(&roster);
             if when > 0 {
-                assert!(board.begin(call(GroupOperation::Barrier, 0)).is_some());
+                assert!(state.begin(call(GroupOperation::Barrier, 0)).is_some());
             }
             if when > 1 {
-                board.finish(0);
+                state.finish(0);
             }
-            board.take_in(from, &theirs, b"four");
+            state.on_message(from, &theirs, b"four");
             if when == 0 {
-                assert!(board.begin(call(GroupOperation::Barrier, 0)).is_none());
+                assert!(state.begin(call(GroupOperation::Barrier, 0)).is_none());
             }
-            let ended = board.ended().expect("they differ");
+            let ended = state.ended().expect("they differ");
             let GroupEnding::Mismatch { number: 1, calls } = &ended.ending else {
                 panic!("{ended:?}");
             };
@@ -492,74 +497,74 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_members_of_another_list_change_nothing_once_it_has_begun() {
+    fn an_established_generation_ignores_strangers_and_other_lists() {
         let (ours, theirs) = (roster(3, &[10, 11], 0), roster(3, &[10, 11, 12], 1));
-        let mut board = started(&ours);
+        let mut state = started(&ours);
         let barrier = call(GroupOperation::Barrier, 0);
         let stranger = head(&ours, 1, barrier, 1);
-        let verdict = board.take_in(Address::new(1, 99), &stranger, b"");
+        let reaction = state.on_message(Address::new(1, 99), &stranger, b"");
         assert!(matches!(
-            verdict,
-            Verdict::Reply(0, GroupEnding::Other { .. })
+            reaction,
+            Reaction::Reply(0, GroupEnding::Other { .. })
         ));
         let start = call(GroupOperation::Start, 24);
         let other = head(&theirs, 0, start, 1);
         let list = dipole_proto::wire::members_to_bytes(&theirs.members.pairs());
-        let verdict = board.take_in(Address::new(1, 11), &other, &list);
+        let reaction = state.on_message(Address::new(1, 11), &other, &list);
         assert!(matches!(
-            verdict,
-            Verdict::Reply(0, GroupEnding::Other { .. })
+            reaction,
+            Reaction::Reply(0, GroupEnding::Other { .. })
         ));
-        assert!(board.ended().is_none());
-        // Before it has begun that is a disagreement.
-        let mut board = Board::new(Arc::clone(&ours));
-        board.take_in(Address::new(1, 11), &other, &list);
-        assert!(board.ended().is_some());
+        assert!(state.ended().is_none());
+        // Before the generation has started, this is a disagreement.
+        let mut state = CollectiveState::new(Arc::clone(&ours));
+        state.on_message(Address::new(1, 11), &other, &list);
+        assert!(state.ended().is_some());
     }
 
     #[test]
-    fn what_comes_too_early_is_kept_for_its_generation() {
+    fn an_early_start_message_is_kept_for_its_generation() {
         let (old, new) = (roster(0, &[10, 11, 12], 0), roster(1, &[10, 11], 0));
-        let mut board = started(&old);
+        let mut state = started(&old);
         let from = Address::new(1, 11);
         let list = dipole_proto::wire::members_to_bytes(&new.members.pairs());
         let start = head(&new, 0, call(GroupOperation::Start, 16), 1);
-        board.take_in(from, &start, &list);
-        assert!(board.ended().is_none());
-        assert!(board.renew(Arc::clone(&new)).is_empty());
-        assert!(board.take(&(0, 0, 1)).is_some());
+        state.on_message(from, &start, &list);
+        assert!(state.ended().is_none());
+        assert!(state.renew(Arc::clone(&new)).is_empty());
+        assert!(state.take(&(0, 0, 1)).is_some());
     }
 
     #[test]
-    fn who_has_not_heard_why_a_generation_ended_is_told_by_those_of_the_next() {
+    fn members_of_the_next_generation_explain_the_end_of_the_previous_one() {
         let (old, new) = (roster(0, &[10, 11, 12], 0), roster(1, &[10, 11], 0));
-        let mut board = started(&old);
-        assert!(board.begin(call(GroupOperation::Barrier, 0)).is_some());
-        board.end(GroupEnding::Gone(vec![2]));
-        board.renew(Arc::clone(&new));
+        let mut state = started(&old);
+        assert!(state.begin(call(GroupOperation::Barrier, 0)).is_some());
+        state.end(GroupEnding::Gone(vec![2]));
+        state.renew(Arc::clone(&new));
         let mut late = head(&old, 1, call(GroupOperation::Barrier, 0), 1);
         late.kind = GroupKind::Probe;
-        let verdict = board.take_in(Address::new(1, 11), &late, b"");
-        assert!(matches!(verdict, Verdict::Reply(1, GroupEnding::Gone(ranks)) if ranks == [2]));
+        let reaction = state.on_message(Address::new(1, 11), &late, b"");
+        assert!(matches!(reaction, Reaction::Reply(1, GroupEnding::Gone(ranks)) if ranks == [2]));
         late.number = 0;
-        let verdict = board.take_in(Address::new(1, 11), &late, b"");
-        assert!(matches!(verdict, Verdict::Nothing));
+        let reaction = state.on_message(Address::new(1, 11), &late, b"");
+        assert!(matches!(reaction, Reaction::None));
     }
 
     #[test]
-    fn who_left_before_a_call_takes_no_part_in_it() {
+    fn a_member_that_left_takes_no_part_in_later_calls() {
         let roster = roster(0, &[10, 11], 0);
-        let mut board = started(&roster);
+        let mut state = started(&roster);
         let mut left = head(&roster, 2, call(GroupOperation::Barrier, 0), 1);
         left.kind = GroupKind::Left;
-        board.take_in(Address::new(1, 11), &left, b"");
-        assert!(!board.has_left(1));
+        state.on_message(Address::new(1, 11), &left, b"");
+        assert!(!state.has_left(1));
         assert!(
-            board
+            state
                 .begin(call(GroupOperation::Broadcast, ANY_LENGTH))
                 .is_some()
         );
-        board.finish(5);
-        assert!(board.has_left(1));
+        state.finish(5);
+        assert!(state.has_left(1));
     }
 }

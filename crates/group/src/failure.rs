@@ -1,7 +1,7 @@
-//! Who is gone, and who is told.
+//! Detects lost members and announces the end of a generation.
 //!
-//! Whoever finds out tells all; who asks a member of a generation that has ended is told by its
-//! port. So nobody waits for long, though the one who tells may go in the middle of it.
+//! The member that detects a failure notifies all others. Ports of an ended generation also reply
+//! with the reason, so no member waits long even if the announcing one fails midway.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use dipole_proto::wire::{
     GROUP_HEAD_BYTES, GroupCall, GroupEnding, GroupHead, GroupKind, GroupOperation,
 };
 
-use super::board::{Board, Key, TOLD_ALL};
-use super::calls::Turn;
-use super::error::{Deadline, in_words};
+use super::calls::CallContext;
+use super::error::{Deadline, describe_call};
+use super::state::{CollectiveState, MessageKey, SENT_TO_ALL};
 use super::{Group, GroupError, Member, Members};
 use dipole_node::SendError;
 use dipole_node::{Edge, Operation};
@@ -23,16 +23,16 @@ use dipole_node::{Edge, Operation};
 /// which repeats what was lost.
 const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(1);
-/// Members of a generation that has begun were all there: an edge to one connects in this time.
+/// Time limit for connecting to a member of an established generation; all of them were there.
 const CONNECTING: Duration = Duration::from_secs(5);
-/// How long others are told at most that the generation has ended.
-const TELLING: Duration = Duration::from_secs(2);
-/// How long who leaves waits until what it passes on has gone.
-const PASSING: Duration = Duration::from_secs(5);
-/// Between two attempts to reach a member that is still to come.
-const RETRY: Duration = Duration::from_millis(10);
+/// Time limit for announcing the end of a generation.
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit for pending forwards when a member leaves.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between attempts to reach a member that has not joined yet.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is said to the sender of a message whose generation has ended.
+/// The reply to a message of an ended generation.
 pub(super) fn ended_message(head: &GroupHead, from: u64, ending: &GroupEnding) -> Vec<u8> {
     let head = GroupHead {
         kind: GroupKind::Ended,
@@ -47,7 +47,7 @@ pub(super) fn ended_message(head: &GroupHead, from: u64, ending: &GroupEnding) -
     message
 }
 
-/// True if a process or its port is gone, or not there yet.
+/// True if a process or its port is gone or does not exist yet.
 fn is_loss(cause: &SendError) -> bool {
     matches!(
         cause,
@@ -63,7 +63,7 @@ fn grace(cause: &SendError) -> Duration {
 }
 
 impl Group {
-    pub(super) fn named(&self, ranks: impl IntoIterator<Item = u32>) -> Vec<Member> {
+    pub(super) fn members_at(&self, ranks: impl IntoIterator<Item = u32>) -> Vec<Member> {
         let ranks = ranks.into_iter().map(|rank| rank as usize);
         ranks
             .filter(|rank| *rank < self.size())
@@ -76,8 +76,8 @@ impl Group {
         Member { rank, address }
     }
 
-    /// A message outside of calls.
-    fn notice(&self, kind: GroupKind, number: u64) -> GroupHead {
+    /// Head of a message that does not belong to a call.
+    fn control_head(&self, kind: GroupKind, number: u64) -> GroupHead {
         GroupHead {
             kind,
             call: GroupCall {
@@ -98,13 +98,15 @@ impl Group {
         self.roster.edge(rank, |address| self.port.edge(address))
     }
 
-    /// Asks a member whether it is still there: its process answers, or the next time the edge
-    /// knows.
-    pub(super) fn ask(&self, turn: &Turn, rank: usize) -> Result<(), SendError> {
-        let probe = self.notice(GroupKind::Probe, turn.number);
+    /// Probes a member. Its process replies if the generation has ended, and the edge notices if
+    /// the process is gone.
+    pub(super) fn send_probe(&self, context: &CallContext, rank: usize) -> Result<(), SendError> {
+        let probe = self.control_head(GroupKind::Probe, context.number);
         let edge = self.edge(rank)?;
         match edge.try_send(&probe.to_bytes()) {
-            Err(SendError::Full { target, .. }) if !turn.is_patient && edge.is_lost(CONNECTING) => {
+            Err(SendError::Full { target, .. })
+                if !context.awaits_joiners && edge.is_lost(CONNECTING) =>
+            {
                 let reason = None;
                 Err(SendError::PeerGone { target, reason })
             }
@@ -113,7 +115,7 @@ impl Group {
         }
     }
 
-    /// A member that may come back is looked for anew.
+    /// Closes the edge to a lost member that may come back; the next use opens a new one.
     pub(super) fn forget_if_lost(
         &self,
         rank: usize,
@@ -127,36 +129,41 @@ impl Group {
         Ok(())
     }
 
-    /// Asks a member that is waited for whether it is still there.
-    pub(super) fn probe(&self, turn: &Turn, key: &Key, from: usize) -> Result<(), GroupError> {
+    /// Probes a member that a call waits for, and ends the generation if the member is gone.
+    pub(super) fn probe(
+        &self,
+        context: &CallContext,
+        key: &MessageKey,
+        from: usize,
+    ) -> Result<(), GroupError> {
         let rank = self.rank_number(from);
-        match self.ask(turn, from) {
+        match self.send_probe(context, from) {
             Ok(()) => Ok(()),
             Err(cause) if is_loss(&cause) => {
-                match self.comes(grace(&cause), |board| board.has_news(key, rank))? {
+                match self.wait_for(grace(&cause), |state| state.is_resolved(key, rank))? {
                     true => Ok(()),
-                    false => self.cannot_send(turn, from, cause),
+                    false => self.on_send_error(context, from, cause),
                 }
             }
-            Err(cause) => self.cannot_send(turn, from, cause),
+            Err(cause) => self.on_send_error(context, from, cause),
         }
     }
 
-    /// What to make of a message that was not sent: `Ok` to try again.
-    pub(super) fn cannot_send(
+    /// Handles a failed send; `Ok` means try again.
+    pub(super) fn on_send_error(
         &self,
-        turn: &Turn,
+        context: &CallContext,
         to: usize,
         cause: SendError,
     ) -> Result<(), GroupError> {
-        let has_ended = self.shared.board().ended().is_some();
+        let has_ended = self.shared.state().ended().is_some();
         if has_ended {
             return Err(self.ended());
         }
-        let is_over = turn.deadline.left().is_zero();
+        let is_over = context.deadline.left().is_zero();
         let cause = match cause {
             SendError::TimedOut { target, .. }
-                if !turn.is_patient && self.edge(to)?.is_lost(CONNECTING) =>
+                if !context.awaits_joiners && self.edge(to)?.is_lost(CONNECTING) =>
             {
                 let reason = None;
                 SendError::PeerGone { target, reason }
@@ -167,17 +174,18 @@ impl Group {
             SendError::TimedOut { .. } if is_over => Err(self.timed_out(to)),
             SendError::TimedOut { .. } => Ok(()),
             cause if !is_loss(&cause) => Err(GroupError::Send(cause)),
-            _ if turn.is_patient && is_over => Err(self.timed_out(to)),
-            _ if turn.is_patient => {
+            _ if context.awaits_joiners && is_over => Err(self.timed_out(to)),
+            _ if context.awaits_joiners => {
                 self.roster.forget_edge(to);
-                (self.comes(RETRY, |board| board.ended().is_some())).map(drop)
+                (self.wait_for(RETRY_PAUSE, |state| state.ended().is_some())).map(drop)
             }
             cause => {
                 let rank = self.rank_number(to);
                 let is_closed = matches!(cause, SendError::Refused { .. });
-                let is_told = |board: &Board| board.ended().is_some() || board.has_left(rank);
-                let is_told = self.comes(GRACE, is_told)?;
-                Err(match is_told || is_closed {
+                let is_announced =
+                    |state: &CollectiveState| state.ended().is_some() || state.has_left(rank);
+                let is_announced = self.wait_for(GRACE, is_announced)?;
+                Err(match is_announced || is_closed {
                     true => self.left(to),
                     false => self.end(GroupEnding::Gone(vec![rank])),
                 })
@@ -185,15 +193,15 @@ impl Group {
         }
     }
 
-    /// Waits until something is there; whether it is.
-    fn comes(
+    /// Waits for a condition; returns whether it holds.
+    fn wait_for(
         &self,
         patience: Duration,
-        is_there: impl Fn(&Board) -> bool,
+        is_there: impl Fn(&CollectiveState) -> bool,
     ) -> Result<bool, GroupError> {
         let shared = &self.shared;
-        let came = (self.port).wait_until(patience, || is_there(&shared.board()));
-        came.map_err(GroupError::Port)
+        let received = (self.port).wait_until(patience, || is_there(&shared.state()));
+        received.map_err(GroupError::Port)
     }
 
     fn rank_number(&self, rank: usize) -> u32 {
@@ -209,43 +217,43 @@ impl Group {
         self.end(GroupEnding::TimedOut(self.roster.own_rank(), waited_for))
     }
 
-    /// Ends the generation, unless it has ended; why it has.
+    /// Ends the generation unless it has ended; returns the reason for its end.
     fn end(&self, ending: GroupEnding) -> GroupError {
-        self.shared.board().end(ending);
+        self.shared.state().end(ending);
         self.ended()
     }
 
-    /// Why the generation has ended. If others are not told yet, they are now.
+    /// Why the generation has ended. Announces it to the other members unless that is done.
     pub(super) fn ended(&self) -> GroupError {
-        let news = self.shared.board().take_news();
-        if let Some((from, ending)) = news {
-            self.tell(from, &ending);
+        let unannounced = self.shared.state().take_unannounced_ending();
+        if let Some((from, ending)) = unannounced {
+            self.announce_ending(from, &ending);
         }
-        let ended = self.shared.board().ended().cloned();
+        let ended = self.shared.state().ended().cloned();
         let ending = ended.map_or(GroupEnding::Left(self.roster.own_rank()), |it| it.ending);
         self.error(ending)
     }
 
     fn error(&self, ending: GroupEnding) -> GroupError {
         let own = self.roster.address(self.rank());
-        let named = |rank: u32| {
+        let members_at = |rank: u32| {
             let rank = (rank as usize).min(self.size() - 1);
             self.member(rank)
         };
         match ending {
             GroupEnding::Gone(ranks) => GroupError::Gone {
-                members: self.named(ranks),
+                members: self.members_at(ranks),
             },
             GroupEnding::Left(rank) => GroupError::Left {
-                member: named(rank),
+                member: members_at(rank),
             },
             GroupEnding::TimedOut(rank, waited_for) => GroupError::TimedOut {
-                member: named(rank),
-                waited_for: self.named(waited_for),
+                member: members_at(rank),
+                waited_for: self.members_at(waited_for),
             },
             GroupEnding::Mismatch { number, calls } => GroupError::Mismatch {
                 number,
-                calls: calls.map(|(rank, call)| (named(rank), in_words(&call))),
+                calls: calls.map(|(rank, call)| (members_at(rank), describe_call(&call))),
             },
             GroupEnding::Other {
                 generation,
@@ -260,62 +268,62 @@ impl Group {
         }
     }
 
-    /// Tells all members that can be reached in a moment.
-    fn tell(&self, from: u64, ending: &GroupEnding) {
-        let lost = self.shared.board().lost().clone();
+    /// Notifies all members that can be reached within [`ANNOUNCE_TIMEOUT`].
+    fn announce_ending(&self, from: u64, ending: &GroupEnding) {
+        let lost = self.shared.state().lost().clone();
         let others = (0..self.size()).filter(|rank| *rank != self.rank());
         let others = others.filter(|rank| !lost.contains(&self.rank_number(*rank)));
         let head = GroupHead {
-            round: TOLD_ALL,
-            ..self.notice(GroupKind::Ended, from)
+            round: SENT_TO_ALL,
+            ..self.control_head(GroupKind::Ended, from)
         };
         let mut message = head.to_bytes().to_vec();
         message.extend(ending.to_bytes());
         let edges = others.filter_map(|rank| self.edge(rank).ok());
-        // They connect side by side.
+        // These edges connect in parallel.
         let posted: Vec<_> = edges
             .filter(|edge| {
                 let message = [IoSlice::new(&message)];
                 edge.post(Operation::Message, &message, 0).is_ok()
             })
             .collect();
-        let deadline = Deadline::after(TELLING);
+        let deadline = Deadline::after(ANNOUNCE_TIMEOUT);
         for edge in posted {
             if let Err(cause) = edge.wait_open(deadline.left()) {
-                tracing::debug!("{} is not told: {cause}", edge.target());
+                tracing::debug!("cannot notify {}: {cause}", edge.target());
             }
         }
     }
 
-    /// Waits until what the handler passes on has gone.
-    pub(super) fn finish_passing_on(&self) {
-        let deadline = Deadline::after(PASSING);
-        let is_idle = || !self.shared.is_handling.load(Ordering::Acquire);
-        if let Err(cause) = self.port.wait_until(PASSING, is_idle) {
+    /// Waits until the handler's forwarded messages have been sent.
+    pub(super) fn finish_forwarding(&self) {
+        let deadline = Deadline::after(FORWARD_TIMEOUT);
+        let is_idle = || !self.shared.handler_is_running.load(Ordering::Acquire);
+        if let Err(cause) = self.port.wait_until(FORWARD_TIMEOUT, is_idle) {
             tracing::debug!("{cause}");
         }
-        let has_ended = self.shared.board().ended().is_some();
+        let has_ended = self.shared.state().ended().is_some();
         for edge in self.roster.edges() {
-            // Where the generation has ended nobody waits for what is still to go.
+            // After the end of the generation, pending messages no longer matter.
             if !has_ended && let Err(cause) = edge.wait_open(deadline.left()) {
                 tracing::debug!("{}: {cause}", edge.target());
             }
         }
     }
 
-    /// Those who may wait for this member are told that it takes part in no further call.
-    pub(super) fn say_left(&self) {
+    /// Notifies members that may wait for this one that it takes part in no further call.
+    pub(super) fn announce_leave(&self) {
         let number = {
-            let board = self.shared.board();
-            if board.ended().is_some() {
+            let state = self.shared.state();
+            if state.ended().is_some() {
                 return;
             }
-            board.number()
+            state.number()
         };
-        let left = self.notice(GroupKind::Left, number).to_bytes();
+        let left = self.control_head(GroupKind::Left, number).to_bytes();
         for edge in self.roster.edges() {
             if let Err(cause) = edge.try_send(&left) {
-                tracing::debug!("{} is not told: {cause}", edge.target());
+                tracing::debug!("cannot notify {}: {cause}", edge.target());
             }
         }
     }
