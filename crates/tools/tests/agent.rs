@@ -43,7 +43,7 @@ impl Testbed {
     }
 
     fn dipole(&self, node: u32, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+        let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
         command
             .args(arguments)
             .env("DIPOLE_NID", node.to_string())
