@@ -112,8 +112,8 @@ impl Handle {
     /// Removes the endpoint from the table.
     fn remove_from_table(self: &Arc<Self>) {
         if let Some(slot) = TABLE.slot(self.fd) {
-            let held = Some(Arc::clone(self));
-            slot.compare_and_swap(&held, None);
+            let entry = Some(Arc::clone(self));
+            slot.compare_and_swap(&entry, None);
         }
     }
 }

@@ -307,8 +307,8 @@ pub unsafe extern "C" fn dp_reply(
         let answer = unsafe { ffi::message(msg, len) }?;
         handle::with(fd, |handle| {
             let read = lock(&handle.unreleased);
-            let is_it = |held: &&Message| held.as_ptr().cast() == message;
-            let answered = read.iter().rev().find(is_it).ok_or(Failure::NotHeld)?;
+            let matches = |read: &&Message| read.as_ptr().cast() == message;
+            let answered = read.iter().rev().find(matches).ok_or(Failure::NotHeld)?;
             Ok(handle.endpoint.reply(answered, answer)?)
         })?;
         Ok(len.cast_signed())

@@ -274,8 +274,8 @@ mod tests {
         assert_eq!((av.get(500), av.remove(500)), (None, None));
         assert_eq!(av.find(number(name(501).messages)), None);
         assert_eq!(av.get(501), Some(&name(502)));
-        for nobody in [999, 1 << 40, u64::MAX] {
-            assert_eq!(av.get(nobody), None);
+        for unknown in [999, 1 << 40, u64::MAX] {
+            assert_eq!(av.get(unknown), None);
         }
         // A name that is inserted again gets another index.
         assert_eq!(av.insert(name(501)), Some(999));

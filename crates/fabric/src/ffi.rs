@@ -49,8 +49,8 @@ pub(crate) fn call<A: Answer>(body: impl FnOnce() -> Result<A, Failure>) -> A {
 macro_rules! missing {
     ($name:literal) => {{
         unsafe extern "C" fn refuse() -> isize {
-            static WARNED: std::sync::Once = std::sync::Once::new();
-            $crate::ffi::refuse($name, &WARNED)
+            static LOGGED: std::sync::Once = std::sync::Once::new();
+            $crate::ffi::refuse($name, &LOGGED)
         }
         refuse
     }};
@@ -59,9 +59,9 @@ pub(crate) use missing;
 
 /// Logs the first use of a call that is not offered.
 #[cold]
-pub(crate) fn refuse(name: &str, said: &Once) -> isize {
+pub(crate) fn refuse(name: &str, logged: &Once) -> isize {
     call(|| {
-        said.call_once(|| {
+        logged.call_once(|| {
             tracing::info!("a program called {name}, which this provider does not offer")
         });
         Err(Failure(FI_ENOSYS))
@@ -168,7 +168,7 @@ pub(crate) unsafe fn borrow<'a, T>(place: *const T) -> Option<&'a T> {
 /// Copies bytes to C as far as they fit and stores their number; true if all fit.
 ///
 /// # Safety
-/// `length` is null or valid; `place` is null or valid for writes of as many bytes as it says.
+/// `length` is null or valid; `place` is null or valid for writes of as many bytes as `length` states.
 pub(crate) unsafe fn copy_out(
     bytes: &[u8],
     place: *mut c_void,

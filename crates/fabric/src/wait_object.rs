@@ -42,7 +42,7 @@ impl Wait {
     /// Handles `FI_GETWAIT` and `FI_GETWAITOBJ`.
     ///
     /// # Safety
-    /// `place` is null or valid for writes of what the command asks for.
+    /// `place` is null or valid for writes of the result of the command.
     pub(crate) unsafe fn control(
         self,
         command: c_int,

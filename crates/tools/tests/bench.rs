@@ -1,5 +1,4 @@
-//! `dipole bench` as people run it, in its tiny mode: what comes out, and that
-//! nothing stays behind.
+//! `dipole bench` as users run it, in its tiny mode: its output, and that it leaves nothing behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Two sides that spin want both cores: one bench at a time.
+/// Two spinning sides need both cores, so one benchmark runs at a time.
 static CORES: Mutex<()> = Mutex::new(());
 
 fn cores() -> MutexGuard<'static, ()> {
@@ -32,7 +31,7 @@ fn output(arguments: &str) -> Output {
     bench(arguments).output().expect("the program starts")
 }
 
-/// Runs in tiny mode with `--json`; the objects on standard output.
+/// Runs in tiny mode with `--json`; returns the objects on standard output.
 fn objects(arguments: &str) -> Vec<Value> {
     let output = output(&format!("{arguments} --seconds 0.05 --rounds 1 --json"));
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -330,7 +329,7 @@ fn an_incast_tells_what_is_lost_and_how_long_messages_take() {
         assert_eq!(number(object, "size_bytes"), 65_536.0);
         assert!(number(object, "lost_packets") >= 0.0, "{object}");
         assert!(number(object, "first_lost_packets") >= 0.0, "{object}");
-        // No link is faster than itself, but for what its clock and its burst are off.
+        // No link exceeds its own rate, except for the error of its clock and its burst.
         let efficiency = number(object, "efficiency");
         assert!(0.0 < efficiency && efficiency < 1.2, "{object}");
         let [p50, p99] = ["p50_over_ideal", "p99_over_ideal"].map(|name| number(object, name));
@@ -382,7 +381,7 @@ fn short_messages_are_measured_alone_and_beside_long_ones() {
     let objects = objects("mixed --on loopback");
     let rows = objects.iter().map(|object| {
         let is_beside = text(object, "bench") == "mixed";
-        // The stream's own speed and how much worse they fare stand where there is a stream.
+        // The rate of the stream and the slowdown are present if there is a stream.
         for field in ["bytes_per_s", "p99_over_alone"] {
             assert_eq!(object[field].is_number(), is_beside, "{object}");
         }
@@ -486,7 +485,7 @@ fn what_cannot_be_measured_is_refused_with_status_2_and_a_reason() {
     }
 }
 
-/// True if namespaces are for us; says so if not.
+/// True if namespaces can be created; prints a message otherwise.
 fn may_make_namespaces(test: &str) -> bool {
     let may = rustix::process::geteuid().is_root()
         && Command::new("ip").args(["netns", "list"]).output().is_ok();
@@ -508,7 +507,7 @@ fn folder_of(process: u32) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("dipole-bench-{process}"))
 }
 
-/// Starts a long bench on a veth pair and waits until its testbed is made.
+/// Starts a long benchmark on a veth pair and waits until its testbed is created.
 fn start_on_veth() -> (Child, BufReader<impl Read>) {
     let mut child = bench("pingpong --on veth --seconds 60 --subjects bare-udp-block --json")
         .stdout(Stdio::null())
@@ -580,7 +579,7 @@ fn a_signal_ends_the_bench_its_sides_and_its_namespaces() {
         assert_eq!(child.wait().expect("it ends").code(), Some(status));
         assert_eq!(namespaces_of(process), [""; 0]);
         assert!(!folder_of(process).exists());
-        // The sides share this pipe: it ends only when they have ended.
+        // The sides share this pipe, so it is closed only when they have ended.
         errors.read_to_end(&mut Vec::new()).expect("readable");
     }
 }

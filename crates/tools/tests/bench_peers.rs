@@ -1,4 +1,4 @@
-//! `dipole bench --peers`: other projects' libraries and tools, here or not.
+//! `dipole bench --peers`: libraries and tools of other projects, installed or not.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-/// Two sides that spin want both cores: one bench at a time.
+/// Two spinning sides need both cores, so one benchmark runs at a time.
 static CORES: Mutex<()> = Mutex::new(());
 
-/// Others that can do each kind of work, and what to install where they are not.
+/// Peers for each kind of work, and the packages to install.
 const PINGPONG: [(&str, &str); 8] = [
     ("open-mpi", "libopenmpi-dev"),
     ("mpich", "libmpich-dev"),
@@ -49,7 +49,7 @@ fn succeeded(output: &Output) -> (Vec<Value>, String) {
     (objects.collect(), errors)
 }
 
-/// The note that one is missing; notes are folded to the width of a terminal.
+/// The note about a missing peer; notes are wrapped at the width of a terminal.
 fn absence<'a>(notes: &'a str, name: &str) -> Option<&'a str> {
     notes
         .lines()
@@ -69,7 +69,7 @@ fn where_nothing_is_installed_all_are_named_with_their_packages() {
         let line = absence(&notes, name).unwrap_or_else(|| panic!("{name}: {notes}"));
         assert!(line.contains(package), "{line}");
     }
-    // What needs no installing is measured all the same.
+    // Peers that need no installation are measured anyway.
     for (bench, subject) in [("pingpong", "dipole"), ("stream", "bare-tcp-spin")] {
         let mut rows = objects.iter();
         assert!(
