@@ -327,13 +327,13 @@ unsafe fn is_other(name: *const c_char) -> bool {
 /// Copies a value to memory that libfabric can free.
 fn allocated<T>(value: T) -> Result<*mut T, Failure> {
     // SAFETY: any size is allowed; the result is checked.
-    let place = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
-    if place.is_null() {
+    let buffer = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
+    if buffer.is_null() {
         return Err(Failure(FI_ENOMEM));
     }
     // SAFETY: not null, large enough for a `T`, and aligned for any type.
-    unsafe { place.write(value) };
-    Ok(place)
+    unsafe { buffer.write(value) };
+    Ok(buffer)
 }
 
 fn name() -> Result<*mut c_char, Failure> {
