@@ -336,7 +336,7 @@ impl Cluster {
                 max_timeout_ns: setup.least_timeout_ns.saturating_mul(8).max(250_000_000),
                 // A crowded bus lets some wait for seconds.
                 peer_timeout_ns: 60_000_000_000,
-                quiet_ns: 60_000_000_000,
+                suspect_after_ns: 60_000_000_000,
                 ..Config::default()
             };
             let link = AnyLink::from(port);

@@ -187,7 +187,7 @@ impl Core {
                 self.ready.notify(WaitKey::AnyPeer);
                 tracing::debug!(%peer, node, "session open");
             }
-            Event::Quiet { peer } => self.peers.suspect(peer),
+            Event::Suspected { peer } => self.peers.suspect(peer),
             Event::TooManyPeers { from } => {
                 let from = crate::net::from_wire(from);
                 tracing::warn!(
@@ -225,12 +225,12 @@ impl Core {
                 total,
                 address,
             }),
-            Event::Taken { edge, sequence } => {
+            Event::OfferDone { edge, sequence } => {
                 self.long_news.push(LongNews::Taken { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
                 self.ready.notify(WaitKey::AnyPeer);
             }
-            Event::StreamWanted { edge, sequence } => {
+            Event::PiecesRequested { edge, sequence } => {
                 self.long_news.push(LongNews::Stream { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
             }

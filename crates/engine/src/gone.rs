@@ -21,7 +21,7 @@ pub enum GoneReason {
     /// says so.
     Died,
     /// It broke the format of the memory shared with it and was cut off.
-    Misbehaved,
+    ProtocolViolation,
     /// It is not of our cluster: it has another cluster key, or only one side has one.
     Key(KeyMismatch),
 }
@@ -39,7 +39,7 @@ impl From<dipole_proto::GoneReason> for GoneReason {
                 dipole_proto::KeyMismatch::OnlyOurs => KeyMismatch::OnlyOurs,
                 dipole_proto::KeyMismatch::OnlyTheirs => KeyMismatch::OnlyTheirs,
             }),
-            dipole_proto::GoneReason::Misbehaved => GoneReason::Misbehaved,
+            dipole_proto::GoneReason::ProtocolViolation => GoneReason::ProtocolViolation,
         }
     }
 }
@@ -53,7 +53,7 @@ impl fmt::Display for GoneReason {
             GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),
             GoneReason::Key(mismatch) => mismatch.fmt(f),
             GoneReason::Died => dipole_proto::GoneReason::Died.fmt(f),
-            GoneReason::Misbehaved => dipole_proto::GoneReason::Misbehaved.fmt(f),
+            GoneReason::ProtocolViolation => dipole_proto::GoneReason::ProtocolViolation.fmt(f),
         }
     }
 }

@@ -29,7 +29,7 @@ impl Engine {
     pub fn open_region(&mut self, endpoint: u32, memory: Memory, rights: Rights) -> u64 {
         let regions = &mut self.core.operations.regions;
         let key = loop {
-            let key = self.core.machine.draw_key();
+            let key = self.core.machine.new_random_key();
             if !regions.contains_key(&key) {
                 break key;
             }

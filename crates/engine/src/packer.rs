@@ -1,7 +1,7 @@
 //! How messages get into frames: one copy in, small ones packed together.
 
 use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
-use dipole_proto::{BeginError, Begun, EdgeId, Frames, Instant, Machine, PeerId, Slot};
+use dipole_proto::{BeginError, EdgeId, Frames, Instant, Machine, MessageStart, PeerId, Slot};
 
 use super::content::{Content, Head};
 use super::target::Blocked;
@@ -322,7 +322,7 @@ impl Packer {
             return Err(Blocked::NoFrame);
         }
         let begun = machine.begin(now, edge, content.charged_bytes());
-        let Begun { key, sequence, .. } = begun.map_err(blocked)?;
+        let MessageStart { key, sequence, .. } = begun.map_err(blocked)?;
         self.close_frame(machine, edge.peer, true);
         let is_short = content.payload.len() <= piece_bytes(machine, edge.peer) * self.small_run;
         let is_first = machine.queued(edge.peer) == 0;
@@ -356,7 +356,7 @@ impl Packer {
             return Err(Blocked::TooLong { limit });
         }
         // One for which nothing is under way waits for no other: what finds no frame is kept.
-        match frames > self.free_for_long() && machine.held(peer) > 0 {
+        match frames > self.free_for_long() && machine.frames_held(peer) > 0 {
             true => Err(Blocked::NoFrame),
             false => Ok(()),
         }
@@ -466,7 +466,7 @@ impl Packer {
         match self.frames.units() - free < free {
             // Nobody holds as much.
             true => free.div_ceil(2),
-            false => free.saturating_sub(machine.held(peer)).div_ceil(2),
+            false => free.saturating_sub(machine.frames_held(peer)).div_ceil(2),
         }
     }
 

@@ -69,7 +69,7 @@ impl PacketPort {
     /// Wipes the keys of sessions that are over.
     #[inline]
     pub(super) fn forget_ended(&mut self, core: &mut Core) {
-        while let Some((index, serial)) = core.machine.take_ended() {
+        while let Some((index, serial)) = core.machine.take_ended_session() {
             self.trailers.forget(index, serial);
         }
     }
@@ -311,7 +311,7 @@ impl PacketPort {
             // Too long for its interface by now: the protocol cuts it.
             let refused = self.batch.remove(0).transmit;
             core.packer.frames.sent(refused.frame);
-            core.machine.refused(now, &refused);
+            core.machine.packet_too_long(now, &refused);
             if self.batch.is_empty() {
                 return Ok(());
             }

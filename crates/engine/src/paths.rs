@@ -190,7 +190,7 @@ impl Engine {
                     tracing::warn!("packets to node {} have {bytes} bytes now", paths.node);
                     continue;
                 }
-                PathChange::Lost { lane } | PathChange::Back { lane } => lane,
+                PathChange::Lost { lane } | PathChange::Restored { lane } => lane,
             };
             let lane = self
                 .core

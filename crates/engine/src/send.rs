@@ -52,8 +52,8 @@ impl Engine {
     }
 
     /// After a refusal: the edge may be used again.
-    pub fn forgive(&mut self, edge: EdgeId) {
-        self.core.machine.forgive(edge);
+    pub fn clear_refusal(&mut self, edge: EdgeId) {
+        self.core.machine.clear_refusal(edge);
     }
 
     /// Nobody waits for credit on this edge any more.

@@ -17,7 +17,7 @@ use dipole_link::shm::{
     CloseReason, ConnId, MAX_RECORD_BYTES, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
 };
 use dipole_proto::wire::{Greeting, PipeKind, PipeTag, ResetReason};
-use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
+use dipole_proto::{EdgeId, GoneReason, Instant, Machine, PeerId, ProtocolViolation};
 use rustc_hash::FxHashMap;
 
 use super::content::{Content, Head};
@@ -429,7 +429,7 @@ impl SharedMemory {
                     found.said_bye |= tag.kind == PipeKind::Bye;
                     on_record(core, now, peer, tag, &payload)
                 }
-                Err(_) => Err(Misbehaved("a record of no known kind")),
+                Err(_) => Err(ProtocolViolation("a record of no known kind")),
             };
             if let Err(why) = done {
                 broken = Some((id, why));
@@ -441,7 +441,7 @@ impl SharedMemory {
         if let Some((id, why)) = broken {
             tracing::warn!("a process of this node is cut off: {why}");
             self.hub.close(id);
-            self.end(id, GoneReason::Misbehaved, core);
+            self.end(id, GoneReason::ProtocolViolation, core);
         }
         self.poll_long(now, core);
         if core.machine.has_ready_pipe() || !self.backlogged.is_empty() {
@@ -519,7 +519,7 @@ impl SharedMemory {
                         // It had no time to say hello.
                         CloseReason::HungUp if !was_open => GoneReason::Restarted,
                         CloseReason::HungUp => GoneReason::Died,
-                        CloseReason::Violation { .. } => GoneReason::Misbehaved,
+                        CloseReason::Violation { .. } => GoneReason::ProtocolViolation,
                     };
                     self.died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, all_read, core);
@@ -538,7 +538,7 @@ impl SharedMemory {
                  same-node traffic with it goes by UDP"
             );
             self.hub.close(id);
-            self.end(id, GoneReason::Misbehaved, core);
+            self.end(id, GoneReason::ProtocolViolation, core);
             return;
         };
         if self.find(id).is_none() {

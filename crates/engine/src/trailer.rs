@@ -107,7 +107,7 @@ impl Trailers {
             Seal::Crc32c { mask } => checksum_is_right(frame, end, mask),
             Seal::Proof => {
                 let whole = checksum_is_right(frame, end + PROOF_BYTES, 0);
-                if whole && addressed.wants_proof {
+                if whole && addressed.requests_proof {
                     addressed.proven = self.is_proven(frame, end);
                 }
                 whole

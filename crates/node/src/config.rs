@@ -159,9 +159,10 @@ pub struct Config {
 }
 
 /// Why the environment does not make a configuration.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A variable's value cannot be used.
+    #[error("{name}=\"{}\" cannot be used: expected {expected}", excerpt(.value))]
     Variable {
         /// Which.
         name: &'static str,
@@ -171,44 +172,21 @@ pub enum ConfigError {
         expected: String,
     },
     /// The hosts file is wrong or cannot be read.
+    #[error("{0}")]
     Hosts(FileError),
     /// `DIPOLE_NID` names a node that the hosts file lacks.
+    #[error(
+        "{var}={0}, but the hosts file has no node {0}; correct one of them",
+        var = variables::NODE
+    )]
     UnknownNode(NodeId),
     /// The cluster key cannot be had.
+    #[error("{var}: {0}", var = variables::KEY)]
     Key(KeyError),
     /// What the launcher says does not tell where this process and its peers are.
+    #[error("{0} (or set {var} to use this process without its job)", var = variables::NODE)]
     Launcher(JobError),
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConfigError::Variable {
-                name,
-                value,
-                expected,
-            } => write!(
-                f,
-                "{name}=\"{}\" cannot be used: expected {expected}",
-                excerpt(value)
-            ),
-            ConfigError::Hosts(error) => write!(f, "{error}"),
-            ConfigError::UnknownNode(node) => write!(
-                f,
-                "{}={node}, but the hosts file has no node {node}; correct one of them",
-                variables::NODE
-            ),
-            ConfigError::Key(error) => write!(f, "{}: {error}", variables::KEY),
-            ConfigError::Launcher(error) => write!(
-                f,
-                "{error} (or set {} to use this process without its job)",
-                variables::NODE
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// Far more than a program opens on purpose; they cost some 32 MiB.
 const MAX_ENDPOINTS: u32 = 65_536;
@@ -331,7 +309,7 @@ impl Config {
     fn set_peer_timeout(&mut self, timeout_ms: u64) {
         let timeout_ns = timeout_ms * 1_000_000;
         self.protocol.peer_timeout_ns = timeout_ns;
-        self.protocol.quiet_ns = self.protocol.quiet_ns.min(timeout_ns / 3);
+        self.protocol.suspect_after_ns = self.protocol.suspect_after_ns.min(timeout_ns / 3);
     }
 
     /// Takes the addresses that the hosts file has for this node.
@@ -485,10 +463,10 @@ mod tests {
         let mut config = Config::local(NodeId(1), PathBuf::new());
         config.set_peer_timeout(1500);
         assert_eq!(config.protocol.peer_timeout_ns, 1_500_000_000);
-        assert_eq!(config.protocol.quiet_ns, 500_000_000);
+        assert_eq!(config.protocol.suspect_after_ns, 500_000_000);
         config = Config::local(NodeId(1), PathBuf::new());
         config.set_peer_timeout(60_000);
-        assert_eq!(config.protocol.quiet_ns, 1_000_000_000);
+        assert_eq!(config.protocol.suspect_after_ns, 1_000_000_000);
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Stats {
             ("units repeated as a tail", protocol.tail_repeats),
             ("units acknowledged implicitly", protocol.implicit_acks),
             ("packets of acknowledgements alone", protocol.explicit_acks),
-            ("prods", protocol.prods),
+            ("ack requests", protocol.ack_requests),
             ("probes", protocol.probes),
             ("lanes lost", protocol.lanes_lost),
             ("unreliable packets sent", protocol.unreliable_sent),

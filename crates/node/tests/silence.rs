@@ -106,7 +106,7 @@ fn node(testbed: &Path, id: u32, links: Links) -> Node {
     config.hosts = hosts;
     config.links = links;
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).expect("short");
-    config.protocol.quiet_ns = nanoseconds(QUIET);
+    config.protocol.suspect_after_ns = nanoseconds(QUIET);
     config.protocol.peer_timeout_ns = nanoseconds(TIMEOUT);
     Node::open(config).expect("a node")
 }

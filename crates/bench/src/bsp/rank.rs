@@ -362,7 +362,7 @@ impl Rank<'_> {
             repeats: protocol.repeats,
             received: protocol.units_received,
             explicit_acks: protocol.explicit_acks,
-            prods: protocol.prods,
+            ack_requests: protocol.ack_requests,
             implicit_acks: protocol.implicit_acks,
             duplicates,
             dropped: dropped - duplicates,

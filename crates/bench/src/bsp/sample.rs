@@ -60,7 +60,7 @@ pub(crate) struct Packets {
     /// Packets that only acknowledge.
     pub(crate) explicit_acks: u64,
     /// Packets that only ask for an acknowledgement.
-    pub(crate) prods: u64,
+    pub(crate) ack_requests: u64,
     /// Units acknowledged by the end of a superstep.
     pub(crate) implicit_acks: u64,
     /// Received again.
@@ -78,7 +78,7 @@ impl Packets {
             repeats: how(self.repeats, other.repeats),
             received: how(self.received, other.received),
             explicit_acks: how(self.explicit_acks, other.explicit_acks),
-            prods: how(self.prods, other.prods),
+            ack_requests: how(self.ack_requests, other.ack_requests),
             implicit_acks: how(self.implicit_acks, other.implicit_acks),
             duplicates: how(self.duplicates, other.duplicates),
             dropped: how(self.dropped, other.dropped),

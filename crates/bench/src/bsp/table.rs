@@ -207,7 +207,7 @@ fn counts(rows: &[Row]) -> Vec<usize> {
 }
 
 fn packets(rows: &[Row]) -> String {
-    let headings = "link|p|packets|units|received|repeats|only acks|prods|implicit acks|duplicates|\
+    let headings = "link|p|packets|units|received|repeats|only acks|ack_requests|implicit acks|duplicates|\
                     dropped";
     let mut table = titled(headings, 1);
     let mut is_empty = true;
@@ -226,7 +226,7 @@ fn packets(rows: &[Row]) -> String {
                 packets.received.to_string(),
                 share(packets.repeats),
                 share(packets.explicit_acks),
-                share(packets.prods),
+                share(packets.ack_requests),
                 share(packets.implicit_acks),
                 packets.duplicates.to_string(),
                 packets.dropped.to_string(),

@@ -289,7 +289,7 @@ impl Carrier for Endpoints {
 
     fn counters(&self) -> (u64, u64) {
         let protocol = self.node.stats().protocol;
-        (protocol.repeats, protocol.prods)
+        (protocol.repeats, protocol.ack_requests)
     }
 
     fn reclaim_memory(&mut self) {

@@ -2,7 +2,7 @@
 
 use dipole_link::shm::Payload;
 use dipole_proto::wire::{PIPE_WORDS, PipeKind, PipeTag};
-use dipole_proto::{Instant, Misbehaved, PeerId};
+use dipole_proto::{Instant, PeerId, ProtocolViolation};
 
 use crate::address::{Address, EndpointId, NodeId};
 use crate::core::Core;
@@ -97,7 +97,7 @@ pub(super) fn on_message(
     core: &mut Core,
     now: Instant,
     message: &PipeMessage<'_>,
-) -> Result<(), Misbehaved> {
+) -> Result<(), ProtocolViolation> {
     let PipeMessage {
         peer,
         number,
@@ -137,13 +137,13 @@ pub(super) fn on_record(
     peer: PeerId,
     tag: PipeTag,
     payload: &Payload<'_>,
-) -> Result<(), Misbehaved> {
+) -> Result<(), ProtocolViolation> {
     let mut words = [0; 8 * PIPE_WORDS];
     let control: &[u8] = match tag.kind {
         PipeKind::Piece | PipeKind::Unreliable | PipeKind::Operation => &[],
         _ => {
             let words = words.get_mut(..payload.len());
-            let words = words.ok_or(Misbehaved("a control record that is too long"))?;
+            let words = words.ok_or(ProtocolViolation("a control record that is too long"))?;
             payload.copy_to(words);
             words
         }

@@ -210,7 +210,7 @@ impl SharedMemory {
         (connection, id): (ConnId, LongId),
         message: &Outgoing,
     ) {
-        machine.streamed(id.0, id.1);
+        machine.pieces_sent(id.0, id.1);
         self.note_time(connection, Transfer::Ring, message);
     }
 
@@ -415,10 +415,10 @@ impl SharedMemory {
         match fetched {
             Ok(()) if fetch.got < total => self.fetches.waiting.push_front(fetch),
             Ok(()) => {
-                core.machine.fetched(now, edge, number, sequence);
+                core.machine.fetch_completed(now, edge, number, sequence);
                 core.handle_events(&[][..]);
             }
-            Err(_) => core.machine.cannot_fetch(edge, number, sequence, total),
+            Err(_) => core.machine.fetch_failed(edge, number, sequence, total),
         }
     }
 
@@ -442,7 +442,7 @@ impl SharedMemory {
             });
             if has_gone == Some(true) {
                 self.outgoing.copied_bytes -= rest.copied_bytes();
-                machine.streamed(id.0, id.1);
+                machine.pieces_sent(id.0, id.1);
                 if rest.key().is_some() {
                     self.note_time(connection, Transfer::Ring, &message);
                 }

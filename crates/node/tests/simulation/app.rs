@@ -51,7 +51,7 @@ impl World {
             self.totals.add_gone(reason);
             self.trace
                 .note(self.now_ns, index, What::Gone { peer: node, reason });
-            if reason == GoneReason::Misbehaved {
+            if reason == GoneReason::ProtocolViolation {
                 return Err(format!("cut off node {node}, yet all peers are honest"));
             }
             if self.scenario.keeps_peers {

@@ -532,7 +532,7 @@ fn stick(
 /// Some seeds' network takes shorter packets for a time. Small ones pass, so no peer is lost.
 fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ NARROW));
-    let least = Config::default().least_packet_bytes;
+    let least = Config::default().base_packet_bytes;
     if most <= least || !draw.chance(25) {
         return;
     }

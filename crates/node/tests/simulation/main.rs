@@ -157,7 +157,7 @@ fn two_thousand_seeds_break_no_rule() {
 const ONCE_BROKEN: [u64; 15] = [
     // Repeats went round six units and three lanes in step: the next one always by a dead interface.
     177_882_200_406_223,
-    // A prod just before each tail time-out kept the blame from a dead interface's lane.
+    // An ack request just before each tail time-out kept the blame from a dead interface's lane.
     1_006_703,
     // The goodbye of a process was lost: its idle peer finds out after some minutes.
     9_001_128,
@@ -172,7 +172,7 @@ const ONCE_BROKEN: [u64; 15] = [
     // The end of an edge after message 2^32 - 1 overtook all of them: it was taken for one
     // without messages.
     5_000_654,
-    // A silent peer was given up after four lost prods: they were repeated too seldom.
+    // A silent peer was given up after four lost ack requests: they were repeated too seldom.
     200_000_049,
     // What a crashed process left in its ring was read after messages of its successor.
     158_392_211_339_038,

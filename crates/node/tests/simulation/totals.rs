@@ -60,7 +60,7 @@ pub struct Totals {
     pub repeats: u64,
     pub tail_repeats: u64,
     pub acks: u64,
-    pub prods: u64,
+    pub ack_requests: u64,
     pub lanes_lost: u64,
     pub dropped: [u64; DropReason::ALL.len()],
 }
@@ -82,7 +82,7 @@ impl Totals {
         self.repeats += stats.repeats;
         self.tail_repeats += stats.tail_repeats;
         self.acks += stats.explicit_acks;
-        self.prods += stats.prods;
+        self.ack_requests += stats.ack_requests;
         self.lanes_lost += stats.lanes_lost;
         self.probes += stats.probes;
         for (sum, (_, count)) in self.dropped.iter_mut().zip(stats.drops()) {
@@ -97,7 +97,7 @@ impl Totals {
             GoneReason::Restarted => 2,
             GoneReason::Reset(_) => 3,
             GoneReason::Died => 4,
-            GoneReason::Misbehaved => 5,
+            GoneReason::ProtocolViolation => 5,
             GoneReason::Key(_) => unreachable!("all take both keys"),
         };
         self.sessions_gone[index] += 1;
@@ -165,7 +165,7 @@ impl Totals {
             repeats,
             tail_repeats,
             acks,
-            prods,
+            ack_requests,
             lanes_lost,
         );
         for (name, value) in GONE_REASONS.iter().zip(&mut self.sessions_gone) {

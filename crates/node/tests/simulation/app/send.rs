@@ -478,7 +478,7 @@ impl World {
         self.dealt_with(flow);
         let state = &mut self.flows[flow];
         if let Some(edge) = state.edge {
-            process.engine.forgive(edge);
+            process.engine.clear_refusal(edge);
         }
         self.flows[flow].at_ns = self.now_ns + RETRY_NS;
         self.wake_app(index, self.now_ns + RETRY_NS);

@@ -1,6 +1,6 @@
 //! Whether packets get to an address of the peer, and answers back. Spec §5.3.
 //!
-//! [`Reach`] is that of one lane. It knows no time: the session decides when to ask. Data
+//! [`PathState`] is that of one lane. It knows no time: the session decides when to ask. Data
 //! go only where an answer has come from, or the handshake has gone.
 
 /// What is known of the way to one of a peer's lanes.
@@ -20,7 +20,7 @@ pub enum LaneState {
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reach {
+pub(crate) struct PathState {
     state: LaneState,
     /// How often the lane was given up: tells answers to probes before that apart.
     round: u8,
@@ -28,9 +28,9 @@ pub(crate) struct Reach {
     heard: bool,
 }
 
-impl Reach {
-    pub(crate) fn new(state: LaneState) -> Reach {
-        Reach {
+impl PathState {
+    pub(crate) fn new(state: LaneState) -> PathState {
+        PathState {
             state,
             round: 0,
             heard: state == LaneState::Answers,
@@ -47,7 +47,7 @@ impl Reach {
     }
 
     /// A short probe was answered.
-    pub(crate) fn hear(&mut self) {
+    pub(crate) fn on_packet(&mut self) {
         self.heard = true;
     }
 
@@ -98,9 +98,9 @@ mod tests {
 
     #[test]
     fn an_answer_proves_a_lane_and_each_loss_begins_a_round() {
-        let mut reach = Reach::new(LaneState::Waiting);
+        let mut reach = PathState::new(LaneState::Waiting);
         assert!(reach.is_in_question() && !reach.is_proven() && !reach.is_heard());
-        reach.hear();
+        reach.on_packet();
         assert!(reach.is_heard() && !reach.is_proven());
         assert_eq!(reach.answer(), Some(LaneState::Waiting));
         assert!(reach.is_proven());
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_lane_that_leads_nowhere_is_never_asked_nor_proven() {
         for state in [LaneState::OwnAddress, LaneState::Missing] {
-            let mut reach = Reach::new(state);
+            let mut reach = PathState::new(state);
             assert!(!reach.may_lead_there());
             assert_eq!(reach.answer(), None);
             reach.give_up();
