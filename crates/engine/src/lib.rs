@@ -53,6 +53,7 @@ use dipole_proto::{Instant, Machine, PeerId};
 
 use command::Commands;
 use core::Core;
+use dipole_model::Choices;
 use dispatch::Dispatch;
 use exports::Exports;
 use frames::FramePool;
@@ -65,9 +66,8 @@ use posted::SentPosts;
 use shared_memory::SharedMemory;
 use trailer::Trailers;
 
-use dipole_naming::{address, key, profile, registry};
+use dipole_naming::{address, key, registry};
 use key::ClusterKey;
-use profile::Choices;
 
 pub use command::Command;
 pub use content::Content;

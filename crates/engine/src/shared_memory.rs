@@ -26,10 +26,10 @@ use super::packer::blocked;
 use super::target::Blocked;
 use crate::address::NodeId;
 use crate::inbox::Message;
-use crate::profile::Choices;
 use crate::reader::Reader;
 use arrivals::{PipeMessage, hand_over, on_message, on_record, read_in_place};
 use dipole_driver::{Polled, WaitKey};
+use dipole_model::Choices;
 use long::{Fetches, OutgoingLong};
 use transfer::TransferChoice;
 

@@ -1,4 +1,4 @@
-//! Messages of 64 bytes between two processes' nodes on one thread, for `docs/message_cost.py`,
+//! Messages of 64 bytes between two processes' nodes on one thread, for `crates/lab/scripts/message_cost.py`,
 //! which counts what each costs between the functions below.
 //!
 //! ```text

@@ -19,13 +19,13 @@ use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
-use crate::profile::Choices;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
 use dipole_driver::Clock;
 use dipole_driver::Driver;
 use dipole_engine::{Departure, Engine, Paths};
+use dipole_model::Choices;
 
 /// Attempts to find a free ephemeral endpoint number; most numbers are free.
 const EPHEMERAL_ATTEMPTS: u32 = 64;
@@ -245,7 +245,7 @@ impl Node {
     }
 }
 
-/// Has the answers of the connector go to the edges that wait for them.
+/// Passes the connector's results to the edges that wait for them.
 fn settle_answers(driver: &Arc<Driver<ProcessState>>) {
     let answered = Arc::downgrade(driver);
     driver.with_last(|state, _| {

@@ -9,23 +9,16 @@ use std::time::Duration;
 use dipole_engine::AnyLink;
 use dipole_engine::{Destination, Engine};
 use dipole_link::sim::{Network, NetworkConfig};
-use dipole_node::profile::{self, Choices};
+use dipole_model::{Choices, Profile};
 use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::Instant;
-use serde::Serialize;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-#[derive(Serialize)]
-struct Profile {
-    version: u32,
-    choices: Choices,
-}
-
 fn save(directory: &Path, choices: Choices) {
-    let version = profile::VERSION;
-    let known = Profile { version, choices };
-    profile::write(directory, "shm", &known).expect("it can be written");
+    let mut profile = Profile::new("shm");
+    profile.choices = Some(choices);
+    profile.save_to(directory).expect("it can be written");
 }
 
 /// Two nodes with profiles from a directory, and an endpoint of the first with a target in the second.
