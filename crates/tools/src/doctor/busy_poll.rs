@@ -1,5 +1,5 @@
-//! Measures, with replies of another node, whether polling the network card beats waiting for its
-//! interrupts (`DIPOLE_BUSY_POLL`).
+//! Measures whether polling the network card instead of waiting for interrupts
+//! (`DIPOLE_BUSY_POLL`) shortens round trips to another node.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::finding::Finding;
 use super::kernel::{may, read};
 
 const NAME: &str = "busy polling";
-/// Queries in a row of one kind, and how often the two kinds alternate.
+/// Consecutive probes of one kind before the kinds alternate.
 const RUN: u32 = 8;
 const TURNS: u32 = 8;
 
@@ -20,14 +20,14 @@ const TURNS: u32 = 8;
 struct Interrupts {
     /// `napi_defer_hard_irqs` and `gro_flush_timeout` are set.
     deferred: bool,
-    /// This process is permitted to poll.
+    /// This process has the capability to set them.
     allowed: bool,
 }
 
 /// Result of the measurement.
 #[derive(Debug)]
 enum Measured {
-    /// Replies arrive through no receive queue that a process can poll.
+    /// Replies arrive on no receive queue that a process could poll.
     NoQueue,
     /// Too few replies arrived, or the kernel does not poll.
     TooLittle,
@@ -38,7 +38,7 @@ enum Measured {
     },
 }
 
-/// Measures on a socket that has had replies, with interrupts and with polling in turn.
+/// Probes with a socket that has had replies, alternating between interrupts and polling.
 pub(super) fn examine(prober: &Prober, device: &str, patience: Duration) -> Finding {
     let set = |name: &str| {
         let file = Path::new("/sys/class/net").join(device).join(name);
@@ -57,7 +57,7 @@ pub(super) fn examine(prober: &Prober, device: &str, patience: Duration) -> Find
     finding.advise(advice)
 }
 
-/// Median round trips with interrupts and with polling, if enough replies arrived.
+/// Medians of round trips with interrupts and with polling, if enough replies arrived.
 fn measure(prober: &Prober, patience: Duration) -> Option<Measured> {
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..TURNS {

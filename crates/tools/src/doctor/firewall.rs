@@ -1,5 +1,4 @@
-//! Rules of the host's firewall for incoming packets. The bpf link takes its packets before they
-//! are evaluated.
+//! Firewall rules for incoming packets. Packets received by the bpf link bypass them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,15 +8,15 @@ use serde_json::Value;
 use super::finding::Finding;
 
 const NAME: &str = "firewall";
-/// Hooks that incoming packets pass; the bpf link takes them before all of these.
+/// Hooks for incoming packets; the bpf link receives packets before all of them.
 const HOOKS: [&str; 3] = ["ingress", "prerouting", "input"];
 
-/// Rules of the firewall, as far as they can be read.
+/// The firewall's rules, as far as they can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rules {
-    /// Chains that have rules, or a policy that drops.
+    /// Chains that have rules or drop by default.
     Known(Vec<String>),
-    /// Why they cannot be read.
+    /// Why the rules cannot be read.
     Hidden(String),
 }
 
@@ -69,7 +68,7 @@ fn nft() -> Rules {
     }
 }
 
-/// The chains for incoming packets that have rules or drop.
+/// Chains for incoming packets that have rules or drop by default.
 fn chains(json: &[u8]) -> Option<Vec<String>> {
     let ruleset: Value = serde_json::from_slice(json).ok()?;
     let all = ruleset.get("nftables")?.as_array()?;
@@ -100,7 +99,7 @@ fn chains(json: &[u8]) -> Option<Vec<String>> {
     Some(found)
 }
 
-/// Tables of legacy iptables that are in use; `iptables-nft` has none.
+/// Tables of legacy iptables that are in use, not including those of `iptables-nft`.
 fn legacy() -> Vec<String> {
     let kinds = [
         ("iptables", "ip_tables_names"),

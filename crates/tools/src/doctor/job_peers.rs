@@ -1,5 +1,5 @@
-//! The other ranks, where `dipole run` starts the doctor on each node. A node can reply only while
-//! a process runs there, so no rank begins or ends before all others do.
+//! The other ranks if `dipole run` starts the doctor on each node. Each rank replies while the others
+//! examine its node, so none starts or ends before all do.
 
 use std::time::Duration;
 
@@ -7,28 +7,28 @@ use dipole_group::{Group, Members};
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, EndpointId, Node};
 
-/// How long to wait for the others to begin, and to end. Where messages do not get through, each
+/// How long to wait for the others at the start and at the end. If messages do not get through, each
 /// rank continues alone.
 const PATIENCE: Duration = Duration::from_secs(10);
 const EXAMINED: Duration = Duration::from_secs(60);
-/// How long a rank that could not reach the others continues to reply.
+/// How long a rank without contact to the others keeps replying.
 const LONGER: Duration = Duration::from_secs(2);
 
-/// This process as a rank of the job; it replies for its node.
-pub(super) struct JobPeers {
+/// This rank and its group; it replies for its node.
+pub(super) struct Company {
     node: Node,
     group: Option<Group>,
 }
 
-impl JobPeers {
-    /// Waits for the other ranks; `None` outside a job, or where a Dipole process cannot start.
-    pub(super) fn meet(config: &Config) -> Option<JobPeers> {
+impl Company {
+    /// Joins the others; `None` without a job, or if no node can be opened.
+    pub(super) fn meet(config: &Config) -> Option<Company> {
         let job = Job::from_env().ok()?;
         if job.size < 2 || job.own_address().node != config.node {
             return None;
         }
         let node = Node::open(config.clone()).ok()?;
-        // The job's own endpoints come first.
+        // The job's own endpoints have lower numbers.
         let above = job.addresses[0].endpoint.0.checked_add(job.size)?;
         let ports = job.addresses.iter().zip(above..);
         let ports = ports.map(|(address, endpoint)| Address {
@@ -40,7 +40,7 @@ impl JobPeers {
         Some(JobPeers { node, group })
     }
 
-    /// Continues to reply until the others have ended, too.
+    /// Keeps replying until the others have finished.
     pub(super) fn part(self) {
         match self.group {
             // Ranks that are gone or late are not waited for.

@@ -1,8 +1,11 @@
-//! `dipole doctor`: examines this machine and, from here, every node of the hosts file. It reports
-//! what will be used, why not something better, and what to do.
+//! `dipole doctor`: examines this machine and, from here, every node in the hosts file. Reports what
+//! will be used, why nothing faster is, and what to do.
 //!
-//! Each part reads the system in one function and judges in another, which has tests of its own.
-//! It changes nothing, except that it creates the runtime directory, as every program does.
+//! Each part reads the system in one function and judges in another, which is tested separately:
+//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`], [`pause`], [`shortcut`] and
+//! [`firewall`] for this machine; [`peer`], [`paths`], [`busy_poll`] and [`verdict`] for the others.
+//! [`company`] coordinates the ranks of a job. The only change it makes is to create the runtime
+//! directory, as every program does.
 
 mod busy_poll;
 mod job_peers;
@@ -33,7 +36,7 @@ use dipole_node::{Config, NodeId};
 use crate::output::Failure;
 use finding::Finding;
 
-/// Nodes queried in parallel.
+/// Nodes examined concurrently.
 const AT_ONCE: usize = 32;
 
 /// Check this machine and its peers: what will be used, why not better, what to do
@@ -68,7 +71,7 @@ fn patience(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Examines and prints; with `json` one object a line.
+/// Examines and prints; with `json`, one object per line.
 pub(crate) fn execute(
     arguments: DoctorArgs,
     json: bool,
@@ -76,8 +79,8 @@ pub(crate) fn execute(
 ) -> Result<ExitCode, Failure> {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
-    let job_peers = job_peers::JobPeers::meet(&config);
-    // If it is unusable, an earlier finding has the cause.
+    let company = company::Company::meet(&config);
+    // If the key is unusable, its cause has already been reported.
     if !findings.iter().any(|one| one.name == setup::CLUSTER_KEY) {
         findings.extend(setup::cluster_key(&config));
     }
@@ -105,7 +108,7 @@ pub(crate) fn execute(
     Ok(ExitCode::from(status))
 }
 
-/// This node's address and device, and the other nodes.
+/// Examines this node's address and device, and the other nodes.
 fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     if config.hosts.is_local_only() {
         return Vec::new();
@@ -119,7 +122,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         ));
         Vec::new()
     });
-    // The address of a node outside the file is unknown; another finding reports that.
+    // A node that is not in the hosts file has no known address, which is reported elsewhere.
     let listed = config.hosts.get(config.node);
     let here = listed.and_then(|_| device::of(config.bind, &devices));
     let own = peer::Own {

@@ -1,5 +1,5 @@
-//! The pairs of addresses between this node and another, where one of them has several interfaces,
-//! and which of them sessions will use.
+//! The address pairs between this node and another if one of them has several interfaces, and which
+//! of them sessions will use.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use dipole_node::registry::{ProbeLength, ProbeResult, Prober};
 use super::finding::Finding;
 use super::peer::{Answer, Own, TRIES, headers, who};
 
-/// Result of querying one of a node's addresses.
+/// Result of probing one of a node's addresses.
 #[derive(Debug)]
 enum Outcome {
     /// This node has the same address.
     Own,
-    /// The node replies there, to IP packets of up to this many bytes.
+    /// The node replies to IP packets of this length.
     Answers(usize),
-    /// It replies, but not to packets of this many bytes.
+    /// It replies, but not to packets of this length.
     Short(usize),
-    /// It does not reply; holds the observed answer.
+    /// It does not reply correctly.
     Not(Answer),
 }
 
-/// Queries a node at each of its addresses; `interfaces` are those of this node.
+/// Probes each address of a node; `interfaces` are those of this node.
 pub(super) fn examine(host: &Host, own: Own<'_>, interfaces: &[IpAddr]) -> Vec<Finding> {
     let patience = own.patience;
     if interfaces.len() < 2 && host.interfaces.is_empty() && host.control.is_none() {
@@ -53,7 +53,7 @@ fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
         Answer::Right => {}
         other => return Outcome::Not(other),
     }
-    // The smaller limit of both devices, as sessions negotiate it.
+    // The longest packet for both devices, as sessions would agree on it.
     let longest = dipole_link::udp::longest_frame_bytes(ours).unwrap_or(0);
     let theirs = match prober.probe(ProbeLength::SHORTEST, patience) {
         ProbeResult::Answered(presence, _) if presence.max_packet_bytes != 0 => {
@@ -71,7 +71,7 @@ fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
     Outcome::Short(bytes)
 }
 
-/// A control network: it carries no messages, so its MTU does not matter.
+/// Judges a network for queries only; its MTU does not matter because messages do not use it.
 fn judge_control(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
     const NAME: &str = "control network";
     let from = ours.map_or_else(|| "somewhere".to_owned(), |ours| ours.to_string());
@@ -129,7 +129,7 @@ fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
             MEND,
         ),
         Outcome::Not(Answer::Silent) => ("no answer, will not be used".to_owned(), MEND),
-        // After the right reply the longest packet is probed, see above.
+        // After a correct reply the longest packet is probed, see above.
         Outcome::Not(Answer::Wrong | Answer::Right) => (
             "another node answers, so it will not be used".to_owned(),
             MEND,

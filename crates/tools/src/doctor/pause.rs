@@ -10,7 +10,7 @@ pub(super) fn examine(device: &str) -> Finding {
 }
 
 fn asked(device: &str) -> Option<String> {
-    // Users' search paths often lack the first two.
+    // Users' search paths often lack the first two directories.
     let places = ["/usr/sbin/ethtool", "/sbin/ethtool", "/usr/bin/ethtool"];
     let program = places
         .iter()

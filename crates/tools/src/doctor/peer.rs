@@ -1,6 +1,6 @@
-//! Another node, seen from here: route, directory, loss, round trip, packet size.
+//! Examines another node from here: route, directory, loss, round trip, packet size.
 //!
-//! [`examine`] queries over the network, [`verdict`] interprets the replies.
+//! [`examine`] probes over the network, and [`verdict`] judges the replies.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -15,48 +15,48 @@ use super::busy_poll;
 use super::finding::Finding;
 use super::verdict::{self, Size};
 
-/// Queries for measuring loss and round trip.
+/// Number of probes for loss and round trip.
 const ROUNDS: u32 = 20;
 /// Attempts per length; one is enough on a path without loss.
 pub(super) const TRIES: u32 = 3;
 
-/// Pause after refusals: a kernel limits ICMP refusals to one a second (`net.ipv4.icmp_ratelimit`).
+/// The kernel's interval between ICMP errors after a burst (`net.ipv4.icmp_ratelimit`).
 const REFUSES_AGAIN: Duration = Duration::from_millis(1100);
 
-/// The range from which the kernel chooses ports by default.
+/// The kernel's default range of ephemeral ports.
 const DATA_PORTS: (u16, u16) = (32_768, 60_999);
-/// How many ports are probed at once if the first did not refuse: processes may hold most ports of a small range.
+/// Ports probed at once if the first did not refuse; in a small range, most may be in use.
 const PORTS_ASKED: usize = 8;
 
-/// This side of the examination.
+/// Facts about this node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
-    /// Key for queries and replies, if there is one.
+    /// The cluster key, if probes and replies need a proof.
     pub(super) key: Option<&'a ClusterKey>,
     /// The address that programs bind; `None` if this machine does not have it.
     pub(super) address: Option<IpAddr>,
     /// The device with that address.
     pub(super) device: Option<&'a str>,
-    /// The port range of all processes, if it is configured.
+    /// The configured port range of all processes, if any.
     pub(super) ports: Option<PortRange>,
     /// How long to wait for a reply.
     pub(super) patience: Duration,
 }
 
-/// Which process replied at a directory.
+/// What replies at a directory.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// The queried node.
+    /// The expected node.
     Right,
     /// Another node.
     Wrong,
     /// A process with another cluster key.
     Stranger(KeyMismatch),
-    /// No reply.
+    /// Nothing.
     Silent,
-    /// The host itself: no process has the port.
+    /// The host's kernel: the port is closed.
     Refused,
-    /// The query could not be sent.
+    /// The probe could not be sent.
     Failed(io::Error),
 }
 
@@ -82,7 +82,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
     findings.push(verdict::directory(&answer, host, own.key));
     match answer {
         Answer::Right => findings.extend(converse(&prober, host, own, source)),
-        // Its kernel refuses packets for closed ports, so the other checks still work.
+        // The kernel refuses packets to closed ports, so other ports can still be probed.
         Answer::Refused => {
             let ports = asked_ports(own.address.unwrap_or(source), host, own);
             findings.push(verdict::data_ports(ports, own.ports, host));
@@ -92,7 +92,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
     findings.into_iter().map(subject).collect()
 }
 
-/// Looks up some endpoint, several times; any reply shows whether it is the right node.
+/// Looks up some endpoint several times, to find out which node replies.
 pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
     let mut last = Answer::Silent;
     for _ in 0..TRIES {
@@ -101,7 +101,7 @@ pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
             ProbeResult::Answered(..) => return Answer::Right,
             ProbeResult::Stranger(mismatch) => return Answer::Stranger(mismatch),
             ProbeResult::Silent => last,
-            // No process has the port. Kernels refuse only a few times in a row.
+            // The port is closed. Kernels only refuse a few packets in a row.
             ProbeResult::Refused => return Answer::Refused,
             ProbeResult::TooLong => Answer::Failed(rustix::io::Errno::MSGSIZE.into()),
             ProbeResult::Failed(cause) => Answer::Failed(cause),
@@ -110,7 +110,7 @@ pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
     last
 }
 
-/// What a node that replies can report.
+/// Examines a node that replies.
 fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<Finding> {
     let mut presence: Option<Presence> = None;
     let mut times = Vec::new();
@@ -137,7 +137,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
         usize::from(presence.max_packet_bytes),
         patience,
     );
-    // Last, because it leaves the socket spinning.
+    // Last, because it leaves the socket in busy polling.
     let polling = own
         .device
         .map(|device| busy_poll::examine(prober, device, patience));
@@ -150,13 +150,13 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
     findings.into_iter().chain(polling).collect()
 }
 
-/// Tests whether packets reach the data ports of a node: a closed port refuses them, one behind a
-/// firewall does not.
+/// Whether packets reach the ports that processes use: a closed port refuses, unless a firewall drops
+/// the packet.
 fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
     let ports = own.ports.or(PortRange::new(DATA_PORTS.0, DATA_PORTS.1));
     let ports = ports.map(|ports| ports.without(host.directory().port()));
     for round in 0..TRIES {
-        // Probing many at once uses up the kernel's refusals, so the next query would get none.
+        // Too many at once exhaust the kernel's burst of refusals, so that later probes get none.
         let count = if round == 0 { 1 } else { PORTS_ASKED };
         if round > 0 {
             std::thread::sleep(REFUSES_AGAIN);
@@ -186,12 +186,12 @@ fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Bytes of IP and UDP headers.
+/// Length of the IP and UDP headers.
 pub(super) fn headers(to: IpAddr) -> usize {
     if to.is_ipv4() { 20 + 8 } else { 40 + 8 }
 }
 
-/// Finds the longest packet that gets through in both directions.
+/// Finds the longest packet that passes in both directions.
 fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> Size {
     let full = ProbeLength::nearest(ours).bytes();
     let passes = |length: usize| -> Option<bool> {
@@ -223,7 +223,7 @@ fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> S
         }
     }
     size.longest = good;
-    // The kernel learned it from the route, or from a router's refusal.
+    // From the route, or from a router's ICMP error.
     let path = prober.path_mtu_bytes().ok();
     size.known = path.filter(|mtu| first.is_none() || *mtu < full);
     size
@@ -236,13 +236,13 @@ fn copied(cause: &io::Error) -> io::Error {
     }
 }
 
-/// Tests whether a process replies at this node's own directory port.
+/// Whether a process replies at this node's own directory port.
 pub(super) fn examine_own(host: &Host, own: Own<'_>) -> Finding {
     let answer = match Prober::open(None, host.directory(), host.node, own.key) {
         Ok(prober) => who(&prober, own.patience),
         Err(cause) => Answer::Failed(cause),
     };
-    // The port may only be bound for a test if no process replies.
+    // The port is tried only if nothing replies.
     let free = match answer {
         Answer::Right | Answer::Wrong | Answer::Stranger(_) => Ok(()),
         _ => UdpSocket::bind(host.directory()).map(drop),

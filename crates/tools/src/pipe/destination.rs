@@ -1,5 +1,5 @@
-//! Where a receiver writes: standard output, a device or a pipe directly; files under a temporary name
-//! until they are complete.
+//! Where a receiver writes: directly to standard output, a device or a pipe; or to a regular file, which
+//! has a temporary name until it is complete.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -15,29 +15,29 @@ use rustix::process::geteuid;
 use super::frame::{FileFacts, Sum};
 use super::{PipeError, failed_at};
 
-/// Suffix of a file that is not complete yet.
+/// Suffix of incomplete files.
 const PART: &str = ".part";
-/// Bytes per read when existing content is checksummed.
+/// Bytes read at once to checksum existing contents.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Who chose the name of a file.
+/// Who has chosen a file's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NamedBy {
-    /// The user of this program, who may mean a device or follow a link.
+    /// The user of this program, who may name a device or a symbolic link.
     Receiver,
-    /// The sender, which gets a plain file in the directory and nothing else.
+    /// The sender, for which only regular files in the directory are created.
     Sender,
 }
 
-/// A file that is being received.
+/// A file being received.
 pub(super) struct Destination {
     file: File,
-    /// Temporary and final name; `None` for anything but a regular file.
+    /// Its temporary and final names; `None` if it is not a regular file.
     names: Option<(PathBuf, PathBuf)>,
 }
 
 impl Destination {
-    /// Opens it; with `resume`, content of an earlier transfer is kept, else dropped.
+    /// Opens the file. What an earlier transfer left is kept with `resume`, and otherwise dropped.
     pub(super) fn open(
         path: &Path,
         named_by: NamedBy,
@@ -58,7 +58,7 @@ impl Destination {
                 names: None,
             });
         }
-        // Resolve links, so that their target is replaced and not the link.
+        // Follows a symbolic link, so that its target is replaced and not the link.
         let whole = match named_by {
             NamedBy::Receiver => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
             NamedBy::Sender => path.to_owned(),
@@ -84,7 +84,7 @@ impl Destination {
         })
     }
 
-    /// Checksums the existing part of a file of `length_bytes`.
+    /// Checksums the existing contents of a file that will have `length_bytes`.
     pub(super) fn sum(&mut self, length_bytes: u64) -> Result<Sum, PipeError> {
         let mut sum = Sum::new();
         let Some((part, _)) = &self.names else {
@@ -98,7 +98,7 @@ impl Destination {
         Ok(sum)
     }
 
-    /// The open file, for writing from here on.
+    /// The file, for writing from the current position.
     pub(super) fn begin_at(&mut self, offset_bytes: u64) -> io::Result<File> {
         if self.names.is_some() {
             self.file.set_len(offset_bytes)?;
@@ -107,14 +107,14 @@ impl Destination {
         self.file.try_clone()
     }
 
-    /// Completes the file: sets its mode and time, and renames it.
+    /// Completes the file: sets its mode, time and name.
     pub(super) fn finish(self, facts: Option<&FileFacts<'_>>) -> Result<(), PipeError> {
         let Some((part, whole)) = self.names else {
             return Ok(());
         };
         let set = || {
             if let Some(facts) = facts {
-                // Do not create a setuid program that belongs to the receiver.
+                // A set-user-ID program must not become one of the receiver's.
                 let mode = Permissions::from_mode(facts.mode & 0o777);
                 self.file.set_permissions(mode)?;
                 let since = Duration::from_nanos(facts.modified_ns.unsigned_abs());
@@ -129,7 +129,7 @@ impl Destination {
         set().map_err(failed_at("finishing the file", &whole))
     }
 
-    /// Gives up on the file, and reports what is left of it.
+    /// Describes what is left of a file that will not be completed now.
     pub(super) fn abandon(self) -> Option<(PathBuf, u64)> {
         let (part, _) = self.names?;
         let bytes = self.file.metadata().map_or(0, |found| found.len());
@@ -141,8 +141,8 @@ impl Destination {
     }
 }
 
-/// Opens the temporary file: a new one, or one that an earlier transfer of this user left. In a
-/// directory that others can write to, anything could have that name.
+/// Opens the file of a transfer: a new one, or what an earlier transfer of this user left. In a
+/// directory that other users can write to, anything may exist under that name.
 fn open_part(part: &Path) -> Result<File, PipeError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -167,7 +167,7 @@ fn open_part(part: &Path) -> Result<File, PipeError> {
     is_ours(&found).then_some(file).ok_or_else(refused)
 }
 
-/// Checksums the first bytes of a file and positions it behind them.
+/// Checksums the first bytes of a file and stops after them.
 pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     let mut sum = Sum::new();
     file.seek(SeekFrom::Start(0))?;
@@ -184,8 +184,8 @@ pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     Ok(sum)
 }
 
-/// Path of a file with this name in a directory; `None` if the name would lead outside, or contains
-/// control characters.
+/// The path of a file with this name in a directory; `None` if the name would lead elsewhere, or
+/// contains control characters.
 pub(super) fn place_in(directory: &Path, name: &[u8]) -> Option<PathBuf> {
     let is_name = !matches!(name, b"" | b"." | b"..")
         && !name.contains(&b'/')
@@ -246,7 +246,7 @@ mod tests {
         }
         assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
         assert!(!at("nowhere").exists());
-        // The receiver's own name may be a link; the temporary file must not be.
+        // The receiver's own name is used as it is, but the file of the transfer must be private.
         let meant = Destination::open(&at("link"), NamedBy::Receiver, false).unwrap();
         meant.finish(None).unwrap();
         assert!(at("link").is_symlink() && std::fs::read(&precious).unwrap().is_empty());

@@ -11,7 +11,7 @@ pub(super) struct FileFacts<'a> {
     pub(super) name: &'a [u8],
     /// Permission bits.
     pub(super) mode: u32,
-    /// When it was last changed, in nanoseconds since 1970.
+    /// Time of its last modification, in nanoseconds since 1970.
     pub(super) modified_ns: i64,
     pub(super) length_bytes: u64,
 }
@@ -19,28 +19,28 @@ pub(super) struct FileFacts<'a> {
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind<'a> {
-    /// A file begins, or a stream without a name.
+    /// A file begins, or a stream without a file.
     Begin {
         #[serde(borrow)]
         file: Option<FileFacts<'a>>,
         lines: bool,
-        /// Another file follows this one.
+        /// Another file follows.
         more: bool,
     },
-    /// Receiver to sender: continue; the bytes before this message's offset are present from an earlier
-    /// transfer, with this CRC32C.
+    /// From the receiver: continue. The bytes before this message's offset exist from an earlier
+    /// transfer and have this CRC32C.
     Ready { crc: u32 },
-    /// The content that follows begins at this offset: that of `Ready` if these bytes match here, else 0.
+    /// Data starts at this offset: that of `Ready` if the sender has the same bytes, otherwise 0.
     From,
-    /// A piece of a stream of bytes.
+    /// A piece of a byte stream.
     Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
     /// A line without its line break.
     Line(#[serde(with = "serde_bytes")] &'a [u8]),
-    /// The stream ends at this offset, with this CRC32C of all bytes before.
+    /// The stream ends at this offset; the CRC32C covers all bytes before.
     End { crc: u32 },
-    /// Keepalive: the sender of this message has nothing to send.
+    /// The sender is alive but has nothing to send.
     Alive,
-    /// Receiver to sender: everything has arrived and is stored.
+    /// From the receiver: everything has arrived and is stored.
     Complete,
     /// The transfer has failed, with the reason.
     Failed(&'a str),
@@ -57,7 +57,7 @@ pub(super) struct Frame<'a> {
     pub(super) kind: Kind<'a>,
 }
 
-/// Longest header before the payload of a piece: three varints of ten bytes, and the kind.
+/// Maximum length of a message's header: three numbers of ten bytes, and a byte for its kind.
 pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5;
 
 /// Reasons why a message does not belong to a transfer.
@@ -68,7 +68,7 @@ pub(super) enum FrameError {
          send` of this version?"
     )]
     Malformed { length_bytes: usize },
-    /// A piece is missing or was received twice.
+    /// A piece is missing or duplicate.
     #[error("a piece that begins at byte {found_bytes} where byte {expected_bytes} was next")]
     Offset {
         expected_bytes: u64,
@@ -77,14 +77,13 @@ pub(super) enum FrameError {
 }
 
 impl<'a> Frame<'a> {
-    /// Encodes the message into `to`, replacing its contents.
+    /// Encodes the message into `to`.
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         to.clear();
         *to = postcard::to_extend(self, std::mem::take(to)).expect("a vector takes all");
     }
 
-    /// Encodes the header of a piece or a line: `buffer` has [`HEADROOM_BYTES`] of room and then the payload,
-    /// which is not moved.
+    /// Encodes a piece or a line in place: `buffer` has [`HEADROOM_BYTES`] of room before the payload.
     pub(super) fn around(lines: bool, stream: u64, offset_bytes: u64, buffer: &mut [u8]) -> &[u8] {
         let kind = match lines {
             true => Kind::Line(&[]),
@@ -97,7 +96,7 @@ impl<'a> Frame<'a> {
         };
         let mut head = Vec::with_capacity(HEADROOM_BYTES);
         frame.write(&mut head);
-        // The length comes last: of nothing here, so one byte.
+        // The encoding ends with the payload's length, here a single zero byte.
         head.pop();
         let payload_bytes = buffer.len() - HEADROOM_BYTES;
         head = postcard::to_extend(&payload_bytes, head).expect("a vector takes all");

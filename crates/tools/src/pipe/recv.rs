@@ -448,7 +448,7 @@ impl Transfer<'_, '_> {
 
     /// Checks whether a silent sender is alive.
     fn ask(&mut self) {
-        if self.listener.node.departed().is_empty() && self.asked.elapsed() < ASK_EVERY {
+        if self.listener.node.take_departures().is_empty() && self.asked.elapsed() < ASK_EVERY {
             return;
         }
         self.asked = Instant::now();

@@ -336,7 +336,7 @@ impl Sender<'_> {
 
     /// Sends a keepalive if nothing was sent for long. If the receiver's process is gone, this is an error.
     fn keep_alive(&mut self) -> Result<(), PipeError> {
-        match !self.node.departed().is_empty() || self.last.elapsed() >= ALIVE {
+        match !self.node.take_departures().is_empty() || self.last.elapsed() >= ALIVE {
             true => self.send(Kind::Alive),
             false => Ok(()),
         }
