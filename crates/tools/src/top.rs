@@ -63,7 +63,8 @@ pub(crate) fn execute(
         return Err(Failure::with_status(2, text));
     }
     if !(std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {
-        let text = "standard output is not a terminal; `dipole top --once` prints what there is now";
+        let text =
+            "standard output is not a terminal; `dipole top --once` prints what there is now";
         return Err(Failure::with_status(2, text));
     }
     let mut terminal =
