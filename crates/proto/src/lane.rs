@@ -313,7 +313,7 @@ pub(crate) struct Lane {
     /// Whether what is sent there arrives.
     pub(crate) path: PathState,
     /// The lowest number that the peer misses, as it says.
-    pub(crate) told: u64,
+    pub(crate) missing_from: u64,
     /// The peer asks for numbers that are settled: tell it so.
     pub(crate) floor_due: bool,
 }
@@ -329,7 +329,7 @@ impl Lane {
             incoming: LaneIn::starting_at(first),
             timeouts: LaneTimeouts::default(),
             path: PathState::new(state),
-            told: first,
+            missing_from: first,
             floor_due: false,
         }
     }

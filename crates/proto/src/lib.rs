@@ -26,6 +26,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod backoff;
 mod channel;
 pub mod config;
 mod downlink;
@@ -64,7 +65,7 @@ pub use machine::{Addressed, Machine, RENEWAL_NS};
 pub use path_state::LaneState;
 pub use pipe::Delivery;
 pub use region::{Region, Rights};
-pub use send::Slot;
-pub use session::{Frame, Frames, LaneStatus, LaneView, Transmit, UnitState, UnitView, View};
+pub use send::{Slot, UnitState, UnitView};
+pub use session::{Frame, Frames, LaneStatus, LaneView, Transmit, View};
 pub use stats::{DropReason, Stats};
 pub use time::Instant;

@@ -188,7 +188,7 @@ impl Machine {
         {
             let number = session.bye_header().number;
             let remote = session.remote.connection;
-            let seal = session.seals.out;
+            let seal = session.keys.seals.out;
             let packet = HandshakePacket::Bye(remote, number, self.incarnation, seal);
             let to = self.session(peer).map(Session::bye_address);
             if let Some(to) = to {
@@ -208,7 +208,7 @@ impl Machine {
             if !session.is_open() {
                 continue;
             }
-            session.renewal = Some(Renewal {
+            session.keys.renewal = Some(Renewal {
                 cookie: 0,
                 ask_at,
                 refused: false,
@@ -225,7 +225,7 @@ impl Machine {
     #[must_use]
     pub fn is_unproven(&self, peer: PeerId) -> bool {
         self.session(peer)
-            .is_some_and(|session| session.renewal.is_some())
+            .is_some_and(|session| session.keys.renewal.is_some())
     }
 
     /// Acknowledges with the next packet all that a peer has sent and was not told of.
@@ -311,7 +311,7 @@ impl Machine {
     #[must_use]
     pub fn packet_space(&self, peer: PeerId) -> usize {
         self.session(peer).map_or(0, |session| {
-            let trailer = session.seals.out.bytes();
+            let trailer = session.keys.seals.out.bytes();
             session.packet_bytes().saturating_sub(trailer)
         })
     }
@@ -522,7 +522,7 @@ impl Machine {
         let Some(session) = self.session(peer) else {
             return;
         };
-        let (home, echo) = (session.home, session.remote.incarnation);
+        let (home, echo) = (session.remote.home, session.remote.incarnation);
         let mut hello = self.own_hello(peer);
         hello.cookie = cookie;
         hello.echo = echo;
@@ -545,7 +545,7 @@ impl Machine {
         hello.trailers = config.trailers;
         hello.share = config.share;
         if let Some(session) = self.session(peer) {
-            hello.salt = session.own.salt;
+            hello.salt = session.keys.own.salt;
         }
         hello
     }
@@ -583,9 +583,9 @@ impl Machine {
                     self.by_connection
                         .remove(&(session.remote.connection, index));
                 }
-                self.by_home.remove(&session.home);
+                self.by_home.remove(&session.remote.home);
                 self.timers.disarm(index);
-                if let Seal::Session { serial, index, .. } = session.seals.out {
+                if let Seal::Session { serial, index, .. } = session.keys.seals.out {
                     self.ended.push((index, serial));
                 }
                 session.end(&mut self.shared);
@@ -606,11 +606,7 @@ impl Machine {
     fn make_room(&mut self, now: Instant) -> bool {
         let asked = core::mem::take(&mut self.asked_to_stay);
         let sessions = |peer: &PeerId| self.session(*peer);
-        if asked
-            .iter()
-            .filter_map(sessions)
-            .any(Session::is_asked_to_stay)
-        {
+        if asked.iter().filter_map(sessions).any(Session::is_evicting) {
             self.asked_to_stay = asked;
             return true;
         }
@@ -644,8 +640,8 @@ impl Machine {
         while let Some(edge) = self.shared.next_waiting() {
             match self.peers.get_mut(edge.peer) {
                 Some(Peer::Session(session)) => {
-                    let tell = session.channel.retry_grant(edge, now, &mut self.shared);
-                    session.tell(tell, now, &self.shared);
+                    let urgency = session.channel.retry_grant(edge, now, &mut self.shared);
+                    session.schedule_grant(urgency, now, &self.shared);
                 }
                 Some(Peer::Pipe(pipe)) => {
                     pipe.channel.retry_grant(edge, now, &mut self.shared);

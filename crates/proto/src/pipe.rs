@@ -243,19 +243,19 @@ impl Pipe {
         if !self.channel.credit_requests_due {
             return;
         }
-        let mut told = 0;
-        while let Some(want) = self.channel.want(told) {
-            told += 1;
-            if let Some((edge, key, wish, introduced)) = want {
-                if !introduced {
-                    self.introduce(edge);
+        let mut position = 0;
+        while let Some(waiting) = self.channel.credit_request(position) {
+            position += 1;
+            if let Some(waiting) = waiting {
+                if !waiting.is_introduced {
+                    self.introduce(waiting.id);
                 }
                 let tag = PipeTag {
                     kind: PipeKind::CreditRequest,
-                    extra: key.life,
-                    number: wish.message,
+                    extra: waiting.key.life,
+                    number: waiting.request.message,
                 };
-                let words = [ends_to_word(key), wish.need];
+                let words = [ends_to_word(waiting.key), waiting.request.need];
                 self.queue.push_back(PipeRecord::new(tag, &words));
             }
         }
@@ -395,12 +395,12 @@ impl Pipe {
             PipeKind::CreditRequest => {
                 let [ends, need] = pipe_words(payload)?;
                 let key = key_from_word(ends, tag.extra)?;
-                let wish = CreditRequest {
+                let request = CreditRequest {
                     need,
                     message: tag.number,
                 };
                 self.channel
-                    .on_credit_request(key, wish, false, now, shared);
+                    .on_credit_request(key, request, false, now, shared);
             }
             PipeKind::Refused => {
                 let [ends] = pipe_words(payload)?;

@@ -7,12 +7,44 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::session::{UnitState, UnitView};
 use crate::time::Instant;
 use crate::wire::Part;
 
 /// Names a frame of the caller's pool.
 pub type Slot = u32;
+
+/// Where a unit is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnitState {
+    /// Sent, fate unknown.
+    Flying {
+        /// Over which lane.
+        lane: u8,
+        /// Under which packet number.
+        number: u64,
+    },
+    /// Known or feared lost: to be repeated.
+    Lost,
+    /// Received by the peer; units before it are not.
+    Arrived,
+    /// Too long for the path: its parts are sent instead.
+    Cut,
+}
+
+/// One unit that has been numbered and not settled.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct UnitView {
+    /// Its frame; the caller's again if it has arrived.
+    pub slot: Slot,
+    /// Bulk class.
+    pub bulk: bool,
+    /// How far it has come.
+    pub state: UnitState,
+    /// When it last left.
+    pub sent_at: Instant,
+    /// If it is cut, how far its parts have come, and when they last left.
+    pub parts: Vec<(UnitState, Instant)>,
+}
 
 /// What one packet carries of a unit: all of it, or one of the parts it was cut into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

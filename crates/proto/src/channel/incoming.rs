@@ -355,11 +355,11 @@ impl EdgeIn {
 
     /// Notes what the peer waits for; false if no message can need that much, or it has
     /// charged more than it was granted.
-    pub(crate) fn want(&mut self, wish: CreditRequest) -> bool {
-        let message = u64::from(wish.message);
-        match wish.need.checked_sub(message) {
+    pub(crate) fn on_credit_request(&mut self, request: CreditRequest) -> bool {
+        let message = u64::from(request.message);
+        match request.need.checked_sub(message) {
             Some(begun) if begun <= self.granted && message <= charge(MAX_MESSAGE_BYTES) => {
-                self.wanted = self.wanted.max(wish.need);
+                self.wanted = self.wanted.max(request.need);
                 self.begun = self.begun.max(begun);
                 self.asked = true;
                 true
@@ -528,7 +528,7 @@ mod tests {
     }
 
     fn want(edge: &mut EdgeIn, need: u64, message: u32) -> bool {
-        edge.want(CreditRequest { need, message })
+        edge.on_credit_request(CreditRequest { need, message })
     }
 
     fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {

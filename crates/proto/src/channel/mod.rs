@@ -73,6 +73,16 @@ pub struct MessageStart {
     pub(crate) is_new: bool,
 }
 
+/// An outgoing edge that waits for credit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingEdge {
+    pub(crate) id: EdgeId,
+    pub(crate) key: EdgeKey,
+    pub(crate) request: CreditRequest,
+    /// The peer knew the edge before this request.
+    pub(crate) is_introduced: bool,
+}
+
 /// A piece of an arriving message.
 #[derive(Clone, Debug)]
 pub(crate) struct MessagePiece {
@@ -252,7 +262,7 @@ impl Channel {
 
     /// True if some edge waits for credit that the peer can be asked for.
     #[inline]
-    pub(crate) fn is_wanting(&self) -> bool {
+    pub(crate) fn needs_credit(&self) -> bool {
         !self.wanting.is_empty() && self.waits(false)
     }
 
@@ -267,18 +277,20 @@ impl Channel {
         edges.any(|edge| edge.is_ending() == is_ending)
     }
 
-    /// The wish at a position of the list of edges that wait: the edge, its key, what it
-    /// wants, and whether the peer had heard of it. `None` past the end.
-    pub(crate) fn want(
-        &mut self,
-        position: usize,
-    ) -> Option<Option<(EdgeId, EdgeKey, CreditRequest, bool)>> {
+    /// The request of the edge at a position of the list of edges that wait, if it needs one.
+    /// `None` past the end.
+    pub(crate) fn credit_request(&mut self, position: usize) -> Option<Option<WaitingEdge>> {
         let index = *self.wanting.get(position)?;
         let id = self.outgoing_id(index);
         let edge = self.outgoing.get_mut(index);
         Some(edge.and_then(|edge| {
-            let known = edge.is_known();
-            Some((id, edge.key(), edge.take_credit_request()?, known))
+            let is_introduced = edge.is_known();
+            Some(WaitingEdge {
+                id,
+                key: edge.key(),
+                request: edge.take_credit_request()?,
+                is_introduced,
+            })
         }))
     }
 

@@ -635,7 +635,7 @@ impl Channel {
     pub(crate) fn on_credit_request(
         &mut self,
         key: EdgeKey,
-        wish: CreditRequest,
+        request: CreditRequest,
         may_open: bool,
         now: Instant,
         shared: &mut Shared,
@@ -655,7 +655,7 @@ impl Channel {
             // One of an earlier life came late.
             return Urgency::None;
         }
-        if !edge.want(wish) {
+        if !edge.on_credit_request(request) {
             shared.count(DropReason::Violation);
             return Urgency::None;
         }

@@ -76,7 +76,7 @@ impl Machine {
         let Some(seal) = self
             .session(peer)
             .filter(|session| session.is_open())
-            .map(|session| session.seals.incoming)
+            .map(|session| session.keys.seals.incoming)
         else {
             return Err(self.unknown(now, from, bytes));
         };
@@ -102,7 +102,7 @@ impl Machine {
                 self.cookies.check(now, from, &hello) || self.outbox.is_exhausted(now)
             }),
             Kind::Welcome => (self.session(PeerId(packet.header().connection)))
-                .is_some_and(|session| !session.is_open() || session.renewal.is_some()),
+                .is_some_and(|session| !session.is_open() || session.keys.renewal.is_some()),
             Kind::Reset => Reset::parse(packet.body())
                 .is_ok_and(|reset| self.find_reset(from, &reset).is_some()),
             _ => false,
@@ -345,7 +345,7 @@ impl Machine {
         );
         let index = session_index(peer);
         if trailer != Trailer::Crc32c {
-            let (own, config) = (session.own, &self.shared.config);
+            let (own, config) = (session.keys.own, &self.shared.config);
             self.agreements.push(Agreement {
                 serial: own.serial,
                 index,
@@ -404,7 +404,7 @@ impl Machine {
         let session = self
             .session_mut(peer)
             .ok_or(DropReason::UnknownConnection)?;
-        if let Some(renewal) = &mut session.renewal {
+        if let Some(renewal) = &mut session.keys.renewal {
             if challenge.echo != incarnation {
                 return Err(DropReason::WrongCookie);
             }
@@ -450,7 +450,7 @@ impl Machine {
         if welcome.echo != self.incarnation {
             return Err(DropReason::WrongCookie);
         }
-        let renewed = session.renewal.map(|renewal| renewal.cookie);
+        let renewed = session.keys.renewal.map(|renewal| renewal.cookie);
         let cookie = match (session.phase, renewed) {
             (Phase::Opening { cookie, .. }, _) | (Phase::Open, Some(cookie)) => cookie,
             (Phase::Open, None) => return Ok(()),
@@ -467,7 +467,7 @@ impl Machine {
             // that has given this session up answers for the one that it opens instead.
             let is_peer = session.remote.matches(&welcome);
             let session = self.session_mut(peer).filter(|_| is_peer);
-            session.ok_or(DropReason::UnknownConnection)?.renewal = None;
+            session.ok_or(DropReason::UnknownConnection)?.keys.renewal = None;
             self.refresh_deadline(peer);
             return Ok(());
         }
@@ -502,7 +502,7 @@ impl Machine {
         if reset.reason == ResetReason::Key
             && reset.echo == Some(incarnation)
             && let Some(session) = self.session_mut(PeerId(reset.connection))
-            && let Some(renewal) = &mut session.renewal
+            && let Some(renewal) = &mut session.keys.renewal
         {
             // The reason why there will be no proof; anybody can have sent it.
             renewal.refused = true;
@@ -530,7 +530,7 @@ impl Machine {
             Phase::Opening { .. } => {
                 let answers = echoed || !keyed && reset.reason != ResetReason::Key;
                 let named = session.id.connection() == reset.connection;
-                session.home.ip == from.ip && named && answers
+                session.remote.home.ip == from.ip && named && answers
             }
             Phase::Open => {
                 // Another process of that host may be made to say that it knows no such

@@ -49,14 +49,14 @@ impl Machine {
         }
         let peer = session.id;
         if let Some(reason) = session.on_timers(now, &mut self.shared) {
-            if session.renewal.is_some() {
+            if session.keys.renewal.is_some() {
                 self.send_bye(peer);
             }
             self.remove(peer, reason);
             return;
         }
         let mut hello = None;
-        if let Some(renewal) = &mut session.renewal
+        if let Some(renewal) = &mut session.keys.renewal
             && now >= renewal.ask_at
         {
             renewal.ask_at = now.after(RENEWAL_PAUSE_NS);

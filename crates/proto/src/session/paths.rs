@@ -11,10 +11,11 @@ use core::hash::{Hash, Hasher};
 
 use siphasher::sip::SipHasher24;
 
+use crate::backoff::Backoff;
 use crate::event::{Event, PathChange};
 use crate::lane::Lane;
 use crate::path_state::LaneState;
-use crate::session::{Backoff, Session};
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
@@ -70,6 +71,10 @@ pub(super) struct Paths {
     /// Bytes that came in this session, and that went to addresses which have never answered.
     received: u64,
     sent_unproven: u64,
+    /// Index of the lane on which the next bulk packets leave.
+    next_bulk_lane: usize,
+    /// Index of the lane that leads to where the newest packet came from: replies go there.
+    reply_lane: usize,
 }
 
 impl Paths {
@@ -83,6 +88,8 @@ impl Paths {
             secret,
             received: 0,
             sent_unproven: 0,
+            next_bulk_lane: 0,
+            reply_lane: 0,
         }
     }
 
@@ -131,8 +138,31 @@ impl Paths {
         usize::try_from(index).ok()
     }
 
+    #[inline]
+    pub(super) fn next_bulk_lane(&self) -> usize {
+        self.next_bulk_lane
+    }
+
+    #[inline]
+    pub(super) fn set_next_bulk_lane(&mut self, index: usize) {
+        self.next_bulk_lane = index;
+    }
+
+    #[inline]
+    pub(super) fn reply_lane(&self) -> usize {
+        self.reply_lane
+    }
+
+    pub(super) fn set_reply_lane(&mut self, index: usize) {
+        self.reply_lane = index;
+    }
+
     /// Everything but the times, for [`View`](crate::View).
-    pub(super) fn hash_rest(&self, hasher: &mut impl Hasher) {
+    pub(super) fn hash_rest(&self, has_spare_lanes: bool, hasher: &mut impl Hasher) {
+        self.next_bulk_lane.hash(hasher);
+        if has_spare_lanes {
+            self.reply_lane.hash(hasher);
+        }
         (self.rounds.min(FIRST_ROUNDS), self.due, self.settled).hash(hasher);
         (&self.echoes, self.timer.pause_ns).hash(hasher);
         // Whether another probe may go is all that the budget decides for long.
@@ -149,7 +179,7 @@ impl Session {
         now: Instant,
         shared: &mut Shared,
     ) {
-        let home = self.home;
+        let home = self.remote.home;
         let first = u64::from(shared.config.first_number);
         let theirs = hello.lanes().iter().map(|lane| {
             let mut to = lane.address;
@@ -189,7 +219,7 @@ impl Session {
         self.lanes = lanes.chain(only_ours).collect();
         let mut lanes = self.lanes.iter();
         let home = lanes.position(|lane| !lane.bulk && lane.path.is_proven());
-        self.heard_on = home.unwrap_or(0);
+        self.paths.reply_lane = home.unwrap_or(0);
         if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             let first = self.probe_pause_ns(shared);
             self.paths.timer.start(now, first);
@@ -210,9 +240,7 @@ impl Session {
     }
 
     fn probe_pause_ns(&self, shared: &Shared) -> u64 {
-        let config = &shared.config;
-        self.trip
-            .timeout_ns(config.min_timeout_ns, config.max_timeout_ns)
+        self.retransmission.timeout_ns(&shared.config)
     }
 
     /// When lanes are asked next; never while nothing is sent.

@@ -7,7 +7,7 @@ use crate::lane::{Lane, LaneTimeouts};
 use crate::parts::PartArrival;
 use crate::pool::Admission;
 use crate::send::Flight;
-use crate::session::{PendingAck, Session};
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::stats::DropReason;
 use crate::time::Instant;
@@ -49,7 +49,7 @@ impl Session {
         }
         let (cost, content) = self.check(packet, shared)?;
         if header.flags.has(Flags::ACK) {
-            self.heard_from(from);
+            self.note_reply_path(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);
@@ -90,11 +90,9 @@ impl Session {
         match verdict {
             Ok(true) if header.flags.has(Flags::UNIT) => self.owe(header, now, shared),
             Ok(_) => {}
-            Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => {
-                self.pending_ack.now = true
-            }
+            Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => self.acks.send_now(),
             // No room, but its sender must know that we live.
-            Err(_) if header.flags.has(Flags::REPEAT) => self.pending_ack.now = true,
+            Err(_) if header.flags.has(Flags::REPEAT) => self.acks.send_now(),
             Err(_) => {}
         }
         if header.kind == Kind::AckRequest {
@@ -129,7 +127,7 @@ impl Session {
             return Ok(());
         }
         if header.flags.has(Flags::ACK) {
-            self.heard_from(from);
+            self.note_reply_path(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit_part(&header, unit, arrival, body, shared);
@@ -178,7 +176,7 @@ impl Session {
             }
         };
         if lane.incoming.has_new_hole(shared.config.reorder_packets) {
-            self.pending_ack.now = true;
+            self.acks.send_now();
         }
         if taken.is_ok() {
             let before = self.assemblies.len();
@@ -191,15 +189,15 @@ impl Session {
     /// Remembers by which way packets come, where there are several. Probes and echoes,
     /// which acknowledge nothing, do not count: their way may lead in one direction only.
     #[inline]
-    fn heard_from(&mut self, from: Address) {
-        let known = self.lanes.get(self.heard_on);
+    fn note_reply_path(&mut self, from: Address) {
+        let known = self.lanes.get(self.paths.reply_lane());
         if self.lanes.len() <= 2 || known.is_some_and(|lane| lane.to.ip == from.ip) {
             return;
         }
         let leads_back =
             |lane: &Lane| !lane.bulk && lane.to.ip == from.ip && lane.path.may_lead_there();
         if let Some(index) = self.lanes.iter().position(leads_back) {
-            self.heard_on = index;
+            self.paths.set_reply_lane(index);
         }
     }
 
@@ -267,11 +265,9 @@ impl Session {
         shared: &mut Shared,
     ) -> Result<bool, DropReason> {
         if header.lane == CONTROL_LANE {
-            let number = widen(header.number, self.control_seen.top());
-            return if self.control_seen.record(number) {
-                Ok(false)
-            } else {
-                Err(DropReason::Duplicate)
+            return match self.control.record(header.number) {
+                true => Ok(false),
+                false => Err(DropReason::Duplicate),
             };
         }
         let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
@@ -317,7 +313,7 @@ impl Session {
             shared.assemblies -= 1;
         }
         if lane.incoming.has_new_hole(shared.config.reorder_packets) {
-            self.pending_ack.now = true;
+            self.acks.send_now();
         }
         shared.stats.units_received += 1;
         Ok(true)
@@ -325,31 +321,30 @@ impl Session {
 
     /// Plans the acknowledgement of an accepted unit (thesis §5.2.1).
     fn owe(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
-        let sender = (self.id, self.sender_period);
-        let left = self.backlog_left();
-        self.sender_period = shared.grants.arrived(sender, left, now);
+        let sender = (self.id, self.flow.sender_period());
+        let left = self.peer_backlog();
+        let period = shared.grants.arrived(sender, left, now);
+        self.flow.set_sender_period(period);
         // News: ack requests start again at their shortest pause (MaximiseProdPaceTo).
-        self.ack_request = super::Backoff::OFF;
-        self.pending_ack.packets += 1;
+        self.requests.stop_ack();
+        self.acks.count();
         if header.flags.has(Flags::REPEAT) {
-            self.pending_ack.now = true;
+            self.acks.send_now();
             shared.grants.lost();
         }
         if header.flags.has(Flags::ACK_WANTED)
-            && self.pending_ack.packets >= shared.packets_per_ack(self.announced_window)
+            && self.acks.packets() >= shared.packets_per_ack(self.flow.window())
         {
-            self.pending_ack.now = true;
+            self.acks.send_now();
         }
         if header.flags.has(Flags::LAST) {
-            let due = now.after(shared.config.ack_delay_ns);
-            self.pending_ack.due = self.pending_ack.due.min(due);
+            self.acks.send_by(now.after(shared.config.ack_delay_ns));
         }
     }
 
-    /// Packets that the peer told of and that have not arrived.
-    pub(super) fn backlog_left(&self) -> u32 {
-        let left = self.backlog.saturating_sub(self.units.next());
-        u32::try_from(left).unwrap_or(u32::MAX)
+    /// Packets that the peer has announced and that have not arrived.
+    pub(super) fn peer_backlog(&self) -> u32 {
+        self.flow.peer_backlog(self.units.next())
     }
 
     /// Hands a record on: sequenced ones only with an accepted unit, unreliable
@@ -368,18 +363,18 @@ impl Session {
             Record::LaneAck(ack) => self.on_lane_ack(&ack, now, shared),
             Record::Credit { key, limit } => {
                 self.channel.on_credit(key, limit, shared);
-                if !self.channel.is_wanting() {
-                    self.want = super::Backoff::OFF;
+                if !self.channel.needs_credit() {
+                    self.requests.stop_credit();
                 }
             }
-            Record::CreditRequest { key, wish } => {
+            Record::CreditRequest { key, request } => {
                 // An earlier one may be of an edge that has ended since.
-                let number = widen(header.number, self.control_seen.top());
-                let may_open = header.lane == CONTROL_LANE && number >= self.credit_requests_from;
-                let tell = self
+                let may_open =
+                    header.lane == CONTROL_LANE && self.control.may_open_edge(header.number);
+                let urgency = self
                     .channel
-                    .on_credit_request(key, wish, may_open, now, shared);
-                self.tell(tell, now, shared);
+                    .on_credit_request(key, request, may_open, now, shared);
+                self.schedule_grant(urgency, now, shared);
             }
             Record::Window { packets } => {
                 let own = shared.config.frames.min(shared.config.session_packets);
@@ -392,8 +387,8 @@ impl Session {
                 length,
             } => self.on_echo(lane, token, length, shared),
             Record::Backlog { end } => {
-                self.backlog = widen(end, self.units.next());
-                shared.grants.has_left(self.id, self.backlog_left(), now);
+                self.flow.on_backlog(end, self.units.next());
+                shared.grants.has_left(self.id, self.peer_backlog(), now);
             }
             Record::Message { unreliable, .. } if unreliable && without_unit => {
                 self.on_unreliable(record, shared);
@@ -413,8 +408,7 @@ impl Session {
                 sequence,
                 control,
             } => {
-                let control = widen(control, self.control_seen.top());
-                self.credit_requests_from = self.credit_requests_from.max(control);
+                self.control.end_edge(control);
                 self.channel.on_end(key, sequence, shared);
             }
             Record::EdgeForgotten { key } => self.channel.on_forgotten(key, shared),
@@ -486,7 +480,7 @@ impl Session {
             operation,
             bytes: payload.clone(),
         };
-        let (placed, tell) = self.channel.place(index, piece, now, shared);
+        let (placed, urgency) = self.channel.place(index, piece, now, shared);
         match placed {
             Placed::Deliver => {
                 let (edge, EdgeKey { source, target, .. }) = self.channel.delivered(index, shared);
@@ -512,8 +506,8 @@ impl Session {
             }
             Placed::Discarded | Placed::Violation => {}
         }
-        if tell != Urgency::None {
-            self.tell(tell, now, shared);
+        if urgency != Urgency::None {
+            self.schedule_grant(urgency, now, shared);
         }
     }
 
@@ -560,7 +554,7 @@ impl Session {
         if next > self.lanes[index].out.next() || end < next {
             return;
         }
-        self.lanes[index].told = self.lanes[index].told.max(next);
+        self.lanes[index].missing_from = self.lanes[index].missing_from.max(next);
         self.lane_arrived(index, (floor, next), now, shared);
         if end > next && end < self.lanes[index].out.next() {
             self.lane_missing(index, (next, end), now, shared);
@@ -581,7 +575,7 @@ impl Session {
         }
         let mut from = floor;
         let mut next = widen(ack.next, floor);
-        self.lanes[index].told = self.lanes[index].told.max(next);
+        self.lanes[index].missing_from = self.lanes[index].missing_from.max(next);
         for range in ack.ranges() {
             let start = widen(range.start, floor);
             if start < next || start > top {
@@ -608,7 +602,7 @@ impl Session {
         if lane.out.is_news(to) {
             lane.timeouts = LaneTimeouts::default();
             if let Some(ns) = lane.out.round_trip(to, now) {
-                self.trip.sample(ns);
+                self.retransmission.round_trip.sample(ns);
             }
             if lane.out.is_marked(to) {
                 for lane in &mut self.lanes {
@@ -645,7 +639,8 @@ impl Session {
             if let Some((piece, bytes)) = lane.out.carried(number)
                 && self.window.lost(piece, flight)
             {
-                self.pace.lost(self.trip.is_queueing());
+                let is_queueing = self.retransmission.round_trip.is_queueing();
+                self.pace.lost(is_queueing);
                 is_suspect |= self.sizing.size.lost(bytes);
             }
         }
@@ -668,19 +663,14 @@ impl Session {
     fn on_ack_request(&mut self, now: Instant) {
         let news = self.window.has_next(u32::MAX);
         if !news && self.window.flying() > 0 {
-            let fresh = self.trip.smoothed_ns().unwrap_or(0);
+            let fresh = self.retransmission.round_trip.smoothed_ns().unwrap_or(0);
             self.repeat_first_and_last(now, fresh);
         }
         // A hole below the floor is mended; without a unit to carry the floor the
         // peer would ask for it for ever.
         for lane in &mut self.lanes {
-            lane.floor_due = lane.out.is_idle() && lane.told < lane.out.floor();
+            lane.floor_due = lane.out.is_idle() && lane.missing_from < lane.out.floor();
         }
-        self.pending_ack.now = true;
-    }
-
-    /// Nothing is owed any more: everything that has arrived was just told.
-    pub(super) fn acknowledged(&mut self) {
-        self.pending_ack = PendingAck::NONE;
+        self.acks.send_now();
     }
 }

@@ -2,9 +2,10 @@
 
 use alloc::vec::Vec;
 
+use crate::backoff::Backoff;
 use crate::event::{Event, PathChange};
 use crate::lane::LaneTimeouts;
-use crate::session::{Backoff, Session};
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::size::PacketSize;
 use crate::time::{Instant, SECOND};
@@ -90,10 +91,7 @@ impl Session {
                 self.sizing.due.extend(probes);
             }
         }
-        let config = &shared.config;
-        let pause = self
-            .trip
-            .timeout_ns(config.min_timeout_ns, config.max_timeout_ns);
+        let pause = self.retransmission.timeout_ns(&shared.config);
         self.sizing.ends_at = now.after(pause);
     }
 
@@ -143,7 +141,7 @@ impl Session {
         for lane in &mut self.lanes {
             lane.timeouts = LaneTimeouts::default();
         }
-        self.detour = false;
+        self.retransmission.set_detour(false);
         self.progress(now, shared);
         self.ask_lanes_again(now, shared);
         shared.event(Event::Paths {

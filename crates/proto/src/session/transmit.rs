@@ -71,8 +71,8 @@ impl Session {
     /// True if [`poll_transmit`](Self::poll_transmit) may have something.
     pub(crate) fn has_transmit(&self) -> bool {
         self.is_open()
-            && (self.pending_ack.now
-                || self.ack_request_due
+            && (self.acks.is_due()
+                || self.requests.is_ack_due()
                 || self.channel.credit_requests_due
                 || self.paths.has_transmit()
                 || self.sizing.has_transmit()
@@ -86,7 +86,7 @@ impl Session {
         // A small packet may always go, one at a time.
         let least = u32::from(self.window.has_small());
         let allowed = self.pace.allowed().max(least);
-        allowed.max(self.window.flying() + self.forced)
+        allowed.max(self.window.flying() + self.retransmission.unpaced())
     }
 
     /// True if the peer's window keeps back what could be sent.
@@ -101,8 +101,9 @@ impl Session {
     /// has been sent.
     fn must_announce_backlog(&self) -> bool {
         self.is_held()
-            && self.announced_backlog <= self.window.top()
-            && self.announced_backlog < self.window.end()
+            && self
+                .flow
+                .hides_backlog(self.window.top(), self.window.end())
     }
 
     /// The next packet of this session.
@@ -126,9 +127,9 @@ impl Session {
         }
         let lane_open = self.lanes.iter().all(|lane| lane.out.is_open());
         let has_unit = lane_open && self.window.has_next(self.allowed());
-        if self.ack_request_due
+        if self.requests.is_ack_due()
             || self.channel.credit_requests_due
-            || self.pending_ack.now && self.needs_own_packet(has_unit)
+            || self.acks.is_due() && self.needs_own_packet(has_unit)
             || self.must_announce_backlog()
         {
             let packet = self.control(frames, shared);
@@ -139,7 +140,7 @@ impl Session {
         if has_unit && let Some(next) = self.next_piece(frames) {
             return self.piece(next, now, frames, shared);
         }
-        if self.pending_ack.now {
+        if self.acks.is_due() {
             // The unit to ride on had arrived after all.
             return self.control(frames, shared);
         }
@@ -164,13 +165,13 @@ impl Session {
         frames: &mut impl Frames,
         shared: &mut Shared,
     ) -> Option<Transmit> {
-        let others_wait = self.ack_request_due
+        let others_wait = self.requests.is_ack_due()
             || self.channel.credit_requests_due
             || self.paths.has_transmit()
             || self.sizing.has_transmit()
             || self.channel.has_notice()
             || !self.unreliable.is_empty()
-            || self.pending_ack.now && self.needs_own_packet(true);
+            || self.acks.is_due() && self.needs_own_packet(true);
         let may_leave = self.is_open()
             && self.fits(frames.filled(slot).1)
             && self.lanes.iter().all(|lane| lane.out.is_open());
@@ -183,7 +184,7 @@ impl Session {
 
     /// True if packets may be so long, a trailer not counted.
     fn fits(&self, end: usize) -> bool {
-        end + self.seals.out.bytes() <= self.packet_bytes()
+        end + self.keys.seals.out.bytes() <= self.packet_bytes()
     }
 
     /// The next unit, or a part of one that is too long for its path.
@@ -206,14 +207,14 @@ impl Session {
     /// a part is what it was when it is sent again.
     fn part_bytes(&self, end: usize) -> usize {
         let space = self.sizing.size.least_bytes();
-        let space = space.saturating_sub(HEADER_BYTES + self.seals.out.bytes());
+        let space = space.saturating_sub(HEADER_BYTES + self.keys.seals.out.bytes());
         space.max((end - HEADER_BYTES).div_ceil(Part::MOST))
     }
 
     /// An acknowledgement rides on a unit, unless it says more than the header can.
     fn needs_own_packet(&self, has_unit: bool) -> bool {
         !has_unit
-            || self.window_due
+            || self.flow.is_window_due()
             || self.channel.has_grant()
             || self.lanes.iter().filter(|lane| lane.incoming.dirty).count() > 1
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole())
@@ -243,12 +244,12 @@ impl Session {
             let (slot, bytes) = frames.part(slot, range)?;
             (Frame::Scratch(slot), bytes, end)
         };
-        let detour = self.detour && repeat && self.forced > 0;
+        let detour = self.retransmission.takes_detour(repeat);
         let detour = detour.then(|| self.window.last_lane_of(piece)).flatten();
         let index = self.pick_lane(next.bulk, detour);
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
-        self.forced = self.forced.saturating_sub(u32::from(repeat));
+        self.retransmission.sent(repeat);
         // `next` has left the queue and doesn't fly yet.
         let flying = self.window.flying() + 1;
         let last = self.window.is_drained() || flying >= self.allowed();
@@ -268,11 +269,11 @@ impl Session {
         }
         // Records that ride along are none of the unit's, so none ride on a part.
         let limit = match frame {
-            Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.seals.out.bytes(),
+            Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes(),
             _ => end,
         };
         let end = self.ride(&mut header, bytes, (end, limit), shared);
-        let length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
+        let length = u16::try_from(end + self.keys.seals.out.bytes()).unwrap_or(u16::MAX);
         let asked = header.flags.has(Flags::LAST) || header.flags.has(Flags::ACK_WANTED);
         let lane = &mut self.lanes[index];
         let number = lane.out.record(piece, length, now, asked);
@@ -291,10 +292,10 @@ impl Session {
         self.finish(header, bytes, end);
         self.window.sent(piece, flight, length, now);
         self.pace.sent();
-        if self.tail.is_off() {
+        if self.retransmission.is_stopped() {
             self.progress(now, shared);
         }
-        self.asked_at.get_or_insert(now);
+        self.liveness.expect_reply(now);
         self.probe_after_unit(now, shared);
         Some(self.leaving(index, frame, end))
     }
@@ -313,7 +314,7 @@ impl Session {
             header.flags.set(Flags::BULK);
         }
         let (bytes, records_end) = frames.filled(slot);
-        let limit = bytes.len().min(self.packet_bytes()) - self.seals.out.bytes();
+        let limit = bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes();
         let end = self.ride(&mut header, bytes, (records_end, limit), shared);
         self.finish(header, bytes, end);
         self.leaving(index, Frame::Loose(slot), end)
@@ -322,16 +323,14 @@ impl Session {
     /// A packet of acknowledgement state: an Ack, or an AckRequest if an answer is wanted.
     fn control(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
-        let kind = if self.ack_request_due {
-            Kind::AckRequest
-        } else {
-            Kind::Ack
+        let kind = match self.requests.take_ack() {
+            true => Kind::AckRequest,
+            false => Kind::Ack,
         };
         match kind {
             Kind::AckRequest => shared.stats.ack_requests += 1,
             _ => shared.stats.explicit_acks += 1,
         }
-        self.ack_request_due = false;
         let floor = match kind {
             Kind::Ack => self.lanes.iter().position(Lane::must_send_floor),
             _ => None,
@@ -349,7 +348,7 @@ impl Session {
         if !self.lanes[index].path.is_heard() {
             limit = limit.min(self.paths.unproven_left());
         }
-        let limit = limit - self.seals.out.bytes();
+        let limit = limit - self.keys.seals.out.bytes();
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
         end += self.put_backlog(&mut bytes[end..limit]);
@@ -357,12 +356,11 @@ impl Session {
         end = self.put_credits(bytes, end, limit);
         // Their number tells wishes of an edge that has ended from those of its next life.
         if header.lane == CONTROL_LANE {
-            end = self.put_wants(bytes, end, limit);
+            end = self.put_credit_requests(bytes, end, limit);
         }
-        self.acknowledged();
-        self.pending_ack.now =
-            self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
-        self.charge_unproven(index, end + self.seals.out.bytes());
+        let more = self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
+        self.acks.sent(more);
+        self.charge_unproven(index, end + self.keys.seals.out.bytes());
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))
     }
@@ -395,7 +393,7 @@ impl Session {
 
     /// The next lane to be asked, and how long the probe's record is.
     fn next_probe(&mut self) -> Option<(usize, usize)> {
-        let around = HEADER_BYTES + self.seals.out.bytes();
+        let around = HEADER_BYTES + self.keys.seals.out.bytes();
         if let Some((index, bytes)) = self.sizing.next_probe() {
             return Some((
                 index,
@@ -425,7 +423,7 @@ impl Session {
             bulk: lane.bulk,
             frame,
             length,
-            seal: self.seals.out,
+            seal: self.keys.seals.out,
             peer: Some(self.id),
         }
     }
@@ -446,7 +444,7 @@ impl Session {
             .iter()
             .all(|lane| lane.incoming.is_whole() && !lane.incoming.dirty);
         if told_all && !self.channel.has_grant() {
-            self.acknowledged();
+            self.acks.sent(false);
         }
         end
     }
@@ -505,34 +503,34 @@ impl Session {
         end
     }
 
-    fn put_wants(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
+    fn put_credit_requests(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
         if !self.channel.credit_requests_due {
             return end;
         }
-        let mut told = 0;
+        let mut sent = 0;
         while end + CREDIT_REQUEST_BYTES <= limit
-            && let Some(want) = self.channel.want(told)
+            && let Some(waiting) = self.channel.credit_request(sent)
         {
-            told += 1;
-            if let Some((_, key, wish, _)) = want {
-                end += emit_credit_request(&mut bytes[end..], key, wish);
+            sent += 1;
+            if let Some(waiting) = waiting {
+                end += emit_credit_request(&mut bytes[end..], waiting.key, waiting.request);
             }
         }
         // Those that did not fit come first next time.
-        self.channel.credit_requests_sent(told);
+        self.channel.credit_requests_sent(sent);
         end
     }
 
     fn put_window(&mut self, bytes: &mut [u8], shared: &Shared) -> usize {
         let window = shared.grants.window(self.id);
-        let told = self.announced_window;
-        let small_change = u64::from(window.abs_diff(told)) * 4 <= u64::from(told);
-        self.window_due = false;
+        let former = self.flow.window();
+        let small_change = u64::from(window.abs_diff(former)) * 4 <= u64::from(former);
+        self.flow.set_window_due(false);
         // One that is lost must not stay so where much depends on it.
         if small_change && !shared.grants.is_limited() || bytes.len() < 8 {
             return 0;
         }
-        self.announced_window = window;
+        self.flow.announce_window(window);
         emit_window(bytes, window)
     }
 
@@ -540,8 +538,9 @@ impl Session {
         if !self.is_held() || bytes.len() < 8 {
             return 0;
         }
-        self.announced_backlog = self.window.end();
-        emit_backlog(bytes, low(self.announced_backlog))
+        let end = self.window.end();
+        self.flow.announce_backlog(end);
+        emit_backlog(bytes, low(end))
     }
 
     /// True while notices wait for a frame.
@@ -554,7 +553,7 @@ impl Session {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
         };
-        let limit = bytes.len().min(self.packet_bytes()) - self.seals.out.bytes();
+        let limit = bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes();
         let mut end = HEADER_BYTES;
         while end + NOTICE_BYTES <= limit
             && let Some(notice) = self.channel.peek_notice()
@@ -567,7 +566,7 @@ impl Session {
                     reason,
                 } => emit_refused(rest, key.ends(), low(sequence), reason),
                 Notice::End { key, sequence } => {
-                    emit_edge_end(rest, key, low(sequence), low(self.control_number))
+                    emit_edge_end(rest, key, low(sequence), low(self.control.next()))
                 }
                 Notice::Forgotten { key } => emit_edge_forgotten(rest, key),
             };
@@ -592,7 +591,7 @@ impl Session {
             return 0;
         }
         let count = self.lanes.len();
-        let first = if bulk { self.next_bulk_lane } else { 0 };
+        let first = if bulk { self.paths.next_bulk_lane() } else { 0 };
         let order = (0..count).map(|step| (first + step) % count);
         let usable = |index: &usize| {
             let lane = &self.lanes[*index];
@@ -610,7 +609,7 @@ impl Session {
             })
             .unwrap_or(0);
         if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
-            self.next_bulk_lane = (chosen + 1) % count;
+            self.paths.set_next_bulk_lane((chosen + 1) % count);
         }
         chosen
     }
@@ -629,14 +628,18 @@ impl Session {
         }
         let small = self.lanes.iter().enumerate();
         let mut small = small.filter(|(_, lane)| leads_there(lane));
-        let heard = small.clone().position(|(index, _)| index == self.heard_on);
+        let heard = small
+            .clone()
+            .position(|(index, _)| index == self.paths.reply_lane());
         let first = heard.unwrap_or(0);
         // Wishes for credit are questions too.
         let asks = kind == Kind::AckRequest || self.channel.credit_requests_due;
-        let step = if asks { self.unanswered } else { 0 };
+        let step = if asks { self.requests.unanswered() } else { 0 };
         let chosen = small.nth((first + step) % interfaces);
         let chosen = chosen.map_or(0, |(index, _)| index);
-        self.unanswered += usize::from(asks);
+        if asks {
+            self.requests.sent();
+        }
         chosen
     }
 
@@ -645,8 +648,7 @@ impl Session {
     }
 
     fn control_header(&mut self, kind: Kind) -> Header {
-        let number = self.control_number;
-        self.control_number += 1;
+        let number = self.control.take_number();
         Header {
             number: low(number),
             lane: CONTROL_LANE,
@@ -672,7 +674,7 @@ impl Session {
     }
 
     fn finish(&self, mut header: Header, bytes: &mut [u8], end: usize) {
-        header.length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
+        header.length = u16::try_from(end + self.keys.seals.out.bytes()).unwrap_or(u16::MAX);
         header.emit(bytes);
     }
 
@@ -680,7 +682,7 @@ impl Session {
     pub(crate) fn bye_address(&self) -> Address {
         let proven = |lane: &&Lane| !lane.bulk && lane.path.is_proven();
         let lane = self.lanes.iter().find(proven);
-        lane.map_or(self.home, |lane| lane.to)
+        lane.map_or(self.remote.home, |lane| lane.to)
     }
 
     /// The header of a packet that ends the session.

@@ -11,43 +11,10 @@ use core::hash::{Hash, Hasher};
 use crate::holes::Hole;
 use crate::path_state::LaneState;
 use crate::replay::Replay;
-use crate::send::Slot;
+use crate::send::{Slot, UnitView};
 use crate::session::{Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
-
-/// Where a unit is on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum UnitState {
-    /// Sent, fate unknown.
-    Flying {
-        /// Over which lane.
-        lane: u8,
-        /// Under which packet number.
-        number: u64,
-    },
-    /// Known or feared lost: to be repeated.
-    Lost,
-    /// Received by the peer; units before it are not.
-    Arrived,
-    /// Too long for the path: its parts are sent instead.
-    Cut,
-}
-
-/// One unit that has been numbered and not settled.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct UnitView {
-    /// Its frame; the caller's again if it has arrived.
-    pub slot: Slot,
-    /// Bulk class.
-    pub bulk: bool,
-    /// How far it has come.
-    pub state: UnitState,
-    /// When it last left.
-    pub sent_at: Instant,
-    /// If it is cut, how far its parts have come, and when they last left.
-    pub parts: Vec<(UnitState, Instant)>,
-}
 
 /// One lane, both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,8 +100,9 @@ impl Session {
             Phase::Opening { retry_at, .. } => retry_at,
             Phase::Open => Instant::NEVER,
         };
-        let silence = self.asked_at.map_or(Instant::NEVER, |asked| {
-            asked.after(shared.config.peer_timeout_ns)
+        let owed_since = self.liveness.owed_since();
+        let silence = owed_since.map_or(Instant::NEVER, |since| {
+            since.after(shared.config.peer_timeout_ns)
         });
         View {
             open: self.is_open(),
@@ -146,34 +114,33 @@ impl Session {
             units_next: self.units.next(),
             units_missing: self.units.missing().collect(),
             units_top: self.units.top(),
-            control_next: self.control_number,
+            control_next: self.control.next(),
             timers: [
-                self.pending_ack.due,
-                self.ack_request.at,
-                self.tail.at,
-                self.want.at,
-                self.keepalive_at,
+                self.acks.at(),
+                self.requests.ack_at(),
+                self.retransmission.tail_at(),
+                self.requests.credit_at(),
+                self.liveness.keepalive_at(),
                 hello,
                 silence,
                 self.paths.next_at(),
                 self.sizing.ends_at(),
             ],
-            round_trip_ns: self.trip.smoothed_ns().unwrap_or(0),
-            control_seen: self.control_seen.clone(),
+            round_trip_ns: self.retransmission.round_trip.smoothed_ns().unwrap_or(0),
+            control_seen: self.control.seen().clone(),
         }
     }
 
     /// Everything that is neither number nor time.
     fn hash_rest(&self, now: Instant, shared: &Shared, hasher: &mut impl Hasher) {
         let config = &shared.config;
-        (self.id, self.remote, self.home).hash(hasher);
+        (self.id, self.remote).hash(hasher);
         if let Phase::Opening {
             cookie, retry_ns, ..
         } = self.phase
         {
             (cookie, retry_ns).hash(hasher);
         }
-        self.next_bulk_lane.hash(hasher);
         self.sizing.hash_rest(hasher);
         self.assemblies.hash(hasher);
         for lane in &self.lanes {
@@ -187,44 +154,38 @@ impl Session {
                 lane.out.view_mark().hash(hasher);
             }
             lane.path.hash(hasher);
-            (lane.floor_due, lane.told < lane.out.floor()).hash(hasher);
+            (lane.floor_due, lane.missing_from < lane.out.floor()).hash(hasher);
         }
         if self.lanes.len() > 1 {
             self.window.last_lanes().for_each(|lane| lane.hash(hasher));
         }
         self.pace.view().hash(hasher);
-        // The estimate matters through the time-outs drawn from it.
+        // The estimate matters only through the time-outs computed from it.
         for shortest in [config.min_timeout_ns / 4, config.min_timeout_ns] {
-            self.trip
+            let round_trip = &self.retransmission.round_trip;
+            round_trip
                 .timeout_ns(shortest, config.max_timeout_ns)
                 .hash(hasher);
         }
         self.unreliable.hash(hasher);
-        let per_ack = shared.packets_per_ack(self.announced_window);
-        let owed = self.pending_ack.packets.min(per_ack);
-        (owed, self.pending_ack.now).hash(hasher);
+        let per_ack = shared.packets_per_ack(self.flow.window());
+        let owed = self.acks.packets().min(per_ack);
+        (owed, self.acks.is_due()).hash(hasher);
         self.channel.hash_state(hasher);
-        let wishes = match self.credit_requests_from {
-            0 => None,
-            from => Some(i128::from(from) - i128::from(self.control_seen.top())),
-        };
-        (wishes, self.ack_request_due).hash(hasher);
-        for question in [&self.ack_request, &self.tail, &self.want] {
-            question.pause_ns.hash(hasher);
-        }
-        (self.tail_arrivals == self.window.arrivals()).hash(hasher);
-        (self.forced, self.detour, self.announced_window).hash(hasher);
-        let told = self.announced_backlog.saturating_sub(self.window.base());
-        (self.window_due, told, self.backlog_left()).hash(hasher);
-        if self.lanes.len() > 2 {
-            (self.heard_on, self.unanswered).hash(hasher);
-        }
-        self.paths.hash_rest(hasher);
-        (self.watched, self.expecting, self.is_ready, self.doubted).hash(hasher);
-        self.renewal.hash(hasher);
-        if self.watched || self.lanes.len() > 1 {
+        self.control.hash_rest(hasher);
+        let has_spare_lanes = self.lanes.len() > 2;
+        self.requests.hash_rest(has_spare_lanes, hasher);
+        self.retransmission
+            .hash_rest(self.window.arrivals(), hasher);
+        let (base, next) = (self.window.base(), self.units.next());
+        self.flow.hash_rest(base, next, hasher);
+        self.paths.hash_rest(has_spare_lanes, hasher);
+        let liveness = &self.liveness;
+        (liveness.is_watched(), liveness.is_suspected()).hash(hasher);
+        (self.is_ready, self.keys.renewal).hash(hasher);
+        if liveness.is_watched() || self.lanes.len() > 1 {
             let quarter = config.peer_timeout_ns / 4;
-            now.since(self.last_heard).min(quarter).hash(hasher);
+            now.since(liveness.last_heard()).min(quarter).hash(hasher);
         }
     }
 }

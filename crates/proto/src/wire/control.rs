@@ -3,9 +3,7 @@
 use super::Malformed;
 use super::address::Address;
 use super::cursor::{put, u16_at, u32_at, u64_at};
-
-/// Most lanes of a session: four interfaces, small and bulk each.
-pub const MAX_LANES: usize = 8;
+use super::header::{MAX_LANES, VERSION};
 
 /// Trailers a side can make and check, as a set of bits. Spec §2.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +134,7 @@ impl Hello {
     #[must_use]
     pub fn new(lanes: &[LaneAddress]) -> Hello {
         let mut hello = Hello {
-            versions: (super::VERSION, super::VERSION),
+            versions: (VERSION, VERSION),
             max_packet_bytes: 0,
             connection: 0,
             incarnation: 0,

@@ -12,6 +12,9 @@ pub const VERSION: u8 = 1;
 /// The lane of packets that no hole is kept for: acknowledgements, ack requests, datagrams.
 pub const CONTROL_LANE: u8 = 15;
 
+/// Most lanes of a session: four interfaces, small and bulk each.
+pub const MAX_LANES: usize = 8;
+
 /// What a packet is for. Spec §2.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -217,7 +220,7 @@ impl Header {
         }
         let kind = Kind::from_bits(bytes[0] & 15).ok_or(Malformed::BadKind(bytes[0] & 15))?;
         for lane in [bytes[28] & 15, bytes[28] >> 4] {
-            if usize::from(lane) >= super::MAX_LANES && lane != CONTROL_LANE {
+            if usize::from(lane) >= MAX_LANES && lane != CONTROL_LANE {
                 return Err(Malformed::BadLane(lane));
             }
         }

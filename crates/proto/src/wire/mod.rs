@@ -18,14 +18,14 @@ pub use ack::{LaneAck, MAX_RANGES, Range};
 pub use address::Address;
 pub use control::{
     BYE_BYTES, Bye, CHALLENGE_BYTES, COUNTER_BYTES, Challenge, HELLO_FIXED_BYTES, Hello,
-    LANE_BYTES, LaneAddress, MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason,
-    SHARE_BYTES, SUM_BYTES, TAG_BYTES, Trailer, Trailers,
+    LANE_BYTES, LaneAddress, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason, SHARE_BYTES,
+    SUM_BYTES, TAG_BYTES, Trailer, Trailers,
 };
 pub use group::{
     ANY_LENGTH, GROUP_HEAD_BYTES, GroupCall, GroupEnding, GroupHead, GroupKind, GroupOperation,
     members_from_bytes, members_to_bytes,
 };
-pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, Part, VERSION};
+pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, MAX_LANES, Part, VERSION};
 pub use operation::{OPERATION_BYTES, Operation, OperationKind, Outcome};
 pub use pipe::{
     GREETING_BYTES, Greeting, PIPE_VERSION, PIPE_WORDS, PipeKind, PipeRecord, PipeTag, pipe_words,

@@ -186,7 +186,7 @@ pub enum Record<'a> {
         /// The edge.
         key: EdgeKey,
         /// What for.
-        wish: CreditRequest,
+        request: CreditRequest,
     },
     /// Packets that the receiver of this record may have in flight.
     Window {
@@ -377,7 +377,7 @@ fn parse_body(
             need(20)?;
             Record::CreditRequest {
                 key: EdgeKey::parse(flags, body),
-                wish: CreditRequest {
+                request: CreditRequest {
                     need: u64_at(body, 8),
                     message: u32_at(body, 16),
                 },
@@ -582,12 +582,12 @@ pub fn emit_credit(bytes: &mut [u8], key: EdgeKey, limit: u64) -> usize {
 }
 
 /// Writes a wish for credit; returns its bytes, [`CREDIT_REQUEST_BYTES`].
-pub fn emit_credit_request(bytes: &mut [u8], key: EdgeKey, wish: CreditRequest) -> usize {
+pub fn emit_credit_request(bytes: &mut [u8], key: EdgeKey, request: CreditRequest) -> usize {
     let size = CREDIT_REQUEST_BYTES - PREFIX_BYTES;
     prefix(bytes, CREDIT_REQUEST, key.flags(), size);
     key.emit(bytes);
-    put(bytes, 12, &wish.need.to_le_bytes());
-    put(bytes, 20, &wish.message.to_le_bytes());
+    put(bytes, 12, &request.need.to_le_bytes());
+    put(bytes, 20, &request.message.to_le_bytes());
     CREDIT_REQUEST_BYTES
 }
 

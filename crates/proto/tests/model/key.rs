@@ -128,7 +128,7 @@ impl<'a> Parsed<'a> {
                     self.packet.covered()[payload].hash(hasher);
                 }
                 Record::Credit { key, limit } => (2, key, limit).hash(hasher),
-                Record::CreditRequest { key, wish } => (3, key, wish).hash(hasher),
+                Record::CreditRequest { key, request } => (3, key, request).hash(hasher),
                 other => format!("{other:?}").hash(hasher),
             }
         }

@@ -115,7 +115,7 @@ impl Sample {
                 Sample::LaneAck(ack.lane, (ack.next, ack.top), ranges.collect())
             }
             Record::Credit { key, limit } => Sample::Credit(key, limit),
-            Record::CreditRequest { key, wish } => Sample::CreditRequest(key, wish),
+            Record::CreditRequest { key, request } => Sample::CreditRequest(key, request),
             Record::Window { packets } => Sample::Window(packets),
             Record::Probe { lane, token } => Sample::Probe(lane, token, wire::PROBE_BYTES),
             Record::Echo {
