@@ -5,13 +5,14 @@ mod edges;
 mod packets;
 mod peers;
 mod pipes;
+mod room;
 mod timers;
 mod view;
 
 pub use packets::Addressed;
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::config::Config;
@@ -27,7 +28,8 @@ use crate::time::{Instant, SECOND};
 use crate::timer::Timers;
 use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
 
-use peers::{Peer, PeerTable};
+use peers::{Peer, PeerIndex, PeerTable};
+use room::RoomSearch;
 
 /// Packets that one session sends before the next has its turn: two full runs of
 /// segmentation offload.
@@ -44,16 +46,8 @@ const RENEWAL_PAUSE_NS: u64 = SECOND / 2;
 pub struct Machine {
     shared: Shared,
     peers: PeerTable,
-    by_home: BTreeMap<Address, u32>,
-    /// Open sessions by the peer's incarnation, and by its connection id.
-    by_incarnation: BTreeMap<u64, u32>,
-    by_connection: BTreeSet<(u32, u32)>,
-    /// Idle peers that were asked last whether they live, to make room.
-    asked_to_stay: Vec<PeerId>,
-    /// When that may be asked again although all of them did.
-    next_sweep_at: Instant,
-    /// When the caller may be told again that somebody was turned away.
-    report_full_at: Instant,
+    index: PeerIndex,
+    room: RoomSearch,
     incarnation: u64,
     lanes: Vec<LaneAddress>,
     cookies: Cookies,
@@ -86,12 +80,8 @@ impl Machine {
         Machine {
             shared: Shared::new(config),
             peers: PeerTable::default(),
-            by_home: BTreeMap::new(),
-            by_incarnation: BTreeMap::new(),
-            by_connection: BTreeSet::new(),
-            asked_to_stay: Vec::new(),
-            next_sweep_at: Instant(0),
-            report_full_at: Instant(0),
+            index: PeerIndex::default(),
+            room: RoomSearch::default(),
             incarnation: incarnation.max(1),
             lanes: lanes.to_vec(),
             cookies: Cookies::new(secret),
@@ -145,15 +135,10 @@ impl Machine {
         home: Address,
         incarnation: u64,
     ) -> Result<PeerId, ConnectError> {
-        if let Some(index) = self.by_home.get(&home)
-            && let Some(session) = self.peers.session_at(*index)
-        {
-            return Ok(session.id);
-        }
-        // The same process, met by another of its interfaces.
-        let met = self.by_incarnation.get(&incarnation);
-        let met = met.filter(|_| incarnation != 0);
-        if let Some(session) = met.and_then(|index| self.peers.session_at(*index)) {
+        // The second look-up finds a process that was reached through another interface.
+        let known = self.index.at_home(home);
+        let known = known.or_else(|| self.index.of_process(incarnation));
+        if let Some(session) = known.and_then(|index| self.peers.session_at(index)) {
             return Ok(session.id);
         }
         let retry_ns = 4 * self.shared.config.min_timeout_ns;
@@ -565,7 +550,7 @@ impl Machine {
         })?;
         self.sessions += 1;
         let index = session_index(id);
-        self.by_home.insert(home, index);
+        self.index.insert_home(home, index);
         Some(id)
     }
 
@@ -576,14 +561,8 @@ impl Machine {
                 let index = session_index(peer);
                 if session.is_open() {
                     self.shared.processes -= 1;
-                    let incarnation = session.remote.incarnation;
-                    if self.by_incarnation.get(&incarnation) == Some(&index) {
-                        self.by_incarnation.remove(&incarnation);
-                    }
-                    self.by_connection
-                        .remove(&(session.remote.connection, index));
                 }
-                self.by_home.remove(&session.remote.home);
+                self.index.remove(&session.remote, index);
                 self.timers.disarm(index);
                 if let Seal::Session { serial, index, .. } = session.keys.seals.out {
                     self.ended.push((index, serial));
@@ -598,41 +577,6 @@ impl Machine {
             reason,
             acknowledged,
         });
-    }
-
-    /// All places are taken: true if idle peers are asked whether they live, so that there may
-    /// be one soon. Looks at all peers, but seldom: again only after one has turned out dead,
-    /// or a while after all have answered.
-    fn make_room(&mut self, now: Instant) -> bool {
-        let asked = core::mem::take(&mut self.asked_to_stay);
-        let sessions = |peer: &PeerId| self.session(*peer);
-        if asked.iter().filter_map(sessions).any(Session::is_evicting) {
-            self.asked_to_stay = asked;
-            return true;
-        }
-        let all_live = asked.iter().all(|peer| self.session(*peer).is_some());
-        if all_live && now < self.next_sweep_at {
-            self.asked_to_stay = asked;
-            return false;
-        }
-        let config = &self.shared.config;
-        let (suspect_after_ns, patience_ns) = (config.suspect_after_ns, config.peer_timeout_ns / 4);
-        self.next_sweep_at = now.after(config.peer_timeout_ns);
-        let sessions = self.peers.sessions();
-        let mut idle: Vec<(Instant, PeerId)> = sessions
-            .filter_map(|session| Some((session.idle_since()?, session.id)))
-            .filter(|(heard, _)| now.since(*heard) >= suspect_after_ns)
-            .collect();
-        idle.sort_unstable();
-        idle.truncate(MOST_ASKED_TO_STAY);
-        let by = now.after(patience_ns);
-        for (_, peer) in &idle {
-            self.with(*peer, |session, shared| {
-                session.evict_unless_heard(by, now, shared);
-            });
-        }
-        self.asked_to_stay = idle.into_iter().map(|(_, peer)| peer).collect();
-        !self.asked_to_stay.is_empty()
     }
 
     /// Gives turns for over-long messages that are free to edges that wait for them.
@@ -702,9 +646,6 @@ impl Machine {
         u32::try_from((mixed ^ mixed >> 31) >> 32).unwrap_or(1)
     }
 }
-
-/// Idle peers that are asked at once whether they live, when others want their places.
-const MOST_ASKED_TO_STAY: usize = 64;
 
 fn session_index(peer: PeerId) -> u32 {
     peer.connection() & ((1 << INDEX_BITS) - 1)

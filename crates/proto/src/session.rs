@@ -6,6 +6,7 @@
 mod acks;
 mod control_lane;
 mod flow;
+mod lane_choice;
 mod liveness;
 mod paths;
 mod receive;

@@ -9,6 +9,7 @@
 //! Bounds: [`MAX_EDGES`] edges each way that have not ended; an incoming edge that has
 //! ended takes room only while the application has messages of it.
 
+mod granting;
 mod incoming;
 mod outgoing;
 mod receiving;

@@ -8,10 +8,17 @@ use super::{Channel, MAX_EDGES, MAX_STRAYS, MessagePiece, Notice, Placed, Urgenc
 use crate::config::charge;
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;
-use crate::shared::{Oversize, Shared};
+use crate::shared::Shared;
 use crate::stats::DropReason;
 use crate::time::Instant;
-use crate::wire::{CreditRequest, EdgeKey, Fragment, MessageRun, RefusedReason};
+use crate::wire::{EdgeKey, Fragment, MessageRun, RefusedReason};
+
+/// Where an arriving piece goes, and why its message is refused, if it is.
+#[derive(Clone, Copy, Debug)]
+struct Decision {
+    place: Result<Place, incoming::Violation>,
+    refusal: Option<RefusedReason>,
+}
 
 impl Channel {
     /// The incoming edge with this key.
@@ -32,7 +39,7 @@ impl Channel {
             || shared.edges_in >= shared.config.max_edges
     }
 
-    fn open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
+    pub(super) fn open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
         if self.is_full(shared) {
             shared.count(DropReason::EdgesFull);
             return None;
@@ -240,25 +247,25 @@ impl Channel {
             shared.stats.messages_delivered += 1;
             return (Placed::Deliver, Urgency::None);
         }
-        self.place_rare(index, piece, place, refusal, committed, now, shared)
+        let decision = Decision { place, refusal };
+        let placed = self.place_rare(index, piece, decision, shared);
+        let urgency = match placed {
+            Placed::Violation => Urgency::None,
+            _ => self.advance(index, committed, now, shared),
+        };
+        (placed, urgency)
     }
 
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "the cold half of `place`, kept apart for its size"
-    )]
+    /// The rare half of [`place`](Self::place), kept separate for its size.
     fn place_rare(
         &mut self,
         index: u32,
         piece: MessagePiece,
-        place: Result<Place, incoming::Violation>,
-        refusal: Option<RefusedReason>,
-        committed: u64,
-        now: Instant,
+        decision: Decision,
         shared: &mut Shared,
-    ) -> (Placed, Urgency) {
+    ) -> Placed {
         let id = self.incoming_id(index);
-        let placed = match place {
+        match decision.place {
             Ok(Place::Hold) => {
                 let target = self.incoming.get(index).map(|edge| edge.key().target);
                 shared.event(Event::Hold {
@@ -274,7 +281,7 @@ impl Channel {
             }
             Ok(Place::Discard | Place::Deliver) => {
                 shared.stats.messages_refused += 1;
-                if let Some(reason) = refusal {
+                if let Some(reason) = decision.refusal {
                     self.refuse(index, piece.sequence, reason);
                 }
                 Placed::Discarded
@@ -285,10 +292,9 @@ impl Channel {
                 if violation == incoming::Violation::OverCredit {
                     self.refuse(index, piece.sequence, RefusedReason::OverCredit);
                 }
-                return (Placed::Violation, Urgency::None);
+                Placed::Violation
             }
-        };
-        (placed, self.advance(index, committed, now, shared))
+        }
     }
 
     /// Hands over what has become complete and renews the grant; the edge may be over.
@@ -539,130 +545,6 @@ impl Channel {
     /// Incoming edges, those included that have ended and whose messages wait to be read.
     pub(crate) fn incoming_len(&self) -> usize {
         self.incoming.len()
-    }
-
-    // ---- grants ------------------------------------------------------------------
-
-    /// Renews an edge's credit; how soon the peer must be told.
-    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Urgency {
-        let id = self.incoming_id(index);
-        let Some(edge) = self.incoming.get_mut(index) else {
-            return Urgency::None;
-        };
-        let before = edge.committed();
-        let wanting = edge.is_wanting();
-        let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
-        let target = edge.key().target;
-        if let Some(endpoint) = shared.endpoints.get_mut(&target) {
-            // A sender that changed its mind may leave a part of its grant unused.
-            let is_over = |turn: Oversize| {
-                edge.has_consumed(turn.end) || turn.begun && edge.has_consumed_all()
-            };
-            if endpoint
-                .oversize
-                .is_some_and(|turn| turn.edge == id && is_over(turn))
-            {
-                endpoint.oversize = None;
-                edge.in_turn = false;
-            }
-            if edge.wants_oversize() {
-                // What our own turn brings may still be on its way.
-                let free = endpoint
-                    .oversize
-                    .is_none_or(|turn| turn.is_forfeit(shared.stepped_at, &shared.config));
-                if free {
-                    endpoint.oversize = Some(Oversize {
-                        edge: id,
-                        end: edge.grant_oversize(),
-                        begun: false,
-                        granted_at: now,
-                    });
-                    endpoint.waiting.retain(|waiting| *waiting != id);
-                    tell = true;
-                } else if !endpoint.waiting.contains(&id) {
-                    endpoint.waiting.push_back(id);
-                    shared.edges_waiting = true;
-                }
-            }
-        } else if edge.wants_oversize() {
-            // Nobody takes it: let it come and be refused.
-            edge.grant_oversize();
-            tell = true;
-        }
-        shared.committed = shared.committed + edge.committed() - before;
-        if !tell {
-            return Urgency::None;
-        }
-        self.grant_due(index);
-        match wanting {
-            true => Urgency::Now,
-            false => Urgency::Soon,
-        }
-    }
-
-    /// Looks again at an edge that waited for another's over-long message.
-    pub(crate) fn retry_grant(
-        &mut self,
-        edge: EdgeId,
-        now: Instant,
-        shared: &mut Shared,
-    ) -> Urgency {
-        match self.incoming.get_exact(edge.index, edge.generation) {
-            Some(_) => self.regrant(edge.index, now, shared),
-            None => Urgency::None,
-        }
-    }
-
-    /// The message that an edge's turn is for has begun to arrive.
-    fn begin_oversize(&mut self, index: u32, shared: &mut Shared) {
-        let id = self.incoming_id(index);
-        if let Some(edge) = self.incoming.get(index)
-            && let Some(endpoint) = shared.endpoints.get_mut(&edge.key().target)
-            && let Some(turn) = &mut endpoint.oversize
-            && turn.edge == id
-        {
-            turn.begun = true;
-        }
-    }
-
-    fn grant_due(&mut self, index: u32) {
-        if !self.grants_due.contains(&index) {
-            self.grants_due.push(index);
-        }
-    }
-
-    /// A wish for credit. `may_open` unless it may be one of an edge that was forgotten.
-    pub(crate) fn on_credit_request(
-        &mut self,
-        key: EdgeKey,
-        request: CreditRequest,
-        may_open: bool,
-        now: Instant,
-        shared: &mut Shared,
-    ) -> Urgency {
-        let index = match self.find_in(key) {
-            Some(index) => Some(index),
-            None if may_open => self.open_in(key, shared),
-            None => None,
-        };
-        let Some(index) = index else {
-            return Urgency::None;
-        };
-        let Some(edge) = self.incoming.get_mut(index) else {
-            return Urgency::None;
-        };
-        if edge.key() != key {
-            // One of an earlier life came late.
-            return Urgency::None;
-        }
-        if !edge.on_credit_request(request) {
-            shared.count(DropReason::Violation);
-            return Urgency::None;
-        }
-        self.regrant(index, now, shared);
-        // Whatever was granted may have been lost on the way: say it again.
-        self.grant_due(index);
-        Urgency::Now
     }
 
     /// The peer sends nothing from `sequence` on.

@@ -8,7 +8,7 @@ use crate::key::{Agreement, Party, Seal};
 use crate::machine::{Machine, session_index};
 use crate::session::{Phase, Session};
 use crate::stats::DropReason;
-use crate::time::{Instant, SECOND};
+use crate::time::Instant;
 use crate::wire::{
     Address, Bye, CRC_BYTES, Challenge, Flags, Header, Hello, Kind, Malformed, Packet, Reset,
     ResetReason, Trailer,
@@ -265,14 +265,14 @@ impl Machine {
         hello: &Hello,
     ) -> Result<(), DropReason> {
         let keyed = self.shared.config.keyed;
-        let session = |index: Option<&u32>| {
-            let session = self.peers.session_at(*index?)?;
+        let session = |index: Option<u32>| {
+            let session = self.peers.session_at(index?)?;
             Some((session.id, session.phase, session.remote))
         };
         // It may ask from another of its addresses than the one it was met at.
-        let met = session(self.by_incarnation.get(&hello.incarnation));
+        let met = session(self.index.of_process(hello.incarnation));
         let met = met.filter(|(_, phase, remote)| *phase == Phase::Open && remote.matches(hello));
-        let existing = met.or_else(|| session(self.by_home.get(&from)));
+        let existing = met.or_else(|| session(self.index.at_home(from)));
         let peer = match existing {
             Some((peer, Phase::Open, remote))
                 if remote.incarnation == hello.incarnation
@@ -322,10 +322,7 @@ impl Machine {
             None if self.make_room(now) => Err(DropReason::Throttled),
             None => {
                 self.refuse(now, from, hello, ResetReason::TooManyPeers)?;
-                if now >= self.report_full_at {
-                    self.report_full_at = now.after(SECOND);
-                    self.shared.event(Event::TooManyPeers { from });
-                }
+                self.report_full(from, now);
                 Err(DropReason::Throttled)
             }
         }
@@ -363,8 +360,7 @@ impl Machine {
                 },
             });
         }
-        self.by_incarnation.insert(hello.incarnation, index);
-        self.by_connection.insert((hello.connection, index));
+        self.index.insert_open(&session.remote, index);
         self.shared.processes += 1;
         self.shared.event(Event::Connected {
             peer,
@@ -543,9 +539,8 @@ impl Machine {
                 reset.reason == ResetReason::UnknownConnection && named && speaks
             }
         };
-        let named = (reset.connection, 0)..=(reset.connection, u32::MAX);
-        let open = self.by_connection.range(named);
-        let open = open.filter_map(|(_, index)| self.peers.session_at(*index));
+        let open = self.index.of_connection(reset.connection);
+        let open = open.filter_map(|index| self.peers.session_at(index));
         let opening = self.session(PeerId(reset.connection));
         let mut sessions = opening.into_iter().chain(open);
         sessions

@@ -1,12 +1,14 @@
 //! The peers of one process, by the ids that they are told.
 
 use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::channel::Channel;
 use crate::event::{INDEX_BITS, PeerId};
 use crate::pipe::Pipe;
-use crate::session::Session;
+use crate::session::{Remote, Session};
+use crate::wire::Address;
 
 /// A remote process, by what carries its records.
 #[derive(Clone, Debug)]
@@ -170,5 +172,82 @@ impl PeerTable {
             Peer::Session(session) => Some(&mut **session),
             Peer::Pipe(_) => None,
         })
+    }
+}
+
+/// Finds sessions by what their peers report; values are positions in the [`PeerTable`].
+#[derive(Clone, Debug, Default)]
+pub(super) struct PeerIndex {
+    by_home: BTreeMap<Address, u32>,
+    /// Open sessions by the peer's incarnation; the newest if there are several.
+    by_incarnation: BTreeMap<u64, u32>,
+    /// Open sessions by the peer's connection id, which several may share.
+    by_connection: BTreeSet<(u32, u32)>,
+}
+
+impl PeerIndex {
+    /// Adds a session, open or opening.
+    pub(super) fn insert_home(&mut self, home: Address, index: u32) {
+        self.by_home.insert(home, index);
+    }
+
+    /// Adds a session that has opened.
+    pub(super) fn insert_open(&mut self, remote: &Remote, index: u32) {
+        self.by_incarnation.insert(remote.incarnation, index);
+        self.by_connection.insert((remote.connection, index));
+    }
+
+    /// Removes a session.
+    pub(super) fn remove(&mut self, remote: &Remote, index: u32) {
+        if self.by_incarnation.get(&remote.incarnation) == Some(&index) {
+            self.by_incarnation.remove(&remote.incarnation);
+        }
+        self.by_connection.remove(&(remote.connection, index));
+        self.by_home.remove(&remote.home);
+    }
+
+    /// The session with the process at this address.
+    pub(super) fn at_home(&self, home: Address) -> Option<u32> {
+        self.by_home.get(&home).copied()
+    }
+
+    /// The open session with the process of this incarnation; zero stands for none.
+    pub(super) fn of_process(&self, incarnation: u64) -> Option<u32> {
+        let index = self.by_incarnation.get(&incarnation);
+        index.filter(|_| incarnation != 0).copied()
+    }
+
+    /// The open sessions whose peers have this connection id.
+    pub(super) fn of_connection(&self, connection: u32) -> impl Iterator<Item = u32> + '_ {
+        let range = (connection, 0)..=(connection, u32::MAX);
+        self.by_connection.range(range).map(|(_, index)| *index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_session_leaves_a_newer_one_of_the_same_process() {
+        let mut index = PeerIndex::default();
+        let remote = |port, connection| Remote {
+            home: Address { ip: [1; 16], port },
+            connection,
+            incarnation: 9,
+            ..Remote::default()
+        };
+        let (old, new) = (remote(1, 7), remote(2, 7));
+        for (position, remote) in [(3, &old), (4, &new)] {
+            index.insert_home(remote.home, position);
+            index.insert_open(remote, position);
+        }
+        assert!(index.of_connection(7).eq([3, 4]));
+        index.remove(&old, 3);
+        assert_eq!(index.at_home(old.home), None);
+        assert_eq!(index.at_home(new.home), Some(4));
+        assert_eq!(index.of_process(9), Some(4));
+        assert!(index.of_connection(7).eq([4]));
+        assert_eq!(index.of_process(0), None);
     }
 }

@@ -576,73 +576,6 @@ impl Session {
         self.window.queue_notices(slot);
     }
 
-    /// The lane for a class: one that has answered, bulk in turn over the interfaces; of the
-    /// other class if need be. A detour, from the lane of a piece's last flight, keeps away from all lanes that let time-outs pass, or, if all
-    /// did, takes the one after it: so each piece tries all of them, however many others are repeated
-    /// between its turns.
-    fn pick_lane(&mut self, bulk: bool, detour: Option<u8>) -> usize {
-        // The first small lane nearly always: the search below would find it too.
-        if !bulk
-            && let Some(lane) = self.lanes.first()
-            && !lane.bulk
-            && lane.path.is_proven()
-            && !(detour.is_some() && lane.timeouts.is_suspect())
-        {
-            return 0;
-        }
-        let count = self.lanes.len();
-        let first = if bulk { self.paths.next_bulk_lane() } else { 0 };
-        let order = (0..count).map(|step| (first + step) % count);
-        let usable = |index: &usize| {
-            let lane = &self.lanes[*index];
-            lane.path.is_proven() && !(detour.is_some() && lane.timeouts.is_suspect())
-        };
-        let chosen = order
-            .clone()
-            .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
-            .or_else(|| order.clone().find(usable))
-            .or_else(|| {
-                let before = self.lanes.iter().position(|lane| Some(lane.id) == detour);
-                let first = before.map_or(first, |index| index + 1);
-                let mut order = (0..count).map(|step| (first + step) % count);
-                order.find(|index| self.lanes[*index].path.is_proven())
-            })
-            .unwrap_or(0);
-        if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
-            self.paths.set_next_bulk_lane((chosen + 1) % count);
-        }
-        chosen
-    }
-
-    /// The lane for a packet without a number of its own. Nobody acknowledges it, so a dead
-    /// interface would swallow one after the other unseen: an answer goes back by the interface
-    /// that was heard last, and ack requests and wishes that nobody answers try all of them.
-    fn pick_control_lane(&mut self, kind: Kind) -> usize {
-        let may_go = self.paths.unproven_left() >= MIN_UNPROVEN_BYTES;
-        let leads_there = |lane: &Lane| {
-            !lane.bulk && lane.path.may_lead_there() && (may_go || lane.path.is_heard())
-        };
-        let interfaces = self.lanes.iter().filter(|lane| leads_there(lane)).count();
-        if interfaces < 2 {
-            return self.pick_lane(false, None);
-        }
-        let small = self.lanes.iter().enumerate();
-        let mut small = small.filter(|(_, lane)| leads_there(lane));
-        let heard = small
-            .clone()
-            .position(|(index, _)| index == self.paths.reply_lane());
-        let first = heard.unwrap_or(0);
-        // Wishes for credit are questions too.
-        let asks = kind == Kind::AckRequest || self.channel.credit_requests_due;
-        let step = if asks { self.requests.unanswered() } else { 0 };
-        let chosen = small.nth((first + step) % interfaces);
-        let chosen = chosen.map_or(0, |(index, _)| index);
-        if asks {
-            self.requests.sent();
-        }
-        chosen
-    }
-
     fn header(&self, kind: Kind) -> Header {
         Header::handshake(kind, self.remote.connection)
     }
@@ -691,8 +624,6 @@ impl Session {
     }
 }
 
-/// A control packet goes to an address that has never answered only if it may be so long.
-const MIN_UNPROVEN_BYTES: usize = 128;
 /// Longest control packet.
 const CONTROL_BYTES: usize = 1200;
 /// The longest record of a notice.
@@ -701,9 +632,6 @@ const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
 } else {
     EDGE_END_BYTES
 };
-
-/// Packets sent over one interface before bulk goes on over the next.
-const BULK_TURN: u32 = 32;
 
 #[allow(
     clippy::cast_possible_truncation,

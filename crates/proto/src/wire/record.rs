@@ -244,6 +244,16 @@ pub struct CreditRequest {
     pub message: u32,
 }
 
+impl CreditRequest {
+    #[inline]
+    fn parse(body: &[u8]) -> CreditRequest {
+        CreditRequest {
+            need: u64_at(body, 8),
+            message: u32_at(body, 16),
+        }
+    }
+}
+
 /// Walks the records of a packet; stops after the first malformed one.
 #[derive(Clone, Debug)]
 pub struct Records<'a> {
@@ -305,43 +315,8 @@ fn parse_body(
 ) -> Result<Record<'_>, Malformed> {
     let need = |bytes: usize| if body.len() < bytes { Err(bad) } else { Ok(()) };
     Ok(match kind {
-        MESSAGE => {
-            let operation = is_operation(flags)?;
-            let head = operation_bytes(operation);
-            need(12 + head)?;
-            let payload = begin + 12..begin + body.len();
-            Record::Message {
-                key: EdgeKey::parse(flags, body),
-                sequence: u32_at(body, 8),
-                offset: 0,
-                total: (payload.len() - head) as u64,
-                unreliable: flags & FLAG_UNRELIABLE != 0,
-                operation,
-                payload,
-            }
-        }
-        FRAGMENT => {
-            let operation = is_operation(flags)?;
-            let head = operation_bytes(operation);
-            need(28 + head)?;
-            let payload = begin + 28..begin + body.len();
-            let offset = u64_at(body, 12);
-            let total = u64_at(body, 20);
-            let length = (payload.len() - head) as u64;
-            match offset.checked_add(length) {
-                Some(end) if end <= total && length > 0 => {}
-                _ => return Err(Malformed::BadField("fragment")),
-            }
-            Record::Message {
-                key: EdgeKey::parse(flags, body),
-                sequence: u32_at(body, 8),
-                offset,
-                total,
-                unreliable: flags & FLAG_UNRELIABLE != 0,
-                operation,
-                payload,
-            }
-        }
+        MESSAGE => parse_message(flags, body, begin, bad)?,
+        FRAGMENT => parse_fragment(flags, body, begin, bad)?,
         EDGE_END => {
             need(16)?;
             Record::EdgeEnd {
@@ -377,10 +352,7 @@ fn parse_body(
             need(20)?;
             Record::CreditRequest {
                 key: EdgeKey::parse(flags, body),
-                request: CreditRequest {
-                    need: u64_at(body, 8),
-                    message: u32_at(body, 16),
-                },
+                request: CreditRequest::parse(body),
             }
         }
         WINDOW => {
@@ -412,6 +384,61 @@ fn parse_body(
             }
         }
         _ => return Err(bad),
+    })
+}
+
+#[inline]
+fn parse_message(
+    flags: u8,
+    body: &[u8],
+    begin: usize,
+    bad: Malformed,
+) -> Result<Record<'_>, Malformed> {
+    let operation = is_operation(flags)?;
+    let head = operation_bytes(operation);
+    if body.len() < 12 + head {
+        return Err(bad);
+    }
+    let payload = begin + 12..begin + body.len();
+    Ok(Record::Message {
+        key: EdgeKey::parse(flags, body),
+        sequence: u32_at(body, 8),
+        offset: 0,
+        total: (payload.len() - head) as u64,
+        unreliable: flags & FLAG_UNRELIABLE != 0,
+        operation,
+        payload,
+    })
+}
+
+#[inline]
+fn parse_fragment(
+    flags: u8,
+    body: &[u8],
+    begin: usize,
+    bad: Malformed,
+) -> Result<Record<'_>, Malformed> {
+    let operation = is_operation(flags)?;
+    let head = operation_bytes(operation);
+    if body.len() < 28 + head {
+        return Err(bad);
+    }
+    let payload = begin + 28..begin + body.len();
+    let offset = u64_at(body, 12);
+    let total = u64_at(body, 20);
+    let length = (payload.len() - head) as u64;
+    match offset.checked_add(length) {
+        Some(end) if end <= total && length > 0 => {}
+        _ => return Err(Malformed::BadField("fragment")),
+    }
+    Ok(Record::Message {
+        key: EdgeKey::parse(flags, body),
+        sequence: u32_at(body, 8),
+        offset,
+        total,
+        unreliable: flags & FLAG_UNRELIABLE != 0,
+        operation,
+        payload,
     })
 }
 
