@@ -10,8 +10,8 @@ use std::fs;
 use std::path::Path;
 
 /// Crates not yet checked: they have circles still to be undone.
-const NOT_YET: [&str; 8] = [
-    "agent", "bench", "capi", "launch", "node", "proto", "testbed", "tools",
+const NOT_YET: [&str; 7] = [
+    "agent", "bench", "capi", "launch", "node", "testbed", "tools",
 ];
 
 /// A module as the names that lead to it from the root of its crate.

@@ -3,8 +3,8 @@
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 use crate::wire::{SHARE_BYTES, Trailers};
 
-/// The smallest packet that every process can take.
-pub const MIN_PACKET_BYTES: usize = 256;
+pub use crate::wire::MIN_PACKET_BYTES;
+
 /// A packet that every path is taken to carry.
 const PATH_PACKET_BYTES: usize = 1200;
 /// The longest packet (UDP payload) of a jumbo frame.

@@ -3,7 +3,7 @@
 use super::Malformed;
 use super::address::Address;
 use super::cursor::{put, u16_at, u32_at, u64_at};
-use super::header::{MAX_LANES, VERSION};
+use super::header::{MAX_LANES, MIN_PACKET_BYTES, VERSION};
 
 /// Trailers a side can make and check, as a set of bits. Spec §2.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,7 +203,7 @@ impl Hello {
         if hello.window_packets == 0 {
             return Err(Malformed::BadField("window"));
         }
-        if usize::from(hello.max_packet_bytes) < super::super::config::MIN_PACKET_BYTES {
+        if usize::from(hello.max_packet_bytes) < MIN_PACKET_BYTES {
             return Err(Malformed::BadField("packet size"));
         }
         hello.lane_count = lane_count;

@@ -7,6 +7,8 @@ use super::cursor::{put, u16_at, u32_at};
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 32;
+/// The smallest packet that every process can take.
+pub const MIN_PACKET_BYTES: usize = 256;
 /// The protocol version spoken here.
 pub const VERSION: u8 = 1;
 /// The lane of packets that no hole is kept for: acknowledgements, ack requests, datagrams.

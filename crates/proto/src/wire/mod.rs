@@ -25,7 +25,9 @@ pub use group::{
     ANY_LENGTH, GROUP_HEAD_BYTES, GroupCall, GroupEnding, GroupHead, GroupKind, GroupOperation,
     members_from_bytes, members_to_bytes,
 };
-pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, MAX_LANES, Part, VERSION};
+pub use header::{
+    CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, MAX_LANES, MIN_PACKET_BYTES, Part, VERSION,
+};
 pub use operation::{OPERATION_BYTES, Operation, OperationKind, Outcome};
 pub use pipe::{
     GREETING_BYTES, Greeting, PIPE_VERSION, PIPE_WORDS, PipeKind, PipeRecord, PipeTag, pipe_words,
