@@ -8,7 +8,7 @@ use crate::time::Instant;
 use crate::wire::{CreditRequest, EdgeKey};
 
 impl Channel {
-    /// Renews an edge's credit; how soon the peer must be told.
+    /// Renews an edge's credit.
     pub(super) fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Urgency {
         let id = self.incoming_id(index);
         let Some(edge) = self.incoming.get_mut(index) else {
@@ -19,7 +19,7 @@ impl Channel {
         let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
         let target = edge.key().target;
         if let Some(endpoint) = shared.endpoints.get_mut(&target) {
-            // A sender that changed its mind may leave a part of its grant unused.
+            // The sender may have withdrawn its message and leave a part of the grant unused.
             let is_over = |turn: Oversize| {
                 edge.has_consumed(turn.end) || turn.begun && edge.has_consumed_all()
             };
@@ -31,7 +31,7 @@ impl Channel {
                 edge.in_turn = false;
             }
             if edge.wants_oversize() {
-                // What our own turn brings may still be on its way.
+                // The message of this edge's own turn may still be on its way.
                 let free = endpoint
                     .oversize
                     .is_none_or(|turn| turn.is_forfeit(shared.stepped_at, &shared.config));
@@ -50,7 +50,7 @@ impl Channel {
                 }
             }
         } else if edge.wants_oversize() {
-            // Nobody takes it: let it come and be refused.
+            // The endpoint is closed: let the message arrive and be refused.
             edge.grant_oversize();
             tell = true;
         }
@@ -65,7 +65,7 @@ impl Channel {
         }
     }
 
-    /// Looks again at an edge that waited for another's over-long message.
+    /// Tries again to grant credit to an edge that waited for another one's long message.
     pub(crate) fn retry_grant(
         &mut self,
         edge: EdgeId,
@@ -78,7 +78,7 @@ impl Channel {
         }
     }
 
-    /// The message that an edge's turn is for has begun to arrive.
+    /// The long message for which an edge has its turn has begun to arrive.
     pub(super) fn begin_oversize(&mut self, index: u32, shared: &mut Shared) {
         let id = self.incoming_id(index);
         if let Some(edge) = self.incoming.get(index)
@@ -96,7 +96,7 @@ impl Channel {
         }
     }
 
-    /// A wish for credit. `may_open` unless it may be one of an edge that was forgotten.
+    /// Handles a credit request. `may_open` is false if it may be for an edge that was forgotten.
     pub(crate) fn on_credit_request(
         &mut self,
         key: EdgeKey,
@@ -117,7 +117,7 @@ impl Channel {
             return Urgency::None;
         };
         if edge.key() != key {
-            // One of an earlier life came late.
+            // A late request of an earlier life.
             return Urgency::None;
         }
         if !edge.on_credit_request(request) {
@@ -125,7 +125,7 @@ impl Channel {
             return Urgency::None;
         }
         self.regrant(index, now, shared);
-        // Whatever was granted may have been lost on the way: say it again.
+        // An earlier grant may have been lost, so it is sent again.
         self.grant_due(index);
         Urgency::Now
     }

@@ -1,5 +1,4 @@
-//! The edges from the peer: messages put in their place, credit granted, ends. Spec §5.4 to
-//! §5.6.
+//! The edges from the peer: placement of pieces, delivery, refusals, ends. Spec §5.4, §5.5.
 
 use alloc::vec::Vec;
 
@@ -33,7 +32,7 @@ impl Channel {
         self.incoming.find((key.target, key.source))
     }
 
-    /// True if a further incoming edge would be one too many.
+    /// True if no further incoming edge may be opened.
     fn is_full(&self, shared: &Shared) -> bool {
         self.incoming.len() - self.draining as usize >= MAX_EDGES as usize
             || shared.edges_in >= shared.config.max_edges
@@ -58,7 +57,7 @@ impl Channel {
         Some(self.incoming.insert(ends, edge))
     }
 
-    /// The incoming edge with this key, made on first use; `None` if there are too many.
+    /// The incoming edge with this key, opened if necessary; `None` if there are too many.
     #[inline]
     pub(crate) fn find_or_open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
         let index = match self.find_in(key) {
@@ -69,7 +68,7 @@ impl Channel {
         Some(index)
     }
 
-    /// Bytes of the pool that a piece would take.
+    /// Bytes of the pool that a piece takes.
     #[inline]
     pub(crate) fn pool_cost(
         &self,
@@ -86,14 +85,14 @@ impl Channel {
         }
     }
 
-    /// The number of a message on an incoming edge, from its low 32 bits.
+    /// The full number of a message on an incoming edge, from its low 32 bits.
     #[inline]
     pub(crate) fn widen(&self, index: u32, sequence: u32) -> u64 {
         let edge = self.incoming.get(index);
         edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))
     }
 
-    /// A message has come for which no edge could be made: its sender is told.
+    /// Refuses a message for which no edge could be opened.
     pub(crate) fn refuse_stray(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
         shared.stats.messages_refused += 1;
         if self.strays < MAX_STRAYS {
@@ -106,9 +105,9 @@ impl Channel {
         }
     }
 
-    /// Takes a whole message if it is what nearly all are: the next of an edge that is not
-    /// about to end, within its credit and window, for an open endpoint. If not, nothing has
-    /// changed and [`place`](Self::place) decides.
+    /// Fast path for a whole message: accepts it if it is the next one of an edge that is not about
+    /// to end, within credit and window, and its endpoint is open. Otherwise returns false and
+    /// changes nothing; [`place`](Self::place) handles the other cases.
     #[inline]
     pub(crate) fn take_next(
         &mut self,
@@ -129,9 +128,8 @@ impl Channel {
         expected
     }
 
-    /// Takes a whole message as [`take_next`](Self::take_next) does, and as
-    /// [consumed](Self::consumed): its reader has it at once. `None` if not, and nothing has
-    /// changed.
+    /// Like [`take_next`](Self::take_next), for a message that is [consumed](Self::consumed) at
+    /// once. Returns `None` and changes nothing if it does not apply.
     #[inline]
     pub(crate) fn take_read(
         &mut self,
@@ -159,7 +157,7 @@ impl Channel {
         })
     }
 
-    /// The edge and the charge of a run of messages, if all of them are what nearly all are.
+    /// The edge and the charge of a run of messages, if the fast path applies to all of them.
     #[inline]
     pub(crate) fn expects_run(&self, run: &MessageRun, shared: &Shared) -> Option<(u32, u64)> {
         let index = self.find_in(run.key)?;
@@ -171,7 +169,7 @@ impl Channel {
         expected.then_some((index, charge))
     }
 
-    /// Takes a run of messages that it [expects](Self::expects_run).
+    /// Accepts an [expected](Self::expects_run) run of messages.
     #[inline]
     pub(crate) fn take_run(
         &mut self,
@@ -187,8 +185,8 @@ impl Channel {
         self.incoming_id(index)
     }
 
-    /// The edge of a piece, if it is what nearly all pieces are: one more of a message that
-    /// has begun, but not its last.
+    /// The edge of a piece, if the fast path applies: one more piece, but not the last, of a
+    /// message that has begun.
     #[inline]
     pub(crate) fn expects_piece(&self, piece: &Fragment, shared: &Shared) -> Option<u32> {
         let index = self.find_in(piece.key)?;
@@ -200,7 +198,7 @@ impl Channel {
         expected.then_some(index)
     }
 
-    /// Takes a piece that it [expects](Self::expects_piece).
+    /// Accepts an [expected](Self::expects_piece) piece.
     #[inline]
     pub(crate) fn take_piece(&mut self, index: u32, piece: Fragment, shared: &mut Shared) {
         let edge = self.incoming_id(index);
@@ -224,7 +222,7 @@ impl Channel {
         self.last = index;
     }
 
-    /// Puts a piece of a message in its place. Grants follow where that frees credit.
+    /// Places a piece of a message. Updates the grant if that frees credit.
     #[inline]
     pub(crate) fn place(
         &mut self,
@@ -256,7 +254,7 @@ impl Channel {
         (placed, urgency)
     }
 
-    /// The rare half of [`place`](Self::place), kept separate for its size.
+    /// The rare cases of [`place`](Self::place), in a function of their own to keep that small.
     fn place_rare(
         &mut self,
         index: u32,
@@ -288,7 +286,7 @@ impl Channel {
             }
             Err(violation) => {
                 shared.count(DropReason::Violation);
-                // It was acknowledged with its packet: its sender must not think it taken.
+                // The packet was acknowledged, so without a refusal the sender would believe it accepted.
                 if violation == incoming::Violation::OverCredit {
                     self.refuse(index, piece.sequence, RefusedReason::OverCredit);
                 }
@@ -297,7 +295,7 @@ impl Channel {
         }
     }
 
-    /// Hands over what has become complete and renews the grant; the edge may be over.
+    /// Delivers the messages that are complete, and renews the grant. The edge may be over then.
     fn advance(
         &mut self,
         index: u32,
@@ -317,21 +315,20 @@ impl Channel {
         tell
     }
 
-    /// The number of the message that this edge hands over next; 0 if it is over.
+    /// The number of the next message that this edge delivers; 0 if it is over.
     pub(crate) fn next_message(&self, edge: EdgeId) -> u64 {
         let incoming = self.incoming.get(edge.index);
         let incoming = incoming.filter(|_| self.is_current(edge));
         incoming.map_or(0, EdgeIn::next)
     }
 
-    /// True if what has begun under this number is an operation.
+    /// True if the unfinished message with this number is an operation.
     pub(crate) fn is_operation(&self, edge: EdgeId, sequence: u64) -> bool {
         let incoming = self.incoming.get(edge.index);
         incoming.is_some_and(|incoming| incoming.is_operation(sequence))
     }
 
-    /// All bytes of a message that was held from its beginning have been filled in
-    /// without the channel.
+    /// All bytes of a message were stored without going through the channel.
     pub(crate) fn filled(
         &mut self,
         edge: EdgeId,
@@ -347,13 +344,13 @@ impl Channel {
         self.advance(edge.index, committed, now, shared)
     }
 
-    /// True if this edge is still the one at its position.
+    /// True if this id is still valid.
     #[inline]
     pub(crate) fn is_current(&self, edge: EdgeId) -> bool {
         self.incoming.generation(edge.index) == edge.generation
     }
 
-    /// After [`Placed::Deliver`]: what to hand over, and to whom. The edge may end with it.
+    /// What to deliver after [`Placed::Deliver`]. The edge may end with it.
     #[inline]
     pub(crate) fn delivered(&mut self, index: u32, shared: &mut Shared) -> (EdgeId, EdgeKey) {
         let id = self.incoming_id(index);
@@ -378,7 +375,7 @@ impl Channel {
             });
             return;
         }
-        // What waits to be told speaks of all from its message on.
+        // The queued refusal covers all messages from its number on.
         for notice in &mut self.notices {
             if let Notice::Refused {
                 key,
@@ -411,8 +408,8 @@ impl Channel {
         }
     }
 
-    /// Forgets an edge that has ended and all of whose messages have been handed over. Its
-    /// place is kept while the application has some of them.
+    /// Forgets an edge that has ended and whose messages were all delivered. Its entry stays while
+    /// the application holds some of them.
     fn check_over(&mut self, index: u32, shared: &mut Shared) {
         let Some(edge) = self.incoming.get_mut(index) else {
             return;
@@ -428,9 +425,8 @@ impl Channel {
             if unread > 0
                 && let Some(endpoint) = shared.endpoints.get_mut(&key.target)
             {
-                // A next life has its first credit beside what lies unread of this: of that
-                // an endpoint may hold a window, and the pool must have room for both, as
-                // for a window that grows.
+                // The next life gets its initial credit in addition to what is unread of this one. An
+                // endpoint may hold one window of such messages, and the pool must have room for both.
                 next_life = shared.config.initial_credit_bytes.into();
                 let others = shared.committed - before;
                 let room = shared.pool.budget().saturating_sub(others);
@@ -463,7 +459,7 @@ impl Channel {
         }
     }
 
-    /// The application gave back a message of `total` bytes. Whether the peer must be told.
+    /// The application has consumed a message of `total` bytes.
     #[inline]
     pub(crate) fn consumed(
         &mut self,
@@ -496,8 +492,8 @@ impl Channel {
         }
     }
 
-    /// An endpoint was closed: gives back what its edges held. Whose messages had
-    /// arrived in part is told that they are not taken.
+    /// Releases what the edges of a closed endpoint hold, and refuses messages that have arrived in
+    /// part.
     pub(crate) fn close_target(
         &mut self,
         target: u32,
@@ -524,34 +520,34 @@ impl Channel {
             if let Some(sequence) = partial {
                 self.refuse(index, sequence, RefusedReason::Closed);
             }
-            // One that waits for its turn would wait for ever.
+            // An edge that waits for its turn would wait forever.
             tell = tell.max(self.regrant(index, now, shared));
             self.check_over(index, shared);
         }
         tell
     }
 
-    /// Endpoints that send to `target` and have not ended.
+    /// Endpoints with open edges to `target`.
     pub(crate) fn sources(&self, target: u32) -> impl Iterator<Item = u32> + '_ {
         let edges = self.incoming.range(target);
         edges.filter_map(|index| Some(self.incoming.get(index)?.key().source))
     }
 
-    /// True if the rest of some message must come.
+    /// True if some message has arrived in part.
     pub(crate) fn awaits_pieces(&self) -> bool {
         self.incoming.iter().any(|(_, edge)| edge.is_waiting())
     }
 
-    /// Incoming edges, those included that have ended and whose messages wait to be read.
+    /// Number of incoming edges, including those that have ended and have unread messages.
     pub(crate) fn incoming_len(&self) -> usize {
         self.incoming.len()
     }
 
-    /// The peer sends nothing from `sequence` on.
+    /// The peer sends no message from `sequence` on.
     pub(crate) fn on_end(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
         let index = match self.find_in(key) {
             Some(index) => Some(index),
-            // Its messages are still on their way.
+            // Its messages have not arrived yet.
             None if widen(sequence, self.first) != self.first => self.open_in(key, shared),
             None => None,
         };
@@ -566,7 +562,8 @@ impl Channel {
     }
 }
 
-/// True if the endpoint is open by what was last seen of the endpoint table.
+/// True if the endpoint was open when the endpoint table was last queried, and the table has not
+/// changed since.
 #[inline]
 fn is_known_open(edge: &EdgeIn, shared: &Shared) -> bool {
     edge.open == (shared.endpoints_generation, true)
@@ -578,15 +575,15 @@ fn note_taken(count: u32, charge: u64, shared: &mut Shared) {
     shared.stats.messages_delivered += u64::from(count);
 }
 
-/// Why this message would find nobody, if so. The endpoint table is asked again
-/// only after it changed.
+/// Why this message must be refused, if it must. The endpoint table is queried only after a
+/// change.
 #[inline]
 fn refusal_for(edge: &mut EdgeIn, piece: &MessagePiece, shared: &Shared) -> Option<RefusedReason> {
     if edge.open.0 != shared.endpoints_generation {
         let open = shared.endpoints.contains_key(&edge.key().target);
         edge.open = (shared.endpoints_generation, open);
     }
-    // Whether an operation is allowed its owner decides, and answers.
+    // Operations are checked by the owner of the memory, who answers each of them.
     if !edge.open.1 && !piece.operation {
         return Some(RefusedReason::NoEndpoint);
     }
