@@ -1,21 +1,21 @@
-//! The lane that a packet leaves on. Spec §5.3.
+//! Selection of the lane on which a packet leaves. Spec §5.3.
 
 use crate::lane::Lane;
 use crate::session::Session;
 use crate::wire::Kind;
 
-/// Packets sent over one interface before bulk goes on over the next.
+/// Bulk packets sent through one interface before the next one is used.
 const BULK_TURN: u32 = 32;
-/// A control packet goes to an address that has never answered only if it may be so long.
+/// A control packet is sent to an unproven address only if this many bytes are allowed there.
 const MIN_UNPROVEN_BYTES: usize = 128;
 
 impl Session {
-    /// The lane for a class: one that has answered, bulk in turn over the interfaces; of the
-    /// other class if need be. A detour, from the lane of a piece's last flight, keeps away from all lanes that let time-outs pass, or, if all
-    /// did, takes the one after it: so each piece tries all of them, however many others are repeated
-    /// between its turns.
+    /// Selects a lane for a data packet: a proven one of the right class if possible. Bulk packets
+    /// use the interfaces in turn. A retransmission on a detour gives the last lane of its piece and
+    /// avoids lanes with recent time-outs. If all have time-outs, it takes the lane after its last
+    /// one, so that each piece tries all lanes.
     pub(super) fn pick_lane(&mut self, bulk: bool, detour: Option<u8>) -> usize {
-        // The first small lane nearly always: the search below would find it too.
+        // The first lane fits nearly always; the search below would find it, too.
         if !bulk
             && let Some(lane) = self.lanes.first()
             && !lane.bulk
@@ -48,9 +48,9 @@ impl Session {
         chosen
     }
 
-    /// The lane for a packet without a number of its own. Nobody acknowledges it, so a dead
-    /// interface would swallow one after the other unseen: an answer goes back by the interface
-    /// that was heard last, and ack requests and wishes that nobody answers try all of them.
+    /// Selects a lane for a packet that is never acknowledged, so that its loss on a dead interface
+    /// goes unnoticed. Replies go to where the newest packet came from. Requests without an answer
+    /// try all interfaces in turn.
     pub(super) fn pick_control_lane(&mut self, kind: Kind) -> usize {
         let may_go = self.paths.unproven_left() >= MIN_UNPROVEN_BYTES;
         let leads_there = |lane: &Lane| {
@@ -66,7 +66,7 @@ impl Session {
             .clone()
             .position(|(index, _)| index == self.paths.reply_lane());
         let first = heard.unwrap_or(0);
-        // Wishes for credit are questions too.
+        // Credit requests count as requests, too.
         let asks = kind == Kind::AckRequest || self.channel.credit_requests_due;
         let step = if asks { self.requests.unanswered() } else { 0 };
         let chosen = small.nth((first + step) % interfaces);

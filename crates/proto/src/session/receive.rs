@@ -1,4 +1,4 @@
-//! What an arriving packet does to a session.
+//! Handling of an arriving packet.
 
 use crate::channel::{MessagePiece, Placed, Urgency};
 use crate::event::Event;
@@ -16,24 +16,24 @@ use crate::wire::{
     MessageRun, Packet, Part, Record, operation_bytes,
 };
 
-/// Units of all sessions that may come in parts at once, beside the next of each session.
+/// Most units of all sessions that may be reassembled at once, besides the next of each session.
 const MAX_ASSEMBLIES: usize = 256;
 
-/// Notices to a peer that wait to be told, beyond which it opens and ends no more edges.
+/// With more notices queued for a peer, it may not end any more edges.
 const MAX_NOTICES: usize = 2 * crate::channel::MAX_EDGES as usize;
 
-/// What a packet carries, as far as it decides how it is taken.
+/// Contents of a packet, classified for the fast paths.
 enum Content<'a> {
     /// A run of messages that are next on the edge at this position.
     Run(MessageRun, u32),
-    /// One more piece of a message that has begun on the edge at this position.
+    /// One more piece of an unfinished message on the edge at this position.
     Fragment(Fragment, u32),
     Record(Record<'a>),
     Records,
 }
 
 impl Session {
-    /// Takes a packet whose connection and trailer are right.
+    /// Handles a packet whose connection and trailer have been verified.
     pub(crate) fn on_packet(
         &mut self,
         now: Instant,
@@ -59,7 +59,7 @@ impl Session {
             }
             Content::Fragment(piece, index) if verdict == Ok(true) => {
                 self.channel.take_piece(index, piece, shared);
-                // What is held keeps memory: its sender is asked soon.
+                // The piece takes memory, so a dead sender must be detected soon.
                 self.keep_alive_soon(now, shared);
             }
             Content::Run(..) | Content::Fragment(..) => {}
@@ -75,7 +75,7 @@ impl Session {
         self.conclude(&header, verdict, now, shared)
     }
 
-    /// After a packet's content: what is owed to the peer now, and by it.
+    /// Updates acknowledgements and timers after the contents of a packet.
     #[inline]
     fn conclude(
         &mut self,
@@ -84,14 +84,14 @@ impl Session {
         now: Instant,
         shared: &mut Shared,
     ) -> Result<(), DropReason> {
-        // Only now is it known what the peer still owes.
+        // Only now is it known whether the peer still owes a reply.
         self.heard(now);
         self.progress(now, shared);
         match verdict {
             Ok(true) if header.flags.has(Flags::UNIT) => self.owe(header, now, shared),
             Ok(_) => {}
             Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => self.acks.send_now(),
-            // No room, but its sender must know that we live.
+            // There was no room, but the sender must learn that this process is alive.
             Err(_) if header.flags.has(Flags::REPEAT) => self.acks.send_now(),
             Err(_) => {}
         }
@@ -102,8 +102,8 @@ impl Session {
         verdict.map(|_| ())
     }
 
-    /// Takes a part of a unit. The last that was missing makes a packet with the whole unit,
-    /// which is taken like any other. Spec §5.8.
+    /// Handles a part of a unit. The last missing part makes up a packet with the whole unit, which
+    /// is then handled like any other. Spec §5.8.
     #[cold]
     fn on_part(
         &mut self,
@@ -134,7 +134,7 @@ impl Session {
         self.conclude(&header, verdict, now, shared)
     }
 
-    /// Records the number of a part and keeps its bytes, unless it is known or there is no
+    /// Records the number of a part and stores its bytes, unless it is a duplicate or there is no
     /// room.
     fn admit_part(
         &mut self,
@@ -150,7 +150,7 @@ impl Session {
         let number = widen(header.number, lane.incoming.next());
         let floor = number.saturating_sub(u64::from(header.settled));
         let is_next = unit == self.units.next();
-        // The next unit always finds room, so that there is progress.
+        // The next unit always finds room, which guarantees progress.
         let has_room = is_next
             || self.assemblies.has(unit)
             || self.assemblies.has_room() && shared.assemblies < MAX_ASSEMBLIES;
@@ -186,8 +186,8 @@ impl Session {
         taken
     }
 
-    /// Remembers by which way packets come, where there are several. Probes and echoes,
-    /// which acknowledge nothing, do not count: their way may lead in one direction only.
+    /// Remembers which lane leads back to the sender, if there are several interfaces. Probes and
+    /// echoes do not count, because their path may work in one direction only.
     #[inline]
     fn note_reply_path(&mut self, from: Address) {
         let known = self.lanes.get(self.paths.reply_lane());
@@ -201,7 +201,7 @@ impl Session {
         }
     }
 
-    /// Everything parses and stands where it may; the pool bytes it would take.
+    /// Checks all records of a packet. Returns the pool bytes that it needs.
     fn check<'a>(
         &self,
         packet: &Packet<'a>,
@@ -256,8 +256,8 @@ impl Session {
         }
     }
 
-    /// Records number and unit. `Ok(true)`: the unit is new and accepted;
-    /// `Ok(false)`: there is no unit, use what else the packet says.
+    /// Records packet number and unit. Returns `Ok(true)` if the unit is new and accepted, and
+    /// `Ok(false)` if there is no unit, so that only the other records count.
     fn admit(
         &mut self,
         header: &Header,
@@ -319,13 +319,13 @@ impl Session {
         Ok(true)
     }
 
-    /// Plans the acknowledgement of an accepted unit (thesis §5.2.1).
+    /// Schedules the acknowledgement of an accepted unit (thesis §5.2.1).
     fn owe(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
         let sender = (self.id, self.flow.sender_period());
         let left = self.peer_backlog();
         let period = shared.grants.arrived(sender, left, now);
         self.flow.set_sender_period(period);
-        // News: ack requests start again at their shortest pause (MaximiseProdPaceTo).
+        // Something new has arrived: ack requests restart with their shortest pause.
         self.requests.stop_ack();
         self.acks.count();
         if header.flags.has(Flags::REPEAT) {
@@ -347,8 +347,8 @@ impl Session {
         self.flow.peer_backlog(self.units.next())
     }
 
-    /// Hands a record on: sequenced ones only with an accepted unit, unreliable
-    /// messages only with a packet that has no unit and is no duplicate.
+    /// Handles one record. Sequenced records need an accepted unit. Unreliable messages need a
+    /// packet without a unit that is not a duplicate.
     #[inline]
     fn apply(
         &mut self,
@@ -368,7 +368,7 @@ impl Session {
                 }
             }
             Record::CreditRequest { key, request } => {
-                // An earlier one may be of an edge that has ended since.
+                // An older request may be for an edge that has ended since.
                 let may_open =
                     header.lane == CONTROL_LANE && self.control.may_open_edge(header.number);
                 let urgency = self
@@ -431,7 +431,7 @@ impl Session {
         }
     }
 
-    /// Takes a run of messages that was found to be what the channel expects.
+    /// Accepts a run of messages that the channel expects.
     #[inline]
     fn take_run(&mut self, run: &MessageRun, expected: (u32, u64), shared: &mut Shared) {
         let edge = self.channel.take_run(expected, run.count, shared);
@@ -501,7 +501,7 @@ impl Session {
                 });
             }
             Placed::Held => {
-                // What is held keeps memory: its sender is asked soon.
+                // The piece takes memory, so a dead sender must be detected soon.
                 self.keep_alive_soon(now, shared);
             }
             Placed::Discarded | Placed::Violation => {}
@@ -537,7 +537,7 @@ impl Session {
         });
     }
 
-    /// The acknowledgement fields of the header.
+    /// Handles the acknowledgement fields of the header.
     fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
         let unit_next = widen(header.unit_next, self.window.base());
         self.units_arrived(unit_next.min(self.window.top()), shared);
@@ -563,7 +563,7 @@ impl Session {
         self.settle_lanes();
     }
 
-    /// A record with all holes of a lane.
+    /// Handles a record that lists all holes of a lane.
     fn on_lane_ack(&mut self, ack: &LaneAck<'_>, now: Instant, shared: &mut Shared) {
         let Some(index) = self.lanes.iter().position(|lane| lane.id == ack.lane) else {
             return;
@@ -659,15 +659,15 @@ impl Session {
         }
     }
 
-    /// Somebody wants to know where we are (thesis §5.2, ack requests).
+    /// The peer requests an acknowledgement (thesis §5.2).
     fn on_ack_request(&mut self, now: Instant) {
         let news = self.window.has_next(u32::MAX);
         if !news && self.window.flying() > 0 {
             let fresh = self.retransmission.round_trip.smoothed_ns().unwrap_or(0);
             self.repeat_first_and_last(now, fresh);
         }
-        // A hole below the floor is mended; without a unit to carry the floor the
-        // peer would ask for it for ever.
+        // A hole below the floor was filled by a retransmission. Unless a packet carries the floor,
+        // the peer would request it forever.
         for lane in &mut self.lanes {
             lane.floor_due = lane.out.is_idle() && lane.missing_from < lane.out.floor();
         }

@@ -1,4 +1,4 @@
-//! What a session does when time has passed: ack requests, lost tails, dead lanes, silence.
+//! Time-outs of a session: ack requests, lost tails, dead lanes, silent peers.
 
 use crate::event::{Event, GoneReason, KeyMismatch};
 use crate::lane::{Lane, LaneTimeouts};
@@ -7,7 +7,7 @@ use crate::shared::Shared;
 use crate::time::Instant;
 
 impl Session {
-    /// The earliest moment at which [`on_timers`](Self::on_timers) has work.
+    /// When [`on_timers`](Self::on_timers) must be called next.
     pub(crate) fn deadline(&self, shared: &Shared) -> Instant {
         let config = &shared.config;
         if let Phase::Opening { retry_at, .. } = self.phase {
@@ -123,7 +123,7 @@ impl Session {
         self.retransmission.count(arrivals);
     }
 
-    /// No news of what flies for too long: its tail may be lost (thesis §5.2).
+    /// Nothing new was acknowledged for too long: the tail may be lost (thesis §5.2).
     fn on_tail(&mut self, now: Instant, shared: &mut Shared) {
         self.count_timeout(now, shared);
         if let Some((first, last)) = self.window.first_and_last_flying() {
@@ -143,8 +143,8 @@ impl Session {
         self.liveness.expect_reply(now);
     }
 
-    /// Repeats the first and last piece in flight unless they left within
-    /// `fresh_ns`; how many.
+    /// Retransmits the first and the last piece in flight, unless they were sent within the last
+    /// `fresh_ns`. Returns how many.
     pub(super) fn repeat_first_and_last(&mut self, now: Instant, fresh_ns: u64) -> u32 {
         let Some((first, last)) = self.window.first_and_last_flying() else {
             return 0;
@@ -164,8 +164,8 @@ impl Session {
         repeated
     }
 
-    /// True if the lane that is waited for has let a time-out pass: what arrives by others
-    /// neither hurries it nor gives it more time.
+    /// True if the lane of the oldest flight has had a time-out. Then arrivals on other lanes do
+    /// not restart the tail timer.
     fn has_timed_out(&self) -> bool {
         let has_timed_out = |lane: &Lane| !lane.timeouts.is_none();
         self.lanes.iter().any(has_timed_out)
@@ -185,9 +185,9 @@ impl Session {
         self.lanes.iter().position(blamed)
     }
 
-    /// Blames the lane of the oldest flight; a lane that stays silent while the
-    /// peer answers elsewhere hands its units to the others. If an ack request has just queued all
-    /// flights for repetition, the lane of the oldest unit's last flight is blamed.
+    /// Counts a time-out of the lane of the oldest flight. A lane that stays silent while the peer
+    /// answers elsewhere is given up. If nothing is in flight because an ack request has just queued
+    /// everything for retransmission, the last lane of the oldest unit is charged.
     fn count_timeout(&mut self, now: Instant, shared: &mut Shared) {
         let Some(index) = self.blamed() else {
             return;
@@ -199,8 +199,8 @@ impl Session {
         }
         let lane = &mut self.lanes[index];
         lane.timeouts.add(now);
-        // The next repeats of first and last try another lane: if the peer answers
-        // those, it is this lane that is dead.
+        // The next tail retransmission tries another lane. If the peer acknowledges that, this
+        // lane is dead.
         let is_detour = lane.timeouts.is_suspect() && spare;
         self.retransmission.set_detour(is_detour);
         if lane.timeouts.is_dead() && spare {

@@ -1,4 +1,4 @@
-//! Which packet a session sends next, and what rides on it.
+//! Selection and construction of the next packet of a session.
 
 use core::ops::Range as Bytes;
 
@@ -19,19 +19,19 @@ use crate::wire::{
     emit_refused, emit_window,
 };
 
-/// The caller's frames, as far as the machine writes into them.
+/// Access to the caller's frames.
 pub trait Frames {
-    /// The frame of a queued slot: its whole space, and where its records end.
+    /// The frame of a queued slot: all its bytes, and where its records end.
     fn filled(&mut self, slot: Slot) -> (&mut [u8], usize);
 
-    /// A frame for one packet without a unit; `None` if there is none now. It is
-    /// free again once the packet has been handed to the link.
+    /// A frame for one packet without a unit; `None` if none is free. It is free again once the
+    /// packet has been passed to the link.
     fn scratch(&mut self) -> Option<(Slot, &mut [u8])>;
 
-    /// A frame that stays in use until it is released; `None` if there is none now.
+    /// A frame that stays in use until it is released; `None` if none is free.
     fn allocate(&mut self) -> Option<(Slot, &mut [u8])>;
 
-    /// Like [`scratch`](Self::scratch), with these bytes of a filled frame from
+    /// Like [`scratch`](Self::scratch), with a copy of these bytes of a filled frame from
     /// [`HEADER_BYTES`] on.
     fn part(&mut self, slot: Slot, bytes: Bytes<usize>) -> Option<(Slot, &mut [u8])>;
 
@@ -39,36 +39,36 @@ pub trait Frames {
     fn fill(&mut self, slot: Slot, end: usize);
 }
 
-/// Whose frame a packet lies in.
+/// The frame that contains a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A queued one; it stays with the machine until it is released.
+    /// A queued frame. It belongs to the machine until it is released.
     Unit(Slot),
-    /// A queued one that is free as soon as it has been handed to the link.
+    /// A queued frame that is free as soon as it has been passed to the link.
     Loose(Slot),
     /// A scratch frame.
     Scratch(Slot),
 }
 
-/// A packet to send now. The caller appends what the seal says and sends.
+/// A packet to send now. The caller appends the trailer for the seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Where to.
+    /// Destination.
     pub to: Address,
-    /// By the bulk port.
+    /// Through the bulk port.
     pub bulk: bool,
-    /// Where its bytes lie.
+    /// The frame that contains it.
     pub frame: Frame,
     /// Bytes before the trailer.
     pub length: usize,
-    /// What to append.
+    /// How to seal it.
     pub seal: Seal,
-    /// The session it belongs to, if any: then its source port tells the receiver nothing.
+    /// The session it belongs to, if any. The receiver ignores the source port of such packets.
     pub peer: Option<PeerId>,
 }
 
 impl Session {
-    /// True if [`poll_transmit`](Self::poll_transmit) may have something.
+    /// True if [`poll_transmit`](Self::poll_transmit) may return a packet.
     pub(crate) fn has_transmit(&self) -> bool {
         self.is_open()
             && (self.acks.is_due()
@@ -83,13 +83,13 @@ impl Session {
     }
 
     fn allowed(&self) -> u32 {
-        // A small packet may always go, one at a time.
+        // One small packet may always be in flight.
         let least = u32::from(self.window.has_small());
         let allowed = self.pace.allowed().max(least);
         allowed.max(self.window.flying() + self.retransmission.unpaced())
     }
 
-    /// True if the peer's window keeps back what could be sent.
+    /// True if the peer's window prevents this side from sending.
     pub(super) fn is_held(&self) -> bool {
         let granted = self.pace.restricted_to();
         granted.is_some_and(|granted| self.window.flying() >= granted)
@@ -97,8 +97,7 @@ impl Session {
             && !self.window.has_next(self.allowed())
     }
 
-    /// True if the peer does not know how much waits for its grants, or all that it knows of
-    /// has been sent.
+    /// True if packets wait for a grant and the peer does not know of any of them.
     fn must_announce_backlog(&self) -> bool {
         self.is_held()
             && self
@@ -133,7 +132,7 @@ impl Session {
             || self.must_announce_backlog()
         {
             let packet = self.control(frames, shared);
-            // What is told may be lost, and so may the grant.
+            // This packet or the grant that answers it may get lost.
             self.arm_ack_request(now, shared);
             return packet;
         }
@@ -141,7 +140,7 @@ impl Session {
             return self.piece(next, now, frames, shared);
         }
         if self.acks.is_due() {
-            // The unit to ride on had arrived after all.
+            // The unit that was to carry the acknowledgement had arrived meanwhile.
             return self.control(frames, shared);
         }
         loop {
@@ -149,14 +148,14 @@ impl Session {
             if self.fits(frames.filled(slot).1) {
                 return Some(self.unreliable_packet(slot, bulk, frames, shared));
             }
-            // Filled before the path became too narrow for it.
+            // It was filled before the packet size of the path fell.
             shared.released.push(slot);
         }
     }
 
-    /// The packet that carries a frame which the caller has just filled, if it may leave at
-    /// once and is all that there is to send: what [`queue`](Self::queue) and
-    /// [`poll_transmit`](Self::poll_transmit) would give. `None`, and nothing has changed, else.
+    /// Fast path: the packet with a frame that was just filled, if that may be sent at once and
+    /// nothing else is queued. The result is the same as that of [`queue`](Self::queue) and
+    /// [`poll_transmit`](Self::poll_transmit). Returns `None` and changes nothing otherwise.
     #[inline]
     pub(crate) fn transmit_alone(
         &mut self,
@@ -182,12 +181,12 @@ impl Session {
         self.piece(next, now, frames, shared)
     }
 
-    /// True if packets may be so long, a trailer not counted.
+    /// True if a packet of this length, without its trailer, is allowed.
     fn fits(&self, end: usize) -> bool {
         end + self.keys.seals.out.bytes() <= self.packet_bytes()
     }
 
-    /// The next unit, or a part of one that is too long for its path.
+    /// The next unit, or a part of a unit that is too long for the path.
     fn next_piece(&mut self, frames: &mut impl Frames) -> Option<Next> {
         loop {
             let next = self.window.next(self.allowed())?;
@@ -203,15 +202,16 @@ impl Session {
         }
     }
 
-    /// Bytes of each part but the last of a unit that ends at `end`: always the same, so that
-    /// a part is what it was when it is sent again.
+    /// Bytes of each part but the last, for a unit that ends at `end`. They never change, so that a
+    /// retransmitted part has the same contents.
     fn part_bytes(&self, end: usize) -> usize {
         let space = self.sizing.size.least_bytes();
         let space = space.saturating_sub(HEADER_BYTES + self.keys.seals.out.bytes());
         space.max((end - HEADER_BYTES).div_ceil(Part::MOST))
     }
 
-    /// An acknowledgement rides on a unit, unless it says more than the header can.
+    /// True if an acknowledgement needs a packet of its own: there is no unit to carry it, or the
+    /// header has no room for all of it.
     fn needs_own_packet(&self, has_unit: bool) -> bool {
         !has_unit
             || self.flow.is_window_due()
@@ -250,7 +250,7 @@ impl Session {
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
         self.retransmission.sent(repeat);
-        // `next` has left the queue and doesn't fly yet.
+        // The unit has left the queue and is not yet counted as in flight.
         let flying = self.window.flying() + 1;
         let last = self.window.is_drained() || flying >= self.allowed();
         if last {
@@ -262,12 +262,12 @@ impl Session {
         if repeat {
             header.flags.set(Flags::REPEAT);
             shared.stats.repeats += 1;
-            // The number it had is settled: let this very packet say so.
+            // Settle its former number first, so that this packet reports that.
             self.settle_lanes();
         } else if piece.part.index == 0 {
             shared.stats.units_sent += 1;
         }
-        // Records that ride along are none of the unit's, so none ride on a part.
+        // Piggybacked records do not belong to the unit, so a part cannot carry them.
         let limit = match frame {
             Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes(),
             _ => end,
@@ -320,7 +320,7 @@ impl Session {
         self.leaving(index, Frame::Loose(slot), end)
     }
 
-    /// A packet of acknowledgement state: an Ack, or an AckRequest if an answer is wanted.
+    /// An acknowledgement, or an `AckRequest` if one is due.
     fn control(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
         let kind = match self.requests.take_ack() {
@@ -335,7 +335,7 @@ impl Session {
             Kind::Ack => self.lanes.iter().position(Lane::must_send_floor),
             _ => None,
         };
-        // Any way will do to say that a lane which is dead leaves nothing to wait for.
+        // A dead lane must not prevent the peer from learning that nothing below the floor follows.
         let by_itself = floor.filter(|index| self.lanes[*index].path.is_proven());
         let index = by_itself.unwrap_or_else(|| self.pick_control_lane(kind));
         let mut header = match floor {
@@ -343,7 +343,7 @@ impl Session {
             None => self.control_header(kind),
         };
         self.acknowledge_in(&mut header, shared);
-        // No longer than any path carries: these tell how the others fare.
+        // At most as long as every path allows: these packets carry the news of other lanes.
         let mut limit = bytes.len().min(CONTROL_BYTES);
         if !self.lanes[index].path.is_heard() {
             limit = limit.min(self.paths.unproven_left());
@@ -354,7 +354,7 @@ impl Session {
         end += self.put_backlog(&mut bytes[end..limit]);
         end = self.put_lane_acks(bytes, end, limit, shared);
         end = self.put_credits(bytes, end, limit);
-        // Their number tells wishes of an edge that has ended from those of its next life.
+        // The packet number tells requests of an ended edge from those of its next life.
         if header.lane == CONTROL_LANE {
             end = self.put_credit_requests(bytes, end, limit);
         }
@@ -365,8 +365,7 @@ impl Session {
         Some(self.leaving(index, Frame::Scratch(slot), end))
     }
 
-    /// Asks a lane whether it leads to the peer, or carries packets of some length, or
-    /// answers such a question. Nothing else rides on it: it may well be lost.
+    /// A probe of a lane, or the answer to one. It carries nothing else, because it may well be lost.
     fn probe_or_echo(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let echo = self.paths.next_echo();
         let (index, length) = match &echo {
@@ -391,7 +390,7 @@ impl Session {
         Some(self.leaving(index, Frame::Scratch(slot), end))
     }
 
-    /// The next lane to be asked, and how long the probe's record is.
+    /// The lane to probe next, and the length of the probe's record.
     fn next_probe(&mut self) -> Option<(usize, usize)> {
         let around = HEADER_BYTES + self.keys.seals.out.bytes();
         if let Some((index, bytes)) = self.sizing.next_probe() {
@@ -401,8 +400,8 @@ impl Session {
             ));
         }
         while let Some(index) = self.paths.next_question() {
-            // As long as packets get, so that a way for shorter ones is not taken; but short
-            // at first: the address may be that of somebody who has nothing to do with us.
+            // A probe of full length rejects paths that carry only shorter packets. The first one is
+            // short, because the address may belong to an unrelated host.
             let length = match self.lanes[index].path.is_heard() {
                 true => self.packet_bytes() - around,
                 false => PROBE_BYTES,
@@ -414,7 +413,7 @@ impl Session {
         None
     }
 
-    /// A finished packet of this session, by a lane.
+    /// A finished packet on a lane.
     #[inline]
     fn leaving(&self, lane: usize, frame: Frame, length: usize) -> Transmit {
         let lane = &self.lanes[lane];
@@ -428,8 +427,8 @@ impl Session {
         }
     }
 
-    /// Lets acknowledgement and credits ride on a data packet that ends at `end`, up to
-    /// `limit`; where it ends now.
+    /// Adds acknowledgement and grants to a data packet that ends at `end`, up to `limit`. Returns
+    /// the new end.
     fn ride(
         &mut self,
         header: &mut Header,
@@ -449,7 +448,7 @@ impl Session {
         end
     }
 
-    /// Fills in the acknowledgement fields for the lane with the newest arrivals.
+    /// Fills in the acknowledgement fields, for the lane with the newest arrivals.
     fn acknowledge_in(&mut self, header: &mut Header, shared: &Shared) {
         let dirty = |lane: &Lane| lane.incoming.dirty;
         let index = self.lanes.iter().position(dirty).unwrap_or(0);
@@ -526,7 +525,7 @@ impl Session {
         let former = self.flow.window();
         let small_change = u64::from(window.abs_diff(former)) * 4 <= u64::from(former);
         self.flow.set_window_due(false);
-        // One that is lost must not stay so where much depends on it.
+        // With limited grants even a small change is sent again, because it may have been lost.
         if small_change && !shared.grants.is_limited() || bytes.len() < 8 {
             return 0;
         }
@@ -543,12 +542,12 @@ impl Session {
         emit_backlog(bytes, low(end))
     }
 
-    /// True while notices wait for a frame.
+    /// True if notices wait for a free frame.
     pub(crate) fn has_notice(&self) -> bool {
         self.is_open() && self.channel.has_notice()
     }
 
-    /// Packs notices into units of their own: they must arrive.
+    /// Packs notices into units of their own, so that they are retransmitted.
     fn queue_notices(&mut self, frames: &mut impl Frames) {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
@@ -589,8 +588,8 @@ impl Session {
         }
     }
 
-    /// The header of a packet without a unit whose number says that nothing below
-    /// it will come.
+    /// The header of a packet without a unit. Its number tells the peer that nothing below it will
+    /// arrive any more.
     fn floor_header(&mut self, index: usize) -> Header {
         let lane = &mut self.lanes[index];
         lane.floor_due = false;
@@ -611,22 +610,22 @@ impl Session {
         header.emit(bytes);
     }
 
-    /// Where the packet goes that ends the session: there are no answers to look for.
+    /// Destination of the packet that ends the session.
     pub(crate) fn bye_address(&self) -> Address {
         let proven = |lane: &&Lane| !lane.bulk && lane.path.is_proven();
         let lane = self.lanes.iter().find(proven);
         lane.map_or(self.remote.home, |lane| lane.to)
     }
 
-    /// The header of a packet that ends the session.
+    /// The header of the packet that ends the session.
     pub(crate) fn bye_header(&mut self) -> Header {
         self.control_header(Kind::Bye)
     }
 }
 
-/// Longest control packet.
+/// Length of the longest control packet.
 const CONTROL_BYTES: usize = 1200;
-/// The longest record of a notice.
+/// Length of the longest record of a notice.
 const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
     REFUSED_BYTES
 } else {
@@ -642,7 +641,7 @@ fn low(number: u64) -> u32 {
 }
 
 mod ranges {
-    //! A few ranges without allocation.
+    //! A list of ranges without allocation.
 
     use super::{Range, low};
     use crate::holes::Hole;

@@ -1,9 +1,8 @@
-//! A session laid open, for model checkers and debuggers: what it is in, told
-//! apart into numbers that only grow, times, and all the rest.
+//! The state of a session for model checkers and debuggers: numbers that only grow, times, and a
+//! hash of everything else.
 //!
-//! Two sessions that differ only in how far their packet numbers have come, or in
-//! what the clock shows, behave alike. So numbers and times are listed here for
-//! the reader to make relative, and everything else goes into a hasher.
+//! Sessions that differ only in their packet numbers or in the time behave alike. So numbers and
+//! times are listed here, and the reader can make them relative. Everything else is hashed.
 
 use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
@@ -16,26 +15,26 @@ use crate::session::{Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
 
-/// One lane, both directions.
+/// One lane in both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneView {
-    /// Its id.
+    /// Number of the lane.
     pub lane: u8,
-    /// Outgoing: the lowest number that may still be asked for.
+    /// Outgoing: lowest number that may still be requested.
     pub floor: u64,
-    /// Outgoing: the end of what is known to have arrived.
+    /// Outgoing: all numbers below this, as far as known, have arrived.
     pub arrived: u64,
-    /// Outgoing: the units that the numbers from `floor` on carried, and which part.
+    /// Outgoing: unit and part that each number from `floor` on carried.
     pub units: Vec<(u64, u8)>,
-    /// Incoming: the lowest number missing.
+    /// Incoming: lowest missing number.
     pub next: u64,
-    /// Incoming: the number after the highest arrival.
+    /// Incoming: number after the highest arrival.
     pub top: u64,
     /// Incoming: missing ranges.
     pub missing: Vec<Hole>,
-    /// Incoming: holes that end at or below this have been asked for.
+    /// Incoming: holes that end at or below this have been requested.
     pub asked_below: u64,
-    /// Whether what is sent there arrives.
+    /// Whether packets sent on it arrive.
     pub state: LaneState,
 }
 
@@ -44,34 +43,34 @@ pub struct LaneView {
 pub struct View {
     /// The handshake is complete.
     pub open: bool,
-    /// Lowest own unit that has not arrived.
+    /// Lowest unit of this side that has not arrived.
     pub base: u64,
-    /// Own units from there on.
+    /// Units of this side from there on.
     pub units: Vec<UnitView>,
-    /// Frames that wait for their first sending, and whether they are bulk.
+    /// Frames that were never sent, and whether they are bulk.
     pub waiting: Vec<(Slot, bool)>,
-    /// Units that wait for their repetition, in that order.
+    /// Units to retransmit, in this order.
     pub repeats: Vec<u64>,
     /// The lanes.
     pub lanes: Vec<LaneView>,
     /// Lowest unit of the peer that has not arrived.
     pub units_next: u64,
-    /// Units of the peer missing above that.
+    /// Missing units of the peer above that.
     pub units_missing: Vec<Hole>,
     /// The number after the peer's highest unit that has arrived.
     pub units_top: u64,
-    /// The next number of the control lane.
+    /// Next number of the control lane.
     pub control_next: u64,
-    /// Timers: acknowledgement, ack request, tail, wish for credit, keepalive, hello,
-    /// silence, probe, end of a round of probes; [`Instant::NEVER`] where none runs.
+    /// Timers: acknowledgement, ack request, tail, credit request, keepalive, hello, silence, probe,
+    /// end of a round of probes. [`Instant::NEVER`] if a timer is off.
     pub timers: [Instant; 9],
-    /// The smoothed round trip, zero if none was measured.
+    /// Smoothed round trip; zero before the first measurement.
     pub round_trip_ns: u64,
     control_seen: Replay,
 }
 
 impl View {
-    /// True if the control lane would not take this number (any more).
+    /// True if the control lane would drop this number as a duplicate.
     #[must_use]
     pub fn knows_control(&self, number: u64) -> bool {
         self.control_seen.is_known(number)
@@ -131,7 +130,7 @@ impl Session {
         }
     }
 
-    /// Everything that is neither number nor time.
+    /// Hashes everything that is neither a number nor a time.
     fn hash_rest(&self, now: Instant, shared: &Shared, hasher: &mut impl Hasher) {
         let config = &shared.config;
         (self.id, self.remote).hash(hasher);
@@ -145,8 +144,8 @@ impl Session {
         self.assemblies.hash(hasher);
         for lane in &self.lanes {
             (lane.id, lane.bulk, lane.to, lane.incoming.dirty).hash(hasher);
-            // LaneTimeouts matter only where another lane could take over, and of what flies there
-            // only whether it left after them.
+            // Time-outs of a lane matter only if another lane could take over, and only in relation to
+            // what was sent after them.
             if self.lanes.len() > 1 {
                 lane.timeouts.view().hash(hasher);
             }
