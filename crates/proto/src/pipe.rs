@@ -1,10 +1,9 @@
-//! A peer whose records arrive in order and are never lost: a process of the same node.
-//! Spec §9.
+//! A peer on the same node, whose records arrive in order and are never lost. Spec §9.
 //!
-//! The [`Channel`] does the work. What is left for the carrier is small: edges get
-//! numbers, messages are counted instead of numbered, and long messages come in pieces or
-//! are offered where they lie. The receiver copies them from there, or asks for them in
-//! pieces. Whatever breaks a rule ends the pipe: there is no network to blame.
+//! The [`Channel`] does most of the work. A pipe assigns numbers to edges, counts messages instead
+//! of numbering them, and transfers long messages either in pieces or by letting the receiver copy
+//! them from the sender's memory. A peer that breaks a rule is cut off, because no network can be
+//! the cause.
 
 mod incoming;
 
@@ -19,21 +18,21 @@ use crate::wire::{
     EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, ends_to_word,
 };
 
-/// Records that wait until the peer reads its ring; one that keeps the rules asks for a few
+/// Most records queued while the peer does not read its ring. A correct peer causes only a few
 /// per edge.
 const MAX_QUEUED: usize = 4 * crate::channel::MAX_EDGES as usize;
 
-/// An edge of the peer, by the number that it gave it.
+/// An edge from the peer, found by the number that the peer has given it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Inbound {
     edge: EdgeId,
     key: EdgeKey,
-    /// The number of the next message to begin.
+    /// Number of the next message.
     arrived: u64,
     unreliable: u32,
 }
 
-/// A message that comes in pieces.
+/// A message that arrives in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Stream {
     sequence: u64,
@@ -42,20 +41,20 @@ struct Stream {
     got: u64,
 }
 
-/// A long message of ours that the peer may be copying, or whose pieces are being pushed.
+/// A long message of this side that the peer may be copying, or that is sent in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Long {
     edge: EdgeId,
     key: EdgeKey,
     sequence: u64,
-    /// The peer may still ask for it in pieces.
+    /// The peer may still request it in pieces.
     offered: bool,
 }
 
-/// A whole message has come: hand it over.
+/// A whole message to deliver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// Which edge's credit it holds.
+    /// The edge whose credit it uses.
     pub edge: EdgeId,
     /// Sending and receiving endpoint.
     pub key: EdgeKey,
@@ -68,18 +67,18 @@ pub(crate) struct Pipe {
     pub(crate) remote: Greeting,
     pub(crate) channel: Channel,
     inbound: Vec<Option<Inbound>>,
-    /// Messages that come in pieces, by the number of their edge, in order.
+    /// Messages that arrive in pieces, by number of their edge, in order.
     streams: BTreeMap<u32, VecDeque<Stream>>,
-    /// Long messages of ours that are under way.
+    /// Long messages of this side that are not finished.
     long: Vec<Long>,
-    /// Records that must not be overtaken by messages.
+    /// Records that messages must not overtake.
     queue: VecDeque<PipeRecord>,
-    /// In the list of pipes with records to push.
+    /// It is in the machine's list of pipes with records to push.
     pub(crate) is_ready: bool,
 }
 
 impl Pipe {
-    /// Messages of each edge are numbered from `first` on.
+    /// A pipe whose edges number their messages from `first` on.
     pub(crate) fn new(id: PeerId, remote: Greeting, first: u64) -> Pipe {
         let mut channel = Channel::new(id, first);
         channel.open(remote.initial_credit_bytes);
@@ -97,7 +96,7 @@ impl Pipe {
 
     // ---- sending ---------------------------------------------------------------
 
-    /// Begins a message; the caller pushes it after all records that wait.
+    /// Begins a message. The caller pushes it after all queued records.
     #[inline]
     pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<MessageStart, BeginError> {
         let mut begun = self.channel.begin(edge, total)?;
@@ -118,7 +117,7 @@ impl Pipe {
         Ok(begun)
     }
 
-    /// Tells the peer the number of an edge.
+    /// Queues the record that tells the peer the number of an edge.
     #[cold]
     fn introduce(&mut self, edge: EdgeId) {
         if let Some(key) = self.channel.key(edge) {
@@ -132,8 +131,9 @@ impl Pipe {
         }
     }
 
-    /// A message that has begun lies at `address` until [`Event::OfferDone`](crate::Event::OfferDone) or
-    /// [`Event::PiecesRequested`](crate::Event::PiecesRequested): the record to push.
+    /// A long message lies at `address` until
+    /// [`Event::OfferDone`](crate::Event::OfferDone) or
+    /// [`Event::PiecesRequested`](crate::Event::PiecesRequested).
     pub(crate) fn offer(
         &mut self,
         edge: EdgeId,
@@ -144,7 +144,7 @@ impl Pipe {
         self.begin_long(PipeKind::Offer, edge, begun, &[total, address], head);
     }
 
-    /// A message that has begun comes in pieces, which are pushed after this record.
+    /// A long message follows in pieces.
     pub(crate) fn announce(
         &mut self,
         edge: EdgeId,
@@ -154,7 +154,7 @@ impl Pipe {
     ) {
         debug_assert!(
             !self.has_offered(edge),
-            "pieces of an offered message would come among those of a later one"
+            "pieces of an offered message would be mixed with those of a later one"
         );
         self.begin_long(PipeKind::Announce, edge, begun, &[total], head);
     }
@@ -185,33 +185,33 @@ impl Pipe {
         });
     }
 
-    /// All pieces of a message have been pushed.
+    /// All pieces of a message were pushed.
     pub(crate) fn pieces_sent(&mut self, edge: EdgeId, sequence: u64) {
         self.long
             .retain(|long| (long.edge, long.sequence) != (edge, sequence));
     }
 
-    /// True while a message of this edge is offered, whose pieces may be asked for.
+    /// True while a message of this edge is offered, whose pieces may be requested.
     pub(crate) fn has_offered(&self, edge: EdgeId) -> bool {
         self.long
             .iter()
             .any(|long| long.offered && long.edge == edge)
     }
 
-    /// True while long messages have not been taken, or pushed to their last piece.
+    /// True while long messages are not finished.
     pub(crate) fn has_long(&self) -> bool {
         !self.long.is_empty()
     }
 
     // ---- records to push -----------------------------------------------------------
 
-    /// True if records wait that no message may overtake.
+    /// True if records are queued that no message may overtake.
     #[inline]
     pub(crate) fn has_queued(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// True if [`poll_record`](Self::poll_record) may have something.
+    /// True if [`poll_record`](Self::poll_record) may return a record.
     #[inline]
     pub(crate) fn has_record(&self) -> bool {
         self.has_queued()
@@ -220,7 +220,7 @@ impl Pipe {
             || self.channel.credit_requests_due
     }
 
-    /// The next record to push; the same until [`pop_record`](Self::pop_record).
+    /// The next record to push. It stays the same until [`pop_record`](Self::pop_record).
     pub(crate) fn poll_record(&mut self) -> Option<PipeRecord> {
         if self.queue.is_empty() {
             self.queue_news();
@@ -228,12 +228,12 @@ impl Pipe {
         self.queue.front().copied()
     }
 
-    /// The record seen last has been pushed.
+    /// Removes the record that was pushed.
     pub(crate) fn pop_record(&mut self) {
         self.queue.pop_front();
     }
 
-    /// Turns notices, grants and wishes into records.
+    /// Turns notices, grants and credit requests into records.
     fn queue_news(&mut self) {
         self.queue_notices();
         while let Some((key, limit)) = self.channel.next_grant() {
@@ -262,7 +262,7 @@ impl Pipe {
     }
 
     fn queue_notices(&mut self) {
-        // The end of an edge waits for its long messages, and keeps its place meanwhile.
+        // The end of an edge must follow its long messages.
         for _ in 0..self.channel.notices() {
             let Some(notice) = self.channel.peek_notice().copied() else {
                 return;
@@ -306,13 +306,13 @@ impl Pipe {
             .push_back(PipeRecord::new(tag, &[ends_to_word(key), value]));
     }
 
-    /// The peer is gone: everything that was held for it is given back.
+    /// Releases everything that was held for a peer that is gone.
     pub(crate) fn end(self, shared: &mut Shared) {
         self.channel.end(shared);
         shared.forget_peer(self.id);
     }
 
-    /// Everything that decides what happens next, for model checkers.
+    /// Hashes everything that affects future behaviour.
     pub(crate) fn hash_state(&self, hasher: &mut impl core::hash::Hasher) {
         use core::hash::Hash;
         self.channel.hash_state(hasher);
@@ -323,7 +323,7 @@ impl Pipe {
 
 impl From<Malformed> for ProtocolViolation {
     fn from(_: Malformed) -> ProtocolViolation {
-        ProtocolViolation("a record of the wrong form")
+        ProtocolViolation("a malformed record")
     }
 }
 

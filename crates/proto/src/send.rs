@@ -1,8 +1,8 @@
-//! The send side of one session: which units may go, are in flight, must be repeated.
+//! The send window of a session: which units are queued, in flight, or to be retransmitted.
 //!
-//! A unit is the reliable content of one packet; it lies in a slot (a frame of
-//! the caller) from [`SendWindow::queue`] until it has arrived. The window
-//! knows unit numbers and slots, no bytes and no clock. Spec §5.2.
+//! A unit is the reliable content of one packet. It lies in a slot (a frame of the caller) from
+//! [`SendWindow::queue`] until it has arrived. The window works on unit numbers and slots; it has
+//! no clock and sees no bytes. Spec §5.2.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -10,43 +10,43 @@ use alloc::vec::Vec;
 use crate::time::Instant;
 use crate::wire::Part;
 
-/// Names a frame of the caller's pool.
+/// Index of a frame in the caller's pool.
 pub type Slot = u32;
 
-/// Where a unit is on its way.
+/// State of a unit that was queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnitState {
-    /// Sent, fate unknown.
+    /// It was sent and is not acknowledged.
     Flying {
-        /// Over which lane.
+        /// On which lane.
         lane: u8,
         /// Under which packet number.
         number: u64,
     },
-    /// Known or feared lost: to be repeated.
+    /// It is or may be lost and is to be retransmitted.
     Lost,
-    /// Received by the peer; units before it are not.
+    /// It has arrived, but units before it have not.
     Arrived,
-    /// Too long for the path: its parts are sent instead.
+    /// It is too long for the path, so it is sent in parts.
     Cut,
 }
 
-/// One unit that has been numbered and not settled.
+/// A unit that has a number and was not released.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnitView {
-    /// Its frame; the caller's again if it has arrived.
+    /// Its frame, which is the caller's again if the unit has arrived.
     pub slot: Slot,
     /// Bulk class.
     pub bulk: bool,
-    /// How far it has come.
+    /// Its state.
     pub state: UnitState,
-    /// When it last left.
+    /// When it was last sent.
     pub sent_at: Instant,
-    /// If it is cut, how far its parts have come, and when they last left.
+    /// The states of its parts if it was cut, and when they were last sent.
     pub parts: Vec<(UnitState, Instant)>,
 }
 
-/// What one packet carries of a unit: all of it, or one of the parts it was cut into.
+/// The contents of one packet: a whole unit, or one of the parts into which it was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Piece {
     pub(crate) unit: u64,
@@ -62,7 +62,7 @@ impl Piece {
     }
 }
 
-/// The transmission of a piece that counts: its latest.
+/// The latest transmission of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Flight {
     pub(crate) lane: u8,
@@ -71,17 +71,17 @@ pub(crate) struct Flight {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
-    /// Sent, fate unknown.
+    /// It was sent and is not acknowledged.
     Flying(Flight),
-    /// Not sent yet, known or feared lost. Whole units wait in `repeats`.
+    /// It was not sent yet, or is or may be lost. Whole units are also in `repeats`.
     Lost,
-    /// Received by the peer; the slot of a whole unit is free.
+    /// It has arrived. The slot of a whole unit is free.
     Arrived,
-    /// Its parts fly instead; only of whole units.
+    /// A whole unit whose parts are sent instead.
     Cut,
 }
 
-/// How far a piece has come.
+/// State of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Progress {
     state: State,
@@ -119,7 +119,7 @@ struct Unit {
     slot: Slot,
     progress: Progress,
     bulk: bool,
-    /// Length of the packet that carried it last.
+    /// Length of the packet that last carried it.
     bytes: u16,
 }
 
@@ -142,7 +142,7 @@ impl Cut {
     }
 }
 
-/// A piece that should be sent now.
+/// A piece to send now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Next {
     pub(crate) piece: Piece,
@@ -151,31 +151,31 @@ pub(crate) struct Next {
     pub(crate) repeat: bool,
 }
 
-/// Units whose parts may be on their way at once: the receiver keeps parts of so many.
+/// Most units whose parts may be in flight at once; the receiver reassembles as many.
 pub(crate) const MAX_CUT: usize = 16;
 
-/// Units of one session on their way. See the module.
+/// The queued and unacknowledged units of one session. See the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SendWindow {
-    /// Number of the first unit in `units`; all below have arrived.
+    /// Number of the first unit in `units`. All units below have arrived.
     base: u64,
     units: VecDeque<Unit>,
-    /// Queued, not yet numbered: small ones overtake bulk.
+    /// Slots without a unit number. Small ones are sent before bulk.
     small: VecDeque<Slot>,
     bulk: VecDeque<Slot>,
-    /// Lost units in the order in which to repeat them.
+    /// Lost units, in the order of retransmission.
     repeats: VecDeque<u64>,
     /// Slots that carry only notices.
     notices: Vec<Slot>,
-    /// Units too long for the path, lowest first.
+    /// Units that were cut, lowest first.
     cuts: Vec<Cut>,
     flying: u32,
-    /// Units that have arrived so far.
+    /// Number of units that have arrived.
     arrivals: u64,
 }
 
 impl SendWindow {
-    /// Units are numbered from `first` on.
+    /// A window whose units are numbered from `first` on.
     pub(crate) fn starting_at(first: u64) -> SendWindow {
         SendWindow {
             base: first,
@@ -183,7 +183,7 @@ impl SendWindow {
         }
     }
 
-    /// Takes a filled frame.
+    /// Queues a filled frame.
     pub(crate) fn queue(&mut self, slot: Slot, bulk: bool) {
         if bulk {
             self.bulk.push_back(slot);
@@ -192,7 +192,7 @@ impl SendWindow {
         }
     }
 
-    /// Takes a frame of notices, for which nobody waits who has ended.
+    /// Queues a frame with notices, which need not arrive before a session ends.
     pub(crate) fn queue_notices(&mut self, slot: Slot) {
         self.notices.push(slot);
         self.small.push_back(slot);
@@ -209,17 +209,17 @@ impl SendWindow {
             .all(|slot| self.notices.contains(slot))
     }
 
-    /// Packets sent and neither arrived nor known lost.
+    /// Number of packets in flight.
     pub(crate) fn flying(&self) -> u32 {
         self.flying
     }
 
-    /// Units that have arrived so far, in any order.
+    /// Number of units that have arrived, in any order.
     pub(crate) fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// True if nothing waits to be sent for the first time.
+    /// True if no frame waits for its first transmission.
     pub(crate) fn is_drained(&self) -> bool {
         self.small.is_empty() && self.bulk.is_empty()
     }
@@ -229,27 +229,27 @@ impl SendWindow {
         self.units.is_empty() && self.is_drained()
     }
 
-    /// Number of frames queued for the first time.
+    /// Number of frames that wait for their first transmission.
     pub(crate) fn queued(&self) -> usize {
         self.small.len() + self.bulk.len()
     }
 
-    /// Number of frames that are queued or whose units have not all arrived.
+    /// Number of frames that are queued or whose units have not arrived.
     pub(crate) fn held(&self) -> usize {
         self.units.len() + self.queued()
     }
 
-    /// True if a small packet waits for its first sending.
+    /// True if a small frame waits for its first transmission.
     pub(crate) fn has_small(&self) -> bool {
         !self.small.is_empty()
     }
 
-    /// The unit number after the last that is queued.
+    /// The number after the last queued unit.
     pub(crate) fn end(&self) -> u64 {
         self.top() + self.queued() as u64
     }
 
-    /// True if units of either kind could be offered with `allowed` in flight.
+    /// True if there is a piece to send while at most `allowed` packets may be in flight.
     pub(crate) fn has_next(&self, allowed: u32) -> bool {
         if self.flying >= allowed {
             return false;
@@ -257,22 +257,22 @@ impl SendWindow {
         !self.repeats.is_empty() || !self.is_drained() || self.lost_part().is_some()
     }
 
-    /// Takes a filled frame that is to be sent at once: it must be [`sent`](Self::sent) before
-    /// the next call. `None`, and nothing has changed, if others wait, or `allowed` packets are
-    /// in flight.
+    /// Takes a filled frame that is to be sent at once. Returns `None` and changes nothing if other
+    /// pieces wait or `allowed` packets are in flight. The piece must be [`sent`](Self::sent) before
+    /// the next call.
     pub(crate) fn next_alone(&mut self, slot: Slot, allowed: u32) -> Option<Next> {
         let is_alone = self.is_drained() && self.repeats.is_empty() && self.cuts.is_empty();
         (is_alone && self.flying < allowed).then(|| self.begin_unit(slot, false))
     }
 
-    /// The unit to send now, if fewer than `allowed` packets are in flight.
-    /// Parts of the oldest unit go first, then repeats. It must be [`sent`](Self::sent) before
-    /// the next call.
+    /// The next piece to send, if fewer than `allowed` packets are in flight: parts of the oldest
+    /// unit first, then retransmissions, then new units. It must be [`sent`](Self::sent) before the
+    /// next call.
     pub(crate) fn next(&mut self, allowed: u32) -> Option<Next> {
         if self.flying >= allowed {
             return None;
         }
-        // Repeats that find no room at the receiver never end while the oldest unit is missing.
+        // While the oldest unit is missing, the receiver may drop everything else for lack of room.
         let part = self.lost_part();
         let is_oldest = part.is_some_and(|(piece, _)| piece.unit == self.base);
         while !is_oldest && let Some(unit) = self.repeats.pop_front() {
@@ -304,7 +304,7 @@ impl SendWindow {
         Some(self.begin_unit(slot, bulk))
     }
 
-    /// Gives a frame its unit.
+    /// Assigns a unit number to a frame.
     fn begin_unit(&mut self, slot: Slot, bulk: bool) -> Next {
         let unit = self.top();
         self.units.push_back(Unit {
@@ -321,7 +321,7 @@ impl SendWindow {
         }
     }
 
-    /// The first part to be sent, and whether it has been sent before.
+    /// The first part to send, and whether it was sent before.
     fn lost_part(&self) -> Option<(Piece, bool)> {
         let mut cuts = self.cuts.iter().take(MAX_CUT);
         cuts.find_map(|cut| {
@@ -331,8 +331,7 @@ impl SendWindow {
         })
     }
 
-    /// Cuts a unit that [`next`](Self::next) has just given into this many parts, which are
-    /// sent in its place.
+    /// Cuts the unit that [`next`](Self::next) has just returned into parts, which are sent instead.
     pub(crate) fn cut(&mut self, unit: u64, parts: usize) {
         let Some(entry) = self.entry_mut(unit) else {
             return;
@@ -344,7 +343,7 @@ impl SendWindow {
         self.cuts.insert(at, Cut { unit, parts });
     }
 
-    /// Notes that a piece left as this flight, in a packet of `bytes`.
+    /// A piece was sent in a packet of `bytes`.
     pub(crate) fn sent(&mut self, piece: Piece, flight: Flight, bytes: u16, now: Instant) {
         if piece.part.is_whole()
             && let Some(entry) = self.entry_mut(piece.unit)
@@ -363,7 +362,7 @@ impl SendWindow {
         }
     }
 
-    /// Notes an arrival; returns the slot that is free now.
+    /// A piece has arrived. Returns the slot that is free now.
     pub(crate) fn arrived(&mut self, piece: Piece) -> Option<Slot> {
         if !piece.part.is_whole() {
             let at = self.cut_index(piece.unit)?;
@@ -404,8 +403,7 @@ impl SendWindow {
         Some(slot)
     }
 
-    /// Notes that all units below `next` have arrived; `released` gets the slots that are free
-    /// now.
+    /// All units below `next` have arrived. Appends the slots that are free now to `released`.
     pub(crate) fn arrived_below(&mut self, next: u64, released: &mut Vec<Slot>) {
         if !self.cuts.is_empty() || !self.notices.is_empty() {
             released.extend((self.base..next).filter_map(|unit| self.arrived(Piece::whole(unit))));
@@ -426,24 +424,24 @@ impl SendWindow {
         }
     }
 
-    /// The lowest unit that has not arrived, or will be sent next.
+    /// The lowest unit that has not arrived.
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
 
-    /// The number the next new unit will get.
+    /// The number of the next new unit.
     pub(crate) fn top(&self) -> u64 {
         self.base + self.units.len() as u64
     }
 
-    /// True if this flight is the latest of a piece that has not arrived.
+    /// True if this is the latest transmission of a piece that has not arrived.
     pub(crate) fn is_current(&self, piece: Piece, flight: Flight) -> bool {
         self.progress(piece)
             .is_some_and(|progress| progress.state == State::Flying(flight))
     }
 
-    /// Notes that a flight was lost; true if the piece will be repeated for it.
-    /// An older flight of a piece says nothing about its latest.
+    /// A transmission was lost. Returns true if its piece is sent again. The loss of an older
+    /// transmission does not count.
     pub(crate) fn lost(&mut self, piece: Piece, flight: Flight) -> bool {
         if !self.is_current(piece, flight) {
             return false;
@@ -452,12 +450,12 @@ impl SendWindow {
         true
     }
 
-    /// When the given piece last left.
+    /// When a piece was last sent.
     pub(crate) fn sent_at(&self, piece: Piece) -> Option<Instant> {
         self.progress(piece).map(|progress| progress.sent_at)
     }
 
-    /// Length of the packet by which a whole unit last left; zero for parts.
+    /// Length of the packet in which a whole unit was last sent; zero for parts.
     pub(crate) fn packet_bytes(&self, piece: Piece) -> u16 {
         match self.entry(piece.unit) {
             Some(entry) if piece.part.is_whole() => entry.bytes,
@@ -465,7 +463,8 @@ impl SendWindow {
         }
     }
 
-    /// First and last piece in flight, for a tail that may be lost (thesis §5.2).
+    /// First and last piece in flight, which are retransmitted when the tail may be lost (thesis
+    /// §5.2).
     pub(crate) fn first_and_last_flying(&self) -> Option<(Piece, Piece)> {
         let flying = |entry: &Unit| entry.progress.is_flying();
         let whole = |index: usize| Piece::whole(self.base + index as u64);
@@ -487,7 +486,7 @@ impl SendWindow {
         })
     }
 
-    /// The lane of a piece's latest flight.
+    /// The lane on which a piece is in flight.
     pub(crate) fn lane_of(&self, piece: Piece) -> Option<u8> {
         match self.progress(piece)?.state {
             State::Flying(flight) => Some(flight.lane),
@@ -495,12 +494,12 @@ impl SendWindow {
         }
     }
 
-    /// The lane of a piece's last flight, whatever became of it.
+    /// The lane on which a piece was last sent.
     pub(crate) fn last_lane_of(&self, piece: Piece) -> Option<u8> {
         self.progress(piece)?.lane
     }
 
-    /// The same of all that have not arrived.
+    /// The lanes on which all pieces that have not arrived were last sent.
     pub(crate) fn last_lanes(&self) -> impl Iterator<Item = Option<u8>> + '_ {
         let units = self.units.iter().map(|unit| unit.progress);
         let parts = self.cuts.iter().flat_map(|cut| cut.parts.iter().copied());
@@ -508,14 +507,14 @@ impl SendWindow {
         waiting.map(|progress| progress.lane)
     }
 
-    /// Lane of the last flight of the oldest unit that has not arrived.
+    /// The lane on which the oldest unit that has not arrived was last sent.
     pub(crate) fn oldest_lane(&self) -> Option<u8> {
         let mut units = self.units.iter();
         let oldest = units.find(|unit| unit.progress.state != State::Arrived)?;
         oldest.progress.lane
     }
 
-    /// Queues a flying piece for repetition.
+    /// Queues a piece in flight for retransmission.
     pub(crate) fn repeat(&mut self, piece: Piece) {
         if let Some(progress) = self.progress_mut(piece)
             && progress.is_flying()
@@ -528,7 +527,7 @@ impl SendWindow {
         }
     }
 
-    /// Hands every piece that flies on a dead lane to the others.
+    /// Queues all pieces in flight on a dead lane for retransmission.
     pub(crate) fn abandon_lane(&mut self, lane: u8) {
         let units = (self.base..self.top()).map(Piece::whole);
         let pieces = units.chain(self.flying_parts());
@@ -540,7 +539,7 @@ impl SendWindow {
         }
     }
 
-    /// Queues all units for repetition that fly in packets longer than `bytes`.
+    /// Queues all units in flight in packets longer than `bytes` for retransmission.
     pub(crate) fn repeat_longer(&mut self, bytes: u16) {
         for unit in self.base..self.top() {
             if self.entry(unit).is_some_and(|entry| entry.bytes > bytes) {
@@ -549,7 +548,7 @@ impl SendWindow {
         }
     }
 
-    /// Empties the window; returns every slot it held.
+    /// Empties the window. Returns every slot in use.
     pub(crate) fn clear(&mut self) -> Vec<Slot> {
         let held = self
             .units
@@ -617,13 +616,13 @@ impl SendWindow {
             })
     }
 
-    /// Slots that wait for their first sending, and whether they are bulk.
+    /// Slots that were never sent, and whether they are bulk.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (Slot, bool)> + '_ {
         let small = self.small.iter().map(|slot| (*slot, false));
         small.chain(self.bulk.iter().map(|slot| (*slot, true)))
     }
 
-    /// Units that wait for their repetition, in that order.
+    /// Units to retransmit, in this order.
     pub(crate) fn repeats(&self) -> impl Iterator<Item = u64> + '_ {
         self.repeats.iter().copied()
     }

@@ -1,4 +1,4 @@
-//! The peers of one process, by the ids that they are told.
+//! The table of peers.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -10,12 +10,12 @@ use crate::pipe::Pipe;
 use crate::session::{Remote, Session};
 use crate::wire::Address;
 
-/// A remote process, by what carries its records.
+/// A remote process.
 #[derive(Clone, Debug)]
 pub(super) enum Peer {
-    /// Packets.
+    /// It is reached by packets.
     Session(Box<Session>),
-    /// Records in order.
+    /// It is on the same node.
     Pipe(Box<Pipe>),
 }
 
@@ -42,16 +42,16 @@ impl Peer {
     }
 }
 
-/// See the module. Positions are used again, ids are not.
+/// See the module. Positions are reused, ids are not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerTable {
     slots: Vec<Option<Peer>>,
-    /// Positions that are free, by the peer that was there last.
+    /// Free positions, each with the last peer that used it.
     free: Vec<PeerId>,
 }
 
 impl PeerTable {
-    /// Adds what `make` makes of its id, with `random` in it; `None` beyond `limit`.
+    /// Adds a peer whose id contains `random`. Returns `None` if there are `limit` peers.
     pub(super) fn add(
         &mut self,
         limit: u32,
@@ -72,14 +72,14 @@ impl PeerTable {
         let id_of = |random: u32| PeerId((random << INDEX_BITS | low).max(1 << INDEX_BITS | low));
         let mut id = id_of(random);
         if former == Some(id) {
-            // Chance has drawn the same once more.
+            // The random bits are the same as for the former peer.
             id = id_of(!random);
         }
         self.slots[index] = Some(make(id));
         Some(id)
     }
 
-    /// Takes a peer out.
+    /// Removes a peer.
     pub(super) fn remove(&mut self, peer: PeerId) -> Option<Peer> {
         let slot = self.slots.get_mut(peer.index())?;
         let found = slot.take_if(|found| found.id() == peer)?;
@@ -87,12 +87,12 @@ impl PeerTable {
         Some(found)
     }
 
-    /// Peers in the table.
+    /// Number of peers.
     pub(super) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Positions in use or used before.
+    /// Number of positions, in use or free.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -133,7 +133,7 @@ impl PeerTable {
         }
     }
 
-    /// The session at a position.
+    /// The session at a position, if there is one.
     #[inline]
     pub(super) fn session_at(&self, index: u32) -> Option<&Session> {
         match self.slots.get(index as usize)? {
@@ -142,7 +142,7 @@ impl PeerTable {
         }
     }
 
-    /// The session at a position.
+    /// The session at a position, if there is one.
     #[inline]
     pub(super) fn session_at_mut(&mut self, index: u32) -> Option<&mut Session> {
         match self.slots.get_mut(index as usize)? {

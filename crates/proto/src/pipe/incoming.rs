@@ -15,8 +15,8 @@ use crate::wire::{
 };
 
 impl Pipe {
-    /// A whole message of `length` bytes has come. `None` if events tell where it goes, or
-    /// nobody wants it.
+    /// Handles a whole message of `length` bytes. Returns `None` if events say where it goes, or if no
+    /// endpoint accepts it.
     #[inline]
     pub(crate) fn on_message(
         &mut self,
@@ -48,8 +48,8 @@ impl Pipe {
         }
     }
 
-    /// The same for a message that its reader, an endpoint, has at once: it is consumed. `None`
-    /// if it is not for that endpoint, or not what nearly all are; then nothing has changed.
+    /// Fast path for a message that the endpoint `reader` consumes at once. Returns `None` and changes
+    /// nothing if the message is for another endpoint or is not a common case.
     #[inline]
     pub(crate) fn on_message_read(
         &mut self,
@@ -71,8 +71,8 @@ impl Pipe {
         Some((Delivery { edge, key }, tells))
     }
 
-    /// Any record but a message. `payload` are the words of a control record; of a piece or
-    /// an unreliable message only `length` counts.
+    /// Handles any record that is not a message. `payload` contains the words of a control record; for
+    /// a piece or an unreliable message only `length` matters.
     pub(crate) fn on_record(
         &mut self,
         tag: PipeTag,
@@ -82,7 +82,7 @@ impl Pipe {
         shared: &mut Shared,
     ) -> Result<(), ProtocolViolation> {
         if self.queue.len() + self.channel.notices() > MAX_QUEUED {
-            return Err(ProtocolViolation("more questions than it takes answers"));
+            return Err(ProtocolViolation("more requests than it reads replies"));
         }
         match tag.kind {
             PipeKind::Open => {
@@ -90,7 +90,7 @@ impl Pipe {
                 self.on_open(tag.number, key_from_word(ends, tag.extra)?, shared)?;
             }
             PipeKind::Message => {
-                return Err(ProtocolViolation("a message where none can be"));
+                return Err(ProtocolViolation("a message where none is allowed"));
             }
             PipeKind::Unreliable => self.on_unreliable(tag.number, length, shared)?,
             PipeKind::Credit => {
@@ -132,7 +132,7 @@ impl Pipe {
             | PipeKind::OfferDone
             | PipeKind::RequestPieces => self.on_long_record(tag, payload, now, shared)?,
             PipeKind::Piece => self.on_piece(tag.number, length, now, shared)?,
-            // What it means that a process leaves is for the caller to say.
+            // The caller decides what to do when a process leaves.
             PipeKind::Bye => {}
         }
         Ok(())
@@ -191,7 +191,7 @@ impl Pipe {
         shared: &mut Shared,
     ) -> Result<(), ProtocolViolation> {
         if number >= crate::channel::MAX_EDGES {
-            return Err(ProtocolViolation("an edge of an impossible number"));
+            return Err(ProtocolViolation("an edge with a number out of range"));
         }
         let Some(index) = self.channel.find_or_open_in(key, shared) else {
             return Err(ProtocolViolation("more edges than a process may have"));
@@ -213,7 +213,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// The memory of a busier time is given back.
+    /// Frees the memory of a peak once all edges have ended.
     fn forget_numbers(&mut self) {
         if self.channel.incoming_len() == 0 {
             self.inbound = Vec::new();
@@ -223,7 +223,7 @@ impl Pipe {
     fn inbound(&mut self, number: u32) -> Result<&mut Inbound, ProtocolViolation> {
         match self.inbound.get_mut(number as usize) {
             Some(Some(inbound)) if self.channel.is_current(inbound.edge) => Ok(inbound),
-            _ => Err(ProtocolViolation("a record of an edge that is not open")),
+            _ => Err(ProtocolViolation("a record for an edge that is not open")),
         }
     }
 
@@ -252,7 +252,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// A whole operation of `length` bytes, its head among them.
+    /// Handles a whole operation of `length` bytes, including its head.
     fn on_operation(
         &mut self,
         number: u32,
@@ -310,7 +310,8 @@ impl Pipe {
         Ok(())
     }
 
-    /// A long message begins, of which nothing has come: its number, and whether it is wanted.
+    /// Begins a long message of which no bytes have arrived. Returns its number, and whether it is
+    /// accepted.
     fn on_long(
         &mut self,
         number: u32,
@@ -357,7 +358,7 @@ impl Pipe {
         self.queue.push_back(PipeRecord::new(tag, &[number.into()]));
     }
 
-    /// The message offered under `number` lies in our memory.
+    /// The message offered under `number` was copied into this process's memory.
     pub(crate) fn fetch_completed(
         &mut self,
         edge: EdgeId,
@@ -370,7 +371,7 @@ impl Pipe {
         self.answer(PipeKind::OfferDone, number, sequence);
     }
 
-    /// The message offered under `number` cannot be copied from where it lies.
+    /// The message offered under `number` cannot be copied from the peer's memory.
     pub(crate) fn fetch_failed(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
         let operation = self.channel.is_operation(edge, sequence);
         self.expect_pieces(number, sequence, total, operation);
@@ -384,7 +385,7 @@ impl Pipe {
         now: Instant,
         shared: &mut Shared,
     ) -> Result<(), ProtocolViolation> {
-        const WRONG: ProtocolViolation = ProtocolViolation("a piece of no message");
+        const WRONG: ProtocolViolation = ProtocolViolation("a piece without a message");
         let edge = self.inbound(number)?.edge;
         let streams = self.streams.get_mut(&number).ok_or(WRONG)?;
         let stream = streams.front_mut().ok_or(WRONG)?;
@@ -427,7 +428,7 @@ impl Pipe {
     }
 }
 
-/// The first `bytes` of a record's payload, and where the head of an operation lies behind them.
+/// The first `bytes` of a record's payload, and the position of the operation's head after them.
 fn split_head(payload: &[u8], bytes: usize) -> (&[u8], Option<Range<usize>>) {
     let whole = bytes..bytes + OPERATION_BYTES;
     match payload.len() == whole.end {

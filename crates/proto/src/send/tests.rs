@@ -31,7 +31,7 @@ fn notices_are_nothing_to_wait_for() {
     assert_eq!(window.arrived(Piece::whole(1)), Some(4));
     assert!(window.has_only_notices() && !window.is_empty());
     assert_eq!(window.arrived(Piece::whole(0)), Some(3));
-    // The slot is a message's now.
+    // The slot now belongs to a message.
     window.queue(3, false);
     assert!(!window.has_only_notices());
 }
@@ -93,7 +93,7 @@ fn a_cleared_window_gives_back_exactly_what_it_held() {
     assert!(window.is_empty());
 }
 
-/// Takes everything that may be sent now.
+/// Sends everything that may be sent now.
 fn send_all(window: &mut SendWindow) -> Vec<Piece> {
     let send = || {
         let next = window.next(u32::MAX)?;
