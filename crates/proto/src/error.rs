@@ -90,7 +90,10 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ConnectError::TooManyPeers { limit } => {
-                write!(f, "this process already has {limit} peers, which is the limit")
+                write!(
+                    f,
+                    "this process already has {limit} peers, which is the limit"
+                )
             }
         }
     }

@@ -1,9 +1,10 @@
-//! Who of the peers may send how much to this process. Spec §6.7.
+//! How much each peer may send to this process. Spec §6.7.
 //!
-//! What comes here passes one link, and the queue of one switch port before it. While that
-//! queue has never overflowed, the window is shared evenly among those who send. Afterwards
-//! [`Grants`] keeps what is on its way below the limit that [`Downlink`] finds. Who is held
-//! back says how much waits; few send at a time, those with least left first.
+//! Everything sent to this process passes one link, and before it the queue of one switch port.
+//! While that queue has never overflowed, the window is shared evenly among the senders.
+//! Afterwards [`Grants`] keeps the packets in flight below the limit that [`Downlink`] finds.
+//! Senders that are held back announce their backlog. Few send at a time, those with the least
+//! backlog first.
 
 #[cfg(test)]
 mod model;
@@ -14,19 +15,18 @@ use crate::downlink::Downlink;
 use crate::event::PeerId;
 use crate::time::{Instant, MILLISECOND, SECOND};
 
-/// Packets that may come at once unasked: less than any switch port holds.
+/// Packets that may arrive without a grant. No switch port buffers fewer.
 const UNASKED: u32 = 32;
-/// Packets that a sender gets at least, so that it is acknowledged seldom; those for whom
-/// none are left wait.
+/// Smallest grant, so that packets are acknowledged seldom. If none is left, a sender waits.
 const SHARE: u32 = 8;
-/// The limit is shared out anew when so many packets of it are free.
+/// The limit is redistributed when this many packets of it are free.
 const LEAST_FREE: u32 = 4;
-/// Who does not use what it was granted for so long does not keep others waiting.
+/// A sender that does not use its grant for this long does not keep others waiting.
 const STALL_NS: u64 = MILLISECOND;
-/// Several send here at once if that was so within this time.
+/// Packets of different peers within this time mean that several are sending.
 const CROWDED_NS: u64 = SECOND;
 
-/// How many peers are sending at the moment, counted per few milliseconds.
+/// Counts the peers that send within periods of about 4 ms.
 #[derive(Clone, Copy, Debug, Default)]
 struct Senders {
     period: u64,
@@ -35,7 +35,7 @@ struct Senders {
 }
 
 impl Senders {
-    /// Notes a sender that was last heard in `heard` period; its new period.
+    /// Counts a sender that was last counted in the period `heard`. Returns the present period.
     fn note(&mut self, heard: u64, now: Instant) -> u64 {
         let period = now.0 >> 22;
         if period != self.period {
@@ -58,23 +58,23 @@ impl Senders {
     }
 }
 
-/// A peer that has more to send than it may.
+/// A peer with more packets to send than it is granted.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     peer: PeerId,
-    /// Its place in the order of coming.
+    /// Order of arrival.
     turn: u64,
-    /// Packets that have not arrived.
+    /// Announced packets that have not arrived.
     left: u32,
     window: u32,
-    /// Packets that may be on their way: it hears late of a window that shrinks.
+    /// Packets that may be in flight. A smaller window takes effect at the sender only later.
     bound: u32,
-    /// When it was last heard, or granted something else.
+    /// When its last packet arrived, or its grant changed.
     active_at: Instant,
 }
 
 impl Waiting {
-    /// How much of the limit it takes.
+    /// Packets of the limit that it takes.
     fn charged(&self, now: Instant) -> u32 {
         match self.is_stalled(now) {
             true => 0,
@@ -96,14 +96,14 @@ pub(crate) struct Grants {
     downlink: Downlink,
     waiting: Vec<Waiting>,
     turns: u64,
-    /// Packets of the limit that nobody has, about.
+    /// Packets of the limit that are not granted, approximately.
     free: u32,
-    /// So much of the limit is granted: more with each packet since somebody waits.
+    /// Part of the limit that is granted. It grows with each packet while peers wait.
     opened: u32,
-    /// Most that have waited at once, now and before.
+    /// Most peers that have waited at the same time, now and in the last such phase.
     crowd: u32,
     last_crowd: u32,
-    /// Whose window has changed.
+    /// Peers whose window has changed.
     news: Vec<PeerId>,
     heard: Option<PeerId>,
     heard_at: Instant,
@@ -130,7 +130,7 @@ impl Grants {
         }
     }
 
-    /// True once the queue has overflowed: windows are told with every acknowledgement.
+    /// True once the queue has overflowed. Then each acknowledgement contains the window.
     pub(crate) fn is_limited(&self) -> bool {
         self.downlink.limit().is_some()
     }
@@ -139,13 +139,13 @@ impl Grants {
         self.heard_at < self.crowded_until
     }
 
-    /// Packets that this peer may have on their way here.
+    /// Packets that this peer may have in flight.
     pub(crate) fn window(&self, peer: PeerId) -> u32 {
         let known = self.waiting.iter().find(|it| it.peer == peer);
         match (known, self.downlink.limit()) {
             (Some(waiting), Some(_)) => waiting.window,
             (None, Some(limit)) if self.is_crowded() => {
-                // From all who may begin at once.
+                // Shared by all peers that may start at the same time.
                 let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
                 limit.min(UNASKED) / crowd
             }
@@ -156,14 +156,14 @@ impl Grants {
         }
     }
 
-    /// A packet of so many bytes has arrived.
+    /// Counts a packet of this length.
     #[inline]
     pub(crate) fn heard(&mut self, bytes: u16) {
         self.downlink.heard(bytes);
     }
 
-    /// A unit has arrived from a peer last heard in the `period`, which told of `left` packets
-    /// that have not arrived; its new period.
+    /// Counts a unit from a peer that was last counted in `period` and has `left` announced packets
+    /// to send. Returns the new period.
     #[inline]
     pub(crate) fn arrived(
         &mut self,
@@ -191,14 +191,14 @@ impl Grants {
         self.senders.note(period, now)
     }
 
-    /// A unit arrived that had been lost before.
+    /// A unit has arrived that had been lost before.
     pub(crate) fn lost(&mut self) {
         if self.is_crowded() {
             self.downlink.lost();
         }
     }
 
-    /// A peer has so many packets that have not arrived.
+    /// A peer has this many announced packets to send.
     pub(crate) fn has_left(&mut self, peer: PeerId, left: u32, now: Instant) {
         if !self.is_limited() {
             return;
@@ -217,7 +217,7 @@ impl Grants {
         }
         let waiting = &mut self.waiting[index];
         let charged = waiting.charged(now);
-        // It has more than it told of, or asks again: somebody may not use his share.
+        // It has a larger backlog, or asks again because its grant is zero: redistribute.
         if left > waiting.left || waiting.window == 0 {
             self.free = u32::MAX;
         }
@@ -242,14 +242,14 @@ impl Grants {
         self.free = u32::MAX;
     }
 
-    /// A peer is gone.
+    /// Removes a peer.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.waiting.retain(|it| it.peer != peer);
         self.news.retain(|it| *it != peer);
         self.free = u32::MAX;
     }
 
-    /// All packets at hand have been taken.
+    /// All available packets were handled.
     #[inline]
     pub(crate) fn stepped(&mut self, now: Instant) {
         if self.downlink.stepped(now) && !self.waiting.is_empty() {
@@ -260,12 +260,12 @@ impl Grants {
         }
     }
 
-    /// A peer whose window has changed and is to be told.
+    /// A peer whose window has changed and must be sent.
     pub(crate) fn next_news(&mut self) -> Option<PeerId> {
         self.news.pop()
     }
 
-    /// Shares the limit out anew.
+    /// Redistributes the limit.
     fn share_out(&mut self, now: Instant) {
         self.free = 0;
         let Some(limit) = self.downlink.limit() else {
@@ -280,7 +280,7 @@ impl Grants {
             self.downlink.rest();
             return;
         }
-        // Least left first; but the oldest of all keeps its share, or it might starve.
+        // Smallest backlog first; but the oldest waiting peer keeps its share so as not to starve.
         let oldest = self.waiting.iter().map(|it| it.turn).min();
         self.waiting
             .sort_unstable_by_key(|it| (Some(it.turn) != oldest, it.left, it.turn));
@@ -310,7 +310,7 @@ impl Grants {
     }
 }
 
-/// Only what decides who may send: models compare as equal what differs in times.
+/// Hashes only what affects grants: models ignore times.
 impl core::hash::Hash for Grants {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
         let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
@@ -325,7 +325,7 @@ impl core::hash::Hash for Grants {
 mod tests {
     use super::*;
 
-    /// Grants that have seen a full queue, the time, and this many peers.
+    /// Grants after an overflow, the time, and this many peers.
     pub(super) fn overflowed(peers: u32) -> (Grants, Instant, Vec<PeerId>) {
         let (mut grants, now) = (Grants::new(1024, 256), Instant(1));
         let peers: Vec<PeerId> = (1..=peers).map(PeerId).collect();
@@ -353,17 +353,17 @@ mod tests {
     #[test]
     fn few_send_at_a_time_with_the_least_left_first_and_the_oldest() {
         let (mut grants, now, peers) = overflowed(64);
-        assert_eq!(windows(&grants, &peers), [0; 64], "nobody unasked");
+        assert_eq!(windows(&grants, &peers), [0; 64], "no grant without request");
         for (peer, left) in peers.iter().zip([100, 90, 80, 10]) {
             grants.has_left(*peer, left, now);
         }
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..4]), [8, 0, 0, 8]);
-        // Each is told once.
+        // Each is reported once.
         let mut told: Vec<PeerId> = core::iter::from_fn(|| grants.next_news()).collect();
         told.sort_unstable();
         assert_eq!(told, [peers[0], peers[3]]);
-        // The shortest is over: the next has its share.
+        // The smallest backlog is gone: the next one gets its share.
         grants.has_left(peers[3], 0, now);
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..3]), [8, 0, 8]);

@@ -1,5 +1,5 @@
-//! All orders in which peers begin, packets come and acknowledgements go, within small bounds,
-//! while the queue of this process's port has overflowed: grants are conserved, and nobody
+//! Explores, within small bounds, all orders in which peers start, packets arrive and
+//! acknowledgements are sent after the queue has overflowed: grants are conserved, and no peer
 //! starves. Spec §6.7, §8.
 
 use alloc::collections::BTreeSet;
@@ -12,7 +12,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use super::tests::overflowed;
 use super::*;
 
-/// What a sender was told: packets that have arrived, and how many may be on their way.
+/// An acknowledgement: packets that have arrived, and how many may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Told {
     arrived: u32,
@@ -26,13 +26,13 @@ impl Told {
     }
 }
 
-/// A peer with packets to send, which leave as soon as they may.
+/// A peer that sends its packets as soon as it may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Sender {
     packets: u32,
     arrived: u32,
     told: Told,
-    /// An acknowledgement on its way; a newer one takes its place, as if it was lost.
+    /// An acknowledgement in flight. A newer one replaces it, as if it were lost.
     telling: Option<Told>,
     has_begun: bool,
     is_gone: bool,
@@ -50,7 +50,7 @@ impl Sender {
             .saturating_sub(self.arrived)
     }
 
-    /// Packets that are on their way, or will be whatever it is told from here on.
+    /// Packets in flight, and packets that known acknowledgements allow.
     fn exposed(&self) -> u32 {
         let telling = self.telling.map_or(0, Told::end);
         let end = self.told.end().max(telling).min(self.packets);
@@ -74,7 +74,7 @@ struct World {
     now: Instant,
     peers: Vec<PeerId>,
     senders: Vec<Sender>,
-    /// Peers that may still leave with packets unsent.
+    /// Peers that may still leave before they have sent everything.
     departures: u32,
 }
 
@@ -86,7 +86,7 @@ impl World {
         sender.telling = Some(Told { arrived, window });
     }
 
-    /// The world after an action of one peer; `None` if it cannot be.
+    /// The world after an action of one peer; `None` if the action is impossible.
     fn after(&self, at: usize, action: Action) -> Option<World> {
         let mut next = self.clone();
         let (peer, now) = (self.peers[at], self.now);
@@ -128,11 +128,11 @@ impl World {
         let limit = self.grants.downlink.limit().unwrap_or(u32::MAX);
         if exposed > limit {
             return Err(alloc::format!(
-                "{exposed} packets may come, the limit is {limit}"
+                "{exposed} packets may be in flight, the limit is {limit}"
             ));
         }
         match is_last && there().any(|it| it.left() > 0) {
-            true => Err(String::from("somebody waits for ever")),
+            true => Err(String::from("a sender waits forever")),
             false => Ok(()),
         }
     }
@@ -145,9 +145,9 @@ impl World {
     }
 }
 
-/// Visits all states; how many there are, or the first that breaks a rule.
+/// Visits all states. Returns their number, or the first violation.
 fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
-    // So many have sent at once that nobody may send unasked.
+    // So many peers have sent at the same time that none may send without a grant.
     let (grants, now, mut peers) = overflowed(64);
     peers.truncate(packets.len());
     let sender = |packets: &u32| Sender {
@@ -170,7 +170,7 @@ fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
                 let Some(next) = world.after(at, action) else {
                     continue;
                 };
-                // Who leaves does so of its own will: nobody may wait for that.
+                // A departure is voluntary, so no peer may have to wait for it.
                 is_last &= matches!(action, Action::Leave);
                 if seen.insert(next.digest()) {
                     open.push(next);
@@ -187,7 +187,7 @@ fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
 #[test]
 fn grants_are_conserved_and_nobody_starves_in_any_order_of_packets() {
     let small = [(&[14, 9][..], 1), (&[9, 3, 1], 0)];
-    // With `DIPOLE_MODEL_BOUND`: half a minute more.
+    // With `DIPOLE_MODEL_BOUND` this takes half a minute longer.
     let large = [(&[11, 10][..], 1), (&[9, 8, 1], 0)];
     let is_bounded = std::env::var_os("DIPOLE_MODEL_BOUND").is_none();
     let more = if is_bounded { &large[..0] } else { &large };
