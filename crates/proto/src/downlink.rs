@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_found_that_fills_the_link_and_no_more() {
+    fn the_limit_just_fills_the_link() {
         for full in [20, 80, 300] {
             let (mut downlink, mut now) = (Downlink::new(1024), Instant(0));
             run(&mut downlink, &mut now, full * 1500, 10);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_shrink_the_limit_only_where_the_link_is_full() {
+    fn losses_shrink_the_limit_only_if_the_link_is_full() {
         let (mut downlink, mut now) = (Downlink::new(1024), Instant(0));
         run(&mut downlink, &mut now, 100 * 1500, 10);
         downlink.lost();

@@ -351,9 +351,13 @@ mod tests {
     }
 
     #[test]
-    fn few_send_at_a_time_with_the_least_left_first_and_the_oldest() {
+    fn few_peers_send_at_a_time_smallest_backlog_and_oldest_first() {
         let (mut grants, now, peers) = overflowed(64);
-        assert_eq!(windows(&grants, &peers), [0; 64], "no grant without request");
+        assert_eq!(
+            windows(&grants, &peers),
+            [0; 64],
+            "no grant without request"
+        );
         for (peer, left) in peers.iter().zip([100, 90, 80, 10]) {
             grants.has_left(*peer, left, now);
         }
@@ -370,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_shrinks_is_not_given_away_before_its_packets_came() {
+    fn a_shrunk_window_is_not_granted_again_before_its_packets_arrived() {
         let (mut grants, now, peers) = overflowed(2);
         grants.has_left(peers[0], 100, now);
         grants.stepped(now);
@@ -386,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_use_its_share_keeps_nobody_waiting() {
+    fn an_unused_share_does_not_keep_others_waiting() {
         let (mut grants, now, peers) = overflowed(3);
         for peer in &peers {
             grants.has_left(*peer, 100, now);

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_can_be_spent_once_while_it_is_good() {
+    fn a_cookie_can_be_used_once_while_it_is_valid() {
         let mut cookies = Cookies::new([1, 2]);
         let now = Instant(3 * COOKIE_PERIOD_NS);
         assert!(cookies.spend(now, 7));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_strangers_are_bounded_per_second() {
+    fn answers_without_state_are_limited_per_second() {
         let mut outbox = Outbox::new();
         let packet = HandshakePacket::Challenge(1, (2, 3));
         let now = Instant(1_000_000_000);

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thesis_example_shows_two_holes() {
+    fn the_example_of_the_thesis_has_two_holes() {
         let holes = holes_of(&[0, 1, 4, 5, 6, 9]);
         let missing: Vec<Hole> = holes.missing().collect();
         assert_eq!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn late_packet_fills_its_hole_and_advances_past_everything_behind_it() {
+    fn a_late_packet_fills_its_hole_and_advances_past_later_arrivals() {
         let mut holes = holes_of(&[1, 2, 5]);
         assert_eq!(holes.record(0), Arrival::New);
         assert_eq!(holes.next(), 3);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_too_many_is_refused_and_nothing_is_lost() {
+    fn a_hole_too_many_is_refused_without_effect() {
         let mut holes = Holes::default();
         for index in 0..MAX_HOLES as u64 {
             assert_eq!(holes.record(2 * index + 1), Arrival::New);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_widen_across_the_wrap() {
+    fn numbers_are_widened_across_the_wrap() {
         assert_eq!(widen(2, u64::from(u32::MAX)), 1 << 32 | 2);
         assert_eq!(widen(u32::MAX, 1 << 32), u64::from(u32::MAX));
         assert_eq!(widen(5, 0), 5);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_is_as_documented() {
+    fn the_mask_matches_the_specification() {
         let mask = std::format!("the mask is `{:#010x}`", mask(ONE, TWO));
         let specification = include_str!("../../../docs/protocol.md");
         assert!(specification.contains(&mask), "{mask}");

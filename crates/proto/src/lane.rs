@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_asked_for_only_after_enough_packets_overtook_it() {
+    fn a_hole_is_requested_only_after_enough_later_packets() {
         let mut lane = lane_after(&[0, 2, 3]);
         assert!(!lane.has_new_hole(3));
         assert_eq!(
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn the_senders_floor_closes_holes_that_were_repeated_elsewhere() {
+    fn the_senders_floor_closes_holes_filled_elsewhere() {
         let mut lane = lane_after(&[0, 3, 4, 5]);
         lane.record(6, 3);
         assert!(lane.is_whole());
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_again_is_no_news() {
+    fn a_repeated_acknowledgement_is_not_news() {
         let mut lane = LaneOut::default();
         assert!(lane.is_news(3));
         assert!(!lane.is_news(3) && !lane.is_news(2));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_is_dead_if_the_peer_answered_elsewhere_a_time_out_ago() {
+    fn a_lane_is_dead_a_time_out_after_the_peer_acknowledged_elsewhere() {
         let struck = |known: u64| {
             let mut timeouts = LaneTimeouts::default();
             timeouts.arrived_elsewhere(Instant(0));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_settle_when_their_unit_arrived_or_flies_anew() {
+    fn numbers_settle_when_their_unit_has_arrived_or_was_sent_again() {
         let mut window = SendWindow::default();
         let mut lane = LaneOut::default();
         for slot in 0..3 {

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn scattered_losses_leave_the_window_open_and_overflow_shrinks_it() {
+    fn a_few_losses_keep_the_window_open_and_many_shrink_it() {
         let mut pace = Pace::new(1000);
         run(&mut pace, 20_000, 100);
         assert_eq!(pace.allowed(), 1000);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_overflows_is_shared_and_what_others_leave_is_taken() {
+    fn an_overflowing_queue_is_shared_and_free_capacity_is_used() {
         let mut pace = Pace::new(256);
         run(&mut pace, 20_000, 1_000);
         assert_eq!(pace.allowed(), 256);

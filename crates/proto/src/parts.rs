@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_contradict_each_other_are_told_apart() {
+    fn contradicting_parts_are_detected() {
         let mut open = Assemblies::default();
         let long = [7; 60];
         open.keep(5, part(0), &long);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_proves_a_lane_and_each_loss_begins_a_round() {
+    fn an_answer_proves_a_lane_and_each_loss_starts_a_round() {
         let mut reach = PathState::new(LaneState::Waiting);
         assert!(reach.is_in_question() && !reach.is_proven() && !reach.is_heard());
         reach.on_packet();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_leads_nowhere_is_never_asked_nor_proven() {
+    fn an_unusable_lane_is_neither_probed_nor_proven() {
         for state in [LaneState::OwnAddress, LaneState::Missing] {
             let mut reach = PathState::new(state);
             assert!(!reach.may_lead_there());

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_is_kept_for_the_next_in_sequence() {
+    fn the_reserve_is_kept_for_the_next_unit_in_sequence() {
         let mut pool = Pool::new(100, 30);
         assert_eq!(pool.admit(70, false), Admission::Granted);
         pool.take(70);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_reserve_anything_is_taken_in_any_order() {
+    fn without_a_reserve_any_order_is_accepted() {
         let pool = Pool::new(10, 0);
         assert_eq!(pool.admit(10, false), Admission::Granted);
     }

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_inside_is_allowed_to_who_has_the_right() {
+    fn accesses_inside_the_region_need_the_right() {
         let rights = |put, get, update| Rights { put, get, update };
         let only_put = rights(true, false, false);
         assert_eq!(check(OperationKind::Put, 0, 100, only_put), Ok(()));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_reaches_beyond_the_end_however_it_is_said() {
+    fn no_access_exceeds_the_end_whatever_its_offset() {
         for kind in [OperationKind::Put, OperationKind::Get] {
             for (offset, bytes) in [(101, 0), (1, 100), (u64::MAX, 2), (2, u64::MAX)] {
                 let checked = check(kind, offset, bytes, Rights::ALL);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_serves_the_edges_to_its_endpoint_alone() {
+    fn a_region_serves_only_the_edges_to_its_endpoint() {
         let region = Region {
             endpoint: 5,
             length: 100,

@@ -66,7 +66,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_number_passes_twice_and_recent_ones_pass_once(
+        fn no_number_is_accepted_twice_and_recent_ones_are_accepted_once(
             numbers in proptest::collection::vec(0_u64..600, 0..400)
         ) {
             let mut replay = Replay::default();

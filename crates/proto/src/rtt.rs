@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_on_the_path_shows_in_the_round_trips() {
+    fn a_queue_on_the_path_shows_in_the_round_trip() {
         let mut trip = RoundTrip::default();
         for _ in 0..20 {
             trip.sample(50 * MICROSECOND);

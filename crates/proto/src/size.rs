@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_suspect_only_if_none_as_long_arrives() {
+    fn a_length_is_suspect_only_if_no_packet_as_long_arrives() {
         let mut size = PacketSize::new(1200, 8972);
         for _ in 0..10 {
             assert!(!size.lost(8972) && !size.lost(5000) && !size.lost(5000));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_falls_to_the_longest_probe_that_is_answered() {
+    fn the_size_falls_to_the_longest_answered_probe() {
         let mut size = suspect();
         assert_eq!(size.begin_round(false), [1200, 1392, 1472, 4000, 8972]);
         size.answered(0, 1200);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_a_full_answer_leave_the_size() {
+    fn silence_and_a_full_answer_do_not_change_the_size() {
         let mut size = suspect();
         let _lengths = size.begin_round(false);
         assert_eq!(size.end_round(1), Outcome::default());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_meanwhile_speaks_against_a_fall() {
+    fn an_arrival_during_the_round_prevents_a_fall() {
         let mut size = suspect();
         let _lengths = size.begin_round(false);
         size.answered(0, 1200);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_link_refuses_is_not_sent_again() {
+    fn lengths_that_the_link_refuses_are_not_used_again() {
         let mut size = PacketSize::new(1200, 8972);
         assert!(!size.refused(9000), "not a packet of this session");
         let sizes: Vec<usize> = core::iter::from_fn(|| {

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deadlines_come_in_order_and_moved_ones_once() {
+    fn deadlines_fire_in_order_and_moved_ones_once() {
         let mut timers = Timers::default();
         timers.arm(1, Instant(10));
         timers.arm(2, Instant(5));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_session_is_never_due() {
+    fn a_disarmed_session_is_never_due() {
         let mut timers = Timers::default();
         timers.arm(0, Instant(1));
         timers.disarm(0);

@@ -198,14 +198,16 @@ fn a_valid_cookie_without_a_proof_opens_no_session() {
         wire.hosts[1].take(wire.now, from, &say(&hello));
         wire.run(SECOND / 100, |_| false);
         let challenges = seen(&wire, Kind::Challenge);
-    let (_, to, challenge) = challenges.last().expect("hellos of any sender are challenged");
+        let (_, to, challenge) = challenges
+            .last()
+            .expect("hellos of any sender are challenged");
         assert_eq!(*to, from);
         hello.cookie = wire::Challenge::parse(&challenge[HEADER_BYTES..])
             .expect("sound")
             .cookie;
         wire.hosts[1].take(wire.now, from, &say(&hello));
         wire.run(SECOND / 100, |_| false);
-    assert_eq!(wire.hosts[1].connected.len(), 1, "only the member");
+        assert_eq!(wire.hosts[1].connected.len(), 1, "only the member");
         assert_eq!(wire.hosts[1].machine.peers().count(), 1);
         let resets = seen(&wire, Kind::Reset);
         assert_eq!(resets.len(), 1);

@@ -173,7 +173,7 @@ fn credit_is_requested_and_granted_when_messages_are_read() {
     let mut sent = 0;
     while send(&mut pair, edge, 936).is_ok() {
         sent += 1;
-    assert!(sent < 1000, "an unread edge accepts one window and no more");
+        assert!(sent < 1000, "an unread edge accepts one window and no more");
     }
     assert_eq!(pair[1].received.len(), sent);
     pair[1].consume();
@@ -271,11 +271,7 @@ fn an_edge_ends_after_its_offers_and_both_sides_forget_it() {
     pair[1].events();
     exchange(&mut pair);
     assert_eq!(pair[0].forgotten, 1);
-    assert_eq!(
-        pair[1].machine.edges(),
-        (0, 1),
-        "its message is unread"
-    );
+    assert_eq!(pair[1].machine.edges(), (0, 1), "its message is unread");
     pair[1].consume();
     assert_eq!(pair[1].machine.edges(), (0, 0));
     assert_eq!(pair[1].machine.credit_committed(), 0);

@@ -121,7 +121,7 @@ fn a_path_that_starts_to_drop_long_packets_is_detected_at_once() {
             let before = *wire.hosts[0].machine.stats();
             stream.more(&mut wire, 100);
             let after = *wire.hosts[0].machine.stats();
-    assert_eq!(after.repeats, before.repeats, "nothing else is lost");
+            assert_eq!(after.repeats, before.repeats, "nothing else is lost");
             let told = PathChange::PacketBytes { bytes };
             assert_eq!(wire.hosts[0].changes.last(), Some(&told));
         }

@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_overtake_wait_for_the_one_before() {
+    fn early_messages_wait_for_the_one_before() {
         let (mut edge, _config) = edge();
         assert_eq!(whole(&mut edge, 1, 10), Place::Hold);
         assert_eq!(edge.pop_complete(), None);
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_is_what_was_granted_and_consuming_renews_it() {
+    fn consuming_messages_renews_the_credit() {
         let (mut edge, config) = edge();
         let mut out = EdgeOut::new(edge.key(), 1000, 0);
         assert_eq!(out.begin(936), Some(0));
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_waits_gets_a_wider_window_up_to_the_bound() {
+    fn a_waiting_peer_gets_a_larger_window_up_to_the_limit() {
         let (mut edge, config) = edge();
         assert!(want(&mut edge, 3000, 3000));
         assert!(edge.regrant(u64::MAX, &config));
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_that_overtakes_messages_is_not_for_one_beyond_the_window() {
+    fn an_early_credit_request_is_not_for_a_message_beyond_the_window() {
         let (mut edge, config) = edge();
         edge.window = config.edge_window_bytes;
         edge.granted = 4000;
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_gives_back_what_was_held() {
+    fn closing_releases_what_was_held() {
         let (mut edge, _config) = edge();
         whole(&mut edge, 0, 36);
         whole(&mut edge, 2, 36);

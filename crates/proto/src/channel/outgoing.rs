@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_of_which_the_peer_never_heard_is_forgotten_at_once() {
+    fn an_edge_unknown_to_the_peer_is_forgotten_at_once() {
         let mut edge = edge();
         edge.open_again();
         assert_eq!(edge.close(false), Closed::No);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_opened_again_while_it_ends_begins_anew_with_its_first_credit() {
+    fn an_edge_reopened_while_ending_starts_again_with_its_initial_credit() {
         let mut edge = edge();
         assert_eq!(edge.begin(900), Some(0));
         assert_eq!(edge.close(false), Closed::Urgency);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_that_nobody_opened_again_is_gone_once_it_is_forgotten() {
+    fn an_edge_that_was_not_reopened_is_gone_once_it_is_forgotten() {
         let mut edge = edge();
         edge.begin(1);
         assert_eq!(edge.forgotten(4, 1000, 0), None, "it has not ended");

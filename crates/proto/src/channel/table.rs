@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_position_is_used_again_and_its_earlier_edge_is_not_found() {
+    fn a_reused_position_does_not_find_its_earlier_edge() {
         let mut table = EdgeTable::default();
         let first = table.insert((1, 2), 'a');
         let other = table.insert((1, 3), 'b');
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_keeps_no_memory_and_no_generation_twice() {
+    fn an_empty_table_frees_its_memory_and_reuses_no_generation() {
         let mut table = EdgeTable::default();
         let index = table.insert((1, 2), ());
         let generation = table.generation(index);

@@ -185,7 +185,7 @@ fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
 }
 
 #[test]
-fn grants_are_conserved_and_nobody_starves_in_any_order_of_packets() {
+fn grants_are_conserved_and_no_peer_starves_in_any_order_of_packets() {
     let small = [(&[14, 9][..], 1), (&[9, 3, 1], 0)];
     // With `DIPOLE_MODEL_BOUND` this takes half a minute longer.
     let large = [(&[11, 10][..], 1), (&[9, 8, 1], 0)];

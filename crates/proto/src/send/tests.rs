@@ -17,7 +17,7 @@ fn window_with_flying(count: u32) -> SendWindow {
 }
 
 #[test]
-fn notices_are_nothing_to_wait_for() {
+fn notices_need_not_be_acknowledged() {
     let mut window = SendWindow::default();
     window.queue_notices(3);
     assert!(window.has_only_notices() && !window.is_empty());
@@ -37,7 +37,7 @@ fn notices_are_nothing_to_wait_for() {
 }
 
 #[test]
-fn small_units_overtake_bulk_and_repeats_overtake_both() {
+fn small_units_overtake_bulk_and_retransmissions_overtake_both() {
     let mut window = window_with_flying(2);
     window.queue(10, true);
     window.queue(11, false);
@@ -52,7 +52,7 @@ fn small_units_overtake_bulk_and_repeats_overtake_both() {
 }
 
 #[test]
-fn an_older_flight_does_not_repeat_its_unit_again() {
+fn the_loss_of_an_older_transmission_does_not_count() {
     let mut window = window_with_flying(1);
     assert!(window.lost(Piece::whole(0), flight(0)));
     assert!(!window.lost(Piece::whole(0), flight(0)));
@@ -75,7 +75,7 @@ fn arrivals_free_slots_once_in_any_order() {
 }
 
 #[test]
-fn no_more_fly_than_allowed() {
+fn no_more_packets_are_in_flight_than_allowed() {
     let mut window = window_with_flying(2);
     window.queue(9, false);
     assert_eq!(window.next(2), None);
@@ -83,7 +83,7 @@ fn no_more_fly_than_allowed() {
 }
 
 #[test]
-fn a_cleared_window_gives_back_exactly_what_it_held() {
+fn a_cleared_window_returns_exactly_the_slots_in_use() {
     let mut window = window_with_flying(3);
     window.arrived(Piece::whole(1));
     window.queue(7, true);
@@ -130,7 +130,7 @@ fn a_cut_unit_has_arrived_with_its_last_part() {
 }
 
 #[test]
-fn parts_of_the_oldest_unit_overtake_repeats_that_may_find_no_room() {
+fn parts_of_the_oldest_unit_overtake_retransmissions() {
     let mut window = window_with_flying(3);
     cut_first(&mut window, 2);
     let parts = send_all(&mut window);
@@ -142,7 +142,7 @@ fn parts_of_the_oldest_unit_overtake_repeats_that_may_find_no_room() {
 }
 
 #[test]
-fn a_cut_unit_has_arrived_too_if_it_had_arrived_whole() {
+fn a_cut_unit_has_arrived_if_it_arrived_as_a_whole() {
     let mut window = window_with_flying(1);
     cut_first(&mut window, 3);
     let parts = send_all(&mut window);

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_comes_back_as_it_went() {
+    fn a_head_is_decoded_as_encoded() {
         for kind in KINDS {
             for operation in OPERATIONS {
                 let mut sent = head(kind);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_member_sends_is_not_parsed() {
+    fn invalid_messages_are_not_parsed() {
         let whole = head(GroupKind::Data).to_bytes();
         assert!(GroupHead::parse(&whole[..55]).is_err());
         for (at, value) in [(0, 2), (1, 4), (2, 6), (12, 1)] {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ending_comes_back_as_it_went_and_no_other_length_does() {
+    fn an_ending_is_decoded_as_encoded_and_other_lengths_are_refused() {
         let call = head(GroupKind::Data).call;
         let endings = [
             GroupEnding::Gone(vec![1, 2, 3]),
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_fit_if_they_are_the_same_as_far_as_known() {
+    fn calls_match_if_their_known_arguments_are_equal() {
         let call = head(GroupKind::Data).call;
         let any = GroupCall {
             length: ANY_LENGTH,

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_reads_back_with_data_of_a_length_that_it_can_have() {
+    fn a_head_is_decoded_with_data_of_a_valid_length() {
         let kinds = [
             (OperationKind::Put, 5),
             (OperationKind::Get, 0),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_a_head() {
+    fn invalid_heads_are_refused() {
         let bytes = operation(OperationKind::Put).to_bytes();
         for (at, value) in [(0, 6), (1, 4), (2, 1), (2, 5), (3, 1)] {
             let mut other = bytes;

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_reads_back_what_was_written_and_nothing_else_does() {
+    fn a_tag_is_decoded_as_encoded_and_others_are_refused() {
         for kind in KINDS {
             let tag = PipeTag {
                 kind,
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn words_read_back_and_other_lengths_do_not() {
+    fn words_are_decoded_as_encoded_and_other_lengths_are_refused() {
         let tag = PipeTag {
             kind: PipeKind::Offer,
             extra: 0,
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_reads_back_from_its_word() {
+    fn a_key_is_decoded_as_encoded() {
         let key = EdgeKey {
             source: 0xffff_0001,
             target: 0x8000_0002,
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_reads_back_what_was_written_and_nothing_else_does() {
+    fn a_greeting_is_decoded_as_encoded_and_others_are_refused() {
         let greeting = Greeting {
             node: 7,
             incarnation: u64::MAX - 3,

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_none() {
+    fn other_packets_are_not_runs() {
         let other = EdgeKey { target: 8, ..KEY };
         let later = EdgeKey { life: 4, ..KEY };
         for second in [(other, 6), (later, 6), (KEY, 5), (KEY, 7)] {

@@ -578,7 +578,7 @@ impl Host {
                 pipe @ (Event::Fetch { .. }
                 | Event::OfferDone { .. }
                 | Event::PiecesRequested { .. }) => {
-                panic!("{pipe:?} in a session")
+                    panic!("{pipe:?} in a session")
                 }
             }
         }

@@ -135,7 +135,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "late-news-ignored",
         effect: "what was repeated by another lane and arrives all the same does not speak for its own",
         file: "crates/proto/src/lane.rs",
-        suite: Suite::Unit("dipole-proto", "is_no_news"),
+        suite: Suite::Unit("dipole-proto", "is_not_news"),
         snippet: "let news = end > self.arrived;",
         replacement: "let news = end > self.arrived && end > self.floor;",
     },
