@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Programs of TCP without and with libdipole-sockets.so, in turns: see docs/sockets.md §7.
+"""Programs of TCP without and with libdipole-sockets.so, in turns: see docs/design/sockets.md §7.
 
 sockets_speed.py LIBRARY KIND [ROUNDS] [--wire]; KIND is crossover, iperf3, redis, foreign, nginx, datagrams, or, on the
 loopback alone, establish, round, calls, copies. --wire, as root: the ends are in two network namespaces joined by a veth pair,
@@ -50,7 +50,7 @@ def environment(mode):
     found = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     found["DIPOLE_RUNTIME_DIR"] = FOLDER
     if mode is not None:
-        found |= {"LD_PRELOAD": os.path.abspath(LIBRARY), "DIPOLE_SOCKETS_LEAST": str(mode)}
+        found |= {"LD_PRELOAD": os.path.abspath(LIBRARY), "DIPOLE_SOCKETS_MIN_BYTES": str(mode)}
     return found
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Figure 12 of Gigabit Nectar, left and right, on this machine: see docs/reshuffling.md, "Figure 12".
+"""Figure 12 of Gigabit Nectar, left and right, on this machine: see docs/design/reshuffling.md, "Figure 12".
 
     cargo build --release -p dipole-tools -p dipole-bsp-capi -p dipole-capi
     docs/reshuffling/figure12.py [RANKS] [--rounds 3] [--target target/release]

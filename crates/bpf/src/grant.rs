@@ -1,5 +1,5 @@
-//! What a broker with privileges (`dipole agent`) grants to a process without them: a ring that
-//! the broker's program fills, and perhaps a socket for raw frames.
+//! Grants of a privileged broker (`dipole-broker`) to unprivileged processes: a ring that the
+//! broker's program fills, and perhaps a socket for raw frames.
 //!
 //! The client passes its bound UDP socket, which proves that packets to that address and port
 //! are its own, and gets the descriptor of a ring. The connection stays open, so each end notices
@@ -10,6 +10,7 @@
 pub mod channel;
 pub mod ownership;
 mod ring;
+pub mod status;
 pub mod wire;
 
 use std::io;
@@ -26,7 +27,7 @@ pub use dipole_link::sys::pin_port;
 pub use ring::{RingInfo, ring_info};
 use wire::{Granted, Refusal, Reply, Request, WireError};
 
-/// Where the broker listens, unless `DIPOLE_BROKER` says otherwise.
+/// Default socket of the broker; `DIPOLE_BROKER` overrides it.
 pub const DEFAULT_PATH: &str = "/run/dipole/broker";
 
 /// How long a broker may take to reply.
@@ -35,7 +36,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// How soon a broker that has gone is contacted again.
 const RETRY_NS: u64 = 1_000_000_000;
-/// How soon one that refused is asked again.
+/// How soon a broker that refused is contacted again.
 const REFUSED_RETRY_NS: u64 = 10_000_000_000;
 const TIMEOUT_NS: u64 = 2_000_000_000;
 
@@ -44,7 +45,7 @@ const TIMEOUT_NS: u64 = 2_000_000_000;
 pub enum GrantError {
     /// No broker listens there.
     #[error(
-        "no broker grants rings at {path}: {cause}; an administrator can let `dipole agent` do so \
+        "no broker grants rings at {path}: {cause}; an administrator can start `dipole-broker` \
          (/etc/dipole/interfaces.toml), or DIPOLE_BROKER names another place"
     )]
     NoBroker {
@@ -59,8 +60,7 @@ pub enum GrantError {
     Refused(Refusal),
     /// What listens there does not follow the protocol.
     #[error(
-        "what listens at {path} is no broker of this version; does DIPOLE_BROKER name \
-         the right place?"
+        "the process that listens at {path} is not a broker of this version; check DIPOLE_BROKER"
     )]
     Nonsense {
         /// The path.
@@ -68,7 +68,7 @@ pub enum GrantError {
     },
     /// The broker does not reply.
     #[error(
-        "the broker at {path} does not reply within {} s; is its agent stopped?",
+        "the broker at {path} does not reply within {} s; is it stopped?",
         TIMEOUT.as_secs()
     )]
     Silent {
@@ -289,7 +289,7 @@ impl Grant {
         match &self.state {
             State::Granted(connection) => match channel::recv(connection.as_fd()) {
                 Received::Nothing => GrantEvent::Unchanged,
-                // A broker sends nothing after its reply, so this is none any more.
+                // A broker sends nothing after its reply, so this is not a broker any more.
                 Received::Message(..) | Received::Closed => {
                     self.sender = None;
                     self.state = State::Lost { until_ns: None };

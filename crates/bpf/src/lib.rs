@@ -2,7 +2,7 @@
 //! them into a ring that the process maps, and the process sends them as raw frames.
 //!
 //! On the wire nothing differs from plain UDP, so a process with this link talks to processes
-//! without it, packet by packet. `docs/bpf.md` describes the parts and their cost.
+//! without it, packet by packet. `docs/design/bpf.md` describes the parts and their cost.
 
 mod error;
 mod fast_path;

@@ -1,5 +1,5 @@
 //! What the holder of a guarded socket can do and what not, without any privilege: the
-//! facts that `docs/bpf.md` and the agent rest upon.
+//! facts that `docs/design/bpf.md` and the agent rest upon.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -1,5 +1,5 @@
 //! What a stream of bytes would gain from Dipole between nodes: puts into the reader's memory,
-//! each answered once it is read, beside the same bytes by TCP. `docs/sockets.md` §8.
+//! each answered once it is read, beside the same bytes by TCP. `docs/design/sockets.md` §8.
 //!
 //! ```text
 //! acknowledged_puts tcp read  ADDRESS BYTES MIB          acknowledged_puts tcp write ADDRESS BYTES MIB

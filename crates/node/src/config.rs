@@ -14,7 +14,7 @@ use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
 use crate::address::NodeId;
 use crate::environment;
 use crate::hosts::{Host, Hosts, MAX_INTERFACES};
-use crate::job::{self, JobError, Place};
+use crate::job::{self, JobError, RankPlacement};
 use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
 use crate::limits::LIMITS_FILE;
@@ -159,9 +159,10 @@ pub struct Config {
 }
 
 /// Why the environment does not make a configuration.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A variable's value cannot be used.
+    #[error("{name}=\"{}\" cannot be used: expected {expected}", excerpt(.value))]
     Variable {
         /// Which.
         name: &'static str,
@@ -171,44 +172,21 @@ pub enum ConfigError {
         expected: String,
     },
     /// The hosts file is wrong or cannot be read.
+    #[error("{0}")]
     Hosts(FileError),
     /// `DIPOLE_NID` names a node that the hosts file lacks.
+    #[error(
+        "{var}={0}, but the hosts file has no node {0}; correct one of them",
+        var = variables::NODE
+    )]
     UnknownNode(NodeId),
     /// The cluster key cannot be had.
+    #[error("{var}: {0}", var = variables::KEY)]
     Key(KeyError),
     /// What the launcher says does not tell where this process and its peers are.
+    #[error("{0} (or set {var} to use this process without its job)", var = variables::NODE)]
     Launcher(JobError),
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConfigError::Variable {
-                name,
-                value,
-                expected,
-            } => write!(
-                f,
-                "{name}=\"{}\" cannot be used: expected {expected}",
-                excerpt(value)
-            ),
-            ConfigError::Hosts(error) => write!(f, "{error}"),
-            ConfigError::UnknownNode(node) => write!(
-                f,
-                "{}={node}, but the hosts file has no node {node}; correct one of them",
-                variables::NODE
-            ),
-            ConfigError::Key(error) => write!(f, "{}: {error}", variables::KEY),
-            ConfigError::Launcher(error) => write!(
-                f,
-                "{error} (or set {} to use this process without its job)",
-                variables::NODE
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// Far more than a program opens on purpose; they cost some 32 MiB.
 const MAX_ENDPOINTS: u32 = 65_536;
@@ -273,8 +251,8 @@ impl Config {
     /// [`ConfigError::Hosts`]: the agent's file cannot be read.
     pub fn act_as(&mut self, node: NodeId) -> Result<(), ConfigError> {
         self.node = node;
-        if self.hosts.is_local_only() || self.hosts.is_of_agent() {
-            let nodes = Hosts::of_agent(&nodes_file(&self.runtime_dir, node));
+        if self.hosts.is_local_only() || self.hosts.is_from_agent() {
+            let nodes = Hosts::load_agents(&nodes_file(&self.runtime_dir, node));
             let nodes = nodes.map_err(ConfigError::Hosts)?;
             self.hosts = nodes.unwrap_or_else(|| Hosts::local_only(node));
         }
@@ -367,7 +345,7 @@ impl Config {
     /// # Errors
     /// Those of `from_env`.
     pub fn from_env_with(links: Links) -> Result<Config, ConfigError> {
-        let place = job::place_from_env().map_err(ConfigError::Launcher)?;
+        let place = job::placement_from_env().map_err(ConfigError::Launcher)?;
         Config::from_env_at(links, place)
     }
 
@@ -375,7 +353,7 @@ impl Config {
     ///
     /// # Errors
     /// Those of `from_env`.
-    pub fn from_env_at(links: Links, place: Option<Place>) -> Result<Config, ConfigError> {
+    pub fn from_env_at(links: Links, place: Option<RankPlacement>) -> Result<Config, ConfigError> {
         let node: u32 = parsed(variables::NODE, "a node id from 1 to 4294967295")?.unwrap_or(1);
         if node == 0 {
             return Err(ConfigError::Variable {
@@ -392,14 +370,14 @@ impl Config {
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
         } else if let Some(file) = text(variables::HOSTS) {
-            config.hosts = Hosts::followed(file.as_ref()).map_err(ConfigError::Hosts)?;
+            config.hosts = Hosts::load_followed(file.as_ref()).map_err(ConfigError::Hosts)?;
             // The default is no claim: an option of the program may still name the node.
             if text(variables::NODE).is_some() {
                 must_list(&config.hosts, config.node)?;
             }
         } else {
             let nodes = nodes_file(&config.runtime_dir, config.node);
-            if let Some(hosts) = Hosts::of_agent(&nodes).map_err(ConfigError::Hosts)? {
+            if let Some(hosts) = Hosts::load_agents(&nodes).map_err(ConfigError::Hosts)? {
                 config.hosts = hosts;
             }
         }

@@ -4,39 +4,32 @@
 //! this node.
 
 mod future;
-mod owner;
 mod poll;
 mod posted;
+mod receive;
 mod send;
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipole_proto::Instant;
-
 use crate::address::{Address, EndpointId};
-use crate::completion::{CompletionQueue, Context};
+use crate::completion::CompletionQueue;
 use crate::control::Command;
-use crate::driver::{Polled, Stepper, Until, WaitError, WaitKey, Want};
-use crate::edge::{Edge, Operation};
-use crate::edges::PostedBytes;
-use crate::engine::Target;
-use crate::error::{OpenError, ReceiveError, SendError, TargetError};
+use crate::edge::Edge;
+use crate::edges::{NewPost, PostedBytes};
+use crate::error::{OpenError, SendError, TargetError};
 use crate::inner::Inner;
-use crate::process::ProcessState;
+use crate::owner::EndpointOwner;
 use crate::region::{Region, RegionMemory, Rights};
 use crate::registry::{Claim, Ports};
 use crate::{Message, Pool};
-pub(crate) use owner::EndpointOwner;
-pub(crate) use posted::PostedReceives;
+use dipole_driver::Timeout;
+use dipole_engine::{Context, Operation, Target};
 use send::More;
 
 /// Of an answer that waits: the edge that an endpoint keeps for answers has no queue.
 const UNWATCHED: Context = 0;
-/// Memory up to this length is not offered for what arrives, but copied to.
-const COPIED_BYTES: usize = 4 << 10;
 
 /// An endpoint of this process: receives from anybody, sends along its edges.
 ///
@@ -145,16 +138,18 @@ impl Endpoint {
         })?;
         match self
             .inner
-            .send_along(source, (id, to), payload.into(), Until::Now)
+            .send_along(source, (id, to), payload.into(), Timeout::Zero)
         {
             Err(SendError::Full {
                 by_receiver: false, ..
-            }) => self.inner.post(
-                id,
-                Operation::Message,
-                PostedBytes::Copied(payload.to_vec()),
-                UNWATCHED,
-            ),
+            }) => {
+                let post = NewPost {
+                    operation: Operation::Message,
+                    bytes: PostedBytes::Copied(payload.to_vec()),
+                    context: UNWATCHED,
+                };
+                self.inner.post(id, post)
+            }
             sent => sent,
         }
     }
@@ -165,7 +160,7 @@ impl Endpoint {
     /// # Errors
     /// Those of [`Edge::send`].
     pub fn send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
-        self.send_to_until(to, payload, Until::Forever)
+        self.send_to_until(to, payload, Timeout::Infinite)
     }
 
     /// Like [`send_to`](Self::send_to), but returns within `timeout`.
@@ -178,7 +173,7 @@ impl Endpoint {
         payload: &[u8],
         timeout: Duration,
     ) -> Result<(), SendError> {
-        self.send_to_until(to, payload, Until::For(timeout))
+        self.send_to_until(to, payload, Timeout::After(timeout))
     }
 
     /// Like [`send_to`](Self::send_to), but never blocks.
@@ -186,10 +181,10 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::Full`], also while the edge connects, and those of `send_to`.
     pub fn try_send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
-        self.send_to_until(to, payload, Until::Now)
+        self.send_to_until(to, payload, Timeout::Zero)
     }
 
-    fn send_to_until(&self, to: Address, payload: &[u8], until: Until) -> Result<(), SendError> {
+    fn send_to_until(&self, to: Address, payload: &[u8], until: Timeout) -> Result<(), SendError> {
         self.check_usable()?;
         let source = self.id().0;
         let id = self.inner.driver.with(|state, now| {
@@ -231,7 +226,7 @@ impl Endpoint {
             .open_edge(to)
             .map_err(|error| target_error(error, to))?;
         // It fails by itself when `connect_timeout` is over.
-        let opened = self.inner.wait_target(edge.id(), to, Until::Forever);
+        let opened = self.inner.wait_target(edge.id(), to, Timeout::Infinite);
         if let Err(error) = opened {
             // The error is its own once the edge is gone.
             drop(edge);
@@ -254,12 +249,12 @@ impl Endpoint {
     /// Takes `except` out of the targets and lets `change` work on the rest.
     fn change_targets(&self, change: impl FnOnce(&mut Vec<Target>), except: Address) {
         let id = self.id().0;
-        self.inner.driver.with_last(|engine, _| {
-            let known = engine.targets(id).map_or(&[][..], |targets| targets);
+        self.inner.driver.with_last(|state, _| {
+            let known = state.engine.targets(id).map_or(&[][..], |targets| targets);
             let others = known.iter().filter(|target| target.address != except);
             let mut targets = others.cloned().collect();
             change(&mut targets);
-            engine.set_targets(id, targets);
+            state.engine.set_targets(id, targets);
         });
     }
 
@@ -296,7 +291,7 @@ impl Endpoint {
         let pool = self
             .inner
             .driver
-            .with(|engine, _| engine.set_pool(id, bytes));
+            .with(|state, _| state.engine.set_pool(id, bytes));
         pool.ok_or(OpenError::Pool {
             endpoint: self.address(),
             bytes,
@@ -320,7 +315,7 @@ impl Endpoint {
             return Err(OpenError::Forked);
         }
         let id = self.id().0;
-        let user = self.inner.driver.with(|engine, _| engine.export(id));
+        let user = self.inner.driver.with(|state, _| state.engine.export(id));
         let user = user.map_err(OpenError::Sleep)?;
         let exported = Command::Exported(Arc::downgrade(&self.owner));
         self.inner.control.commands.post(exported);
@@ -336,7 +331,7 @@ impl Endpoint {
     /// [`SendError`]; nothing was queued unless the peer went in the middle of a
     /// long message.
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Forever, More::No)
+        self.send_until(payload, Timeout::Infinite, More::No)
     }
 
     /// Like [`send`](Self::send), but gives up if the message cannot begin within
@@ -346,7 +341,7 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
     pub fn send_timeout(&self, payload: &[u8], timeout: Duration) -> Result<(), SendError> {
-        self.send_until(payload, Until::For(timeout), More::No)
+        self.send_until(payload, Timeout::After(timeout), More::No)
     }
 
     /// Like [`send`](Self::send), but never blocks: the message is queued whole or
@@ -357,7 +352,7 @@ impl Endpoint {
     /// [`SendError::Full`] and those of `send`, [`SendError::TooLong`] for what only `send` can
     /// send; nothing was queued.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Now, More::No)
+        self.send_until(payload, Timeout::Zero, More::No)
     }
 
     /// Like [`send`](Self::send), but more follows: the message may wait and share
@@ -367,7 +362,7 @@ impl Endpoint {
     /// # Errors
     /// Those of `send`.
     pub fn send_more(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Forever, More::Comes)
+        self.send_until(payload, Timeout::Infinite, More::Comes)
     }
 
     /// Everything queued by [`send_more`](Self::send_more) leaves as far as the
@@ -380,11 +375,11 @@ impl Endpoint {
         let targets = self.targets();
         self.inner
             .driver
-            .with(|engine, now| {
+            .with(|state, now| {
                 for target in targets.iter().flat_map(|targets| targets.iter()) {
-                    engine.flush(target.edge.peer);
+                    state.engine.flush(target.edge.peer);
                 }
-                engine.transmit(now)
+                state.engine.transmit(now)
             })
             .map_err(SendError::Broken)
     }
@@ -413,286 +408,16 @@ impl Endpoint {
         let begun = std::time::Instant::now();
         for target in self.some_targets()?.iter() {
             let left = timeout.saturating_sub(begun.elapsed());
-            self.inner.wait_acknowledged(target, Until::For(left))?;
+            self.inner.wait_acknowledged(target, Timeout::After(left))?;
         }
         Ok(())
-    }
-
-    /// Waits for the next message. It is read where it lies; dropping it gives the
-    /// memory back.
-    ///
-    /// # Errors
-    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
-    pub fn receive(&self) -> Result<Message, ReceiveError> {
-        self.receive_until(Until::Forever)
-    }
-
-    /// Waits for the next message, at most `timeout`; with none it looks at the network once.
-    ///
-    /// # Errors
-    /// [`ReceiveError::TimedOut`] and those of `receive`.
-    pub fn receive_timeout(&self, timeout: Duration) -> Result<Message, ReceiveError> {
-        self.receive_until(Until::within(timeout))
-    }
-
-    /// The next message if there is one; looks at the network once.
-    ///
-    /// # Errors
-    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
-    pub fn try_receive(&self) -> Result<Option<Message>, ReceiveError> {
-        match self.receive_until(Until::Now) {
-            Ok(message) => Ok(Some(message)),
-            Err(ReceiveError::TimedOut { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The next message if it has come, or lies in memory shared with its sender: costs much less
-    /// than [`try_receive`](Self::try_receive), which has to be called now and then besides, since
-    /// nothing here looks at the network.
-    ///
-    /// # Errors
-    /// [`ReceiveError::Broken`], [`ReceiveError::Forked`] and [`ReceiveError::Ended`].
-    #[inline]
-    pub fn glance(&self) -> Result<Option<Message>, ReceiveError> {
-        if self.inner.is_forked() {
-            return Err(ReceiveError::Forked);
-        }
-        if self.is_ended() {
-            return Err(ReceiveError::Ended);
-        }
-        let id = self.id().0;
-        let mut taken = None;
-        let reading = Reading {
-            endpoint: self,
-            taken: &mut taken,
-            attempt: |engine: &mut ProcessState, now| engine.take(now, id),
-            hand_over: |state: &mut ProcessState| state.poll_memory_for(id),
-        };
-        match self.inner.driver.glance(false, reading) {
-            Err(cause) | Ok(Some(Err(cause))) => Err(ReceiveError::Broken(cause)),
-            Ok(Some(Ok(())) | None) => Ok(taken),
-        }
-    }
-
-    /// Waits for the next message and has it in memory of the caller's: its length and source. A
-    /// short one is copied; a long one that arrives meanwhile comes there straight from the link,
-    /// or from its sender's memory in another process of this node.
-    ///
-    /// # Errors
-    /// [`ReceiveError::TooShort`] leaves the message in place; those of `receive`. The memory may
-    /// then hold a part of a message that is still to be received.
-    ///
-    /// # Source
-    /// Single copy, Nectar §2.1 and §3.1.
-    pub fn receive_into(&self, buffer: &mut [u8]) -> Result<(usize, Address), ReceiveError> {
-        self.receive_into_until(buffer, Until::Forever)
-    }
-
-    /// The same, waiting at most `timeout`; with none it looks at the network once.
-    ///
-    /// # Errors
-    /// [`ReceiveError::TimedOut`] and those of `receive_into`.
-    pub fn receive_into_timeout(
-        &self,
-        buffer: &mut [u8],
-        timeout: Duration,
-    ) -> Result<(usize, Address), ReceiveError> {
-        self.receive_into_until(buffer, Until::within(timeout))
-    }
-
-    fn receive_into_until(
-        &self,
-        buffer: &mut [u8],
-        until: Until,
-    ) -> Result<(usize, Address), ReceiveError> {
-        if buffer.len() > COPIED_BYTES {
-            return RegionMemory::lend(buffer, |memory| self.receive_to(memory, until));
-        }
-        let message = self.receive_fitting_until(buffer.len(), until)?;
-        buffer[..message.len()].copy_from_slice(&message);
-        Ok((message.len(), message.source()))
-    }
-
-    /// Like [`receive_into_timeout`](Self::receive_into_timeout), into memory that others may
-    /// reach, too.
-    ///
-    /// # Errors
-    /// Those of `receive_into_timeout`.
-    pub fn receive_to_region(
-        &self,
-        memory: &RegionMemory,
-        timeout: Duration,
-    ) -> Result<(usize, Address), ReceiveError> {
-        self.receive_to(memory, Until::within(timeout))
-    }
-
-    fn receive_to(
-        &self,
-        memory: &RegionMemory,
-        until: Until,
-    ) -> Result<(usize, Address), ReceiveError> {
-        /// Takes the memory back, whatever ends the wait.
-        struct Offer<'a>(&'a Endpoint, &'a RegionMemory);
-        impl Drop for Offer<'_> {
-            fn drop(&mut self) {
-                let Offer(endpoint, memory) = self;
-                if !endpoint.inner.is_forked() {
-                    let id = endpoint.id().0;
-                    (endpoint.inner.driver).with_last(|engine, _| engine.withdraw(id, memory));
-                }
-            }
-        }
-        let id = self.id().0;
-        let mut offer = None;
-        let given = memory.bytes();
-        self.wait_message(until, |engine, now| {
-            let taken = engine.take_into(now, id, memory);
-            if taken.is_none() {
-                offer.get_or_insert_with(|| Offer(self, memory));
-            }
-            let too_short = |needed| ReceiveError::TooShort { needed, given };
-            Some(taken?.map_err(too_short))
-        })?
-    }
-
-    /// Waits for the next message, at most `timeout`, and takes it if it has at most `bytes`
-    /// bytes; a longer one stays where it is.
-    ///
-    /// # Errors
-    /// [`ReceiveError::TooShort`], [`ReceiveError::TimedOut`] and those of `receive`.
-    pub fn receive_fitting(
-        &self,
-        bytes: usize,
-        timeout: Duration,
-    ) -> Result<Message, ReceiveError> {
-        self.receive_fitting_until(bytes, Until::within(timeout))
-    }
-
-    fn receive_fitting_until(&self, bytes: usize, until: Until) -> Result<Message, ReceiveError> {
-        let id = self.id().0;
-        self.wait_message(until, |engine, now| {
-            let needed = engine.next_length(id)?;
-            if needed > bytes {
-                let given = bytes;
-                return Some(Err(ReceiveError::TooShort { needed, given }));
-            }
-            engine.take(now, id).map(Ok)
-        })?
-    }
-
-    /// Waits for a message and takes all that wait, at most `limit`, oldest first: at less cost
-    /// than one by one. How many; none only where `limit` is 0.
-    ///
-    /// # Errors
-    /// Those of [`receive`](Self::receive); nothing was taken.
-    pub fn receive_many(
-        &self,
-        messages: &mut impl Extend<Message>,
-        limit: usize,
-    ) -> Result<usize, ReceiveError> {
-        self.receive_many_until(messages, limit, Until::Forever)
-    }
-
-    /// The same, waiting at most `timeout`; with none it looks at the network once.
-    ///
-    /// # Errors
-    /// [`ReceiveError::TimedOut`] and those of `receive_many`.
-    pub fn receive_many_timeout(
-        &self,
-        messages: &mut impl Extend<Message>,
-        limit: usize,
-        timeout: Duration,
-    ) -> Result<usize, ReceiveError> {
-        self.receive_many_until(messages, limit, Until::within(timeout))
-    }
-
-    fn receive_many_until(
-        &self,
-        messages: &mut impl Extend<Message>,
-        limit: usize,
-        until: Until,
-    ) -> Result<usize, ReceiveError> {
-        let id = self.id().0;
-        if limit == 0 {
-            return Ok(0);
-        }
-        self.wait_message(until, |engine, now| {
-            let taken = engine.take_many(now, id, limit, messages);
-            (taken > 0).then_some(taken)
-        })
-    }
-
-    fn receive_until(&self, until: Until) -> Result<Message, ReceiveError> {
-        let id = self.id().0;
-        let hand_over = |state: &mut ProcessState| state.poll_memory_for(id);
-        self.wait_reading(until, |engine, now| engine.take(now, id), hand_over)
-    }
-
-    fn wait_message<R>(
-        &self,
-        until: Until,
-        attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
-    ) -> Result<R, ReceiveError> {
-        let look = |state: &mut ProcessState| state.poll_memory().into();
-        self.wait_reading(until, attempt, look)
-    }
-
-    /// Waits for what `attempt` finds, or `hand_over` brings out of shared memory.
-    #[inline]
-    fn wait_reading<R>(
-        &self,
-        until: Until,
-        attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
-        hand_over: impl FnMut(&mut ProcessState) -> Polled<R>,
-    ) -> Result<R, ReceiveError> {
-        if self.inner.is_forked() {
-            return Err(ReceiveError::Forked);
-        }
-        if self.is_ended() {
-            return Err(ReceiveError::Ended);
-        }
-        let what = |engine: &ProcessState| {
-            let sources = engine.sources(self.id().0);
-            if sources.is_empty() {
-                format!(
-                    "a message to endpoint {}; nobody has sent to it yet",
-                    self.address()
-                )
-            } else {
-                let names: Vec<String> = sources.iter().map(ToString::to_string).collect();
-                format!(
-                    "a message to endpoint {} from {}",
-                    self.address(),
-                    names.join(", ")
-                )
-            }
-        };
-        let mut taken = None;
-        let reading = Reading {
-            endpoint: self,
-            taken: &mut taken,
-            attempt,
-            hand_over,
-        };
-        let keys = [WaitKey::Endpoint(self.id().0)];
-        let waited = (self.inner.driver).wait_for(until, &keys, &what, reading);
-        match waited {
-            // Closed by another thread while this one waited.
-            Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),
-            Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
-            Err(WaitError::TimedOut { waited }) => Err(ReceiveError::TimedOut {
-                endpoint: self.address(),
-                waited,
-            }),
-        }
     }
 
     fn targets(&self) -> Option<Arc<[Target]>> {
         let id = self.id().0;
         self.inner
             .driver
-            .with_last(|engine, _| engine.targets(id).cloned())
+            .with_last(|state, _| state.engine.targets(id).cloned())
     }
 
     fn some_targets(&self) -> Result<Arc<[Target]>, SendError> {
@@ -710,56 +435,6 @@ impl Endpoint {
             return Err(SendError::Ended);
         }
         Ok(())
-    }
-}
-
-/// What a reader waits for: what its attempts find, or that its endpoint ends.
-struct Reading<'a, R, A, H> {
-    endpoint: &'a Endpoint,
-    /// Not by way of the wait's result: it would be moved there several times.
-    taken: &'a mut Option<R>,
-    attempt: A,
-    hand_over: H,
-}
-
-impl<R, A, H> Reading<'_, R, A, H> {
-    /// Credit that a sender waits for leaves with what was taken.
-    #[inline]
-    fn give_credit(&self, state: &mut ProcessState) -> io::Result<()> {
-        match state.has_transmit() {
-            true => state.transmit(self.endpoint.inner.driver.now()),
-            false => Ok(()),
-        }
-    }
-}
-
-impl<R, A, H> Want<ProcessState> for Reading<'_, R, A, H>
-where
-    A: FnMut(&mut ProcessState, Instant) -> Option<R>,
-    H: FnMut(&mut ProcessState) -> Polled<R>,
-{
-    type Got = io::Result<()>;
-
-    #[inline]
-    fn attempt(&mut self, state: &mut ProcessState, now: Instant) -> Option<io::Result<()>> {
-        if self.endpoint.is_ended() {
-            return Some(Ok(()));
-        }
-        *self.taken = (self.attempt)(state, now);
-        self.taken.as_ref()?;
-        Some(self.give_credit(state))
-    }
-
-    #[inline]
-    fn poll_memory(&mut self, state: &mut ProcessState) -> Polled<io::Result<()>> {
-        match (self.hand_over)(state) {
-            Polled::Nothing => Polled::Nothing,
-            Polled::Came => Polled::Came,
-            Polled::Got(taken) => {
-                *self.taken = Some(taken);
-                Polled::Got(self.give_credit(state))
-            }
-        }
     }
 }
 

@@ -27,28 +27,24 @@
 
 #![forbid(unsafe_code)]
 
-mod clock;
 mod completion;
 mod config;
 mod control;
-mod driver;
 mod edge;
 mod edges;
 mod endpoint;
-pub mod engine;
 mod error;
-mod frames;
-mod group;
-mod inbox;
+mod handlers;
 mod inner;
-pub mod links;
+mod links;
 pub mod log;
-mod net;
 mod node;
+mod owner;
 mod port;
 mod process;
 mod progress;
-mod reader;
+mod queues;
+mod receives;
 mod region;
 mod report;
 mod stats;
@@ -58,8 +54,13 @@ use dipole_naming::{address, environment, key, limits, lines, liveness};
 pub use address::{Address, AddressError, EndpointId, NodeId};
 /// Bytes that several share: [`Edge::post_bytes`].
 pub use bytes::Bytes;
-pub use completion::{Completion, CompletionCounter, CompletionQueue, Context, Counts, Data};
+pub use completion::{CompletionCounter, CompletionQueue};
 pub use config::{Config, ConfigError, Links, variables};
+pub use dipole_driver::Timeout;
+pub use dipole_engine::{
+    Arriving, Context, Data, Departure, GoneReason, MAX_DEPARTURES, Message, Notice, Operation,
+    Path, PathState, Paths, Pool, Reader, RegionKey, Traffic,
+};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
@@ -69,15 +70,10 @@ pub use dipole_naming::profile::Choices;
 pub use dipole_naming::{hosts, job, profile, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
-pub use edge::{Edge, Operation};
+pub use edge::Edge;
 pub use endpoint::Endpoint;
-pub use engine::{Departure, Path, PathState, Paths, Traffic};
-pub use error::{
-    CloseError, GoneReason, OpenError, PortError, ReceiveError, SendError, TargetError,
-};
-pub use group::{Combine, Group, GroupError, Member, Members, Number};
+pub use error::{CloseError, OpenError, PortError, ReceiveError, SendError, TargetError};
 pub use hosts::MAX_INTERFACES;
-pub use inbox::{Message, Pool};
 pub use key::{
     ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey, Role as KeyRole, Security,
 };
@@ -85,6 +81,6 @@ pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;
 pub use port::{ActivePort, PortContext};
-pub use reader::{Arriving, Reader};
-pub use region::{Notice, Outcome, Region, RegionError, RegionKey, RegionMemory, Rights};
+pub use queues::{Completion, Counts};
+pub use region::{Outcome, Region, RegionError, RegionMemory, Rights};
 pub use stats::Stats;

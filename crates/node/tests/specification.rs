@@ -1,4 +1,4 @@
-//! The capture in `docs/protocol.md` §10 is sound: every packet parses, carries the
+//! The capture in `docs/design/protocol.md` §10 is sound: every packet parses, carries the
 //! right CRC32C, and says what the text says.
 
 #![allow(missing_docs, reason = "tests")]
@@ -14,7 +14,7 @@ fn documented(name: &str) -> Vec<u8> {
 }
 
 fn block(name: &str) -> Vec<u8> {
-    let specification = include_str!("../../../docs/protocol.md");
+    let specification = include_str!("../../../docs/design/protocol.md");
     let begin = format!("```{name}\n");
     let at = specification.find(&begin).expect("it is documented") + begin.len();
     let block = specification[at..].split("```").next().expect("it ends");
@@ -102,7 +102,7 @@ fn the_proven_reset_and_the_fingerprint_are_as_documented() {
     let key = ClusterKey::new(secret);
     let named = format!("the fingerprint is `{}`", key.fingerprint());
     assert!(
-        include_str!("../../../docs/protocol.md").contains(&named),
+        include_str!("../../../docs/design/protocol.md").contains(&named),
         "{named}"
     );
 

@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn the_mask_matches_the_specification() {
         let mask = std::format!("the mask is `{:#010x}`", mask(ONE, TWO));
-        let specification = include_str!("../../../docs/protocol.md");
+        let specification = include_str!("../../../docs/design/protocol.md");
         assert!(specification.contains(&mask), "{mask}");
     }
 }

@@ -10,7 +10,7 @@ use dipole_proto::wire::{
 
 /// The fenced block "vector NAME" of the specification; `CRC` stands for four bytes.
 fn documented(name: &str) -> Vec<u8> {
-    let specification = include_str!("../../../docs/protocol.md");
+    let specification = include_str!("../../../docs/design/protocol.md");
     let begin = format!("```vector {name}\n");
     let at = specification
         .find(&begin)

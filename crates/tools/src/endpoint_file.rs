@@ -1,5 +1,5 @@
 //! The process behind a path of `/dev/dipole` that a program has opened under `dipole sockets`
-//! (`docs/sockets.md` §5). The program holds one end of a pair of unix sockets, the other is this
+//! (`docs/design/sockets.md` §5). The program holds one end of a pair of unix sockets, the other is this
 //! process's standard input: what a program that knows files alone does with its end, this
 //! process does with an endpoint.
 //!

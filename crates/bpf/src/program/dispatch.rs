@@ -2,7 +2,7 @@
 //! their process and passes everything else on, untouched.
 //!
 //! One generator for TCX, where packets are `sk_buff`s, and XDP. What it takes and
-//! why it passes on is told in `docs/bpf.md`. The path of foreign packets is short:
+//! why it passes on is told in `docs/design/bpf.md`. The path of foreign packets is short:
 //! three bytes of a frame say that it is not UDP.
 
 use super::assembler::{Assembler, Helper, Label, Math, Program, Reg, Size, When};

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use dipole_bsp::superstep::pace::{Pace, Slots};
-use dipole_bsp::superstep::schedule::{Order, Turns};
+use dipole_bsp::superstep::schedule::{Order, RoundRobin};
+use dipole_group::{Combine, Group, Members};
 use dipole_node::job::Job;
 use dipole_node::{
-    Address, Bytes, Combine, Config, Edge, Endpoint, EndpointId, Group, Links, Members, Node,
-    Operation, ReceiveError, SendError,
+    Address, Bytes, Config, Edge, Endpoint, EndpointId, Links, Node, Operation, ReceiveError,
+    SendError,
 };
 
 use crate::output::Failure;
@@ -107,7 +108,7 @@ impl Member {
             endpoint: EndpointId(endpoint),
         });
         let members = Members::first(ports.collect::<Vec<_>>());
-        let group = node.group(members, job.rank as usize, PATIENCE)?;
+        let group = Group::join(&node, members, job.rank as usize, PATIENCE)?;
         Ok(Member {
             job,
             node,
@@ -167,7 +168,7 @@ impl Member {
         self.supersteps += 1;
         let seed = self.job.id ^ (self.supersteps << 20) ^ rank as u64;
         let mut pace = Pace::new(slots, u32::try_from(senders)?, seed);
-        let mut turns = Turns::new(Order::LatinSquare, rank, size);
+        let mut turns = RoundRobin::new(Order::LatinSquare, rank, size);
         let chunk_bytes = slots.map_or(CHUNK_BYTES, |slots| slots.bytes as usize);
         let mut left: Vec<usize> = (0..size).map(|to| relation(rank, to)).collect();
         let mut missing: usize = (0..size).map(|from| relation(from, rank)).sum();

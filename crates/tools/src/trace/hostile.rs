@@ -46,7 +46,7 @@ fn step(random: &mut StdRng, epoch: u32) -> Step {
         ack_requests: random.random(),
         stalls: random.random(),
         put: peers(random),
-        got: peers(random),
+        get: peers(random),
         waits: peers(random),
     }
 }

@@ -1,0 +1,77 @@
+//! What goes along an edge: a message, or an operation on memory with its data.
+
+use dipole_proto::wire::{self, EdgeKey, MESSAGE_BYTES, OPERATION_BYTES};
+
+/// The head of an operation, as the wire has it.
+pub(super) type Head = [u8; OPERATION_BYTES];
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Content<'a> {
+    /// Of an operation: its [head](wire::Operation).
+    pub(super) head: Option<&'a Head>,
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> From<&'a [u8]> for Content<'a> {
+    #[inline]
+    fn from(payload: &'a [u8]) -> Content<'a> {
+        Content {
+            head: None,
+            payload,
+        }
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Content<'a> {
+    fn from(payload: &'a [u8; N]) -> Content<'a> {
+        Content::from(&payload[..])
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for Content<'a> {
+    fn from(payload: &'a Vec<u8>) -> Content<'a> {
+        Content::from(&payload[..])
+    }
+}
+
+impl<'a> Content<'a> {
+    /// An operation and its data.
+    pub fn operation(head: &'a Head, payload: &'a [u8]) -> Content<'a> {
+        Content {
+            head: Some(head),
+            payload,
+        }
+    }
+
+    /// The message, or the data.
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// Bytes behind a record's own head.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.head.map_or(0, |head| head.len()) + self.payload.len()
+    }
+
+    /// What the protocol charges for: the data of an operation need no room at the receiver.
+    #[inline]
+    pub(super) fn charged_bytes(&self) -> u64 {
+        match self.head {
+            Some(_) => 0,
+            None => self.payload.len() as u64,
+        }
+    }
+
+    /// Writes all of it into a packet, as one record.
+    #[inline]
+    pub(super) fn emit(&self, place: &mut [u8], key: EdgeKey, sequence: u32) {
+        let head = self.head.map_or(&[][..], |head| &head[..]);
+        let is_operation = self.head.is_some();
+        wire::emit_message(place, key, sequence, self.bytes(), false, is_operation);
+        let (record_head, data) = place[MESSAGE_BYTES..].split_at_mut(head.len());
+        record_head.copy_from_slice(head);
+        data.copy_from_slice(self.payload);
+    }
+}

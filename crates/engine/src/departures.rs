@@ -1,0 +1,68 @@
+//! Peers that have gone, until somebody asks.
+
+use std::collections::VecDeque;
+
+use dipole_proto::PeerId;
+
+use crate::gone::GoneReason;
+
+/// Departures remembered; a program may never ask for them.
+pub const MAX_DEPARTURES: usize = 4096;
+
+/// A peer that is gone, and what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The peer.
+    pub peer: PeerId,
+    /// The node it said it was on.
+    pub node: u32,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// Why it is gone.
+    pub reason: GoneReason,
+}
+
+/// The latest of them, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Departures {
+    latest: VecDeque<Departure>,
+}
+
+impl Departures {
+    pub(super) fn push(&mut self, departure: Departure) {
+        if self.latest.len() == MAX_DEPARTURES {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(departure);
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Departure> {
+        std::mem::take(&mut self.latest).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipole_proto::Machine;
+
+    #[test]
+    fn the_latest_are_kept_in_order_and_told_once() {
+        let mut machine = Machine::new(dipole_proto::Config::default(), 1, [2, 3], &[]);
+        let peer = machine.open_pipe(machine.greeting()).expect("room");
+        let departure = |incarnation| Departure {
+            peer,
+            node: 1,
+            incarnation,
+            reason: GoneReason::Died,
+        };
+        let count = MAX_DEPARTURES as u64;
+        let mut departures = Departures::default();
+        for incarnation in 0..count + 10 {
+            departures.push(departure(incarnation));
+        }
+        let expected: Vec<Departure> = (10..count + 10).map(departure).collect();
+        assert_eq!(departures.take(), expected);
+        assert!(departures.take().is_empty());
+    }
+}

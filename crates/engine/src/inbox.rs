@@ -1,0 +1,534 @@
+//! The token buffer pool of an endpoint (DP §4.2): messages that wait to be read.
+//!
+//! Small messages are copied once, out of the link's buffer, into an arena that
+//! grows with the load; long ones are put together in a buffer of their own. What
+//! the reader gets refers to that memory: no further copy. Arenas and buffers are
+//! used again once their readers have let go, so a steady stream allocates nothing.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, RangeInclusive};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dipole_link::arena::{Arena, ArenaSlice};
+use dipole_proto::{EdgeId, PeerId};
+
+use crate::address::Address;
+use crate::region::{Notice, RegionKey};
+
+const FIRST_ARENA_BYTES: usize = 4 << 10;
+const LARGEST_ARENA_BYTES: usize = 256 << 10;
+/// Arenas that an endpoint whose messages have all been taken keeps.
+const IDLE_ARENAS: usize = 4;
+/// Arenas looked through for an empty one: more than a pool of unread messages fills.
+const MAX_ARENAS: usize = 512;
+/// What an arena needs beside a message's bytes.
+const ARENA_OVERHEAD_BYTES: usize = 64;
+/// Bytes of free memory kept for the next messages, of a process.
+const SPARE_BYTES: usize = 32 << 20;
+
+/// A received message, read where it lies.
+#[derive(Debug)]
+pub struct Message {
+    payload: Payload,
+    origin: Origin,
+    /// It is no message, but tells of a put: [`NOTICE_BYTES`].
+    is_notice: bool,
+}
+
+/// Where a message came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    /// The endpoint.
+    pub(crate) source: Address,
+    /// Its process, for answers.
+    pub(crate) peer: PeerId,
+}
+
+#[derive(Debug)]
+enum Payload {
+    Small(ArenaSlice),
+    /// Boxed: rare, and larger than what is moved for every message should be.
+    Long(Box<Long>),
+}
+
+#[derive(Debug)]
+enum Long {
+    Buffer(Buffer),
+    /// So many bytes in memory that a reader of the endpoint has offered under this number; no such
+    /// message leaves the engine.
+    Placed(usize, u32),
+}
+
+impl Message {
+    /// The endpoint that sent it.
+    #[inline]
+    #[must_use]
+    pub fn source(&self) -> Address {
+        self.origin.source
+    }
+
+    /// What was put into a region of the endpoint, if this is no message but the
+    /// notice of that; as a message it has no bytes.
+    #[must_use]
+    pub fn notice(&self) -> Option<Notice> {
+        let bytes = match &self.payload {
+            Payload::Small(bytes) if self.is_notice => bytes,
+            _ => return None,
+        };
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |at: usize| words.get(at).map_or(0, |word| u64::from_le_bytes(*word));
+        Some(Notice {
+            key: RegionKey(word(0)),
+            offset: word(1),
+            length: word(2),
+            value: word(3),
+        })
+    }
+
+    /// Its length, wherever it lies.
+    #[inline]
+    pub(crate) fn length(&self) -> usize {
+        self.placed()
+            .map_or_else(|| self.len(), |(length, _)| length)
+    }
+
+    /// Its length and the number of its memory, if that is of a reader.
+    #[inline]
+    fn placed(&self) -> Option<(usize, u32)> {
+        match &self.payload {
+            Payload::Small(_) => None,
+            Payload::Long(long) => match **long {
+                Long::Buffer(_) => None,
+                Long::Placed(length, offer) => Some((length, offer)),
+            },
+        }
+    }
+
+    /// The process that sent it.
+    #[inline]
+    #[must_use]
+    pub fn peer(&self) -> PeerId {
+        self.origin.peer
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.payload {
+            Payload::Small(piece) if self.is_notice => &piece[..0],
+            Payload::Small(piece) => piece,
+            Payload::Long(long) => match &**long {
+                Long::Buffer(buffer) => buffer.bytes(),
+                Long::Placed(..) => &[],
+            },
+        }
+    }
+}
+
+/// Bytes of a notice: the region's key, where, how many, and a value of the initiator's.
+pub(crate) const NOTICE_BYTES: usize = 32;
+
+/// Memory for messages, used again: buffers for long ones, arenas for others.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    spare: Mutex<Spare>,
+}
+
+#[derive(Debug, Default)]
+struct Spare {
+    buffers: Vec<Vec<u8>>,
+    arenas: Vec<Arena>,
+    /// Of both.
+    bytes: usize,
+}
+
+impl Spare {
+    fn has_room(&self, bytes: usize) -> bool {
+        self.bytes + bytes <= SPARE_BYTES && self.buffers.len() + self.arenas.len() < 1024
+    }
+}
+
+impl Buffers {
+    /// A buffer of `length` bytes with any contents.
+    pub(crate) fn take(self: &Arc<Self>, length: usize) -> Buffer {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits =
+            |buffer: &Vec<u8>| buffer.len() >= length && buffer.len() / 4 <= length.max(4096);
+        let bytes = match spare.buffers.iter().rposition(fits) {
+            Some(index) => {
+                let buffer = spare.buffers.swap_remove(index);
+                spare.bytes -= buffer.len();
+                buffer
+            }
+            None => vec![0; length.max(512)],
+        };
+        Buffer {
+            bytes,
+            length,
+            home: Arc::clone(self),
+        }
+    }
+
+    fn give_back(&self, buffer: Vec<u8>) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.has_room(buffer.len()) {
+            spare.bytes += buffer.len();
+            spare.buffers.push(buffer);
+        }
+    }
+
+    /// The arena that was emptied last of those with so many bytes: it is still in the cache.
+    fn take_arena(&self, bytes: RangeInclusive<usize>) -> Option<Arena> {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |arena: &Arena| bytes.contains(&arena.bytes());
+        let index = spare.arenas.iter().rposition(fits)?;
+        let arena = spare.arenas.remove(index);
+        spare.bytes -= arena.bytes();
+        Some(arena)
+    }
+
+    /// Takes back an arena of which nothing is out.
+    fn give_back_arena(&self, arena: Arena) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.has_room(arena.bytes()) {
+            spare.bytes += arena.bytes();
+            spare.arenas.push(arena);
+        }
+    }
+}
+
+/// A buffer that goes home when it is dropped.
+#[derive(Debug)]
+pub struct Buffer {
+    bytes: Vec<u8>,
+    length: usize,
+    home: Arc<Buffers>,
+}
+
+impl Buffer {
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.length]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.home.give_back(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// Whose credit a message holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// Nobody's: it came unreliably.
+    None,
+    /// That of the edge on which it came.
+    Edge(EdgeId),
+}
+
+/// Where the messages of an endpoint lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Address of its first byte.
+    pub base: usize,
+    /// Its length.
+    pub bytes: usize,
+}
+
+/// A message in the queue: where it is charged, and the message.
+#[derive(Debug)]
+pub(crate) struct Token {
+    /// The edge whose credit it holds.
+    pub(crate) charge: Charge,
+    pub(crate) message: Message,
+}
+
+// They are moved once or twice for each message.
+const _: () = assert!(size_of::<Message>() <= 32 && size_of::<Token>() <= 48);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    queue: VecDeque<Token>,
+    arena: Option<Arena>,
+    /// Those that were full, until their readers have let go.
+    others: Vec<Arena>,
+    /// Where the arena lies that was asked for: it serves nobody else.
+    pool: Option<usize>,
+    buffers: Arc<Buffers>,
+}
+
+impl Inbox {
+    /// An empty one, with memory from `buffers`.
+    pub(crate) fn new(buffers: Arc<Buffers>) -> Inbox {
+        Inbox {
+            buffers,
+            ..Inbox::default()
+        }
+    }
+
+    /// Makes room for a small message that `fill` writes.
+    #[inline]
+    pub(crate) fn push_with(
+        &mut self,
+        charge: Charge,
+        origin: Origin,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        let message = self.message(origin, length, fill);
+        self.queue.push_back(Token { charge, message });
+    }
+
+    /// Makes room for the notice of a put.
+    pub(crate) fn push_notice(
+        &mut self,
+        charge: Charge,
+        origin: Origin,
+        notice: &[u8; NOTICE_BYTES],
+    ) {
+        let place = |place: &mut [u8]| place.copy_from_slice(notice);
+        let mut message = self.message(origin, NOTICE_BYTES, place);
+        message.is_notice = true;
+        self.queue.push_back(Token { charge, message });
+    }
+
+    /// A small message that `fill` writes, for a reader who has it at once.
+    #[inline]
+    pub(crate) fn message(
+        &mut self,
+        origin: Origin,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Message {
+        let mut fill = fill;
+        let piece = loop {
+            if let Some(arena) = &mut self.arena {
+                match arena.allocate(length, fill) {
+                    Ok(piece) => break piece,
+                    Err(not_called) => fill = not_called,
+                }
+            }
+            self.next_arena(length);
+        };
+        Message {
+            payload: Payload::Small(piece),
+            origin,
+            is_notice: false,
+        }
+    }
+
+    /// Makes an arena of `bytes` the one that messages are put in; where it lies.
+    pub(crate) fn set_arena(&mut self, bytes: usize) -> Option<Pool> {
+        let arena = Arena::new(bytes)?;
+        let pool = Pool {
+            base: arena.base().addr(),
+            bytes: arena.bytes(),
+        };
+        self.others.extend(self.arena.replace(arena));
+        self.pool = Some(pool.base);
+        Some(pool)
+    }
+
+    /// Takes over a long message.
+    pub(crate) fn push_buffer(&mut self, charge: Charge, origin: Origin, buffer: Buffer) {
+        let message = Message {
+            payload: Payload::Long(Box::new(Long::Buffer(buffer))),
+            origin,
+            is_notice: false,
+        };
+        self.queue.push_back(Token { charge, message });
+    }
+
+    /// A message lies in memory of a reader.
+    pub(crate) fn push_placed(
+        &mut self,
+        charge: Charge,
+        origin: Origin,
+        (length, offer): (usize, u32),
+    ) {
+        let message = Message {
+            payload: Payload::Long(Box::new(Long::Placed(length, offer))),
+            origin,
+            is_notice: false,
+        };
+        self.queue.push_back(Token { charge, message });
+    }
+
+    /// Number of the memory of a reader in which the oldest message lies, if it does.
+    pub(crate) fn next_placed(&self) -> Option<u32> {
+        let (_, offer) = self.queue.front()?.message.placed()?;
+        Some(offer)
+    }
+
+    /// The message in this memory of a reader has been copied out of it.
+    pub(crate) fn replace_placed(&mut self, offer: u32, buffer: Buffer) {
+        let mut messages = self.queue.iter_mut().map(|token| &mut token.message);
+        let is_it = |message: &&mut Message| message.placed().is_some_and(|(_, it)| it == offer);
+        if let Some(message) = messages.find(is_it) {
+            message.payload = Payload::Long(Box::new(Long::Buffer(buffer)));
+        }
+    }
+
+    /// The oldest message.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Token> {
+        let token = self.queue.pop_front();
+        if self.queue.is_empty() && self.others.len() > IDLE_ARENAS {
+            self.give_back_empty();
+        }
+        token
+    }
+
+    /// Length of the oldest message.
+    pub(crate) fn next_length(&self) -> Option<usize> {
+        self.queue.front().map(|token| token.message.length())
+    }
+
+    /// True if nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Messages waiting.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// An arena with room, in place of the full one: an emptied one, or a larger one.
+    #[cold]
+    fn next_arena(&mut self, length: usize) {
+        let needed = length + ARENA_OVERHEAD_BYTES;
+        let full = self.arena.take();
+        let double = full.as_ref().map_or(0, |full| full.bytes() * 2);
+        self.others.extend(full);
+        if self.others.len() > MAX_ARENAS {
+            // Of a reader who keeps what it has read.
+            self.others.drain(..MAX_ARENAS / 2);
+        }
+        let is_own = |arena: &mut Arena| Some(arena.base().addr()) == self.pool;
+        let is_ready = |arena: &mut Arena| is_own(arena) && arena.is_empty();
+        let own = self.others.extract_if(.., is_ready).next();
+        if own.as_ref().is_some_and(|own| own.bytes() >= needed) {
+            self.arena = own;
+            return;
+        }
+        self.others.extend(own);
+        self.give_back_empty();
+        let bytes = double.clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES);
+        let bytes = bytes.max(needed);
+        let emptied = self.buffers.take_arena(needed..=bytes);
+        let new = || Arena::new(bytes).expect("memory for a message");
+        self.arena = Some(emptied.unwrap_or_else(new));
+    }
+
+    /// Arenas whose readers have let go may serve others.
+    #[cold]
+    fn give_back_empty(&mut self) {
+        let pool = self.pool;
+        let is_spare = |arena: &mut Arena| Some(arena.base().addr()) != pool && arena.is_empty();
+        for arena in self.others.extract_if(.., is_spare) {
+            self.buffers.give_back_arena(arena);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::{EndpointId, NodeId};
+    use dipole_proto::{Config, Machine};
+    use std::collections::HashSet;
+
+    fn origin() -> Origin {
+        let mut machine = Machine::new(Config::default(), 1, [1, 2], &[]);
+        let greeting = machine.greeting();
+        Origin {
+            source: Address {
+                node: NodeId(1),
+                endpoint: EndpointId(2),
+            },
+            peer: machine.open_pipe(greeting).unwrap(),
+        }
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let (mut inbox, origin) = (Inbox::default(), origin());
+        let sent: Vec<Vec<u8>> = (0..500_usize).map(|index| vec![7; index * 3]).collect();
+        for message in &sent {
+            inbox.push_with(Charge::None, origin, message.len(), |place| {
+                place.copy_from_slice(message);
+            });
+        }
+        let kept: Vec<Message> =
+            std::iter::from_fn(|| inbox.pop().map(|token| token.message)).collect();
+        for (message, original) in kept.iter().zip(&sent) {
+            assert_eq!(&**message, original.as_slice());
+        }
+        assert_eq!(kept.len(), sent.len());
+    }
+
+    #[test]
+    fn the_memory_of_a_burst_serves_the_next_also_of_others() {
+        let (buffers, origin) = (Arc::new(Buffers::default()), origin());
+        // Where the arenas lie that it needs.
+        let burst = |inbox: &mut Inbox| {
+            let mut places = HashSet::new();
+            for _ in 0..100 {
+                inbox.push_with(Charge::None, origin, 16 << 10, |_| ());
+                places.extend(inbox.arena.as_ref().map(|arena| arena.base().addr()));
+            }
+            while inbox.pop().is_some() {}
+            assert!(inbox.others.len() <= IDLE_ARENAS);
+            places
+        };
+        let mut inboxes = [(); 2].map(|()| Inbox::new(Arc::clone(&buffers)));
+        let mut places = HashSet::new();
+        for _ in 0..10 {
+            places.extend(inboxes.iter_mut().flat_map(&burst));
+        }
+        // Those of one burst, those that grew to them, and what the other keeps meanwhile.
+        assert!(places.len() < 20, "{} arenas", places.len());
+    }
+
+    #[test]
+    fn the_pool_that_was_asked_for_is_used_again_and_serves_nobody_else() {
+        let (buffers, origin) = (Arc::new(Buffers::default()), origin());
+        let mut inbox = Inbox::new(Arc::clone(&buffers));
+        let pool = inbox.set_arena(1 << 20).expect("memory");
+        let lies_in_pool = |message: &Message| {
+            let at = message.as_ptr().addr();
+            (pool.base..pool.base + pool.bytes).contains(&at)
+        };
+        for _ in 0..3 {
+            for _ in 0..200 {
+                inbox.push_with(Charge::None, origin, 16 << 10, |_| ());
+            }
+            let tokens = std::iter::from_fn(|| inbox.pop());
+            let inside = tokens.filter(|token| lies_in_pool(&token.message)).count();
+            assert!(inside > 50, "{inside} of 200");
+        }
+        let spare = buffers.spare.lock().unwrap();
+        let others = spare.arenas.iter();
+        assert!(others.clone().count() > 0);
+        assert!(others.clone().all(|arena| arena.base().addr() != pool.base));
+    }
+
+    #[test]
+    fn buffers_are_used_again() {
+        let buffers = Arc::new(Buffers::default());
+        let first = buffers.take(100_000);
+        let place = first.bytes().as_ptr();
+        drop(first);
+        assert_eq!(buffers.take(99_000).bytes().as_ptr(), place);
+    }
+}

@@ -1,0 +1,278 @@
+//! Messages that have arrived: endpoints opened and closed, messages taken.
+
+use dipole_link::Region as Memory;
+use dipole_proto::{Instant, PeerId};
+
+use super::Engine;
+use super::endpoints::{PortRef, Tells};
+use super::receives::Holds;
+use crate::address::{Address, EndpointId};
+use crate::inbox::{Charge, Token};
+use crate::inbox::{Message, Pool};
+
+/// Length and source of a message that went into its reader's memory, or the length of one that
+/// does not fit.
+type Taken = Result<(usize, Address), usize>;
+
+impl Engine {
+    /// Opens an inbox for messages to `endpoint`.
+    pub fn open_endpoint(&mut self, endpoint: u32) {
+        self.core.open_endpoint(endpoint);
+    }
+
+    /// Closes an inbox; what it holds is dropped, what comes is refused, its edges end.
+    pub fn close_endpoint(&mut self, endpoint: u32) {
+        self.forget_export(endpoint);
+        self.tend_operations(self.stepped_at);
+        self.close_regions_of(endpoint);
+        self.flush_all();
+        self.core.close_endpoint(self.stepped_at, endpoint);
+        self.core.handle_events(&[][..]);
+        self.push_records();
+    }
+
+    /// Takes the oldest message of an endpoint; its room is granted again.
+    #[inline]
+    pub fn take(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
+        self.core.dispatch.withdraw(endpoint);
+        self.pop(now, endpoint)
+    }
+
+    /// Takes the oldest message, wherever it lies.
+    #[inline]
+    fn pop(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
+        let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
+        let Token { charge, message } = state.inbox.pop()?;
+        let exported = state.tells == Tells::Descriptor;
+        if let Charge::Edge(edge) = charge {
+            let machine = &mut self.core.machine;
+            machine.consumed(now, edge, message.length() as u64);
+            if machine.has_ready_pipe() {
+                self.push_records();
+            }
+        }
+        if exported {
+            self.unsignal(endpoint);
+        }
+        Some(message)
+    }
+
+    /// Takes the oldest message of an endpoint into memory of its reader: its length and source.
+    /// With no message the memory is offered, so that a long one is put together there; it must
+    /// then be [withdrawn](Self::withdraw) before it is revoked.
+    ///
+    /// # Errors
+    /// The length of a message that does not fit, which stays.
+    pub fn take_into(&mut self, now: Instant, endpoint: u32, memory: &Memory) -> Option<Taken> {
+        let Some(length) = self.next_length(endpoint) else {
+            self.core.dispatch.offer(endpoint, memory);
+            return None;
+        };
+        if length > memory.bytes() {
+            return Some(Err(length));
+        }
+        let message = if self.core.dispatch.take_placed(endpoint, memory) {
+            self.pop(now, endpoint)?
+        } else {
+            let message = self.take(now, endpoint)?;
+            memory.write(0, &message).ok()?;
+            message
+        };
+        Some(Ok((length, message.source())))
+    }
+
+    /// Takes the oldest message of an endpoint into memory of a receive that is posted, the `at`th,
+    /// which others follow: which one, and the message's length and source. It is the one in which
+    /// the message lies, unless one before that is empty; else the first that is empty. With no
+    /// message, and for those that will come, the first of them are [offered](Self::offer_posted).
+    ///
+    /// # Errors
+    /// The length of a message that does not fit, which stays.
+    pub fn take_posted<'a>(
+        &mut self,
+        now: Instant,
+        endpoint: u32,
+        posted: impl Fn(usize) -> Option<&'a Memory>,
+    ) -> Option<(usize, Taken)> {
+        let length = self.next_length(endpoint)?;
+        let dispatch = &mut self.core.dispatch;
+        let all = || (0..).map_while(&posted);
+        let placed = dispatch.next_placed(endpoint);
+        let is_empty = |memory: &Memory| {
+            let offered = dispatch.receives.with(endpoint, memory);
+            offered.is_none_or(|it| it.holds == Holds::Nothing)
+        };
+        let lies_in = |memory: &Memory| {
+            let offered = dispatch.receives.with(endpoint, memory);
+            placed.is_some() && offered.map(|it| it.id) == placed
+        };
+        // If all hold pieces of others, those of the first give way.
+        let at = all()
+            .position(|it| is_empty(it) || lies_in(it))
+            .unwrap_or(0);
+        let memory = posted(at)?;
+        if length > memory.bytes() {
+            self.withdraw(endpoint, memory);
+            return Some((at, Err(length)));
+        }
+        if dispatch.take_placed(endpoint, memory) {
+            let message = self.pop(now, endpoint)?;
+            return Some((at, Ok((length, message.source()))));
+        }
+        if let Some(offer) = placed {
+            dispatch.withdraw_offered(endpoint, offer);
+        }
+        self.withdraw(endpoint, memory);
+        let message = self.pop(now, endpoint)?;
+        memory.write(0, &message).ok()?;
+        Some((at, Ok((length, message.source()))))
+    }
+
+    /// How many receives have offered memory at an endpoint.
+    pub fn offered(&self, endpoint: u32) -> usize {
+        self.core.dispatch.receives.of(endpoint).count()
+    }
+
+    /// Offers memory of a receive that is posted, unless it is: a long message is put together
+    /// there. It must be [withdrawn](Self::withdraw) before it is revoked, but what was
+    /// [taken](Self::take_posted) is its reader's.
+    pub fn offer_posted(&mut self, endpoint: u32, memory: &Memory) {
+        self.core.dispatch.offer_more(endpoint, memory);
+    }
+
+    /// A reader takes the memory back that it has offered.
+    pub fn withdraw(&mut self, endpoint: u32, memory: &Memory) {
+        let dispatch = &mut self.core.dispatch;
+        if let Some(offer) = dispatch.receives.with(endpoint, memory).map(|it| it.id) {
+            dispatch.withdraw_offered(endpoint, offer);
+        }
+    }
+
+    /// Takes messages of an endpoint, oldest first, at most `limit`; how many.
+    pub fn take_many(
+        &mut self,
+        now: Instant,
+        endpoint: u32,
+        limit: usize,
+        messages: &mut impl Extend<Message>,
+    ) -> usize {
+        self.core.dispatch.withdraw(endpoint);
+        let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
+            return 0;
+        };
+        let machine = &mut self.core.machine;
+        let mut taken = 0;
+        while taken < limit
+            && let Some(Token { charge, message }) = state.inbox.pop()
+        {
+            if let Charge::Edge(edge) = charge {
+                machine.consumed(now, edge, message.len() as u64);
+            }
+            messages.extend(Some(message));
+            taken += 1;
+        }
+        let exported = state.tells == Tells::Descriptor;
+        if machine.has_ready_pipe() {
+            self.push_records();
+        }
+        if exported && taken > 0 {
+            self.unsignal(endpoint);
+        }
+        taken
+    }
+
+    /// From now on an endpoint's messages are for a port's handler.
+    pub fn set_port(&mut self, endpoint: u32, port: PortRef) {
+        let dispatch = &mut self.core.dispatch;
+        if let Some(state) = dispatch.endpoints.get_mut(endpoint) {
+            state.tells = Tells::Port(port);
+            state.listed = !state.inbox.is_empty();
+            dispatch.ports.extend(state.listed.then_some(endpoint));
+        }
+    }
+
+    /// True if a port has a message and its handler does not run.
+    #[inline]
+    pub fn has_port_message(&self) -> bool {
+        !self.core.dispatch.ports.is_empty()
+    }
+
+    /// The next message for a port. Its endpoint is passed over until
+    /// [`port_returned`](Self::port_returned).
+    pub fn take_for_port(&mut self, now: Instant) -> Option<(u32, PortRef, Message)> {
+        loop {
+            let endpoint = self.core.dispatch.ports.pop_front()?;
+            let state = self.core.dispatch.endpoints.get(endpoint);
+            let Some(Tells::Port(port)) = state.map(|state| state.tells) else {
+                continue;
+            };
+            if let Some(message) = self.take(now, endpoint) {
+                return Some((endpoint, port, message));
+            }
+            self.port_returned(endpoint, port);
+        }
+    }
+
+    /// The handler of a port has returned: the next message is to be told.
+    #[inline]
+    pub fn port_returned(&mut self, endpoint: u32, port: PortRef) {
+        let dispatch = &mut self.core.dispatch;
+        if let Some(state) = dispatch.endpoints.get_mut(endpoint)
+            && state.tells == Tells::Port(port)
+        {
+            state.listed = !state.inbox.is_empty();
+            dispatch.ports.extend(state.listed.then_some(endpoint));
+        }
+    }
+
+    /// True if a message waits at this endpoint.
+    #[inline]
+    #[must_use]
+    pub fn has_message(&self, endpoint: u32) -> bool {
+        let state = self.core.dispatch.endpoints.get(endpoint);
+        state.is_some_and(|state| !state.inbox.is_empty())
+    }
+
+    /// Gives an endpoint a pool of `bytes` in one piece; where it lies.
+    pub fn set_pool(&mut self, endpoint: u32, bytes: usize) -> Option<Pool> {
+        let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
+        state.inbox.set_arena(bytes)
+    }
+
+    /// Length of the oldest message of an endpoint.
+    #[inline]
+    #[must_use]
+    pub fn next_length(&self, endpoint: u32) -> Option<usize> {
+        self.core
+            .dispatch
+            .endpoints
+            .get(endpoint)?
+            .inbox
+            .next_length()
+    }
+
+    /// Endpoints that have sent to this one and not ended.
+    #[must_use]
+    pub fn sources(&self, endpoint: u32) -> Vec<Address> {
+        let sources = self.core.machine.sources(endpoint);
+        let addresses = sources.map(|(peer, source)| Address {
+            node: self.core.peers.node(peer),
+            endpoint: EndpointId(source),
+        });
+        addresses.collect()
+    }
+
+    /// The process of an endpoint that has sent to this one and not ended.
+    pub fn peer_of_source(&self, endpoint: u32, source: Address) -> Option<PeerId> {
+        let mut sources = self.core.machine.sources(endpoint);
+        let is_it = |(peer, from): &(PeerId, u32)| {
+            *from == source.endpoint.0 && self.core.peers.node(*peer) == source.node
+        };
+        sources.find(is_it).map(|(peer, _)| peer)
+    }
+
+    /// Why a peer is gone; `None` if that is not remembered.
+    pub fn gone_reason(&self, peer: PeerId) -> Option<crate::gone::GoneReason> {
+        self.core.peers.gone_reason(peer)
+    }
+}

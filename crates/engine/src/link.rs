@@ -1,0 +1,146 @@
+//! The few kinds of link behind one type, chosen at run time.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use dipole_bpf::{Bpf, BpfStats};
+use dipole_link::sim;
+use dipole_link::{Caps, Capture, Class, Fault, Incoming, Link, Multihomed, Outgoing, Udp};
+
+/// Any link: a match at the hot boundary instead of a call through a pointer.
+#[derive(Debug)]
+pub enum AnyLink {
+    /// UDP sockets.
+    Udp(Box<Udp>),
+    /// UDP sockets with a fast path for small packets.
+    Bpf(Box<Bpf>),
+    /// Several interfaces.
+    Multihomed(Box<Multihomed<AnyLink>>),
+    /// A port of a simulated network.
+    Sim(sim::Port),
+    /// Faults injected into another link.
+    Fault(Box<Fault<AnyLink>>),
+    /// Another link, recorded.
+    Capture(Box<Capture<AnyLink>>),
+}
+
+impl AnyLink {
+    /// What the bpf links inside have done, all together; `None` if there are none.
+    #[must_use]
+    pub fn bpf_stats(&self) -> Option<BpfStats> {
+        match self {
+            AnyLink::Udp(_) | AnyLink::Sim(_) => None,
+            AnyLink::Bpf(link) => Some(link.stats()),
+            AnyLink::Multihomed(link) => {
+                let stats = link.links().iter().filter_map(AnyLink::bpf_stats);
+                stats.reduce(|one, other| one + other)
+            }
+            AnyLink::Fault(link) => link.inner().bpf_stats(),
+            AnyLink::Capture(link) => link.inner().bpf_stats(),
+        }
+    }
+}
+
+impl From<Udp> for AnyLink {
+    fn from(link: Udp) -> Self {
+        AnyLink::Udp(Box::new(link))
+    }
+}
+
+impl From<Bpf> for AnyLink {
+    fn from(link: Bpf) -> Self {
+        AnyLink::Bpf(Box::new(link))
+    }
+}
+
+impl From<Multihomed<AnyLink>> for AnyLink {
+    fn from(link: Multihomed<AnyLink>) -> Self {
+        AnyLink::Multihomed(Box::new(link))
+    }
+}
+
+impl From<sim::Port> for AnyLink {
+    fn from(link: sim::Port) -> Self {
+        AnyLink::Sim(link)
+    }
+}
+
+impl From<Fault<AnyLink>> for AnyLink {
+    fn from(link: Fault<AnyLink>) -> Self {
+        AnyLink::Fault(Box::new(link))
+    }
+}
+
+impl From<Capture<AnyLink>> for AnyLink {
+    fn from(link: Capture<AnyLink>) -> Self {
+        AnyLink::Capture(Box::new(link))
+    }
+}
+
+/// The same call on whichever link it is.
+macro_rules! on_link {
+    ($any:expr, $link:ident => $call:expr) => {
+        match $any {
+            AnyLink::Udp($link) => $call,
+            AnyLink::Bpf($link) => $call,
+            AnyLink::Multihomed($link) => $call,
+            AnyLink::Sim($link) => $call,
+            AnyLink::Fault($link) => $call,
+            AnyLink::Capture($link) => $call,
+        }
+    };
+}
+
+impl Link for AnyLink {
+    fn caps(&self) -> Caps {
+        on_link!(self, link => link.caps())
+    }
+
+    fn local(&self, class: Class) -> SocketAddr {
+        on_link!(self, link => link.local(class))
+    }
+
+    fn locals(&self, class: Class) -> Vec<SocketAddr> {
+        on_link!(self, link => link.locals(class))
+    }
+
+    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
+        on_link!(self, link => link.source(class, to))
+    }
+
+    #[inline]
+    fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+        on_link!(self, link => link.send(now_ns, batch))
+    }
+
+    fn refuses_next(&self) -> bool {
+        on_link!(self, link => link.refuses_next())
+    }
+
+    #[inline]
+    fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
+        on_link!(self, link => link.poll(now_ns, class))
+    }
+
+    #[inline]
+    fn frame(&self, index: usize) -> Incoming<'_> {
+        on_link!(self, link => link.frame(index))
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        on_link!(self, link => link.next_deadline_ns())
+    }
+
+    fn arm(&mut self) -> bool {
+        on_link!(self, link => link.arm())
+    }
+
+    fn disarm(&mut self) {
+        on_link!(self, link => link.disarm());
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        on_link!(self, link => link.descriptors())
+    }
+}

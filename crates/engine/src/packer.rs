@@ -1,0 +1,671 @@
+//! How messages get into frames: one copy in, small ones packed together.
+
+use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
+use dipole_proto::{BeginError, EdgeId, Frames, Instant, Machine, MessageStart, PeerId, Slot};
+
+use super::content::{Content, Head};
+use super::target::Blocked;
+use crate::frames::FramePool;
+
+/// Frames filled ahead of what may leave: two full runs. More would have left the
+/// processor's cache when they are checksummed and copied by the kernel.
+const FRAMES_AHEAD: usize = super::BATCH;
+/// One part in this many of the frames is left to small messages.
+const SMALL_SHARE: usize = 8;
+
+/// A frame that still takes records.
+#[derive(Clone, Copy, Debug)]
+struct OpenFrame {
+    slot: Slot,
+    /// Where the next record goes.
+    end: usize,
+    /// Some record in it belongs to a stream that uses the bulk lane.
+    bulk: bool,
+}
+
+/// The frames of one peer.
+#[derive(Debug)]
+struct PeerFrames {
+    id: PeerId,
+    open: Option<OpenFrame>,
+    /// A long message is on its way into frames.
+    long_begun: bool,
+    /// Edges with records in the open frame.
+    open_edges: Vec<u32>,
+    /// Bulk frames queued and released so far: an edge whose last one has not
+    /// been released keeps to the bulk lane, so that it does not overtake itself.
+    bulk_queued: u64,
+    bulk_released: u64,
+    bulk_mark: Vec<u64>,
+}
+
+impl PeerFrames {
+    fn new(id: PeerId) -> PeerFrames {
+        PeerFrames {
+            id,
+            open: None,
+            long_begun: false,
+            open_edges: Vec::new(),
+            bulk_queued: 0,
+            bulk_released: 0,
+            bulk_mark: Vec::new(),
+        }
+    }
+
+    /// True if messages of this outgoing edge still fly on the bulk lane.
+    #[inline]
+    fn is_streaming(&self, edge: EdgeId) -> bool {
+        self.bulk_mark
+            .get(edge.index as usize)
+            .is_some_and(|mark| *mark > self.bulk_released)
+    }
+
+    /// Notes that the open frame holds a record of this edge.
+    #[inline]
+    fn note_record(&mut self, edge: EdgeId) {
+        if self.open_edges.last() != Some(&edge.index) {
+            self.open_edges.push(edge.index);
+        }
+    }
+
+    /// The open frame is closed, as a bulk frame or not.
+    fn close_open(&mut self, bulk: bool) {
+        self.bulk_queued += u64::from(bulk);
+        while let Some(edge) = self.open_edges.pop() {
+            if bulk {
+                self.note_bulk(edge, 0);
+            }
+        }
+    }
+
+    /// So many more bulk frames are queued, the last with a record of this edge.
+    fn note_bulk(&mut self, edge: u32, more: u64) {
+        let index = edge as usize;
+        self.bulk_queued += more;
+        if self.bulk_mark.len() <= index {
+            self.bulk_mark.resize(index + 1, 0);
+        }
+        self.bulk_mark[index] = self.bulk_queued;
+    }
+}
+
+/// A long message on its way into frames.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PacketSend {
+    edge: EdgeId,
+    /// By the bulk lane.
+    bulk: bool,
+    key: EdgeKey,
+    sequence: u32,
+    /// Of an operation: each piece begins with it.
+    head: Option<Head>,
+    offset: usize,
+}
+
+impl PacketSend {
+    pub(super) fn edge(&self) -> EdgeId {
+        self.edge
+    }
+
+    /// Bytes that are in frames.
+    pub(super) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Writes the record of the next `length` bytes; `payload` is what lies behind the first
+    /// `skipped` bytes of the message.
+    fn emit_piece(&mut self, frame: &mut [u8], payload: &[u8], skipped: usize, length: usize) {
+        let from = self.offset - skipped;
+        let place = (self.offset as u64, (skipped + payload.len()) as u64);
+        let head = self.head.as_ref().map_or(&[][..], |head| &head[..]);
+        let bytes = head.len() + length;
+        let is_operation = self.head.is_some();
+        wire::emit_fragment(
+            frame,
+            self.key,
+            self.sequence,
+            place,
+            bytes,
+            false,
+            is_operation,
+        );
+        frame[FRAGMENT_BYTES..FRAGMENT_BYTES + head.len()].copy_from_slice(head);
+        frame[FRAGMENT_BYTES + head.len()..FRAGMENT_BYTES + bytes]
+            .copy_from_slice(&payload[from..from + length]);
+        self.offset += length;
+    }
+
+    /// Bytes of a piece that are none of the message's.
+    fn overhead_bytes(&self) -> usize {
+        FRAGMENT_BYTES + self.head.map_or(0, |head| head.len())
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Packer {
+    pub(super) frames: FramePool,
+    /// Packets of the longest message that goes by the small lane.
+    small_run: usize,
+    /// By [`PeerId::index`].
+    peers: Vec<PeerFrames>,
+    /// Peers with a frame being filled.
+    open_frames: usize,
+}
+
+impl Packer {
+    /// A message that fills at most `small_run` packets goes by the small lane if no bulk is
+    /// before it.
+    pub(super) fn new(frames: FramePool, small_run: usize) -> Packer {
+        Packer {
+            frames,
+            small_run,
+            peers: Vec::new(),
+            open_frames: 0,
+        }
+    }
+
+    /// Messages go by the small lane up to so many packets, if the link joins as many.
+    pub(super) fn shorten_runs(&mut self, most: usize) {
+        self.small_run = self.small_run.min(most).max(1);
+    }
+
+    /// True if some frame is being filled.
+    #[inline]
+    pub(super) fn has_open_frames(&self) -> bool {
+        self.open_frames > 0
+    }
+
+    /// True if a frame for this peer is being filled.
+    pub(super) fn is_filling(&self, peer: PeerId) -> bool {
+        let found = self.peers.get(peer.index());
+        found.is_some_and(|found| found.id == peer && found.open.is_some())
+    }
+
+    /// True if a long message to this peer is on its way into frames.
+    pub(super) fn has_long(&self, peer: PeerId) -> bool {
+        let found = self.peers.get(peer.index());
+        found.is_some_and(|found| found.id == peer && found.long_begun)
+    }
+
+    /// The frames of a peer, if it is the one at its place.
+    #[inline]
+    fn current(&mut self, id: PeerId) -> Option<&mut PeerFrames> {
+        let found = self.peers.get_mut(id.index());
+        found.filter(|found| found.id == id)
+    }
+
+    /// The frames of a peer that the machine knows: those of one that had its place before
+    /// are gone.
+    #[inline]
+    fn peer(&mut self, id: PeerId) -> &mut PeerFrames {
+        let index = id.index();
+        if self.peers.get(index).is_none_or(|peer| peer.id != id) {
+            self.enter(id);
+        }
+        &mut self.peers[index]
+    }
+
+    #[cold]
+    fn enter(&mut self, id: PeerId) {
+        let index = id.index();
+        while self.peers.len() <= index {
+            self.peers.push(PeerFrames::new(id));
+        }
+        self.replace(index, id);
+    }
+
+    fn replace(&mut self, index: usize, id: PeerId) {
+        let old = std::mem::replace(&mut self.peers[index], PeerFrames::new(id));
+        if let Some(open) = old.open {
+            self.frames.put_back(open.slot);
+            self.open_frames -= 1;
+        }
+    }
+
+    /// A peer is gone: the frame that was being filled for it is free.
+    pub(super) fn forget(&mut self, id: PeerId) {
+        let index = id.index();
+        if self.peers.get(index).is_some_and(|peer| peer.id == id) {
+            self.replace(index, id);
+        }
+    }
+
+    /// The machine has let go of a queued frame; the peer whose bulk frame it was.
+    #[inline]
+    pub(super) fn release(&mut self, slot: Slot) -> Option<PeerId> {
+        let id = self.frames.release(slot)?;
+        let peer = self.peers.get_mut(id.index())?;
+        if peer.id == id {
+            peer.bulk_released += 1;
+        }
+        Some(id)
+    }
+
+    /// Copies a message that fits one packet into a frame. With `more` it may
+    /// wait there for others; else it is queued unless earlier frames still wait.
+    #[inline]
+    pub(super) fn send_whole(
+        &mut self,
+        machine: &mut Machine,
+        now: Instant,
+        edge: EdgeId,
+        content: Content<'_>,
+        more: bool,
+    ) -> Result<(), Blocked> {
+        let total = content.charged_bytes();
+        let begun = machine.begin(now, edge, total).map_err(blocked)?;
+        let needed = MESSAGE_BYTES + content.bytes();
+        if HEADER_BYTES + needed > begun.space {
+            machine.retract(edge, total);
+            // Packets have become shorter since the caller looked.
+            return Err(Blocked::NoFrame);
+        }
+        let Some(mut open) = self.open_frame(machine, edge.peer, needed, begun.space) else {
+            machine.retract(edge, total);
+            return Err(Blocked::NoFrame);
+        };
+        let frame = self.frames.space(open.slot);
+        let place = &mut frame[open.end..open.end + needed];
+        content.emit(place, begun.key, low(begun.sequence));
+        open.end += needed;
+        let peer = self.peer(edge.peer);
+        open.bulk |= peer.is_streaming(edge);
+        peer.note_record(edge);
+        peer.open = Some(open);
+        if !more && begun.is_first {
+            self.close_frame(machine, edge.peer, false);
+        }
+        Ok(())
+    }
+
+    /// Copies a message into a frame of its own, to be sent at once. `None`, and nothing has
+    /// changed, unless it fits a packet, may be sent now, and no other waits before it.
+    #[inline]
+    pub(super) fn pack_alone(
+        &mut self,
+        machine: &mut Machine,
+        now: Instant,
+        edge: EdgeId,
+        content: Content<'_>,
+    ) -> Option<Slot> {
+        let is_busy = |peer: &mut PeerFrames| peer.open.is_some() || peer.is_streaming(edge);
+        if self.current(edge.peer).is_some_and(is_busy) || self.share(machine, edge.peer) == 0 {
+            return None;
+        }
+        let total = content.charged_bytes();
+        let begun = machine.begin(now, edge, total).ok()?;
+        let end = HEADER_BYTES + MESSAGE_BYTES + content.bytes();
+        if !begun.is_first || end > begun.space {
+            machine.retract(edge, total);
+            return None;
+        }
+        let slot = self.frames.take()?;
+        let place = &mut self.frames.space(slot)[HEADER_BYTES..end];
+        content.emit(place, begun.key, low(begun.sequence));
+        self.frames.fill(slot, end);
+        self.frames.set_bulk(slot, None);
+        Some(slot)
+    }
+
+    /// Begins a message longer than a packet; it must be continued to its end. One
+    /// at a time per peer: the pieces of several would wait in each other's frames
+    /// while the receiver has room for one only.
+    pub(super) fn begin_long(
+        &mut self,
+        machine: &mut Machine,
+        now: Instant,
+        edge: EdgeId,
+        content: Content<'_>,
+    ) -> Result<PacketSend, Blocked> {
+        if self.has_long(edge.peer) {
+            return Err(Blocked::NoFrame);
+        }
+        let begun = machine.begin(now, edge, content.charged_bytes());
+        let MessageStart { key, sequence, .. } = begun.map_err(blocked)?;
+        self.close_frame(machine, edge.peer, true);
+        let is_short = content.payload.len() <= piece_bytes(machine, edge.peer) * self.small_run;
+        let is_first = machine.queued(edge.peer) == 0;
+        let peer = self.peer(edge.peer);
+        peer.long_begun = true;
+        Ok(PacketSend {
+            edge,
+            bulk: !is_short || !is_first || peer.is_streaming(edge),
+            key,
+            sequence: low(sequence),
+            head: content.head.copied(),
+            offset: 0,
+        })
+    }
+
+    /// Whether there are frames for all of a long message.
+    pub(super) fn has_frames_for(
+        &self,
+        machine: &Machine,
+        peer: PeerId,
+        total: usize,
+    ) -> Result<(), Blocked> {
+        let space = machine.packet_space(peer);
+        let Some(piece) = space.checked_sub(HEADER_BYTES + FRAGMENT_BYTES) else {
+            return Err(Blocked::Opening);
+        };
+        let frames = total.div_ceil(piece.max(1));
+        let reserve = self.frames.units() / SMALL_SHARE;
+        if frames > self.frames.units() - reserve {
+            let limit = ((self.frames.units() - reserve) * piece) as u64;
+            return Err(Blocked::TooLong { limit });
+        }
+        // One for which nothing is under way waits for no other: what finds no frame is kept.
+        match frames > self.free_for_long() && machine.frames_held(peer) > 0 {
+            true => Err(Blocked::NoFrame),
+            false => Ok(()),
+        }
+    }
+
+    /// Packets that a long message to this peer fills.
+    pub(super) fn pieces(&self, machine: &Machine, peer: PeerId, total: usize) -> usize {
+        total.div_ceil(piece_bytes(machine, peer).max(1))
+    }
+
+    /// True if all of a long message may be put into frames now.
+    pub(super) fn has_room_ahead(&self, machine: &Machine, peer: PeerId, total: usize) -> bool {
+        let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(peer));
+        let room = ahead.min(self.free_for_long_to(machine, peer));
+        total <= piece_bytes(machine, peer) * room
+    }
+
+    /// Copies as much of a long message as there are frames; true when all of it
+    /// has been queued. `payload` is what lies behind the first `skipped` bytes.
+    pub(super) fn continue_long(
+        &mut self,
+        machine: &mut Machine,
+        send: &mut PacketSend,
+        payload: &[u8],
+        skipped: usize,
+    ) -> bool {
+        self.queue_full_pieces(machine, send, (payload, skipped), usize::MAX);
+        let reserve = self.frames.units() / SMALL_SHARE;
+        let (peer, total) = (send.edge.peer, skipped + payload.len());
+        let space = machine.packet_space(peer);
+        while send.offset < total {
+            if self.frames.free() <= reserve || machine.queued(peer) >= FRAMES_AHEAD {
+                return false;
+            }
+            let overhead = send.overhead_bytes();
+            let Some(open) = self.open_frame(machine, peer, overhead + 1, space) else {
+                return false;
+            };
+            let length = (space - open.end - overhead).min(total - send.offset);
+            let frame = &mut self.frames.space(open.slot)[open.end..];
+            send.emit_piece(frame, payload, skipped, length);
+            let frames = self.peer(peer);
+            frames.note_record(send.edge);
+            frames.open = Some(OpenFrame {
+                slot: open.slot,
+                end: open.end + overhead + length,
+                bulk: send.bulk,
+            });
+            // The last piece leaves room that the next message may use, unless
+            // nothing is in front of it.
+            if send.offset < total || machine.queued(peer) == 0 {
+                self.close_frame(machine, peer, send.bulk);
+            }
+        }
+        self.peer(peer).long_begun = false;
+        true
+    }
+
+    /// Queues at most so many pieces of a long message, as far as there are frames: those that
+    /// fill a frame each, which all do but the last. No other records are in those frames, so
+    /// that they are noted together.
+    pub(super) fn queue_full_pieces(
+        &mut self,
+        machine: &mut Machine,
+        send: &mut PacketSend,
+        (payload, skipped): (&[u8], usize),
+        most: usize,
+    ) {
+        if self.is_filling(send.edge.peer) {
+            return;
+        }
+        let (edge, total) = (send.edge, skipped + payload.len());
+        let end = machine.packet_space(edge.peer);
+        let length = end.saturating_sub(HEADER_BYTES + send.overhead_bytes());
+        let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(edge.peer));
+        let room = ahead
+            .min(self.free_for_long_to(machine, edge.peer))
+            .min(most);
+        // At least a byte is left for the last.
+        let full = (total - send.offset).saturating_sub(1).checked_div(length);
+        let mut queued = 0;
+        for _ in 0..full.unwrap_or(0).min(room) {
+            let Some(slot) = self.frames.take() else {
+                break;
+            };
+            let frame = &mut self.frames.space(slot)[HEADER_BYTES..end];
+            send.emit_piece(frame, payload, skipped, length);
+            self.frames.fill(slot, end);
+            let bulk = send.bulk.then_some(edge.peer);
+            self.frames.set_bulk(slot, bulk);
+            if !machine.queue(edge.peer, slot, send.bulk) {
+                self.frames.put_back(slot);
+                break;
+            }
+            queued += 1;
+        }
+        if send.bulk && queued > 0 {
+            self.peer(edge.peer).note_bulk(edge.index, queued);
+        }
+    }
+
+    /// Frames that this peer may take now: it holds no more than it leaves to the others, so one
+    /// that takes nothing does not keep them from sending.
+    #[inline]
+    fn share(&self, machine: &Machine, peer: PeerId) -> usize {
+        let free = self.frames.free();
+        match self.frames.units() - free < free {
+            // Nobody holds as much.
+            true => free.div_ceil(2),
+            false => free.saturating_sub(machine.frames_held(peer)).div_ceil(2),
+        }
+    }
+
+    /// Of the frames that long messages may use now, those for this peer.
+    pub(super) fn free_for_long_to(&self, machine: &Machine, peer: PeerId) -> usize {
+        self.free_for_long().min(self.share(machine, peer))
+    }
+
+    /// Frames that long messages may use now.
+    fn free_for_long(&self) -> usize {
+        self.frames
+            .free()
+            .saturating_sub(self.frames.units() / SMALL_SHARE)
+    }
+
+    /// Copies an unreliable message into frames.
+    pub(super) fn send_unreliable(
+        &mut self,
+        machine: &mut Machine,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> Result<(), Blocked> {
+        let space = machine.packet_space(edge.peer);
+        let Some(piece) = space.checked_sub(HEADER_BYTES + FRAGMENT_BYTES) else {
+            return Err(Blocked::Opening);
+        };
+        let whole = HEADER_BYTES + MESSAGE_BYTES + payload.len() <= space;
+        let needed = match whole {
+            true => 1,
+            false => payload.len().div_ceil(piece),
+        };
+        let limit = self.frames.units() - self.frames.units() / SMALL_SHARE;
+        if needed > limit {
+            return Err(Blocked::TooLong {
+                limit: (limit * piece) as u64,
+            });
+        }
+        if needed > self.frames.free() {
+            return Err(Blocked::NoFrame);
+        }
+        let (key, sequence) = machine.begin_unreliable(edge).map_err(blocked)?;
+        let chunk_bytes = if whole { payload.len().max(1) } else { piece };
+        let total = payload.len() as u64;
+        for index in 0..needed {
+            let chunk = &payload[index * chunk_bytes..payload.len().min((index + 1) * chunk_bytes)];
+            let Some(slot) = self.frames.take() else {
+                return Err(Blocked::NoFrame);
+            };
+            let frame = &mut self.frames.space(slot)[HEADER_BYTES..];
+            let head = if whole {
+                wire::emit_message(frame, key, sequence, chunk.len(), true, false);
+                MESSAGE_BYTES
+            } else {
+                let place = ((index * chunk_bytes) as u64, total);
+                wire::emit_fragment(frame, key, sequence, place, chunk.len(), true, false);
+                FRAGMENT_BYTES
+            };
+            frame[head..head + chunk.len()].copy_from_slice(chunk);
+            self.frames.fill(slot, HEADER_BYTES + head + chunk.len());
+            if !machine.queue_unreliable(edge.peer, slot, !whole) {
+                self.frames.put_back(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues the frame being filled for this peer, however full.
+    pub(super) fn flush(&mut self, machine: &mut Machine, peer: PeerId) {
+        self.close_frame(machine, peer, false);
+    }
+
+    /// Queues all frames being filled, however full.
+    pub(super) fn flush_all(&mut self, machine: &mut Machine) {
+        for index in 0..self.peers.len() {
+            let id = self.peers[index].id;
+            self.close_frame(machine, id, false);
+        }
+    }
+
+    /// Queues frames being filled for peers that have nothing else to send.
+    pub(super) fn close_idle_frames(&mut self, machine: &mut Machine) {
+        if self.open_frames == 0 {
+            return;
+        }
+        for index in 0..self.peers.len() {
+            let PeerFrames { id, open, .. } = self.peers[index];
+            if open.is_some() && machine.queued(id) == 0 {
+                self.close_frame(machine, id, false);
+            }
+        }
+    }
+
+    /// The frame being filled for a peer, with at least `needed` bytes left; `None` if no
+    /// frame is free.
+    #[inline]
+    fn open_frame(
+        &mut self,
+        machine: &mut Machine,
+        id: PeerId,
+        needed: usize,
+        space: usize,
+    ) -> Option<OpenFrame> {
+        if let Some(open) = self.peer(id).open {
+            if open.end + needed <= space {
+                return Some(open);
+            }
+            self.close_frame(machine, id, true);
+        }
+        if self.share(machine, id) == 0 {
+            return None;
+        }
+        let slot = self.frames.take()?;
+        let open = OpenFrame {
+            slot,
+            end: HEADER_BYTES,
+            bulk: false,
+        };
+        self.peer(id).open = Some(open);
+        self.open_frames += 1;
+        Some(open)
+    }
+
+    /// Queues the frame being filled; by the bulk lane if it is full or belongs to
+    /// a stream.
+    fn close_frame(&mut self, machine: &mut Machine, id: PeerId, full: bool) {
+        let Some(peer) = self.current(id) else {
+            return;
+        };
+        let Some(open) = peer.open.take() else {
+            return;
+        };
+        let bulk = full || open.bulk;
+        peer.close_open(bulk);
+        self.open_frames -= 1;
+        self.frames.fill(open.slot, open.end);
+        self.frames.set_bulk(open.slot, bulk.then_some(id));
+        if !machine.queue(id, open.slot, bulk) {
+            self.frames.put_back(open.slot);
+        }
+    }
+}
+
+/// Bytes of a long message that a packet to this peer takes.
+fn piece_bytes(machine: &Machine, peer: PeerId) -> usize {
+    let space = machine.packet_space(peer);
+    space.saturating_sub(HEADER_BYTES + FRAGMENT_BYTES)
+}
+
+pub(super) fn blocked(error: BeginError) -> Blocked {
+    match error {
+        BeginError::NoCredit { .. } => Blocked::NoCredit,
+        BeginError::TooLong { limit } => Blocked::TooLong { limit },
+        BeginError::Refused(reason) => Blocked::Refused(reason),
+        BeginError::Opening => Blocked::Opening,
+        BeginError::Gone => Blocked::Gone(None),
+    }
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the wire carries the low 32 bits"
+)]
+fn low(sequence: u64) -> u32 {
+    sequence as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipole_proto::{Config, GoneReason};
+
+    #[test]
+    fn what_is_done_for_a_peer_that_is_gone_touches_nothing_of_the_one_at_its_place() {
+        let mut machine = Machine::new(Config::default(), 1, [2, 3], &[]);
+        let greeting = machine.greeting();
+        let gone = machine.open_pipe(greeting).expect("room");
+        machine.close_pipe(gone, GoneReason::Died);
+        let next = machine.open_pipe(greeting).expect("room");
+        assert_eq!(gone.index(), next.index(), "the same place");
+        let mut packer = Packer::new(FramePool::new(4, 256), 1);
+        packer
+            .open_frame(&mut machine, gone, 10, 200)
+            .expect("free");
+        packer
+            .open_frame(&mut machine, next, 10, 200)
+            .expect("free");
+        let edge = EdgeId {
+            peer: gone,
+            index: 0,
+            generation: 0,
+        };
+        packer.flush(&mut machine, gone);
+        packer.forget(gone);
+        let long = vec![0; 1 << 20];
+        let begun = packer.begin_long(&mut machine, Instant(1), edge, Content::from(&long[..]));
+        assert!(matches!(begun, Err(Blocked::Gone(None))));
+        let packed = packer.pack_alone(&mut machine, Instant(1), edge, Content::from(&b"late"[..]));
+        assert_eq!(packed, None);
+        assert!(packer.is_filling(next) && packer.has_open_frames());
+        assert_eq!(packer.frames.free(), 3, "the frame of the first is free");
+    }
+}

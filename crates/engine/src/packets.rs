@@ -1,0 +1,438 @@
+//! Packets between the link and the machine: taken, checked, handed over, sent in batches.
+
+use std::io;
+
+use arrayvec::ArrayVec;
+use dipole_link::{Class, Link, Outgoing};
+use dipole_proto::wire::{Address, LaneAddress, MAX_LANES, Packet};
+use dipole_proto::{EdgeId, Instant, Seal, Transmit};
+
+use super::content::Content;
+use super::core::Core;
+use super::trailer::Trailers;
+use super::{BATCH, Traffic};
+use crate::frames::{FramePool, slot_of};
+use crate::link::AnyLink;
+use crate::net::{from_wire, to_wire};
+
+/// Steps without bulk traffic after which the bulk port is looked at less often.
+const BULK_QUIET_STEPS: u32 = 256;
+/// How often then, in steps.
+const BULK_EVERY: u32 = 8;
+/// Pause before a full link is offered the rest of a batch again.
+const LINK_RETRY_NS: u64 = 50_000;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct PacketPort {
+    link: AnyLink,
+    trailers: Trailers,
+    /// Packets the link did not take yet.
+    batch: ArrayVec<Leaving, BATCH>,
+    /// Those of them whose records are encrypted: frames keep them for repeats as they were.
+    encrypted: Vec<u8>,
+    /// The packet at hand, if its records came encrypted.
+    plain: Vec<u8>,
+    bulk_quiet: u32,
+    /// Small frames that [`look`](Self::look) has found.
+    looked: Option<usize>,
+    polls_per_syscall: u32,
+    /// Packets were taken since the last sleep.
+    woken: bool,
+    traffic: Traffic,
+}
+
+/// A packet that is closed.
+#[derive(Debug)]
+struct Leaving {
+    transmit: Transmit,
+    /// Where it lies among the encrypted ones, if it does.
+    encrypted_at: Option<usize>,
+}
+
+impl PacketPort {
+    pub(super) fn new(link: AnyLink, trailers: Trailers) -> PacketPort {
+        PacketPort {
+            polls_per_syscall: link.caps().polls_per_syscall,
+            link,
+            trailers,
+            batch: ArrayVec::new(),
+            encrypted: Vec::new(),
+            plain: Vec::new(),
+            bulk_quiet: 0,
+            looked: None,
+            woken: false,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// Wipes the keys of sessions that are over.
+    #[inline]
+    pub(super) fn forget_ended(&mut self, core: &mut Core) {
+        while let Some((index, serial)) = core.machine.take_ended_session() {
+            self.trailers.forget(index, serial);
+        }
+    }
+
+    pub(super) fn link(&self) -> &AnyLink {
+        &self.link
+    }
+
+    pub(super) fn link_mut(&mut self) -> &mut AnyLink {
+        &mut self.link
+    }
+
+    pub(super) fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// True if packets wait that the link did not take.
+    #[inline]
+    pub(super) fn has_batch(&self) -> bool {
+        !self.batch.is_empty()
+    }
+
+    /// Before sleeping: false if something is there.
+    pub(super) fn arm(&mut self) -> bool {
+        self.woken = false;
+        self.link.arm()
+    }
+
+    /// True once after packets were taken for which a sleeper was to be woken.
+    #[inline]
+    pub(super) fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
+    /// Looks at the small port for as long as so many system calls take, until something
+    /// is there. True if something is, and no bulk comes.
+    #[inline]
+    pub(super) fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
+        // While bulk comes, its port shall not wait for the small one.
+        let calls = if self.is_bulk_quiet() { calls } else { 1 };
+        for _ in 0..calls * self.polls_per_syscall {
+            let count = self.link.poll(now.0, Class::Small)?;
+            if count > 0 {
+                self.looked = Some(count);
+                return Ok(self.is_bulk_quiet());
+            }
+        }
+        Ok(false)
+    }
+
+    /// True while bulk comes.
+    #[inline]
+    pub(super) fn expects_bulk(&self) -> bool {
+        !self.is_bulk_quiet()
+    }
+
+    /// Takes what [`look`](Self::look) has found.
+    #[inline]
+    pub(super) fn take_found(&mut self, now: Instant, core: &mut Core) -> io::Result<bool> {
+        self.receive(now, core, Class::Small)
+    }
+
+    #[inline]
+    fn is_bulk_quiet(&self) -> bool {
+        self.bulk_quiet > BULK_QUIET_STEPS
+    }
+
+    /// Takes the packets at hand; true if there were any.
+    #[inline]
+    pub(super) fn receive_all(
+        &mut self,
+        now: Instant,
+        core: &mut Core,
+        look_everywhere: bool,
+    ) -> io::Result<bool> {
+        let mut received = self.receive(now, core, Class::Small)?;
+        self.bulk_quiet = self.bulk_quiet.wrapping_add(1);
+        // A waiter woken by a small packet shall not pay for a look at the bulk port;
+        // it looks there before it sleeps again.
+        let due = !self.is_bulk_quiet() || self.bulk_quiet.is_multiple_of(BULK_EVERY);
+        if due || look_everywhere && !received {
+            received |= self.receive(now, core, Class::Bulk)?;
+        }
+        Ok(received)
+    }
+
+    fn receive(&mut self, now: Instant, core: &mut Core, class: Class) -> io::Result<bool> {
+        let seen = match class {
+            Class::Small => self.looked.take(),
+            Class::Bulk => None,
+        };
+        let count = match seen {
+            Some(count) => count,
+            None => self.link.poll(now.0, class)?,
+        };
+        if count == 0 {
+            return Ok(false);
+        }
+        self.woken = true;
+        if class == Class::Bulk {
+            self.bulk_quiet = 0;
+        }
+        for index in 0..count {
+            let frame = self.link.frame(index);
+            self.traffic.bytes_received += frame.bytes.len() as u64;
+            let from = to_wire(frame.from);
+            let mut rest = frame.bytes;
+            while !rest.is_empty() {
+                let (packet, behind) = Packet::split_first(rest);
+                rest = behind;
+                self.traffic.packets_received += 1;
+                let (trailers, plain) = (&mut self.trailers, &mut self.plain);
+                take_packet(trailers, plain, core, (now, from), packet);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends a message at once by the short way, if nothing waits before it. False, and nothing
+    /// has changed, if it does.
+    #[inline]
+    pub(super) fn send_alone(
+        &mut self,
+        now: Instant,
+        core: &mut Core,
+        edge: EdgeId,
+        content: Content<'_>,
+    ) -> io::Result<bool> {
+        if self.has_batch() {
+            return Ok(false);
+        }
+        let Core {
+            machine, packer, ..
+        } = core;
+        let Some(slot) = packer.pack_alone(machine, now, edge, content) else {
+            return Ok(false);
+        };
+        match machine.transmit_alone(now, edge.peer, slot, &mut packer.frames) {
+            Some(transmit) => self.send_one(now, core, transmit)?,
+            None => {
+                machine.queue(edge.peer, slot, false);
+            }
+        }
+        if core.machine.has_transmit() || core.packer.has_open_frames() || self.has_batch() {
+            self.transmit(now, core)?;
+        }
+        Ok(true)
+    }
+
+    /// Closes a packet and offers it to the link; it waits in the batch if that is full.
+    #[inline]
+    fn send_one(&mut self, now: Instant, core: &mut Core, transmit: Transmit) -> io::Result<()> {
+        let frames = &mut core.packer.frames;
+        // The batch is empty.
+        self.encrypted.clear();
+        let Some(leaving) = self.close(frames, transmit) else {
+            return Ok(());
+        };
+        let bytes = packet_bytes(&leaving.transmit);
+        if self
+            .link
+            .send(now.0, &[outgoing(&leaving, frames, &self.encrypted)])?
+            == 0
+        {
+            frames.pin(leaving.transmit.frame);
+            self.batch.push(leaving);
+            return Ok(());
+        }
+        self.traffic.packets_sent += 1;
+        self.traffic.bytes_sent += bytes as u64;
+        if frames.free() == 0 {
+            core.ready.notify(dipole_driver::WaitKey::Frame);
+        }
+        Ok(())
+    }
+
+    /// Appends a packet's trailer; encrypts a copy of its records if they are to be. `None` if
+    /// its session is over, and with it the keys: nobody waits for such a packet.
+    #[inline]
+    fn close(&mut self, frames: &mut FramePool, transmit: Transmit) -> Option<Leaving> {
+        let space = frames.space(slot_of(transmit.frame));
+        let encrypts = matches!(transmit.seal, Seal::Session { encrypts: true, .. });
+        let at = self.encrypted.len();
+        let space = if encrypts {
+            self.encrypted
+                .extend_from_slice(&space[..packet_bytes(&transmit)]);
+            &mut self.encrypted[at..]
+        } else {
+            space
+        };
+        let closed = self.trailers.append(space, transmit.length, transmit.seal);
+        closed.then_some(Leaving {
+            transmit,
+            encrypted_at: encrypts.then_some(at),
+        })
+    }
+
+    /// Sends everything that may go now.
+    pub(super) fn transmit(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        self.send_batch(now, core)?;
+        core.packer.close_idle_frames(&mut core.machine);
+        while self.batch.is_empty() {
+            self.encrypted.clear();
+            while !self.batch.is_full() && core.machine.has_transmit() {
+                let frames = &mut core.packer.frames;
+                let Some(transmit) = core.machine.poll_transmit(now, frames) else {
+                    break;
+                };
+                let frame = transmit.frame;
+                frames.pin(frame);
+                match self.close(frames, transmit) {
+                    Some(leaving) => self.batch.push(leaving),
+                    None => frames.sent(frame),
+                }
+            }
+            if self.batch.is_empty() {
+                break;
+            }
+            self.send_batch(now, core)?;
+            core.packer.close_idle_frames(&mut core.machine);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn send_batch(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        match self.batch.is_empty() {
+            true => Ok(()),
+            false => self.offer_batch(now, core),
+        }
+    }
+
+    fn offer_batch(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        loop {
+            self.offer_once(now, core)?;
+            if self.batch.is_empty() || !self.link.refuses_next() {
+                break;
+            }
+            // Too long for its interface by now: the protocol cuts it.
+            let refused = self.batch.remove(0).transmit;
+            core.packer.frames.sent(refused.frame);
+            core.machine.packet_too_long(now, &refused);
+            if self.batch.is_empty() {
+                return Ok(());
+            }
+        }
+        if !self.batch.is_empty() {
+            self.traffic.link_full += 1;
+        }
+        Ok(())
+    }
+
+    fn offer_once(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        let frames = &mut core.packer.frames;
+        let taken = match &self.batch[..] {
+            [alone] => {
+                let outgoing = [outgoing(alone, frames, &self.encrypted)];
+                self.link.send(now.0, &outgoing)?
+            }
+            batch => send_run(&mut self.link, now, batch, (frames, &self.encrypted))?,
+        };
+        self.traffic.packets_sent += taken as u64;
+        for leaving in &self.batch[..taken] {
+            self.traffic.bytes_sent += packet_bytes(&leaving.transmit) as u64;
+        }
+        if frames.free() == 0 {
+            core.ready.notify(dipole_driver::WaitKey::Frame);
+        }
+        for leaving in self.batch.drain(..taken) {
+            frames.sent(leaving.transmit.frame);
+        }
+        Ok(())
+    }
+
+    /// When the link has something to do, or what it refused is offered again.
+    pub(super) fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
+        let retry = self.has_batch().then(|| now.after(LINK_RETRY_NS));
+        let link = self.link.next_deadline_ns().map(Instant);
+        [link, retry].into_iter().flatten().min()
+    }
+}
+
+/// Hands a packet to the protocol, if its trailer is right.
+#[inline]
+fn take_packet(
+    trailers: &mut Trailers,
+    plain: &mut Vec<u8>,
+    core: &mut Core,
+    (now, from): (Instant, Address),
+    packet: &[u8],
+) {
+    let Ok(mut addressed) = core.machine.address(now, from, packet) else {
+        return;
+    };
+    if let Err(reason) = trailers.check(&mut addressed, packet, plain) {
+        core.machine.count(reason);
+        return;
+    }
+    let (addressed, packet) = match addressed.seal {
+        Seal::Session { encrypts: true, .. } => (addressed.decrypted(plain), &plain[..]),
+        _ => (addressed, packet),
+    };
+    let _counted = core.machine.on_packet(now, from, &addressed);
+    if let Some(agreement) = core.machine.take_agreement() {
+        trailers.agree(&agreement);
+    }
+    match core.machine.take_assembled() {
+        None => core.handle_events(packet),
+        Some(whole) => core.handle_events(&whole[..]),
+    }
+}
+
+/// Offers several packets; apart from a lone one for the room that this takes.
+#[inline(never)]
+fn send_run(
+    link: &mut AnyLink,
+    now: Instant,
+    batch: &[Leaving],
+    (frames, encrypted): (&FramePool, &[u8]),
+) -> io::Result<usize> {
+    let outgoing = batch.iter().map(|one| outgoing(one, frames, encrypted));
+    let outgoing: ArrayVec<Outgoing<'_>, BATCH> = outgoing.collect();
+    link.send(now.0, &outgoing)
+}
+
+/// A packet as the link takes it.
+#[inline]
+fn outgoing<'a>(leaving: &Leaving, frames: &'a FramePool, encrypted: &'a [u8]) -> Outgoing<'a> {
+    let transmit = &leaving.transmit;
+    let bytes = packet_bytes(transmit);
+    Outgoing {
+        class: if transmit.bulk {
+            Class::Bulk
+        } else {
+            Class::Small
+        },
+        to: from_wire(transmit.to),
+        // Handshakes are answered to where they come from, packets of a session
+        // to where the handshake said.
+        any_port: transmit.peer.is_some(),
+        head: match leaving.encrypted_at {
+            Some(at) => &encrypted[at..at + bytes],
+            None => frames.bytes(slot_of(transmit.frame), bytes),
+        },
+        payload: &[],
+    }
+}
+
+#[inline]
+fn packet_bytes(transmit: &Transmit) -> usize {
+    transmit.length + transmit.seal.bytes()
+}
+
+/// For each interface a lane for small packets and one for bulk.
+pub(super) fn lanes(link: &AnyLink) -> ArrayVec<LaneAddress, MAX_LANES> {
+    let small = link.locals(Class::Small).into_iter();
+    let pairs = small.zip(link.locals(Class::Bulk));
+    let addresses = pairs.flat_map(|(small, bulk)| [(small, false), (bulk, true)]);
+    let lanes = (0..).zip(addresses).take(MAX_LANES);
+    let lanes = lanes.map(|(lane, (address, bulk))| LaneAddress {
+        lane,
+        bulk,
+        address: to_wire(address),
+    });
+    lanes.collect()
+}

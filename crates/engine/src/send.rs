@@ -1,0 +1,639 @@
+//! Messages on their way out, by whatever carries their edge.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES};
+use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
+
+use super::Engine;
+use super::content::{Content, Head};
+use super::long_messages::{Long, LongSend};
+use super::packer::PacketSend;
+use super::posted::{Keep, Posted, Rest};
+use super::shared_memory::{Route, SharedMemory};
+use super::target::{Blocked, Target};
+use crate::address::EndpointId;
+use crate::registry::EdgeTraffic;
+use dipole_driver::Reading;
+use dipole_driver::WaitKey;
+
+/// Frames that the kernel takes as one datagram. Queued with more to come, so many leave without
+/// waiting for it.
+const FULL_RUN_FRAMES: usize = 44;
+/// Bytes of messages that the engine keeps for senders who did not wait; those for one process
+/// have no more than they leave to the others.
+const KEPT_BYTES: usize = 32 << 20;
+
+/// A long message whose sender did not wait: it lies with the engine.
+#[derive(Debug)]
+pub(super) struct Kept {
+    send: PacketSend,
+    rest: Rest,
+}
+
+impl Engine {
+    /// The outgoing edge from `source` to `target` at a peer, for one more user; usable
+    /// again if the peer once refused it.
+    ///
+    /// # Errors
+    /// [`EdgeError`].
+    pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
+        self.core.machine.edge(peer, source, target)
+    }
+
+    /// One user of an edge less; the last ends it.
+    pub fn close_edge(&mut self, edge: EdgeId) {
+        self.core.packer.flush(&mut self.core.machine, edge.peer);
+        self.core.machine.close_edge(edge);
+        self.core.handle_events(&[][..]);
+        self.push_records();
+    }
+
+    /// After a refusal: the edge may be used again.
+    pub fn clear_refusal(&mut self, edge: EdgeId) {
+        self.core.machine.clear_refusal(edge);
+    }
+
+    /// Nobody waits for credit on this edge any more.
+    pub fn cancel(&mut self, edge: EdgeId) {
+        self.core.machine.cancel(edge);
+    }
+
+    /// Where an endpoint points.
+    pub fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
+        let state = self.core.dispatch.endpoints.get(endpoint)?;
+        state.targets.as_ref()
+    }
+
+    /// Lets an endpoint point elsewhere; edges that it no longer uses are closed.
+    pub fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
+        let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
+            return;
+        };
+        let new = (!targets.is_empty()).then(|| targets.into());
+        let old: Option<Arc<[Target]>> = std::mem::replace(&mut state.targets, new);
+        let new = state.targets.clone();
+        for target in old.iter().flat_map(|old| old.iter()) {
+            let mut kept = new.iter().flat_map(|new| new.iter());
+            if !kept.any(|kept| Arc::ptr_eq(&kept.sent, &target.sent)) {
+                self.close_edge(target.edge);
+            }
+        }
+    }
+
+    /// All edges of this process, and what has gone along them.
+    pub fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
+        let endpoints = self.core.dispatch.endpoints.iter();
+        endpoints.flat_map(move |(endpoint, targets)| {
+            let traffic = move |target: &Target| self.edge_traffic(endpoint, target);
+            targets.iter().map(traffic).collect::<Vec<_>>()
+        })
+    }
+
+    /// What has gone along an edge.
+    pub fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
+        EdgeTraffic {
+            source: EndpointId(source),
+            target: target.address,
+            local: self.shares_memory(target.edge.peer),
+            messages: target.sent.messages.load(Ordering::Relaxed),
+            bytes: target.sent.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// True if a peer is reached by shared memory.
+    #[inline]
+    pub fn shares_memory(&self, peer: PeerId) -> bool {
+        self.route(peer).is_some()
+    }
+
+    /// Longest message that goes whole to this peer.
+    #[must_use]
+    #[inline]
+    pub fn whole_limit(&self, peer: PeerId) -> usize {
+        match self.route(peer) {
+            Some(route) => route.eager_bytes,
+            None => {
+                let space = self.core.machine.packet_space(peer);
+                space.saturating_sub(HEADER_BYTES + MESSAGE_BYTES)
+            }
+        }
+    }
+
+    /// Sends at once if the endpoint has one target that takes the message now; else
+    /// false, and nothing has been queued.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub fn send_fast(
+        &mut self,
+        endpoint: u32,
+        payload: &[u8],
+        more: bool,
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<bool> {
+        let content = Content::from(payload);
+        let endpoints = &self.core.dispatch.endpoints;
+        let Some([target]) = endpoints.get(endpoint).and_then(|state| state.targets()) else {
+            return Ok(false);
+        };
+        let edge = target.edge;
+        if let Some((memory, route)) = with_route(&mut self.memory, edge.peer) {
+            let machine = &mut self.core.machine;
+            let sent = payload.len() <= route.eager_bytes
+                && memory
+                    .send_whole(machine, (route, edge), content, more)
+                    .is_ok();
+            if sent {
+                target.sent.count(payload.len());
+            }
+            return Ok(sent);
+        }
+        let sent = self.send_at_once(edge, content, more, clock)?.is_ok();
+        if sent
+            && let Some(state) = self.core.dispatch.endpoints.get(endpoint)
+            && let Some([target]) = state.targets()
+        {
+            target.sent.count(payload.len());
+        }
+        Ok(sent)
+    }
+
+    /// Sends what goes whole at once, or with `more` to come when they have come.
+    ///
+    /// # Errors
+    /// The outer one only when the link is broken; [`Blocked`] when nothing was queued.
+    #[inline]
+    pub fn send_at_once(
+        &mut self,
+        edge: EdgeId,
+        content: Content<'_>,
+        more: bool,
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<Result<(), Blocked>> {
+        if let Some(memory) = &mut self.memory
+            && let Some(route) = memory.route(edge.peer)
+        {
+            if content.bytes() > route.eager_bytes {
+                return Ok(Err(Blocked::NoFrame));
+            }
+            let machine = &mut self.core.machine;
+            return Ok(memory.send_whole(machine, (route, edge), content, more));
+        }
+        if content.bytes() > self.whole_limit(edge.peer) {
+            return match more {
+                true => Ok(Err(Blocked::NoFrame)),
+                false => self.send_long_at_once(clock.now(), edge, content),
+            };
+        }
+        let now = if more { clock.last() } else { clock.now() };
+        if !more
+            && self
+                .packets
+                .send_alone(now, &mut self.core, edge, content)?
+        {
+            return Ok(Ok(()));
+        }
+        let sent = self.send_whole(now, edge, content, more);
+        if !more {
+            self.transmit(now)?;
+        } else if sent.is_err() || self.queued(edge.peer) >= FULL_RUN_FRAMES {
+            self.transmit(clock.now())?;
+        }
+        Ok(sent)
+    }
+
+    /// Sends a message of several packets at once, if there is room for all of it ahead of
+    /// what may leave.
+    fn send_long_at_once(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: Content<'_>,
+    ) -> std::io::Result<Result<(), Blocked>> {
+        let payload = content.payload;
+        let (machine, packer) = (&mut self.core.machine, &mut self.core.packer);
+        if !packer.has_room_ahead(machine, edge.peer, payload.len()) {
+            return Ok(Err(Blocked::NoFrame));
+        }
+        let is_first = machine.queued(edge.peer) == 0;
+        let mut send = match packer.begin_long(machine, now, edge, content) {
+            Ok(send) => send,
+            Err(why) => return Ok(Err(self.explained(edge, why))),
+        };
+        // In runs of the same length, each filled while the receiver takes the one before.
+        let pieces = packer.pieces(machine, edge.peer, payload.len());
+        let runs = pieces.div_ceil(FULL_RUN_FRAMES);
+        for _ in 1..runs {
+            let core = &mut self.core;
+            let (rest, most) = ((payload, 0), pieces.div_ceil(runs));
+            core.packer
+                .queue_full_pieces(&mut core.machine, &mut send, rest, most);
+            if let Err(error) = self.transmit(now) {
+                self.keep_long(LongSend(Long::Packets(send)), payload);
+                return Err(error);
+            }
+        }
+        let (machine, packer) = (&mut self.core.machine, &mut self.core.packer);
+        if !packer.continue_long(machine, &mut send, payload, 0) {
+            self.keep_long(LongSend(Long::Packets(send)), payload);
+        } else if is_first {
+            // All of it leaves in one call; where packets wait, the next message shares its last.
+            packer.flush(machine, edge.peer);
+        }
+        self.transmit(now)?;
+        Ok(Ok(()))
+    }
+
+    /// Sends a message in a packet by the short way that suits nearly all small ones: it fits
+    /// one, and nothing waits to be sent before it. False if not, and nothing has changed.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub fn send_alone<'a>(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: impl Into<Content<'a>>,
+    ) -> std::io::Result<bool> {
+        if self.shares_memory(edge.peer) {
+            return Ok(false);
+        }
+        (self.packets).send_alone(now, &mut self.core, edge, content.into())
+    }
+
+    /// Queues what goes whole. With `more` it may wait for others; else packets
+    /// leave with the next [`transmit`](Self::transmit).
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    #[inline]
+    pub fn send_whole<'a>(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: impl Into<Content<'a>>,
+        more: bool,
+    ) -> Result<(), Blocked> {
+        let content = content.into();
+        let machine = &mut self.core.machine;
+        let sent = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, route)) => memory.send_whole(machine, (route, edge), content, more),
+            None => {
+                let packer = &mut self.core.packer;
+                packer.send_whole(machine, now, edge, content, more)
+            }
+        };
+        sent.map_err(|why| self.explained(edge, why))
+    }
+
+    /// Begins what does not go whole. In shared memory its bytes must stay where
+    /// they are until the message has been continued to its end, unless it is `kept`: copied
+    /// into memory of the engine.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn begin_long<'a>(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: impl Into<Content<'a>>,
+        kept: bool,
+    ) -> Result<LongSend, Blocked> {
+        let buffers = kept.then(|| Arc::clone(self.core.dispatch.buffers()));
+        let keep = buffers.as_ref().map_or(Keep::No, Keep::Copy);
+        self.begin_kept(now, edge, content.into(), keep)
+    }
+
+    /// The same for what is kept in some way inside a node.
+    pub(super) fn begin_kept(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: Content<'_>,
+        keep: Keep<'_>,
+    ) -> Result<LongSend, Blocked> {
+        let machine = &mut self.core.machine;
+        let begun = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, _)) => {
+                let (length, stays) = (content.payload.len(), matches!(keep, Keep::No));
+                if !stays && !memory.may_keep(edge.peer, length, KEPT_BYTES) {
+                    return Err(Blocked::NoFrame);
+                }
+                let begun = memory.begin_long(machine, now, edge, content, keep);
+                begun.map(Long::Memory)
+            }
+            None => {
+                let packer = &mut self.core.packer;
+                let begun = packer.begin_long(machine, now, edge, content);
+                begun.map(Long::Packets)
+            }
+        };
+        match begun {
+            Ok(long) => Ok(LongSend(long)),
+            Err(why) => Err(self.explained(edge, why)),
+        }
+    }
+
+    /// Like [`begin_long`](Self::begin_long), for a caller who will not wait: only if there is
+    /// room for all of it now.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn begin_long_at_once<'a>(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: impl Into<Content<'a>>,
+    ) -> Result<LongSend, Blocked> {
+        let content = content.into();
+        let length = content.payload.len();
+        if self.shares_memory(edge.peer) {
+            if length > KEPT_BYTES {
+                let limit = KEPT_BYTES as u64;
+                return Err(Blocked::TooLong { limit });
+            }
+            return self.begin_long(now, edge, content, true);
+        }
+        // Before anything is said of frames: one that is gone takes none.
+        if !self.core.machine.is_open(edge.peer) {
+            return Err(self.explained(edge, Blocked::Opening));
+        }
+        let machine = &self.core.machine;
+        let packer = &self.core.packer;
+        packer.has_frames_for(machine, edge.peer, length)?;
+        self.begin_long(now, edge, content, false)
+    }
+
+    /// Goes on with a long message as far as there is room; true when the caller's `payload`
+    /// is no longer needed.
+    ///
+    /// # Errors
+    /// [`Blocked::Gone`] only; without room it does nothing.
+    pub fn continue_long(&mut self, send: &mut LongSend, payload: &[u8]) -> Result<bool, Blocked> {
+        match &mut send.0 {
+            Long::Memory(id) => {
+                let (memory, id) = (&mut self.memory, *id);
+                let Some(memory) = memory else {
+                    return Err(Blocked::Gone(None));
+                };
+                memory
+                    .continue_long(&mut self.core.machine, id, payload)
+                    .map_err(|why| self.explained(id.0, why))
+            }
+            Long::Packets(send) => {
+                let edge = send.edge();
+                if !self.core.machine.is_open(edge.peer) {
+                    return Err(self.explained(edge, Blocked::Gone(None)));
+                }
+                let core = &mut self.core;
+                let done = core
+                    .packer
+                    .continue_long(&mut core.machine, send, payload, 0);
+                if done {
+                    core.ready.notify(WaitKey::Peer(edge.peer));
+                }
+                Ok(done)
+            }
+        }
+    }
+
+    /// The caller will not wait for the end of a long message: what is left of it is copied
+    /// and goes on by itself.
+    pub fn keep_long(&mut self, send: LongSend, payload: &[u8]) {
+        match send.0 {
+            Long::Packets(send) => {
+                let buffers = self.core.dispatch.buffers();
+                let rest = Rest::copy(payload, send.offset(), buffers);
+                self.kept.push(Kept { send, rest });
+            }
+            Long::Memory(_) => self.abandon_long(send),
+        }
+    }
+
+    /// The caller of a long message gives it up in its middle: memory that a peer may be
+    /// reading is about to go, so the connection to that peer ends.
+    pub fn abandon_long(&mut self, send: LongSend) {
+        if let Long::Memory(id) = send.0
+            && let Some(memory) = &mut self.memory
+        {
+            memory.abandon(id, &mut self.core);
+        }
+    }
+
+    /// Goes on with long messages whose senders did not wait.
+    #[inline]
+    pub(super) fn continue_kept(&mut self) {
+        if !self.kept.is_empty() {
+            self.continue_all_kept();
+        }
+    }
+
+    fn continue_all_kept(&mut self) {
+        let core = &mut self.core;
+        let ended = self.kept.extract_if(.., |kept| {
+            let is_open = core.machine.is_open(kept.send.edge().peer);
+            let (packer, machine) = (&mut core.packer, &mut core.machine);
+            let Kept { send, rest } = kept;
+            let go_on = |bytes: &[u8]| packer.continue_long(machine, send, bytes, rest.skipped);
+            !is_open || rest.show(go_on).unwrap_or(true)
+        });
+        for Kept { send, rest } in ended.collect::<Vec<_>>() {
+            let edge = send.edge();
+            core.ready.notify(WaitKey::Peer(edge.peer));
+            let sent = core.machine.is_open(edge.peer);
+            rest.release(edge, sent, &core.peers, &mut core.sent_posts);
+        }
+    }
+
+    /// Sends a message, or an operation with its data, of which the engine shares the bytes: what
+    /// finds no room goes on by itself. True if none of it is left.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub(super) fn send_shared(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        head: Option<&Head>,
+        bytes: &Bytes,
+        posted: Option<Posted>,
+    ) -> Result<bool, Blocked> {
+        let content = Content {
+            head,
+            payload: bytes,
+        };
+        if content.bytes() <= self.whole_limit(edge.peer) {
+            return self.send_whole(now, edge, content, false).map(|()| true);
+        }
+        let machine = &mut self.core.machine;
+        let sent = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, _)) => {
+                let keep = Keep::Shared(bytes, posted);
+                let begun = memory.begin_long(machine, now, edge, content, keep);
+                begun.map(|id| memory.has_sent(id))
+            }
+            None => {
+                let packer = &mut self.core.packer;
+                let begun = packer.begin_long(machine, now, edge, content);
+                begun.map(|mut send| {
+                    let done = packer.continue_long(machine, &mut send, bytes, 0);
+                    if !done {
+                        let rest = Rest::shared(bytes, posted);
+                        self.kept.push(Kept { send, rest });
+                    }
+                    done
+                })
+            }
+        };
+        sent.map_err(|why| self.explained(edge, why))
+    }
+
+    /// Frames that long messages to this peer may use now.
+    #[must_use]
+    pub fn frames_for_long(&self, peer: PeerId) -> usize {
+        let core = &self.core;
+        core.packer.free_for_long_to(&core.machine, peer)
+    }
+
+    /// Sends a message without repeats; packets leave with the next
+    /// [`transmit`](Self::transmit).
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn send_unreliable(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> Result<(), Blocked> {
+        if self
+            .route(edge.peer)
+            .is_some_and(|route| payload.len() > route.eager_bytes)
+        {
+            // It goes like a reliable one, or not at all.
+            let sent = self.begin_long(now, edge, payload, true).map(|_kept| ());
+            return sent.map_err(|why| match why {
+                Blocked::NoCredit => {
+                    self.cancel(edge);
+                    Blocked::NoFrame
+                }
+                other => other,
+            });
+        }
+        let machine = &mut self.core.machine;
+        let sent = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, route)) => memory.send_unreliable(machine, (route, edge), payload),
+            None if !machine.is_open(edge.peer) => Err(Blocked::Opening),
+            None => self.core.packer.send_unreliable(machine, edge, payload),
+        };
+        sent.map_err(|why| self.explained(edge, why))
+    }
+
+    /// Frames queued to a peer that have not left.
+    #[must_use]
+    pub fn queued(&self, peer: PeerId) -> usize {
+        self.core.machine.queued(peer)
+    }
+
+    /// Whatever was queued with more to come leaves with the next transmit.
+    pub fn flush(&mut self, peer: PeerId) {
+        self.core.packer.flush(&mut self.core.machine, peer);
+        self.wake_memory_peers();
+    }
+
+    /// Queues all frames that are being filled.
+    pub fn flush_all(&mut self) {
+        let core = &mut self.core;
+        if core.packer.has_open_frames() {
+            core.packer.flush_all(&mut core.machine);
+        }
+    }
+
+    /// Whether messages can be sent to a peer; an error if it is gone.
+    ///
+    /// # Errors
+    /// [`Blocked::Gone`].
+    pub fn is_open(&self, peer: PeerId) -> Result<bool, Blocked> {
+        match self.departed(peer) {
+            Some(gone) => Err(gone),
+            None => Ok(self.core.machine.is_open(peer)),
+        }
+    }
+
+    /// True if the process there has everything in its token buffer pools.
+    #[must_use]
+    pub fn is_peer_acknowledged(&mut self, peer: PeerId) -> bool {
+        let core = &self.core;
+        match with_route(&mut self.memory, peer) {
+            Some((memory, _)) => memory.is_acknowledged(&core.machine, peer),
+            None => {
+                let packed = !core.packer.is_filling(peer) && !core.packer.has_long(peer);
+                packed && !self.packets.has_batch() && core.machine.is_acknowledged(peer)
+            }
+        }
+    }
+
+    /// True if a peer is gone and had everything before.
+    pub fn left_acknowledged(&self, peer: PeerId) -> bool {
+        self.core.peers.left_acknowledged(peer)
+    }
+
+    /// True if every process has everything.
+    #[must_use]
+    pub fn is_acknowledged(&mut self) -> bool {
+        let peers: Vec<PeerId> = self.core.machine.peers().collect();
+        peers
+            .into_iter()
+            .all(|peer| self.is_peer_acknowledged(peer))
+    }
+
+    /// True if nothing is lost when this process leaves now: packets are acknowledged, and
+    /// what is in shared memory lies in rings, where it is found also afterwards.
+    #[must_use]
+    pub fn may_leave(&mut self) -> bool {
+        let peers: Vec<PeerId> = self.core.machine.peers().collect();
+        peers
+            .into_iter()
+            .all(|peer| match with_route(&mut self.memory, peer) {
+                Some((memory, _)) => memory.may_leave(&self.core.machine, peer),
+                None => self.is_peer_acknowledged(peer),
+            })
+    }
+
+    /// How messages get to a peer by shared memory, if they do.
+    #[inline]
+    fn route(&self, peer: PeerId) -> Option<Route> {
+        self.memory.as_ref()?.route(peer)
+    }
+
+    /// Puts the reason in where a peer is gone.
+    fn explained(&self, edge: EdgeId, why: Blocked) -> Blocked {
+        match why {
+            Blocked::Gone(None) | Blocked::Opening => self.departed(edge.peer).unwrap_or(why),
+            other => other,
+        }
+    }
+
+    /// That a peer is gone, if it is; why is not remembered once another has its place.
+    fn departed(&self, peer: PeerId) -> Option<Blocked> {
+        let reason = self.core.peers.gone_reason(peer);
+        let is_gone = reason.is_some() || self.core.machine.node(peer).is_none();
+        is_gone.then_some(Blocked::Gone(reason))
+    }
+}
+
+/// The part that shares memory with a peer, and how messages get there.
+#[inline]
+fn with_route(
+    memory: &mut Option<SharedMemory>,
+    peer: PeerId,
+) -> Option<(&mut SharedMemory, Route)> {
+    let memory = memory.as_mut()?;
+    let route = memory.route(peer)?;
+    Some((memory, route))
+}

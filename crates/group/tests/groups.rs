@@ -1,0 +1,779 @@
+//! Groups through the public API, in this process and with one that is killed.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use dipole_group::{Combine, Group, GroupError, Members};
+use dipole_node::{Address, Config, Links, Node, NodeId, OpenError};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const BOTH: [Links; 2] = [Links::Shm, Links::Udp];
+const SIZES: [usize; 6] = [1, 2, 3, 5, 8, 16];
+const FIRST_PORT: u32 = 100;
+
+fn directory() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+fn open(directory: &Path, links: Links) -> Node {
+    let config = Config::local(NodeId(1), directory.join("dipole"));
+    Node::open(Config { links, ..config }).expect("a node on loopback")
+}
+
+fn members(size: usize) -> Members {
+    let size = u32::try_from(size).expect("few");
+    Members::first((0..size).map(port).collect::<Vec<_>>())
+}
+
+fn port(rank: u32) -> Address {
+    Address::new(1, FIRST_PORT + rank)
+}
+
+fn join(node: &Node, size: usize, rank: usize) -> Group {
+    (Group::join(&node, members(size), rank, PATIENCE))
+        .unwrap_or_else(|error| panic!("{rank}: {error}"))
+}
+
+/// Runs each rank on a thread with a node of its own.
+fn each<R: Send>(links: Links, size: usize, body: impl Fn(&Node, usize) -> R + Sync) -> Vec<R> {
+    let directory = directory();
+    std::thread::scope(|scope| {
+        let body = &body;
+        let path = directory.path();
+        let threads: Vec<_> = (0..size)
+            .map(|rank| scope.spawn(move || body(&open(path, links), rank)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|result| result.expect("no panic")).collect()
+    })
+}
+
+fn each_in_group<R: Send>(
+    links: Links,
+    size: usize,
+    body: impl Fn(&mut Group) -> R + Sync,
+) -> Vec<R> {
+    each(links, size, |node, rank| {
+        let mut group = join(node, size, rank);
+        assert_eq!((group.rank(), group.size()), (rank, size));
+        body(&mut group)
+    })
+}
+
+/// Bytes that tell who made them, and in which round.
+fn pattern(length: usize, rank: usize, round: usize) -> Vec<u8> {
+    let byte = |at: usize| (at.wrapping_mul(31) ^ (rank * 17) ^ (round * 101)).to_le_bytes()[0];
+    (0..length).map(byte).collect()
+}
+
+/// A 2 x 2 matrix of words: products are associative and not commutative.
+type Matrix = [u64; 4];
+
+fn matrix(rank: usize, round: usize) -> Matrix {
+    let (rank, round) = (rank as u64, round as u64);
+    [rank + 2, round + 1, 1, rank * 3 + round]
+}
+
+fn product(left: Matrix, right: Matrix) -> Matrix {
+    let cell = |row: usize, column: usize| {
+        let first = left[2 * row].wrapping_mul(right[column]);
+        first.wrapping_add(left[2 * row + 1].wrapping_mul(right[2 + column]))
+    };
+    [cell(0, 0), cell(0, 1), cell(1, 0), cell(1, 1)]
+}
+
+fn to_bytes(matrix: Matrix) -> Vec<u8> {
+    matrix.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn from_bytes(bytes: &[u8]) -> Matrix {
+    let word = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("a word"));
+    [word(0), word(1), word(2), word(3)]
+}
+
+fn multiply(left: &mut [u8], right: &[u8]) {
+    left.copy_from_slice(&to_bytes(product(from_bytes(left), from_bytes(right))));
+}
+
+fn all_product(size: usize, round: usize) -> Matrix {
+    let matrices = (0..size).map(|rank| matrix(rank, round));
+    matrices.reduce(product).expect("at least one")
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_entered_it() {
+    for links in BOTH {
+        for size in SIZES {
+            let entered = AtomicUsize::new(0);
+            each_in_group(links, size, |group| {
+                for round in 1..=100 {
+                    entered.fetch_add(1, Ordering::SeqCst);
+                    group.barrier(PATIENCE).expect("all come");
+                    let entered = entered.load(Ordering::SeqCst);
+                    assert!(entered >= round * size, "{entered} of {size} in {round}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_broadcast_from_any_root_and_of_any_length_comes_to_all() {
+    for links in BOTH {
+        for size in SIZES {
+            each_in_group(links, size, |group| {
+                for (round, length) in [0, 1, 1000, 65_536, 300_000].into_iter().enumerate() {
+                    for root in 0..size {
+                        let expected = pattern(length, root, round);
+                        let mut data = match group.rank() == root {
+                            true => expected.clone(),
+                            false => b"something else".to_vec(),
+                        };
+                        group
+                            .broadcast(root, &mut data, PATIENCE)
+                            .expect("it comes");
+                        assert!(data == expected, "{length} bytes from {root} of {size}");
+                        data.fill(0);
+                        if group.rank() == root {
+                            data.copy_from_slice(&expected);
+                        }
+                        (group.broadcast_slice(root, &mut data, PATIENCE)).expect("it comes");
+                        assert!(data == expected, "{length} bytes from {root} of {size}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn reductions_combine_in_the_order_of_ranks_and_give_equal_bits() {
+    for links in BOTH {
+        for size in SIZES {
+            let sums = each_in_group(links, size, |group| {
+                for root in 0..size {
+                    let own = to_bytes(matrix(group.rank(), root));
+                    let expected = to_bytes(all_product(size, root));
+                    let mut data = own.clone();
+                    (group.reduce(root, &mut data, multiply, PATIENCE)).expect("all come");
+                    match group.rank() == root {
+                        true => assert_eq!(data, expected),
+                        false => assert_eq!(data, own),
+                    }
+                    let mut data = own.clone();
+                    (group.allreduce(&mut data, multiply, PATIENCE)).expect("all come");
+                    assert_eq!(data, expected);
+                }
+                // Sums of these depend on the order.
+                let own = [0.1 * (group.rank() + 1) as f64, 1e16, -1e16];
+                let mut everywhere = own;
+                let mut at_last = own;
+                (group.allreduce_numbers(&mut everywhere, Combine::Sum, PATIENCE))
+                    .expect("all come");
+                (group.reduce_numbers(size - 1, &mut at_last, Combine::Sum, PATIENCE))
+                    .expect("all come");
+                if group.rank() == size - 1 {
+                    assert_eq!(everywhere.map(f64::to_bits), at_last.map(f64::to_bits));
+                }
+                let mut extremes = [group.rank() as i64 - 3];
+                (group.allreduce_numbers(&mut extremes, Combine::Min, PATIENCE)).expect("all come");
+                assert_eq!(extremes, [-3]);
+                let mut greatest = [group.rank() as u64];
+                (group.allreduce_numbers(&mut greatest, Combine::Max, PATIENCE)).expect("all come");
+                assert_eq!(greatest, [size as u64 - 1]);
+                everywhere.map(f64::to_bits)
+            });
+            assert!(sums.iter().all(|sum| *sum == sums[0]));
+        }
+    }
+}
+
+#[test]
+fn long_vectors_are_combined_too() {
+    for links in BOTH {
+        for size in [2, 3, 5] {
+            each_in_group(links, size, |group| {
+                let mut numbers: Vec<u64> =
+                    (0..50_000).map(|at| at * group.rank() as u64).collect();
+                (group.allreduce_numbers(&mut numbers, Combine::Sum, PATIENCE)).expect("all come");
+                let ranks: u64 = (0..size as u64).sum();
+                assert!((0..50_000).map(|at| at * ranks).eq(numbers));
+            });
+        }
+    }
+}
+
+#[test]
+fn members_come_one_after_the_other() {
+    for links in BOTH {
+        for size in [2, 5] {
+            let (present, turn) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            each(links, size, |node, rank| {
+                while turn.load(Ordering::SeqCst) != rank {
+                    std::thread::yield_now();
+                }
+                turn.fetch_add(1, Ordering::SeqCst);
+                if rank == size - 1 {
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                present.fetch_add(1, Ordering::SeqCst);
+                let mut group = join(node, size, rank);
+                assert_eq!(present.load(Ordering::SeqCst), size);
+                group.barrier(PATIENCE).expect("all are there");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_member_that_computes_does_not_hold_up_broadcasts_that_pass_through_it() {
+    for links in BOTH {
+        let size = 8;
+        let done = Barrier::new(size);
+        each_in_group(links, size, |group| {
+            // Rank 4 has rank 5, 6 and 7 below it.
+            if group.rank() == 4 {
+                done.wait();
+            }
+            let mut data = pattern(200_000 * usize::from(group.rank() == 0), 0, 0);
+            group.broadcast(0, &mut data, PATIENCE).expect("it comes");
+            assert_eq!(data, pattern(200_000, 0, 0));
+            if group.rank() != 4 {
+                done.wait();
+            }
+        });
+    }
+}
+
+#[test]
+fn who_runs_ahead_of_a_slow_member_waits_in_the_end() {
+    for links in BOTH {
+        let sent = AtomicUsize::new(0);
+        each_in_group(links, 2, |group| {
+            if group.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(300));
+                assert!(sent.load(Ordering::SeqCst) <= 65);
+            }
+            for number in 0..1000_u64 {
+                let mut data = number.to_le_bytes().to_vec();
+                group.broadcast(0, &mut data, PATIENCE).expect("it comes");
+                assert_eq!(data, number.to_le_bytes());
+                if group.rank() == 0 {
+                    sent.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn groups_that_overlap_do_not_meet() {
+    for links in BOTH {
+        each(links, 5, |node, rank| {
+            let mut whole = join(node, 5, rank);
+            // Those in the middle are in another one, in reverse.
+            let addresses: Vec<_> = (1..4)
+                .rev()
+                .map(|rank| Address::new(1, 500 + rank))
+                .collect();
+            let mut inner = (1..4).contains(&rank).then(|| {
+                let inner = Group::join(&node, Members::first(addresses), 3 - rank, PATIENCE);
+                inner.expect("all come")
+            });
+            for round in 0..100 {
+                if let Some(inner) = &mut inner {
+                    let mut ranks = [rank as u64];
+                    (inner.allreduce_numbers(&mut ranks, Combine::Sum, PATIENCE)).expect("all");
+                    assert_eq!(ranks, [6]);
+                }
+                let mut data = pattern(100, rank, round);
+                (whole.broadcast(round % 5, &mut data, PATIENCE)).expect("it comes");
+                assert_eq!(data, pattern(100, round % 5, round));
+            }
+        });
+    }
+}
+
+#[test]
+fn members_with_different_lists_are_told_and_do_not_hang() {
+    for links in BOTH {
+        for size in [2, 3, 5, 8] {
+            let wrong = size - 1;
+            let all_are_there = Barrier::new(size);
+            let told = each(links, size, |node, rank| {
+                all_are_there.wait();
+                let mut list = members(size);
+                if rank == wrong {
+                    list.addresses.push(Address::new(1, 999));
+                }
+                Group::join(&node, list, rank, PATIENCE).map(drop)
+            });
+            for (rank, told) in told.into_iter().enumerate() {
+                let error = told.expect_err("they disagree");
+                let expected = match rank == wrong {
+                    true => size,
+                    false => size + 1,
+                };
+                match &error {
+                    GroupError::Disagreement { theirs } => {
+                        assert_eq!(theirs.addresses.len(), expected, "rank {rank}: {error}");
+                    }
+                    _ => panic!("rank {rank}: {error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn members_that_make_different_calls_are_told_who_made_which() {
+    for links in BOTH {
+        for size in [2, 3, 8] {
+            let told = each_in_group(links, size, |group| {
+                group.barrier(PATIENCE).expect("all come");
+                let mut word = [0_u64];
+                match group.rank() {
+                    1 => loop {
+                        // The root of a broadcast is done before the others notice.
+                        group.broadcast(1, &mut vec![1], PATIENCE)?;
+                    },
+                    _ => group.allreduce_numbers(&mut word, Combine::Sum, PATIENCE),
+                }
+            });
+            for told in told {
+                let error = told.expect_err("they differ");
+                let text = error.to_string();
+                assert!(matches!(error, GroupError::Mismatch { .. }), "{text}");
+                assert!(text.contains("rank 1 (1:101) made a broadcast"), "{text}");
+                assert!(text.contains("made an allreduce"), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_that_differ_are_told() {
+    for links in BOTH {
+        let told = each_in_group(links, 3, |group| {
+            let mut bytes = vec![0; 8 * (1 + usize::from(group.rank() == 2))];
+            group.allreduce(&mut bytes, |_, _| {}, PATIENCE)
+        });
+        for told in told {
+            let error = told.expect_err("they differ");
+            assert!(matches!(error, GroupError::Mismatch { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn who_waits_in_vain_says_for_whom_and_so_do_the_others() {
+    for links in BOTH {
+        let done = Barrier::new(3);
+        let told = each_in_group(links, 3, |group| {
+            if group.rank() == 2 {
+                done.wait();
+                return group.barrier(PATIENCE);
+            }
+            let told = group.barrier(Duration::from_millis(100));
+            done.wait();
+            told
+        });
+        for told in told {
+            let error = told.expect_err("one does not come");
+            let GroupError::TimedOut { member, waited_for } = &error else {
+                panic!("{error}");
+            };
+            assert!(member.rank < 2, "{error}");
+            assert!(
+                waited_for
+                    .iter()
+                    .all(|member| member.rank != 0 || member.rank == 2)
+            );
+        }
+    }
+}
+
+#[test]
+fn who_does_not_come_is_named() {
+    let directory = directory();
+    let node = open(directory.path(), Links::Shm);
+    let error = Group::join(&node, members(2), 0, Duration::from_millis(200));
+    let error = error.expect_err("nobody comes");
+    assert!(error.to_string().contains("rank 1 (1:101)"), "{error}");
+    let error = Group::join(&node, members(2), 2, PATIENCE).expect_err("no such rank");
+    assert!(matches!(error, GroupError::Members { .. }), "{error}");
+    let twice = Members::first([port(0), port(1), port(0)]);
+    let error = Group::join(&node, twice, 0, PATIENCE).expect_err("twice");
+    assert!(error.to_string().contains("1:100 twice"), "{error}");
+    let _taken = Group::join(&node, members(1), 0, PATIENCE).expect("alone");
+    let error = Group::join(&node, members(1), 0, PATIENCE).expect_err("taken");
+    assert!(
+        matches!(error, GroupError::Open(OpenError::Taken { .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn who_has_done_all_calls_may_leave_while_others_are_in_the_last() {
+    for links in BOTH {
+        for size in [2, 5, 8] {
+            for _ in 0..20 {
+                each_in_group(links, size, |group| {
+                    let mut data = pattern(3000 * usize::from(group.rank() == 0), 0, 0);
+                    group.barrier(PATIENCE).expect("all come");
+                    group.broadcast(0, &mut data, PATIENCE).expect("it comes");
+                    assert_eq!(data.len(), 3000);
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn who_leaves_too_early_is_named() {
+    for links in BOTH {
+        let told = each(links, 5, |node, rank| {
+            let mut group = join(node, 5, rank);
+            group.barrier(PATIENCE).expect("all come");
+            if rank == 3 {
+                return None;
+            }
+            Some(group.barrier(PATIENCE))
+        });
+        for told in told.into_iter().flatten() {
+            let error = told.expect_err("one has left");
+            let named = match &error {
+                GroupError::Left { member } => member.rank,
+                GroupError::Gone { members } => members[0].rank,
+                _ => panic!("{error}"),
+            };
+            assert_eq!(named, 3, "{error}");
+        }
+    }
+}
+
+#[test]
+fn members_that_join_and_go_are_other_generations() {
+    for links in BOTH {
+        each(links, 5, |node, rank| {
+            let later = Members {
+                generation: 7,
+                addresses: [4, 0, 3, 1].map(port).to_vec(),
+            };
+            let mut group = if rank < 4 {
+                let mut group = join(node, 4, rank);
+                group.barrier(PATIENCE).expect("all come");
+                if rank == 2 {
+                    return;
+                }
+                group.reform(later, PATIENCE).expect("all come");
+                group
+            } else {
+                Group::join(&node, later, 0, PATIENCE).expect("all come")
+            };
+            let mut ranks = [1 << (8 * group.rank())];
+            (group.allreduce_numbers::<u64>(&mut ranks, Combine::Sum, PATIENCE)).expect("all come");
+            assert_eq!(ranks, [0x0101_0101]);
+        });
+    }
+}
+
+#[test]
+fn a_member_that_others_exclude_is_told() {
+    for links in BOTH {
+        // Who comes when the others have left already would be a group of its own.
+        let is_told = AtomicBool::new(false);
+        each_in_group(links, 4, |group| {
+            group.barrier(PATIENCE).expect("all come");
+            let is_excluded = group.rank() == 2;
+            let lost = if is_excluded { &[][..] } else { &[2] };
+            let reformed = group.reform_without(lost, PATIENCE);
+            if is_excluded {
+                is_told.store(true, Ordering::Relaxed);
+                let error = reformed.expect_err("nobody wants it");
+                assert!(matches!(error, GroupError::Excluded { .. }), "{error}");
+            } else {
+                reformed.expect("the others agree");
+                group.barrier(PATIENCE).expect("all come");
+                assert_eq!(group.size(), 3);
+                let deadline = Instant::now() + PATIENCE;
+                while !is_told.load(Ordering::Relaxed) && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn members_that_miss_different_ones_agree_on_those_whom_nobody_misses() {
+    for links in BOTH {
+        each_in_group(links, 6, |group| {
+            group.barrier(PATIENCE).expect("all come");
+            let lost = match group.rank() {
+                0 => &[4][..],
+                1 => &[5],
+                2 | 3 => &[],
+                _ => return,
+            };
+            group.reform_without(lost, PATIENCE).expect("they agree");
+            let mut ranks = [1];
+            (group.allreduce_numbers::<u64>(&mut ranks, Combine::Sum, PATIENCE)).expect("all come");
+            assert_eq!((group.size(), ranks), (4, [4]));
+        });
+    }
+}
+
+/// The calls that a member is killed in.
+#[derive(Clone, Copy, Debug)]
+enum Repeated {
+    Barrier,
+    Broadcast,
+    Reduce,
+    Allreduce,
+}
+
+impl Repeated {
+    const ALL: [Repeated; 4] = [
+        Repeated::Barrier,
+        Repeated::Broadcast,
+        Repeated::Reduce,
+        Repeated::Allreduce,
+    ];
+
+    fn call(self, group: &mut Group, round: usize) -> Result<(), GroupError> {
+        let (size, rank) = (group.size(), group.rank());
+        let root = round % size;
+        let mut data = to_bytes(matrix(rank, round));
+        match self {
+            Repeated::Barrier => return group.barrier(PATIENCE),
+            Repeated::Broadcast => {
+                let length = if round.is_multiple_of(8) { 100_000 } else { 10 };
+                data = pattern(length, root, round);
+                if rank != root {
+                    data.clear();
+                }
+                group.broadcast(root, &mut data, PATIENCE)?;
+                assert!(data == pattern(length, root, round));
+            }
+            Repeated::Reduce => {
+                group.reduce(root, &mut data, multiply, PATIENCE)?;
+                if rank == root {
+                    assert_eq!(from_bytes(&data), all_product(size, round));
+                }
+            }
+            Repeated::Allreduce => {
+                group.allreduce(&mut data, multiply, PATIENCE)?;
+                assert_eq!(from_bytes(&data), all_product(size, round));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Part of the test below: a member that calls until it is killed.
+#[test]
+fn victim() {
+    let Ok(part) = std::env::var("DIPOLE_GROUPS_VICTIM") else {
+        return;
+    };
+    let numbers: Vec<usize> = part
+        .split(' ')
+        .map(|it| it.parse().expect("a number"))
+        .collect();
+    let [links, size, rank, which] = numbers[..] else {
+        panic!("{part}");
+    };
+    let folder = std::env::var("DIPOLE_GROUPS_FOLDER").expect("set by the test");
+    let node = open(folder.as_ref(), BOTH[links]);
+    let mut group = join(&node, size, rank);
+    println!("up");
+    for round in 0.. {
+        let called = Repeated::ALL[which].call(&mut group, round);
+        called.expect("nobody else is killed");
+    }
+}
+
+struct Victim(Child);
+
+impl Victim {
+    fn start(folder: &Path, part: &str) -> Victim {
+        let child = Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", "victim", "--nocapture"])
+            .env("DIPOLE_GROUPS_VICTIM", part)
+            .env("DIPOLE_GROUPS_FOLDER", folder)
+            .stdout(Stdio::piped())
+            .spawn();
+        Victim(child.expect("it starts"))
+    }
+
+    /// Kills it with SIGKILL, which is waited for.
+    fn kill(&mut self) {
+        self.0.kill().expect("our child");
+        self.0.wait().expect("our child");
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+#[test]
+fn a_member_killed_in_the_middle_of_a_call_is_named_to_all_and_the_others_go_on() {
+    for (at, links) in BOTH.into_iter().enumerate() {
+        for (which, repeated) in Repeated::ALL.into_iter().enumerate() {
+            for (size, killed) in [(2, 0), (3, 1), (5, 4), (8, 0)] {
+                let directory = directory();
+                let path = directory.path();
+                let mut victim = Victim::start(path, &format!("{at} {size} {killed} {which}"));
+                let out = victim.0.stdout.take().expect("a pipe");
+                let context = format!("{repeated:?}, {links:?}, {killed} of {size}");
+                std::thread::scope(|scope| {
+                    let threads: Vec<_> = (0..size)
+                        .filter(|rank| *rank != killed)
+                        .map(|rank| {
+                            scope.spawn(move || survive(path, links, (size, rank), repeated))
+                        })
+                        .collect();
+                    let mut lines = BufReader::new(out).lines();
+                    assert!(lines.any(|line| line.expect("a line") == "up"), "{context}");
+                    std::thread::sleep(Duration::from_millis(20));
+                    victim.kill();
+                    for thread in threads {
+                        let named = thread.join().expect("no panic");
+                        assert_eq!(named, killed, "{context}");
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_member_that_crashes_before_all_are_there_may_come_back() {
+    for (at, links) in BOTH.into_iter().enumerate() {
+        let directory = directory();
+        let path = directory.path();
+        std::thread::scope(|scope| {
+            let mut victim = Victim::start(path, &format!("{at} 3 1 0"));
+            let come = |rank| {
+                let mut group = join(&open(path, links), 3, rank);
+                group.barrier(PATIENCE).expect("all are there");
+            };
+            scope.spawn(move || come(0));
+            // Rank 0 tells the first rank 1 that it is there, and must tell the second, too.
+            std::thread::sleep(Duration::from_millis(500));
+            victim.kill();
+            scope.spawn(move || come(1));
+            scope.spawn(move || come(2));
+        });
+    }
+}
+
+/// Calls until the victim is killed, then goes on without; who was killed.
+fn survive(path: &Path, links: Links, (size, rank): (usize, usize), repeated: Repeated) -> usize {
+    let node = open(path, links);
+    let mut group = join(&node, size, rank);
+    let mut round = 0;
+    let error = loop {
+        match repeated.call(&mut group, round) {
+            Ok(()) => round += 1,
+            Err(error) => break error,
+        }
+    };
+    let GroupError::Gone { members } = &error else {
+        panic!("rank {rank}: {error}");
+    };
+    let again = group.barrier(PATIENCE).expect_err("it has ended");
+    assert_eq!(again.to_string(), error.to_string());
+    group
+        .reform_without(&[], PATIENCE)
+        .unwrap_or_else(|error| panic!("{rank}: {error}"));
+    assert_eq!(group.size(), size - 1);
+    for round in 0..100 {
+        for repeated in Repeated::ALL {
+            let called = repeated.call(&mut group, round);
+            called.unwrap_or_else(|error| panic!("{rank}: {error}"));
+        }
+    }
+    members[0].rank
+}
+
+#[derive(Clone, Debug)]
+enum Call {
+    Barrier,
+    Broadcast(usize, usize),
+    Reduce(usize),
+    Allreduce(usize),
+    /// One member is late.
+    Late(usize),
+}
+
+fn calls() -> impl Strategy<Value = Vec<Call>> {
+    let call = prop_oneof![
+        Just(Call::Barrier),
+        (0_usize..8, 0_usize..200_000).prop_map(|(root, length)| Call::Broadcast(root, length)),
+        (0_usize..8, 0_usize..64).prop_map(|(root, length)| Call::Broadcast(root, length)),
+        (0_usize..8).prop_map(Call::Reduce),
+        (1_usize..3000).prop_map(Call::Allreduce),
+        (0_usize..8).prop_map(Call::Late),
+    ];
+    prop::collection::vec(call, 1..200)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_sequence_of_calls_gives_what_one_process_alone_would(
+        size in 1_usize..8,
+        links in prop::sample::select(&BOTH[..]),
+        calls in calls(),
+    ) {
+        each_in_group(links, size, |group| {
+            for (round, call) in calls.iter().enumerate() {
+                let rank = group.rank();
+                match *call {
+                    Call::Barrier => group.barrier(PATIENCE).expect("all come"),
+                    Call::Broadcast(root, length) => {
+                        let root = root % size;
+                        let mut data = pattern(length * usize::from(rank == root), root, round);
+                        group.broadcast(root, &mut data, PATIENCE).expect("it comes");
+                        assert!(data == pattern(length, root, round));
+                    }
+                    Call::Reduce(root) => {
+                        let root = root % size;
+                        let mut data = to_bytes(matrix(rank, round));
+                        group.reduce(root, &mut data, multiply, PATIENCE).expect("all come");
+                        if rank == root {
+                            assert_eq!(from_bytes(&data), all_product(size, round));
+                        }
+                    }
+                    Call::Allreduce(length) => {
+                        let mut numbers = vec![rank as u64 + 1; length];
+                        (group.allreduce_numbers(&mut numbers, Combine::Sum, PATIENCE))
+                            .expect("all come");
+                        let sum: u64 = (1..=size as u64).sum();
+                        assert!(numbers.iter().all(|number| *number == sum));
+                    }
+                    Call::Late(who) => {
+                        if rank == who % size {
+                            std::thread::sleep(Duration::from_millis(2));
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
