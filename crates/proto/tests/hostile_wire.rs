@@ -158,7 +158,18 @@ fn a_message_longer_than_all_credit_is_a_violation() {
         .expect("a message was sent");
     for total in [u64::MAX, u64::MAX - 64, 1 << 63, 1 << 31] {
         let mut records = vec![0; FRAGMENT_BYTES + 1];
-        wire::emit_fragment(&mut records, FIRST, 1, (0, total), 1, false, false);
+        wire::emit_fragment(
+            &mut records,
+            wire::FragmentHead {
+                key: FIRST,
+                sequence: 1,
+                offset: 0,
+                total,
+                unreliable: false,
+                operation: false,
+            },
+            1,
+        );
         let continued = Action::Forge {
             which,
             forgery: Forgery::Continue { records },

@@ -52,7 +52,18 @@ fn send(wire: &mut Wire, edge: EdgeId, id: u32, length: usize, piece: usize) -> 
                 MESSAGE_BYTES
             } else {
                 let place = (offset as u64, length as u64);
-                wire::emit_fragment(bytes, begun.key, sequence, place, payload, false, true);
+                wire::emit_fragment(
+                    bytes,
+                    wire::FragmentHead {
+                        key: begun.key,
+                        sequence,
+                        offset: place.0,
+                        total: place.1,
+                        unreliable: false,
+                        operation: true,
+                    },
+                    payload,
+                );
                 FRAGMENT_BYTES
             };
             bytes[at..at + OPERATION_BYTES].copy_from_slice(&head);

@@ -489,7 +489,7 @@ proptest! {
         length in 0_usize..40,
     ) {
         let mut record = vec![0; FRAGMENT_BYTES + length];
-        wire::emit_fragment(&mut record, FIRST, 0, (offset, total), length, false, false);
+        wire::emit_fragment(&mut record, wire::FragmentHead { key: FIRST, sequence: 0, offset, total, unreliable: false, operation: false }, length);
         let inside = length > 0
             && offset.checked_add(length as u64).is_some_and(|end| end <= total);
         let (samples, error) = read(&packet_of(&record));

@@ -512,32 +512,40 @@ pub fn emit_message(
     put(bytes, 12, &sequence.to_le_bytes());
 }
 
-/// Writes the prefix and fields of a piece at `offset` of a message of `total` bytes. Its payload
-/// of `length` bytes follows at [`FRAGMENT_BYTES`]. The payload of an operation begins with its
-/// head, which counts only in `length`.
+/// The fields of a piece of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentHead {
+    /// The edge.
+    pub key: EdgeKey,
+    /// Number of the message on its edge, low 32 bits.
+    pub sequence: u32,
+    /// Position of the piece in the message, or in an operation's data.
+    pub offset: u64,
+    /// Bytes of the whole message, or of an operation's data.
+    pub total: u64,
+    /// It is not retransmitted.
+    pub unreliable: bool,
+    /// It is an operation on memory: the payload begins with its [head](super::Operation).
+    pub operation: bool,
+}
+
+/// Writes the prefix and fields of a piece of a message. Its payload of `length` bytes, including
+/// the head of an operation, follows at [`FRAGMENT_BYTES`].
 ///
 /// # Panics
 /// If `bytes` is too short, or `length` does not fit a packet.
-pub fn emit_fragment(
-    bytes: &mut [u8],
-    key: EdgeKey,
-    sequence: u32,
-    (offset, total): (u64, u64),
-    length: usize,
-    unreliable: bool,
-    operation: bool,
-) {
+pub fn emit_fragment(bytes: &mut [u8], head: FragmentHead, length: usize) {
     let bytes = &mut bytes[..FRAGMENT_BYTES];
     prefix(
         bytes,
         FRAGMENT,
-        message_flags(unreliable, operation) | key.flags(),
+        message_flags(head.unreliable, head.operation) | head.key.flags(),
         FRAGMENT_BYTES - PREFIX_BYTES + length,
     );
-    key.emit(bytes);
-    put(bytes, 12, &sequence.to_le_bytes());
-    put(bytes, 16, &offset.to_le_bytes());
-    put(bytes, 24, &total.to_le_bytes());
+    head.key.emit(bytes);
+    put(bytes, 12, &head.sequence.to_le_bytes());
+    put(bytes, 16, &head.offset.to_le_bytes());
+    put(bytes, 24, &head.total.to_le_bytes());
 }
 
 /// Writes the end of an edge. Returns [`EDGE_END_BYTES`].

@@ -134,7 +134,7 @@ impl<'a> Iterator for Payloads<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{emit_fragment, emit_message, emit_window};
+    use crate::wire::{FragmentHead, emit_fragment, emit_message, emit_window};
     use alloc::vec;
     use alloc::vec::Vec;
 
@@ -210,12 +210,15 @@ mod tests {
             let place = (offset, total);
             emit_fragment(
                 &mut packet[HEADER_BYTES..],
-                KEY,
-                7,
-                place,
+                FragmentHead {
+                    key: KEY,
+                    sequence: 7,
+                    offset: place.0,
+                    total: place.1,
+                    unreliable,
+                    operation: port,
+                },
                 5,
-                unreliable,
-                port,
             );
             packet
         };

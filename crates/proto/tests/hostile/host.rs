@@ -326,7 +326,18 @@ impl Host {
                 let place = ((index * piece) as u64, length as u64);
                 self.queue(edge.peer, true, |frame| {
                     let size = chunk.len();
-                    wire::emit_fragment(&mut frame[at..], key, low, place, size, false, false);
+                    wire::emit_fragment(
+                        &mut frame[at..],
+                        wire::FragmentHead {
+                            key,
+                            sequence: low,
+                            offset: place.0,
+                            total: place.1,
+                            unreliable: false,
+                            operation: false,
+                        },
+                        size,
+                    );
                     frame[head..head + size].copy_from_slice(chunk);
                     head + size
                 });

@@ -620,7 +620,18 @@ impl Host {
             let frame = &mut self.pool.frames[slot as usize];
             let at = wire::HEADER_BYTES;
             let place = ((index * piece) as u64, total);
-            wire::emit_fragment(&mut frame[at..], key, low, place, chunk.len(), false, false);
+            wire::emit_fragment(
+                &mut frame[at..],
+                wire::FragmentHead {
+                    key,
+                    sequence: low,
+                    offset: place.0,
+                    total: place.1,
+                    unreliable: false,
+                    operation: false,
+                },
+                chunk.len(),
+            );
             let at = at + wire::FRAGMENT_BYTES;
             frame[at..at + chunk.len()].copy_from_slice(chunk);
             self.pool.ends[slot as usize] = at + chunk.len();

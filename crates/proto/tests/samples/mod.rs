@@ -38,12 +38,15 @@ impl Sample {
                 let size = data.len();
                 wire::emit_fragment(
                     &mut bytes,
-                    *edge,
-                    *sequence,
-                    *place,
+                    wire::FragmentHead {
+                        key: *edge,
+                        sequence: *sequence,
+                        offset: place.0,
+                        total: place.1,
+                        unreliable: *unreliable,
+                        operation: *operation,
+                    },
                     size,
-                    *unreliable,
-                    *operation,
                 );
                 fill(&mut bytes, FRAGMENT_BYTES, data)
             }
