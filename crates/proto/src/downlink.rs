@@ -73,7 +73,7 @@ impl Downlink {
 
     /// Counts a packet of this length.
     #[inline]
-    pub(crate) fn heard(&mut self, bytes: u16) {
+    pub(crate) fn on_packet(&mut self, bytes: u16) {
         self.meter.bytes += u64::from(bytes) + FRAME_BYTES;
     }
 
@@ -84,14 +84,14 @@ impl Downlink {
     }
 
     /// Sets whether the whole limit is granted from now on.
-    pub(crate) fn is_used(&mut self, used: bool) {
+    pub(crate) fn set_used(&mut self, used: bool) {
         self.used = used;
         self.meter.used &= used;
     }
 
     /// No peer waits any more.
-    pub(crate) fn rest(&mut self) {
-        self.is_used(false);
+    pub(crate) fn on_idle(&mut self) {
+        self.set_used(false);
         (self.before, self.settling) = (None, false);
     }
 
@@ -187,11 +187,11 @@ mod tests {
 
     /// Simulates a link of 1 byte/ns whose limit is always granted in full, for this many round trips.
     fn run(downlink: &mut Downlink, now: &mut Instant, round_trip_ns: u64, rounds: u32) {
-        downlink.is_used(true);
+        downlink.set_used(true);
         for _ in 0..rounds {
             let packets = downlink.limit().unwrap_or(256);
             for _ in 0..packets {
-                downlink.heard(1434);
+                downlink.on_packet(1434);
                 downlink.unit_arrived();
             }
             *now = now.after(round_trip_ns.max(u64::from(packets) * 1500));

@@ -36,7 +36,7 @@ struct Senders {
 
 impl Senders {
     /// Counts a sender that was last counted in the period `heard`. Returns the present period.
-    fn note(&mut self, heard: u64, now: Instant) -> u64 {
+    fn count_sender(&mut self, heard: u64, now: Instant) -> u64 {
         let period = now.0 >> 22;
         if period != self.period {
             self.last = if period == self.period + 1 {
@@ -102,11 +102,11 @@ pub(crate) struct Grants {
     opened: u32,
     /// Most peers that have waited at the same time, now and in the last such phase.
     crowd: u32,
-    last_crowd: u32,
+    former_crowd: u32,
     /// Peers whose window has changed.
-    news: Vec<PeerId>,
-    heard: Option<PeerId>,
-    heard_at: Instant,
+    changed: Vec<PeerId>,
+    last_sender: Option<PeerId>,
+    last_arrival: Instant,
     crowded_until: Instant,
 }
 
@@ -122,10 +122,10 @@ impl Grants {
             free: 0,
             opened: UNASKED,
             crowd: 0,
-            last_crowd: 0,
-            news: Vec::new(),
-            heard: None,
-            heard_at: Instant(0),
+            former_crowd: 0,
+            changed: Vec::new(),
+            last_sender: None,
+            last_arrival: Instant(0),
             crowded_until: Instant(0),
         }
     }
@@ -136,7 +136,7 @@ impl Grants {
     }
 
     fn is_crowded(&self) -> bool {
-        self.heard_at < self.crowded_until
+        self.last_arrival < self.crowded_until
     }
 
     /// Packets that this peer may have in flight.
@@ -146,7 +146,7 @@ impl Grants {
             (Some(waiting), Some(_)) => waiting.window,
             (None, Some(limit)) if self.is_crowded() => {
                 // Shared by all peers that may start at the same time.
-                let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
+                let crowd = self.crowd.max(self.former_crowd).max(self.senders.count());
                 limit.min(UNASKED) / crowd
             }
             _ => {
@@ -158,8 +158,8 @@ impl Grants {
 
     /// Counts a packet of this length.
     #[inline]
-    pub(crate) fn heard(&mut self, bytes: u16) {
-        self.downlink.heard(bytes);
+    pub(crate) fn on_packet(&mut self, bytes: u16) {
+        self.downlink.on_packet(bytes);
     }
 
     /// Counts a unit from a peer that was last counted in `period` and has `left` announced packets
@@ -172,13 +172,13 @@ impl Grants {
         now: Instant,
     ) -> u64 {
         self.downlink.unit_arrived();
-        if self.heard != Some(peer) {
-            if self.heard.is_some() {
+        if self.last_sender != Some(peer) {
+            if self.last_sender.is_some() {
                 self.crowded_until = now.after(CROWDED_NS);
             }
-            self.heard = Some(peer);
+            self.last_sender = Some(peer);
         }
-        self.heard_at = now;
+        self.last_arrival = now;
         if let Some(limit) = self.downlink.limit()
             && (left > 0 || !self.waiting.is_empty())
         {
@@ -186,9 +186,9 @@ impl Grants {
                 self.opened += 1;
                 self.free = self.free.saturating_add(1);
             }
-            self.has_left(peer, left, now);
+            self.set_backlog(peer, left, now);
         }
-        self.senders.note(period, now)
+        self.senders.count_sender(period, now)
     }
 
     /// A unit has arrived that had been lost before.
@@ -199,7 +199,7 @@ impl Grants {
     }
 
     /// A peer has this many announced packets to send.
-    pub(crate) fn has_left(&mut self, peer: PeerId, left: u32, now: Instant) {
+    pub(crate) fn set_backlog(&mut self, peer: PeerId, left: u32, now: Instant) {
         if !self.is_limited() {
             return;
         }
@@ -245,7 +245,7 @@ impl Grants {
     /// Removes a peer.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.waiting.retain(|it| it.peer != peer);
-        self.news.retain(|it| *it != peer);
+        self.changed.retain(|it| *it != peer);
         self.free = u32::MAX;
     }
 
@@ -261,8 +261,8 @@ impl Grants {
     }
 
     /// A peer whose window has changed and must be sent.
-    pub(crate) fn next_news(&mut self) -> Option<PeerId> {
-        self.news.pop()
+    pub(crate) fn next_changed(&mut self) -> Option<PeerId> {
+        self.changed.pop()
     }
 
     /// Redistributes the limit.
@@ -273,11 +273,11 @@ impl Grants {
         };
         if self.waiting.is_empty() {
             if self.crowd > 0 {
-                self.last_crowd = self.crowd.max(self.last_crowd - self.last_crowd / 8);
+                self.former_crowd = self.crowd.max(self.former_crowd - self.former_crowd / 8);
                 self.crowd = 0;
             }
             self.opened = UNASKED;
-            self.downlink.rest();
+            self.downlink.on_idle();
             return;
         }
         // Smallest backlog first; but the oldest waiting peer keeps its share so as not to starve.
@@ -301,19 +301,19 @@ impl Grants {
             waiting.bound = waiting.bound.max(window);
             if window != waiting.window {
                 (waiting.window, waiting.active_at) = (window, now);
-                if !self.news.contains(&waiting.peer) {
-                    self.news.push(waiting.peer);
+                if !self.changed.contains(&waiting.peer) {
+                    self.changed.push(waiting.peer);
                 }
             }
         }
-        self.downlink.is_used(rest == 0 && opened == limit);
+        self.downlink.set_used(rest == 0 && opened == limit);
     }
 }
 
 /// Hashes only what affects grants: models ignore times.
 impl core::hash::Hash for Grants {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
-        let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
+        let crowd = self.crowd.max(self.former_crowd).max(self.senders.count());
         (&self.downlink, crowd, self.opened).hash(state);
         for it in &self.waiting {
             (it.peer, it.turn, it.left, it.window, it.bound).hash(state);
@@ -359,16 +359,16 @@ mod tests {
             "no grant without request"
         );
         for (peer, left) in peers.iter().zip([100, 90, 80, 10]) {
-            grants.has_left(*peer, left, now);
+            grants.set_backlog(*peer, left, now);
         }
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..4]), [8, 0, 0, 8]);
         // Each is reported once.
-        let mut told: Vec<PeerId> = core::iter::from_fn(|| grants.next_news()).collect();
+        let mut told: Vec<PeerId> = core::iter::from_fn(|| grants.next_changed()).collect();
         told.sort_unstable();
         assert_eq!(told, [peers[0], peers[3]]);
         // The smallest backlog is gone: the next one gets its share.
-        grants.has_left(peers[3], 0, now);
+        grants.set_backlog(peers[3], 0, now);
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..3]), [8, 0, 8]);
     }
@@ -376,10 +376,10 @@ mod tests {
     #[test]
     fn a_shrunk_window_is_not_granted_again_before_its_packets_arrived() {
         let (mut grants, now, peers) = overflowed(2);
-        grants.has_left(peers[0], 100, now);
+        grants.set_backlog(peers[0], 100, now);
         grants.stepped(now);
         assert_eq!(grants.window(peers[0]), 16);
-        grants.has_left(peers[1], 100, now);
+        grants.set_backlog(peers[1], 100, now);
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers), [8, 0]);
         for left in (92..100).rev() {
@@ -393,12 +393,12 @@ mod tests {
     fn an_unused_share_does_not_keep_others_waiting() {
         let (mut grants, now, peers) = overflowed(3);
         for peer in &peers {
-            grants.has_left(*peer, 100, now);
+            grants.set_backlog(*peer, 100, now);
         }
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers), [8, 8, 0]);
         let later = now.after(2 * STALL_NS);
-        grants.has_left(peers[2], 100, later);
+        grants.set_backlog(peers[2], 100, later);
         grants.stepped(later);
         assert_eq!(windows(&grants, &peers), [8, 8, 8]);
         grants.forget(peers[0]);

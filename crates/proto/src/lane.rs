@@ -102,7 +102,7 @@ impl LaneOut {
     /// numbers are settled because their units were retransmitted on another lane. A peer with a hole
     /// repeats its acknowledgements, which neither proves that the lane works nor measures a round
     /// trip.
-    pub(crate) fn is_news(&mut self, end: u64) -> bool {
+    pub(crate) fn record_acknowledged(&mut self, end: u64) -> bool {
         let news = end > self.arrived;
         self.arrived = self.arrived.max(end);
         news
@@ -163,7 +163,7 @@ impl LaneOut {
 pub(crate) struct LaneIn {
     holes: Holes,
     /// Holes that end at or below this have been requested at least once.
-    asked_below: u64,
+    requested_below: u64,
     /// Something has arrived since this lane was last acknowledged.
     pub(crate) dirty: bool,
 }
@@ -211,7 +211,7 @@ impl LaneIn {
         self.holes
             .missing()
             .rev()
-            .take_while(|hole| hole.end > self.asked_below)
+            .take_while(|hole| hole.end > self.requested_below)
             .any(|hole| self.is_ripe(hole, reorder_packets))
     }
 
@@ -228,9 +228,9 @@ impl LaneIn {
     }
 
     /// All ripe holes are being requested.
-    pub(crate) fn asked(&mut self, reorder_packets: u32) {
+    pub(crate) fn mark_requested(&mut self, reorder_packets: u32) {
         let (_, top) = self.ripe(reorder_packets);
-        self.asked_below = self.asked_below.max(top);
+        self.requested_below = self.requested_below.max(top);
         self.dirty = false;
     }
 
@@ -240,7 +240,7 @@ impl LaneIn {
 
     /// The arrivals, and the end of the holes that were requested, for [`View`](crate::View).
     pub(crate) fn view(&self) -> (&Holes, u64) {
-        (&self.holes, self.asked_below)
+        (&self.holes, self.requested_below)
     }
 }
 
@@ -365,7 +365,7 @@ mod tests {
         assert!(lane.has_new_hole(3));
         let holes: alloc::vec::Vec<Hole> = lane.ripe(3).0.collect();
         assert_eq!(holes, [Hole { start: 1, end: 2 }]);
-        lane.asked(3);
+        lane.mark_requested(3);
         assert!(!lane.has_new_hole(3));
     }
 
@@ -380,14 +380,17 @@ mod tests {
     #[test]
     fn a_repeated_acknowledgement_is_not_news() {
         let mut lane = LaneOut::default();
-        assert!(lane.is_news(3));
-        assert!(!lane.is_news(3) && !lane.is_news(2));
-        assert!(lane.is_news(4));
+        assert!(lane.record_acknowledged(3));
+        assert!(!lane.record_acknowledged(3) && !lane.record_acknowledged(2));
+        assert!(lane.record_acknowledged(4));
         let mut settled = LaneOut {
             floor: 6,
             ..LaneOut::default()
         };
-        assert!(settled.is_news(5), "its units were retransmitted elsewhere");
+        assert!(
+            settled.record_acknowledged(5),
+            "its units were retransmitted elsewhere"
+        );
     }
 
     #[test]

@@ -187,19 +187,19 @@ impl Machine {
         if !self.shared.config.keyed {
             return;
         }
-        let mut ask_at = now;
+        let mut hello_at = now;
         for session in self.peers.sessions_mut() {
             if !session.is_open() {
                 continue;
             }
             session.keys.renewal = Some(Renewal {
                 cookie: 0,
-                ask_at,
+                hello_at,
                 refused: false,
                 until: now.after(RENEWAL_NS),
             });
             // Spread the requests if there are thousands of peers.
-            ask_at = ask_at.after(RENEWAL_PAUSE_NS / 512);
+            hello_at = hello_at.after(RENEWAL_PAUSE_NS / 512);
             let index = session_index(session.id);
             self.timers.arm(index, session.deadline(&self.shared));
         }
@@ -225,13 +225,13 @@ impl Machine {
         self.peers.ids()
     }
 
-    /// True if there is no room for another peer.
+    /// True if the limit of peers is reached.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.peers.in_use() >= self.shared.config.max_peers as usize
     }
 
-    /// True if any peer is reached by packets.
+    /// True if there are peers on other nodes.
     #[must_use]
     pub fn has_sessions(&self) -> bool {
         self.peers.sessions().next().is_some()
@@ -577,7 +577,7 @@ impl Machine {
     }
 
     /// Gives free turns for long messages to edges that wait for them.
-    fn retry_oversize(&mut self, now: Instant) {
+    fn retry_long_messages(&mut self, now: Instant) {
         while let Some(edge) = self.shared.next_waiting() {
             match self.peers.get_mut(edge.peer) {
                 Some(Peer::Session(session)) => {

@@ -141,7 +141,7 @@ impl Pipe {
         (total, address): (u64, u64),
         head: Option<&[u8; OPERATION_BYTES]>,
     ) {
-        self.begin_long(PipeKind::Offer, edge, begun, &[total, address], head);
+        self.queue_long(PipeKind::Offer, edge, begun, &[total, address], head);
     }
 
     /// A long message follows in pieces.
@@ -156,10 +156,10 @@ impl Pipe {
             !self.has_offered(edge),
             "pieces of an offered message would be mixed with those of a later one"
         );
-        self.begin_long(PipeKind::Announce, edge, begun, &[total], head);
+        self.queue_long(PipeKind::Announce, edge, begun, &[total], head);
     }
 
-    fn begin_long(
+    fn queue_long(
         &mut self,
         kind: PipeKind,
         edge: EdgeId,
@@ -223,7 +223,7 @@ impl Pipe {
     /// The next record to push. It stays the same until [`pop_record`](Self::pop_record).
     pub(crate) fn poll_record(&mut self) -> Option<PipeRecord> {
         if self.queue.is_empty() {
-            self.queue_news();
+            self.queue_pending();
         }
         self.queue.front().copied()
     }
@@ -234,7 +234,7 @@ impl Pipe {
     }
 
     /// Turns notices, grants and credit requests into records.
-    fn queue_news(&mut self) {
+    fn queue_pending(&mut self) {
         self.queue_notices();
         while let Some((key, limit)) = self.channel.next_grant() {
             self.queue_keyed(PipeKind::Credit, key, limit);

@@ -7,7 +7,7 @@ pub(crate) enum Admission {
     Granted,
     /// There is room only for the next unit in sequence, and this is another one.
     LowOnRoom,
-    /// There is no room until the application consumes messages.
+    /// The pool is full until the application consumes messages.
     Exhausted,
 }
 

@@ -1,4 +1,4 @@
-//! One remote process that is reached by packets: the parts of a session and their order. Spec §5.
+//! The state of a peer on another node, and how its parts work together. Spec §5.
 //!
 //! Arrivals are handled in `session/receive.rs`, departures in `session/transmit.rs`, time-outs in
 //! `session/recover.rs`; `session/paths.rs` finds out which addresses of the peer are reachable.
@@ -99,7 +99,7 @@ pub(crate) struct Renewal {
     /// The cookie of the peer's challenge, once that has arrived.
     pub(crate) cookie: u64,
     /// When the next hello is sent.
-    pub(crate) ask_at: Instant,
+    pub(crate) hello_at: Instant,
     /// A reset said that the keys differ. It is not authenticated.
     pub(crate) refused: bool,
     /// When the session ends without a proof.

@@ -27,7 +27,7 @@ struct Round {
 
 /// Result of a round of probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct RoundResult {
     /// The size has changed.
     pub(crate) changed: bool,
     /// Lanes that answered only probes shorter than the size, one bit for each index.
@@ -129,16 +129,16 @@ impl PacketSize {
     }
 
     /// Ends a round. `asked` are the lanes that were probed, one bit for each index.
-    pub(crate) fn end_round(&mut self, asked: u16) -> Outcome {
+    pub(crate) fn end_round(&mut self, asked: u16) -> RoundResult {
         let Some(round) = self.round.take() else {
-            return Outcome::default();
+            return RoundResult::default();
         };
         let lanes = (0..MAX_LANES).filter(|lane| asked & 1 << lane != 0);
         let answers = lanes.map(|lane| (lane, round.answered[lane]));
         if round.upwards {
             // All lanes in use must carry it.
             let least = answers.map(|(_, bytes)| bytes).min().unwrap_or(0);
-            return Outcome {
+            return RoundResult {
                 changed: self.change(least.min(self.most), least > self.current),
                 too_short: 0,
             };
@@ -146,12 +146,12 @@ impl PacketSize {
         let most = answers.clone().map(|(_, bytes)| bytes).max().unwrap_or(0);
         // Without any answer the peer or the path is silent, whatever the length.
         if self.misses < MISSES || most < self.least {
-            return Outcome::default();
+            return RoundResult::default();
         }
         let changed = self.change(most, most < self.current);
         self.forget_misses();
         let too_short = answers.filter(|(_, bytes)| (1..self.current).contains(bytes));
-        Outcome {
+        RoundResult {
             changed,
             too_short: too_short.fold(0, |lanes, (lane, _)| lanes | 1 << lane),
         }
@@ -219,7 +219,7 @@ mod tests {
     fn silence_and_a_full_answer_do_not_change_the_size() {
         let mut size = suspect();
         let _lengths = size.begin_round(false);
-        assert_eq!(size.end_round(1), Outcome::default());
+        assert_eq!(size.end_round(1), RoundResult::default());
         assert!(size.lost(8972), "asked again");
         let _lengths = size.begin_round(false);
         size.answered(0, 1200);
@@ -236,7 +236,7 @@ mod tests {
         let _lengths = size.begin_round(false);
         size.answered(0, 1200);
         size.arrived(8972);
-        assert_eq!(size.end_round(1), Outcome::default());
+        assert_eq!(size.end_round(1), RoundResult::default());
     }
 
     #[test]

@@ -53,7 +53,11 @@ fn dead_idle_peers_make_room_for_a_new_one() {
         kill(&mut wire, client);
     }
     wire.run(10 * SECOND, |_| false);
-    assert_eq!(wire.hosts[0].machine.peers().count(), 100, "nobody asked");
+    assert_eq!(
+        wire.hosts[0].machine.peers().count(),
+        100,
+        "no place was needed"
+    );
     let begun = wire.now;
     let peer = wire.connect(101, 0);
     assert!(wire.run(3 * SECOND, |wire| wire.hosts[101].machine.is_open(peer)));

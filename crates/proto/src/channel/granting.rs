@@ -15,8 +15,8 @@ impl Channel {
             return Urgency::None;
         };
         let before = edge.committed();
-        let wanting = edge.is_wanting();
-        let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
+        let needs_credit = edge.needs_credit();
+        let mut urgency = edge.regrant(shared.credit_budget(), &shared.config);
         let target = edge.key().target;
         if let Some(endpoint) = shared.endpoints.get_mut(&target) {
             // The sender may have withdrawn its message and leave a part of the grant unused.
@@ -30,7 +30,7 @@ impl Channel {
                 endpoint.oversize = None;
                 edge.in_turn = false;
             }
-            if edge.wants_oversize() {
+            if edge.needs_oversize() {
                 // The message of this edge's own turn may still be on its way.
                 let free = endpoint
                     .oversize
@@ -43,23 +43,23 @@ impl Channel {
                         granted_at: now,
                     });
                     endpoint.waiting.retain(|waiting| *waiting != id);
-                    tell = true;
+                    urgency = true;
                 } else if !endpoint.waiting.contains(&id) {
                     endpoint.waiting.push_back(id);
                     shared.edges_waiting = true;
                 }
             }
-        } else if edge.wants_oversize() {
+        } else if edge.needs_oversize() {
             // The endpoint is closed: let the message arrive and be refused.
             edge.grant_oversize();
-            tell = true;
+            urgency = true;
         }
         shared.committed = shared.committed + edge.committed() - before;
-        if !tell {
+        if !urgency {
             return Urgency::None;
         }
         self.grant_due(index);
-        match wanting {
+        match needs_credit {
             true => Urgency::Now,
             false => Urgency::Soon,
         }
@@ -79,7 +79,7 @@ impl Channel {
     }
 
     /// The long message for which an edge has its turn has begun to arrive.
-    pub(super) fn begin_oversize(&mut self, index: u32, shared: &mut Shared) {
+    pub(super) fn on_oversize_begun(&mut self, index: u32, shared: &mut Shared) {
         let id = self.incoming_id(index);
         if let Some(edge) = self.incoming.get(index)
             && let Some(endpoint) = shared.endpoints.get_mut(&edge.key().target)

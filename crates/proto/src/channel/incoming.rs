@@ -84,11 +84,11 @@ pub(crate) struct EdgeIn {
     /// How far the grant is ahead of `consumed`. It grows when the peer has to wait.
     window: u64,
     /// Cumulative bytes that the peer requested, and what it had charged at that time.
-    wanted: u64,
-    begun: u64,
+    needed: u64,
+    charged_by_peer: u64,
     /// The peer has requested credit since the window was last adjusted. It counts even if that
     /// credit has been granted meanwhile, because the peer had to wait.
-    asked: bool,
+    has_requested: bool,
     /// A message longer than the window was granted.
     pub(crate) in_turn: bool,
     /// A refusal is queued for the peer; another one would add nothing.
@@ -113,9 +113,9 @@ impl EdgeIn {
             held: 0,
             unpooled: Vec::new(),
             window: u64::from(config.initial_credit_bytes),
-            wanted: 0,
-            begun: 0,
-            asked: false,
+            needed: 0,
+            charged_by_peer: 0,
+            has_requested: false,
             in_turn: false,
             refusal_due: false,
             end: None,
@@ -358,9 +358,9 @@ impl EdgeIn {
         let message = u64::from(request.message);
         match request.need.checked_sub(message) {
             Some(begun) if begun <= self.granted && message <= charge(MAX_MESSAGE_BYTES) => {
-                self.wanted = self.wanted.max(request.need);
-                self.begun = self.begun.max(begun);
-                self.asked = true;
+                self.needed = self.needed.max(request.need);
+                self.charged_by_peer = self.charged_by_peer.max(begun);
+                self.has_requested = true;
                 true
             }
             _ => false,
@@ -368,8 +368,8 @@ impl EdgeIn {
     }
 
     /// True if the peer needs more than it was granted.
-    pub(crate) fn is_wanting(&self) -> bool {
-        self.wanted > self.granted
+    pub(crate) fn needs_credit(&self) -> bool {
+        self.needed > self.granted
     }
 
     /// Bytes of memory reserved for this edge: what is granted and not consumed, or its window,
@@ -387,17 +387,17 @@ impl EdgeIn {
     #[inline]
     pub(crate) fn may_regrant(&self) -> bool {
         self.in_turn
-            || self.is_wanting()
+            || self.needs_credit()
             || self.consumed + self.window >= self.granted + self.window / 2
     }
 
     /// Raises the grant as far as the window allows. If the peer waits or had to wait, the window
     /// grows by at most `budget` bytes. Returns true if the grant should be sent now.
     pub(crate) fn regrant(&mut self, budget: u64, config: &Config) -> bool {
-        let asked = core::mem::take(&mut self.asked);
-        if (asked || self.is_wanting()) && self.window < config.edge_window_bytes {
+        let has_requested = core::mem::take(&mut self.has_requested);
+        if (has_requested || self.needs_credit()) && self.window < config.edge_window_bytes {
             let useful = self
-                .wanted
+                .needed
                 .saturating_sub(self.consumed)
                 .max(2 * self.window);
             let grown = useful.min(config.edge_window_bytes);
@@ -406,11 +406,11 @@ impl EdgeIn {
                 .max(grown.min(self.window.saturating_add(budget)));
         }
         let limit = self.consumed + self.window;
-        let wanting = self.is_wanting();
+        let is_waiting = self.needs_credit();
         if limit <= self.granted {
             return false;
         }
-        if (wanting && limit >= self.wanted) || limit - self.granted >= self.window / 2 {
+        if (is_waiting && limit >= self.needed) || limit - self.granted >= self.window / 2 {
             self.granted = limit;
             return true;
         }
@@ -420,11 +420,11 @@ impl EdgeIn {
     /// True if the peer waits for a message longer than the largest window and everything before it
     /// has been consumed, so that only an extra grant lets it through. A request may overtake
     /// earlier messages; those do not count.
-    pub(crate) fn wants_oversize(&self) -> bool {
-        self.is_wanting()
+    pub(crate) fn needs_oversize(&self) -> bool {
+        self.needs_credit()
             && self.has_consumed_all()
-            && self.consumed >= self.begun
-            && self.wanted - self.consumed > self.window
+            && self.consumed >= self.charged_by_peer
+            && self.needed - self.consumed > self.window
     }
 
     /// True if a message of this length needs such an extra grant.
@@ -435,7 +435,7 @@ impl EdgeIn {
 
     /// Grants exactly what is needed. Returns the cumulative bytes at which the grant ends.
     pub(crate) fn grant_oversize(&mut self) -> u64 {
-        self.granted = self.wanted;
+        self.granted = self.needed;
         self.in_turn = true;
         self.granted
     }
@@ -491,7 +491,7 @@ impl EdgeIn {
     pub(crate) fn drain(&mut self, reserved: u64) {
         self.draining = true;
         self.granted = self.charged + reserved;
-        self.wanted = 0;
+        self.needed = 0;
         self.in_turn = false;
     }
 
@@ -596,7 +596,7 @@ mod tests {
             !edge.regrant(u64::MAX, &config),
             "too little to be worth telling"
         );
-        assert!(edge.wants_oversize());
+        assert!(edge.needs_oversize());
         assert_eq!(edge.grant_oversize(), 1_000_000);
     }
 
@@ -606,12 +606,12 @@ mod tests {
         edge.window = config.edge_window_bytes;
         edge.granted = 4000;
         assert!(want(&mut edge, 4100, 100));
-        assert!(!edge.wants_oversize(), "4000 bytes are on their way");
+        assert!(!edge.needs_oversize(), "4000 bytes are on their way");
         assert!(want(&mut edge, 9000, 5000));
-        assert!(!edge.wants_oversize());
+        assert!(!edge.needs_oversize());
         whole(&mut edge, 0, 3936);
         edge.consumed(3936);
-        assert!(edge.wants_oversize());
+        assert!(edge.needs_oversize());
         assert!(!want(&mut edge, 9100, 5000), "charged beyond the grant");
         assert!(!want(&mut edge, 9, 10));
     }

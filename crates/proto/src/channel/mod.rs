@@ -295,11 +295,11 @@ impl Channel {
         }))
     }
 
-    /// The requests of the first `told` waiting edges were sent: the others come first next time.
-    pub(crate) fn credit_requests_sent(&mut self, told: usize) {
+    /// The requests of the first `sent` waiting edges were sent: the others come first next time.
+    pub(crate) fn credit_requests_sent(&mut self, sent: usize) {
         self.credit_requests_due = false;
         if !self.wanting.is_empty() {
-            let turn = told % self.wanting.len();
+            let turn = sent % self.wanting.len();
             self.wanting.rotate_left(turn);
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct EdgeOut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
     /// Nothing: other handles are open, or the edge has ended already.
-    No,
+    Nothing,
     /// The peer does not know the edge: it can be forgotten at once.
     Forget,
     /// The end must be announced to the peer.
@@ -88,7 +88,7 @@ impl EdgeOut {
                     false => self.users.saturating_sub(1),
                 };
                 if self.users > 0 {
-                    return Closed::No;
+                    return Closed::Nothing;
                 }
                 self.need = None;
                 if !self.is_known {
@@ -102,7 +102,7 @@ impl EdgeOut {
                     true => 0,
                     false => reopened.saturating_sub(1),
                 };
-                Closed::No
+                Closed::Nothing
             }
         }
     }
@@ -222,7 +222,7 @@ mod tests {
     fn an_edge_unknown_to_the_peer_is_forgotten_at_once() {
         let mut edge = edge();
         edge.open_again();
-        assert_eq!(edge.close(false), Closed::No);
+        assert_eq!(edge.close(false), Closed::Nothing);
         assert_eq!(edge.close(false), Closed::Forget);
     }
 

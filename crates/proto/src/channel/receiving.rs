@@ -123,7 +123,7 @@ impl Channel {
         let expected = is_known_open(incoming, shared) && incoming.expects(sequence, charge);
         if expected {
             incoming.take_next(1, charge);
-            note_taken(1, charge, shared);
+            count_accepted(1, charge, shared);
         }
         expected
     }
@@ -179,7 +179,7 @@ impl Channel {
     ) -> EdgeId {
         if let Some(edge) = self.incoming.get_mut(index) {
             edge.take_next(count.into(), charge);
-            note_taken(count, charge, shared);
+            count_accepted(count, charge, shared);
         }
         self.last = index;
         self.incoming_id(index)
@@ -216,7 +216,7 @@ impl Channel {
                 bytes: piece.payload,
             });
             if is_beyond_window {
-                self.begin_oversize(index, shared);
+                self.on_oversize_begun(index, shared);
             }
         }
         self.last = index;
@@ -239,7 +239,7 @@ impl Channel {
         let place = edge.place(&piece, refusal.is_some());
         shared.pool.take(edge.held() - held);
         if edge.is_beyond_window(piece.total) && !piece.operation {
-            self.begin_oversize(index, shared);
+            self.on_oversize_begun(index, shared);
         }
         if place == Ok(Place::Deliver) {
             shared.stats.messages_delivered += 1;
@@ -303,16 +303,16 @@ impl Channel {
         now: Instant,
         shared: &mut Shared,
     ) -> Urgency {
-        self.hand_over_complete(index, shared);
-        let mut tell = Urgency::None;
+        self.deliver_complete(index, shared);
+        let mut urgency = Urgency::None;
         if let Some(edge) = self.incoming.get(index)
             && edge.committed() != committed
         {
             shared.committed = shared.committed + edge.committed() - committed;
-            tell = self.regrant(index, now, shared);
+            urgency = self.regrant(index, now, shared);
         }
-        self.check_over(index, shared);
-        tell
+        self.forget_if_over(index, shared);
+        urgency
     }
 
     /// The number of the next message that this edge delivers; 0 if it is over.
@@ -356,7 +356,7 @@ impl Channel {
         let id = self.incoming_id(index);
         let key = self.incoming.get(index).map(EdgeIn::key);
         if self.incoming.get(index).is_some_and(EdgeIn::has_end) {
-            self.check_over(index, shared);
+            self.forget_if_over(index, shared);
         }
         (id, key.unwrap_or_default())
     }
@@ -389,7 +389,7 @@ impl Channel {
         }
     }
 
-    fn hand_over_complete(&mut self, index: u32, shared: &mut Shared) {
+    fn deliver_complete(&mut self, index: u32, shared: &mut Shared) {
         let id = self.incoming_id(index);
         let Some(edge) = self.incoming.get_mut(index) else {
             return;
@@ -410,7 +410,7 @@ impl Channel {
 
     /// Forgets an edge that has ended and whose messages were all delivered. Its entry stays while
     /// the application holds some of them.
-    fn check_over(&mut self, index: u32, shared: &mut Shared) {
+    fn forget_if_over(&mut self, index: u32, shared: &mut Shared) {
         let Some(edge) = self.incoming.get_mut(index) else {
             return;
         };
@@ -482,7 +482,7 @@ impl Channel {
                 endpoint.ended_unread = endpoint.ended_unread.saturating_sub(charge(total));
             }
             if incoming.is_over() {
-                self.check_over(edge.index, shared);
+                self.forget_if_over(edge.index, shared);
                 return Urgency::None;
             }
         }
@@ -500,7 +500,7 @@ impl Channel {
         now: Instant,
         shared: &mut Shared,
     ) -> Urgency {
-        let mut tell = Urgency::None;
+        let mut urgency = Urgency::None;
         let concerned: Vec<u32> = match self.draining {
             0 => self.incoming.range(target).collect(),
             _ => {
@@ -521,10 +521,10 @@ impl Channel {
                 self.refuse(index, sequence, RefusedReason::Closed);
             }
             // An edge that waits for its turn would wait forever.
-            tell = tell.max(self.regrant(index, now, shared));
-            self.check_over(index, shared);
+            urgency = urgency.max(self.regrant(index, now, shared));
+            self.forget_if_over(index, shared);
         }
-        tell
+        urgency
     }
 
     /// Endpoints with open edges to `target`.
@@ -558,7 +558,7 @@ impl Channel {
         if let Some(edge) = self.incoming.get_mut(index) {
             edge.end_at(widen(sequence, edge.next()));
         }
-        self.check_over(index, shared);
+        self.forget_if_over(index, shared);
     }
 }
 
@@ -570,7 +570,7 @@ fn is_known_open(edge: &EdgeIn, shared: &Shared) -> bool {
 }
 
 #[inline]
-fn note_taken(count: u32, charge: u64, shared: &mut Shared) {
+fn count_accepted(count: u32, charge: u64, shared: &mut Shared) {
     shared.pool.take(charge);
     shared.stats.messages_delivered += u64::from(count);
 }

@@ -25,14 +25,14 @@ impl Channel {
         let key = EdgeKey {
             source,
             target,
-            life: self.take_life(),
+            life: self.next_life_number(),
         };
         let edge = EdgeOut::new(key, self.initial_credit, self.first);
         let index = self.outgoing.insert((source, target), edge);
         Ok(self.outgoing_id(index))
     }
 
-    fn take_life(&mut self) -> u8 {
+    fn next_life_number(&mut self) -> u8 {
         let life = self.next_life;
         self.next_life = (life + 1) % EdgeKey::LIVES;
         life
@@ -153,7 +153,7 @@ impl Channel {
     }
 
     fn closed(&mut self, index: u32, closed: Closed, shared: &mut Shared) {
-        if closed == Closed::No {
+        if closed == Closed::Nothing {
             return;
         }
         self.wanting.retain(|wanting| *wanting != index);
@@ -164,7 +164,7 @@ impl Channel {
         match closed {
             Closed::Urgency => self.notices.push_back(Notice::End { key, sequence }),
             Closed::Forget => self.forget_outgoing(index, shared),
-            Closed::No => {}
+            Closed::Nothing => {}
         }
     }
 
@@ -237,7 +237,7 @@ impl Channel {
             None => {}
             Some(false) => self.forget_outgoing(index, shared),
             Some(true) => {
-                self.take_life();
+                self.next_life_number();
                 if waited {
                     self.wanting.retain(|wanting| *wanting != index);
                     let edge = self.outgoing_id(index);

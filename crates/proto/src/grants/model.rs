@@ -14,12 +14,12 @@ use super::*;
 
 /// An acknowledgement: packets that have arrived, and how many may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Told {
+struct Ack {
     arrived: u32,
     window: u32,
 }
 
-impl Told {
+impl Ack {
     /// The number after the last packet that it allows.
     fn end(self) -> u32 {
         self.arrived + self.window
@@ -31,9 +31,9 @@ impl Told {
 struct Sender {
     packets: u32,
     arrived: u32,
-    told: Told,
+    known: Ack,
     /// An acknowledgement in flight. A newer one replaces it, as if it were lost.
-    telling: Option<Told>,
+    ack_in_flight: Option<Ack>,
     has_begun: bool,
     is_gone: bool,
 }
@@ -44,7 +44,7 @@ impl Sender {
     }
 
     fn flying(&self) -> u32 {
-        self.told
+        self.known
             .end()
             .min(self.packets)
             .saturating_sub(self.arrived)
@@ -52,8 +52,8 @@ impl Sender {
 
     /// Packets in flight, and packets that known acknowledgements allow.
     fn exposed(&self) -> u32 {
-        let telling = self.telling.map_or(0, Told::end);
-        let end = self.told.end().max(telling).min(self.packets);
+        let ack_in_flight = self.ack_in_flight.map_or(0, Ack::end);
+        let end = self.known.end().max(ack_in_flight).min(self.packets);
         end.saturating_sub(self.arrived)
     }
 }
@@ -62,11 +62,16 @@ impl Sender {
 enum Action {
     Begin,
     Arrive,
-    Hear,
+    ReceiveAck,
     Leave,
 }
 
-const ACTIONS: [Action; 4] = [Action::Begin, Action::Arrive, Action::Hear, Action::Leave];
+const ACTIONS: [Action; 4] = [
+    Action::Begin,
+    Action::Arrive,
+    Action::ReceiveAck,
+    Action::Leave,
+];
 
 #[derive(Clone)]
 struct World {
@@ -79,11 +84,11 @@ struct World {
 }
 
 impl World {
-    fn tell(&mut self, at: usize) {
+    fn acknowledge(&mut self, at: usize) {
         let window = self.grants.window(self.peers[at]);
         let sender = &mut self.senders[at];
         let arrived = sender.arrived;
-        sender.telling = Some(Told { arrived, window });
+        sender.ack_in_flight = Some(Ack { arrived, window });
     }
 
     /// The world after an action of one peer; `None` if the action is impossible.
@@ -97,16 +102,16 @@ impl World {
         match action {
             Action::Begin if !sender.has_begun => {
                 sender.has_begun = true;
-                next.grants.has_left(peer, sender.packets, now);
+                next.grants.set_backlog(peer, sender.packets, now);
             }
             Action::Arrive if sender.flying() > 0 => {
                 sender.arrived += 1;
                 let left = sender.left();
                 next.grants.arrived((peer, 0), left, now);
                 next.grants.stepped(now);
-                next.tell(at);
+                next.acknowledge(at);
             }
-            Action::Hear => sender.told = sender.telling.take()?,
+            Action::ReceiveAck => sender.known = sender.ack_in_flight.take()?,
             Action::Leave if sender.left() > 0 && self.departures > 0 => {
                 sender.is_gone = true;
                 next.departures -= 1;
@@ -115,9 +120,9 @@ impl World {
             _ => return None,
         }
         next.grants.stepped(now);
-        while let Some(told) = next.grants.next_news() {
+        while let Some(told) = next.grants.next_changed() {
             let index = next.peers.iter().position(|it| *it == told)?;
-            next.tell(index);
+            next.acknowledge(index);
         }
         Some(next)
     }

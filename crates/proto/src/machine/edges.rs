@@ -212,7 +212,7 @@ impl Machine {
             self.reschedule(edge.peer);
         }
         if self.shared.edges_waiting {
-            self.retry_oversize(now);
+            self.retry_long_messages(now);
         }
     }
 

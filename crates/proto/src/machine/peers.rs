@@ -13,7 +13,7 @@ use crate::wire::Address;
 /// A remote process.
 #[derive(Clone, Debug)]
 pub(super) enum Peer {
-    /// It is reached by packets.
+    /// A process on another node.
     Session(Box<Session>),
     /// It is on the same node.
     Pipe(Box<Pipe>),

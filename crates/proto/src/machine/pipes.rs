@@ -110,7 +110,7 @@ impl Machine {
             self.wake_pipe(peer);
         }
         if self.shared.edges_waiting {
-            self.retry_oversize(now);
+            self.retry_long_messages(now);
         }
         Some(delivery)
     }

@@ -19,11 +19,11 @@ impl Machine {
             self.on_due(now, absence);
         }
         self.shared.grants.stepped(now);
-        while let Some(peer) = self.shared.grants.next_news() {
+        while let Some(peer) = self.shared.grants.next_changed() {
             self.with(peer, |session, _| session.announce_window());
         }
         if self.shared.edges_waiting {
-            self.retry_oversize(now);
+            self.retry_long_messages(now);
         }
     }
 
@@ -57,9 +57,9 @@ impl Machine {
         }
         let mut hello = None;
         if let Some(renewal) = &mut session.keys.renewal
-            && now >= renewal.ask_at
+            && now >= renewal.hello_at
         {
-            renewal.ask_at = now.after(RENEWAL_PAUSE_NS);
+            renewal.hello_at = now.after(RENEWAL_PAUSE_NS);
             hello = Some(renewal.cookie);
         }
         if let Phase::Opening {

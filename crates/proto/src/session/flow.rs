@@ -35,7 +35,7 @@ impl FlowReports {
         self.window
     }
 
-    /// The peer is told this window.
+    /// This window was sent to the peer.
     pub(crate) fn announce_window(&mut self, window: u32) {
         self.window = window;
     }
@@ -54,7 +54,7 @@ impl FlowReports {
         self.backlog <= top && self.backlog < end
     }
 
-    /// The peer is told that units before `end` wait.
+    /// The peer knows now that units before `end` wait.
     pub(crate) fn announce_backlog(&mut self, end: u64) {
         self.backlog = end;
     }

@@ -129,7 +129,7 @@ impl Paths {
     }
 
     /// The next lane to probe.
-    pub(super) fn next_question(&mut self) -> Option<usize> {
+    pub(super) fn next_unproven(&mut self) -> Option<usize> {
         if self.due == 0 {
             return None;
         }
@@ -224,7 +224,7 @@ impl Session {
             let first = self.probe_pause_ns(shared);
             self.paths.timer.start(now, first);
         }
-        self.settle_paths(shared);
+        self.stop_if_settled(shared);
     }
 
     /// States of the lanes towards the peer.
@@ -351,11 +351,11 @@ impl Session {
                 change: PathChange::Restored { lane: id },
             });
         }
-        self.settle_paths(shared);
+        self.stop_if_settled(shared);
     }
 
     /// The packet size has changed: silent lanes may answer now.
-    pub(super) fn ask_lanes_again(&mut self, now: Instant, shared: &Shared) {
+    pub(super) fn probe_again(&mut self, now: Instant, shared: &Shared) {
         if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             let pause = self.probe_pause_ns(shared);
             self.paths.timer.start(now, pause);
@@ -364,7 +364,7 @@ impl Session {
 
     /// Counts bytes sent on a lane. Returns false if they must not be sent, because the lane is
     /// unproven and the limit is reached.
-    pub(super) fn charge_unproven(&mut self, index: usize, bytes: usize) -> bool {
+    pub(super) fn count_unproven(&mut self, index: usize, bytes: usize) -> bool {
         if self.lanes[index].path.is_heard() {
             return true;
         }
@@ -376,7 +376,7 @@ impl Session {
     }
 
     /// Stops probing once all lanes have answered.
-    fn settle_paths(&mut self, shared: &mut Shared) {
+    fn stop_if_settled(&mut self, shared: &mut Shared) {
         if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             return;
         }

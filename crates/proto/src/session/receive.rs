@@ -43,7 +43,7 @@ impl Session {
     ) -> Result<(), DropReason> {
         let header = packet.header();
         self.paths.received(header.length);
-        shared.grants.heard(header.length);
+        shared.grants.on_packet(header.length);
         if !header.part.is_whole() {
             return self.on_part(now, from, packet, shared);
         }
@@ -88,7 +88,7 @@ impl Session {
         self.heard(now);
         self.progress(now, shared);
         match verdict {
-            Ok(true) if header.flags.has(Flags::UNIT) => self.owe(header, now, shared),
+            Ok(true) if header.flags.has(Flags::UNIT) => self.schedule_ack(header, now, shared),
             Ok(_) => {}
             Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => self.acks.send_now(),
             // There was no room, but the sender must learn that this process is alive.
@@ -320,7 +320,7 @@ impl Session {
     }
 
     /// Schedules the acknowledgement of an accepted unit (thesis §5.2.1).
-    fn owe(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
+    fn schedule_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
         let sender = (self.id, self.flow.sender_period());
         let left = self.peer_backlog();
         let period = shared.grants.arrived(sender, left, now);
@@ -388,7 +388,7 @@ impl Session {
             } => self.on_echo(lane, token, length, shared),
             Record::Backlog { end } => {
                 self.flow.on_backlog(end, self.units.next());
-                shared.grants.has_left(self.id, self.peer_backlog(), now);
+                shared.grants.set_backlog(self.id, self.peer_backlog(), now);
             }
             Record::Message { unreliable, .. } if unreliable && without_unit => {
                 self.on_unreliable(record, shared);
@@ -599,7 +599,7 @@ impl Session {
         shared: &mut Shared,
     ) {
         let lane = &mut self.lanes[index];
-        if lane.out.is_news(to) {
+        if lane.out.record_acknowledged(to) {
             lane.timeouts = LaneTimeouts::default();
             if let Some(ns) = lane.out.round_trip(to, now) {
                 self.retransmission.round_trip.sample(ns);

@@ -21,7 +21,7 @@ impl Session {
             self.requests.credit_at(),
             self.probe_at(),
             self.sizing_at(),
-            renewal.map_or(Instant::NEVER, |it| it.ask_at.min(it.until)),
+            renewal.map_or(Instant::NEVER, |it| it.hello_at.min(it.until)),
             self.liveness.deadline(config),
         ]
         .into_iter()
@@ -170,26 +170,26 @@ impl Session {
         let has_timed_out = |lane: &Lane| !lane.timeouts.is_none();
         self.lanes.iter().any(has_timed_out)
             && self
-                .blamed()
+                .oldest_flight_lane()
                 .is_some_and(|index| has_timed_out(&self.lanes[index]))
     }
 
     /// The lane of the oldest flight, if it is in use.
-    fn blamed(&self) -> Option<usize> {
+    fn oldest_flight_lane(&self) -> Option<usize> {
         let oldest = self
             .window
             .first_and_last_flying()
             .and_then(|(first, _)| self.window.lane_of(first))
             .or_else(|| self.window.oldest_lane())?;
-        let blamed = |lane: &Lane| lane.id == oldest && lane.path.is_proven();
-        self.lanes.iter().position(blamed)
+        let oldest_flight_lane = |lane: &Lane| lane.id == oldest && lane.path.is_proven();
+        self.lanes.iter().position(oldest_flight_lane)
     }
 
     /// Counts a time-out of the lane of the oldest flight. A lane that stays silent while the peer
     /// answers elsewhere is given up. If nothing is in flight because an ack request has just queued
     /// everything for retransmission, the last lane of the oldest unit is charged.
     fn count_timeout(&mut self, now: Instant, shared: &mut Shared) {
-        let Some(index) = self.blamed() else {
+        let Some(index) = self.oldest_flight_lane() else {
             return;
         };
         let mut others = self.lanes.iter().enumerate();

@@ -144,7 +144,7 @@ impl Session {
         }
         self.retransmission.set_detour(false);
         self.progress(now, shared);
-        self.ask_lanes_again(now, shared);
+        self.probe_again(now, shared);
         shared.event(Event::Paths {
             peer: self.id,
             change: PathChange::PacketBytes { bytes },

@@ -272,7 +272,7 @@ impl Session {
             Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes(),
             _ => end,
         };
-        let end = self.ride(&mut header, bytes, (end, limit), shared);
+        let end = self.piggyback(&mut header, bytes, (end, limit), shared);
         let length = u16::try_from(end + self.keys.seals.out.bytes()).unwrap_or(u16::MAX);
         let asked = header.flags.has(Flags::LAST) || header.flags.has(Flags::ACK_WANTED);
         let lane = &mut self.lanes[index];
@@ -315,7 +315,7 @@ impl Session {
         }
         let (bytes, records_end) = frames.filled(slot);
         let limit = bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes();
-        let end = self.ride(&mut header, bytes, (records_end, limit), shared);
+        let end = self.piggyback(&mut header, bytes, (records_end, limit), shared);
         self.finish(header, bytes, end);
         self.leaving(index, Frame::Loose(slot), end)
     }
@@ -343,7 +343,7 @@ impl Session {
             None => self.control_header(kind),
         };
         self.acknowledge_in(&mut header, shared);
-        // At most as long as every path allows: these packets carry the news of other lanes.
+        // At most as long as every path allows, because they report losses on the other lanes.
         let mut limit = bytes.len().min(CONTROL_BYTES);
         if !self.lanes[index].path.is_heard() {
             limit = limit.min(self.paths.unproven_left());
@@ -360,7 +360,7 @@ impl Session {
         }
         let more = self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
         self.acks.sent(more);
-        self.charge_unproven(index, end + self.keys.seals.out.bytes());
+        self.count_unproven(index, end + self.keys.seals.out.bytes());
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))
     }
@@ -399,14 +399,14 @@ impl Session {
                 usize::from(bytes).saturating_sub(around).max(PROBE_BYTES),
             ));
         }
-        while let Some(index) = self.paths.next_question() {
+        while let Some(index) = self.paths.next_unproven() {
             // A probe of full length rejects paths that carry only shorter packets. The first one is
             // short, because the address may belong to an unrelated host.
             let length = match self.lanes[index].path.is_heard() {
                 true => self.packet_bytes() - around,
                 false => PROBE_BYTES,
             };
-            if self.charge_unproven(index, around + length) {
+            if self.count_unproven(index, around + length) {
                 return Some((index, length));
             }
         }
@@ -429,7 +429,7 @@ impl Session {
 
     /// Adds acknowledgement and grants to a data packet that ends at `end`, up to `limit`. Returns
     /// the new end.
-    fn ride(
+    fn piggyback(
         &mut self,
         header: &mut Header,
         bytes: &mut [u8],
@@ -487,7 +487,7 @@ impl Session {
                 break;
             }
             end += written;
-            lane.incoming.asked(reorder);
+            lane.incoming.mark_requested(reorder);
         }
         end
     }

@@ -33,7 +33,7 @@ pub struct LaneView {
     /// Incoming: missing ranges.
     pub missing: Vec<Hole>,
     /// Incoming: holes that end at or below this have been requested.
-    pub asked_below: u64,
+    pub requested_below: u64,
     /// Whether packets sent on it arrive.
     pub state: LaneState,
 }
@@ -82,7 +82,7 @@ impl Session {
     pub(crate) fn view(&self, now: Instant, shared: &Shared, hasher: &mut impl Hasher) -> View {
         self.hash_rest(now, shared, hasher);
         let lanes = self.lanes.iter().map(|lane| {
-            let (holes, asked_below) = lane.incoming.view();
+            let (holes, requested_below) = lane.incoming.view();
             LaneView {
                 lane: lane.id,
                 floor: lane.out.floor(),
@@ -91,7 +91,7 @@ impl Session {
                 next: holes.next(),
                 top: holes.top(),
                 missing: holes.missing().collect(),
-                asked_below,
+                requested_below,
                 state: lane.path.state(),
             }
         });

@@ -75,7 +75,7 @@ impl core::fmt::Display for GroupOperation {
 pub struct GroupCall {
     /// The operation.
     pub operation: GroupOperation,
-    /// Rank of the source or destination; 0 if there is none.
+    /// Rank of the source or destination; 0 if the operation has no such rank.
     pub root: u32,
     /// Bytes of the whole; [`ANY_LENGTH`] if unknown.
     pub length: u64,

@@ -120,7 +120,7 @@ impl PipeRecord {
     /// Appends the head of an operation.
     ///
     /// # Panics
-    /// If there is no room for it.
+    /// If the record is full.
     #[must_use]
     pub(crate) fn with_head(mut self, head: &[u8; OPERATION_BYTES]) -> PipeRecord {
         let (words, _) = head.as_chunks::<8>();

@@ -170,7 +170,7 @@ impl Ranks {
         let mut next = 0;
         if let Some(lane) = incoming(&views[1 - from]) {
             next = lane.next;
-            numbers.extend([lane.next, lane.top, lane.asked_below.max(lane.next)]);
+            numbers.extend([lane.next, lane.top, lane.requested_below.max(lane.next)]);
             for hole in &lane.missing {
                 numbers.extend([hole.start, hole.end]);
             }
@@ -278,7 +278,7 @@ fn hash_host(
         (own.of(lane.floor), own.of(end)).hash(hasher);
         own.of(lane.arrived.max(lane.floor)).hash(hasher);
         (own.of(other.next), own.of(other.top)).hash(hasher);
-        own.of(other.asked_below.max(other.next)).hash(hasher);
+        own.of(other.requested_below.max(other.next)).hash(hasher);
         for hole in &other.missing {
             (own.of(hole.start), own.of(hole.end)).hash(hasher);
         }

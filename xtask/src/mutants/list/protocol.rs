@@ -112,8 +112,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a duplicate acknowledgement makes a dead lane look alive",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
-        snippet: "if lane.out.is_news(to) {",
-        replacement: "if lane.out.is_news(to) || from < to {",
+        snippet: "if lane.out.record_acknowledged(to) {",
+        replacement: "if lane.out.record_acknowledged(to) || from < to {",
     },
     Mutant {
         name: "absence-as-dead-lane",
@@ -168,7 +168,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a credit request that overtakes messages counts for all of them together",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
-        snippet: "            && self.consumed >= self.begun
+        snippet: "            && self.consumed >= self.charged_by_peer
 ",
         replacement: "",
     },
@@ -300,7 +300,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "self.channel.awaits_pieces()",
     },
     Mutant {
-        name: "absence-blamed-on-the-peer",
+        name: "absence-oldest_flight_lane-on-the-peer",
         effect: "a process that was not stepped takes its own silence for its peer's",
         file: "crates/proto/src/session/liveness.rs",
         suite: Suite::Protocol("recovery"),
