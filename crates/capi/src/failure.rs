@@ -403,7 +403,7 @@ fn send_errno(error: &SendError) -> c_int {
         SendError::TooLong { .. } => libc::EMSGSIZE,
         SendError::Refused { .. } => libc::ECONNREFUSED,
         SendError::PeerGone { .. } => libc::ECONNRESET,
-        SendError::NotDone { outcome, .. } => outcome_errno(*outcome),
+        SendError::OperationFailed { outcome, .. } => outcome_errno(*outcome),
         SendError::Broken(_) => libc::EIO,
         SendError::Unreachable(cause) => target_errno(cause),
         SendError::Cancelled { .. } => libc::ECANCELED,

@@ -164,7 +164,7 @@ fn is_out_of_time(failure: &Failure) -> bool {
 
 #[inline]
 pub(crate) fn receive(handle: &Handle, fd: c_int, timeout: Timeout) -> Result<Message, Failure> {
-    let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_fitting(usize::MAX, timeout);
+    let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_max(usize::MAX, timeout);
     receive_with(handle, fd, timeout, attempt, |message| {
         Some((message.source(), message.len()))
     })
@@ -425,7 +425,7 @@ pub unsafe extern "C" fn dp_recv_copy(
                     return buffer
                         .with_region(|memory| endpoint.receive_to_region(memory, timeout));
                 }
-                let message = endpoint.receive_fitting(buffer.length, timeout)?;
+                let message = endpoint.receive_max(buffer.length, timeout)?;
                 buffer.fill(&message);
                 Ok((message.len(), message.source()))
             };

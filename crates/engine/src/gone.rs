@@ -1,4 +1,4 @@
-//! Why a peer is gone.
+//! Reasons for the end of a session.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use dipole_proto::wire::ResetReason;
 
 use crate::key::KeyMismatch;
 
-/// Why a peer process is gone.
+/// Why a peer is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GoneReason {
-    /// It owed an answer for the configured time and gave none.
+    /// It owed an answer and sent nothing for the configured time.
     Silent,
-    /// It said goodbye.
+    /// It disconnected.
     Closed,
-    /// Another process answers at its address now.
+    /// Another process now has its address.
     Restarted,
     /// It no longer knows the session.
     Reset(ResetReason),
-    /// It ended without a word: killed or crashed. Between nodes, the directory of its node
-    /// says so.
+    /// It was killed or crashed. For a process of another node, that node's directory
+    /// reports this.
     Died,
-    /// It broke the format of the memory shared with it and was cut off.
+    /// It violated the shared-memory format and was disconnected.
     ProtocolViolation,
-    /// It is not of our cluster: it has another cluster key, or only one side has one.
+    /// It belongs to another cluster: its cluster key differs, or only one side has one.
     Key(KeyMismatch),
 }
 

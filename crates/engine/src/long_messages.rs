@@ -6,7 +6,7 @@ use super::packer::PacketSend;
 
 /// What the machine says of long messages.
 #[derive(Debug)]
-pub(crate) enum LongNews {
+pub(crate) enum LongEvent {
     /// One can be copied from the peer's memory.
     Fetch {
         edge: EdgeId,
@@ -24,7 +24,8 @@ pub(crate) enum LongNews {
 /// A long message of ours in shared memory.
 pub(crate) type LongId = (EdgeId, u64);
 
-/// A long message on its way; it must be continued to its end, kept, or abandoned.
+/// A long message being sent. It must be continued to its end, moved to the background, or
+/// abandoned.
 #[derive(Debug)]
 pub struct LongSend(pub(super) Long);
 

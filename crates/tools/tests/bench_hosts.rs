@@ -98,9 +98,9 @@ fn two_hosts_are_measured_with_the_same_table_and_page() {
     };
     refused(
         dipole(&testbed, 1, "bench --to 2 --quick"),
-        &["bench --server", "node 2", "start one there"],
+        &["bench server", "node 2", "start one there"],
     );
-    let mut server = Server::start(dipole(&testbed, 2, "bench --server"));
+    let mut server = Server::start(dipole(&testbed, 2, "bench server"));
     let page = testbed.folder().join("page.html");
     let mut command = dipole(&testbed, 1, "--json bench --to 2 --quick --html");
     let output = command.arg(&page).output().expect("it starts");
@@ -159,7 +159,7 @@ fn who_cannot_measure_with_a_server_is_told_why() {
         command.env("DIPOLE_KEY", key);
         command
     };
-    let server = Server::start(keyed(2, "bench --server", &right));
+    let server = Server::start(keyed(2, "bench server", &right));
     refused(
         keyed(1, "bench pingpong --to 2", &wrong),
         &["node 2", "copy the key file of one node to the other"],
@@ -170,8 +170,8 @@ fn who_cannot_measure_with_a_server_is_told_why() {
     );
     // Another one on the same node.
     refused(
-        keyed(2, "bench --server", &right),
-        &["another `dipole bench --server` runs on this node"],
+        keyed(2, "bench server", &right),
+        &["another `dipole bench server` runs on this node"],
     );
     // One that is measured already takes nobody else; who is killed makes room.
     let long = "bench pingpong --to 2 --seconds 60 --subjects dipole";
@@ -217,7 +217,7 @@ fn a_side_of_another_version_is_refused_in_words() {
     );
     drop((one, two));
     std::fs::write(place("hosts"), text).expect("our own directory");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     command.args(["bench", "--server", "--nid", "2", "--hosts"]);
     command.arg(place("hosts")).stdin(Stdio::null());
     command.env_remove("DIPOLE_KEY");

@@ -7,7 +7,7 @@
 mod browser;
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use browser::{Opened, browser, open};
 use serde_json::Value;
@@ -145,7 +145,7 @@ fn the_page_shows_in_a_browser_what_was_measured() {
     };
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("page.html");
-    let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+    let output = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
         .args(["bench", "--quick", "--json", "--on", "loopback"])
         .args(["--subjects", SUBJECTS, "--html"])
         .arg(&page)
@@ -231,7 +231,7 @@ fn the_page_shows_in_a_browser_what_was_measured() {
 
 #[test]
 fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
-    let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+    let output = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
         .args(["bench", "pingpong", "--html", "/nowhere/page.html"])
         .stdin(Stdio::null())
         .output()

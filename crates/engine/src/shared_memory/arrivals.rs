@@ -31,7 +31,7 @@ impl PipeMessage<'_> {
     }
 }
 
-/// A whole message for an endpoint whose reader waits, if nothing waits to be read before it.
+/// Takes a message directly for a waiting reader, if its inbox is empty.
 #[inline]
 pub(super) fn hand_over(
     core: &mut Core,
@@ -56,9 +56,9 @@ pub(super) fn hand_over(
     Some((state.inbox).message(Origin { source, peer }, payload.len(), place))
 }
 
-/// The same for a reader that takes it where it lies; false if it is none for it.
+/// Passes a message to a reader in place; false if it is not for this reader.
 #[inline]
-pub(super) fn read_there(
+pub(super) fn read_in_place(
     core: &mut Core,
     now: Instant,
     message: &PipeMessage<'_>,
@@ -91,7 +91,7 @@ pub(super) fn read_there(
     true
 }
 
-/// A whole message: straight into its inbox where it is next in order.
+/// Handles a message record: delivers it directly if it is next in order.
 #[inline]
 pub(super) fn on_message(
     core: &mut Core,
@@ -129,8 +129,8 @@ pub(super) fn on_message(
     Ok(())
 }
 
-/// Any other record. The words of a control record are copied before they are read: the peer
-/// could change them meanwhile.
+/// Handles any other record. A control record is copied before it is parsed, because the peer
+/// could change it meanwhile.
 pub(super) fn on_record(
     core: &mut Core,
     now: Instant,

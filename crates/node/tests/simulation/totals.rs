@@ -1,4 +1,4 @@
-//! Sums over all seeds: that every fault really happens is checked too.
+//! Totals over all seeds, which also show that every kind of fault occurs.
 
 use dipole_link::sim::{self, NetworkStats};
 use dipole_node::GoneReason;
@@ -14,7 +14,7 @@ const GONE_REASONS: [&str; 6] = [
     "misbehaved",
 ];
 
-/// What happened in one run or in many.
+/// Event counts of one or more runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub runs: u64,
@@ -103,7 +103,7 @@ impl Totals {
         self.sessions_gone[index] += 1;
     }
 
-    /// Frames lost one by one, by chance.
+    /// Frames lost individually, by chance.
     pub fn lost_by_chance(&self) -> u64 {
         self.lost[sim::DropReason::Loss as usize]
     }
@@ -115,7 +115,7 @@ impl Totals {
         }
     }
 
-    /// All of them, with names.
+    /// All counts with names.
     fn numbers(&mut self) -> Vec<(String, &mut u64)> {
         let mut all: Vec<(String, &mut u64)> = Vec::new();
         macro_rules! plain {
@@ -180,7 +180,7 @@ impl Totals {
         all
     }
 
-    /// Those that are zero.
+    /// Names of the counts that are zero.
     pub fn missing(&self) -> Vec<String> {
         let mut copy = self.clone();
         let numbers = copy.numbers();
@@ -191,7 +191,7 @@ impl Totals {
             .collect()
     }
 
-    /// A few to a line.
+    /// All counts, a few per line.
     pub fn report(&self) -> String {
         let mut copy = self.clone();
         let texts: Vec<String> = copy

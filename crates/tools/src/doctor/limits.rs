@@ -1,5 +1,6 @@
 //! What the kernel grants a process: socket queues, segmentation, memory, descriptors.
 
+use dipole_page::byte_size;
 use std::io;
 use std::net::UdpSocket;
 
@@ -98,27 +99,17 @@ fn queue(
         Err(cause) => Finding::unknown(name, format!("the kernel refuses a length: {cause}"), ""),
         Ok(granted) if granted >= wanted => Finding::good(
             name,
-            format!("{} a socket are granted ({limit})", amount(wanted)),
+            format!("{} a socket are granted ({limit})", byte_size(wanted)),
         ),
         Ok(granted) => Finding::slow(
             name,
             format!(
                 "{} a socket of {} asked for ({limit}): shorter windows, slower streams",
-                amount(granted),
-                amount(wanted)
+                byte_size(granted),
+                byte_size(wanted)
             ),
             format!("`sysctl -w net.core.{which}_max={}`", 2 * wanted),
         ),
-    }
-}
-
-/// So many bytes in a unit in which they are a whole number.
-fn amount(bytes: impl TryInto<u64>) -> String {
-    let bytes = bytes.try_into().unwrap_or(u64::MAX);
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
-        _ => format!("{bytes} bytes"),
     }
 }
 
@@ -130,13 +121,13 @@ fn locked_memory(limit: Option<u64>) -> Finding {
         None => Finding::good(NAME, "may be locked without limit; Dipole locks none"),
         Some(bytes) if bytes >= USUAL_BYTES => Finding::good(
             NAME,
-            format!("{} may be locked; Dipole locks none", amount(bytes)),
+            format!("{} may be locked; Dipole locks none", byte_size(bytes)),
         ),
         Some(bytes) => Finding::good(
             NAME,
             format!(
                 "only {} may be locked (RLIMIT_MEMLOCK); Dipole locks none",
-                amount(bytes)
+                byte_size(bytes)
             ),
         )
         .advise(

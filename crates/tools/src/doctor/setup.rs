@@ -27,7 +27,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
         Config::local(NodeId(1), environment::default_runtime_dir())
     });
     if let Some(node) = node
-        && let Err(error) = config.act_as(node)
+        && let Err(error) = config.set_node(node)
     {
         findings.push(Finding::broken(
             "hosts file",
@@ -49,7 +49,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
         findings.push(hosts(&config));
     }
     if !config.hosts.is_local_only() {
-        config.settle();
+        config.apply_hosts_file();
     }
     (config, findings)
 }

@@ -11,6 +11,8 @@ use std::fmt::Write;
 
 use dipole_node::Address;
 
+use dipole_page::escape;
+
 use super::model::Graph;
 
 const LEAST_RADIUS: f64 = 46.0;
@@ -103,7 +105,7 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
             r#"<circle class="process" cx="{x:.1}" cy="{y:.1}" r="{:.1}"/><text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
             circle.radius,
             y + 4.0,
-            escaped(&process.name)
+            escape(&process.name)
         );
     }
     let at = |address: Address| {
@@ -376,12 +378,6 @@ fn curve(from: Point, to: Point, obstacles: &[&Circle]) -> String {
         "M{:.1} {:.1} Q{:.1} {:.1} {:.1} {:.1}",
         start.x, start.y, middle.x, middle.y, end.x, end.y
     )
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 #[cfg(test)]

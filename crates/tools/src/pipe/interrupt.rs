@@ -46,7 +46,7 @@ pub(super) fn watch(
             });
         }
         if let Some(node) = node.upgrade() {
-            node.say_goodbye();
+            node.send_goodbye();
         }
         exit(128 + signal);
     });

@@ -340,7 +340,7 @@ fn attackers_without_the_key_cannot_harm_members() {
     let two = scene.open(2);
     let second = two.endpoint(EndpointId(7)).expect("free");
     scene.meet(&first, &second);
-    let earlier = one.departed();
+    let earlier = one.take_departures();
     assert_eq!(earlier.len(), 1, "{earlier:?}");
     let mut victims = [scene.victim(1, 7), scene.victim(2, 7)];
     // Assume that the attacker has guessed the connection ids.
@@ -424,7 +424,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         );
         assert!(dropped(&stats, "unknown-connection") > 0);
         // Only members that left in an orderly way are gone.
-        for departure in node.departed() {
+        for departure in node.take_departures() {
             assert_eq!(
                 departure.reason,
                 GoneReason::Closed,
