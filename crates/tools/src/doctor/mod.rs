@@ -2,9 +2,9 @@
 //! will be used, why nothing faster is, and what to do.
 //!
 //! Each part reads the system in one function and judges in another, which is tested separately:
-//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`], [`pause`], [`shortcut`] and
+//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`], [`pause`], [`bpf_link`] and
 //! [`firewall`] for this machine; [`peer`], [`paths`], [`busy_poll`] and [`verdict`] for the others.
-//! [`company`] coordinates the ranks of a job. The only change it makes is to create the runtime
+//! [`job_peers`] coordinates the ranks of a job. The only change it makes is to create the runtime
 //! directory, as every program does.
 
 mod bpf_link;
@@ -79,7 +79,7 @@ pub(crate) fn execute(
 ) -> Result<ExitCode, Failure> {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
-    let company = company::Company::meet(&config);
+    let company = job_peers::JobPeers::meet(&config);
     // If the key is unusable, its cause has already been reported.
     if !findings.iter().any(|one| one.name == setup::CLUSTER_KEY) {
         findings.extend(setup::cluster_key(&config));
