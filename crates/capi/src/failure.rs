@@ -141,10 +141,10 @@ pub(crate) enum Failure {
     #[error("flags are {flags:#x}, but this call supports only {known:#x}")]
     UnknownFlags { flags: c_int, known: c_int },
     #[error(
-        "cannot release {requested} messages, because only {held} have been read and not \
+        "cannot release {requested} messages, because only {unreleased} have been read and not \
          released; none was released"
     )]
-    TooManyReleased { requested: c_int, held: usize },
+    TooManyReleased { requested: c_int, unreleased: usize },
     #[error(
         "the size member of {what} is {size}; set it to the sizeof of the struct before the call"
     )]

@@ -162,7 +162,7 @@ pub(crate) fn job() -> Result<&'static Job, Failure> {
 }
 
 /// An endpoint's address in the format of traces.
-pub(crate) fn place(address: Address) -> EndpointAddress {
+pub(crate) fn endpoint_address(address: Address) -> EndpointAddress {
     EndpointAddress {
         node: address.node.0,
         endpoint: address.endpoint.0,

@@ -246,7 +246,7 @@ fn an_agent_takes_over_from_a_running_program_which_resumes_when_the_agent_is_ki
         "{none:?}"
     );
     let _again = reach(&node, 3);
-    assert_eq!(node.take_departures(), [], "nobody was hurt");
+    assert_eq!(node.take_departures(), [], "a process was reported gone");
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn an_agent_answers_for_a_stopped_program_but_not_for_a_killed_one() {
         if let Some(departure) = node.take_departures().pop() {
             break departure;
         }
-        assert!(begun.elapsed() < PATIENCE, "nobody told");
+        assert!(begun.elapsed() < PATIENCE, "the death was not reported");
     };
     assert_eq!((departure.node, departure.reason), (2, GoneReason::Died));
     drop(agent);

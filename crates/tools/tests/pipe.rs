@@ -419,7 +419,7 @@ fn a_taken_endpoint_another_node_and_a_missing_file_are_refused() {
     let started = Instant::now();
     while !link.exists() {
         assert!(first.child().try_wait().unwrap().is_none());
-        assert!(started.elapsed() < PATIENCE, "nobody opened endpoint 7");
+        assert!(started.elapsed() < PATIENCE, "endpoint 7 was not opened");
         std::thread::yield_now();
     }
     let second = Running::start(&mut dipole(folder.path(), &["recv", "7"])).ends();

@@ -303,7 +303,7 @@ fn connection(seen: &[Vec<u8>], victim: &Victim) -> u32 {
         };
         udp && to_it(bytes) && bytes[28] == packets::DATA
     });
-    let bytes = data.expect("somebody sends it messages");
+    let bytes = data.expect("packets to the process");
     u32::from_le_bytes([bytes[32], bytes[33], bytes[34], bytes[35]])
 }
 
@@ -416,7 +416,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         }
         assert_eq!(
             stats.peers, 1,
-            "node {id} has its partner for a peer and nobody else"
+            "node {id} has exactly its partner as a peer"
         );
         assert!(
             dropped(&stats, "wrong-key") > 0,
@@ -446,7 +446,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         ("replayed", "recorded packets"),
     ] {
         let count = dropped(&one.stats(), name) + dropped(&two.stats(), name);
-        assert!(count > 0, "{what} are found out");
+        assert!(count > 0, "{what} were sent and detected");
     }
     for node in [1, 2] {
         let status = scene.status(node, true).expect("the agent lives");

@@ -43,7 +43,7 @@ fn relay(at: &UdpSocket, directory: SocketAddr) {
             other => other,
         };
         let answer = keyless.seal_to_length(opened.header, &answer, length);
-        at.send_to(&answer, from).expect("somebody asked");
+        at.send_to(&answer, from).expect("a client");
     }
 }
 
