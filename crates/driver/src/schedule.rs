@@ -471,7 +471,7 @@ impl<S: Stepper> Driver<S> {
         state.stepper.waited_long(now);
     }
 
-    /// One turn of a waiter that no longer spins: what woke it comes first, the rest is looked at
+    /// One round of a thread that no longer spins: handles what woke it first; a full step follows
     /// before the next sleep.
     #[inline]
     fn look_before_sleep<W: WaitCondition<S>>(

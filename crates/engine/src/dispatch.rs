@@ -65,22 +65,22 @@ pub(super) struct Arrival {
     pub(super) charge: Charge,
 }
 
-/// A piece of a message: of which, and where in it.
+/// A piece of a message, identified by edge and sequence number.
 #[derive(Clone, Debug)]
 pub(super) struct MessagePart {
     pub(super) edge: EdgeId,
     pub(super) target: u32,
-    /// The number of the message on its edge.
+    /// The sequence number of the message on its edge.
     pub(super) sequence: u64,
-    /// Where it begins in the message.
+    /// Offset of the piece in the message.
     pub(super) offset: u64,
     /// The length of the message.
     pub(super) total: u64,
-    /// Where it lies in its source.
+    /// Range of the piece in its source.
     pub(super) bytes: Range<usize>,
 }
 
-/// A piece of an unreliable message: of which, and where in it.
+/// A piece of an unreliable message.
 #[derive(Clone, Debug)]
 pub(super) struct UnreliablePart {
     pub(super) peer: PeerId,
@@ -88,7 +88,7 @@ pub(super) struct UnreliablePart {
     pub(super) sequence: u32,
     pub(super) offset: u64,
     pub(super) total: u64,
-    /// Where it lies in its source.
+    /// Range of the piece in its source.
     pub(super) bytes: Range<usize>,
 }
 

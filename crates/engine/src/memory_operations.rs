@@ -1,4 +1,4 @@
-//! Regions opened and closed, operations begun, and what time asks of both.
+//! Opens and closes regions, starts operations, and handles their timers.
 
 use bytes::Bytes;
 use dipole_link::Region as Memory;

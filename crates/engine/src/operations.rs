@@ -1,9 +1,9 @@
 //! Memory operations: of peers on this process's regions, and of this process on theirs. Spec
 //! §5.9.
 //!
-//! An operation comes along an edge, in its order, without a buffer between the link and its
-//! place: `core/operations.rs` does it as it arrives. `operations/answers.rs` keeps the answers,
-//! `operations/requests.rs` what this process has asked; `memory_operations.rs` begins both.
+//! An operation arrives in its edge's order and is executed directly on the region, without an
+//! intermediate buffer (`core/operations.rs`). `operations/answers.rs` queues the answers,
+//! `operations/requests.rs` tracks this process's requests, and `memory_operations.rs` starts both.
 
 mod answers;
 mod requests;
@@ -51,13 +51,13 @@ pub(super) struct IncomingOperation {
 pub(super) struct Operations {
     pub(super) regions: FxHashMap<u64, OpenRegion>,
     pub(super) arriving: Vec<IncomingOperation>,
-    /// Edges of operations that are done and answered.
+    /// Edges of operations that have been executed and answered.
     pub(super) consumed: Vec<EdgeId>,
     pub(super) answers: Answers,
     pub(super) requests: Requests,
     /// When a step is needed even if nothing arrives.
     pub(super) timer_at: Instant,
-    /// Something was done for others since that was last asked.
+    /// An operation of a peer was executed since the last check.
     pub(super) has_served: bool,
 }
 

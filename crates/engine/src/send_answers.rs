@@ -1,4 +1,4 @@
-//! Answers to operations of others, as they are sent.
+//! Sends answers to peers' memory operations.
 
 use dipole_proto::{EdgeId, Instant, PeerId};
 

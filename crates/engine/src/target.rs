@@ -1,4 +1,4 @@
-//! Where messages go, and why one could not.
+//! Targets of endpoints, and reasons why a message could not be sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

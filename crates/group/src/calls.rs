@@ -11,7 +11,7 @@ use super::shape::{self, ReductionRole};
 use super::{Combine, Group, GroupError, Number};
 use crate::state::{MAX_CALLS_AHEAD, MessageKey, PendingMessage};
 
-/// When a member that is waited for is first asked whether it is still there.
+/// When a member is first probed after waiting for it.
 const FIRST_PROBE: Duration = Duration::from_millis(20);
 /// Longer messages are split into pieces of this length, so that each is forwarded on arrival.
 const PIECE_BYTES: usize = 64 << 10;
@@ -47,12 +47,12 @@ impl CallContext {
     }
 }
 
-/// A piece of a transfer: of which, and where it begins.
+/// A piece of a message within a call.
 struct Part {
     round: u8,
-    /// The rank that has begun the transfer.
+    /// The rank that started the transfer.
     rank: u32,
-    /// Bytes of the whole transfer.
+    /// Length of the whole message.
     length: usize,
     at: usize,
 }
@@ -573,7 +573,7 @@ impl Group {
         Ok(())
     }
 
-    /// Sends a piece.
+    /// Sends a piece of a message.
     fn send_piece(
         &mut self,
         context: &CallContext,

@@ -19,8 +19,8 @@ use super::{Group, GroupError, Member, Members};
 use dipole_node::SendError;
 use dipole_node::{Edge, Operation};
 
-/// What a member sent before it went may still be on its way; for longer if its process lives,
-/// which repeats what was lost.
+/// How long messages that a member sent before it died may still be in transit. Longer if its
+/// process lives, because it retransmits lost packets.
 const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(1);
 /// Time limit for connecting to a member of an established generation; all of them were there.

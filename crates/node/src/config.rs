@@ -185,7 +185,7 @@ pub enum ConfigError {
     Launcher(JobError),
 }
 
-/// Far more than a program opens on purpose; they cost some 32 MiB.
+/// Far more than a program opens on purpose; so many take about 32 MiB.
 const MAX_ENDPOINTS: u32 = 65_536;
 /// A pool must hold the longest packet and the initial credits of some edges.
 const MIN_POOL_BYTES: u64 = 1 << 20;

@@ -245,7 +245,7 @@ impl Node {
     }
 }
 
-/// Has the answers of the connector go to the edges that wait for them.
+/// Passes the connector's results to the edges that wait for them.
 fn settle_answers(driver: &Arc<Driver<ProcessState>>) {
     let answered = Arc::downgrade(driver);
     driver.with_last(|state, _| {

@@ -1,4 +1,4 @@
-//! Operations of other processes, done as they arrive.
+//! Executes peers' memory operations as they arrive.
 
 use std::ops::Range;
 

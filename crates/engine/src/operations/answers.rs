@@ -19,7 +19,7 @@ use crate::target::Blocked;
 
 /// Both ends of the hidden edges.
 pub(crate) const ANSWER_ENDPOINT: u32 = EndpointId::ANY.0;
-/// An edge for answers that nobody has asked for is closed after this long.
+/// A hidden edge is closed after being idle for this long.
 pub(crate) const IDLE_NS: u64 = 10_000_000_000;
 /// Answers that found no room are retried after this time; it doubles up to the maximum.
 pub(crate) const RETRY_NS: u64 = 1_000_000;

@@ -1,4 +1,4 @@
-//! What a record that has arrived changes.
+//! Handles arrived records.
 
 use dipole_link::shm::Payload;
 use dipole_proto::wire::{PIPE_WORDS, PipeKind, PipeTag};
@@ -10,7 +10,7 @@ use crate::dispatch::Arrival;
 use crate::inbox::{Charge, Message, Origin};
 use crate::reader::{Arriving, Reader};
 
-/// A whole message in a ring: which process sent it, and on which of its edges.
+/// A whole message in a ring: its sender and edge.
 #[derive(Clone, Copy)]
 pub(super) struct PipeMessage<'a> {
     pub(super) peer: PeerId,
@@ -21,7 +21,7 @@ pub(super) struct PipeMessage<'a> {
 }
 
 impl PipeMessage<'_> {
-    /// An endpoint of the process that sent it.
+    /// The address of an endpoint of the sender.
     #[inline]
     fn source(&self, endpoint: u32) -> Address {
         Address {

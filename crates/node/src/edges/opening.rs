@@ -1,4 +1,4 @@
-//! How the process of an edge is met, and why it would not be.
+//! Connects an edge to its target's process, or explains why it cannot.
 
 use std::path::PathBuf;
 

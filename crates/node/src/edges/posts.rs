@@ -31,11 +31,11 @@ pub(crate) enum PostedBytes {
     Into(RegionMemory),
 }
 
-/// An operation that is to be posted.
+/// An operation to post.
 pub(crate) struct NewPost {
     pub(crate) operation: Operation,
     pub(crate) bytes: PostedBytes,
-    /// The number that its completion carries.
+    /// The caller's number, returned with the completion.
     pub(crate) context: Context,
 }
 

@@ -1,4 +1,4 @@
-//! Messages taken from an endpoint: at once, within a time, into memory of the caller's.
+//! Receives messages: without waiting, within a time limit, or into the caller's memory.
 
 use std::io;
 use std::time::Duration;

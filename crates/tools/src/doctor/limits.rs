@@ -1,4 +1,4 @@
-//! What the kernel grants a process: socket queues, segmentation, memory, descriptors.
+//! Limits that the kernel sets for processes: socket buffers, segmentation, memory, descriptors.
 
 use dipole_page::byte_size;
 use std::io;
@@ -19,7 +19,7 @@ pub(super) fn examine() -> Vec<Finding> {
         Ok(socket) => of_socket(&socket),
         Err(cause) => vec![Finding::broken(
             "sockets",
-            format!("no UDP socket can be had on the loopback address: {cause}"),
+            format!("a UDP socket cannot be opened on the loopback address: {cause}"),
             "`ip link set lo up`; check the limits of this process",
         )],
     };
@@ -69,7 +69,7 @@ fn offload(gso: bool, gro: bool) -> Finding {
     )
 }
 
-/// Asks as the link does and reads back what was granted; the kernel reports it doubled.
+/// Requests a receive buffer like the link does, and returns its size; the kernel reports twice that.
 fn granted_receive(socket: &UdpSocket, wanted: usize) -> io::Result<usize> {
     if sockopt::set_socket_recv_buffer_size_force(socket, wanted).is_err() {
         sockopt::set_socket_recv_buffer_size(socket, wanted)?;
@@ -115,7 +115,7 @@ fn queue(
 
 fn locked_memory(limit: Option<u64>) -> Finding {
     const NAME: &str = "locked memory";
-    /// What kernels since 5.16 allow everybody.
+    /// The default limit since Linux 5.16.
     const USUAL_BYTES: u64 = 8 << 20;
     match limit {
         None => Finding::good(NAME, "may be locked without limit; Dipole locks none"),
@@ -139,9 +139,9 @@ fn locked_memory(limit: Option<u64>) -> Finding {
 
 fn open_files(limit: Option<u64>) -> Finding {
     const NAME: &str = "open files";
-    /// Room for some hundred peers and endpoints.
+    /// Enough for a few hundred peers and endpoints.
     const USUAL: u64 = 1024;
-    /// Below this a node with one peer and one endpoint does not open.
+    /// Fewer are not enough for a node with one peer and one endpoint.
     const LEAST: u64 = 32;
     const ADVICE: &str = "`ulimit -n 65536` (/etc/security/limits.conf: nofile); a peer of this \
                           node takes one, an endpoint opened from C two";

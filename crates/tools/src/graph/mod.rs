@@ -1,8 +1,8 @@
-//! `dipole graph`: a directed point graph (DP §2) as a file: checked, printed, drawn,
-//! played by processes of this machine, and compared with what runs.
+//! `dipole graph`: checks, prints and draws a directed point graph (DP §2) from a file, runs it with
+//! processes on this machine, and compares it with what is running.
 //!
-//! [`model`] is the graph and its rules, [`mod@print`] and [`svg`] show it, [`play`] runs
-//! it, [`watch`] shows what the registry of this machine's nodes knows.
+//! [`model`] has the graph and its rules, [`mod@print`] and [`svg`] show it, [`play`] runs it, and
+//! [`watch`] shows the endpoints and edges in the registries of this machine's nodes.
 
 mod model;
 mod play;
@@ -32,19 +32,19 @@ pub(crate) struct GraphArgs {
     /// Start its processes here, send along every edge, and check what arrives
     #[arg(long, conflicts_with = "watch")]
     run: bool,
-    /// How long --run sends
+    /// How long --run sends, in seconds
     #[arg(long, default_value_t = 2.0, value_name = "S", value_parser = seconds)]
     seconds: f64,
     /// Messages a second that --run sends from each endpoint
     #[arg(long, default_value_t = 1000.0, value_name = "N", value_parser = rate)]
     rate: f64,
-    /// Show the endpoints and edges that exist now on this machine, again and again
+    /// Show the endpoints and edges that exist on this machine, and refresh them
     #[arg(long)]
     watch: bool,
-    /// How often --watch looks, in seconds
+    /// Seconds between two refreshes of --watch
     #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = seconds)]
     every: f64,
-    /// How many times --watch looks; without end if absent
+    /// Refreshes of --watch before it ends [default: no limit]
     #[arg(long, value_name = "N")]
     times: Option<u64>,
     /// Plays one process of the graph (started by --run).
@@ -66,7 +66,7 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Does what the command line asks; with `json` one object a line.
+/// Executes the command; with `json`, one object per line.
 pub(crate) fn execute(
     arguments: &GraphArgs,
     json: bool,
@@ -95,7 +95,7 @@ pub(crate) fn execute(
     }
 }
 
-/// Reads a graph file; a failure has a line for each fault.
+/// Reads a graph file; an error has one line per fault.
 fn load(file: &Path) -> Result<Graph, Failure> {
     Graph::load(file).map_err(|errors| {
         let faults = if errors.len() == 1 { "fault" } else { "faults" };
