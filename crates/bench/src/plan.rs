@@ -233,7 +233,7 @@ impl Variation {
         let mut added = vec![entry(Subject::Dipole, Carrier::Udp)];
         if waits == Waits::Spinning {
             added
-                .extend([Subject::BareBpf, Subject::BareXdp].map(|bare| entry(bare, self.carrier)));
+                .push(entry(Subject::BareBpf, self.carrier));
         }
         group.entries.splice(1..1, added);
     }

@@ -36,8 +36,6 @@ pub(crate) enum Subject {
     BareUdpGso,
     /// The kernel's ring and raw frames, without a protocol
     BareBpf,
-    /// An AF_XDP socket each way, without a protocol
-    BareXdp,
     /// A TCP socket without delay, non-blocking calls in a loop
     BareTcpSpin,
     /// The same with blocking calls
@@ -93,7 +91,6 @@ impl Subject {
                 format!("udp/{testbed}")
             }
             Subject::BareBpf => format!("bpf/{testbed}"),
-            Subject::BareXdp => format!("xdp/{testbed}"),
             Subject::BareTcpSpin | Subject::BareTcpBlock => format!("tcp/{testbed}"),
             Subject::BareUnixSpin | Subject::BareUnixBlock => "unix".to_owned(),
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
@@ -156,7 +153,7 @@ impl Subject {
 
     /// Each message is a frame of its own, beside the kernel's sockets.
     pub(crate) fn is_frames(self) -> bool {
-        matches!(self, Subject::BareBpf | Subject::BareXdp)
+        matches!(self, Subject::BareBpf)
     }
 
     /// Its calls wait in the kernel.

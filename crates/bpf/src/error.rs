@@ -53,9 +53,6 @@ pub enum BpfError {
         #[source]
         cause: io::Error,
     },
-    /// The AF_XDP socket cannot be opened.
-    #[error("cannot open the bpf link: {0}")]
-    Queue(#[source] io::Error),
     /// Raw frames cannot be sent.
     #[error(
         "cannot open the bpf link on {interface}: sending raw frames is refused: {cause}; it \

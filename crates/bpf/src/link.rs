@@ -27,7 +27,7 @@ const BURST: usize = 32;
 /// Counters of a bpf link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BpfStats {
-    /// Small packets received from the ring or AF_XDP socket.
+    /// Small packets received from the ring.
     pub by_ring: u64,
     /// Small packets received through the UDP socket.
     pub by_socket: u64,
@@ -106,16 +106,7 @@ impl Bpf {
         self.by_ring = false;
     }
 
-    /// Whether small packets are received by an AF_XDP socket, and whether they are sent by one.
-    #[must_use]
-    pub fn uses_af_xdp(&self) -> [bool; 2] {
-        [
-            self.rx.as_ref().is_some_and(RxPath::is_af_xdp),
-            self.tx.as_ref().is_some_and(TxPath::is_af_xdp),
-        ]
-    }
-
-    /// True if small packets are received by a ring or an AF_XDP socket.
+    /// True if small packets are received from a ring.
     #[must_use]
     pub fn has_rx(&self) -> bool {
         self.rx.is_some()

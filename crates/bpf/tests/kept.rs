@@ -6,7 +6,7 @@ mod testbed;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use dipole_bpf::hook::{Allowed, Guard, Hook, Place, attached, create_ring};
+use dipole_bpf::hook::{Allowed, Guard, Hook, attached, create_ring};
 use dipole_testbed::Testbed;
 use testbed::{interface, make};
 
@@ -21,7 +21,7 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
     };
     let interface = interface(&testbed, 1, "net0");
     let done = testbed.inside(1, || {
-        let hook = Hook::attach(&interface, Place::Tcx).expect("root may");
+        let hook = Hook::attach(&interface).expect("root may");
         let guard = Guard::attach(&interface).expect("root may");
         let ring = create_ring(1 << 16).expect("root may");
         let mut entered = Vec::new();
@@ -42,7 +42,7 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
         drop((hook, guard));
         assert_eq!(attached(&interface).expect("root may").len(), 2);
         let (hook, guard) = (
-            Hook::from_descriptors(&interface, Place::Tcx, kept.0).expect("the same"),
+            Hook::from_descriptors(&interface, kept.0).expect("the same"),
             Guard::from_descriptors(&interface, kept.1).expect("the same"),
         );
         let mut found = hook.entered().expect("the kernel says");
@@ -54,7 +54,7 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
         assert_eq!(hook.entered().expect("the kernel says"), []);
         let mut mixed = copies(hook.descriptors());
         mixed.reverse();
-        assert!(Hook::from_descriptors(&interface, Place::Tcx, mixed).is_err());
+        assert!(Hook::from_descriptors(&interface, mixed).is_err());
         drop((hook, guard));
         assert_eq!(attached(&interface).expect("root may"), []);
     });

@@ -9,7 +9,7 @@ use dipole_link::fault::Plan;
 use dipole_link::udp::PortRange;
 
 use dipole_bpf::grant::DEFAULT_PATH;
-use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
+use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
 
 use crate::address::NodeId;
 use crate::environment;
@@ -50,10 +50,6 @@ pub mod variables {
     pub const BROKER: &str = "DIPOLE_BROKER";
     /// Bytes of the ring of each interface that the kernel fills, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
-    /// How the bpf link receives small packets: `ring`, `xdp-ring` or `af-xdp`.
-    pub const BPF_RX: &str = "DIPOLE_BPF_RX";
-    /// How the bpf link sends raw frames: `af-packet` or `af-xdp`.
-    pub const BPF_TX: &str = "DIPOLE_BPF_TX";
     /// Whether looks at a socket poll the network card: 0 or 1.
     pub const BUSY_POLL: &str = "DIPOLE_BUSY_POLL";
     /// Bytes of unread messages that this process holds, by packets and by shared memory each.
@@ -125,10 +121,6 @@ pub struct Config {
     /// Bytes of the ring of each interface that the kernel fills, where there is one: a power of
     /// two.
     pub ring_bytes: u32,
-    /// How the bpf link receives small packets.
-    pub receive: RxMode,
-    /// How the bpf link sends raw frames.
-    pub send: TxMode,
     /// Whether looks at a UDP socket that find nothing poll the card's receive queue, so that a
     /// thread that spins need not wait for an interrupt. `dipole doctor` says where that helps.
     pub busy_poll: bool,
@@ -236,8 +228,6 @@ impl Config {
             key: None,
             links: Links::Auto,
             ring_bytes: DEFAULT_RING_BYTES,
-            receive: RxMode::default(),
-            send: TxMode::default(),
             busy_poll: false,
             broker: DEFAULT_PATH.into(),
             spin: SPIN,
@@ -414,12 +404,6 @@ impl Config {
         }
         if let Some(ms) = within(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
             config.set_peer_timeout(ms);
-        }
-        if let Some(receive) = parsed(variables::BPF_RX, "ring, xdp-ring or af-xdp")? {
-            config.receive = receive;
-        }
-        if let Some(send) = parsed(variables::BPF_TX, "af-packet or af-xdp")? {
-            config.send = send;
         }
         if let Some(on) = within(variables::BUSY_POLL, 0, 1)? {
             config.busy_poll = on == 1;

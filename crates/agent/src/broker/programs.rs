@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dipole_bpf::InterfaceId;
-use dipole_bpf::hook::{Allowed, Guard, Hook, Place};
+use dipole_bpf::hook::{Allowed, Guard, Hook};
 use dipole_bpf::raw::guarded_socket;
 use nix::net::if_::if_nametoindex;
 
@@ -159,7 +159,7 @@ impl Programs {
                 let Ok(files) = files.try_into() else {
                     return false;
                 };
-                let hook = Hook::from_descriptors(interface, Place::Tcx, files);
+                let hook = Hook::from_descriptors(interface, files);
                 hook.and_then(|hook| {
                     let unclaimed = hook.entered()?.into_iter().collect();
                     let until = now + GRACE;
@@ -200,7 +200,7 @@ impl Programs {
             Some(index) => index,
             None => {
                 let hook =
-                    Hook::attach(interface, Place::Tcx).map_err(|error| error.to_string())?;
+                    Hook::attach(interface).map_err(|error| error.to_string())?;
                 keep_all(HOOK, interface, &hook.descriptors());
                 tracing::info!(event = "attached", interface = %interface.name, "program attached");
                 self.hooks.push(Open {

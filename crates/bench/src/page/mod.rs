@@ -429,9 +429,8 @@ fn distribution_curve(line: &Line, lines: &[Line]) -> Curve {
 
 /// The colour and mark of a subject, the same in every figure.
 fn family(subject: &str) -> &'static str {
-    const FAMILIES: [(&str, &str); 8] = [
+    const FAMILIES: [(&str, &str); 7] = [
         ("bpf", "bpf"),
-        ("xdp", "xdp"),
         ("gso", "gso"),
         ("udp", "udp"),
         ("tcp", "tcp"),

@@ -1,25 +1,19 @@
-//! `bare-bpf` and `bare-xdp`: one frame a message, beside the kernel's sockets, spinning.
+//! `bare-bpf`: one frame per message, compared with the kernel's sockets, spinning.
 //!
-//! Work: `bare-bpf` has the kernel's program deposit each packet in a ring of the
-//! process and sends raw frames by an AF_PACKET socket: just the parts of our bpf link,
-//! without any protocol. `bare-xdp` has an AF_XDP socket for both ways. Fair: headers
-//! and UDP checksums are written, the payload is copied into the frame, and out of the ring
-//! into the receiver's buffer; nothing is acknowledged or repeated, so they are the limit for
-//! what is built on those ways.
+//! The kernel's program puts each packet into a ring of the process, which sends raw frames through an
+//! AF_PACKET socket: the parts of our bpf link without any protocol. Fair: headers and UDP checksums
+//! are written, and the payload is copied into the frame and out of the ring into the receiver's
+//! buffer. Nothing is acknowledged or repeated, so this is the limit for anything built on it.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use dipole_bpf::neighbours::Neighbours;
-use dipole_bpf::raw::{RawFrame, Sent};
-use dipole_bpf::xsk::{Xsk, XskHook, XskOptions};
-use dipole_bpf::{Bpf, BpfOptions, FastPath, interface_of};
+use dipole_bpf::{Bpf, BpfOptions, FastPath};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
 use super::super::channel::{Channel, Manner, broken};
 use super::super::control::{Job, Outcome};
-use super::super::subject::Subject;
 use super::{Meet, only_port};
 
 /// What a send takes at least, by which time goes on for the routes: reading a clock is no
@@ -27,69 +21,26 @@ use super::{Meet, only_port};
 const SEND_NS: u64 = 500;
 
 pub(crate) struct Frames {
-    way: Way,
-    own: SocketAddr,
+    link: Bpf,
     other: SocketAddr,
     now_ns: u64,
     /// The message received last.
     message: Vec<u8>,
 }
 
-enum Way {
-    Ring(Box<Bpf>),
-    Xdp(Box<Xdp>),
-}
-
-/// An AF_XDP socket, and the UDP socket whose port it has.
-struct Xdp {
-    xsk: Xsk,
-    neighbours: Neighbours,
-    udp: Udp,
-    _hook: XskHook,
-    /// Frames that went by it, each way.
-    sent: u64,
-    received: u64,
-}
-
 impl Frames {
     pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Self> {
         let udp = Udp::bind(job.own, &UdpOptions::default()).map_err(io::Error::other)?;
         let own = udp.local(Class::Small);
-        let way = match job.subject {
-            Subject::BareBpf => by_ring(udp)?,
-            _ => by_xdp(udp, job.own)?,
-        };
+        let fast_path = FastPath::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
         let port = only_port(&meet(vec![own.port()])?)?;
         Ok(Self {
-            way,
-            own,
+            link: Bpf::new(udp, fast_path),
             other: SocketAddr::new(job.other, port),
             now_ns: 0,
             message: Vec::new(),
         })
     }
-}
-
-/// The kernel's ring, and raw frames.
-fn by_ring(udp: Udp) -> io::Result<Way> {
-    let fast_path = FastPath::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
-    Ok(Way::Ring(Box::new(Bpf::new(udp, fast_path))))
-}
-
-/// One AF_XDP socket for both ways, in copy mode.
-fn by_xdp(udp: Udp, ip: IpAddr) -> io::Result<Way> {
-    let (interface, _) = interface_of(ip)?;
-    let xsk = Xsk::open(&interface, &XskOptions::default())?;
-    let hook = XskHook::attach(&interface, &xsk, udp.local(Class::Small))?;
-    let neighbours = Neighbours::open(&interface, ip)?;
-    Ok(Way::Xdp(Box::new(Xdp {
-        xsk,
-        neighbours,
-        udp,
-        _hook: hook,
-        sent: 0,
-        received: 0,
-    })))
 }
 
 impl Channel for Frames {
@@ -102,26 +53,7 @@ impl Channel for Frames {
             payload: &[],
         };
         self.now_ns += SEND_NS;
-        match &mut self.way {
-            Way::Ring(link) => Ok(link.send(self.now_ns, &[frame])? == 1),
-            Way::Xdp(xdp) => {
-                xdp.neighbours.follow(self.now_ns);
-                let Some(route) = xdp.neighbours.route(self.now_ns, self.other.ip()) else {
-                    // The kernel looks for the neighbour.
-                    return Ok(xdp.udp.send(self.now_ns, &[frame])? == 1);
-                };
-                let frame = RawFrame {
-                    route: *route,
-                    from: self.own,
-                    to: self.other,
-                    payload: [payload, &[]],
-                };
-                let is_taken = xdp.xsk.put(&frame) == Sent::Taken;
-                xdp.xsk.flush()?;
-                xdp.sent += u64::from(is_taken);
-                Ok(is_taken)
-            }
-        }
+        Ok(self.link.send(self.now_ns, &[frame])? == 1)
     }
 
     fn try_receive<R>(
@@ -129,19 +61,10 @@ impl Channel for Frames {
         length: usize,
         consume: impl FnOnce(&[u8]) -> R,
     ) -> io::Result<Option<R>> {
-        let bytes = match &mut self.way {
-            Way::Ring(link) => match link.poll(self.now_ns, Class::Small)? {
-                0 => return Ok(None),
-                _ => link.frame(0).bytes,
-            },
-            Way::Xdp(xdp) => match xdp.xsk.poll()? {
-                0 => return Ok(None),
-                count => {
-                    xdp.received += count as u64;
-                    xdp.xsk.frame(0).1
-                }
-            },
-        };
+        if self.link.poll(self.now_ns, Class::Small)? == 0 {
+            return Ok(None);
+        }
+        let bytes = self.link.frame(0).bytes;
         if bytes.len() != length {
             return Err(broken(format!(
                 "a frame of {} bytes came, {length} were due",
@@ -154,23 +77,11 @@ impl Channel for Frames {
     }
 
     fn finish(self, _: &mut Outcome) -> io::Result<()> {
-        match self.way {
-            Way::Ring(link) => {
-                let stats = link.stats();
-                if stats.raw < stats.socket || stats.by_ring < stats.by_socket {
-                    return Err(broken(format!(
-                        "frames and rings were to carry the messages, but sockets did: {stats:?}"
-                    )));
-                }
-            }
-            Way::Xdp(xdp) => {
-                let (sent, received) = (xdp.sent, xdp.received);
-                if sent == 0 || received == 0 {
-                    return Err(broken(format!(
-                        "nothing went by AF_XDP: {sent} frames out, {received} in"
-                    )));
-                }
-            }
+        let stats = self.link.stats();
+        if stats.raw < stats.socket || stats.by_ring < stats.by_socket {
+            return Err(broken(format!(
+                "frames and rings were to carry the messages, but sockets did: {stats:?}"
+            )));
         }
         Ok(())
     }

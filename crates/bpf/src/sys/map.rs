@@ -20,8 +20,6 @@ pub(crate) enum MapKind {
     Hash = 1,
     PerCpuArray = 6,
     HashOfMaps = 13,
-    /// AF_XDP sockets, by a program's own numbers.
-    Xsk = 17,
     Ring = 27,
 }
 
@@ -65,7 +63,7 @@ pub(crate) fn create_map(
     let small = |bytes: usize| u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
     let flags = match shape.kind {
         MapKind::Hash | MapKind::HashOfMaps => NO_PREALLOCATION,
-        MapKind::PerCpuArray | MapKind::Xsk | MapKind::Ring => 0,
+        MapKind::PerCpuArray | MapKind::Ring => 0,
     };
     let mut attributes = Attributes {
         kind: shape.kind as u32,

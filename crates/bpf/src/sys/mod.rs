@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 pub(crate) use map::{Map, MapKind, MapShape, create_map, map_facts};
 pub(crate) use program::{
-    AttachKind, ProgramKind, XDP_GENERIC, XDP_NATIVE, attach, attached, detach, load, program_name,
+    AttachKind, ProgramKind, attach, attached, detach, load, program_name,
 };
 #[cfg(test)]
 pub(crate) use program::{TestRun, test_run};

@@ -1,7 +1,7 @@
 //! Which links a process opens: what the configuration says and the machine permits.
 
 use dipole_bpf::grant::GrantError;
-use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, has_capabilities};
+use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, has_capabilities};
 use dipole_link::busy_poll::BusyPolling;
 use dipole_link::fault::Fault;
 use dipole_link::udp::{OpenError as UdpError, Udp, UdpOptions};
@@ -128,14 +128,8 @@ fn add_fast_path(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
 fn fast_path(udp: &Udp, config: &Config) -> Result<FastPath, BpfError> {
     let options = BpfOptions {
         ring_bytes: config.ring_bytes,
-        receive: config.receive,
-        send: config.send,
         ..BpfOptions::default()
     };
-    // A broker grants rings filled by its own program, nothing else.
-    if (options.receive, options.send) != (RxMode::default(), TxMode::default()) {
-        return FastPath::open(udp, &options);
-    }
     match FastPath::request(udp, &config.broker, &options) {
         Ok(mut fast_path) => {
             // A process that may send any frame needs no broker's socket for it.

@@ -53,7 +53,7 @@ fn judge(access: &Access, has_tcx: bool, path: &Path) -> Finding {
         }
         Access::Own => Finding::slow(
             NAME,
-            "the kernel has no TCX, so small packets take the slower XDP or the socket",
+            "the kernel has no TCX, so small packets use the UDP socket",
             "install Linux 6.6 or newer",
         ),
         Access::Granted(Ok(granted)) => {

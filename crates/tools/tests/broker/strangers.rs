@@ -10,7 +10,7 @@ use std::time::Duration;
 use dipole_bpf::grant::channel::{Received, connect, recv, send};
 use dipole_bpf::grant::wire::{Reason, Reply, Request};
 use dipole_bpf::grant::{pin_port, preview};
-use dipole_bpf::hook::{Hook, Place, create_ring};
+use dipole_bpf::hook::{Hook, create_ring};
 use dipole_link::{Class, Link};
 use rustix::net::sockopt;
 
@@ -144,7 +144,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         let interface = dipole_bpf::interface_of(scene.address(2))
             .expect("an interface")
             .0;
-        Hook::attach(&interface, Place::Tcx).expect("root may")
+        Hook::attach(&interface).expect("root may")
     });
     let other = other.expect("the node");
     let long = create_ring(RING_BYTES * 2).expect("root may");
