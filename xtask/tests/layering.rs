@@ -25,7 +25,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "streams", "trace"]),
     ("fabric", &["node", "trace"]),
-    ("sockets", &[]),
+    ("sockets", &["link"]),
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
@@ -43,7 +43,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
             "trace",
         ],
     ),
-    ("testbed", &[]),
+    ("testbed", &["link"]),
 ];
 
 /// Crates whose code may hold unsafe blocks.

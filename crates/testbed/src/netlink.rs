@@ -1,21 +1,16 @@
-//! What `ethtool -K` does, without the program: a device's features through the
-//! kernel's generic netlink family `ethtool`.
+//! Sets a device's features, as `ethtool -K` does, through the generic netlink family `ethtool`.
 //!
 //! Source: Linux, Documentation/networking/ethtool-netlink.rst (FEATURES_SET) and
 //! include/uapi/linux/ethtool_netlink.h.
 
-use std::fmt::Debug;
 use std::io;
-use std::os::fd::OwnedFd;
 
-use netlink_packet_core::{
-    DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
-};
+use dipole_link::netlink::Socket;
+use netlink_packet_core::{DefaultNla, Emitable, NLA_F_NESTED};
 use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
 use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
 use netlink_packet_generic::{GenlFamily, GenlMessage};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::net::{netlink, recv, sendto, socket_with};
+use rustix::net::netlink;
 
 const FEATURES_SET: u8 = 12;
 const FEATURES_HEADER: u16 = 1;
@@ -28,7 +23,7 @@ const BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
 const BIT_VALUE: u16 = 3;
 
-/// A request to switch features on or off.
+/// A request to turn features on or off.
 #[derive(Debug)]
 struct SetFeatures([DefaultNla; 2]);
 
@@ -56,28 +51,26 @@ impl Emitable for SetFeatures {
     }
 }
 
-/// Switches features of a device of the calling thread's namespace on or off.
+/// Turns features of a device in the calling thread's namespace on or off.
 pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<()> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(netlink::GENERIC),
-    )?;
+    let mut socket = Socket::open(Some(netlink::GENERIC), 0)?;
     let name = SetFeatures::family_name().to_owned();
-    let question = GenlMessage::from_payload(GenlCtrl {
+    let query = GenlMessage::from_payload(GenlCtrl {
         cmd: GenlCtrlCmd::GetFamily,
         nlas: vec![GenlCtrlAttrs::FamilyName(name)],
     });
-    let family = ask(&socket, question)?.iter().find_map(|one| match one {
+    let reply: Option<GenlMessage<GenlCtrl>> = socket.request(query, true)?;
+    let attributes = reply.map_or(Vec::new(), |reply| reply.payload.nlas);
+    let family = attributes.iter().find_map(|one| match one {
         GenlCtrlAttrs::FamilyId(family) => Some(*family),
         _ => None,
     });
     let family = family
-        .ok_or_else(|| io::Error::other("the kernel does not say which family ethtool is"))?;
+        .ok_or_else(|| io::Error::other("the kernel has no netlink family ethtool"))?;
     let mut request = GenlMessage::from_payload(features(device, wanted));
     request.set_resolved_family_id(family);
-    ask(&socket, request).map(drop)
+    let _reply: Option<GenlMessage<GenlCtrl>> = socket.request(request, true)?;
+    Ok(())
 }
 
 fn features(device: &str, wanted: &[(&str, bool)]) -> SetFeatures {
@@ -107,29 +100,3 @@ fn terminated(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// Sends one request; what is said of a family, if that is the answer, before the acknowledgement.
-fn ask<F: GenlFamily + Emitable + Debug>(
-    socket: &OwnedFd,
-    request: GenlMessage<F>,
-) -> io::Result<Vec<GenlCtrlAttrs>> {
-    let mut message = NetlinkMessage::from(request);
-    message.header.flags = NLM_F_REQUEST | NLM_F_ACK;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    let kernel = netlink::SocketAddrNetlink::new(0, 0);
-    sendto(socket, &bytes, SendFlags::empty(), &kernel)?;
-    let mut answer = Vec::new();
-    let mut buffer = vec![0; 32 << 10];
-    loop {
-        // Each message comes by itself: only dumps are joined.
-        let (received, _) = recv(socket, &mut buffer[..], RecvFlags::empty())?;
-        let message = NetlinkMessage::<GenlMessage<GenlCtrl>>::deserialize(&buffer[..received]);
-        match message.map_err(io::Error::other)?.payload {
-            NetlinkPayload::Error(error) if error.code.is_none() => return Ok(answer),
-            NetlinkPayload::Error(error) => return Err(error.to_io()),
-            NetlinkPayload::InnerMessage(message) => answer = message.payload.nlas,
-            _ => {}
-        }
-    }
-}
