@@ -24,7 +24,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ("bsp-capi", &["bsp", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "streams", "trace"]),
-    ("fabric", &["node", "trace"]),
+    ("fabric", &["link", "node", "trace"]),
     ("sockets", &["link"]),
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
