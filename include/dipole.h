@@ -485,7 +485,7 @@ int dp_group_close(int group);
  *
  * An interface, of some process of the cluster, holds the connection; ranks reach it by their
  * endpoints. A stream and an interface are small numbers, no descriptors. All ranks make the calls of a
- * stream in the same order, each by one thread at a time; dp_stream_say(), dp_stream_hear() and
+ * stream in the same order, each by one thread at a time; dp_stream_write_raw(), dp_stream_read_raw() and
  * dp_stream_finish() are rank 0's. EPIPE: the stream is over for all; dp_error() says why.
  */
 
@@ -516,10 +516,10 @@ int dp_stream_open(int fd, const struct dp_address *ranks, int count, int own,
                    struct dp_address interface, const char *to, int64_t patience_ns);
 
 /* Writes bytes as they stand, between transfers. */
-int dp_stream_say(int stream, const void *bytes, size_t len);
+int dp_stream_write_raw(int stream, const void *bytes, size_t len);
 
 /* Reads at most len bytes as they come; how many, 0 at the end of the stream. */
-ssize_t dp_stream_hear(int stream, void *buf, size_t len);
+ssize_t dp_stream_read_raw(int stream, void *buf, size_t len);
 
 /* Tells the outside that nothing more comes. */
 int dp_stream_finish(int stream);

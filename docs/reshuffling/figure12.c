@@ -94,10 +94,10 @@ static void to_outside(int stream, uint64_t block, const void *part, size_t each
     uint64_t total = each * (uint64_t)bsp_nprocs();
     char answer;
     if (bsp_pid() == 0)
-        NEED(dp_stream_say(stream, &total, sizeof total) == 0);
+        NEED(dp_stream_write_raw(stream, &total, sizeof total) == 0);
     NEED(dp_stream_write(stream, &layout, total, part, each) == 0);
     if (bsp_pid() == 0)
-        NEED(dp_stream_hear(stream, &answer, 1) == 1);
+        NEED(dp_stream_read_raw(stream, &answer, 1) == 1);
 }
 
 static bsp_reshuffle_plan *plan(size_t from, size_t to)

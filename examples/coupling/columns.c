@@ -66,7 +66,7 @@ int main(int argc, char **argv)
         if (me == 0) {
             char head[64];
             int length = snprintf(head, sizeof head, "%d %d\n", ROWS, COLUMNS);
-            NEED(dp_stream_say(stream, head, (size_t)length) == 0);
+            NEED(dp_stream_write_raw(stream, head, (size_t)length) == 0);
         }
         NEED(dp_stream_write(stream, &layout, ROWS * COLUMNS * sizeof(double), rows,
                              have * sizeof(double)) == 0);

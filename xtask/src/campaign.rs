@@ -71,7 +71,7 @@ impl Campaign {
                 },
                 part("dipole-node", "ports_killed"),
                 part("dipole-node", "silence"),
-                part("dipole-node", "groups"),
+                part("dipole-group", "groups"),
                 part("dipole-tools", "run_losses"),
                 part("dipole-tools", "agent"),
             ],

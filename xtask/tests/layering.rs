@@ -13,17 +13,23 @@ use std::path::Path;
 use sources::{files, read, root, with_extensions};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 19] = [
+const MAY_USE: [(&str, &[&str]); 22] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
     ("naming", &["link"]),
-    ("node", &["proto", "link", "bpf", "naming"]),
+    ("driver", &["proto", "link"]),
+    ("engine", &["proto", "link", "bpf", "naming", "driver"]),
+    (
+        "node",
+        &["proto", "link", "bpf", "naming", "driver", "engine"],
+    ),
+    ("group", &["proto", "node"]),
     ("trace", &["link"]),
     ("bsp", &["link", "node", "trace"]),
     ("bsp-capi", &["bsp", "reshuffle"]),
     ("reshuffle", &["bsp"]),
-    ("capi", &["naming", "node", "streams", "trace"]),
+    ("capi", &["naming", "node", "group", "streams", "trace"]),
     ("fabric", &["link", "node", "trace"]),
     ("sockets", &["link"]),
     ("streams", &["node"]),
@@ -33,14 +39,14 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     (
         "bench",
         &[
-            "naming", "node", "bpf", "link", "testbed", "bsp", "proto", "page",
+            "naming", "engine", "node", "bpf", "link", "testbed", "bsp", "proto", "page",
         ],
     ),
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "bsp", "page",
-            "trace",
+            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "group", "bsp",
+            "page", "trace",
         ],
     ),
     ("testbed", &["link"]),

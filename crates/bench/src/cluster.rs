@@ -11,9 +11,9 @@ use std::net::SocketAddr;
 
 use dipole_bsp::superstep::pace::{Pace, Slots};
 use dipole_bsp::superstep::schedule::{Order, Turns};
+use dipole_engine::AnyLink;
+use dipole_engine::{Blocked, Destination, Engine, LongSend};
 use dipole_link::sim::{BusConfig, DropReason, Network, NetworkConfig, NetworkStats, PathConfig};
-use dipole_node::engine::{Blocked, Destination, Engine, LongSend};
-use dipole_node::links::AnyLink;
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::slice;
 
 use dipole_bsp::misuse::Misuse;
-use dipole_bsp::{Failure, Piece};
+use dipole_bsp::{Failure, PullRange};
 use dipole_reshuffle::{Message, Plan};
 
 use crate::scratch::{Cell, Process};
@@ -59,7 +59,7 @@ pub struct Reshuffle {
     pub(crate) runs: u64,
     pub(crate) buffer: Vec<u8>,
     pub(crate) staying: Vec<u8>,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<PullRange>,
 }
 
 pub(crate) fn rule(text: impl Into<String>) -> Failure {
@@ -259,7 +259,7 @@ impl Reshuffle {
                     let mut outcome = Ok(());
                     pieces.clear();
                     message.each_run(|own, other, length| {
-                        pieces.push(Piece {
+                        pieces.push(PullRange {
                             from: (other * UNIT) as u64,
                             // Within the target: the plan has seen to that.
                             into: target[own..own + length].as_mut_ptr().cast(),

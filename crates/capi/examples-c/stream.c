@@ -78,16 +78,16 @@ static void run_rank(uint32_t dpid, int count, int own, const char *to)
     int stream = dp_stream_open(fd, ranks, count, own, interface, to, LONG_NS);
     CHECK(stream >= 0);
     if (own == 0) {
-        CHECK(dp_stream_say(stream, "PUT \n", 5) == 0);
+        CHECK(dp_stream_write_raw(stream, "PUT \n", 5) == 0);
     } else {
-        CHECK_FAILS(dp_stream_say(stream, "x", 1), EINVAL, "rank 0");
+        CHECK_FAILS(dp_stream_write_raw(stream, "x", 1), EINVAL, "rank 0");
     }
     CHECK_FAILS(dp_stream_write(stream, &layout, TOTAL, part, 1), EINVAL, "by the layout");
     CHECK(dp_stream_write(stream, &layout, TOTAL, part, (size_t)length) == 0);
     if (own == 0) {
         char said[5];
         for (size_t got = 0; got < sizeof said;) {
-            ssize_t some = dp_stream_hear(stream, said + got, sizeof said - got);
+            ssize_t some = dp_stream_read_raw(stream, said + got, sizeof said - got);
             CHECK(some > 0);
             got += (size_t)some;
         }
@@ -120,7 +120,7 @@ static void check_refusals(uint32_t dpid)
     CHECK_FAILS(dp_stream_open(fd, &own, 1, 0, interface, "127.0.0.1:9", LONG_NS), EPIPE, "127.0.0.1:9");
     CHECK_FAILS(dp_stream_open(fd, &interface, 1, 0, interface, "x", LONG_NS), EINVAL, "list of ranks");
     CHECK_FAILS(dp_stream_open(fd, &own, 1, 0, interface, NULL, LONG_NS), EFAULT, "to");
-    CHECK_FAILS(dp_stream_say(5, "x", 1), EBADF, "no stream");
+    CHECK_FAILS(dp_stream_write_raw(5, "x", 1), EBADF, "no stream");
     CHECK_FAILS(dp_interface_close(5), EBADF, "no interface");
     CHECK_FAILS(dp_interface_open(dpid, 1, NULL, 0), EADDRINUSE, "has it");
     CHECK_FAILS(dp_interface_open(dpid + 50, 1, (const char *[]) { "nowhere" }, 1), EINVAL, "nowhere");

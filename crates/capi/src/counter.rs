@@ -2,12 +2,11 @@
 
 use std::ffi::c_int;
 
-use dipole_node::CompletionCounter;
+use dipole_node::{CompletionCounter, Timeout};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
 use crate::guard::{Out, call};
-use crate::message::Patience;
 use crate::numbers::Numbered;
 use crate::process;
 
@@ -88,10 +87,10 @@ pub unsafe extern "C" fn dp_counter_wait(
     call("dp_counter_wait", || {
         // SAFETY: by contract.
         let place = unsafe { Out::maybe("counts", counts) }?;
-        let patience = Patience::new(0, timeout_ns);
-        let waited = matches!(patience, Patience::For(_)).then_some(patience.timeout());
+        let patience = Timeout::from_nanos(timeout_ns);
+        let waited = matches!(patience, Timeout::After(_)).then_some(patience.duration());
         COUNTERS.with(counter, |open| {
-            match open.wait(count, patience.timeout())? {
+            match open.wait(count, patience.duration())? {
                 Some(counts) => {
                     place.write(counts.into());
                     Ok(0)

@@ -5,9 +5,10 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::failure::Failure;
 use crate::guard::{self, Out, Versioned, call};
 use crate::handle;
-use crate::message::{self, Patience};
+use crate::message;
 use crate::options::{self, Address, OpenOptions, Pool};
 use crate::process::lock;
+use dipole_node::Timeout;
 
 /// A number of table 1, which has them signed.
 pub(crate) fn number(what: &'static str, number: c_int) -> Result<u32, Failure> {
@@ -52,7 +53,7 @@ pub unsafe extern "C" fn dp_write(fd: c_int, msg: *const c_void, len: c_int) -> 
         // SAFETY: by contract.
         let message = unsafe { guard::message(msg, length) }?;
         handle::with(fd, |handle| {
-            message::send(handle, fd, message, 0, Patience::Forever)
+            message::send(handle, fd, message, 0, Timeout::Infinite)
         })?;
         Ok(len)
     })
@@ -68,7 +69,7 @@ pub unsafe extern "C" fn dp_read(fd: c_int, address: *mut *mut c_char) -> c_int 
         // SAFETY: by contract.
         let address = unsafe { Out::new("address", address) }?;
         handle::with(fd, |handle| {
-            let message = message::receive(handle, fd, Patience::Forever)?;
+            let message = message::receive(handle, fd, Timeout::Infinite)?;
             // Messages have at most 2^30 bytes.
             let length = c_int::try_from(message.len()).unwrap_or(c_int::MAX);
             address.write(message.as_ptr().cast_mut().cast());

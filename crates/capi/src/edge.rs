@@ -3,11 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::io::IoSlice;
 
-use dipole_node::{Edge, Operation};
+use dipole_node::{Edge, Operation, Timeout};
 
 use crate::failure::Failure;
 use crate::guard::{self, call};
-use crate::message::{self, Patience};
+use crate::message;
 use crate::numbers::Numbered;
 use crate::options::Address;
 use crate::{DP_DONTWAIT, handle};
@@ -50,10 +50,10 @@ pub unsafe extern "C" fn dp_edge_send(
         // SAFETY: by contract.
         let message = unsafe { guard::message(msg, len) }?;
         EDGES.with(edge, |edge| {
-            match Patience::new(flags, timeout_ns) {
-                Patience::None => edge.try_send(message)?,
-                Patience::For(timeout) => edge.send_timeout(message, timeout)?,
-                Patience::Forever => edge.send(message)?,
+            match message::timeout(flags, timeout_ns) {
+                Timeout::Zero => edge.try_send(message)?,
+                Timeout::After(timeout) => edge.send_timeout(message, timeout)?,
+                Timeout::Infinite => edge.send(message)?,
             }
             Ok(())
         })?;

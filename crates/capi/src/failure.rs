@@ -7,11 +7,12 @@ use std::ffi::{CStr, c_int};
 use std::io;
 use std::time::Duration;
 
+use dipole_group::GroupError;
 use dipole_node::FileError;
 use dipole_node::job::JobError;
 use dipole_node::{
-    CloseError, ConfigError, GroupError, LimitReached, OpenError, Outcome, PortError, ReceiveError,
-    SendError, TargetError,
+    CloseError, ConfigError, LimitReached, OpenError, Outcome, PortError, ReceiveError, SendError,
+    TargetError,
 };
 use dipole_streams::StreamError;
 

@@ -3,14 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use dipole_node::{Combine, Group, Members};
+use dipole_group::{Combine, Group, Members};
 
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
-use crate::message::Patience;
 use crate::numbers::Numbered;
 use crate::options::Address;
 use crate::process::{self, lock};
+use dipole_node::Timeout;
 
 /// The sum of `uint64_t`, wrapping around.
 pub const DP_SUM_U64: c_int = 1;
@@ -132,8 +132,9 @@ pub unsafe extern "C" fn dp_group_open(
             addresses,
         };
         let node = process::current().node()?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
-        GROUPS.enter(Mutex::new(node.group(
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
+        GROUPS.enter(Mutex::new(Group::join(
+            &node,
             members,
             rank("own", own)?,
             timeout,
@@ -161,7 +162,7 @@ pub extern "C" fn dp_group_size(group: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_barrier(group: c_int, timeout_ns: i64) -> c_int {
     call("dp_barrier", || {
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         with(group, |group| Ok(group.barrier(timeout)?))?;
         Ok(0)
     })
@@ -182,7 +183,7 @@ pub unsafe extern "C" fn dp_broadcast(
     call("dp_broadcast", || {
         // SAFETY: by contract.
         let data = unsafe { guard::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         let root = rank("root", root)?;
         with(group, |group| {
             Ok(group.broadcast_slice(root, data, timeout)?)
@@ -207,7 +208,7 @@ pub unsafe extern "C" fn dp_reduce(
     call("dp_reduce", || {
         // SAFETY: by contract.
         let data = unsafe { guard::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         let (root, combine) = (rank("root", root)?, ready(operation, len)?);
         with(group, |group| {
             Ok(group.reduce(root, data, combine, timeout)?)
@@ -231,7 +232,7 @@ pub unsafe extern "C" fn dp_allreduce(
     call("dp_allreduce", || {
         // SAFETY: by contract.
         let data = unsafe { guard::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         let combine = ready(operation, len)?;
         with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
         Ok(0)
@@ -255,7 +256,7 @@ pub unsafe extern "C" fn dp_reduce_by(
     call("dp_reduce_by", || {
         // SAFETY: by contract.
         let data = unsafe { guard::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         // SAFETY: by contract.
         let (root, combine) = (rank("root", root)?, unsafe { self::own(combine, context) }?);
         with(group, |group| {
@@ -281,7 +282,7 @@ pub unsafe extern "C" fn dp_allreduce_by(
     call("dp_allreduce_by", || {
         // SAFETY: by contract.
         let data = unsafe { guard::bytes_mut("data", data, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         // SAFETY: by contract.
         let combine = unsafe { self::own(combine, context) }?;
         with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
@@ -324,7 +325,7 @@ pub unsafe extern "C" fn dp_group_without(
         // SAFETY: by contract.
         let ranks = unsafe { guard::array("ranks", ranks, count) }?;
         let ranks: Result<Vec<_>, _> = ranks.iter().map(|it| rank("ranks", *it)).collect();
-        let (ranks, timeout) = (ranks?, Patience::new(0, timeout_ns).timeout());
+        let (ranks, timeout) = (ranks?, Timeout::from_nanos(timeout_ns).duration());
         with(group, |group| Ok(group.reform_without(&ranks, timeout)?))?;
         Ok(0)
     })

@@ -70,6 +70,6 @@ pub use region::{
 };
 pub use stream::{
     StreamLayout, dp_interface_close, dp_interface_open, dp_layout_part, dp_stream_close,
-    dp_stream_finish, dp_stream_hear, dp_stream_open, dp_stream_read, dp_stream_say,
-    dp_stream_write,
+    dp_stream_finish, dp_stream_open, dp_stream_read, dp_stream_read_raw, dp_stream_write,
+    dp_stream_write_raw,
 };

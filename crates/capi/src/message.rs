@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use dipole_node::{Endpoint, Message, ReceiveError, SendError};
+use dipole_node::{Endpoint, Message, ReceiveError, SendError, Timeout};
 use dipole_trace::waits::{Cause, Over};
 
 use crate::dp;
@@ -28,39 +28,12 @@ pub const DP_UNRELIABLE: c_int = 4;
 /// for long do, and one on a descriptor that has just been set so is late by this.
 pub(crate) const PROBE: Duration = Duration::from_micros(20);
 
-/// How long a call may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    None,
-    For(Duration),
-    Forever,
-}
-
-impl Patience {
-    pub(crate) fn new(flags: c_int, timeout_ns: i64) -> Patience {
-        match timeout_ns {
-            _ if flags & DP_DONTWAIT != 0 => Patience::None,
-            0 => Patience::None,
-            1.. => Patience::For(duration(timeout_ns)),
-            _ => Patience::Forever,
-        }
-    }
-
-    /// The time, endless as the longest there is.
-    pub(crate) fn timeout(self) -> Duration {
-        match self {
-            Patience::None => Duration::ZERO,
-            Patience::For(timeout) => timeout,
-            Patience::Forever => Duration::MAX,
-        }
-    }
-
-    /// What is left of it after some time.
-    fn after(self, spent: Duration) -> Patience {
-        match self {
-            Patience::For(timeout) => Patience::For(timeout.saturating_sub(spent)),
-            other => other,
-        }
+/// How long a call with these flags may wait.
+#[inline]
+pub(crate) fn timeout(flags: c_int, timeout_ns: i64) -> Timeout {
+    match flags & DP_DONTWAIT {
+        0 => Timeout::from_nanos(timeout_ns),
+        _ => Timeout::Zero,
     }
 }
 
@@ -71,24 +44,24 @@ impl Patience {
 fn patiently<A>(
     handle: &Handle,
     fd: c_int,
-    patience: Patience,
+    patience: Timeout,
     gave_up: impl Fn(&Failure) -> bool,
-    attempt: impl Fn(Patience) -> Result<A, Failure>,
+    attempt: impl Fn(Timeout) -> Result<A, Failure>,
     over: impl Fn(Option<&A>) -> Over,
 ) -> Result<A, Failure> {
-    if patience == Patience::None {
+    if patience == Timeout::Zero {
         return attempt(patience);
     }
     // What was seen the last time is mostly still so.
     let first = match (handle.is_nonblocking(), patience) {
-        (true, _) => Patience::None,
-        (false, Patience::For(timeout)) if timeout <= handle.probe => return attempt(patience),
-        (false, _) => Patience::For(handle.probe),
+        (true, _) => Timeout::Zero,
+        (false, Timeout::After(timeout)) if timeout <= handle.probe => return attempt(patience),
+        (false, _) => Timeout::After(handle.probe),
     };
     match attempt(first) {
         Err(failure) if gave_up(&failure) => match handle.look_nonblocking(fd)? {
-            true if first == Patience::None => Err(failure),
-            true => attempt(Patience::None),
+            true if first == Timeout::Zero => Err(failure),
+            true => attempt(Timeout::Zero),
             false => kept(handle, || attempt(patience.after(handle.probe)), over),
         },
         answer => answer,
@@ -152,7 +125,7 @@ pub(crate) fn send(
     fd: c_int,
     message: &[u8],
     flags: c_int,
-    patience: Patience,
+    patience: Timeout,
 ) -> Result<(), Failure> {
     let endpoint = &handle.endpoint;
     if flags & DP_UNRELIABLE != 0 {
@@ -161,18 +134,18 @@ pub(crate) fn send(
     let more = flags & DP_MORE != 0;
     let attempt = |patience| {
         match patience {
-            Patience::None => endpoint.try_send(message)?,
-            Patience::For(timeout) => endpoint.send_timeout(message, timeout)?,
-            Patience::Forever if more => endpoint.send_more(message)?,
-            Patience::Forever => endpoint.send(message)?,
+            Timeout::Zero => endpoint.try_send(message)?,
+            Timeout::After(timeout) => endpoint.send_timeout(message, timeout)?,
+            Timeout::Infinite if more => endpoint.send_more(message)?,
+            Timeout::Infinite => endpoint.send(message)?,
         }
         Ok(())
     };
     // With several targets some have taken the message when the call gives up on
     // another, and what more follows may wait with cannot be given up.
-    if (more && patience == Patience::Forever) || handle.targets.are_several() {
-        return match patience != Patience::None && handle.look_nonblocking(fd)? {
-            true => attempt(Patience::None),
+    if (more && patience == Timeout::Infinite) || handle.targets.are_several() {
+        return match patience != Timeout::Zero && handle.look_nonblocking(fd)? {
+            true => attempt(Timeout::Zero),
             false => attempt(patience),
         };
     }
@@ -189,7 +162,7 @@ fn gave_up_sending(failure: &Failure) -> bool {
 }
 
 #[inline]
-pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<Message, Failure> {
+pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Timeout) -> Result<Message, Failure> {
     let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_fitting(usize::MAX, timeout);
     receive_by(handle, fd, patience, attempt, |message| {
         Some((message.source(), message.len()))
@@ -201,7 +174,7 @@ pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<
 fn receive_by<R>(
     handle: &Handle,
     fd: c_int,
-    patience: Patience,
+    patience: Timeout,
     attempt: impl Fn(&Endpoint, Duration) -> Result<R, ReceiveError>,
     came: impl Fn(&R) -> Option<(dipole_node::Address, usize)>,
 ) -> Result<R, Failure> {
@@ -211,8 +184,8 @@ fn receive_by<R>(
             Failure::Receive(ReceiveError::TimedOut { .. }) | Failure::NoMessage { .. }
         )
     };
-    let attempt = |patience: Patience| match attempt(&handle.endpoint, patience.timeout()) {
-        Err(ReceiveError::TimedOut { .. }) if patience == Patience::None => {
+    let attempt = |patience: Timeout| match attempt(&handle.endpoint, patience.duration()) {
+        Err(ReceiveError::TimedOut { .. }) if patience == Timeout::Zero => {
             Err(Failure::NoMessage { fd })
         }
         received => Ok(received?),
@@ -273,7 +246,7 @@ pub unsafe extern "C" fn dp_send(
         check_flags(flags, DP_DONTWAIT | DP_MORE | DP_UNRELIABLE)?;
         // SAFETY: by contract.
         let message = unsafe { guard::message(msg, len) }?;
-        let patience = Patience::new(flags, timeout_ns);
+        let patience = timeout(flags, timeout_ns);
         handle::with(fd, |handle| send(handle, fd, message, flags, patience))?;
         Ok(len.cast_signed())
     })
@@ -297,14 +270,14 @@ pub unsafe extern "C" fn dp_send_to(
         // SAFETY: by contract.
         let message = unsafe { guard::message(msg, len) }?;
         let to = to.checked()?;
-        let patience = Patience::new(flags, timeout_ns);
+        let patience = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let endpoint = &handle.endpoint;
             let attempt = |patience| {
                 match patience {
-                    Patience::None => endpoint.try_send_to(to, message)?,
-                    Patience::For(timeout) => endpoint.send_to_timeout(to, message, timeout)?,
-                    Patience::Forever => endpoint.send_to(to, message)?,
+                    Timeout::Zero => endpoint.try_send_to(to, message)?,
+                    Timeout::After(timeout) => endpoint.send_to_timeout(to, message, timeout)?,
+                    Timeout::Infinite => endpoint.send_to(to, message)?,
                 }
                 Ok(())
             };
@@ -356,7 +329,7 @@ pub unsafe extern "C" fn dp_recv(
         // SAFETY: by contract, both.
         let (address, source) =
             unsafe { (Out::new("address", address)?, Out::maybe("source", source)?) };
-        let patience = Patience::new(flags, timeout_ns);
+        let patience = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let message = receive(handle, fd, patience)?;
             let length = message.len().cast_signed();
@@ -397,7 +370,7 @@ pub unsafe extern "C" fn dp_recv_many(
         // SAFETY: by contract.
         let places = unsafe { Out::new("messages", messages) }?;
         let limit = guard::count(count)?;
-        let patience = Patience::new(flags, timeout_ns);
+        let patience = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
                 let mut received = Vec::new();
@@ -442,7 +415,7 @@ pub unsafe extern "C" fn dp_recv_copy(
         check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract, both.
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
-        let patience = Patience::new(flags, timeout_ns);
+        let patience = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
                 if buffer.length > SHORT_BYTES {

@@ -5,11 +5,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use dipole_node::{ActivePort, EndpointId, Message, PortContext};
+use dipole_node::{ActivePort, EndpointId, Message, PortContext, Timeout};
 
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
-use crate::message::{Patience, ReceivedMessage};
+use crate::message::ReceivedMessage;
 use crate::numbers::Numbered;
 use crate::options::Address;
 use crate::process;
@@ -158,10 +158,10 @@ pub unsafe extern "C" fn dp_port_reply(port: c_int, msg: *const c_void, len: usi
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_port_wait(port: c_int, handled: u64, timeout_ns: i64) -> c_int {
     call("dp_port_wait", || {
-        let patience = Patience::new(0, timeout_ns);
-        let waited = matches!(patience, Patience::For(_)).then_some(patience.timeout());
+        let patience = Timeout::from_nanos(timeout_ns);
+        let waited = matches!(patience, Timeout::After(_)).then_some(patience.duration());
         OpenPort::with(port, |open| {
-            match open.wait_until(patience.timeout(), || open.handled() >= handled)? {
+            match open.wait_until(patience.duration(), || open.handled() >= handled)? {
                 true => Ok(0),
                 false => Err(Failure::NotHandled {
                     number: port,

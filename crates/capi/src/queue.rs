@@ -7,14 +7,13 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory};
+use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory, Timeout};
 use dipole_trace::waits::{Cause, Keeper, Over};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
-use crate::message::Patience;
 use crate::options::Address;
 use crate::process::{self, lock, place};
 
@@ -165,9 +164,9 @@ impl OpenQueue {
         fd: c_int,
         places: Out<Completion>,
         count: usize,
-        patience: Patience,
+        patience: Timeout,
     ) -> Result<usize, Failure> {
-        let waited = (patience != Patience::None).then_some(patience.timeout());
+        let waited = (patience != Timeout::Zero).then_some(patience.duration());
         let mut filled = 0;
         while filled < count {
             let next = match waited {
@@ -278,7 +277,7 @@ pub unsafe extern "C" fn dp_queue_wait(
         // SAFETY: by contract.
         let places = unsafe { Out::new("completions", completions) }?;
         let places_count = guard::count(count)?;
-        let patience = Patience::new(0, timeout_ns);
+        let patience = Timeout::from_nanos(timeout_ns);
         let open = find(queue)?;
         // SAFETY: by contract.
         let filled = unsafe { open.fill(queue, places, places_count, patience) }?;

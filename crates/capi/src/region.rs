@@ -4,13 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
 use dipole_node::{
-    Bytes, Edge, Message, Operation, Region, RegionKey, RegionMemory, Rights, SendError,
+    Bytes, Edge, Message, Operation, Region, RegionKey, RegionMemory, Rights, SendError, Timeout,
 };
 
 use crate::edge::{EDGES, check_attached};
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
-use crate::message::{self, Patience};
+use crate::message;
 use crate::numbers::Numbered;
 use crate::process::lock;
 use crate::{DP_DONTWAIT, handle};
@@ -149,14 +149,14 @@ fn put(
     edge: &Edge,
     (key, offset): (u64, u64),
     (data, notice): (&[u8], Option<u64>),
-    patience: Patience,
+    patience: Timeout,
 ) -> Result<(), SendError> {
     let key = RegionKey(key);
     match (patience, notice) {
-        (Patience::None, _) => edge.try_put(key, offset, data, notice),
-        (Patience::For(timeout), _) => edge.put_timeout(key, offset, data, notice, timeout),
-        (Patience::Forever, None) => edge.put(key, offset, data),
-        (Patience::Forever, Some(value)) => edge.put_notify(key, offset, data, value),
+        (Timeout::Zero, _) => edge.try_put(key, offset, data, notice),
+        (Timeout::After(timeout), _) => edge.put_timeout(key, offset, data, notice, timeout),
+        (Timeout::Infinite, None) => edge.put(key, offset, data),
+        (Timeout::Infinite, Some(value)) => edge.put_notify(key, offset, data, value),
     }
 }
 
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn dp_put(
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
         let data = unsafe { guard::message(data, len) }?;
-        let patience = Patience::new(flags, timeout_ns);
+        let patience = message::timeout(flags, timeout_ns);
         EDGES.with(edge, |edge| {
             Ok(put(edge, (key, offset), (data, None), patience)?)
         })?;
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn dp_put_notify(
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
         let data = unsafe { guard::message(data, len) }?;
-        let patience = Patience::new(flags, timeout_ns);
+        let patience = message::timeout(flags, timeout_ns);
         let what = (data, Some(value));
         EDGES.with(edge, |edge| Ok(put(edge, (key, offset), what, patience)?))?;
         Ok(0)
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn dp_get(
     call("dp_get", || {
         // SAFETY: by contract.
         let into = unsafe { guard::bytes_mut("into", into, len) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
             Ok(edge.get(RegionKey(key), offset, into, timeout)?)
         })?;
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn dp_fetch_add(
     call("dp_fetch_add", || {
         // SAFETY: by contract.
         let place = unsafe { Out::maybe("before", before) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
             place.write(edge.fetch_add(RegionKey(key), offset, value, timeout)?);
             Ok(0)
@@ -368,7 +368,7 @@ pub unsafe extern "C" fn dp_compare_swap(
     call("dp_compare_swap", || {
         // SAFETY: by contract.
         let place = unsafe { Out::maybe("before", before) }?;
-        let timeout = Patience::new(0, timeout_ns).timeout();
+        let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
             let found = edge.compare_swap(RegionKey(key), offset, expected, new, timeout)?;
             place.write(found);

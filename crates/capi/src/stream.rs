@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
-use dipole_node::{Endpoint, EndpointId};
+use dipole_node::{Endpoint, EndpointId, Timeout};
 use dipole_streams::{
     Destinations, Interface, InterfaceConfig, Layout, Ranks, Stream, StreamError,
 };
@@ -15,7 +15,6 @@ use dipole_streams::{
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::handle::{self, Handle};
-use crate::message::Patience;
 use crate::numbers::Numbered;
 use crate::options::Address;
 use crate::process::{self, lock};
@@ -266,7 +265,7 @@ pub unsafe extern "C" fn dp_stream_open(
             addresses: addresses?,
         };
         let endpoint = Held(handle::find(fd)?);
-        let patience = Patience::new(0, patience_ns).timeout();
+        let patience = Timeout::from_nanos(patience_ns).duration();
         let stream = Stream::open(endpoint, ranks, interface.checked()?, to, patience)?;
         STREAMS.enter(Mutex::new(Some(stream)))
     })
@@ -277,11 +276,15 @@ pub unsafe extern "C" fn dp_stream_open(
 /// # Safety
 /// `bytes` points to `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_stream_say(stream: c_int, bytes: *const c_void, len: usize) -> c_int {
-    call("dp_stream_say", || {
+pub unsafe extern "C" fn dp_stream_write_raw(
+    stream: c_int,
+    bytes: *const c_void,
+    len: usize,
+) -> c_int {
+    call("dp_stream_write_raw", || {
         // SAFETY: by contract.
         let bytes = unsafe { guard::bytes("bytes", bytes, len) }?;
-        with(stream, |stream| stream.say(bytes))?;
+        with(stream, |stream| stream.write_raw(bytes))?;
         Ok(0)
     })
 }
@@ -291,11 +294,11 @@ pub unsafe extern "C" fn dp_stream_say(stream: c_int, bytes: *const c_void, len:
 /// # Safety
 /// `buf` points to `len` bytes that nobody else accesses meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_stream_hear(stream: c_int, buf: *mut c_void, len: usize) -> isize {
-    call("dp_stream_hear", || {
+pub unsafe extern "C" fn dp_stream_read_raw(stream: c_int, buf: *mut c_void, len: usize) -> isize {
+    call("dp_stream_read_raw", || {
         // SAFETY: by contract.
         let place = unsafe { guard::bytes_mut("buf", buf, len) }?;
-        let heard = with(stream, |stream| stream.hear(place.len()))?;
+        let heard = with(stream, |stream| stream.read_raw(place.len()))?;
         let to = place.get_mut(..heard.len());
         let to = to.ok_or_else(|| Failure::Panic("more was heard than there is room".into()))?;
         to.copy_from_slice(&heard);

@@ -6,12 +6,20 @@ use dipole_link::clock::monotonic_ns;
 
 /// Counts from when it was made, never zero.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
+pub struct Clock {
     origin_ns: u64,
 }
 
+impl Default for Clock {
+    fn default() -> Clock {
+        Clock::new()
+    }
+}
+
 impl Clock {
-    pub(crate) fn new() -> Clock {
+    /// Starts now.
+    #[must_use]
+    pub fn new() -> Clock {
         Clock {
             origin_ns: monotonic_ns(),
         }
@@ -19,12 +27,14 @@ impl Clock {
 
     /// Now, in ns.
     #[inline]
-    pub(crate) fn now(&self) -> dipole_proto::Instant {
+    #[must_use]
+    pub fn now(&self) -> dipole_proto::Instant {
         dipole_proto::Instant(monotonic_ns().saturating_sub(self.origin_ns) + 1)
     }
 
     /// What to add to this clock's readings to get ns since 1970.
-    pub(crate) fn since_1970_ns(&self) -> u64 {
+    #[must_use]
+    pub fn since_1970_ns(&self) -> u64 {
         let wall = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
@@ -34,31 +44,35 @@ impl Clock {
 
 /// A clock that is read only by those who need it.
 #[derive(Debug)]
-pub(crate) struct Reading<'a> {
+pub struct Reading<'a> {
     clock: &'a Clock,
     last: dipole_proto::Instant,
 }
 
 impl Reading<'_> {
-    pub(crate) fn new(clock: &Clock, last: dipole_proto::Instant) -> Reading<'_> {
+    /// A reading of `clock`, which was last read at `last`.
+    #[must_use]
+    pub fn new(clock: &Clock, last: dipole_proto::Instant) -> Reading<'_> {
         Reading { clock, last }
     }
 
     /// The last reading, maybe old.
     #[inline]
-    pub(crate) fn last(&self) -> dipole_proto::Instant {
+    pub fn last(&self) -> dipole_proto::Instant {
         self.last
     }
 
     /// A fresh one.
     #[inline]
-    pub(crate) fn now(&mut self) -> dipole_proto::Instant {
+    pub fn now(&mut self) -> dipole_proto::Instant {
         self.last = self.clock.now();
         self.last
     }
 }
 
 /// A duration in ns, at most some 584 years.
-pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+#[inline]
+#[must_use]
+pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -12,11 +12,16 @@
 //!
 //! `model.rs` runs this driver under loom.
 
+#![forbid(unsafe_code)]
+
+mod clock;
 mod progress;
 mod ready;
 mod schedule;
+mod serve;
 mod stepper;
 mod sync;
+mod timeout;
 mod waiters;
 mod want;
 mod work;
@@ -26,9 +31,9 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use ready::{Ready, WaitKey};
-pub(crate) use schedule::{Driver, Until, WaitError};
-pub(crate) use stepper::Stepper;
-pub use want::Polled;
-pub(crate) use want::Want;
-pub(crate) use work::Work;
+pub use clock::{Clock, Reading, nanoseconds};
+pub use ready::{Ready, WaitKey};
+pub use schedule::{Driver, WaitError};
+pub use stepper::{Stepper, Work};
+pub use timeout::Timeout;
+pub use want::{Polled, Want};

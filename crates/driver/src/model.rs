@@ -26,6 +26,12 @@ mod schedule;
     clippy::duplicate_mod,
     reason = "the same code against other primitives"
 )]
+#[path = "serve.rs"]
+mod serve;
+#[expect(
+    clippy::duplicate_mod,
+    reason = "the same code against other primitives"
+)]
 #[path = "stepper.rs"]
 mod stepper;
 #[expect(
@@ -55,10 +61,10 @@ use dipole_proto::Instant;
 use loom::sync::Arc;
 
 use super::ready::{Ready, WaitKey};
-use schedule::{Driver, Until};
-use stepper::Stepper;
+use crate::timeout::Timeout;
+use schedule::Driver;
+use stepper::{Stepper, Work};
 use sync::{Clock, Device, Sleeper};
-use work::Work;
 
 /// What the driver is built on, as loom knows it.
 mod sync {
@@ -410,9 +416,12 @@ impl Process {
 fn receive(driver: &Driver<Mailbox>, endpoint: u32) {
     let keys = [WaitKey::Endpoint(endpoint)];
     driver
-        .wait(Until::Forever, &keys, &|_| String::new(), |mailbox, _| {
-            mailbox.take(endpoint)
-        })
+        .wait(
+            Timeout::Infinite,
+            &keys,
+            &|_| String::new(),
+            |mailbox, _| mailbox.take(endpoint),
+        )
         .expect("a model is never broken");
 }
 
@@ -486,7 +495,7 @@ fn a_thread_that_looks_in_passing_leaves_a_sleeper_its_wake_up() {
         let waiting = process.receiver(0, 1);
         process.device.push(1);
         let driver = &process.driver;
-        let passing = driver.wait(Until::Now, &[], &|_| String::new(), |mailbox, _| {
+        let passing = driver.wait(Timeout::Zero, &[], &|_| String::new(), |mailbox, _| {
             mailbox.take(2)
         });
         assert!(passing.is_err());
@@ -549,7 +558,9 @@ fn threads_get_their_messages_while_one_of_them_runs_a_handler_that_waits() {
         let handled = |mailbox: &mut Mailbox, _| (mailbox.handled > 0).then_some(());
         let keys = [WaitKey::Port(PORT)];
         let what = |_: &Mailbox| String::new();
-        let waited = process.driver.wait(Until::Forever, &keys, &what, handled);
+        let waited = process
+            .driver
+            .wait(Timeout::Infinite, &keys, &what, handled);
         waited.expect("a model is never broken");
         first.join().expect("no panic");
         process.close_port();

@@ -17,7 +17,7 @@ pub(crate) type Keys = ArrayVec<WaitKey, MAX_KEYS>;
 
 /// Something that a thread or a task can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum WaitKey {
+pub enum WaitKey {
     /// An endpoint of this process has a message, or was closed.
     Endpoint(u32),
     /// An edge got credit, or was refused or ended by its receiver.
@@ -42,7 +42,7 @@ pub(crate) enum WaitKey {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Ready {
+pub struct Ready {
     changed: bool,
     /// Keys are listed: somebody is registered, or the stepped thing wants them.
     listing: bool,
@@ -55,7 +55,7 @@ pub(crate) struct Ready {
 impl Ready {
     /// Waiters of this key are to look again.
     #[inline]
-    pub(crate) fn notify(&mut self, key: WaitKey) {
+    pub fn notify(&mut self, key: WaitKey) {
         self.changed = true;
         if self.listing {
             self.record(key);
@@ -70,17 +70,20 @@ impl Ready {
     }
 
     /// Keys are listed only while somebody is registered.
-    pub(crate) fn set_recording(&mut self, recording: bool) {
+    #[inline]
+    pub fn set_recording(&mut self, recording: bool) {
         self.registered = recording;
         self.update();
     }
 
     /// Keys are listed also while nobody is registered: the stepped thing reads them itself.
-    pub(crate) fn set_watched(&mut self, watched: bool) {
+    #[inline]
+    pub fn set_watched(&mut self, watched: bool) {
         self.watched = watched;
         self.update();
     }
 
+    #[inline]
     fn update(&mut self) {
         self.listing = self.registered || self.watched;
         if !self.listing {
@@ -90,28 +93,31 @@ impl Ready {
 
     /// True once after a notification.
     #[inline]
-    pub(crate) fn take_changed(&mut self) -> bool {
+    pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
     /// True if keys are listed.
     #[inline]
-    pub(crate) fn has_keys(&self) -> bool {
+    pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
     /// True if one of these became ready since the list was last cleared.
-    pub(crate) fn concerns(&self, keys: &[WaitKey]) -> bool {
+    #[inline]
+    pub fn concerns(&self, keys: &[WaitKey]) -> bool {
         self.overflowed || self.keys.iter().any(|key| keys.contains(key))
     }
 
     /// What became ready since the list was last cleared; `None` if more than is listed.
-    pub(crate) fn keys(&self) -> Option<&[WaitKey]> {
+    #[inline]
+    pub fn keys(&self) -> Option<&[WaitKey]> {
         (!self.overflowed).then_some(&self.keys)
     }
 
     /// Everybody concerned has been woken.
-    pub(crate) fn clear(&mut self) {
+    #[inline]
+    pub fn clear(&mut self) {
         self.keys.clear();
         self.overflowed = false;
     }

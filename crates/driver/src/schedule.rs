@@ -16,7 +16,8 @@ use super::sync::{
 use super::waiters::{WaiterId, Waiters, wait_parked};
 use super::want::{Attempt, Polled, Want};
 use crate::clock::nanoseconds;
-use crate::driver::ready::WaitKey;
+use crate::ready::WaitKey;
+use crate::timeout::Timeout;
 
 /// System calls that looks at the small port in one turn of a spinning waiter may take.
 const LOOKS: u32 = 8;
@@ -49,39 +50,15 @@ const MAX_STEPS_TO_ARM: u32 = 64;
 /// When a wait is first worth a warning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
-/// Until when to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Until {
-    /// Not at all.
-    Now,
-    /// As long as it takes.
-    Forever,
-    /// This long.
-    For(Duration),
-}
-
-impl Until {
-    /// At most this long.
-    pub(crate) fn within(timeout: Duration) -> Until {
-        match timeout.is_zero() {
-            true => Until::Now,
-            false => Until::For(timeout),
-        }
-    }
-
-    /// What is left of it after a time.
-    pub(crate) fn after(self, elapsed: Duration) -> Until {
-        match self {
-            Until::For(whole) => Until::For(whole.saturating_sub(elapsed)),
-            other => other,
-        }
-    }
-}
-
 /// Why a wait ended without what it was for.
 #[derive(Debug)]
-pub(crate) enum WaitError {
-    TimedOut { waited: Duration },
+pub enum WaitError {
+    /// Time was up.
+    TimedOut {
+        /// After so long.
+        waited: Duration,
+    },
+    /// The link is broken.
     Broken(io::Error),
 }
 
@@ -116,9 +93,9 @@ impl<S: Stepper> State<S> {
     }
 }
 
-/// See [`crate::driver`].
+/// See the crate.
 #[derive(Debug)]
-pub(crate) struct Driver<S> {
+pub struct Driver<S> {
     pub(super) state: Mutex<State<S>>,
     sleeper: Sleeper,
     pub(super) waker: Waker,
@@ -131,7 +108,11 @@ pub(crate) struct Driver<S> {
 }
 
 impl<S: Stepper> Driver<S> {
-    pub(crate) fn new(stepper: S, clock: Clock, spin: Duration) -> io::Result<Driver<S>> {
+    /// A driver of `stepper`, whose waiters spin for `spin` before they sleep.
+    ///
+    /// # Errors
+    /// No descriptors are left for its sleeper.
+    pub fn new(stepper: S, clock: Clock, spin: Duration) -> io::Result<Driver<S>> {
         let sleeper = stepper.sleeper()?;
         let now = clock.now();
         Ok(Driver {
@@ -160,13 +141,13 @@ impl<S: Stepper> Driver<S> {
     }
 
     /// A fresh reading of the clock.
-    pub(crate) fn now(&self) -> Instant {
+    pub fn now(&self) -> Instant {
         self.clock.now()
     }
 
     /// Runs something on what is stepped; waiters of what it made ready are woken.
     #[inline]
-    pub(crate) fn with<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
+    pub fn with<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
         let mut state = self.lock();
         let now = self.clock.now();
         state.last = now;
@@ -179,7 +160,7 @@ impl<S: Stepper> Driver<S> {
     /// The same with the last reading of the clock, which costs nothing but may be
     /// old: for what sends nothing.
     #[inline]
-    pub(crate) fn with_last<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
+    pub fn with_last<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
         let mut state = self.lock();
         let last = state.last;
         let result = action(&mut state.stepper, last);
@@ -191,7 +172,7 @@ impl<S: Stepper> Driver<S> {
     /// Like [`with_last`](Self::with_last), for sends, which read the clock only if packets
     /// leave: a process that does nothing else gets its ticks, too.
     #[inline]
-    pub(crate) fn sending<R>(&self, action: impl FnOnce(&mut S, &mut Reading<'_>) -> R) -> R {
+    pub fn sending<R>(&self, action: impl FnOnce(&mut S, &mut Reading<'_>) -> R) -> R {
         let mut state = self.lock();
         let mut reading = Reading::new(&self.clock, state.last);
         let result = action(&mut state.stepper, &mut reading);
@@ -231,7 +212,7 @@ impl<S: Stepper> Driver<S> {
     /// Registers a task that found `keys` not ready: `waker` is used when one becomes
     /// ready. `attempt` tries once more under the same lock; with a result nothing is
     /// registered.
-    pub(crate) fn wait_task<R>(
+    pub fn wait_task<R>(
         &self,
         keys: &[WaitKey],
         waker: &task::Waker,
@@ -253,9 +234,9 @@ impl<S: Stepper> Driver<S> {
     /// Steps until `attempt` gives something; while asleep, this thread is woken for
     /// `keys`. `what` says for whom it waits, should it last. The first attempt has the
     /// last reading of the clock.
-    pub(crate) fn wait<R>(
+    pub fn wait<R>(
         &self,
-        until: Until,
+        until: Timeout,
         keys: &[WaitKey],
         what: &dyn Fn(&S) -> String,
         attempt: impl FnMut(&mut S, Instant) -> Option<R>,
@@ -265,9 +246,9 @@ impl<S: Stepper> Driver<S> {
 
     /// The same for what shared memory may hand over.
     #[inline]
-    pub(crate) fn wait_for<W: Want<S>>(
+    pub fn wait_for<W: Want<S>>(
         &self,
-        until: Until,
+        until: Timeout,
         keys: &[WaitKey],
         what: &dyn Fn(&S) -> String,
         mut want: W,
@@ -297,7 +278,7 @@ impl<S: Stepper> Driver<S> {
             return Ok(result);
         }
         let now = self.clock.now();
-        if until != Until::Now {
+        if until != Timeout::Zero {
             state.progress.enter();
         }
         let mut waiter = None;
@@ -308,7 +289,7 @@ impl<S: Stepper> Driver<S> {
             let recording = !state.waiters.is_empty();
             state.stepper.ready().set_recording(recording);
         }
-        if until != Until::Now {
+        if until != Timeout::Zero {
             state.progress.leave(now);
         }
         self.leave(state);
@@ -318,11 +299,7 @@ impl<S: Stepper> Driver<S> {
     /// What `want` finds of what has come and of what lies in shared memory, without a wait.
     /// Looks at the network only if it is to.
     #[inline]
-    pub(crate) fn glance<W: Want<S>>(
-        &self,
-        at_network: bool,
-        mut want: W,
-    ) -> io::Result<Option<W::Got>> {
+    pub fn glance<W: Want<S>>(&self, at_network: bool, mut want: W) -> io::Result<Option<W::Got>> {
         let mut state = self.lock();
         state.calls = state.calls.wrapping_add(1);
         if at_network {
@@ -408,12 +385,12 @@ impl<S: Stepper> Driver<S> {
     ) -> (MutexGuard<'a, State<S>>, Instant, Result<W::Got, WaitError>) {
         let (begun, mut spinning_since) = (now, now);
         let full_spin_ns = match wait.until {
-            Until::Now => 0,
-            Until::Forever | Until::For(_) => nanoseconds(self.spin),
+            Timeout::Zero => 0,
+            Timeout::Infinite | Timeout::After(_) => nanoseconds(self.spin),
         };
         let busy = match wait.until {
-            Until::Now => Busy::Otherwise,
-            Until::Forever | Until::For(_) => Busy::Waiting,
+            Timeout::Zero => Busy::Otherwise,
+            Timeout::Infinite | Timeout::After(_) => Busy::Waiting,
         };
         let mut warn_ns = FIRST_WARNING_NS;
         let mut turns = 0_u32;
@@ -428,7 +405,7 @@ impl<S: Stepper> Driver<S> {
                 // What woke us comes first; the rest is looked at before the next sleep.
                 false => match want.poll_memory(&mut state.stepper) {
                     Polled::Nothing => {
-                        let everywhere = wait.until != Until::Now;
+                        let everywhere = wait.until != Timeout::Zero;
                         state.stepper.step(now, everywhere).map(|_| None)
                     }
                     Polled::Came => Ok(None),
@@ -685,7 +662,7 @@ fn wake_tasks<S>(mut state: MutexGuard<'_, State<S>>) {
 
 /// What one call of [`Driver::wait`] waits for.
 struct Wait<'a, S> {
-    until: Until,
+    until: Timeout,
     keys: &'a [WaitKey],
     what: &'a dyn Fn(&S) -> String,
 }
@@ -693,9 +670,9 @@ struct Wait<'a, S> {
 impl<S> Wait<'_, S> {
     fn left_ns(&self, waited_ns: u64) -> u64 {
         match self.until {
-            Until::Now => 0,
-            Until::Forever => u64::MAX,
-            Until::For(limit) => nanoseconds(limit).saturating_sub(waited_ns),
+            Timeout::Zero => 0,
+            Timeout::Infinite => u64::MAX,
+            Timeout::After(limit) => nanoseconds(limit).saturating_sub(waited_ns),
         }
     }
 }

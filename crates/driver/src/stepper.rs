@@ -5,12 +5,23 @@ use std::io;
 use dipole_proto::Instant;
 
 use super::sync::Sleeper;
-use super::work::Work;
-use crate::driver::ready::Ready;
+use crate::ready::Ready;
+
+/// A piece of work: user code, run with the lock released. It must not panic.
+pub trait Work {
+    /// Runs it.
+    fn run(&mut self);
+}
+
+impl Work for std::convert::Infallible {
+    fn run(&mut self) {
+        match *self {}
+    }
+}
 
 /// Something that receives, sends and keeps time when it is stepped, and never waits.
 /// The driver calls it with its lock held.
-pub(crate) trait Stepper {
+pub trait Stepper {
     /// What is to be run with the lock released.
     type Work: Work;
 

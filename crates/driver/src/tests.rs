@@ -10,7 +10,7 @@ use std::time::Duration;
 use dipole_link::wait::{Sleeper, Waker};
 use dipole_proto::Instant;
 
-use super::{Driver, Ready, Stepper, Until, WaitError, WaitKey};
+use super::{Driver, Ready, Stepper, Timeout, WaitError, WaitKey};
 use crate::clock::Clock;
 
 /// Endpoint numbers of messages on their way.
@@ -157,7 +157,7 @@ fn driver(endpoints: usize, spin: Duration) -> (Driver<Mailbox>, Arc<Wire>) {
     (Driver::new(mailbox, Clock::new(), spin).unwrap(), wire)
 }
 
-fn receive(driver: &Driver<Mailbox>, endpoint: usize, until: Until) -> Result<(), WaitError> {
+fn receive(driver: &Driver<Mailbox>, endpoint: usize, until: Timeout) -> Result<(), WaitError> {
     let what = |_: &Mailbox| format!("a message to {endpoint}");
     driver.wait(until, &[key(endpoint)], &what, |mailbox, _| {
         mailbox.take(endpoint)
@@ -182,7 +182,7 @@ fn each_thread_gets_the_messages_of_its_own_endpoint() {
                 let driver = &driver;
                 scope.spawn(move || {
                     for _ in 0..MESSAGES {
-                        receive(driver, endpoint, Until::Forever).unwrap();
+                        receive(driver, endpoint, Timeout::Infinite).unwrap();
                     }
                 });
             }
@@ -198,11 +198,11 @@ fn a_parked_thread_is_woken_for_its_own_keys_only() {
     let (driver, _wire) = driver(3, Duration::ZERO);
     let attempts = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        let leader = scope.spawn(|| receive(&driver, 0, Until::Forever));
+        let leader = scope.spawn(|| receive(&driver, 0, Timeout::Infinite));
         wait_for_sleepers(&driver, 1);
         let parked = scope.spawn(|| {
             driver.wait(
-                Until::Forever,
+                Timeout::Infinite,
                 &[key(1)],
                 &|_| String::new(),
                 |mailbox, _| {
@@ -228,7 +228,7 @@ fn a_parked_thread_is_woken_for_its_own_keys_only() {
 fn nothing_is_listed_for_a_thread_that_is_alone() {
     let (driver, wire) = driver(1, Duration::ZERO);
     wire.send(0);
-    receive(&driver, 0, Until::Forever).unwrap();
+    receive(&driver, 0, Timeout::Infinite).unwrap();
     driver.with(|mailbox, _| mailbox.deliver(0));
     assert!(!driver.lock().stepper.ready.has_keys());
 }
@@ -240,7 +240,7 @@ fn a_wait_ends_in_time_whoever_leads() {
     std::thread::scope(|scope| {
         let waits = [0, 1].map(|endpoint| {
             let driver = &driver;
-            scope.spawn(move || receive(driver, endpoint, Until::For(limit)))
+            scope.spawn(move || receive(driver, endpoint, Timeout::After(limit)))
         });
         for wait in waits {
             let Err(WaitError::TimedOut { waited }) = wait.join().unwrap() else {
@@ -249,7 +249,7 @@ fn a_wait_ends_in_time_whoever_leads() {
             assert!(waited >= limit);
         }
     });
-    let now = receive(&driver, 0, Until::Now);
+    let now = receive(&driver, 0, Timeout::Zero);
     assert!(matches!(now, Err(WaitError::TimedOut { .. })));
 }
 
@@ -258,7 +258,7 @@ fn a_wait_ends_in_time_though_a_thread_that_wants_the_lock_never_gets_a_core() {
     let (driver, _wire) = driver(1, Duration::from_millis(5));
     // As a thread of no higher real-time priority on the core of the one that spins.
     driver.contenders.fetch_add(1, Ordering::Relaxed);
-    let timed_out = receive(&driver, 0, Until::For(Duration::from_millis(10)));
+    let timed_out = receive(&driver, 0, Timeout::After(Duration::from_millis(10)));
     assert!(matches!(timed_out, Err(WaitError::TimedOut { .. })));
 }
 
@@ -268,7 +268,7 @@ fn a_broken_link_ends_every_wait() {
     std::thread::scope(|scope| {
         let waits = [0, 1].map(|endpoint| {
             let driver = &driver;
-            scope.spawn(move || receive(driver, endpoint, Until::Forever))
+            scope.spawn(move || receive(driver, endpoint, Timeout::Infinite))
         });
         wait_for_sleepers(&driver, 2);
         driver.with(|mailbox, _| mailbox.broken = true);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use super::sync::{Arc, Condvar, MutexGuard, Waker};
-use crate::driver::ready::{Keys, Ready, WaitKey};
+use crate::ready::{Keys, Ready, WaitKey};
 
 /// A registered thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,11 +100,13 @@ impl Waiters {
     }
 
     /// True if the thread leads from now on, or did before.
+    #[inline]
     pub(super) fn try_lead(&mut self, id: WaiterId) -> bool {
         *self.leader.get_or_insert(id) == id
     }
 
     /// The leader is about to sleep in the kernel, or is back.
+    #[inline]
     pub(super) fn set_asleep(&mut self, id: WaiterId, asleep: bool) {
         self.thread(id).place = match asleep {
             true => Place::InKernel,
@@ -144,11 +146,13 @@ impl Waiters {
     }
 
     /// True if a task waits.
+    #[inline]
     pub(super) fn has_tasks(&self) -> bool {
         !self.tasks.is_empty()
     }
 
     /// True if there is nobody to be woken.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.tasks.is_empty() && self.threads.iter().all(Option::is_none)
     }

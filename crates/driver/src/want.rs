@@ -36,7 +36,7 @@ impl<T> From<bool> for Polled<T> {
 }
 
 /// What a thread waits for.
-pub(crate) trait Want<S: Stepper> {
+pub trait Want<S: Stepper> {
     /// What it gets.
     type Got;
 

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::progress::Busy;
 use super::schedule::{Driver, State, unlock};
-use super::stepper::Stepper;
+use super::stepper::{Stepper, Work};
 use super::sync::{MutexGuard, NESTED};
 use super::waiters::WaiterId;
 
@@ -16,18 +16,6 @@ use super::waiters::WaiterId;
 const MAX_IN_A_ROW: usize = 16;
 /// Pieces of work of one thread of which each waits for the next: their stacks add up.
 const MAX_NESTED: u32 = 8;
-
-/// A piece of work: user code, run with the lock released. It must not panic.
-pub(crate) trait Work {
-    /// Runs it.
-    fn run(&mut self);
-}
-
-impl Work for std::convert::Infallible {
-    fn run(&mut self) {
-        match *self {}
-    }
-}
 
 /// True if this thread runs a piece of work.
 fn is_nested() -> bool {

@@ -37,7 +37,7 @@ impl<'a> From<&'a Vec<u8>> for Content<'a> {
 
 impl<'a> Content<'a> {
     /// An operation and its data.
-    pub(crate) fn operation(head: &'a Head, payload: &'a [u8]) -> Content<'a> {
+    pub fn operation(head: &'a Head, payload: &'a [u8]) -> Content<'a> {
         Content {
             head: Some(head),
             payload,
@@ -45,13 +45,13 @@ impl<'a> Content<'a> {
     }
 
     /// The message, or the data.
-    pub(crate) fn payload(&self) -> &'a [u8] {
+    pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
     /// Bytes behind a record's own head.
     #[inline]
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.head.map_or(0, |head| head.len()) + self.payload.len()
     }
 

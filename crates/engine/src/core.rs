@@ -14,10 +14,10 @@ use super::packer::Packer;
 use super::peers::Peers;
 use super::posted::SentPosts;
 use super::shared_memory::LongNews;
-use crate::GoneReason;
 use crate::address::{Address, EndpointId};
-use crate::driver::{Ready, WaitKey};
+use crate::gone::GoneReason;
 use crate::inbox::{Charge, Origin};
+use dipole_driver::{Ready, WaitKey};
 
 /// See the module.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use dipole_proto::PeerId;
 
-use crate::GoneReason;
+use crate::gone::GoneReason;
 
 /// Departures remembered; a program may never ask for them.
 pub const MAX_DEPARTURES: usize = 4096;

@@ -14,8 +14,8 @@ use dipole_proto::{EdgeId, PeerId};
 
 use super::endpoints::{EndpointState, EndpointTable, Tells};
 use super::receives::{self, Holds, OfferId, Place, Receives};
-use crate::driver::{Ready, WaitKey};
 use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
+use dipole_driver::{Ready, WaitKey};
 
 /// Unreliable messages that one endpoint holds at most.
 const UNRELIABLE_LIMIT: usize = 4096;

@@ -6,7 +6,10 @@ use rustc_hash::FxHashMap;
 
 use super::send::Target;
 use crate::inbox::{Buffers, Inbox};
-use crate::port::PortRef;
+
+/// A port of the process, by its number in the process's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortRef(pub u32);
 
 /// Who is told, beside threads and tasks that wait, when a message comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::Engine;
 use super::endpoints::Tells;
 use crate::address::EndpointId;
-use crate::control::Command;
+use crate::command::Command;
 
 /// See the module.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Exports {
 
 impl Engine {
     /// Makes endpoints' descriptors possible.
-    pub(crate) fn allow_exports(&mut self) -> io::Result<()> {
+    pub fn allow_exports(&mut self) -> io::Result<()> {
         self.exports = Some(Exports {
             watch: Watch::new()?,
             signals: FxHashMap::default(),
@@ -38,7 +38,8 @@ impl Engine {
     }
 
     /// True if an endpoint has a descriptor.
-    pub(super) fn has_exports(&self) -> bool {
+    #[must_use]
+    pub fn has_exports(&self) -> bool {
         let exports = self.exports.as_ref();
         exports.is_some_and(|exports| !exports.signals.is_empty())
     }
@@ -48,7 +49,7 @@ impl Engine {
     }
 
     /// The descriptor of an endpoint, which its user closes.
-    pub(crate) fn export(&mut self, endpoint: u32) -> io::Result<OwnedFd> {
+    pub fn export(&mut self, endpoint: u32) -> io::Result<OwnedFd> {
         let waits = self.has_message(endpoint);
         let Some(exports) = &mut self.exports else {
             return Err(io::ErrorKind::Unsupported.into());
@@ -94,7 +95,7 @@ impl Engine {
     }
 
     /// An attempt to send found no room: from now on news are for this endpoint too.
-    pub(crate) fn refused(&mut self, endpoint: u32) {
+    pub fn refused(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.signals.contains_key(&endpoint)
             && !exports.blocked.contains(&endpoint)
@@ -105,7 +106,7 @@ impl Engine {
 
     /// Sending would have waited: the descriptor tells when it is worth a new try, which
     /// it is already if news have come since the endpoint was [`refused`](Self::refused).
-    pub(crate) fn note_blocked(&mut self, endpoint: u32) {
+    pub fn note_blocked(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.blocked.contains(&endpoint)
             && let Some(signal) = exports.signals.get_mut(&endpoint)

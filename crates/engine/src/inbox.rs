@@ -13,7 +13,7 @@ use dipole_link::arena::{Arena, ArenaSlice};
 use dipole_proto::{EdgeId, PeerId};
 
 use crate::address::Address;
-use crate::region::{Notice, RegionKey};
+use crate::operation::{Notice, RegionKey};
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;
@@ -61,13 +61,14 @@ enum Long {
 
 impl Message {
     /// The endpoint that sent it.
+    #[inline]
     #[must_use]
     pub fn source(&self) -> Address {
         self.origin.source
     }
 
     /// What was put into a region of the endpoint, if this is no message but the
-    /// [notice](crate::Edge::put_notify) of that; as a message it has no bytes.
+    /// notice of that; as a message it has no bytes.
     #[must_use]
     pub fn notice(&self) -> Option<Notice> {
         let bytes = match &self.payload {
@@ -104,7 +105,9 @@ impl Message {
     }
 
     /// The process that sent it.
-    pub(crate) fn peer(&self) -> PeerId {
+    #[inline]
+    #[must_use]
+    pub fn peer(&self) -> PeerId {
         self.origin.peer
     }
 }
@@ -112,6 +115,7 @@ impl Message {
 impl Deref for Message {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         match &self.payload {
             Payload::Small(piece) if self.is_notice => &piece[..0],
@@ -198,13 +202,14 @@ impl Buffers {
 
 /// A buffer that goes home when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub struct Buffer {
     bytes: Vec<u8>,
     length: usize,
     home: Arc<Buffers>,
 }
 
 impl Buffer {
+    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }

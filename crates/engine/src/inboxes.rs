@@ -4,12 +4,11 @@ use dipole_link::Region as Memory;
 use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
-use super::endpoints::Tells;
+use super::endpoints::{PortRef, Tells};
 use super::receives::Holds;
 use crate::address::{Address, EndpointId};
 use crate::inbox::{Charge, Token};
-use crate::port::PortRef;
-use crate::{Message, Pool};
+use crate::inbox::{Message, Pool};
 
 /// Length and source of a message that went into its reader's memory, or the length of one that
 /// does not fit.
@@ -183,7 +182,7 @@ impl Engine {
     }
 
     /// From now on an endpoint's messages are for a port's handler.
-    pub(crate) fn set_port(&mut self, endpoint: u32, port: PortRef) {
+    pub fn set_port(&mut self, endpoint: u32, port: PortRef) {
         let dispatch = &mut self.core.dispatch;
         if let Some(state) = dispatch.endpoints.get_mut(endpoint) {
             state.tells = Tells::Port(port);
@@ -194,13 +193,13 @@ impl Engine {
 
     /// True if a port has a message and its handler does not run.
     #[inline]
-    pub(crate) fn has_port_message(&self) -> bool {
+    pub fn has_port_message(&self) -> bool {
         !self.core.dispatch.ports.is_empty()
     }
 
     /// The next message for a port. Its endpoint is passed over until
     /// [`port_returned`](Self::port_returned).
-    pub(crate) fn take_for_port(&mut self, now: Instant) -> Option<(u32, PortRef, Message)> {
+    pub fn take_for_port(&mut self, now: Instant) -> Option<(u32, PortRef, Message)> {
         loop {
             let endpoint = self.core.dispatch.ports.pop_front()?;
             let state = self.core.dispatch.endpoints.get(endpoint);
@@ -216,7 +215,7 @@ impl Engine {
 
     /// The handler of a port has returned: the next message is to be told.
     #[inline]
-    pub(crate) fn port_returned(&mut self, endpoint: u32, port: PortRef) {
+    pub fn port_returned(&mut self, endpoint: u32, port: PortRef) {
         let dispatch = &mut self.core.dispatch;
         if let Some(state) = dispatch.endpoints.get_mut(endpoint)
             && state.tells == Tells::Port(port)
@@ -227,6 +226,7 @@ impl Engine {
     }
 
     /// True if a message waits at this endpoint.
+    #[inline]
     #[must_use]
     pub fn has_message(&self, endpoint: u32) -> bool {
         let state = self.core.dispatch.endpoints.get(endpoint);
@@ -234,12 +234,13 @@ impl Engine {
     }
 
     /// Gives an endpoint a pool of `bytes` in one piece; where it lies.
-    pub(crate) fn set_pool(&mut self, endpoint: u32, bytes: usize) -> Option<Pool> {
+    pub fn set_pool(&mut self, endpoint: u32, bytes: usize) -> Option<Pool> {
         let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
         state.inbox.set_arena(bytes)
     }
 
     /// Length of the oldest message of an endpoint.
+    #[inline]
     #[must_use]
     pub fn next_length(&self, endpoint: u32) -> Option<usize> {
         self.core
@@ -262,7 +263,7 @@ impl Engine {
     }
 
     /// The process of an endpoint that has sent to this one and not ended.
-    pub(crate) fn peer_of_source(&self, endpoint: u32, source: Address) -> Option<PeerId> {
+    pub fn peer_of_source(&self, endpoint: u32, source: Address) -> Option<PeerId> {
         let mut sources = self.core.machine.sources(endpoint);
         let is_it = |(peer, from): &(PeerId, u32)| {
             *from == source.endpoint.0 && self.core.peers.node(*peer) == source.node
@@ -271,7 +272,7 @@ impl Engine {
     }
 
     /// Why a peer is gone; `None` if that is not remembered.
-    pub(crate) fn gone_reason(&self, peer: PeerId) -> Option<crate::GoneReason> {
+    pub fn gone_reason(&self, peer: PeerId) -> Option<crate::gone::GoneReason> {
         self.core.peers.gone_reason(peer)
     }
 }

@@ -2,67 +2,82 @@
 //!
 //! [`Engine::step`] takes what has come, feeds the protocol, hands messages over and sends
 //! what may go. It never waits and starts no thread; whoever waits steps it. Its parts:
-//! `engine/packets.rs` (the link of packets), `engine/shared_memory.rs` (processes of this
-//! node), and `engine/core.rs`, which both feed: the protocol and what its events change.
+//! `packets.rs` (the link of packets), `shared_memory.rs` (processes of this
+//! node), and `core.rs`, which both feed: the protocol and what its events change.
 
+#![forbid(unsafe_code)]
+
+mod command;
 mod content;
 mod core;
 mod departures;
 mod dispatch;
 mod endpoints;
 mod exports;
+mod frames;
+mod gone;
+mod inbox;
 mod inboxes;
+mod link;
 mod liveness;
+mod net;
+mod operation;
 mod operations;
 mod packer;
 mod packets;
 mod paths;
 mod peers;
 mod posted;
+mod reader;
 mod receives;
 mod send;
 mod shared_memory;
-mod stepper;
 mod trailer;
+mod turns;
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path as FilePath;
 
+use dipole_driver::{Ready, WaitKey};
 use dipole_link::shm::{ConnId, Hub, ShmError, ShmOptions, ShmStats};
 use dipole_link::sim::SharedMemory as SimulatedMemory;
 use dipole_link::{AnyHub, Link};
 use dipole_proto::{Instant, Machine, PeerId};
 
-use crate::Message;
-use crate::control::{Command, Commands};
-pub use crate::driver::Polled;
-use crate::driver::{Ready, WaitKey};
-use crate::frames::FramePool;
-use crate::key::ClusterKey;
-use crate::links::AnyLink;
-use crate::net::to_wire;
-use crate::profile::Choices;
-use crate::reader::Reader;
-pub use content::Content;
+use command::Commands;
 use core::Core;
-pub use departures::{Departure, MAX_DEPARTURES};
 use dispatch::Dispatch;
 use exports::Exports;
+use frames::FramePool;
+use net::to_wire;
 use operations::Operations;
-pub(crate) use operations::{AnswerPlace, MAX_GET_BYTES};
-pub use operations::{Begun, OperationId, OperationResult};
 use packer::Packer;
 use packets::PacketPort;
-pub use paths::{Path, PathState, Paths};
 use peers::Peers;
-pub(crate) use posted::Posted;
 use posted::SentPosts;
-pub use send::{Blocked, LongSend};
-pub(crate) use send::{Target, wait_keys};
 use shared_memory::SharedMemory;
 use trailer::Trailers;
+
+use dipole_naming::{address, key, profile, registry};
+use key::ClusterKey;
+use profile::Choices;
+
+pub use command::Command;
+pub use content::Content;
+pub use departures::{Departure, MAX_DEPARTURES};
+pub use dipole_driver::Polled;
+pub use endpoints::PortRef;
+pub use gone::GoneReason;
+pub use inbox::{Buffer, Message, Pool};
+pub use link::AnyLink;
+pub use operation::{Context, Data, Notice, Operation, QueueRef, RegionKey};
+pub use operations::{AnswerPlace, Begun, MAX_GET_BYTES, OperationId, OperationResult};
+pub use paths::{Path, PathState, Paths};
+pub use posted::Posted;
+pub use reader::{Arriving, Reader, Taking};
+pub use send::{Blocked, LongSend, Sent, Target, wait_keys};
 
 /// Packets handed to the link in one call: two full runs of segmentation offload
 /// (44 packets of 1472 bytes fill 64 KiB).
@@ -107,7 +122,7 @@ pub struct Holdings {
 /// A process's protocol, link and endpoints, driven by its caller.
 ///
 /// This is a seam for tests and for callers with a loop of their own; programs
-/// use [`Node`](crate::Node).
+/// use a node.
 #[derive(Debug)]
 pub struct Engine {
     core: Core,
@@ -213,7 +228,7 @@ impl Engine {
     }
 
     /// What becomes readable when [`step`](Self::step) has something to do.
-    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = self.packets.link().descriptors();
         descriptors.extend(self.memory.iter().filter_map(SharedMemory::descriptor));
         descriptors.extend(self.exports_descriptor());
@@ -235,7 +250,7 @@ impl Engine {
 
     /// True while bulk comes: only steps look at its port.
     #[inline]
-    pub(crate) fn expects_bulk(&self) -> bool {
+    pub fn expects_bulk(&self) -> bool {
         self.packets.expects_bulk()
     }
 
@@ -399,7 +414,7 @@ impl Engine {
 
     /// Pushes what pipes have to tell, and wakes processes that have something new.
     #[inline]
-    pub(crate) fn push_records(&mut self) {
+    pub fn push_records(&mut self) {
         if let Some(memory) = &mut self.memory {
             if self.core.machine.has_ready_pipe() {
                 memory.push_records(&mut self.core.machine);
@@ -461,7 +476,7 @@ impl Engine {
             return Err(Blocked::Gone(None));
         };
         let found = memory.peer(connection);
-        found.map_err(|reason| Blocked::Gone(reason.map(crate::GoneReason::from)))
+        found.map_err(|reason| Blocked::Gone(reason.map(crate::gone::GoneReason::from)))
     }
 
     /// Says goodbye to every peer.
@@ -497,7 +512,7 @@ impl Engine {
     }
 
     /// Asks a peer now and then whether it lives.
-    pub(crate) fn watch(&mut self, now: Instant, peer: PeerId) {
+    pub fn watch(&mut self, now: Instant, peer: PeerId) {
         self.core.machine.watch(now, peer, true);
     }
 
@@ -532,7 +547,7 @@ impl Engine {
 
     /// Packets and records that have come and gone.
     #[inline]
-    pub(crate) fn activity(&self) -> u64 {
+    pub fn activity(&self) -> u64 {
         let (packets, memory) = (self.packets.traffic(), self.memory_stats());
         let records = memory.map_or(0, |memory| memory.records_in + memory.records_out);
         packets.packets_sent + packets.packets_received + records
@@ -545,12 +560,12 @@ impl Engine {
     }
 
     /// What went through shared memory.
-    pub(crate) fn memory_stats(&self) -> Option<ShmStats> {
+    pub fn memory_stats(&self) -> Option<ShmStats> {
         self.memory.as_ref().map(SharedMemory::stats)
     }
 
     /// Processes of this node, opening or open.
-    pub(crate) fn memory_peers(&self) -> usize {
+    pub fn memory_peers(&self) -> usize {
         self.memory.as_ref().map_or(0, SharedMemory::peers)
     }
 

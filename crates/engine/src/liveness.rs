@@ -3,8 +3,8 @@
 use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
-use crate::control::Command;
-use crate::liveness::Verdict;
+use crate::command::Command;
+use dipole_naming::liveness::Verdict;
 
 impl Engine {
     /// Has the control thread ask about peers that have fallen silent.
@@ -27,7 +27,7 @@ impl Engine {
     }
 
     /// What has become known of a silent peer.
-    pub(crate) fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
+    pub fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
         match verdict {
             Verdict::Lives => self.core.machine.vouch(now, peer),
             Verdict::Ended => self.core.machine.give_up(peer),

@@ -21,18 +21,17 @@ use rustc_hash::FxHashMap;
 use super::content::Content;
 use super::core::Core;
 use super::dispatch::Source;
-use super::posted::{Part, Posted, SentPosts};
+use super::posted::{Part, Posted};
 use super::{Blocked, Engine};
-use crate::edge::Operation;
-use crate::error::GoneReason;
+use crate::gone::GoneReason;
 use crate::inbox::{Buffer, Charge, NOTICE_BYTES};
+use crate::operation::Operation;
 use answers::{ANSWERS, Answer, AnswerData, Answers};
-pub(crate) use requests::AnswerPlace;
-pub use requests::{OperationId, OperationResult};
+pub use requests::{AnswerPlace, OperationId, OperationResult};
 use requests::{Requests, WATCH_AFTER_NS};
 
 /// Longest piece of memory that one operation gets; more takes several.
-pub(crate) const MAX_GET_BYTES: usize = 16 << 20;
+pub const MAX_GET_BYTES: usize = 16 << 20;
 
 /// What an operation that has begun waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -456,7 +455,11 @@ impl Engine {
         self.begin_posted(now, edge, (operation, bytes, None), None)
     }
 
-    pub(crate) fn begin_posted(
+    /// The same for what was posted: a get goes `into` memory of the caller's, if that is given.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was begun.
+    pub fn begin_posted(
         &mut self,
         now: Instant,
         edge: EdgeId,
@@ -507,7 +510,7 @@ impl Engine {
     }
 
     /// The next operation on an edge waits for an answer under the id that this returns.
-    pub(crate) fn expect_answer(
+    pub fn expect_answer(
         &mut self,
         now: Instant,
         edge: EdgeId,
@@ -521,7 +524,7 @@ impl Engine {
 
     /// Puts that nobody waits for are about to be sent on an edge: what is refused of them the
     /// next fence tells.
-    pub(crate) fn note_unanswered(&mut self, edge: EdgeId, ends: (u32, u32)) {
+    pub fn note_unanswered(&mut self, edge: EdgeId, ends: (u32, u32)) {
         (self.core.operations.requests).note_unanswered(edge, ends, None);
     }
 
@@ -531,28 +534,28 @@ impl Engine {
     }
 
     /// Nobody waits for an answer any more; its place, whose it is again.
-    pub(crate) fn forget_operation(&mut self, id: OperationId) -> Option<AnswerPlace> {
+    pub fn forget_operation(&mut self, id: OperationId) -> Option<AnswerPlace> {
         self.core.operations.requests.forget(id)
     }
 
     /// A buffer for what is got.
-    pub(crate) fn take_buffer(&self, length: usize) -> Buffer {
+    pub fn take_buffer(&self, length: usize) -> Buffer {
         self.core.dispatch.buffers().take(length)
     }
 
-    /// Posted messages that have gone since they were begun.
-    pub(crate) fn sent_posts(&mut self) -> &mut SentPosts {
-        &mut self.core.sent_posts
+    /// The next posted message that has gone, or whose peer is gone, since it was begun.
+    pub fn next_sent_post(&mut self) -> Option<(Posted, Result<(), Option<GoneReason>>)> {
+        self.core.sent_posts.pop_front()
     }
 
     /// The next posted operation that has its result.
-    pub(crate) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
+    pub fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
         self.core.operations.requests.next_finished()
     }
 
     /// True if something that was posted is done since it was begun.
     #[inline]
-    pub(crate) fn has_finished(&self) -> bool {
+    pub fn has_finished(&self) -> bool {
         self.core.operations.requests.has_finished() || !self.core.sent_posts.is_empty()
     }
 
@@ -567,7 +570,7 @@ impl Engine {
 
     /// True once after something was done for others.
     #[inline]
-    pub(super) fn take_served(&mut self) -> bool {
+    pub fn take_served(&mut self) -> bool {
         std::mem::take(&mut self.core.operations.has_served)
     }
 

@@ -12,7 +12,7 @@ use super::core::Core;
 use super::trailer::Trailers;
 use super::{BATCH, Traffic};
 use crate::frames::{FramePool, slot_of};
-use crate::links::AnyLink;
+use crate::link::AnyLink;
 use crate::net::{from_wire, to_wire};
 
 /// Steps without bulk traffic after which the bulk port is looked at less often.
@@ -241,7 +241,7 @@ impl PacketPort {
         self.traffic.packets_sent += 1;
         self.traffic.bytes_sent += bytes as u64;
         if frames.free() == 0 {
-            core.ready.notify(crate::driver::WaitKey::Frame);
+            core.ready.notify(dipole_driver::WaitKey::Frame);
         }
         Ok(())
     }
@@ -336,7 +336,7 @@ impl PacketPort {
             self.traffic.bytes_sent += packet_bytes(&leaving.transmit) as u64;
         }
         if frames.free() == 0 {
-            core.ready.notify(crate::driver::WaitKey::Frame);
+            core.ready.notify(dipole_driver::WaitKey::Frame);
         }
         for leaving in self.batch.drain(..taken) {
             frames.sent(leaving.transmit.frame);

@@ -113,12 +113,12 @@ impl fmt::Display for Paths {
 impl Engine {
     /// How often a peer has come or gone, or a path to one has changed.
     #[inline]
-    pub(crate) fn link_changes(&self) -> u64 {
+    pub fn link_changes(&self) -> u64 {
         self.core.peers.changes()
     }
 
     /// Node and incarnation of every peer that shares memory with this process.
-    pub(crate) fn sharing_memory(&self) -> Vec<(NodeId, u64)> {
+    pub fn sharing_memory(&self) -> Vec<(NodeId, u64)> {
         let machine = &self.core.machine;
         let peers = machine
             .peers()

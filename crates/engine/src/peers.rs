@@ -3,8 +3,8 @@
 use dipole_proto::{PathChange, PeerId};
 
 use super::departures::{Departure, Departures};
-use crate::GoneReason;
 use crate::address::NodeId;
+use crate::gone::GoneReason;
 
 #[derive(Debug)]
 struct PeerState {

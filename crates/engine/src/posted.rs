@@ -9,16 +9,19 @@ use dipole_proto::EdgeId;
 
 use super::core::Core;
 use crate::address::Address;
-use crate::completion::{Context, QueueRef};
-use crate::error::GoneReason;
+use crate::gone::GoneReason;
 use crate::inbox::{Buffer, Buffers};
+use crate::operation::{Context, QueueRef};
 
 /// Who has posted an operation, and where its completion goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Posted {
-    pub(crate) context: Context,
-    pub(crate) queue: Option<QueueRef>,
-    pub(crate) to: Address,
+pub struct Posted {
+    /// The poster's.
+    pub context: Context,
+    /// Where its completion goes.
+    pub queue: Option<QueueRef>,
+    /// The endpoint it is for.
+    pub to: Address,
 }
 
 /// How the bytes of a long message stay when its sender does not.

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use dipole_link::shm::Payload;
 
-use crate::Message;
 use crate::address::Address;
+use crate::inbox::Message;
 
-/// Takes the messages of an endpoint, in order: see [`Endpoint::poll`](crate::Endpoint::poll).
+/// Takes the messages of an endpoint, in order: see `Endpoint::poll` of `dipole-node`.
 ///
 /// It runs with the node's lock held, so it must call nothing of the node, and be brief.
 pub trait Reader {
@@ -33,6 +33,7 @@ impl Arriving<'_> {
     }
 
     /// True if it has no bytes.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -49,7 +50,8 @@ impl Arriving<'_> {
 }
 
 /// What is taken from a queue goes to a reader.
-pub(crate) struct Taking<'a, R>(pub(crate) &'a mut R);
+#[derive(Debug)]
+pub struct Taking<'a, R>(pub &'a mut R);
 
 impl<R: Reader> Extend<Message> for Taking<'_, R> {
     #[inline]

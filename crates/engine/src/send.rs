@@ -12,11 +12,11 @@ use super::content::{Content, Head};
 use super::packer::PacketSend;
 use super::posted::{Keep, Posted, Rest};
 use super::shared_memory::{LongId, Route, SharedMemory};
-use crate::GoneReason;
 use crate::address::{Address, EndpointId};
-use crate::clock::Reading;
-use crate::driver::WaitKey;
+use crate::gone::GoneReason;
 use crate::registry::EdgeTraffic;
+use dipole_driver::Reading;
+use dipole_driver::WaitKey;
 
 /// Frames that the kernel takes as one datagram. Queued with more to come, so many leave without
 /// waiting for it.
@@ -47,14 +47,19 @@ pub enum Blocked {
 
 /// Where an endpoint points.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(crate) address: Address,
-    pub(crate) edge: EdgeId,
-    pub(crate) sent: Arc<Sent>,
+pub struct Target {
+    /// The endpoint there.
+    pub address: Address,
+    /// The edge to it.
+    pub edge: EdgeId,
+    /// What has gone along the edge.
+    pub sent: Arc<Sent>,
 }
 
 impl Target {
-    pub(crate) fn new(address: Address, edge: EdgeId) -> Target {
+    /// An edge along which nothing has gone.
+    #[must_use]
+    pub fn new(address: Address, edge: EdgeId) -> Target {
         Target {
             address,
             edge,
@@ -65,14 +70,15 @@ impl Target {
 
 /// What has gone along an edge; counted under the engine's lock.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub struct Sent {
     messages: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Sent {
+    /// Counts a message of so many bytes.
     #[inline]
-    pub(crate) fn count(&self, bytes: usize) {
+    pub fn count(&self, bytes: usize) {
         let add = |counter: &AtomicU64, more| {
             counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
         };
@@ -100,7 +106,9 @@ pub(super) struct Kept {
 
 /// What a thread that cannot send along an edge, or waits until all of it is acknowledged,
 /// waits for.
-pub(crate) fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
+#[inline]
+#[must_use]
+pub fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
     [
         WaitKey::Edge(edge),
         WaitKey::Peer(edge.peer),
@@ -138,13 +146,13 @@ impl Engine {
     }
 
     /// Where an endpoint points.
-    pub(crate) fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
+    pub fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
         let state = self.core.dispatch.endpoints.get(endpoint)?;
         state.targets.as_ref()
     }
 
     /// Lets an endpoint point elsewhere; edges that it no longer uses are closed.
-    pub(crate) fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
+    pub fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
         let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
             return;
         };
@@ -160,7 +168,7 @@ impl Engine {
     }
 
     /// All edges of this process, and what has gone along them.
-    pub(crate) fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
+    pub fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
         let endpoints = self.core.dispatch.endpoints.iter();
         endpoints.flat_map(move |(endpoint, targets)| {
             let traffic = move |target: &Target| self.edge_traffic(endpoint, target);
@@ -169,7 +177,7 @@ impl Engine {
     }
 
     /// What has gone along an edge.
-    pub(crate) fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
+    pub fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
         EdgeTraffic {
             source: EndpointId(source),
             target: target.address,
@@ -181,7 +189,7 @@ impl Engine {
 
     /// True if a peer is reached by shared memory.
     #[inline]
-    pub(crate) fn shares_memory(&self, peer: PeerId) -> bool {
+    pub fn shares_memory(&self, peer: PeerId) -> bool {
         self.route(peer).is_some()
     }
 
@@ -204,7 +212,7 @@ impl Engine {
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub(crate) fn send_fast(
+    pub fn send_fast(
         &mut self,
         endpoint: u32,
         payload: &[u8],
@@ -243,7 +251,7 @@ impl Engine {
     /// # Errors
     /// The outer one only when the link is broken; [`Blocked`] when nothing was queued.
     #[inline]
-    pub(crate) fn send_at_once(
+    pub fn send_at_once(
         &mut self,
         edge: EdgeId,
         content: Content<'_>,
@@ -480,7 +488,7 @@ impl Engine {
 
     /// The caller will not wait for the end of a long message: what is left of it is copied
     /// and goes on by itself.
-    pub(crate) fn keep_long(&mut self, send: LongSend, payload: &[u8]) {
+    pub fn keep_long(&mut self, send: LongSend, payload: &[u8]) {
         match send.0 {
             Long::Packets(send) => {
                 let buffers = self.core.dispatch.buffers();
@@ -493,7 +501,7 @@ impl Engine {
 
     /// The caller of a long message gives it up in its middle: memory that a peer may be
     /// reading is about to go, so the connection to that peer ends.
-    pub(crate) fn abandon_long(&mut self, send: LongSend) {
+    pub fn abandon_long(&mut self, send: LongSend) {
         if let Long::Memory(id) = send.0
             && let Some(memory) = &mut self.memory
         {
@@ -623,7 +631,7 @@ impl Engine {
     }
 
     /// Queues all frames that are being filled.
-    pub(crate) fn flush_all(&mut self) {
+    pub fn flush_all(&mut self) {
         let core = &mut self.core;
         if core.packer.has_open_frames() {
             core.packer.flush_all(&mut core.machine);
@@ -655,7 +663,7 @@ impl Engine {
     }
 
     /// True if a peer is gone and had everything before.
-    pub(crate) fn left_acknowledged(&self, peer: PeerId) -> bool {
+    pub fn left_acknowledged(&self, peer: PeerId) -> bool {
         self.core.peers.left_acknowledged(peer)
     }
 

@@ -13,7 +13,7 @@ use dipole_proto::wire::{
 use rustc_hash::FxHashMap;
 
 use super::members::Roster;
-use crate::address::Address;
+use dipole_node::Address;
 
 /// Calls between two barriers of the group's own.
 pub(super) const RUN_AHEAD: u64 = 64;
@@ -410,7 +410,7 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::members::Members;
+    use crate::members::Members;
     use dipole_proto::wire::ANY_LENGTH;
 
     fn roster(generation: u64, ids: &[u32], rank: usize) -> Arc<Roster> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use dipole_proto::wire::{ANY_LENGTH, GroupCall};
 
 use super::Members;
-use crate::address::Address;
-use crate::error::{OpenError, PortError, SendError};
+use dipole_node::Address;
+use dipole_node::{OpenError, PortError, SendError};
 
 /// A member: its rank, and its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,13 +1,15 @@
 //! Groups: barriers, broadcasts and reductions of members that make the same calls.
 //!
-//! Each member has a port whose handler files what the others tell it (`group/board.rs`), also
+//! Each member has a port whose handler files what the others tell it (`board.rs`), also
 //! while the member computes, and passes broadcasts on. A call sends along the pattern of
-//! `group/shape.rs` and waits for what it needs (`group/calls.rs`); `group/telling.rs` finds out
-//! who is gone and tells the others. `group/members.rs` is the list, `group/reduction.rs` combines.
+//! `shape.rs` and waits for what it needs (`calls.rs`); `telling.rs` finds out
+//! who is gone and tells the others. `members.rs` is the list, `reduction.rs` combines.
 //!
 //! # Source
 //! GAMMA §2: the parallel programs that active ports serve; dissemination barrier: Hensgen,
 //! Finkel, Manber 1988.
+
+#![forbid(unsafe_code)]
 
 mod board;
 mod calls;
@@ -25,14 +27,13 @@ use std::time::Duration;
 
 use dipole_proto::wire::{GroupCall, GroupHead, GroupOperation, members_to_bytes};
 
-use crate::Message;
-use crate::address::Address;
-use crate::edge::{Edge, Operation};
-use crate::error::SendError;
-use crate::inner::Inner;
-use crate::node::Node;
-use crate::port::{ActivePort, PortContext};
 use board::{Board, Verdict};
+use dipole_node::Address;
+use dipole_node::Message;
+use dipole_node::Node;
+use dipole_node::SendError;
+use dipole_node::{ActivePort, PortContext};
+use dipole_node::{Edge, Operation};
 use error::Deadline;
 pub use error::{GroupError, Member};
 pub use members::Members;
@@ -70,7 +71,6 @@ pub struct Group {
 
 /// What calls and handler share.
 struct Shared {
-    inner: Arc<Inner>,
     board: Mutex<Board>,
     /// The handler runs: what it says must not come after the port's end.
     is_handling: AtomicBool,
@@ -125,36 +125,32 @@ impl Shared {
         let Ok(edge) = roster.edge(to, |address| context.edge(address)) else {
             return false;
         };
-        let sent = self.inner.driver.sending(|state, clock| {
-            let (engine, edges, _) = state.parts();
-            edges.send_fast(engine, edge.id(), message.into(), false, clock)
-        });
+        let sent = edge.send_if_room(message);
         let post = || edge.post(Operation::Message, &[IoSlice::new(message)], 0);
         matches!(sent, Ok(true)) || post().is_ok()
     }
 }
 
-impl Node {
+impl Group {
     /// Takes part in a group as the member `rank`, whose address must be of this node: opens
     /// its port, and waits until all members are there and have the same list.
     ///
     /// # Errors
     /// [`GroupError`]; of members that do not come, [`GroupError::TimedOut`] names one.
-    pub fn group(
-        &self,
+    pub fn join(
+        node: &Node,
         members: Members,
         rank: usize,
         timeout: Duration,
     ) -> Result<Group, GroupError> {
         let address = check(&members, rank)?;
-        if address.node != self.id() {
-            let (own, other) = (self.id(), address.node);
+        if address.node != node.id() {
+            let (own, other) = (node.id(), address.node);
             let cause = format!("rank {rank} is on node {other}, this is node {own}");
             return Err(GroupError::Members { cause });
         }
         let roster = Arc::new(Roster::new(members, rank));
         let shared = Arc::new(Shared {
-            inner: Arc::clone(&self.inner),
             board: Mutex::new(Board::new(Arc::clone(&roster))),
             is_handling: AtomicBool::new(false),
         });
@@ -162,7 +158,7 @@ impl Node {
         let handler = move |context: &PortContext, message: Message| {
             handling.handle(context, &message);
         };
-        let port = self.open_port(address.endpoint, handler);
+        let port = node.open_port(address.endpoint, handler);
         let mut group = Group {
             port: port.map_err(GroupError::Open)?,
             shared,
@@ -222,10 +218,10 @@ impl Group {
     }
 
     /// Begins another generation, with other members, in another order. All of them call this, or
-    /// [`Node::group`] if they are new, with the same list and generation; waits for them.
+    /// [`Group::join`] if they are new, with the same list and generation; waits for them.
     ///
     /// # Errors
-    /// Those of [`Node::group`].
+    /// Those of [`Group::join`].
     pub fn reform(&mut self, members: Members, timeout: Duration) -> Result<(), GroupError> {
         self.renew(members)?;
         self.start(Deadline::after(timeout), true)
@@ -237,7 +233,7 @@ impl Group {
     /// generation's number tells how often that took.
     ///
     /// # Errors
-    /// [`GroupError::Excluded`]: the others took this member for gone; others of [`Node::group`].
+    /// [`GroupError::Excluded`]: the others took this member for gone; others of [`Group::join`].
     pub fn reform_without(&mut self, gone: &[usize], timeout: Duration) -> Result<(), GroupError> {
         let deadline = Deadline::after(timeout);
         let own = self.roster.address(self.rank());
@@ -337,7 +333,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.shared.inner.is_forked() {
+        if self.port.is_forked() {
             return;
         }
         self.finish_passing_on();

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dipole_proto::wire::GroupEnding;
 
-use crate::address::Address;
-use crate::edge::Edge;
-use crate::error::SendError;
+use dipole_node::Address;
+use dipole_node::Edge;
+use dipole_node::SendError;
 
 /// Who belongs to a group: every member says the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -16,8 +16,8 @@ use super::board::{Board, Key, TOLD_ALL};
 use super::calls::Turn;
 use super::error::{Deadline, in_words};
 use super::{Group, GroupError, Member, Members};
-use crate::edge::{Edge, Operation};
-use crate::error::SendError;
+use dipole_node::SendError;
+use dipole_node::{Edge, Operation};
 
 /// When a member that is waited for is first asked whether it is still there.
 pub(super) const FIRST_PROBE: Duration = Duration::from_millis(20);
@@ -26,7 +26,7 @@ pub(super) const FIRST_PROBE: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(1);
 /// Members of a generation that has begun were all there: an edge to one connects in this time.
-const CONNECTING_NS: u64 = 5_000_000_000;
+const CONNECTING: Duration = Duration::from_secs(5);
 /// How long others are told at most that the generation has ended.
 const TELLING: Duration = Duration::from_secs(2);
 /// How long who leaves waits until what it passes on has gone.
@@ -106,22 +106,13 @@ impl Group {
         let probe = self.notice(GroupKind::Probe, turn.number);
         let edge = self.edge(rank)?;
         match edge.try_send(&probe.to_bytes()) {
-            Err(SendError::Full { target, .. }) if !turn.is_patient && self.is_lost(&edge) => {
+            Err(SendError::Full { target, .. }) if !turn.is_patient && edge.is_lost(CONNECTING) => {
                 let reason = None;
                 Err(SendError::PeerGone { target, reason })
             }
             Err(SendError::Full { .. }) => Ok(()),
             asked => asked,
         }
-    }
-
-    /// True if an edge leads to nobody any more, though it may be too full to say so, or wait for
-    /// somebody to come.
-    fn is_lost(&self, edge: &Edge) -> bool {
-        self.shared.inner.driver.with(|state, now| {
-            let (engine, edges, _) = state.parts();
-            edges.is_lost(engine, edge.id(), (now, CONNECTING_NS))
-        })
     }
 
     /// A member that may come back is looked for anew.
@@ -167,7 +158,7 @@ impl Group {
         let is_over = turn.deadline.left().is_zero();
         let cause = match cause {
             SendError::TimedOut { target, .. }
-                if !turn.is_patient && self.is_lost(&*self.edge(to)?) =>
+                if !turn.is_patient && self.edge(to)?.is_lost(CONNECTING) =>
             {
                 let reason = None;
                 SendError::PeerGone { target, reason }

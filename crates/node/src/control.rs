@@ -11,16 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use dipole_driver::Driver;
+use dipole_engine::Command as EngineCommand;
 use dipole_proto::PeerId;
 use rustc_hash::FxHashMap;
 
-use crate::address::{EndpointId, NodeId};
-use crate::driver::Driver;
-use crate::endpoint::EndpointOwner;
+use crate::address::EndpointId;
 use crate::hosts::Hosts;
 use crate::key::ClusterKey;
 use crate::links::LinkChoice;
 use crate::liveness::LivenessProber;
+use crate::owner::EndpointOwner;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{EdgeStatsFile, Registry, ReportFiles};
@@ -32,26 +33,10 @@ const KEY_LOOKS: Duration = Duration::from_secs(5);
 /// What the control thread is asked to do.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Write counters and links, if they have changed, and the edges' statistics, if anybody
-    /// watches.
-    Show,
-    /// Remove the files of processes that died.
-    Sweep,
-    /// A peer is silent: ask its node whether it lives.
-    Suspect {
-        /// The peer.
-        peer: PeerId,
-        /// Its node.
-        node: NodeId,
-        /// Its incarnation.
-        incarnation: u64,
-    },
+    /// By the engine.
+    Engine(EngineCommand),
     /// This endpoint may be ended by the last copy of its descriptor being closed.
     Exported(Weak<EndpointOwner>),
-    /// The last copy of its descriptor was closed.
-    EndEndpoint(EndpointId),
-    /// There is a peer: step the engine also while no thread calls.
-    Serve,
     /// End the thread.
     Stop,
 }
@@ -103,7 +88,10 @@ impl Control {
             .name("dipole-control".into())
             .spawn(move || server.run(&commands))?;
         let posted = sender.clone();
-        driver.with_last(|engine, _| engine.set_control(posted));
+        driver.with_last(|state, _| {
+            let post = move |command| posted.post(Command::Engine(command));
+            state.engine.set_control(post);
+        });
         Ok(Control {
             commands: sender,
             thread: Mutex::new(Some(thread)),
@@ -169,28 +157,36 @@ impl Server {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Show => {
-                self.show_edges();
-                self.show_counters();
-            }
-            Command::Sweep => {
-                if let Err(cause) = self.registry.sweep() {
-                    tracing::warn!("the files of a process that died are left: {cause}");
-                }
-            }
+            Command::Engine(command) => self.obey_engine(command),
             Command::Exported(owner) => {
                 if let Some(id) = owner.upgrade().map(|owner| owner.id) {
                     self.exported.retain(|_, known| known.strong_count() > 0);
                     self.exported.insert(id, owner);
                 }
             }
-            Command::EndEndpoint(id) => {
+            // The loop's own.
+            Command::Stop => {}
+        }
+    }
+
+    fn obey_engine(&mut self, command: EngineCommand) {
+        match command {
+            EngineCommand::Show => {
+                self.show_edges();
+                self.show_counters();
+            }
+            EngineCommand::Sweep => {
+                if let Err(cause) = self.registry.sweep() {
+                    tracing::warn!("the files of a process that died are left: {cause}");
+                }
+            }
+            EngineCommand::EndEndpoint(id) => {
                 let owner = self.exported.remove(&id);
                 if let Some(owner) = owner.and_then(|owner| owner.upgrade()) {
                     owner.end();
                 }
             }
-            Command::Suspect {
+            EngineCommand::Suspect {
                 peer,
                 node,
                 incarnation,
@@ -202,13 +198,11 @@ impl Server {
                         .with(|state, now| state.judge(now, peer, verdict));
                 }
             }
-            Command::Serve => {
+            EngineCommand::Serve => {
                 if let Err(cause) = self.progress.start(&self.driver) {
                     tracing::warn!("peers wait until this process makes a call: {cause}");
                 }
             }
-            // The loop's own.
-            Command::Stop => {}
         }
     }
 

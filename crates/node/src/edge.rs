@@ -10,124 +10,17 @@ use std::task::{self, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dipole_proto::wire::{self, OperationKind};
 
 use crate::address::{Address, EndpointId};
-use crate::completion::{CompletionCounter, CompletionQueue, Context, QueueRef};
-use crate::driver::{Until, WaitError};
+use crate::completion::{CompletionCounter, CompletionQueue};
 use crate::edges::{EdgeRef, PostedBytes};
-use crate::endpoint::EndpointOwner;
-use crate::engine::{MAX_GET_BYTES, Target, wait_keys};
 use crate::error::SendError;
 use crate::inner::Inner;
+use crate::owner::EndpointOwner;
 use crate::process::ProcessState;
-use crate::region::{RegionKey, RegionMemory};
-
-/// What can be posted to an edge.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Operation {
-    /// A message to the target endpoint.
-    #[default]
-    Message,
-    /// The bytes belong at an offset of a region of the target; done once they are there.
-    Put {
-        /// The region.
-        key: RegionKey,
-        /// Where.
-        offset: u64,
-        /// What its owner is told then, if anything.
-        notice: Option<u64>,
-    },
-    /// The same without an answer: completes as [`Sent`](crate::Completion::Sent) once the bytes
-    /// are no longer needed. They are in their place before anything that is posted to the edge
-    /// later arrives. If they are refused, a failure follows, with the context of the edge's last.
-    PutUnanswered {
-        /// The region.
-        key: RegionKey,
-        /// Where.
-        offset: u64,
-    },
-    /// Bytes of a region of the target, at most 16 MiB; they come with the completion.
-    Get {
-        /// The region.
-        key: RegionKey,
-        /// Where they begin.
-        offset: u64,
-        /// How many they are.
-        length: usize,
-    },
-    /// Adds to a 64-bit word of a region; what it was comes with the completion.
-    FetchAdd {
-        /// The region.
-        key: RegionKey,
-        /// Where, a multiple of 8.
-        offset: u64,
-        /// What is added, wrapping around.
-        value: u64,
-    },
-    /// Sets a 64-bit word of a region if it is as expected; what it was comes with the
-    /// completion.
-    CompareSwap {
-        /// The region.
-        key: RegionKey,
-        /// Where, a multiple of 8.
-        offset: u64,
-        /// What it must be.
-        expected: u64,
-        /// What it becomes.
-        new: u64,
-    },
-}
-
-impl Operation {
-    /// The data of a compare-and-swap.
-    pub(crate) fn word(&self) -> Option<[u8; 8]> {
-        match self {
-            Operation::CompareSwap { expected, .. } => Some(expected.to_le_bytes()),
-            _ => None,
-        }
-    }
-
-    /// Its head on the wire but for the id; `None` of a message.
-    pub(crate) fn head(&self) -> Option<wire::Operation> {
-        let (kind, key, offset, value) = match *self {
-            Operation::Message => return None,
-            Operation::Put {
-                key,
-                offset,
-                notice,
-            } => (OperationKind::Put, key, offset, notice.unwrap_or(0)),
-            Operation::PutUnanswered { key, offset } => (OperationKind::Put, key, offset, 0),
-            Operation::Get {
-                key,
-                offset,
-                length,
-            } => (OperationKind::Get, key, offset, length as u64),
-            Operation::FetchAdd { key, offset, value } => {
-                (OperationKind::FetchAdd, key, offset, value)
-            }
-            Operation::CompareSwap {
-                key, offset, new, ..
-            } => (OperationKind::CompareSwap, key, offset, new),
-        };
-        Some(wire::Operation {
-            kind,
-            wants_answer: !matches!(self, Operation::PutUnanswered { .. }),
-            gives_notice: matches!(
-                self,
-                Operation::Put {
-                    notice: Some(_),
-                    ..
-                }
-            ),
-            id: 0,
-            key: key.0,
-            offset,
-            value,
-        })
-    }
-}
+use crate::region::RegionMemory;
+use dipole_driver::{Timeout, WaitError, nanoseconds};
+use dipole_engine::{Context, MAX_GET_BYTES, Operation, QueueRef, RegionKey, Target, wait_keys};
 
 /// An edge of an endpoint. Messages of one edge arrive once and in order.
 ///
@@ -182,7 +75,7 @@ impl Edge {
     /// [`SendError::Unreachable`] says why it never will be; [`SendError::TimedOut`].
     pub fn wait_open(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
-        let until = Until::For(timeout);
+        let until = Timeout::After(timeout);
         self.inner.wait_target(self.id, self.to, until).map(drop)
     }
 
@@ -217,7 +110,7 @@ impl Edge {
     /// # Errors
     /// [`SendError`].
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Forever)
+        self.send_until(payload, Timeout::Infinite)
     }
 
     /// Like [`send`](Self::send), but returns within `timeout`. A long message that has
@@ -226,7 +119,7 @@ impl Edge {
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
     pub fn send_timeout(&self, payload: &[u8], timeout: Duration) -> Result<(), SendError> {
-        self.send_until(payload, Until::For(timeout))
+        self.send_until(payload, Timeout::After(timeout))
     }
 
     /// Like [`send`](Self::send), but never blocks: the message is queued whole or not at
@@ -235,7 +128,7 @@ impl Edge {
     /// # Errors
     /// [`SendError::Full`], also while the edge connects, and those of `send`.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Now)
+        self.send_until(payload, Timeout::Zero)
     }
 
     /// Like [`try_send`](Self::try_send), but more follows: by packets the message may wait and
@@ -254,11 +147,37 @@ impl Edge {
         });
         match sent.map_err(SendError::Broken)? {
             true => Ok(()),
-            false => self.send_until(payload, Until::Now),
+            false => self.send_until(payload, Timeout::Zero),
         }
     }
 
-    fn send_until(&self, payload: &[u8], until: Until) -> Result<(), SendError> {
+    /// Sends a message if nothing is in its way now: the edge is open, nothing waits on it, and
+    /// there is room. False: nothing was sent. Takes no step and never waits, so a handler may
+    /// call it.
+    ///
+    /// # Errors
+    /// [`SendError::Broken`], [`SendError::Ended`] and [`SendError::Forked`].
+    pub fn send_if_room(&self, payload: &[u8]) -> Result<bool, SendError> {
+        self.check_usable()?;
+        let sent = self.inner.driver.sending(|state, clock| {
+            let (engine, edges, _) = state.parts();
+            edges.send_fast(engine, self.id, payload.into(), false, clock)
+        });
+        sent.map_err(SendError::Broken)
+    }
+
+    /// True if the edge has failed, its target's process is gone, or it has been connecting for
+    /// longer than `patience`, whatever waits on it.
+    #[must_use]
+    pub fn is_lost(&self, patience: Duration) -> bool {
+        let patience_ns = nanoseconds(patience);
+        self.inner.driver.with(|state, now| {
+            let (engine, edges, _) = state.parts();
+            edges.is_lost(engine, self.id, (now, patience_ns))
+        })
+    }
+
+    fn send_until(&self, payload: &[u8], until: Timeout) -> Result<(), SendError> {
         self.check_usable()?;
         let source = self.owner.id.0;
         let edge = (self.id, self.to);
@@ -427,7 +346,7 @@ impl Edge {
     pub fn flush(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let begun = Instant::now();
-        let until = Until::For(timeout);
+        let until = Timeout::After(timeout);
         if self.has_put.load(Ordering::Relaxed) {
             self.fence(until)?;
         }
@@ -485,7 +404,7 @@ impl Inner {
         &self,
         id: EdgeRef,
         to: Address,
-        until: Until,
+        until: Timeout,
     ) -> Result<Target, SendError> {
         let what = |_: &ProcessState| format!("the process of endpoint {to} to answer");
         let waited = self.driver.wait(until, &[id.key()], &what, |state, _| {
@@ -493,7 +412,7 @@ impl Inner {
         });
         match waited {
             Ok(target) => target,
-            Err(WaitError::TimedOut { .. }) if until == Until::Now => Err(SendError::Full {
+            Err(WaitError::TimedOut { .. }) if until == Timeout::Zero => Err(SendError::Full {
                 target: to,
                 by_receiver: false,
             }),

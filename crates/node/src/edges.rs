@@ -21,16 +21,17 @@ use dipole_proto::{ConnectError, EdgeError, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::address::Address;
-use crate::clock::Reading;
-use crate::completion::{Context, QueueRef, QueueTable};
 use crate::config::Links;
-use crate::driver::Stepper;
-use crate::edge::Operation;
-use crate::engine::{AnswerPlace, Blocked, Content, Destination, Engine, OperationId, Target};
-use crate::error::{GoneReason, SendError, TargetError};
+use crate::error::{SendError, TargetError};
+use crate::queues::QueueTable;
 use crate::registry::{EdgeTraffic, Ports};
 use connector::Job;
 pub(crate) use connector::{Answer, Connector, Policy};
+use dipole_driver::Reading;
+use dipole_engine::{
+    AnswerPlace, Blocked, Content, Context, Destination, Engine, GoneReason, Operation,
+    OperationId, QueueRef, Target,
+};
 pub(crate) use id::EdgeRef;
 pub(crate) use posts::PostedBytes;
 use posts::Posts;

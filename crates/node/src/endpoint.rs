@@ -4,7 +4,6 @@
 //! this node.
 
 mod future;
-mod owner;
 mod poll;
 mod posted;
 mod send;
@@ -17,20 +16,19 @@ use std::time::Duration;
 use dipole_proto::Instant;
 
 use crate::address::{Address, EndpointId};
-use crate::completion::{CompletionQueue, Context};
+use crate::completion::CompletionQueue;
 use crate::control::Command;
-use crate::driver::{Polled, Stepper, Until, WaitError, WaitKey, Want};
-use crate::edge::{Edge, Operation};
+use crate::edge::Edge;
 use crate::edges::PostedBytes;
-use crate::engine::Target;
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
+use crate::owner::EndpointOwner;
 use crate::process::ProcessState;
 use crate::region::{Region, RegionMemory, Rights};
 use crate::registry::{Claim, Ports};
 use crate::{Message, Pool};
-pub(crate) use owner::EndpointOwner;
-pub(crate) use posted::PostedReceives;
+use dipole_driver::{Polled, Stepper, Timeout, WaitError, WaitKey, Want};
+use dipole_engine::{Context, Operation, Target};
 use send::More;
 
 /// Of an answer that waits: the edge that an endpoint keeps for answers has no queue.
@@ -145,7 +143,7 @@ impl Endpoint {
         })?;
         match self
             .inner
-            .send_along(source, (id, to), payload.into(), Until::Now)
+            .send_along(source, (id, to), payload.into(), Timeout::Zero)
         {
             Err(SendError::Full {
                 by_receiver: false, ..
@@ -165,7 +163,7 @@ impl Endpoint {
     /// # Errors
     /// Those of [`Edge::send`].
     pub fn send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
-        self.send_to_until(to, payload, Until::Forever)
+        self.send_to_until(to, payload, Timeout::Infinite)
     }
 
     /// Like [`send_to`](Self::send_to), but returns within `timeout`.
@@ -178,7 +176,7 @@ impl Endpoint {
         payload: &[u8],
         timeout: Duration,
     ) -> Result<(), SendError> {
-        self.send_to_until(to, payload, Until::For(timeout))
+        self.send_to_until(to, payload, Timeout::After(timeout))
     }
 
     /// Like [`send_to`](Self::send_to), but never blocks.
@@ -186,10 +184,10 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::Full`], also while the edge connects, and those of `send_to`.
     pub fn try_send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
-        self.send_to_until(to, payload, Until::Now)
+        self.send_to_until(to, payload, Timeout::Zero)
     }
 
-    fn send_to_until(&self, to: Address, payload: &[u8], until: Until) -> Result<(), SendError> {
+    fn send_to_until(&self, to: Address, payload: &[u8], until: Timeout) -> Result<(), SendError> {
         self.check_usable()?;
         let source = self.id().0;
         let id = self.inner.driver.with(|state, now| {
@@ -231,7 +229,7 @@ impl Endpoint {
             .open_edge(to)
             .map_err(|error| target_error(error, to))?;
         // It fails by itself when `connect_timeout` is over.
-        let opened = self.inner.wait_target(edge.id(), to, Until::Forever);
+        let opened = self.inner.wait_target(edge.id(), to, Timeout::Infinite);
         if let Err(error) = opened {
             // The error is its own once the edge is gone.
             drop(edge);
@@ -254,12 +252,12 @@ impl Endpoint {
     /// Takes `except` out of the targets and lets `change` work on the rest.
     fn change_targets(&self, change: impl FnOnce(&mut Vec<Target>), except: Address) {
         let id = self.id().0;
-        self.inner.driver.with_last(|engine, _| {
-            let known = engine.targets(id).map_or(&[][..], |targets| targets);
+        self.inner.driver.with_last(|state, _| {
+            let known = state.engine.targets(id).map_or(&[][..], |targets| targets);
             let others = known.iter().filter(|target| target.address != except);
             let mut targets = others.cloned().collect();
             change(&mut targets);
-            engine.set_targets(id, targets);
+            state.engine.set_targets(id, targets);
         });
     }
 
@@ -296,7 +294,7 @@ impl Endpoint {
         let pool = self
             .inner
             .driver
-            .with(|engine, _| engine.set_pool(id, bytes));
+            .with(|state, _| state.engine.set_pool(id, bytes));
         pool.ok_or(OpenError::Pool {
             endpoint: self.address(),
             bytes,
@@ -320,7 +318,7 @@ impl Endpoint {
             return Err(OpenError::Forked);
         }
         let id = self.id().0;
-        let user = self.inner.driver.with(|engine, _| engine.export(id));
+        let user = self.inner.driver.with(|state, _| state.engine.export(id));
         let user = user.map_err(OpenError::Sleep)?;
         let exported = Command::Exported(Arc::downgrade(&self.owner));
         self.inner.control.commands.post(exported);
@@ -336,7 +334,7 @@ impl Endpoint {
     /// [`SendError`]; nothing was queued unless the peer went in the middle of a
     /// long message.
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Forever, More::No)
+        self.send_until(payload, Timeout::Infinite, More::No)
     }
 
     /// Like [`send`](Self::send), but gives up if the message cannot begin within
@@ -346,7 +344,7 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
     pub fn send_timeout(&self, payload: &[u8], timeout: Duration) -> Result<(), SendError> {
-        self.send_until(payload, Until::For(timeout), More::No)
+        self.send_until(payload, Timeout::After(timeout), More::No)
     }
 
     /// Like [`send`](Self::send), but never blocks: the message is queued whole or
@@ -357,7 +355,7 @@ impl Endpoint {
     /// [`SendError::Full`] and those of `send`, [`SendError::TooLong`] for what only `send` can
     /// send; nothing was queued.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Now, More::No)
+        self.send_until(payload, Timeout::Zero, More::No)
     }
 
     /// Like [`send`](Self::send), but more follows: the message may wait and share
@@ -367,7 +365,7 @@ impl Endpoint {
     /// # Errors
     /// Those of `send`.
     pub fn send_more(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Until::Forever, More::Comes)
+        self.send_until(payload, Timeout::Infinite, More::Comes)
     }
 
     /// Everything queued by [`send_more`](Self::send_more) leaves as far as the
@@ -380,11 +378,11 @@ impl Endpoint {
         let targets = self.targets();
         self.inner
             .driver
-            .with(|engine, now| {
+            .with(|state, now| {
                 for target in targets.iter().flat_map(|targets| targets.iter()) {
-                    engine.flush(target.edge.peer);
+                    state.engine.flush(target.edge.peer);
                 }
-                engine.transmit(now)
+                state.engine.transmit(now)
             })
             .map_err(SendError::Broken)
     }
@@ -413,7 +411,7 @@ impl Endpoint {
         let begun = std::time::Instant::now();
         for target in self.some_targets()?.iter() {
             let left = timeout.saturating_sub(begun.elapsed());
-            self.inner.wait_acknowledged(target, Until::For(left))?;
+            self.inner.wait_acknowledged(target, Timeout::After(left))?;
         }
         Ok(())
     }
@@ -424,7 +422,7 @@ impl Endpoint {
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
     pub fn receive(&self) -> Result<Message, ReceiveError> {
-        self.receive_until(Until::Forever)
+        self.receive_until(Timeout::Infinite)
     }
 
     /// Waits for the next message, at most `timeout`; with none it looks at the network once.
@@ -432,7 +430,7 @@ impl Endpoint {
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive`.
     pub fn receive_timeout(&self, timeout: Duration) -> Result<Message, ReceiveError> {
-        self.receive_until(Until::within(timeout))
+        self.receive_until(Timeout::from(timeout))
     }
 
     /// The next message if there is one; looks at the network once.
@@ -440,7 +438,7 @@ impl Endpoint {
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
     pub fn try_receive(&self) -> Result<Option<Message>, ReceiveError> {
-        match self.receive_until(Until::Now) {
+        match self.receive_until(Timeout::Zero) {
             Ok(message) => Ok(Some(message)),
             Err(ReceiveError::TimedOut { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -466,7 +464,7 @@ impl Endpoint {
         let reading = Reading {
             endpoint: self,
             taken: &mut taken,
-            attempt: |engine: &mut ProcessState, now| engine.take(now, id),
+            attempt: |state: &mut ProcessState, now| state.engine.take(now, id),
             hand_over: |state: &mut ProcessState| state.poll_memory_for(id),
         };
         match self.inner.driver.glance(false, reading) {
@@ -486,7 +484,7 @@ impl Endpoint {
     /// # Source
     /// Single copy, Nectar §2.1 and §3.1.
     pub fn receive_into(&self, buffer: &mut [u8]) -> Result<(usize, Address), ReceiveError> {
-        self.receive_into_until(buffer, Until::Forever)
+        self.receive_into_until(buffer, Timeout::Infinite)
     }
 
     /// The same, waiting at most `timeout`; with none it looks at the network once.
@@ -498,13 +496,13 @@ impl Endpoint {
         buffer: &mut [u8],
         timeout: Duration,
     ) -> Result<(usize, Address), ReceiveError> {
-        self.receive_into_until(buffer, Until::within(timeout))
+        self.receive_into_until(buffer, Timeout::from(timeout))
     }
 
     fn receive_into_until(
         &self,
         buffer: &mut [u8],
-        until: Until,
+        until: Timeout,
     ) -> Result<(usize, Address), ReceiveError> {
         if buffer.len() > COPIED_BYTES {
             return RegionMemory::lend(buffer, |memory| self.receive_to(memory, until));
@@ -524,13 +522,13 @@ impl Endpoint {
         memory: &RegionMemory,
         timeout: Duration,
     ) -> Result<(usize, Address), ReceiveError> {
-        self.receive_to(memory, Until::within(timeout))
+        self.receive_to(memory, Timeout::from(timeout))
     }
 
     fn receive_to(
         &self,
         memory: &RegionMemory,
-        until: Until,
+        until: Timeout,
     ) -> Result<(usize, Address), ReceiveError> {
         /// Takes the memory back, whatever ends the wait.
         struct Offer<'a>(&'a Endpoint, &'a RegionMemory);
@@ -539,15 +537,15 @@ impl Endpoint {
                 let Offer(endpoint, memory) = self;
                 if !endpoint.inner.is_forked() {
                     let id = endpoint.id().0;
-                    (endpoint.inner.driver).with_last(|engine, _| engine.withdraw(id, memory));
+                    (endpoint.inner.driver).with_last(|state, _| state.engine.withdraw(id, memory));
                 }
             }
         }
         let id = self.id().0;
         let mut offer = None;
         let given = memory.bytes();
-        self.wait_message(until, |engine, now| {
-            let taken = engine.take_into(now, id, memory);
+        self.wait_message(until, |state, now| {
+            let taken = state.engine.take_into(now, id, memory);
             if taken.is_none() {
                 offer.get_or_insert_with(|| Offer(self, memory));
             }
@@ -566,18 +564,18 @@ impl Endpoint {
         bytes: usize,
         timeout: Duration,
     ) -> Result<Message, ReceiveError> {
-        self.receive_fitting_until(bytes, Until::within(timeout))
+        self.receive_fitting_until(bytes, Timeout::from(timeout))
     }
 
-    fn receive_fitting_until(&self, bytes: usize, until: Until) -> Result<Message, ReceiveError> {
+    fn receive_fitting_until(&self, bytes: usize, until: Timeout) -> Result<Message, ReceiveError> {
         let id = self.id().0;
-        self.wait_message(until, |engine, now| {
-            let needed = engine.next_length(id)?;
+        self.wait_message(until, |state, now| {
+            let needed = state.engine.next_length(id)?;
             if needed > bytes {
                 let given = bytes;
                 return Some(Err(ReceiveError::TooShort { needed, given }));
             }
-            engine.take(now, id).map(Ok)
+            state.engine.take(now, id).map(Ok)
         })?
     }
 
@@ -591,7 +589,7 @@ impl Endpoint {
         messages: &mut impl Extend<Message>,
         limit: usize,
     ) -> Result<usize, ReceiveError> {
-        self.receive_many_until(messages, limit, Until::Forever)
+        self.receive_many_until(messages, limit, Timeout::Infinite)
     }
 
     /// The same, waiting at most `timeout`; with none it looks at the network once.
@@ -604,34 +602,34 @@ impl Endpoint {
         limit: usize,
         timeout: Duration,
     ) -> Result<usize, ReceiveError> {
-        self.receive_many_until(messages, limit, Until::within(timeout))
+        self.receive_many_until(messages, limit, Timeout::from(timeout))
     }
 
     fn receive_many_until(
         &self,
         messages: &mut impl Extend<Message>,
         limit: usize,
-        until: Until,
+        until: Timeout,
     ) -> Result<usize, ReceiveError> {
         let id = self.id().0;
         if limit == 0 {
             return Ok(0);
         }
-        self.wait_message(until, |engine, now| {
-            let taken = engine.take_many(now, id, limit, messages);
+        self.wait_message(until, |state, now| {
+            let taken = state.engine.take_many(now, id, limit, messages);
             (taken > 0).then_some(taken)
         })
     }
 
-    fn receive_until(&self, until: Until) -> Result<Message, ReceiveError> {
+    fn receive_until(&self, until: Timeout) -> Result<Message, ReceiveError> {
         let id = self.id().0;
         let hand_over = |state: &mut ProcessState| state.poll_memory_for(id);
-        self.wait_reading(until, |engine, now| engine.take(now, id), hand_over)
+        self.wait_reading(until, |state, now| state.engine.take(now, id), hand_over)
     }
 
     fn wait_message<R>(
         &self,
-        until: Until,
+        until: Timeout,
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
     ) -> Result<R, ReceiveError> {
         let look = |state: &mut ProcessState| state.poll_memory().into();
@@ -642,7 +640,7 @@ impl Endpoint {
     #[inline]
     fn wait_reading<R>(
         &self,
-        until: Until,
+        until: Timeout,
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
         hand_over: impl FnMut(&mut ProcessState) -> Polled<R>,
     ) -> Result<R, ReceiveError> {
@@ -652,8 +650,8 @@ impl Endpoint {
         if self.is_ended() {
             return Err(ReceiveError::Ended);
         }
-        let what = |engine: &ProcessState| {
-            let sources = engine.sources(self.id().0);
+        let what = |state: &ProcessState| {
+            let sources = state.engine.sources(self.id().0);
             if sources.is_empty() {
                 format!(
                     "a message to endpoint {}; nobody has sent to it yet",
@@ -692,7 +690,7 @@ impl Endpoint {
         let id = self.id().0;
         self.inner
             .driver
-            .with_last(|engine, _| engine.targets(id).cloned())
+            .with_last(|state, _| state.engine.targets(id).cloned())
     }
 
     fn some_targets(&self) -> Result<Arc<[Target]>, SendError> {
@@ -726,8 +724,8 @@ impl<R, A, H> Reading<'_, R, A, H> {
     /// Credit that a sender waits for leaves with what was taken.
     #[inline]
     fn give_credit(&self, state: &mut ProcessState) -> io::Result<()> {
-        match state.has_transmit() {
-            true => state.transmit(self.endpoint.inner.driver.now()),
+        match state.engine.has_transmit() {
+            true => state.engine.transmit(self.endpoint.inner.driver.now()),
             false => Ok(()),
         }
     }

@@ -6,65 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dipole_engine::{Blocked, Data, GoneReason, OperationResult};
 use dipole_link::udp::PortRange;
-use dipole_proto::wire::{Outcome, RefusedReason, ResetReason};
+use dipole_proto::wire::{Outcome, RefusedReason};
 
 use crate::address::Address;
 use crate::key::KeyMismatch;
 use crate::limits::LimitReached;
 use crate::lines::FileError;
-
-/// Why a peer process is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GoneReason {
-    /// It owed an answer for the configured time and gave none.
-    Silent,
-    /// It said goodbye.
-    Closed,
-    /// Another process answers at its address now.
-    Restarted,
-    /// It no longer knows the session.
-    Reset(ResetReason),
-    /// It ended without a word: killed or crashed. Between nodes, the directory of its node
-    /// says so.
-    Died,
-    /// It broke the format of the memory shared with it and was cut off.
-    Misbehaved,
-    /// It is not of our cluster: it has another cluster key, or only one side has one.
-    Key(KeyMismatch),
-}
-
-impl From<dipole_proto::GoneReason> for GoneReason {
-    fn from(reason: dipole_proto::GoneReason) -> GoneReason {
-        match reason {
-            dipole_proto::GoneReason::Silent => GoneReason::Silent,
-            dipole_proto::GoneReason::Died => GoneReason::Died,
-            dipole_proto::GoneReason::Closed => GoneReason::Closed,
-            dipole_proto::GoneReason::Restarted => GoneReason::Restarted,
-            dipole_proto::GoneReason::Reset(reason) => GoneReason::Reset(reason),
-            dipole_proto::GoneReason::Key(mismatch) => GoneReason::Key(match mismatch {
-                dipole_proto::KeyMismatch::Different => KeyMismatch::Different,
-                dipole_proto::KeyMismatch::OnlyOurs => KeyMismatch::OnlyOurs,
-                dipole_proto::KeyMismatch::OnlyTheirs => KeyMismatch::OnlyTheirs,
-            }),
-            dipole_proto::GoneReason::Misbehaved => GoneReason::Misbehaved,
-        }
-    }
-}
-
-impl fmt::Display for GoneReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GoneReason::Silent => dipole_proto::GoneReason::Silent.fmt(f),
-            GoneReason::Closed => dipole_proto::GoneReason::Closed.fmt(f),
-            GoneReason::Restarted => dipole_proto::GoneReason::Restarted.fmt(f),
-            GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),
-            GoneReason::Key(mismatch) => mismatch.fmt(f),
-            GoneReason::Died => dipole_proto::GoneReason::Died.fmt(f),
-            GoneReason::Misbehaved => dipole_proto::GoneReason::Misbehaved.fmt(f),
-        }
-    }
-}
 
 /// Why a node or an endpoint could not be opened.
 #[derive(Debug)]
@@ -657,5 +606,37 @@ impl std::error::Error for CloseError {
             CloseError::Broken(cause) => Some(cause),
             _ => None,
         }
+    }
+}
+
+impl SendError {
+    /// Why a message of `length` bytes was not queued.
+    pub(crate) fn from_blocked(blocked: Blocked, target: Address, length: usize) -> SendError {
+        match blocked {
+            Blocked::NoFrame | Blocked::Opening => SendError::Full {
+                target,
+                by_receiver: false,
+            },
+            Blocked::NoCredit => SendError::Full {
+                target,
+                by_receiver: true,
+            },
+            Blocked::TooLong { limit } => SendError::TooLong { length, limit },
+            Blocked::Refused(reason) => SendError::Refused { target, reason },
+            Blocked::Gone(reason) => SendError::PeerGone { target, reason },
+        }
+    }
+}
+
+/// A word, and what was got; or why a target's memory was not operated on.
+pub(crate) fn operation_result(
+    result: OperationResult,
+    target: Address,
+) -> Result<(u64, Data), SendError> {
+    match result {
+        OperationResult::Done(word, data) => Ok((word, data)),
+        OperationResult::Refused(outcome) => Err(SendError::NotDone { target, outcome }),
+        OperationResult::NotTaken(reason) => Err(SendError::Refused { target, reason }),
+        OperationResult::Gone(reason) => Err(SendError::PeerGone { target, reason }),
     }
 }

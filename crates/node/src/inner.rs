@@ -8,11 +8,11 @@ use dipole_link::fork::ForkMark;
 
 use crate::config::Config;
 use crate::control::Control;
-use crate::driver::{Driver, Until, WaitError, WaitKey};
 use crate::error::CloseError;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{Directory, Ports, Registration};
+use dipole_driver::{Driver, Timeout, WaitError, WaitKey};
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -43,9 +43,9 @@ impl Inner {
 
     /// Tells all peers that this process ends.
     pub(crate) fn say_goodbye(&self) {
-        self.driver.with(|engine, now| {
-            engine.say_goodbye();
-            if let Err(cause) = engine.transmit(now) {
+        self.driver.with(|state, now| {
+            state.engine.say_goodbye();
+            if let Err(cause) = state.engine.transmit(now) {
                 tracing::warn!("no goodbye was said: {cause}");
             }
         });
@@ -57,8 +57,8 @@ impl Inner {
         let keys = [WaitKey::Frame, WaitKey::AnyPeer, WaitKey::RingSpace];
         let waited = self
             .driver
-            .wait(Until::For(timeout), &keys, &what, |engine, _| {
-                engine.may_leave().then_some(())
+            .wait(Timeout::After(timeout), &keys, &what, |state, _| {
+                state.engine.may_leave().then_some(())
             });
         match waited {
             Ok(()) => Ok(()),

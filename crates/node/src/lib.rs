@@ -27,38 +27,24 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "../../driver/src/clock.rs"]
-mod clock;
 mod completion;
 mod config;
 mod control;
-#[path = "../../driver/src/lib.rs"]
-mod driver;
 mod edge;
 mod edges;
 mod endpoint;
-#[path = "../../engine/src/lib.rs"]
-pub mod engine;
 mod error;
-#[path = "../../engine/src/frames.rs"]
-mod frames;
-#[path = "../../group/src/lib.rs"]
-mod group;
-#[path = "../../engine/src/inbox.rs"]
-mod inbox;
+mod handlers;
 mod inner;
-#[path = "../../engine/src/link.rs"]
-mod link;
-pub mod links;
+mod links;
 pub mod log;
-#[path = "../../engine/src/net.rs"]
-mod net;
 mod node;
+mod owner;
 mod port;
 mod process;
 mod progress;
-#[path = "../../engine/src/reader.rs"]
-mod reader;
+mod queues;
+mod receives;
 mod region;
 mod report;
 mod stats;
@@ -68,8 +54,13 @@ use dipole_naming::{address, environment, key, limits, lines, liveness};
 pub use address::{Address, AddressError, EndpointId, NodeId};
 /// Bytes that several share: [`Edge::post_bytes`].
 pub use bytes::Bytes;
-pub use completion::{Completion, CompletionCounter, CompletionQueue, Context, Counts, Data};
+pub use completion::{CompletionCounter, CompletionQueue};
 pub use config::{Config, ConfigError, Links, variables};
+pub use dipole_driver::Timeout;
+pub use dipole_engine::{
+    Arriving, Context, Data, Departure, GoneReason, MAX_DEPARTURES, Message, Notice, Operation,
+    Path, PathState, Paths, Pool, Reader, RegionKey, Traffic,
+};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
@@ -79,15 +70,10 @@ pub use dipole_naming::profile::Choices;
 pub use dipole_naming::{hosts, job, profile, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
-pub use edge::{Edge, Operation};
+pub use edge::Edge;
 pub use endpoint::Endpoint;
-pub use engine::{Departure, Path, PathState, Paths, Traffic};
-pub use error::{
-    CloseError, GoneReason, OpenError, PortError, ReceiveError, SendError, TargetError,
-};
-pub use group::{Combine, Group, GroupError, Member, Members, Number};
+pub use error::{CloseError, OpenError, PortError, ReceiveError, SendError, TargetError};
 pub use hosts::MAX_INTERFACES;
-pub use inbox::{Message, Pool};
 pub use key::{
     ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey, Role as KeyRole, Security,
 };
@@ -95,6 +81,6 @@ pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;
 pub use port::{ActivePort, PortContext};
-pub use reader::{Arriving, Reader};
-pub use region::{Notice, Outcome, Region, RegionError, RegionKey, RegionMemory, Rights};
+pub use queues::{Completion, Counts};
+pub use region::{Outcome, Region, RegionError, RegionMemory, Rights};
 pub use stats::Stats;

@@ -3,6 +3,5 @@
 mod choice;
 mod open;
 
-pub use crate::link::AnyLink;
 pub(crate) use choice::LinkChoice;
 pub(crate) use open::open_link;

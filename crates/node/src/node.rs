@@ -8,14 +8,11 @@ use dipole_link::{Class, Link};
 
 use crate::Message;
 use crate::address::{EndpointId, NodeId};
-use crate::clock::Clock;
 use crate::completion::{CompletionCounter, CompletionQueue};
 use crate::config::{Config, Links};
 use crate::control::Control;
-use crate::driver::Driver;
 use crate::edges::{Connector, EdgeTable, Policy};
 use crate::endpoint::Endpoint;
-use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError, out_of_descriptors};
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
@@ -26,6 +23,9 @@ use crate::profile::Choices;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
+use dipole_driver::Clock;
+use dipole_driver::Driver;
+use dipole_engine::{Departure, Engine, Paths};
 
 /// Numbers tried for an ephemeral endpoint; most of them are free on any node.
 const EPHEMERAL_ATTEMPTS: u32 = 64;
@@ -155,11 +155,11 @@ impl Node {
         let driver = &self.inner.driver;
         let mut is_open = false;
         let claim = self.inner.registration.claim_and_open(id, || {
-            driver.with(|engine, _| engine.open_endpoint(id.0));
+            driver.with(|state, _| state.engine.open_endpoint(id.0));
             is_open = true;
         });
         if claim.is_err() && is_open {
-            driver.with(|engine, _| engine.close_endpoint(id.0));
+            driver.with(|state, _| state.engine.close_endpoint(id.0));
         }
         let claim = claim.map_err(|error| match error {
             ClaimError::Taken {
@@ -230,14 +230,16 @@ impl Node {
     /// carry small packets and bulk, and which are left out (`docs/design/protocol.md` §5.3).
     #[must_use]
     pub fn paths(&self) -> Vec<Paths> {
-        self.inner.driver.with(|engine, _| engine.paths())
+        self.inner.driver.with(|state, _| state.engine.paths())
     }
 
     /// Peers that have gone since the last call, and why, oldest first. The latest
-    /// [`MAX_DEPARTURES`](crate::engine::MAX_DEPARTURES) are remembered.
+    /// [`MAX_DEPARTURES`](dipole_engine::MAX_DEPARTURES) are remembered.
     #[must_use]
     pub fn departed(&self) -> Vec<Departure> {
-        self.inner.driver.with(|engine, _| engine.take_departures())
+        self.inner
+            .driver
+            .with(|state, _| state.engine.take_departures())
     }
 
     /// Tells all peers that this process ends, and waits for nothing: for one that is about to exit

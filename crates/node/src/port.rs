@@ -1,9 +1,7 @@
 //! Active ports: endpoints whose messages run a handler.
 //!
-//! `port/table.rs` keeps the handlers, `driver/work.rs` runs them. A port is an endpoint like
+//! `handlers.rs` keeps the handlers, the driver runs them. A port is an endpoint like
 //! others to those who send to it.
-
-mod table;
 
 use std::any::Any;
 use std::fmt;
@@ -12,17 +10,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use dipole_engine::PortRef;
 use dipole_proto::Instant;
 
 use crate::address::Address;
-use crate::clock::nanoseconds;
-use crate::driver::{Until, WaitError, WaitKey, Want};
 use crate::edge::Edge;
 use crate::error::{PortError, SendError};
 use crate::inner::Inner;
 use crate::process::ProcessState;
 use crate::{Endpoint, Message};
-pub(crate) use table::{PortRef, PortTable, PortWork};
+use dipole_driver::nanoseconds;
+use dipole_driver::{Timeout, WaitError, WaitKey, Want};
 
 /// An endpoint whose messages run a handler, one at a time, in the order in which each edge
 /// brought them.
@@ -96,7 +94,7 @@ impl ActivePort {
         let id = shared.endpoint.address().endpoint.0;
         let port = inner.driver.with_last(|state, _| {
             let port = state.ports.open(Box::new(run));
-            state.set_port(id, port);
+            state.engine.set_port(id, port);
             port
         });
         ActivePort {
@@ -119,6 +117,13 @@ impl ActivePort {
     /// Those of [`Endpoint::edge`].
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         self.shared.endpoint.edge(to)
+    }
+
+    /// True in a process that was forked after the node was opened: nothing of it may be used
+    /// then.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.inner.is_forked()
     }
 
     /// Messages for which the handler has returned.
@@ -173,7 +178,7 @@ impl ActivePort {
         }
         let deadline = self.inner.driver.now().after(nanoseconds(timeout));
         let keys = [
-            WaitKey::Port(self.port.number()),
+            WaitKey::Port(self.port.0),
             WaitKey::Endpoint(self.address().endpoint.0),
         ];
         let what = |_: &ProcessState| format!("a message to port {}", self.address());
@@ -191,7 +196,7 @@ impl ActivePort {
                 condition: &mut condition,
             };
             let driver = &self.inner.driver;
-            match driver.wait_for(Until::within(left), &keys, &what, news) {
+            match driver.wait_for(Timeout::from(left), &keys, &what, news) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 Err(WaitError::TimedOut { .. }) => return Ok(condition()),
@@ -218,8 +223,8 @@ impl ActivePort {
         let (driver, port) = (&self.inner.driver, self.port);
         if !self.is_within_handler() {
             let what = |_: &ProcessState| format!("the handler of port {}", self.address());
-            let keys = [WaitKey::Port(port.number())];
-            let closed = driver.wait(Until::Forever, &keys, &what, |state, _| {
+            let keys = [WaitKey::Port(port.0)];
+            let closed = driver.wait(Timeout::Infinite, &keys, &what, |state, _| {
                 state.ports.close(port)
             });
             if closed.is_ok() {

@@ -4,28 +4,24 @@
 //! connects. Both are stepped together.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
 
+use dipole_driver::{Polled, Ready, Stepper, WaitKey};
+use dipole_engine::{AnyLink, Engine, Message, QueueRef, Reader};
 use dipole_link::wait::Sleeper;
 use dipole_proto::{Instant, PeerId};
 
-use crate::Message;
-use crate::completion::{QueueRef, QueueTable};
-use crate::driver::{Polled, Ready, Stepper, WaitKey};
 use crate::edges::EdgeTable;
-use crate::endpoint::PostedReceives;
-use crate::engine::Engine;
-use crate::links::AnyLink;
+use crate::handlers::{PortTable, PortWork};
 use crate::liveness::Verdict;
-use crate::port::{PortTable, PortWork};
-use crate::reader::Reader;
+use crate::queues::QueueTable;
+use crate::receives::PostedReceives;
 use crate::registry::EdgeTraffic;
 use crate::stats::Stats;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct ProcessState {
-    engine: Engine,
+    pub(crate) engine: Engine,
     pub(crate) edges: EdgeTable,
     pub(crate) queues: QueueTable,
     pub(crate) ports: PortTable,
@@ -172,22 +168,6 @@ impl ProcessState {
     }
 }
 
-impl Deref for ProcessState {
-    type Target = Engine;
-
-    #[inline]
-    fn deref(&self) -> &Engine {
-        &self.engine
-    }
-}
-
-impl DerefMut for ProcessState {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
-}
-
 impl Stepper for ProcessState {
     type Work = PortWork;
 
@@ -225,7 +205,7 @@ impl Stepper for ProcessState {
             message,
         } = work;
         self.engine.port_returned(endpoint, port);
-        self.engine.ready().notify(WaitKey::Port(port.number()));
+        self.engine.ready().notify(WaitKey::Port(port.0));
         let handler = self.ports.finish(port, handler)?;
         Some(PortWork {
             endpoint,
@@ -236,7 +216,7 @@ impl Stepper for ProcessState {
     }
 
     fn sleeper(&self) -> io::Result<Sleeper> {
-        Stepper::sleeper(&self.engine)
+        Sleeper::new(&self.engine.descriptors())
     }
 
     fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
@@ -248,7 +228,7 @@ impl Stepper for ProcessState {
 
     #[inline]
     fn poll_memory(&mut self) -> bool {
-        let came = Stepper::poll_memory(&mut self.engine);
+        let came = self.engine.poll_memory(None).came();
         if came {
             self.advance();
         }
@@ -257,7 +237,7 @@ impl Stepper for ProcessState {
 
     #[inline]
     fn expects_memory(&self) -> bool {
-        Stepper::expects_memory(&self.engine)
+        self.engine.expects_memory()
     }
 
     fn is_polled(&self) -> bool {
@@ -265,7 +245,7 @@ impl Stepper for ProcessState {
             || !self.receives.is_empty()
             || self.queues.has_exports()
             || !self.ports.is_empty()
-            || self.engine.is_polled()
+            || self.engine.has_exports()
     }
 
     #[inline]
@@ -287,7 +267,7 @@ impl Stepper for ProcessState {
 
     #[inline]
     fn flush_deferred(&mut self) {
-        Stepper::flush_deferred(&mut self.engine);
+        self.engine.push_records();
     }
 
     fn arm(&mut self) -> bool {
@@ -300,7 +280,7 @@ impl Stepper for ProcessState {
 
     #[inline]
     fn take_woken(&mut self) -> bool {
-        Stepper::take_woken(&mut self.engine)
+        self.engine.take_woken()
     }
 
     fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
@@ -312,27 +292,27 @@ impl Stepper for ProcessState {
 
     #[inline]
     fn ready(&mut self) -> &mut Ready {
-        Stepper::ready(&mut self.engine)
+        self.engine.ready()
     }
 
     #[inline]
     fn publish(&mut self) {
         self.advance();
-        Stepper::publish(&mut self.engine);
+        self.engine.publish();
     }
 
     fn tick(&mut self) {
         self.edges.forget_gone(&mut self.engine);
         self.shown = self.activity();
-        Stepper::tick(&mut self.engine);
+        self.engine.tick();
     }
 
     #[inline]
     fn take_served(&mut self) -> bool {
-        Stepper::take_served(&mut self.engine)
+        self.engine.take_served()
     }
 
     fn waited_long(&mut self, now: Instant) {
-        Stepper::waited_long(&mut self.engine, now);
+        self.engine.waited_long(now);
     }
 }

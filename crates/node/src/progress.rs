@@ -8,8 +8,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::driver::Driver;
 use crate::process::ProcessState;
+use dipole_driver::Driver;
 
 /// Threads at most, where handlers do not return.
 const MAX_THREADS: usize = 16;

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::address::NodeId;
-use crate::driver::Driver;
-use crate::engine::{Path, PathState, Paths};
 use crate::links::LinkChoice;
 use crate::process::ProcessState;
 use crate::registry::{LinkUse, RegistryError, ReportFiles};
 use crate::stats::Stats;
+use dipole_driver::Driver;
+use dipole_engine::{Path, PathState, Paths};
 
 /// What this process shows of itself.
 #[derive(Debug)]
@@ -36,14 +36,15 @@ impl Report {
 
     /// Writes what has changed since the last call.
     pub(crate) fn show(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
-        let (stats, changes) = driver.with_last(|state, _| (state.stats(), state.link_changes()));
+        let (stats, changes) =
+            driver.with_last(|state, _| (state.stats(), state.engine.link_changes()));
         if self.stats != Some(stats) {
             self.files.show_counters(stats.values())?;
             self.stats = Some(stats);
         }
         if changes != self.link_changes {
             let (memory, packets) =
-                driver.with_last(|state, _| (state.sharing_memory(), state.paths()));
+                driver.with_last(|state, _| (state.engine.sharing_memory(), state.engine.paths()));
             self.files.show_links(&self.uses(&memory, &packets))?;
             self.link_changes = changes;
         }

@@ -3,7 +3,7 @@
 use dipole_bpf::BpfStats;
 use dipole_link::shm::ShmStats;
 
-use crate::engine::Traffic;
+use dipole_engine::Traffic;
 
 /// Counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use dipole_engine::AnyLink;
+use dipole_engine::{Destination, Engine};
 use dipole_link::sim::{Network, NetworkConfig};
-use dipole_node::engine::{Destination, Engine};
-use dipole_node::links::AnyLink;
 use dipole_node::profile::{self, Choices};
 use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::Instant;

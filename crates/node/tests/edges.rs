@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use allocation_counter::measure;
+use dipole_engine::AnyLink;
+use dipole_engine::{Begun, Destination, Engine, OperationResult};
 use dipole_link::sim::{Network, NetworkConfig, SharedMemory, SharedMemoryConfig};
-use dipole_node::engine::{Begun, Destination, Engine, OperationResult};
-use dipole_node::links::AnyLink;
 use dipole_node::{
     Address, Bytes, Config, EndpointId, Links, Node, NodeId, Operation, Outcome, ProtocolConfig,
     RegionKey, RegionMemory, Rights, SendError,

@@ -9,9 +9,9 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
+use dipole_engine::AnyLink;
+use dipole_engine::{Blocked, Destination, Engine, LongSend};
 use dipole_link::sim::{DropReason, Network, NetworkConfig, PathConfig};
-use dipole_node::engine::{Blocked, Destination, Engine, LongSend};
-use dipole_node::links::AnyLink;
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
 
 /// The one that all send to listens here, the senders send from there.

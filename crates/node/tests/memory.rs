@@ -5,9 +5,9 @@
 use std::net::SocketAddr;
 
 use allocation_counter::measure;
+use dipole_engine::AnyLink;
+use dipole_engine::{Destination, Engine};
 use dipole_link::sim::{Network, NetworkConfig};
-use dipole_node::engine::{Destination, Engine};
-use dipole_node::links::AnyLink;
 use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::{EdgeId, Instant, MAX_EDGES, PeerId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

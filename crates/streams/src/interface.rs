@@ -231,13 +231,13 @@ impl Served {
                 continue;
             }
             match Message::decode(&received) {
-                Ok(Message::Say { bytes }) => self.write(&mut outside, bytes)?,
-                Ok(Message::Hear { most }) => {
+                Ok(Message::WriteRaw { bytes }) => self.write(&mut outside, bytes)?,
+                Ok(Message::ReadRaw { most }) => {
                     let mut bytes = vec![0; usize::try_from(most.min(BLOCK_BYTES)).unwrap_or(0)];
                     let got = self.read(&mut outside, &mut bytes)?;
                     self.tell(
                         0,
-                        &Message::Heard {
+                        &Message::RawBytes {
                             bytes: &bytes[..got],
                         },
                     )?;

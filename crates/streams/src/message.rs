@@ -22,11 +22,11 @@ pub(crate) enum Message<'a> {
     /// The answer: where the stream's endpoint is. Rank 0 tells the others the same.
     Opened { at: Address },
     /// Bytes that stand as they are, of rank 0.
-    Say { bytes: &'a [u8] },
+    WriteRaw { bytes: &'a [u8] },
     /// As many bytes as have come, at most so many, for rank 0.
-    Hear { most: u64 },
+    ReadRaw { most: u64 },
     /// Those; none at the end of the stream.
-    Heard { bytes: &'a [u8] },
+    RawBytes { bytes: &'a [u8] },
     /// All ranks write.
     Write {
         transfer: u64,
@@ -132,9 +132,9 @@ impl<'a> Message<'a> {
         let (kind, numbers): (u8, &[u64]) = match self {
             Message::Open { patience_ms, .. } => (1, &[*patience_ms]),
             Message::Opened { .. } => (2, &[]),
-            Message::Say { .. } => (3, &[]),
-            Message::Hear { most } => (4, &[*most]),
-            Message::Heard { .. } => (5, &[]),
+            Message::WriteRaw { .. } => (3, &[]),
+            Message::ReadRaw { most } => (4, &[*most]),
+            Message::RawBytes { .. } => (5, &[]),
             Message::Write {
                 transfer, total, ..
             } => (6, &[*transfer, *total]),
@@ -173,8 +173,8 @@ impl<'a> Message<'a> {
                 all.extend_from_slice(&at.node.0.to_le_bytes());
                 all.extend_from_slice(&at.endpoint.0.to_le_bytes());
             }
-            Message::Say { bytes }
-            | Message::Heard { bytes }
+            Message::WriteRaw { bytes }
+            | Message::RawBytes { bytes }
             | Message::Data { bytes, .. }
             | Message::Block { bytes, .. } => all.extend_from_slice(bytes),
             Message::Write { layout, .. } | Message::Read { layout, .. } => {
@@ -209,13 +209,13 @@ impl<'a> Message<'a> {
             2 => Message::Opened {
                 at: Address::new(from.half()?, from.half()?),
             },
-            3 => Message::Say {
+            3 => Message::WriteRaw {
                 bytes: from.bytes(),
             },
-            4 => Message::Hear {
+            4 => Message::ReadRaw {
                 most: from.number()?,
             },
-            5 => Message::Heard {
+            5 => Message::RawBytes {
                 bytes: from.bytes(),
             },
             6 => {
@@ -292,9 +292,9 @@ mod tests {
             Message::Opened {
                 at: Address::new(3, 501),
             },
-            Message::Say { bytes },
-            Message::Hear { most: 9 },
-            Message::Heard { bytes: &[] },
+            Message::WriteRaw { bytes },
+            Message::ReadRaw { most: 9 },
+            Message::RawBytes { bytes: &[] },
             Message::Write {
                 transfer,
                 total,

@@ -134,9 +134,9 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     ///
     /// # Errors
     /// The interface is gone.
-    pub fn say(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+    pub fn write_raw(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
         for bytes in bytes.chunks(usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX)) {
-            self.control(&Message::Say { bytes })?;
+            self.control(&Message::WriteRaw { bytes })?;
         }
         Ok(())
     }
@@ -145,12 +145,12 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     ///
     /// # Errors
     /// The stream is over, or the interface gone.
-    pub fn hear(&mut self, most: usize) -> Result<Vec<u8>, StreamError> {
-        self.control(&Message::Hear { most: most as u64 })?;
+    pub fn read_raw(&mut self, most: usize) -> Result<Vec<u8>, StreamError> {
+        self.control(&Message::ReadRaw { most: most as u64 })?;
         loop {
             let received =
                 self.receive(self.edge.as_ref(), self.edge.as_ref().map(Edge::target))?;
-            if let Ok(Message::Heard { bytes }) = Message::decode(&received) {
+            if let Ok(Message::RawBytes { bytes }) = Message::decode(&received) {
                 return Ok(bytes.to_vec());
             }
             // What it told all of a transfer before.
@@ -161,8 +161,8 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     /// unread. Rank 0.
     ///
     /// # Errors
-    /// Those of [`hear`](Self::hear); the stream ends before, or `most` bytes have come.
-    pub fn hear_until(
+    /// Those of [`read_raw`](Self::read_raw); the stream ends before, or `most` bytes have come.
+    pub fn read_raw_until(
         &mut self,
         is_end: impl Fn(&[u8]) -> bool,
         most: usize,
@@ -170,7 +170,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         let mut all = Vec::new();
         while !is_end(&all) {
             let more = match all.len() < most {
-                true => self.hear(1)?,
+                true => self.read_raw(1)?,
                 false => return Err(StreamError::Misuse(format!("no end among {most} bytes"))),
             };
             if more.is_empty() {

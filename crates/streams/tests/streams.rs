@@ -82,7 +82,7 @@ fn ranks(own: u32, stream: u32) -> Ranks {
 
 /// The head of an answer; nothing of its body.
 fn answer(stream: &mut Stream<&Endpoint>) -> Result<String, StreamError> {
-    let head = stream.hear_until(|it| it.ends_with(b"\r\n\r\n"), 4096)?;
+    let head = stream.read_raw_until(|it| it.ends_with(b"\r\n\r\n"), 4096)?;
     Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
@@ -96,13 +96,13 @@ fn put_and_get(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
         if own == 0 {
             let head =
                 format!("PUT /{name} HTTP/1.1\r\nHost: x\r\nContent-Length: {BYTES}\r\n\r\n");
-            stream.say(head.as_bytes())?;
+            stream.write_raw(head.as_bytes())?;
         }
         stream.write(&layout, BYTES, &bytes)?;
         if own == 0 {
             let head = answer(&mut stream)?;
             assert!(head.starts_with("HTTP/1.1 201"), "{head}");
-            stream.say(format!("GET /{name} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())?;
+            stream.write_raw(format!("GET /{name} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())?;
             let head = answer(&mut stream)?;
             let length = format!("Content-Length: {BYTES}");
             assert!(
@@ -116,7 +116,7 @@ fn put_and_get(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
     }
     // More than there is: the outside ends, and all are told after how much.
     if own == 0 {
-        stream.say(b"GET /block HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        stream.write_raw(b"GET /block HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
         answer(&mut stream)?;
     }
     let layout = Layout::block_cyclic(RANKS, 10_000);
@@ -163,14 +163,15 @@ fn striped(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
             let head = format!(
                 "PUT /stripe{number} HTTP/1.1\r\nHost: x\r\nContent-Length: {bytes}\r\n\r\n"
             );
-            stream.say(head.as_bytes())?;
+            stream.write_raw(head.as_bytes())?;
         }
     }
     stripes.write(layout, BYTES, &[&parts[0], &parts[1]])?;
     if own == 0 {
         for (number, stream) in stripes.streams().iter_mut().enumerate() {
             assert!(answer(stream)?.starts_with("HTTP/1.1 201"));
-            stream.say(format!("GET /stripe{number} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())?;
+            stream
+                .write_raw(format!("GET /stripe{number} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())?;
             answer(stream)?;
         }
     }

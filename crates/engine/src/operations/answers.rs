@@ -12,10 +12,10 @@ use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::address::EndpointId;
-use crate::engine::content::Content;
-use crate::engine::posted::{Keep, Part};
-use crate::engine::{Blocked, Engine, LongSend};
+use crate::content::Content;
 use crate::inbox::{Buffer, Buffers};
+use crate::posted::{Keep, Part};
+use crate::{Blocked, Engine, LongSend};
 
 /// Both ends of the edges by which answers go.
 pub(super) const ANSWERS: u32 = EndpointId::ANY.0;

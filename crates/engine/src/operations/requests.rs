@@ -8,12 +8,12 @@ use dipole_proto::wire::{Operation, Outcome, RefusedReason};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
-use crate::completion::Data;
-use crate::driver::WaitKey;
-use crate::engine::dispatch::Source;
-use crate::engine::posted::Posted;
-use crate::error::GoneReason;
+use crate::dispatch::Source;
+use crate::gone::GoneReason;
 use crate::inbox::Buffer;
+use crate::operation::Data;
+use crate::posted::Posted;
+use dipole_driver::WaitKey;
 
 /// A process that owes an answer for so long is asked whether it lives.
 pub(super) const WATCH_AFTER_NS: u64 = 500_000_000;
@@ -23,13 +23,18 @@ pub type OperationId = u32;
 
 /// Where the data of an answer go.
 #[derive(Debug)]
-pub(crate) enum AnswerPlace {
+pub enum AnswerPlace {
     /// There are none.
     None,
     /// Into a buffer, which the asker takes.
     Buffer(Buffer),
     /// Into memory of the caller's.
-    Memory { memory: Memory, length: usize },
+    Memory {
+        /// The memory.
+        memory: Memory,
+        /// How much of it.
+        length: usize,
+    },
 }
 
 impl AnswerPlace {

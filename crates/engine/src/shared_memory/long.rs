@@ -15,11 +15,11 @@ use rustc_hash::FxHashMap;
 
 use super::transfer::Transfer;
 use super::{Blocked, SharedMemory, find_mut};
-use crate::engine::content::Content;
-use crate::engine::core::Core;
-use crate::engine::packer::blocked;
-use crate::engine::posted::{Keep, Rest};
+use crate::content::Content;
+use crate::core::Core;
 use crate::inbox::Buffers;
+use crate::packer::blocked;
+use crate::posted::{Keep, Rest};
 
 /// Bytes of a long message fetched in one turn, so that others get theirs.
 const FETCH_BYTES: usize = 1 << 20;
@@ -32,7 +32,7 @@ const LEAST_PIECE_BYTES: usize = 1 << 10;
 
 /// What the machine says of long messages.
 #[derive(Debug)]
-pub(in crate::engine) enum LongNews {
+pub(crate) enum LongNews {
     /// One can be copied from the peer's memory.
     Fetch {
         edge: EdgeId,
@@ -152,7 +152,7 @@ impl SharedMemory {
     /// Begins a long message, which must stay where it is until
     /// [`continue_long`](Self::continue_long) says that it is no longer needed, unless what is
     /// left of it is to be kept.
-    pub(in crate::engine) fn begin_long(
+    pub(crate) fn begin_long(
         &mut self,
         machine: &mut Machine,
         now: Instant,
@@ -240,19 +240,19 @@ impl SharedMemory {
     }
 
     /// True if nothing is left of a long message that has begun.
-    pub(in crate::engine) fn has_sent(&self, id: LongId) -> bool {
+    pub(crate) fn has_sent(&self, id: LongId) -> bool {
         !self.outgoing.messages.contains_key(&id)
     }
 
     /// Whether a copy of so many more bytes may be kept for a peer, of `most` in all.
-    pub(in crate::engine) fn may_keep(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
+    pub(crate) fn may_keep(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
         let all = self.outgoing.copied_bytes;
         let left = most.saturating_sub(all);
         all == 0 || all + bytes <= left || self.outgoing.copied_to(peer) + bytes <= left
     }
 
     /// Goes on with a long message; true once the caller's is no longer needed.
-    pub(in crate::engine) fn continue_long(
+    pub(crate) fn continue_long(
         &mut self,
         machine: &mut Machine,
         id: LongId,
@@ -282,7 +282,7 @@ impl SharedMemory {
 
     /// The caller of a long message gives up waiting though its memory may be read, or pieces
     /// are missing: the connection must end.
-    pub(in crate::engine) fn abandon(&mut self, id: LongId, core: &mut Core) {
+    pub(crate) fn abandon(&mut self, id: LongId, core: &mut Core) {
         if self.outgoing.messages.contains_key(&id)
             && let Some(connection) = self.connection(id.0.peer)
         {
@@ -345,7 +345,7 @@ impl SharedMemory {
 
     /// A region is closed. What is on its way from there goes on from a copy; what a peer has
     /// been offered there, or fetches just now, it will ask for.
-    pub(in crate::engine) fn close_region(&mut self, key: u64, buffers: &Arc<Buffers>) {
+    pub(crate) fn close_region(&mut self, key: u64, buffers: &Arc<Buffers>) {
         let OutgoingLong {
             messages,
             copied_bytes,

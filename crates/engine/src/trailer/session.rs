@@ -489,7 +489,7 @@ mod tests {
 
     /// A packet of the specification.
     fn documented(name: &str) -> Vec<u8> {
-        let specification = include_str!("../../../../../docs/design/protocol.md");
+        let specification = include_str!("../../../../docs/design/protocol.md");
         let begin = format!("```vector {name}\n");
         let (_, block) = specification.split_once(&begin).expect("it is documented");
         let (block, _) = block.split_once("```").expect("it ends");

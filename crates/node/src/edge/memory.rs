@@ -5,14 +5,12 @@ use std::time::{Duration, Instant};
 
 use dipole_proto::wire::{self, OperationKind};
 
-use super::{Edge, Operation};
-use crate::address::Address;
-use crate::completion::Data;
-use crate::driver::{Until, WaitError, WaitKey};
-use crate::engine::{AnswerPlace, Content, MAX_GET_BYTES, OperationId, OperationResult};
-use crate::error::SendError;
+use super::Edge;
+use crate::error::{SendError, operation_result};
 use crate::process::ProcessState;
-use crate::region::{RegionKey, RegionMemory};
+use crate::region::RegionMemory;
+use dipole_driver::{Timeout, WaitError, WaitKey};
+use dipole_engine::{AnswerPlace, Content, Data, MAX_GET_BYTES, Operation, OperationId, RegionKey};
 
 /// What is got through a buffer of the engine's and copied: cheaper than lending memory.
 const COPIED_BYTES: usize = 4 << 10;
@@ -29,7 +27,7 @@ impl Edge {
     /// # Source
     /// One-sided transfers of Nectar §2.1; the regions of active ports, GAMMA §2.
     pub fn put(&self, key: RegionKey, offset: u64, data: &[u8]) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, None), Until::Forever)
+        self.put_until(key, offset, (data, None), Timeout::Infinite)
     }
 
     /// Like [`put`](Self::put), and tells the owner once all of the data are there, and all that
@@ -44,7 +42,7 @@ impl Edge {
         data: &[u8],
         value: u64,
     ) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, Some(value)), Until::Forever)
+        self.put_until(key, offset, (data, Some(value)), Timeout::Infinite)
     }
 
     /// [`put`](Self::put), or [`put_notify`](Self::put_notify) with a value, within `timeout`: as
@@ -60,7 +58,7 @@ impl Edge {
         notice: Option<u64>,
         timeout: Duration,
     ) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, notice), Until::For(timeout))
+        self.put_until(key, offset, (data, notice), Timeout::After(timeout))
     }
 
     /// [`put`](Self::put), or [`put_notify`](Self::put_notify) with a value, without blocking:
@@ -75,7 +73,7 @@ impl Edge {
         data: &[u8],
         notice: Option<u64>,
     ) -> Result<(), SendError> {
-        self.put_until(key, offset, (data, notice), Until::Now)
+        self.put_until(key, offset, (data, notice), Timeout::Zero)
     }
 
     fn put_until(
@@ -83,14 +81,15 @@ impl Edge {
         key: RegionKey,
         offset: u64,
         (data, notice): (&[u8], Option<u64>),
-        until: Until,
+        until: Timeout,
     ) -> Result<(), SendError> {
         self.check_usable()?;
         let source = self.owner.id.0;
         if !self.has_put.load(Ordering::Relaxed) {
             let target = self.inner.wait_target(self.id, self.to, until)?;
             let ends = (source, self.to.endpoint.0);
-            let note = |engine: &mut ProcessState, _| engine.note_unanswered(target.edge, ends);
+            let note =
+                |state: &mut ProcessState, _| state.engine.note_unanswered(target.edge, ends);
             self.inner.driver.with_last(note);
             self.has_put.store(true, Ordering::Relaxed);
         }
@@ -122,12 +121,12 @@ impl Edge {
         into: &mut [u8],
         timeout: Duration,
     ) -> Result<(), SendError> {
-        let (begun, until) = (Instant::now(), Until::For(timeout));
+        let (begun, until) = (Instant::now(), Timeout::After(timeout));
         if into.len() <= COPIED_BYTES {
             let buffer = self
                 .inner
                 .driver
-                .with_last(|engine, _| engine.take_buffer(into.len()));
+                .with_last(|state, _| state.engine.take_buffer(into.len()));
             let length = into.len();
             let operation = Operation::Get {
                 key,
@@ -172,7 +171,7 @@ impl Edge {
         timeout: Duration,
     ) -> Result<u64, SendError> {
         let operation = Operation::FetchAdd { key, offset, value };
-        let (word, _) = self.ask(operation, AnswerPlace::None, Until::For(timeout))?;
+        let (word, _) = self.ask(operation, AnswerPlace::None, Timeout::After(timeout))?;
         Ok(word)
     }
 
@@ -195,12 +194,12 @@ impl Edge {
             expected,
             new,
         };
-        let (word, _) = self.ask(operation, AnswerPlace::None, Until::For(timeout))?;
+        let (word, _) = self.ask(operation, AnswerPlace::None, Timeout::After(timeout))?;
         Ok(word)
     }
 
     /// Waits until all operations on this edge are done.
-    pub(super) fn fence(&self, until: Until) -> Result<(), SendError> {
+    pub(super) fn fence(&self, until: Timeout) -> Result<(), SendError> {
         let head = wire::Operation {
             kind: OperationKind::Fence,
             wants_answer: true,
@@ -217,7 +216,7 @@ impl Edge {
         &self,
         operation: Operation,
         place: AnswerPlace,
-        until: Until,
+        until: Timeout,
     ) -> Result<(u64, Data), SendError> {
         let word = operation.word();
         let data = word.as_ref().map_or(&[][..], |word| &word[..]);
@@ -234,7 +233,7 @@ impl Edge {
         head: wire::Operation,
         data: &[u8],
         place: AnswerPlace,
-        until: Until,
+        until: Timeout,
     ) -> Result<(u64, Data), SendError> {
         self.check_usable()?;
         let (begun, driver) = (Instant::now(), &self.inner.driver);
@@ -250,11 +249,13 @@ impl Edge {
         let what = |_: &ProcessState| format!("endpoint {} to answer", self.to);
         let left = until.after(begun.elapsed());
         let keys = [WaitKey::Operation(id)];
-        let answered = driver.wait(left, &keys, &what, |state, _| state.take_operation(id));
+        let answered = driver.wait(left, &keys, &what, |state, _| {
+            state.engine.take_operation(id)
+        });
         match answered {
-            Ok(result) => result.of(self.to),
+            Ok(result) => operation_result(result, self.to),
             Err(error) => {
-                driver.with_last(|state, _| drop(state.forget_operation(id)));
+                driver.with_last(|state, _| drop(state.engine.forget_operation(id)));
                 Err(match error {
                     WaitError::TimedOut { waited } => SendError::TimedOut {
                         target: self.to,
@@ -272,15 +273,17 @@ impl Edge {
         mut head: wire::Operation,
         data: &[u8],
         place: Option<AnswerPlace>,
-        until: Until,
+        until: Timeout,
     ) -> Result<OperationId, SendError> {
         let begun = Instant::now();
         let target = self.inner.wait_target(self.id, self.to, until)?;
         let is_fence = head.kind == OperationKind::Fence;
         let place = place.unwrap_or(AnswerPlace::None);
         let driver = &self.inner.driver;
-        let id = driver.with_last(|engine, now| {
-            engine.expect_answer(now, target.edge, (is_fence, place), None)
+        let id = driver.with_last(|state, now| {
+            state
+                .engine
+                .expect_answer(now, target.edge, (is_fence, place), None)
         });
         head.id = id;
         let bytes = head.to_bytes();
@@ -289,20 +292,8 @@ impl Edge {
         let source = self.owner.id.0;
         let sent = (self.inner).send_to_target(source, &target, content, left, false);
         if sent.is_err() {
-            driver.with_last(|state, _| drop(state.forget_operation(id)));
+            driver.with_last(|state, _| drop(state.engine.forget_operation(id)));
         }
         sent.map(|()| id)
-    }
-}
-
-impl OperationResult {
-    /// A word, and what was got; or why a target's memory was not operated on.
-    pub(crate) fn of(self, target: Address) -> Result<(u64, Data), SendError> {
-        match self {
-            OperationResult::Done(word, data) => Ok((word, data)),
-            OperationResult::Refused(outcome) => Err(SendError::NotDone { target, outcome }),
-            OperationResult::NotTaken(reason) => Err(SendError::Refused { target, reason }),
-            OperationResult::Gone(reason) => Err(SendError::PeerGone { target, reason }),
-        }
     }
 }

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::id::EdgeRef;
 use crate::address::{Address, NodeId};
-use crate::clock::nanoseconds;
 use crate::config::{Config, Links};
 use crate::error::TargetError;
 use crate::hosts::Hosts;
 use crate::key::ClusterKey;
 use crate::registry::{KnownBy, Ports, Registry, ResolveError, resolve};
+use dipole_driver::nanoseconds;
 
 /// Threads that ask at once.
 const MAX_THREADS: usize = 16;

@@ -1,6 +1,6 @@
 //! The number of an edge in the table.
 
-use crate::driver::WaitKey;
+use dipole_driver::WaitKey;
 
 /// An edge of the table; one that is closed is found no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,11 +8,10 @@ use bytes::Bytes;
 use dipole_proto::Instant;
 
 use crate::address::Address;
-use crate::completion::{Completion, Context, QueueRef, QueueTable};
-use crate::edge::Operation;
-use crate::engine::{Begun, Blocked, Engine, Posted, Target};
 use crate::error::{SendError, TargetError};
+use crate::queues::{Completion, QueueTable};
 use crate::region::RegionMemory;
+use dipole_engine::{Begun, Blocked, Context, Engine, Operation, Posted, QueueRef, Target};
 
 /// Operations that wait on one edge at most.
 const MAX_POSTED: usize = 1024;

@@ -6,9 +6,9 @@
 use std::future::{Future, poll_fn};
 use std::task::{Context, Poll};
 
-use crate::driver::WaitKey;
 use crate::error::ReceiveError;
 use crate::{Endpoint, Message};
+use dipole_driver::WaitKey;
 
 impl Endpoint {
     /// The next message, without blocking the thread: for any executor. Dropping the
@@ -31,13 +31,13 @@ impl Endpoint {
         }
         let id = self.id().0;
         let keys = [WaitKey::Endpoint(id)];
-        let taken = driver.wait_task(&keys, context.waker(), |engine, now| {
+        let taken = driver.wait_task(&keys, context.waker(), |state, now| {
             if self.is_ended() {
                 return Some(Err(ReceiveError::Ended));
             }
-            let message = engine.take(now, id)?;
+            let message = state.engine.take(now, id)?;
             // Credit that the sender waits for leaves with it.
-            Some(match engine.transmit(now) {
+            Some(match state.engine.transmit(now) {
                 Ok(()) => Ok(message),
                 Err(cause) => Err(ReceiveError::Broken(cause)),
             })

@@ -5,10 +5,10 @@ use std::io;
 use dipole_proto::Instant;
 
 use super::Endpoint;
-use crate::driver::{Polled, Want};
 use crate::error::{ReceiveError, SendError};
 use crate::process::ProcessState;
-use crate::reader::{Reader, Taking};
+use dipole_driver::{Polled, Want};
+use dipole_engine::{Reader, Taking};
 
 /// Messages that a poll takes out of the inbox.
 const MOST_POLLED: usize = 64;
@@ -48,9 +48,9 @@ impl Endpoint {
     /// [`SendError::Broken`] and [`SendError::Forked`].
     pub fn flush_edges(&self) -> Result<(), SendError> {
         self.check_usable()?;
-        let flushed = self.inner.driver.with(|engine, now| {
-            engine.flush_all();
-            engine.transmit(now)
+        let flushed = self.inner.driver.with(|state, now| {
+            state.engine.flush_all();
+            state.engine.transmit(now)
         });
         flushed.map_err(SendError::Broken)
     }
@@ -67,8 +67,8 @@ impl<R> Polling<'_, R> {
     /// Credit that senders wait for leaves with what was taken.
     #[inline]
     fn taken(&self, state: &mut ProcessState, count: usize) -> io::Result<usize> {
-        if state.has_transmit() {
-            state.transmit(self.endpoint.inner.driver.now())?;
+        if state.engine.has_transmit() {
+            state.engine.transmit(self.endpoint.inner.driver.now())?;
         }
         Ok(count)
     }
@@ -79,10 +79,12 @@ impl<R: Reader> Want<ProcessState> for Polling<'_, R> {
 
     #[inline]
     fn attempt(&mut self, state: &mut ProcessState, now: Instant) -> Option<io::Result<usize>> {
-        if !state.has_message(self.id) {
+        if !state.engine.has_message(self.id) {
             return None;
         }
-        let count = state.take_many(now, self.id, MOST_POLLED, &mut Taking(self.reader));
+        let count = state
+            .engine
+            .take_many(now, self.id, MOST_POLLED, &mut Taking(self.reader));
         Some(self.taken(state, count))
     }
 

@@ -1,184 +1,18 @@
-//! Receives that are posted: memory for an endpoint's next messages, filled in order while their
-//! owner does something else.
-//!
-//! The memory posted first, of [`MAX_OFFERED`] receives, is offered to the engine, so that long
-//! messages are put together there; what comes otherwise is copied. Under the driver's lock, and
-//! bounded: [`MAX_POSTED`] receives an endpoint.
+//! Receives that an endpoint's owner posts.
 
-use std::collections::VecDeque;
-
-use dipole_proto::Instant;
+use dipole_engine::Context;
 
 use super::Endpoint;
-use crate::address::{Address, EndpointId};
-use crate::completion::{Completion, CompletionQueue, Context, QueueRef, QueueTable};
-use crate::engine::Engine;
+use crate::completion::CompletionQueue;
 use crate::error::ReceiveError;
+use crate::receives::PostedReceive;
 use crate::region::RegionMemory;
-
-/// Receives that wait at one endpoint at most.
-const MAX_POSTED: usize = 1024;
-/// Of these, whose memory is offered to the engine: as many long messages as are likely to be on
-/// their way at once.
-const MAX_OFFERED: usize = 16;
-
-#[derive(Debug)]
-struct PostedReceive {
-    memory: RegionMemory,
-    context: Context,
-    queue: QueueRef,
-}
-
-impl PostedReceive {
-    fn filled(self, endpoint: u32, taken: Result<(usize, Address), usize>) -> Completion {
-        let PostedReceive {
-            memory, context, ..
-        } = self;
-        match taken {
-            Ok((length, source)) => Completion::Filled {
-                context,
-                endpoint: EndpointId(endpoint),
-                source,
-                length,
-                memory,
-            },
-            Err(needed) => Completion::NotFilled {
-                context,
-                error: ReceiveError::TooShort {
-                    needed,
-                    given: memory.bytes(),
-                },
-                memory,
-            },
-        }
-    }
-
-    fn failed(self, error: ReceiveError) -> Completion {
-        Completion::NotFilled {
-            context: self.context,
-            error,
-            memory: self.memory,
-        }
-    }
-}
-
-/// See the module.
-#[derive(Debug, Default)]
-pub(crate) struct PostedReceives(Vec<(u32, VecDeque<PostedReceive>)>);
-
-impl PostedReceives {
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn post(&mut self, endpoint: u32, receive: PostedReceive) -> Result<(), ReceiveError> {
-        let known = self.0.iter().position(|(of, _)| *of == endpoint);
-        let at = known.unwrap_or_else(|| {
-            self.0.push((endpoint, VecDeque::new()));
-            self.0.len() - 1
-        });
-        let (_, waiting) = &mut self.0[at];
-        if waiting.len() >= MAX_POSTED {
-            return Err(ReceiveError::TooManyPosted { limit: MAX_POSTED });
-        }
-        waiting.push_back(receive);
-        Ok(())
-    }
-
-    /// Fills memory with the messages that have come, and offers it for those that will.
-    pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
-        for (endpoint, waiting) in &mut self.0 {
-            while let Some((at, taken)) =
-                engine.take_posted(now, *endpoint, |at| waiting.get(at).map(|it| &it.memory))
-                && let Some(receive) = waiting.remove(at)
-            {
-                let queue = receive.queue;
-                queues.push(engine, Some(queue), receive.filled(*endpoint, taken));
-            }
-            if engine.offered(*endpoint) < waiting.len().min(MAX_OFFERED) {
-                for receive in waiting.iter().take(MAX_OFFERED) {
-                    engine.offer_posted(*endpoint, &receive.memory);
-                }
-            }
-        }
-        self.0.retain(|(_, waiting)| !waiting.is_empty());
-        // Credit that their senders wait for.
-        if engine.has_transmit()
-            && let Err(cause) = engine.transmit(now)
-        {
-            // The next thread that steps the engine is told, too.
-            tracing::warn!("after a posted receive: {cause}");
-        }
-    }
-
-    /// Takes out those of an endpoint for which it is so, oldest first.
-    fn withdraw(
-        &mut self,
-        engine: &mut Engine,
-        endpoint: u32,
-        mut is_it: impl FnMut(&PostedReceive) -> bool,
-    ) -> VecDeque<PostedReceive> {
-        let Some((_, waiting)) = self.0.iter_mut().find(|(of, _)| *of == endpoint) else {
-            return VecDeque::new();
-        };
-        let (taken, left): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(waiting).into_iter().partition(&mut is_it);
-        *waiting = left;
-        for receive in &taken {
-            engine.withdraw(endpoint, &receive.memory);
-        }
-        self.0.retain(|(_, waiting)| !waiting.is_empty());
-        taken
-    }
-
-    fn cancel(
-        &mut self,
-        (engine, queues): (&mut Engine, &mut QueueTable),
-        endpoint: u32,
-        context: Context,
-    ) -> bool {
-        let mut found = false;
-        let is_it = |receive: &PostedReceive| {
-            let is_first = !found && receive.context == context;
-            found |= is_first;
-            is_first
-        };
-        let taken = self.withdraw(engine, endpoint, is_it);
-        for receive in taken {
-            let queue = receive.queue;
-            let completion = receive.failed(ReceiveError::Cancelled);
-            queues.push(engine, Some(queue), completion);
-        }
-        found
-    }
-
-    /// An endpoint is about to be closed.
-    pub(crate) fn close_endpoint(
-        &mut self,
-        (engine, queues): (&mut Engine, &mut QueueTable),
-        endpoint: u32,
-    ) {
-        for receive in self.withdraw(engine, endpoint, |_| true) {
-            let queue = receive.queue;
-            queues.push(engine, Some(queue), receive.failed(ReceiveError::Ended));
-        }
-    }
-
-    /// Nobody would be told any more what was received.
-    pub(crate) fn close_queue(&mut self, engine: &mut Engine, queue: QueueRef) {
-        let endpoints: Vec<u32> = self.0.iter().map(|(endpoint, _)| *endpoint).collect();
-        for endpoint in endpoints {
-            drop(self.withdraw(engine, endpoint, |it| it.queue == queue));
-        }
-    }
-}
 
 impl Endpoint {
     /// Posts memory for the next message that none posted before takes; returns at once. The
     /// message is put there as [`receive_into`](Self::receive_into) does it, and `context` appears
     /// in the queue with it. A long message keeps the memory in which it has begun to arrive:
-    /// messages of several sources may fill what was posted in another order. Until then, or until the queue or the endpoint is closed, the memory
+    /// messages of several sources may fill what was posted in another order. Timeout then, or until the queue or the endpoint is closed, the memory
     /// is to be left alone. Posted receives go before messages of an attached endpoint; who else
     /// receives here meanwhile may be first.
     ///

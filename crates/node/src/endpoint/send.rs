@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use super::{Endpoint, Target, Until};
+use super::{Endpoint, Target, Timeout};
 use crate::address::Address;
-use crate::driver::WaitError;
 use crate::edges::EdgeRef;
-use crate::engine::{Blocked, Content, LongSend, wait_keys};
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
+use dipole_driver::WaitError;
+use dipole_engine::{Blocked, Content, LongSend, wait_keys};
 
 /// How a message is to be sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,15 +23,16 @@ impl Endpoint {
     pub(super) fn send_until(
         &self,
         payload: &[u8],
-        until: Until,
+        until: Timeout,
         more: More,
     ) -> Result<(), SendError> {
         self.check_usable()?;
         let id = self.id().0;
-        let sent = self
-            .inner
-            .driver
-            .sending(|engine, clock| engine.send_fast(id, payload, more == More::Comes, clock));
+        let sent = self.inner.driver.sending(|state, clock| {
+            state
+                .engine
+                .send_fast(id, payload, more == More::Comes, clock)
+        });
         if sent.map_err(SendError::Broken)? {
             return Ok(());
         }
@@ -39,12 +40,12 @@ impl Endpoint {
         if matches!(sent, Err(SendError::Full { .. })) {
             self.inner
                 .driver
-                .with_last(|engine, _| engine.note_blocked(id));
+                .with_last(|state, _| state.engine.note_blocked(id));
         }
         sent
     }
 
-    fn send_to_each(&self, payload: &[u8], until: Until, more: More) -> Result<(), SendError> {
+    fn send_to_each(&self, payload: &[u8], until: Timeout, more: More) -> Result<(), SendError> {
         for target in self.some_targets()?.iter() {
             let (id, more) = (self.id().0, more == More::Comes);
             self.inner
@@ -54,9 +55,9 @@ impl Endpoint {
     }
 
     pub(super) fn send_unreliably(&self, target: &Target, payload: &[u8]) -> Result<(), SendError> {
-        let sent = self.inner.driver.with(|engine, now| {
-            let sent = engine.send_unreliable(now, target.edge, payload);
-            engine.transmit(now).map(|()| sent)
+        let sent = self.inner.driver.with(|state, now| {
+            let sent = state.engine.send_unreliable(now, target.edge, payload);
+            state.engine.transmit(now).map(|()| sent)
         });
         sent.map_err(SendError::Broken)?
             .map_err(|blocked| send_error(blocked, target, payload.len()))
@@ -70,7 +71,7 @@ impl Inner {
         source: u32,
         (id, to): (EdgeRef, Address),
         content: Content<'_>,
-        until: Until,
+        until: Timeout,
     ) -> Result<(), SendError> {
         let sent = self.driver.sending(|state, clock| {
             let (engine, edges, _) = state.parts();
@@ -85,9 +86,9 @@ impl Inner {
             self.send_to_target(source, &target, content, left, false)
         });
         if matches!(sent, Err(SendError::Full { .. })) {
-            self.driver.with_last(|engine, _| {
-                engine.refused(source);
-                engine.note_blocked(source);
+            self.driver.with_last(|state, _| {
+                state.engine.refused(source);
+                state.engine.note_blocked(source);
             });
         }
         sent
@@ -98,12 +99,12 @@ impl Inner {
         source: u32,
         target: &Target,
         content: Content<'_>,
-        until: Until,
+        until: Timeout,
         more: bool,
     ) -> Result<(), SendError> {
         let driver = &self.driver;
-        let first =
-            driver.sending(|engine, clock| engine.send_at_once(target.edge, content, more, clock));
+        let first = driver
+            .sending(|state, clock| state.engine.send_at_once(target.edge, content, more, clock));
         match first.map_err(SendError::Broken)? {
             Ok(()) => {}
             Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
@@ -121,7 +122,7 @@ impl Inner {
         id: u32,
         target: &Target,
         content: Content<'_>,
-        until: Until,
+        until: Timeout,
         more: bool,
     ) -> Result<(), SendError> {
         let (edge, payload) = (target.edge, content.payload());
@@ -129,25 +130,25 @@ impl Inner {
         let what = |_: &ProcessState| format!("endpoint {} to take a message", target.address);
         let keys = wait_keys(edge);
         let driver = &self.driver;
-        let begun = driver.wait(until, &keys, &what, |engine, now| {
-            let sent = if content.bytes() <= engine.whole_limit(edge.peer) {
-                engine.send_whole(now, edge, content, more)
+        let begun = driver.wait(until, &keys, &what, |state, now| {
+            let sent = if content.bytes() <= state.engine.whole_limit(edge.peer) {
+                state.engine.send_whole(now, edge, content, more)
             } else {
                 let begun = match until {
-                    Until::Now => engine.begin_long_at_once(now, edge, content),
+                    Timeout::Zero => state.engine.begin_long_at_once(now, edge, content),
                     // Who will not wait for its end gives a copy where it would be needed.
-                    Until::For(_) => engine.begin_long(now, edge, content, true),
-                    Until::Forever => engine.begin_long(now, edge, content, false),
+                    Timeout::After(_) => state.engine.begin_long(now, edge, content, true),
+                    Timeout::Infinite => state.engine.begin_long(now, edge, content, false),
                 };
                 begun.map(|send| long = Some(send))
             };
             match sent {
                 Ok(()) if more => Some(Ok(())),
-                Ok(()) => Some(engine.transmit(now).map_err(SendError::Broken)),
+                Ok(()) => Some(state.engine.transmit(now).map_err(SendError::Broken)),
                 Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
                     why = blocked;
-                    if until == Until::Now {
-                        engine.refused(id);
+                    if until == Timeout::Zero {
+                        state.engine.refused(id);
                     }
                     None
                 }
@@ -159,11 +160,11 @@ impl Inner {
             Err(error) => {
                 // Of one that may not wait the wish stands: news of credit make its
                 // descriptor writable.
-                if until != Until::Now {
-                    driver.with(|engine, now| {
-                        engine.cancel(edge);
+                if until != Timeout::Zero {
+                    driver.with(|state, now| {
+                        state.engine.cancel(edge);
                         // Who tries again and again never waits long enough to find out by that.
-                        engine.watch(now, edge.peer);
+                        state.engine.watch(now, edge.peer);
                     });
                 }
                 return Err(not_begun(error, until, why, target.address));
@@ -182,30 +183,30 @@ impl Inner {
         target: &Target,
         payload: &[u8],
         mut send: LongSend,
-        until: Until,
+        until: Timeout,
     ) -> Result<(), SendError> {
         let peer = target.edge.peer;
         let what = |_: &ProcessState| format!("endpoint {} to take a message", target.address);
         let keys = wait_keys(target.edge);
         let driver = &self.driver;
-        let ended = driver.wait(until, &keys, &what, |engine, now| {
+        let ended = driver.wait(until, &keys, &what, |state, now| {
             loop {
-                let done = match engine.continue_long(&mut send, payload) {
+                let done = match state.engine.continue_long(&mut send, payload) {
                     Ok(done) => done,
                     Err(blocked) => {
                         return Some(Err(send_error(blocked, target, payload.len())));
                     }
                 };
-                if let Err(cause) = engine.transmit(now) {
+                if let Err(cause) = state.engine.transmit(now) {
                     return Some(Err(SendError::Broken(cause)));
                 }
                 if done {
                     return Some(Ok(()));
                 }
-                if engine.queued(peer) > 0 || engine.frames_for_long(peer) == 0 {
+                if state.engine.queued(peer) > 0 || state.engine.frames_for_long(peer) == 0 {
                     return None;
                 }
-                if engine.shares_memory(peer) {
+                if state.engine.shares_memory(peer) {
                     return None;
                 }
             }
@@ -213,29 +214,33 @@ impl Inner {
         match ended {
             Ok(result) => result,
             Err(WaitError::TimedOut { .. }) => {
-                let kept = driver.with(|engine, now| {
-                    engine.keep_long(send, payload);
-                    engine.transmit(now)
+                let kept = driver.with(|state, now| {
+                    state.engine.keep_long(send, payload);
+                    state.engine.transmit(now)
                 });
                 kept.map_err(SendError::Broken)
             }
             Err(error) => {
-                driver.with(|engine, _| engine.abandon_long(send));
+                driver.with(|state, _| state.engine.abandon_long(send));
                 Err(wait_error(error, target.address))
             }
         }
     }
 
     /// Waits until a target's process has acknowledged everything, or is gone.
-    pub(crate) fn wait_acknowledged(&self, target: &Target, until: Until) -> Result<(), SendError> {
+    pub(crate) fn wait_acknowledged(
+        &self,
+        target: &Target,
+        until: Timeout,
+    ) -> Result<(), SendError> {
         let what = |_: &ProcessState| format!("acknowledgements of {}", target.address);
         let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
-        let waited = self.driver.wait(until, &keys, &what, |engine, _| {
-            match engine.is_open(peer) {
+        let waited = self.driver.wait(until, &keys, &what, |state, _| {
+            match state.engine.is_open(peer) {
                 // It may have taken everything and ended in order.
-                Err(_) if engine.left_acknowledged(peer) => Some(Ok(())),
+                Err(_) if state.engine.left_acknowledged(peer) => Some(Ok(())),
                 Err(blocked) => Some(Err(send_error(blocked, target, 0))),
-                Ok(_) => engine.is_peer_acknowledged(peer).then_some(Ok(())),
+                Ok(_) => state.engine.is_peer_acknowledged(peer).then_some(Ok(())),
             }
         });
         waited.map_err(|error| wait_error(error, target.address))?
@@ -243,9 +248,9 @@ impl Inner {
 }
 
 /// Why a message could not begin in time.
-fn not_begun(error: WaitError, until: Until, why: Blocked, target: Address) -> SendError {
+fn not_begun(error: WaitError, until: Timeout, why: Blocked, target: Address) -> SendError {
     match error {
-        WaitError::TimedOut { .. } if until == Until::Now => SendError::Full {
+        WaitError::TimedOut { .. } if until == Timeout::Zero => SendError::Full {
             target,
             by_receiver: why == Blocked::NoCredit,
         },
@@ -255,25 +260,6 @@ fn not_begun(error: WaitError, until: Until, why: Blocked, target: Address) -> S
 
 pub(super) fn send_error(blocked: Blocked, target: &Target, length: usize) -> SendError {
     SendError::from_blocked(blocked, target.address, length)
-}
-
-impl SendError {
-    /// Why a message of `length` bytes was not queued.
-    pub(crate) fn from_blocked(blocked: Blocked, target: Address, length: usize) -> SendError {
-        match blocked {
-            Blocked::NoFrame | Blocked::Opening => SendError::Full {
-                target,
-                by_receiver: false,
-            },
-            Blocked::NoCredit => SendError::Full {
-                target,
-                by_receiver: true,
-            },
-            Blocked::TooLong { limit } => SendError::TooLong { length, limit },
-            Blocked::Refused(reason) => SendError::Refused { target, reason },
-            Blocked::Gone(reason) => SendError::PeerGone { target, reason },
-        }
-    }
 }
 
 pub(super) fn wait_error(error: WaitError, target: Address) -> SendError {

@@ -2,16 +2,17 @@
 
 use dipole_bpf::grant::GrantError;
 use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, has_capabilities};
+use dipole_engine::AnyLink;
 use dipole_link::busy_poll::BusyPolling;
 use dipole_link::fault::Fault;
 use dipole_link::udp::{OpenError as UdpError, Udp, UdpOptions};
 use dipole_link::{Capture, Class, Link, Multihomed};
 
-use super::{AnyLink, LinkChoice};
-use crate::clock::Clock;
+use super::LinkChoice;
 use crate::config::{Config, Links, variables};
 use crate::error::{OpenError, out_of_descriptors};
 use crate::hosts::{Host, MAX_INTERFACES};
+use dipole_driver::Clock;
 
 /// Opens the link of a node: on one interface or several, with the fast path, capture and faults
 /// that the configuration asks for.

@@ -3,7 +3,7 @@
 mod flow;
 mod send;
 
-use dipole_node::engine::Polled;
+use dipole_engine::Polled;
 use dipole_node::{Address, Departure, GoneReason, Message, RegionMemory};
 use dipole_proto::Instant;
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use dipole_node::engine::{Begun, Blocked, Engine, OperationId, OperationResult};
+use dipole_engine::{Begun, Blocked, Engine, OperationId, OperationResult};
 use dipole_node::{Message, Operation, Outcome, RegionKey, RegionMemory, Rights};
 use dipole_proto::{EdgeId, Instant};
 use rand::Rng;

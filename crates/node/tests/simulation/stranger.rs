@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
+use dipole_engine::AnyLink;
+use dipole_engine::{Destination, Engine};
 use dipole_link::Class;
 use dipole_link::sim::Network;
-use dipole_node::engine::{Destination, Engine};
-use dipole_node::links::AnyLink;
 use dipole_node::{GoneReason, KeyMismatch};
 use dipole_proto::{Config, Instant, PeerId};
 

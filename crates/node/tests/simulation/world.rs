@@ -5,9 +5,9 @@ mod turn;
 
 use std::net::SocketAddr;
 
+use dipole_engine::AnyLink;
+use dipole_engine::{Engine, Holdings};
 use dipole_link::sim::{Network, SharedMemory};
-use dipole_node::engine::{Engine, Holdings};
-use dipole_node::links::AnyLink;
 use dipole_proto::Instant;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use dipole_engine::AnyLink;
+use dipole_engine::{Destination, Engine};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_naming::envelope::{Authenticator, Header};
-use dipole_node::engine::{Destination, Engine};
-use dipole_node::links::AnyLink;
 use dipole_node::registry::{Answer, Ports, QUESTION_BYTES, Question, Registry, RegistryError};
 use dipole_node::{ClusterKey, GoneReason, KeyMismatch, Links, Node, NodeId, OpenError};
 use dipole_proto::Instant;

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use dipole_bsp::superstep::pace::{Pace, Slots};
 use dipole_bsp::superstep::schedule::{Order, Turns};
+use dipole_group::{Combine, Group, Members};
 use dipole_node::job::Job;
 use dipole_node::{
-    Address, Bytes, Combine, Config, Edge, Endpoint, EndpointId, Group, Links, Members, Node,
-    Operation, ReceiveError, SendError,
+    Address, Bytes, Config, Edge, Endpoint, EndpointId, Links, Node, Operation, ReceiveError,
+    SendError,
 };
 
 use crate::output::Failure;
@@ -107,7 +108,7 @@ impl Member {
             endpoint: EndpointId(endpoint),
         });
         let members = Members::first(ports.collect::<Vec<_>>());
-        let group = node.group(members, job.rank as usize, PATIENCE)?;
+        let group = Group::join(&node, members, job.rank as usize, PATIENCE)?;
         Ok(Member {
             job,
             node,

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use dipole_group::{Group, Members};
 use dipole_node::job::Job;
-use dipole_node::{Address, Config, EndpointId, Group, Members, Node};
+use dipole_node::{Address, Config, EndpointId, Node};
 
 /// How long the others may take to begin, and to end. Where messages do not get through nobody is
 /// heard, and each goes on alone.
@@ -35,7 +36,7 @@ impl Company {
             endpoint: EndpointId(endpoint),
         });
         let members = Members::first(ports.collect::<Vec<_>>());
-        let group = node.group(members, job.rank as usize, PATIENCE).ok();
+        let group = Group::join(&node, members, job.rank as usize, PATIENCE).ok();
         Some(Company { node, group })
     }
 

@@ -1,8 +1,8 @@
 //! A flow: messages from one endpoint to another, and what carries them.
 
+use dipole_engine::{Blocked, LongSend};
 use dipole_link::shm::ConnId;
 use dipole_node::Departure;
-use dipole_node::engine::{Blocked, LongSend};
 use dipole_proto::{EdgeId, PeerId};
 
 use super::RETRY_NS;

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use dipole_engine::{Blocked, Destination};
 use dipole_link::Class;
 use dipole_link::shm::ShmError;
 use dipole_link::sim::SharedMemory;
-use dipole_node::engine::{Blocked, Destination};
 use dipole_node::{Bytes, Operation};
 use dipole_proto::Instant;
 use rand::Rng;

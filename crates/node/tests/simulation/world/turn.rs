@@ -2,7 +2,7 @@
 
 use std::io;
 
-use dipole_node::engine::Engine;
+use dipole_engine::Engine;
 use dipole_proto::{DropReason, Instant};
 
 use super::World;

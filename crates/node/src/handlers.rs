@@ -2,22 +2,11 @@
 //!
 //! A handler that runs is not here: whoever runs it has it, so no other thread can.
 
-use crate::Message;
-use crate::driver::Work;
+use dipole_driver::Work;
+use dipole_engine::{Message, PortRef};
 
 /// What is done with a message. It catches its own panics.
 pub(crate) type Handler = Box<dyn FnMut(Message) + Send>;
-
-/// A port of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PortRef(u32);
-
-impl PortRef {
-    /// Its number, for those who wait.
-    pub(crate) fn number(self) -> u32 {
-        self.0
-    }
-}
 
 enum PortState {
     Free,

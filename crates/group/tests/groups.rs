@@ -9,9 +9,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dipole_node::{
-    Address, Combine, Config, Group, GroupError, Links, Members, Node, NodeId, OpenError,
-};
+use dipole_group::{Combine, Group, GroupError, Members};
+use dipole_node::{Address, Config, Links, Node, NodeId, OpenError};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -39,7 +38,8 @@ fn port(rank: u32) -> Address {
 }
 
 fn join(node: &Node, size: usize, rank: usize) -> Group {
-    (node.group(members(size), rank, PATIENCE)).unwrap_or_else(|error| panic!("{rank}: {error}"))
+    (Group::join(&node, members(size), rank, PATIENCE))
+        .unwrap_or_else(|error| panic!("{rank}: {error}"))
 }
 
 /// Runs each rank on a thread with a node of its own.
@@ -285,7 +285,7 @@ fn groups_that_overlap_do_not_meet() {
                 .map(|rank| Address::new(1, 500 + rank))
                 .collect();
             let mut inner = (1..4).contains(&rank).then(|| {
-                let inner = node.group(Members::first(addresses), 3 - rank, PATIENCE);
+                let inner = Group::join(&node, Members::first(addresses), 3 - rank, PATIENCE);
                 inner.expect("all come")
             });
             for round in 0..100 {
@@ -314,7 +314,7 @@ fn members_with_different_lists_are_told_and_do_not_hang() {
                 if rank == wrong {
                     list.addresses.push(Address::new(1, 999));
                 }
-                node.group(list, rank, PATIENCE).map(drop)
+                Group::join(&node, list, rank, PATIENCE).map(drop)
             });
             for (rank, told) in told.into_iter().enumerate() {
                 let error = told.expect_err("they disagree");
@@ -405,18 +405,16 @@ fn who_waits_in_vain_says_for_whom_and_so_do_the_others() {
 fn who_does_not_come_is_named() {
     let directory = directory();
     let node = open(directory.path(), Links::Shm);
-    let error = node.group(members(2), 0, Duration::from_millis(200));
+    let error = Group::join(&node, members(2), 0, Duration::from_millis(200));
     let error = error.expect_err("nobody comes");
     assert!(error.to_string().contains("rank 1 (1:101)"), "{error}");
-    let error = node
-        .group(members(2), 2, PATIENCE)
-        .expect_err("no such rank");
+    let error = Group::join(&node, members(2), 2, PATIENCE).expect_err("no such rank");
     assert!(matches!(error, GroupError::Members { .. }), "{error}");
     let twice = Members::first([port(0), port(1), port(0)]);
-    let error = node.group(twice, 0, PATIENCE).expect_err("twice");
+    let error = Group::join(&node, twice, 0, PATIENCE).expect_err("twice");
     assert!(error.to_string().contains("1:100 twice"), "{error}");
-    let _taken = node.group(members(1), 0, PATIENCE).expect("alone");
-    let error = node.group(members(1), 0, PATIENCE).expect_err("taken");
+    let _taken = Group::join(&node, members(1), 0, PATIENCE).expect("alone");
+    let error = Group::join(&node, members(1), 0, PATIENCE).expect_err("taken");
     assert!(
         matches!(error, GroupError::Open(OpenError::Taken { .. })),
         "{error}"
@@ -479,7 +477,7 @@ fn members_that_join_and_go_are_other_generations() {
                 group.reform(later, PATIENCE).expect("all come");
                 group
             } else {
-                node.group(later, 0, PATIENCE).expect("all come")
+                Group::join(&node, later, 0, PATIENCE).expect("all come")
             };
             let mut ranks = [1 << (8 * group.rank())];
             (group.allreduce_numbers::<u64>(&mut ranks, Combine::Sum, PATIENCE)).expect("all come");

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::address::EndpointId;
-use crate::driver::Driver;
 use crate::process::ProcessState;
 use crate::registry::Claim;
+use dipole_driver::Driver;
 
 /// Shared by the endpoint's handle and the control thread, which ends it when the last
 /// copy of its descriptor is closed.

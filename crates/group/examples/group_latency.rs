@@ -1,6 +1,6 @@
 //! How long the calls of a group take between processes of this machine, beside messages.
 //!
-//! `cargo run --release -p dipole-node --example group_latency -- MEMBERS [ROUNDS [shm|udp]]`
+//! `cargo run --release -p dipole-group --example group_latency -- MEMBERS [ROUNDS [shm|udp]]`
 //!
 //! The bound is what a call costs if nothing but its rounds of messages counts: one way for each of
 //! ceil(log2 n) rounds. The broadcast is of 8 bytes, with a barrier after it, so it has two bounds.
@@ -12,9 +12,8 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use dipole_node::{
-    Address, Combine, Config, EndpointId, Group, GroupError, Links, Members, Node, NodeId,
-};
+use dipole_group::{Combine, Group, GroupError, Members};
+use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const FOLDER: &str = "DIPOLE_GROUP_LATENCY_FOLDER";
@@ -66,7 +65,7 @@ fn run(
     let node = Node::open(Config { links, ..config })?;
     let ports = (0..u32::try_from(size)?).map(|rank| Address::new(1, 100 + rank));
     let members = Members::first(ports.collect::<Vec<_>>());
-    let mut group = node.group(members, rank, PATIENCE)?;
+    let mut group = Group::join(&node, members, rank, PATIENCE)?;
     let one_way = ping_pong(&node, &mut group, rounds)? / 2;
     let levels = size.next_power_of_two().trailing_zeros();
     if rank == 0 {

@@ -1,0 +1,83 @@
+//! How long a call may wait.
+
+use std::time::Duration;
+
+/// How long a call may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timeout {
+    /// Not at all: the call does what it can and returns.
+    Zero,
+    /// At most this long.
+    After(Duration),
+    /// As long as it takes.
+    Infinite,
+}
+
+impl Timeout {
+    /// At most so many nanoseconds: zero does not wait, a negative number waits without limit, as
+    /// in `poll(2)`.
+    #[inline]
+    #[must_use]
+    pub fn from_nanos(ns: i64) -> Timeout {
+        match u64::try_from(ns) {
+            Ok(0) => Timeout::Zero,
+            Ok(ns) => Timeout::After(Duration::from_nanos(ns)),
+            Err(_) => Timeout::Infinite,
+        }
+    }
+
+    /// As a duration: without limit it is the longest there is.
+    #[inline]
+    #[must_use]
+    pub fn duration(self) -> Duration {
+        match self {
+            Timeout::Zero => Duration::ZERO,
+            Timeout::After(duration) => duration,
+            Timeout::Infinite => Duration::MAX,
+        }
+    }
+
+    /// What is left of it after `elapsed`.
+    #[inline]
+    #[must_use]
+    pub fn after(self, elapsed: Duration) -> Timeout {
+        match self {
+            Timeout::After(whole) => Timeout::After(whole.saturating_sub(elapsed)),
+            other => other,
+        }
+    }
+}
+
+impl From<Duration> for Timeout {
+    /// A duration of zero does not wait.
+    fn from(duration: Duration) -> Timeout {
+        match duration.is_zero() {
+            true => Timeout::Zero,
+            false => Timeout::After(duration),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_nanoseconds_become_timeouts() {
+        let second = Duration::from_secs(1);
+        assert_eq!(Timeout::from(Duration::ZERO), Timeout::Zero);
+        assert_eq!(Timeout::from(second), Timeout::After(second));
+        assert_eq!(Timeout::from_nanos(0), Timeout::Zero);
+        assert_eq!(Timeout::from_nanos(1_000_000_000), Timeout::After(second));
+        assert_eq!(Timeout::from_nanos(-1), Timeout::Infinite);
+    }
+
+    #[test]
+    fn elapsed_time_shortens_only_a_limited_timeout() {
+        let second = Duration::from_secs(1);
+        let left = Timeout::After(second).after(2 * second);
+        assert_eq!(left, Timeout::After(Duration::ZERO));
+        assert_eq!(Timeout::Infinite.after(second), Timeout::Infinite);
+        assert_eq!(Timeout::Zero.after(second), Timeout::Zero);
+    }
+}
