@@ -18,7 +18,7 @@ use super::raw::RawSender;
 use super::rx_path::RxPath;
 use super::tx_path::TxPath;
 
-/// The fast path of one interface, to be given to [`Bpf::new`](super::Bpf::new).
+/// The fast path of one interface, for [`Bpf::new`](super::Bpf::new).
 #[derive(Debug)]
 pub struct FastPath {
     pub(super) rx: RxPath,
@@ -39,7 +39,7 @@ impl FastPath {
     }
 
     /// Requests a ring from the broker that listens at `broker`, and a socket for raw frames if
-    /// it grants one. Of the options only the ring's size counts.
+    /// it grants one. Only the ring size of the options is used.
     ///
     /// # Errors
     /// See [`BpfError`]; nothing stays granted.
@@ -59,10 +59,10 @@ impl FastPath {
         self.tx.is_some()
     }
 
-    /// Sends raw frames by a socket of this process, with its own capabilities.
+    /// Opens a socket for raw frames with this process's own capabilities.
     ///
     /// # Errors
-    /// See [`BpfError`]; nothing has changed then.
+    /// See [`BpfError`]; nothing has changed in that case.
     pub fn open_tx(&mut self, udp: &Udp, options: &BpfOptions) -> Result<(), BpfError> {
         let (interface, _) = interface_and_scope(udp)?;
         self.tx = Some(own_tx(&interface, udp.local(Class::Small).ip(), options)?);
@@ -79,7 +79,7 @@ fn interface_and_scope(udp: &Udp) -> Result<(InterfaceId, u32), BpfError> {
     interface_of(ip).map_err(|cause| BpfError::NoInterface { ip, cause })
 }
 
-/// A receive path that is fed by this process's own program.
+/// A receive path fed by this process's own program.
 fn own_rx(
     interface: &InterfaceId,
     udp: &Udp,
@@ -99,7 +99,7 @@ fn own_rx(
     RxPath::own(ring, hook, scope_id).map_err(ring_failed)
 }
 
-/// Raw frames by a socket of this process.
+/// A send path through a socket of this process.
 fn own_tx(interface: &InterfaceId, ip: IpAddr, options: &BpfOptions) -> Result<TxPath, BpfError> {
     let raw = |cause| BpfError::Raw {
         interface: interface.name.clone(),
@@ -110,7 +110,7 @@ fn own_tx(interface: &InterfaceId, ip: IpAddr, options: &BpfOptions) -> Result<T
     Ok(TxPath::own(neighbours, sender, options.raw_run_frames))
 }
 
-/// Raw frames by the socket that came with a grant, if one did.
+/// A send path through the socket that came with a grant, if there is one.
 pub(super) fn delegated_tx(grant: &mut Grant, udp: &Udp) -> Option<TxPath> {
     let sender = grant.take_sender()?;
     match Neighbours::open(grant.interface(), udp.local(Class::Small).ip()) {

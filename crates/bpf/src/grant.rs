@@ -1,5 +1,5 @@
-//! What a broker with privileges (`dipole agent`) grants to a process without them: a ring that
-//! the broker's program fills, and perhaps a socket for raw frames.
+//! Grants from a privileged broker (`dipole agent`) to unprivileged processes: a ring that the broker's
+//! program fills, and perhaps a socket for raw frames.
 //!
 //! The client passes its bound UDP socket, which proves that packets to that address and port
 //! are its own, and gets the descriptor of a ring. The connection stays open, so each end notices
@@ -57,7 +57,7 @@ pub enum GrantError {
     /// The broker refuses.
     #[error("the broker refuses a ring: {}", .0.text)]
     Refused(Refusal),
-    /// What listens there does not follow the protocol.
+    /// The listening process does not follow the protocol.
     #[error(
         "the process that listens at {path} is not a broker of this version; check DIPOLE_BROKER"
     )]
@@ -79,7 +79,7 @@ pub enum GrantError {
     Socket(#[source] io::Error),
 }
 
-/// What [`Grant::check`] has found.
+/// Result of [`Grant::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEvent {
     /// No change.

@@ -1,4 +1,4 @@
-//! A program at an interface that one process attached and another takes over.
+//! Programs that one process attached and another takes over.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -15,7 +15,7 @@ fn copies<const N: usize>(files: [BorrowedFd<'_>; N]) -> [OwnedFd; N] {
 }
 
 #[test]
-fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_descriptor() {
+fn attached_programs_are_taken_over_with_all_rings_and_go_with_the_last_descriptor() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -45,13 +45,13 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
             Hook::from_descriptors(&interface, kept.0).expect("the same"),
             Guard::from_descriptors(&interface, kept.1).expect("the same"),
         );
-        let mut found = hook.entered().expect("the kernel says");
+        let mut found = hook.entered().expect("the kernel lists them");
         found.sort_unstable();
         assert_eq!(found, entered);
         for (ip, port) in found {
             hook.remove(ip, port).expect("it is there");
         }
-        assert_eq!(hook.entered().expect("the kernel says"), []);
+        assert_eq!(hook.entered().expect("the kernel lists them"), []);
         let mut mixed = copies(hook.descriptors());
         mixed.reverse();
         assert!(Hook::from_descriptors(&interface, mixed).is_err());

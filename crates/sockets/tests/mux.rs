@@ -230,7 +230,7 @@ proptest! {
 fn large_writes_use_shared_memory_only_while_the_reader_has_the_direction_open() {
     let mut way = Model::new(0);
     way.step(&Step::Write(MIN_SHM_BYTES));
-    assert_eq!(way.by_ring, 0, "nobody reads records yet");
+    assert_eq!(way.by_ring, 0, "the reader is not open yet");
     way.step(&Step::Read(MIN_SHM_BYTES));
     way.step(&Step::Open);
     way.step(&Step::Write(MIN_SHM_BYTES - 1));

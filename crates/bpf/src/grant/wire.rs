@@ -1,7 +1,7 @@
-//! What a client and the broker send each other: one message each way, encoded by postcard.
+//! Messages between a client and the broker: one each way, encoded with postcard.
 //!
 //! A message is the protocol's magic, its version (two bytes, little-endian), and the encoded
-//! value. Descriptors travel beside it (`SCM_RIGHTS`); how many are expected follows from the
+//! value. Descriptors are attached to it (`SCM_RIGHTS`); how many are expected follows from the
 //! value. Both sides distrust the bytes: length, version and every field are checked, and nothing
 //! may follow the value.
 
