@@ -232,8 +232,7 @@ impl Variation {
             |subject, carrier| Variation { carrier, ..self }.entry(self.bench(), subject, None);
         let mut added = vec![entry(Subject::Dipole, Carrier::Udp)];
         if waits == Waits::Spinning {
-            added
-                .push(entry(Subject::BareBpf, self.carrier));
+            added.push(entry(Subject::BareBpf, self.carrier));
         }
         group.entries.splice(1..1, added);
     }

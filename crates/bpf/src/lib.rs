@@ -27,6 +27,4 @@ pub use error::BpfError;
 pub use fast_path::FastPath;
 pub use interface::{InterfaceId, has_capabilities, interface_of};
 pub use link::{Bpf, BpfStats};
-pub use options::{
-    BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES,
-};
+pub use options::{BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES};

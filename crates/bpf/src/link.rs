@@ -128,7 +128,11 @@ impl Bpf {
             Ok(found) => {
                 self.by_ring = true;
                 // After a burst the ring may have been full: the rest is in the socket.
-                self.quiet = if found < BURST { 0 } else { POLLS_PER_SOCKET_POLL };
+                self.quiet = if found < BURST {
+                    0
+                } else {
+                    POLLS_PER_SOCKET_POLL
+                };
                 self.stats.by_ring += found as u64;
                 return Ok(found);
             }

@@ -306,13 +306,32 @@ mod tests {
         };
         let one = serialized(RouteMessage::default());
         let mut bytes = [&one[..], &one].concat();
-        let count = |bytes: &[u8]| messages::<RouteNetlinkMessage>(bytes).filter(Result::is_ok).count();
-        assert_eq!((count(&bytes), messages::<RouteNetlinkMessage>(&bytes).count()), (2, 2));
+        let count = |bytes: &[u8]| {
+            messages::<RouteNetlinkMessage>(bytes)
+                .filter(Result::is_ok)
+                .count()
+        };
+        assert_eq!(
+            (
+                count(&bytes),
+                messages::<RouteNetlinkMessage>(&bytes).count()
+            ),
+            (2, 2)
+        );
         assert_eq!(count(&bytes[..bytes.len() - 1]), 1);
-        assert_eq!(messages::<RouteNetlinkMessage>(&bytes[..bytes.len() - 1]).count(), 2);
+        assert_eq!(
+            messages::<RouteNetlinkMessage>(&bytes[..bytes.len() - 1]).count(),
+            2
+        );
         for length in [0, u32::MAX] {
             bytes[..4].copy_from_slice(&length.to_ne_bytes());
-            assert_eq!((count(&bytes), messages::<RouteNetlinkMessage>(&bytes).count()), (0, 1));
+            assert_eq!(
+                (
+                    count(&bytes),
+                    messages::<RouteNetlinkMessage>(&bytes).count()
+                ),
+                (0, 1)
+            );
         }
     }
 }

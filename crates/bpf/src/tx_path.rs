@@ -67,7 +67,10 @@ impl TxPath {
                 Ok(Sent::Taken) => taken += 1,
                 Ok(Sent::Full | Sent::NotThisWay) => break,
                 Err(cause) => {
-                    tracing::warn!("sending a frame to {} through the socket: {cause}", frame.to);
+                    tracing::warn!(
+                        "sending a frame to {} through the socket: {cause}",
+                        frame.to
+                    );
                     break;
                 }
             }

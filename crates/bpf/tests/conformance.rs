@@ -85,12 +85,7 @@ fn bpf_without_its_ring() -> Option<World> {
     })
 }
 
-suites!(
-    bpf,
-    bpf_to_udp,
-    udp_to_bpf,
-    bpf_without_its_ring
-);
+suites!(bpf, bpf_to_udp, udp_to_bpf, bpf_without_its_ring);
 
 // Packets that overflow the ring use the socket and may arrive later than others.
 suite!(

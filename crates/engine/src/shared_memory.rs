@@ -13,7 +13,8 @@ use std::path::Path;
 
 use dipole_link::AnyHub;
 use dipole_link::shm::{
-    CloseReason, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
+    CloseReason, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions,
+    ShmStats,
 };
 use dipole_proto::wire::{Greeting, PIPE_WORDS, PipeKind, PipeTag, ResetReason};
 use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};

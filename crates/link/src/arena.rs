@@ -179,7 +179,11 @@ impl Arena {
     /// # Errors
     /// Returns `fill` if there is no room.
     #[inline]
-    pub fn allocate<F: FnOnce(&mut [u8])>(&mut self, length: usize, fill: F) -> Result<ArenaSlice, F> {
+    pub fn allocate<F: FnOnce(&mut [u8])>(
+        &mut self,
+        length: usize,
+        fill: F,
+    ) -> Result<ArenaSlice, F> {
         self.0.reclaim();
         let place = span(length).and_then(|span| Some((span, self.place(span)?)));
         let Some((span, at)) = place else {

@@ -24,10 +24,7 @@ pub fn pin_to_core(core: usize) -> io::Result<()> {
     if core >= CpuSet::MAX_CPU {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!(
-                "core {core} exceeds the limit of {} cores",
-                CpuSet::MAX_CPU
-            ),
+            format!("core {core} exceeds the limit of {} cores", CpuSet::MAX_CPU),
         ));
     }
     let mut set = CpuSet::new();

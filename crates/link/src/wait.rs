@@ -237,7 +237,10 @@ mod tests {
     fn an_endless_timeout_is_accepted() {
         let sleeper = Sleeper::new(&[]).unwrap();
         sleeper.waker().wake();
-        assert_eq!(sleeper.sleep(Some(Duration::MAX)).unwrap(), WakeReason::Waker);
+        assert_eq!(
+            sleeper.sleep(Some(Duration::MAX)).unwrap(),
+            WakeReason::Waker
+        );
     }
 
     #[test]

@@ -15,8 +15,8 @@ use rustix::thread::futex;
 use crate::counter::Counter;
 use crate::directory::{Agreement, join_or_create};
 use crate::kernel::{self, Socket};
-use crate::spin::AdaptiveSpin;
 use crate::mux::{Direction, MARKER, Stream, Unread, min_shm_bytes};
+use crate::spin::AdaptiveSpin;
 
 /// Bytes that a connection must move before its ends look for each other; less would not repay
 /// the cost.
@@ -225,7 +225,8 @@ impl Connection {
 
     /// True if data has arrived that only this library can read.
     pub(crate) fn has_unread(&self) -> bool {
-        self.incoming().is_some_and(|direction| direction.unread() > 0)
+        self.incoming()
+            .is_some_and(|direction| direction.unread() > 0)
     }
 
     /// True if, after `read` bytes over TCP, [`search_peer`](Self::search_peer) should be called.
@@ -320,7 +321,11 @@ impl Connection {
         // Pairs with the fence in `wait_for_room`.
         std::sync::atomic::fence(SeqCst);
         if direction.waiting().load(Relaxed) != 0 && direction.waiting().swap(0, AcqRel) != 0 {
-            let _ = futex::wake(direction.head(), futex::Flags::empty(), i32::MAX.unsigned_abs());
+            let _ = futex::wake(
+                direction.head(),
+                futex::Flags::empty(),
+                i32::MAX.unsigned_abs(),
+            );
         }
         found
     }
@@ -366,7 +371,10 @@ impl Connection {
             wait_while_taking(&direction);
             match self.send_some(fd, &direction, &from[done..], flags) {
                 Ok(Some(count)) => done += count,
-                Ok(None) if direction.room() < min_shm_bytes() && wait() && self.wait_for_room(&direction) => {}
+                Ok(None)
+                    if direction.room() < min_shm_bytes()
+                        && wait()
+                        && self.wait_for_room(&direction) => {}
                 Err(error) if done == 0 => return Err(error),
                 _ => break,
             }

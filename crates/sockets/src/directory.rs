@@ -216,7 +216,9 @@ fn creator(folder: BorrowedFd<'_>, name: &std::ffi::CStr) -> Option<rustix::proc
 /// A connection's name as it is stored in the memory.
 fn name_words(name: &str) -> Option<[u64; NAME_BYTES / 8]> {
     let mut bytes = [0; NAME_BYTES];
-    bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+    bytes
+        .get_mut(..name.len())?
+        .copy_from_slice(name.as_bytes());
     let (words, _) = bytes.as_chunks::<8>();
     Some(std::array::from_fn(|at| u64::from_ne_bytes(words[at])))
 }

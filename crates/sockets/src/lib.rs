@@ -13,6 +13,6 @@ mod connection;
 mod counter;
 mod directory;
 mod kernel;
-mod spin;
 pub mod mux;
+mod spin;
 mod table;

@@ -106,7 +106,10 @@ pub(crate) fn any_known() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-fn enter(fd: RawFd, counter_of: impl Fn(&'static Connection) -> &'static Counter) -> Option<ConnectionRef> {
+fn enter(
+    fd: RawFd,
+    counter_of: impl Fn(&'static Connection) -> &'static Counter,
+) -> Option<ConnectionRef> {
     let at = index(fd)?;
     loop {
         let number = KNOWN[at].load(Acquire);
@@ -238,5 +241,7 @@ pub(crate) fn listed_descriptors() -> impl Iterator<Item = RawFd> {
 
 /// All connections with their descriptors.
 pub(crate) fn all_connections() -> Vec<(RawFd, ConnectionRef)> {
-    listed_descriptors().filter_map(|fd| Some((fd, enter_read(fd)?))).collect()
+    listed_descriptors()
+        .filter_map(|fd| Some((fd, enter_read(fd)?)))
+        .collect()
 }

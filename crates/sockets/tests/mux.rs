@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use dipole_sockets::area::{AREA, Area, RING};
-use dipole_sockets::mux::{MIN_SHM_BYTES, Direction, MARKER, Stream};
+use dipole_sockets::mux::{Direction, MARKER, MIN_SHM_BYTES, Stream};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
@@ -68,7 +68,13 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let small = 1..200_usize;
-    let length = || prop_oneof![small.clone(), MIN_SHM_BYTES - 2..MIN_SHM_BYTES * 3, 1..RING + 5];
+    let length = || {
+        prop_oneof![
+            small.clone(),
+            MIN_SHM_BYTES - 2..MIN_SHM_BYTES * 3,
+            1..RING + 5
+        ]
+    };
     let step = prop_oneof![
         6 => length().prop_map(Step::Write),
         1 => (1..40_000_usize).prop_map(Step::WriteUnseen),
@@ -173,7 +179,9 @@ impl Model {
         let mut to = vec![0; length];
         let direction = Direction::new(&self.area, self.index);
         let mut later = None;
-        let found = direction.read(&mut to, &mut self.tcp, &mut later).unwrap_or(0);
+        let found = direction
+            .read(&mut to, &mut self.tcp, &mut later)
+            .unwrap_or(0);
         assert_eq!(later, None);
         let expected = &self.written[self.read..];
         assert_eq!(
@@ -261,7 +269,9 @@ fn the_lock_of_a_reader_that_died_is_taken_over() {
     let area = Area::create().expect("memory").0;
     let direction = Direction::new(&area, 0);
     std::mem::forget(direction.lock(7, |_| true));
-    let locked = direction.lock(8, |owner| owner != 7).expect("the dead one's");
+    let locked = direction
+        .lock(8, |owner| owner != 7)
+        .expect("the dead one's");
     assert_eq!(
         direction.lock(8, |_| true).err(),
         Some(Errno::AGAIN),

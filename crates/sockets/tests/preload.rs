@@ -125,10 +125,7 @@ fn two_ends_share_memory_and_one_alone_uses_plain_tcp() {
         let server = finished(server);
         let ((one, all), (other, _)) = (carried(&client.stdout), carried(&server.stdout));
         if server_with && client_with {
-            assert!(
-                one + other < all * 2,
-                "{one} and {other} of {all} used TCP"
-            );
+            assert!(one + other < all * 2, "{one} and {other} of {all} used TCP");
         } else {
             assert!(one >= all && other >= all, "{one} and {other} of {all}");
         }

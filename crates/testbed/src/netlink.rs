@@ -65,8 +65,8 @@ pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<
         GenlCtrlAttrs::FamilyId(family) => Some(*family),
         _ => None,
     });
-    let family = family
-        .ok_or_else(|| io::Error::other("the kernel has no netlink family ethtool"))?;
+    let family =
+        family.ok_or_else(|| io::Error::other("the kernel has no netlink family ethtool"))?;
     let mut request = GenlMessage::from_payload(features(device, wanted));
     request.set_resolved_family_id(family);
     let _reply: Option<GenlMessage<GenlCtrl>> = socket.request(request, true)?;
@@ -99,4 +99,3 @@ fn nested(kind: u16, inside: &[DefaultNla]) -> DefaultNla {
 fn terminated(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
-

@@ -199,8 +199,7 @@ impl Programs {
         let index = match known {
             Some(index) => index,
             None => {
-                let hook =
-                    Hook::attach(interface).map_err(|error| error.to_string())?;
+                let hook = Hook::attach(interface).map_err(|error| error.to_string())?;
                 keep_all(HOOK, interface, &hook.descriptors());
                 tracing::info!(event = "attached", interface = %interface.name, "program attached");
                 self.hooks.push(Open {

@@ -57,9 +57,7 @@ pub enum NotOwned {
     #[error("it is connected")]
     Connected,
     /// Its port can be shared: through SO_REUSEADDR, SO_REUSEPORT, or because it is bound to a device.
-    #[error(
-        "its port can be shared: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device"
-    )]
+    #[error("its port can be shared: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device")]
     Shared,
     /// The kernel chose its port, which can be released while the socket is open.
     #[error("its port can be released while it is open; bind it by number, not as port 0")]

@@ -118,11 +118,7 @@ fn two_capabilities_suffice_and_a_missing_one_is_named() {
     let guard = with_only(&testbed, both, || Guard::attach(&interface));
     assert_eq!(guard.unwrap().refused().unwrap(), 0);
 
-    let attempt = |capabilities| {
-        with_only(&testbed, capabilities, || {
-            Hook::attach(&interface)
-        })
-    };
+    let attempt = |capabilities| with_only(&testbed, capabilities, || Hook::attach(&interface));
     let refused = attempt(CapabilitySet::NET_ADMIN).unwrap_err().to_string();
     assert!(
         refused.contains("net0: creating a BPF map needs CAP_BPF ("),

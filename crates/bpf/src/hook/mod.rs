@@ -258,7 +258,13 @@ fn prepare(interface: &InterfaceId) -> Result<Parts, HookError> {
     let full = Map::create(FULL, None).map_err(failed)?;
     let code = dispatch::program();
     let maps = [&rings, &counters, &full];
-    let program = load(interface, AttachKind::TcxIngress, "dipole_ingress", &code, &maps)?;
+    let program = load(
+        interface,
+        AttachKind::TcxIngress,
+        "dipole_ingress",
+        &code,
+        &maps,
+    )?;
     Ok(Parts {
         program,
         rings,

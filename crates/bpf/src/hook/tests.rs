@@ -68,9 +68,7 @@ pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
 /// Attaches the program to a node's interface.
 pub(super) fn attach(testbed: &Testbed, node: u32) -> Hook {
     let interface = interface(testbed, node);
-    let hook = testbed
-        .inside(node, || Hook::attach(&interface))
-        .unwrap();
+    let hook = testbed.inside(node, || Hook::attach(&interface)).unwrap();
     hook.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -421,9 +419,7 @@ fn an_error_names_interface_step_and_missing_capability() {
         index: 1,
         name: "nosuch0".to_owned(),
     };
-    let error = Hook::attach(&interface)
-        .unwrap_err()
-        .to_string();
+    let error = Hook::attach(&interface).unwrap_err().to_string();
     assert!(
         error.contains("nosuch0: querying its hardware address"),
         "{error}"

@@ -49,13 +49,7 @@ fn maps_with_room(room: usize) -> Maps {
 }
 
 /// Checks that the program follows the rules on one packet, whose first `linear` bytes are contiguous.
-fn check(
-    program: &Program,
-    frame: &[u8],
-    around: Around,
-    linear: usize,
-    room: usize,
-) {
+fn check(program: &Program, frame: &[u8], around: Around, linear: usize, room: usize) {
     let mut after = maps_with_room(room);
     let returned = run(program, &input(frame, around, linear), &mut after)
         .unwrap_or_else(|wrong| panic!("{wrong}"));

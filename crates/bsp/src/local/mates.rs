@@ -242,7 +242,11 @@ impl Mates {
     ///
     /// # Safety
     /// That of [`pull::pull_ranges`].
-    pub(crate) unsafe fn pull_ranges(&self, mate: usize, pieces: &[PullRange]) -> Result<(), Failure> {
+    pub(crate) unsafe fn pull_ranges(
+        &self,
+        mate: usize,
+        pieces: &[PullRange],
+    ) -> Result<(), Failure> {
         let Some(other) = &self.mates[mate].other else {
             return Ok(());
         };

@@ -250,7 +250,12 @@ impl<L: Link> Fault<L> {
     }
 
     /// Sends unaffected frames; true if all were taken.
-    fn pass_through(&mut self, now_ns: u64, run: &[Outgoing<'_>], taken: &mut usize) -> io::Result<bool> {
+    fn pass_through(
+        &mut self,
+        now_ns: u64,
+        run: &[Outgoing<'_>],
+        taken: &mut usize,
+    ) -> io::Result<bool> {
         if run.is_empty() {
             return Ok(true);
         }

@@ -188,7 +188,11 @@ mod tests {
             ("drop", "`drop` has no value", "drop=0.01"),
             ("dorp=1", "unknown fault `dorp`", "reorder"),
             ("drop=0.1,drop=0.2", "`drop` is given twice", "keep one"),
-            ("drop=1.5", "`1.5` is not a probability for drop", "drop=0.01"),
+            (
+                "drop=1.5",
+                "`1.5` is not a probability for drop",
+                "drop=0.01",
+            ),
             ("repeat=NaN", "`NaN` is not a probability", "0 to 1"),
             ("delay=0.1", "`0.1` has no valid time", "delay=0.1:50us"),
             (

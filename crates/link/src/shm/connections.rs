@@ -8,7 +8,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::bell::{Bell, Waking};
-use super::control::{self, ReceivedControl, ControlMessage};
+use super::control::{self, ControlMessage, ReceivedControl};
 use super::memory::{Mapped, RingLayout};
 use super::pull::{self, Probe};
 use super::ring::{Consumer, Producer};
@@ -241,7 +241,8 @@ impl Hub {
                     Ok(())
                 }
                 Ok(ReceivedControl::Message(ControlMessage::Ring, mut files)) => {
-                    let place = RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                    let place =
+                        RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                     let ring = files
                         .pop()
                         .map(|file| Segment::open(file.as_fd(), place.end(), true));
@@ -258,13 +259,15 @@ impl Hub {
                     conn.on_hello(&hello, &self.wakeups.bell_file, probe, greeting, files)
                         .map(|opened| events.push(opened))
                 }
-                Ok(ReceivedControl::Message(ControlMessage::Full, _)) if conn.initiated_here && conn.open.is_none() => {
+                Ok(ReceivedControl::Message(ControlMessage::Full, _))
+                    if conn.initiated_here && conn.open.is_none() =>
+                {
                     conn.peer_is_full = true;
                     Ok(())
                 }
-                Ok(ReceivedControl::Malformed | ReceivedControl::Message(ControlMessage::Full, _)) => {
-                    Err("a malformed message")
-                }
+                Ok(
+                    ReceivedControl::Malformed | ReceivedControl::Message(ControlMessage::Full, _),
+                ) => Err("a malformed message"),
                 Err(_) => {
                     conn.mark_closed(&mut self.ending);
                     // Level-triggered: it would be reported again and again.
@@ -291,7 +294,8 @@ impl Hub {
             };
             let Some(open) = &mut conn.open else { return };
             if let Some(segment) = open.next.take() {
-                let place = RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                let place =
+                    RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
                 return;
             }
@@ -306,7 +310,8 @@ impl Hub {
         let Some(open) = &mut conn.open else { return };
         match open.next.take() {
             Some(segment) => {
-                let place = RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                let place =
+                    RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
             }
             None => conn.mark_broken("no ring where one was announced", &mut self.ending),
@@ -344,8 +349,8 @@ impl Connection {
         };
         let page = Arc::new(page);
         let places = small_ring_layouts();
-        let who = crate::sys::peer_credentials(self.socket.as_fd())
-            .map_err(|_| "no credentials")?;
+        let who =
+            crate::sys::peer_credentials(self.socket.as_fd()).map_err(|_| "no credentials")?;
         let can_pull = pull::pull(who.pid, probe, 0, &mut []).is_ok();
         self.open = Some(Box::new(OpenRings {
             bell: Bell::new(theirs),

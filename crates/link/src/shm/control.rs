@@ -86,7 +86,7 @@ fn socket() -> io::Result<OwnedFd> {
 /// Listens on a file that only this user may connect to.
 pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket()?;
-        // Connecting is impossible before `listen`, so the mode is set in time.
+    // Connecting is impossible before `listen`, so the mode is set in time.
     with_address(path, |address| rustix::net::bind(&socket, address))?;
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -109,7 +109,11 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Sends one message; never blocks.
-pub(super) fn send(socket: BorrowedFd<'_>, message: &ControlMessage, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    message: &ControlMessage,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let mut bytes = Vec::new();
     match message {
@@ -164,7 +168,9 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<ReceivedControl> {
         .collect();
     match &bytes[..received.bytes] {
         [] => Err(io::ErrorKind::UnexpectedEof.into()),
-        bytes => Ok(parse(bytes).map_or(ReceivedControl::Malformed, |message| ReceivedControl::Message(message, files))),
+        bytes => Ok(parse(bytes).map_or(ReceivedControl::Malformed, |message| {
+            ReceivedControl::Message(message, files)
+        })),
     }
 }
 

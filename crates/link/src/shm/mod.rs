@@ -11,9 +11,9 @@ mod control;
 mod error;
 mod event;
 mod memory;
-mod poll_order;
 #[cfg(all(test, not(miri)))]
 mod model;
+mod poll_order;
 pub mod pull;
 mod ring;
 mod table;

@@ -8,7 +8,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::bell::{Sleep, Waking};
-use super::memory::{INLINE_BYTES, Memory, SLOT_BYTES, Location};
+use super::memory::{INLINE_BYTES, Location, Memory, SLOT_BYTES};
 use super::ring::{Consumer, Producer};
 
 /// Maximum preemptions per run.
@@ -255,7 +255,12 @@ fn a_consumer_that_sleeps_for_records_is_woken() {
 }
 
 /// Reports progress after a poll, as `Hub` does.
-fn publish_position(consumer: &mut Consumer<Model>, took: bool, testbed: &Testbed, waking: &mut Waking) {
+fn publish_position(
+    consumer: &mut Consumer<Model>,
+    took: bool,
+    testbed: &Testbed,
+    waking: &mut Waking,
+) {
     consumer.publish_position();
     let awaited = match took {
         true => consumer.producer_seems_to_wait(),

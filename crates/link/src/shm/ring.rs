@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
-use super::memory::{INLINE_BYTES, Mapped, Memory, Location};
+use super::memory::{INLINE_BYTES, Location, Mapped, Memory};
 use crate::word::Word;
 
 #[cfg(test)]
@@ -290,7 +290,9 @@ impl<M: Memory> Producer<M> {
     pub(super) fn want_room(&mut self, wanted: bool) {
         if self.wanted != wanted {
             self.wanted = wanted;
-            self.memory.room_wanted().store(wanted.into(), Ordering::Relaxed);
+            self.memory
+                .room_wanted()
+                .store(wanted.into(), Ordering::Relaxed);
         }
     }
 

@@ -284,7 +284,10 @@ impl SharedMemory {
 impl State {
     /// The side that belongs to a connection of a process.
     fn side(&self, process: usize, conn: ConnId) -> Option<Side> {
-        let side = (*self.processes[process].as_ref()?.connections.get(conn.index())?)?;
+        let side = (*self.processes[process]
+            .as_ref()?
+            .connections
+            .get(conn.index())?)?;
         (self.end(side).conn == Some(conn)).then_some(side)
     }
 
@@ -326,12 +329,13 @@ impl State {
             return;
         };
         let comes = matches!(event, SocketEvent::Hello | SocketEvent::Answer);
-        let before = process
-            .pending
-            .iter()
-            .filter(|pending| pending.side == side || comes && pending.event == SocketEvent::HungUp);
+        let before = process.pending.iter().filter(|pending| {
+            pending.side == side || comes && pending.event == SocketEvent::HungUp
+        });
         let at_ns = before.map(|pending| pending.at_ns).fold(at_ns, u64::max);
-        process.pending.push_back(PendingEvent { at_ns, side, event });
+        process
+            .pending
+            .push_back(PendingEvent { at_ns, side, event });
     }
 
     /// Adds a side to its process's table; `None` if it is full.
@@ -411,7 +415,9 @@ impl State {
                 events.extend(self.opened(side));
                 self.post(side.other(), SocketEvent::Answer);
             }
-            SocketEvent::Answer if self.end(side).conn.is_some() => events.extend(self.opened(side)),
+            SocketEvent::Answer if self.end(side).conn.is_some() => {
+                events.extend(self.opened(side))
+            }
             SocketEvent::Full => self.end_mut(side).peer_is_full = true,
             SocketEvent::Wake => self.own(process).woken = true,
             SocketEvent::HungUp => {
@@ -428,7 +434,9 @@ impl State {
 
     /// True if a closed connection has unread records.
     fn has_rest(&self, process: usize) -> bool {
-        let connections = self.processes[process].iter().flat_map(|it| &it.connections);
+        let connections = self.processes[process]
+            .iter()
+            .flat_map(|it| &it.connections);
         connections.flatten().any(|side| {
             let end = self.end(*side);
             end.hung_up && end.open && !end.ring.records.is_empty()

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 pub use open::{MAX_FRAME_BYTES, OpenError, longest_frame_bytes};
-pub use ports::{PortRangeError, PortRange};
+pub use ports::{PortRange, PortRangeError};
 
 use crate::busy_poll::BusyPolling;
 use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
@@ -446,7 +446,11 @@ impl Link for Udp {
                     continue;
                 }
             }
-            let limit = if singly { progress.single_until } else { batch.len() };
+            let limit = if singly {
+                progress.single_until
+            } else {
+                batch.len()
+            };
             let run = &batch[progress.taken..limit];
             let run = &run[..self.run_len(run)];
             let may_join = class == Class::Bulk || self.joining.small;

@@ -6,7 +6,9 @@ use std::sync::MutexGuard;
 
 use rand::Rng;
 
-use super::{End, GUARD_BYTES, PendingEvent, SocketEvent, Record, Region, Ring, SharedMemory, Side, State};
+use super::{
+    End, GUARD_BYTES, PendingEvent, Record, Region, Ring, SharedMemory, Side, SocketEvent, State,
+};
 use crate::chance::happens;
 use crate::shm::{ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmStats};
 
@@ -329,7 +331,8 @@ impl SimHub {
             };
             let pending = &mut state.own(self.process).pending;
             let next = pending.iter().position(due);
-            let Some(PendingEvent { side, event, .. }) = next.and_then(|at| pending.remove(at)) else {
+            let Some(PendingEvent { side, event, .. }) = next.and_then(|at| pending.remove(at))
+            else {
                 break;
             };
             state.read(self.process, side, event, events);
