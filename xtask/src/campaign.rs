@@ -1,10 +1,10 @@
-//! Campaigns: what the tests do for seconds, over and over for minutes or nights, and how often.
+//! Campaigns: tests that usually run for seconds, repeated for minutes or nights.
 
 use std::time::{Duration, Instant};
 
 use crate::command::{Failure, cargo, describe, run};
 
-/// Which part of the system is worn.
+/// A group of tests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Campaign {
     Attack,
@@ -12,13 +12,13 @@ pub(crate) enum Campaign {
     Kill,
 }
 
-/// A test binary, its tests, and how long or how much.
+/// A test binary with its tests and settings.
 struct Part {
     package: &'static str,
     binary: &'static str,
     tests: &'static [&'static str],
     knobs: &'static [(&'static str, &'static str)],
-    /// Its seeds are counted on from round to round.
+    /// Each round continues with the next seeds.
     seeded: bool,
 }
 
@@ -32,7 +32,7 @@ const fn part(package: &'static str, binary: &'static str) -> Part {
     }
 }
 
-/// Seeds of the simulator in a round.
+/// Seeds of the simulator per round.
 const SEEDS: u64 = 2000;
 
 impl Campaign {
@@ -79,7 +79,7 @@ impl Campaign {
     }
 }
 
-/// Goes round until the time is over, and stops at the first failure.
+/// Runs rounds until the time is over; stops at the first failure.
 pub(crate) fn campaign(which: Campaign, minutes: u64) -> Result<(), Failure> {
     let (began, time) = (Instant::now(), Duration::from_secs(minutes * 60));
     let parts = which.parts();
@@ -98,7 +98,7 @@ pub(crate) fn campaign(which: Campaign, minutes: u64) -> Result<(), Failure> {
             command.arg("--").args(part.tests);
             command.envs(part.knobs.iter().copied());
             if part.seeded {
-                // A night goes on where the test run ends.
+                // Continues after the seeds of the test run.
                 let from = (rounds[at] + 1) * SEEDS;
                 command.env("DIPOLE_SEED_FROM", from.to_string());
             }

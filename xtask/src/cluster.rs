@@ -1,4 +1,4 @@
-//! A cluster in namespaces, for trying things by hand or running a program on it.
+//! A cluster in network namespaces, for experiments or to run a program on it.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -12,76 +12,76 @@ use crate::command::{Failure, run};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// How many nodes.
+    /// Number of nodes.
     nodes: u32,
-    /// How many networks; every node has an interface on each.
+    /// Number of networks; every node has an interface on each.
     #[arg(long, default_value_t = 1)]
     networks: u32,
-    /// The largest IP packet in bytes.
+    /// Longest IP packet in bytes.
     #[arg(long, default_value_t = 1500)]
     mtu: u32,
     /// Ranks per node, for the hosts file.
     #[arg(long, default_value_t = 1)]
     slots: u32,
-    /// How fast interfaces and switch ports send, as in 1gbit or 100mbit.
+    /// Rate of interfaces and switch ports, such as 1gbit or 100mbit.
     #[arg(long, value_parser = rate)]
     rate: Option<u64>,
-    /// What waits at most at a switch port, in bytes; needs --rate.
+    /// Bytes queued at most at a switch port; needs --rate.
     #[arg(long)]
     queue: Option<u32>,
-    /// What the interfaces join and cut; off with --rate or a fault, else on.
+    /// Segmentation and receive offloads of interfaces; off with --rate or a fault, else on.
     #[arg(long)]
     offloads: Option<Joining>,
     #[command(flatten)]
     harm: Harm,
-    /// Run on the first node, with `DIPOLE_HOSTS` set; without it, wait for Ctrl-C.
+    /// Command to run on the first node, with `DIPOLE_HOSTS` set; without it, wait for Ctrl-C.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
-/// Faults of the network; any of them makes it a switch in user space.
+/// Faults of the network; with any of them the network is a switch in user space.
 #[derive(Args)]
 struct Harm {
-    /// Probability that a packet vanishes.
+    /// Probability that a packet is lost.
     #[arg(long, default_value_t = 0.0)]
     drop: f64,
-    /// Probability that a packet arrives twice.
+    /// Probability that a packet is duplicated.
     #[arg(long, default_value_t = 0.0)]
     repeat: f64,
-    /// Probability that others overtake a packet.
+    /// Probability that a packet is overtaken by others.
     #[arg(long, default_value_t = 0.0)]
     reorder: f64,
-    /// Probability that a packet is held back for --delay-us.
+    /// Probability that a packet is delayed by --delay-us.
     #[arg(long, default_value_t = 0.0)]
     delay: f64,
-    /// How long a delayed packet is held back, in microseconds.
+    /// Delay in microseconds.
     #[arg(long, default_value_t = 1000)]
     delay_us: u64,
-    /// Probability that a packet is damaged.
+    /// Probability that a packet is corrupted.
     #[arg(long, default_value_t = 0.0)]
     corrupt: f64,
-    /// The same seed does the same to the packets of the same numbers.
+    /// Seed: the same seed has the same effect on the same packets.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Joining {
-    /// Every packet crosses and arrives by itself
+    /// Every packet is sent and arrives by itself
     Off,
-    /// Long packets cross in one piece
+    /// Long packets are sent in one piece
     On,
-    /// Every packet crosses by itself, the receiving interface joins them
+    /// Every packet is sent by itself, and the receiving interface merges them
     GroOnly,
 }
 
 pub(crate) fn cluster(arguments: &Arguments) -> Result<(), Failure> {
-    let testbed = make(arguments).map_err(|error| Failure::Told(error.to_string()))?;
+    let testbed = make(arguments).map_err(|error| Failure::Text(error.to_string()))?;
     explain(&testbed);
     let done = match arguments.command.split_first() {
         Some((program, rest)) => run(testbed.command(1, program).args(rest)),
         None => loop {
-            // A signal takes the testbed away and ends the program.
+            // A signal removes the testbed and ends the program.
             thread::park();
         },
     };
@@ -116,7 +116,7 @@ fn make(arguments: &Arguments) -> Result<Testbed, TestbedError> {
     builder.build()
 }
 
-/// How to use the testbed, on standard error: the command's output is its own.
+/// Prints how to use the testbed on standard error; standard output belongs to the command.
 fn explain(testbed: &Testbed) {
     eprintln!("{}", testbed.description());
     for node in 1..=testbed.nodes() {
@@ -148,7 +148,7 @@ impl Harm {
             self.delay,
             self.corrupt,
         ];
-        // What is no probability is for the testbed to refuse.
+        // The testbed rejects invalid probabilities.
         all.iter().any(|&probability| probability != 0.0)
     }
 
@@ -165,7 +165,7 @@ impl Harm {
     }
 }
 
-/// Reads a rate in Mbit/s, or with its unit.
+/// Parses a rate in Mbit/s, or with its unit.
 fn rate(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {

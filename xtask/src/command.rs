@@ -1,4 +1,4 @@
-//! Other programs, run from the root of the workspace, and what can go wrong.
+//! Runs other programs from the root of the workspace, and reports failures.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use std::process::{Command, ExitStatus};
 pub(crate) enum Failure {
     #[error("cannot start {program}: {cause}")]
     Start { program: String, cause: io::Error },
-    /// A program failed; it has said why.
+    /// A program failed and printed the reason.
     #[error("{command}: {status}")]
     Status { command: String, status: ExitStatus },
     #[error("{path}: {cause}")]
     File { path: PathBuf, cause: io::Error },
     /// A task cannot be done; the text says why and what to do.
     #[error("{0}")]
-    Told(String),
+    Text(String),
 }
 
-/// Makes a failure of what went wrong with a file.
+/// Adds a path to an error of a file operation.
 pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
     let path = path.to_path_buf();
     move |cause| Failure::File { path, cause }
@@ -32,7 +32,7 @@ pub(crate) fn root() -> &'static Path {
         .unwrap_or(Path::new("."))
 }
 
-/// The cargo that runs this task, at the root.
+/// The cargo that runs this task, in the root directory.
 pub(crate) fn cargo() -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -40,7 +40,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// What a command looks like to a reader.
+/// The command line of a command, for display.
 pub(crate) fn describe(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str());
@@ -51,7 +51,7 @@ pub(crate) fn describe(command: &Command) -> String {
         .join(" ")
 }
 
-/// Runs a command to its end, its output going where ours goes.
+/// Runs a command that inherits our output.
 pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
     let status = command.status().map_err(|cause| Failure::Start {
         program: command.get_program().to_string_lossy().into_owned(),
@@ -66,8 +66,8 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
     })
 }
 
-/// Runs a command to its end; what it printed, or nothing if it failed.
-pub(crate) fn ask(command: &mut Command) -> Option<String> {
+/// Runs a command and returns its output; `None` if it failed.
+pub(crate) fn output_of(command: &mut Command) -> Option<String> {
     let output = command.output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     output.status.success().then_some(text)

@@ -4,16 +4,16 @@ use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Instant;
 
-use crate::command::{Failure, ask, describe, run};
+use crate::command::{Failure, describe, output_of, run};
 use crate::nightly;
 
-/// What a night is compared with.
+/// The throughput is compared with this number of executions.
 const MANY: u64 = 100_000_000;
 
-/// Every target for its part of the time; then how much each was tried.
+/// Runs every target for its share of the time, then prints how often each was executed.
 pub(crate) fn fuzz(minutes: u64) -> Result<(), Failure> {
-    let Some(targets) = ask(nightly::cargo()?.args(["fuzz", "list"])) else {
-        return Err(Failure::Told(
+    let Some(targets) = output_of(nightly::cargo()?.args(["fuzz", "list"])) else {
+        return Err(Failure::Text(
             "fuzzing needs cargo-fuzz: cargo install cargo-fuzz --locked".to_owned(),
         ));
     };
@@ -39,7 +39,7 @@ pub(crate) fn fuzz(minutes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One target; its executions, and how many a second.
+/// Runs one target; returns its executions, and executions per second.
 fn one(target: &str, seconds: u64) -> Result<(u64, u64), Failure> {
     let mut command = nightly::cargo()?;
     command
@@ -71,7 +71,7 @@ fn one(target: &str, seconds: u64) -> Result<(u64, u64), Failure> {
     }
 }
 
-/// How many inputs a fuzzer says that it has run, if this line of its statistics says that.
+/// The number of executions in a line of a fuzzer's statistics, if it has one.
 fn units(line: &str) -> Option<u64> {
     let number = line
         .trim()

@@ -1,7 +1,7 @@
-//! Installs what has been built, and takes it away again by the list it left.
+//! Installs what has been built, and uninstalls it with the list of installed files.
 //!
-//! Everything lies below `DESTDIR` + `PREFIX`; what is written into files (the
-//! pkg-config file) names `PREFIX` alone, as packagers expect.
+//! All files are written below `DESTDIR` + `PREFIX`. Paths inside files (such as the pkg-config file)
+//! contain only `PREFIX`, as packagers expect.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,22 +11,23 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::command::{Failure, ask, at, cargo, root, run};
+use crate::command::{Failure, at, cargo, output_of, root, run};
 
-/// Where the list of installed files lies, below the prefix.
+/// List of installed files, below the prefix.
 const LIST: &str = "share/dipole/installed";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Version of the binary interface: the number in the library's soname.
 const INTERFACE: &str = "0";
-/// What installed files are built from.
-const INSTALLED: [&str; 5] = [
+/// Packages to build.
+const INSTALLED: [&str; 6] = [
     "dipole-tools",
+    "dipole-broker",
     "dipole-capi",
     "dipole-bsp-capi",
     "dipole-fabric",
     "dipole-sockets",
 ];
-/// For programs in C and Fortran.
+/// Headers for C and Fortran.
 const HEADERS: [&str; 6] = [
     "dipole.h",
     "bsp.h",
@@ -35,7 +36,7 @@ const HEADERS: [&str; 6] = [
     "mcbsp.h",
     "bsp.f90",
 ];
-/// Where the libfabric of the same prefix looks for providers.
+/// Directory in which libfabric of the same prefix looks for providers.
 const PROVIDER: &str = "lib/libfabric/libdipole-fi.so";
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
@@ -45,23 +46,23 @@ const SHELLS: [(&str, &str); 3] = [
     ("fish", "share/fish/vendor_completions.d/dipole.fish"),
 ];
 
-/// Where to.
+/// Destination of an installation.
 #[derive(Args)]
 pub(crate) struct Place {
-    /// Where programs will find it; absolute
+    /// Directory of the installation; absolute
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// Where the files go for now, in front of the prefix
+    /// Directory to write to, in front of the prefix
     #[arg(long, value_name = "DIR", env = "DESTDIR")]
     destdir: Option<PathBuf>,
 }
 
 impl Place {
-    /// The prefix as it is on disk now.
+    /// The prefix below DESTDIR.
     fn root(&self) -> Result<PathBuf, Failure> {
         let Ok(inner) = self.prefix.strip_prefix("/") else {
             let prefix = self.prefix.display();
-            return Err(Failure::Told(format!(
+            return Err(Failure::Text(format!(
                 "--prefix {prefix} is not absolute; give a path that begins with /"
             )));
         };
@@ -72,18 +73,18 @@ impl Place {
     }
 }
 
-/// What and where to.
+/// Options of `install`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     place: Place,
-    /// What to build it as
+    /// Cargo profile
     #[arg(long, default_value = "release")]
     profile: String,
 }
 
 enum Content {
-    /// What the compiler has made.
+    /// Compiled file, which is stripped.
     Built(PathBuf),
     Copy(PathBuf),
     Text(Vec<u8>),
@@ -91,7 +92,7 @@ enum Content {
 }
 
 struct Item {
-    /// Below the prefix.
+    /// Path below the prefix.
     to: PathBuf,
     content: Content,
     mode: u32,
@@ -121,19 +122,18 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     let folder = arguments.place.prefix.join(PROVIDER);
     let folder = folder.parent().unwrap_or(Path::new("/"));
     println!(
-        "MPI uses Dipole with FI_PROVIDER_PATH={} and what `dipole mpi-env` says",
+        "MPI uses Dipole with FI_PROVIDER_PATH={} and the variables that `dipole mpi-env` prints",
         folder.display()
     );
     Ok(())
 }
 
-/// Builds what is installed; where it lies then.
+/// Builds the packages; returns the directory with the results.
 pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
     let mut build = cargo();
     build.args(["build", "--locked", "--profile", profile]);
     match profile {
-        // With the features that the tests add to dependencies: what they have built is not
-        // built again.
+        // With the same features as the tests, so that nothing is built twice.
         "dev" => build.args(["--workspace", "--lib", "--bins", "--tests"]),
         _ => build.args(INSTALLED.map(|package| ["-p", package]).as_flattened()),
     };
@@ -144,14 +144,14 @@ pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
     }))
 }
 
-/// Writes what was built to a folder `to`, which programs will find as `prefix`, without what only
-/// debuggers read; the files' paths below it.
+/// Writes the built files, without debugging symbols, to a folder `to`, for a later location of
+/// `prefix`; returns their paths below it.
 pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<PathBuf>, Failure> {
     let items = items(built, prefix)?;
     for item in &items {
         put(to, item)?;
     }
-    // Archives keep the symbols by which they are linked.
+    // Static libraries keep the symbols for linking.
     for (mode, what) in [(PROGRAM, "--strip-unneeded"), (DATA, "--strip-debug")] {
         let built = items
             .iter()
@@ -161,18 +161,18 @@ pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<Path
             .args(built.map(|item| to.join(&item.to)))
             .status();
         if !stripped.is_ok_and(|status| status.success()) {
-            eprintln!("xtask: not stripped: strip failed or is missing (package binutils)");
+            eprintln!("xtask: cannot strip: strip failed or is missing (package binutils)");
         }
     }
     Ok(items.into_iter().map(|item| item.to).collect())
 }
 
-/// Removes what an installation left there.
+/// Removes an installation.
 pub(crate) fn uninstall(place: &Place) -> Result<(), Failure> {
     let prefix = place.root()?;
     let list = prefix.join(LIST);
     let listed = fs::read_to_string(&list).map_err(|cause| {
-        Failure::Told(format!(
+        Failure::Text(format!(
             "nothing to uninstall: {}: {cause}; give the --prefix and DESTDIR of the installation",
             list.display()
         ))
@@ -194,7 +194,7 @@ pub(crate) fn uninstall(place: &Place) -> Result<(), Failure> {
                 .map(Path::to_owned),
         );
     }
-    // Deepest first; those that others use are not empty and stay.
+    // Deepest first. Folders that are not empty stay.
     for folder in folders.iter().rev() {
         let _ = fs::remove_dir(prefix.join(folder));
     }
@@ -209,6 +209,12 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
         Content::Built(program.clone()),
         PROGRAM,
     )];
+    let broker = built.join("dipole-broker");
+    items.push(Item::new(
+        "sbin/dipole-broker",
+        Content::Built(broker),
+        PROGRAM,
+    ));
     for name in ["dipole", "bsp"] {
         items.extend(library(built, name));
     }
@@ -248,14 +254,14 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     ]);
     items.extend(manual(&program)?);
     for (shell, to) in SHELLS {
-        let text = ask(Command::new(&program).args(["completions", shell]))
-            .ok_or_else(|| Failure::Told(format!("dipole completions {shell} failed")))?;
+        let text = output_of(Command::new(&program).args(["completions", shell]))
+            .ok_or_else(|| Failure::Text(format!("dipole completions {shell} failed")))?;
         items.push(Item::new(to, Content::Text(text.into_bytes()), DATA));
     }
     Ok(items)
 }
 
-/// A library, shared under the names that programs and linkers ask for, and static.
+/// A library: shared, with the names for programs and linkers, and static.
 fn library(built: &Path, name: &str) -> [Item; 4] {
     let shared = format!("lib{name}.so");
     let versioned = format!("{shared}.{VERSION}");
@@ -277,7 +283,7 @@ fn library(built: &Path, name: &str) -> [Item; 4] {
     ]
 }
 
-/// A file that tells where things are installed.
+/// Fills in the paths of a template.
 fn filled(template: &str, prefix: &Path) -> Result<Vec<u8>, Failure> {
     let template = root().join(template);
     let text = fs::read_to_string(&template).map_err(at(&template))?;
@@ -290,7 +296,7 @@ fn filled(template: &str, prefix: &Path) -> Result<Vec<u8>, Failure> {
     Ok(text.into_bytes())
 }
 
-/// Pages for C from the tree, pages for the program from the program.
+/// Manual pages: those of the C API from the tree, those of the program from the program.
 fn manual(program: &Path) -> Result<Vec<Item>, Failure> {
     let page = |name: &str, content| {
         let section = name.rsplit('.').next().unwrap_or("7");
@@ -305,9 +311,9 @@ fn manual(program: &Path) -> Result<Vec<Item>, Failure> {
         }
     }
     items.sort_by(|one, other| one.to.cmp(&other.to));
-    let pages = ask(Command::new(program).arg("manual"))
-        .ok_or_else(|| Failure::Told("dipole manual failed".to_owned()))?;
-    // Each page is announced by a line of its own.
+    let pages = output_of(Command::new(program).arg("manual"))
+        .ok_or_else(|| Failure::Text("dipole manual failed".to_owned()))?;
+    // Each page begins with a line for its name.
     for part in pages.split("\u{1}").filter(|part| !part.is_empty()) {
         let (name, text) = part.split_once('\n').unwrap_or((part, ""));
         items.push(page(name, Content::Text(text.as_bytes().to_vec())));
@@ -317,50 +323,50 @@ fn manual(program: &Path) -> Result<Vec<Item>, Failure> {
 
 fn put(prefix: &Path, item: &Item) -> Result<(), Failure> {
     let to = prefix.join(&item.to);
-    let told = |cause: std::io::Error| {
-        Failure::Told(format!(
-            "cannot write {}: {cause}; choose another --prefix, or do it as the owner of that folder",
+    let failed = |cause: std::io::Error| {
+        Failure::Text(format!(
+            "cannot write {}: {cause}; choose another --prefix, or run this as the owner of that folder",
             to.display()
         ))
     };
     if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).map_err(told)?;
+        fs::create_dir_all(folder).map_err(failed)?;
     }
-    // A running program keeps the old file; a new one takes its name.
+    // A running program keeps the old file.
     match fs::remove_file(&to) {
-        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => return Err(told(cause)),
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => return Err(failed(cause)),
         _ => {}
     }
     match &item.content {
-        Content::Link(target) => return symlink(target, &to).map_err(told),
+        Content::Link(target) => return symlink(target, &to).map_err(failed),
         Content::Built(from) | Content::Copy(from) => {
             fs::copy(from, &to).map_err(|cause| {
-                Failure::Told(format!(
+                Failure::Text(format!(
                     "cannot copy {} to {}: {cause}",
                     from.display(),
                     to.display()
                 ))
             })?;
         }
-        Content::Text(text) => fs::write(&to, text).map_err(told)?,
+        Content::Text(text) => fs::write(&to, text).map_err(failed)?,
     }
-    fs::set_permissions(&to, fs::Permissions::from_mode(item.mode)).map_err(told)
+    fs::set_permissions(&to, fs::Permissions::from_mode(item.mode)).map_err(failed)
 }
 
 fn target_directory() -> Result<PathBuf, Failure> {
-    let text = ask(cargo().args([
+    let text = output_of(cargo().args([
         "metadata",
         "--format-version",
         "1",
         "--no-deps",
         "--offline",
     ]))
-    .ok_or_else(|| Failure::Told("cargo metadata failed".to_owned()))?;
+    .ok_or_else(|| Failure::Text("cargo metadata failed".to_owned()))?;
     let facts: serde_json::Value =
-        serde_json::from_str(&text).map_err(|cause| Failure::Told(cause.to_string()))?;
+        serde_json::from_str(&text).map_err(|cause| Failure::Text(cause.to_string()))?;
     match facts["target_directory"].as_str() {
         Some(path) => Ok(path.into()),
-        None => Err(Failure::Told(
+        None => Err(Failure::Text(
             "cargo metadata names no target directory".to_owned(),
         )),
     }

@@ -1,5 +1,5 @@
-//! What cargo cannot do by itself: more seeds than a test run takes, bugs injected
-//! on purpose, fuzzing, Miri, the model checker with wider bounds, a cluster in namespaces.
+//! Tasks beyond cargo: long test campaigns, injected bugs, fuzzing, Miri, the model checker with wider
+//! bounds, clusters in network namespaces, installation and packages.
 
 mod campaign;
 mod cluster;
@@ -28,24 +28,23 @@ struct Arguments {
 enum Task {
     /// Run the cluster simulator over many seeds.
     Simulate {
-        /// How many seeds.
+        /// Number of seeds.
         #[arg(long, default_value_t = 20_000)]
         seeds: u64,
-        /// The first of them.
+        /// First seed.
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// Begin at a seed that is drawn from the hash of the commit, and use the build of
-        /// the tests.
+        /// Start at a seed derived from the hash of the commit, and use the build of the tests.
         #[arg(long, conflicts_with = "from")]
         fresh: bool,
     },
-    /// Inject bugs into a copy of the workspace; its tests must find each.
+    /// Inject bugs into a copy of the workspace; its tests must find each of them.
     Mutants(mutants::Arguments),
     /// Run every fuzzer.
     Fuzz(Time),
-    /// Repeat the tests of strangers and other users against members, agents, rings and records.
+    /// Repeat the tests of attackers and other users against members, agents, rings and records.
     Attack(Time),
-    /// Repeat traffic without a pause: simulated clusters, and one of namespaces whose links fail.
+    /// Repeat traffic: simulated clusters, and one of namespaces whose links fail.
     Soak(Time),
     /// Repeat the tests that kill or stop processes, ranks, agents and members of groups.
     Kill(Time),
@@ -53,26 +52,26 @@ enum Task {
     Miri,
     /// Run the model checker.
     Model {
-        /// Explore further than the test run does; see the head of the test for what it means.
+        /// Explore further than the test run does; the test's module comment explains the number.
         #[arg(long)]
         bound: Option<u64>,
     },
-    /// Make a cluster in network namespaces of this machine (needs root) and run a command on it.
+    /// Create a cluster in network namespaces of this machine (needs root) and run a command on it.
     Cluster(cluster::Arguments),
     /// Build and install program, libraries, header, manual pages and completions.
     Install(install::Arguments),
-    /// Remove what `install` put there.
+    /// Remove the files that `install` installed.
     Uninstall(install::Place),
-    /// Fetch MPI libraries, run mpi4py's tests, and kernels beside TCP, over the libfabric provider.
+    /// Fetch MPI libraries, run mpi4py's tests, and compare kernels with TCP, over the libfabric provider.
     #[command(subcommand)]
     Mpi(mpi::Task),
-    /// Build a package for Debian and its relatives of what `install` installs.
+    /// Build a Debian package with the files that `install` installs.
     Package(package::Arguments),
 }
 
 #[derive(clap::Args)]
 struct Time {
-    /// How long, all in all.
+    /// Total duration.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
 }
@@ -102,7 +101,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Fresh seeds begin above those that every run takes.
+/// Fresh seeds start above those of every test run.
 const FIRST_FRESH: u64 = 1_000_000;
 
 fn simulate(seeds: u64, from: u64, fresh: bool) -> Result<(), Failure> {

@@ -1,10 +1,9 @@
-//! Bugs injected on purpose: would the tests find them?
+//! Injects bugs to check that the tests find them.
 //!
-//! The workspace is copied below `target/mutants` and one snippet of it is replaced there.
-//! The copy is built incrementally; the suite that ought to find the bug (the simulator,
-//! a test of the protocol, the model checker) runs while the next mutant is built. The same
-//! suites must pass on the unchanged copy: a seed that fails there as well has found
-//! something else.
+//! The workspace is copied to `target/mutants`, and one snippet of the copy is replaced. The copy is
+//! built incrementally; the suite that should find the bug (the simulator, a test of the protocol, the
+//! model checker) runs while the next mutant is built. The suites must also pass on the unchanged
+//! copy: a seed that fails there too has found something else.
 
 mod copy;
 mod list;
@@ -14,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crate::command::{Failure, ask, root};
+use crate::command::{Failure, output_of, root};
 use copy::Copy;
 use list::{Mutant, all};
 use suite::{Outcome, Suite};
@@ -24,13 +23,13 @@ pub(crate) struct Arguments {
     /// Only the mutants with these names.
     #[arg(long)]
     only: Vec<String>,
-    /// So many others, chosen by the hash of the commit; with `--only`, beside those.
+    /// Number of mutants chosen by the hash of the commit; with `--only`, in addition to those.
     #[arg(long)]
     some: Option<usize>,
-    /// Seeds that the simulator tries on each mutant.
+    /// Number of seeds that the simulator tries on each mutant.
     #[arg(long, default_value_t = 2000)]
     seeds: u64,
-    /// Say what there is and run nothing.
+    /// List the mutants and run nothing.
     #[arg(long)]
     list: bool,
 }
@@ -41,7 +40,7 @@ struct Row {
     seconds: f64,
 }
 
-/// A suite on a mutant, in a thread of its own.
+/// A suite that runs on a mutant, on a thread of its own.
 type Running = JoinHandle<Result<Row, Failure>>;
 
 pub(crate) fn mutants(arguments: &Arguments) -> Result<(), Failure> {
@@ -79,7 +78,7 @@ pub(crate) fn mutants(arguments: &Arguments) -> Result<(), Failure> {
     check(&rows, &unchanged, copy.sources())
 }
 
-/// Builds the tests of a suite and keeps them from being overwritten by the next build.
+/// Builds the tests of a suite and copies them, so that the next build does not overwrite them.
 fn built(copy: &Copy, suite: Suite, name: &str) -> Result<PathBuf, Failure> {
     let program = suite.build(copy.sources(), copy.target(), name)?;
     copy.keep(&program, &format!("{suite}-{name}"))
@@ -128,8 +127,8 @@ fn named(names: &[String]) -> Result<Vec<&'static Mutant>, Failure> {
     let find = |name: &String| {
         all().find(|mutant| mutant.name == name).ok_or_else(|| {
             let names: Vec<_> = all().map(|mutant| mutant.name).collect();
-            Failure::Told(format!(
-                "no mutant is called {name}; there are {}",
+            Failure::Text(format!(
+                "there is no mutant {name}; the mutants are {}",
                 names.join(", ")
             ))
         })
@@ -137,15 +136,15 @@ fn named(names: &[String]) -> Result<Vec<&'static Mutant>, Failure> {
     names.iter().map(find).collect()
 }
 
-/// A number that every commit has for its own.
+/// A number derived from the hash of the commit.
 pub(crate) fn commit_number() -> Result<u64, Failure> {
     let mut git = std::process::Command::new("git");
     git.current_dir(root()).args(["rev-parse", "HEAD"]);
-    let hash = ask(&mut git).unwrap_or_default();
+    let hash = output_of(&mut git).unwrap_or_default();
     hash.get(..12)
         .and_then(|digits| u64::from_str_radix(digits, 16).ok())
         .ok_or_else(|| {
-            Failure::Told("the hash of the commit needs the workspace to be a git checkout".into())
+            Failure::Text("the hash of the commit needs a git checkout of the workspace".into())
         })
 }
 
@@ -165,7 +164,7 @@ fn print(rows: &[Row]) {
     }
 }
 
-/// Every mutant was found, and by something that passes without it.
+/// Checks that every mutant was found by a test that passes without it.
 fn check(rows: &[Row], unchanged: &[(Suite, PathBuf)], sources: &Path) -> Result<(), Failure> {
     let mut complaints = Vec::new();
     for row in rows {
@@ -181,14 +180,14 @@ fn check(rows: &[Row], unchanged: &[(Suite, PathBuf)], sources: &Path) -> Result
                         seed => seed.to_string(),
                     };
                     complaints.push(format!(
-                        "{name}: {what} fails without it too; mend that first"
+                        "{name}: {what} fails without it too; fix that first"
                     ));
                 }
             }
-            (Outcome::Passed, _) => complaints.push(format!("{name}: nothing found it")),
-            (Outcome::TimedOut, _) => complaints.push(format!("{name}: no verdict in time")),
+            (Outcome::Passed, _) => complaints.push(format!("{name}: no test found it")),
+            (Outcome::TimedOut, _) => complaints.push(format!("{name}: timed out")),
             (Outcome::Unclear(tail), _) => {
-                complaints.push(format!("{name}: failed without saying where:\n{tail}"));
+                complaints.push(format!("{name}: failed without naming a test:\n{tail}"));
             }
             (_, None) => complaints.push(format!("{name}: its suite was not built")),
         }
@@ -196,7 +195,7 @@ fn check(rows: &[Row], unchanged: &[(Suite, PathBuf)], sources: &Path) -> Result
     if complaints.is_empty() {
         return Ok(());
     }
-    Err(Failure::Told(complaints.join("\n")))
+    Err(Failure::Text(complaints.join("\n")))
 }
 
 #[cfg(test)]
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_mutant_is_told_with_those_that_exist() {
+    fn an_unknown_mutant_is_reported_with_those_that_exist() {
         let failure = choose(&arguments(&["nonsense"], None))
             .err()
             .map(|failure| failure.to_string());

@@ -1,14 +1,14 @@
-//! What only a nightly compiler does.
+//! Tasks that need a nightly compiler.
 
 use std::process::Command;
 
-use crate::command::{Failure, ask, root, run};
+use crate::command::{Failure, output_of, root, run};
 
-/// The nightly compiler's cargo: not the one that runs us, `+nightly` needs rustup's.
+/// The cargo of rustup, because `+nightly` does not work with the cargo that runs this task.
 pub(crate) fn cargo() -> Result<Command, Failure> {
-    let found = ask(command().arg("--version"));
+    let found = output_of(command().arg("--version"));
     found.map(|_| command()).ok_or_else(|| {
-        Failure::Told("a nightly compiler is missing: rustup toolchain install nightly".to_owned())
+        Failure::Text("a nightly compiler is missing: rustup toolchain install nightly".to_owned())
     })
 }
 
@@ -22,10 +22,10 @@ fn command() -> Command {
     command
 }
 
-/// Runs the tests of memory that two sides share under Miri.
+/// Runs the tests of shared memory under Miri.
 pub(crate) fn miri() -> Result<(), Failure> {
-    if ask(cargo()?.args(["miri", "--version"])).is_none() {
-        return Err(Failure::Told(
+    if output_of(cargo()?.args(["miri", "--version"])).is_none() {
+        return Err(Failure::Text(
             "Miri is missing: rustup +nightly component add miri rust-src".to_owned(),
         ));
     }

@@ -1,9 +1,9 @@
-//! A package for Debian and its relatives: what `install` installs below `/usr`, without debug
-//! information, with what it depends on.
+//! A Debian package of the files that `install` installs below `/usr`, without debugging symbols, with
+//! its dependencies.
 //!
-//! The libraries lie in `/usr/lib` itself, where compilers, pkg-config and the program look on every
-//! such system. libfabric does not look in `/usr/lib/libfabric`: only programs that are told to use the
-//! provider load it.
+//! The libraries are in `/usr/lib`, where compilers, pkg-config and the dynamic linker look on every
+//! such system. libfabric does not look in `/usr/lib/libfabric`, so only programs with
+//! FI_PROVIDER_PATH load the provider.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::command::{Failure, ask, at, describe, root, run};
+use crate::command::{Failure, at, describe, output_of, root, run};
 use crate::install;
 
 const PREFIX: &str = "/usr";
@@ -23,29 +23,30 @@ const DESCRIPTION: &str = "low-latency messages over ordinary networks
  libraries and headers for C (dipole, BSPlib), a provider of libfabric for MPI,
  manual pages, and systemd units of the agent, of which none is started.";
 
-/// What to build, and where to.
+/// Options of `package`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Where the package goes
+    /// Directory for the package
     #[arg(long, value_name = "DIR", default_value = ".")]
     output: PathBuf,
-    /// What to build it as
-    #[arg(long, default_value = "release")]
+    /// Cargo profile
+    #[arg(long, default_value = "dist")]
     profile: String,
 }
 
 /// Builds the package and prints its path.
 pub(crate) fn package(arguments: &Arguments) -> Result<(), Failure> {
-    let architecture = ask(Command::new("dpkg").arg("--print-architecture")).ok_or_else(|| {
-        Failure::Told(
-            "dpkg is missing: build the package on Debian or one of its relatives, or in a \
+    let architecture =
+        output_of(Command::new("dpkg").arg("--print-architecture")).ok_or_else(|| {
+            Failure::Text(
+                "dpkg is missing: build the package on Debian or one of its relatives, or in a \
              container (examples/container)"
-                .to_owned(),
-        )
-    })?;
+                    .to_owned(),
+            )
+        })?;
     let built = install::build(&arguments.profile)?;
     let place = tempfile::tempdir().map_err(at(&std::env::temp_dir()))?;
-    // Its own mode is that of the system's root once it is unpacked.
+    // The mode of the image's root becomes that of the system's root when it is unpacked.
     let image = place.path().join("image");
     let files = install::put_all(&built, Path::new(PREFIX), &image.join("usr"))?;
     documents(&image, &files)?;
@@ -63,7 +64,7 @@ pub(crate) fn package(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.profile == "dev" {
         pack.arg("-Znone");
     }
-    // Files are not newer than the source: two packages of one commit are the same.
+    // Files get the time of the commit, so that two packages of one commit are identical.
     if let Some(time) = commit_time() {
         pack.env("SOURCE_DATE_EPOCH", time);
     }
@@ -73,10 +74,10 @@ pub(crate) fn package(arguments: &Arguments) -> Result<(), Failure> {
 fn commit_time() -> Option<String> {
     let mut git = Command::new("git");
     git.current_dir(root()).args(["log", "-1", "--format=%ct"]);
-    Some(ask(&mut git)?.trim().to_owned())
+    Some(output_of(&mut git)?.trim().to_owned())
 }
 
-/// Licences and changes where Debian has them, and manual pages as it has them.
+/// Adds licences and changelog, and compresses manual pages, as Debian requires.
 fn documents(image: &Path, files: &[PathBuf]) -> Result<(), Failure> {
     let folder = image.join("usr/share/doc/dipole");
     fs::create_dir_all(&folder).map_err(at(&folder))?;
@@ -97,9 +98,9 @@ fn documents(image: &Path, files: &[PathBuf]) -> Result<(), Failure> {
     run(Command::new("gzip").arg("-9n").args(pages.chain([changes])))
 }
 
-/// The packages whose libraries the programs are linked with, in the versions whose symbols they use.
+/// The packages of the libraries that the programs need, with versions.
 fn depends(place: &Path, image: &Path, files: &[PathBuf]) -> Result<String, Failure> {
-    // The tool reads the name of a source package, and nothing else of it.
+    // dpkg-shlibdeps requires a control file but reads only the package's name.
     let folder = place.join("debian");
     let source = folder.join("control");
     fs::create_dir_all(&folder).map_err(at(&folder))?;
@@ -115,20 +116,20 @@ fn depends(place: &Path, image: &Path, files: &[PathBuf]) -> Result<String, Fail
     let mut tool = Command::new("dpkg-shlibdeps");
     tool.current_dir(place).arg("-O").args(linked);
     let output = tool.output().map_err(|cause| {
-        Failure::Told(format!(
+        Failure::Text(format!(
             "cannot start dpkg-shlibdeps (package dpkg-dev): {cause}"
         ))
     })?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
         let command = describe(&tool);
-        return Err(Failure::Told(format!("{command}: {}", errors.trim())));
+        return Err(Failure::Text(format!("{command}: {}", errors.trim())));
     }
-    let said = String::from_utf8_lossy(&output.stdout);
-    let depends = said.trim().strip_prefix("shlibs:Depends=");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let depends = text.trim().strip_prefix("shlibs:Depends=");
     depends
         .map(str::to_owned)
-        .ok_or_else(|| Failure::Told(format!("dpkg-shlibdeps said `{}`", said.trim())))
+        .ok_or_else(|| Failure::Text(format!("dpkg-shlibdeps printed `{}`", text.trim())))
 }
 
 /// True for programs and shared libraries.
@@ -139,7 +140,7 @@ fn is_linked(file: &Path) -> bool {
 
 fn control(image: &Path, architecture: &str, depends: &str) -> Result<(), Failure> {
     let name = |variable, usual: &str| std::env::var(variable).unwrap_or(usual.to_owned());
-    // As the tools of Debian's developers have it.
+    // The variables of Debian's development tools.
     let maintainer = name("DEBFULLNAME", "The Dipole contributors");
     let address = name("DEBEMAIL", "dipole@localhost");
     let mut kib = 0;
@@ -159,7 +160,7 @@ fn control(image: &Path, architecture: &str, depends: &str) -> Result<(), Failur
     );
     for (name, text) in [
         ("control", &*text),
-        // The loader's cache knows the libraries at once.
+        // Updates the cache of the dynamic linker.
         ("triggers", "activate-noawait ldconfig\n"),
     ] {
         let file = folder.join(name);
@@ -169,7 +170,7 @@ fn control(image: &Path, architecture: &str, depends: &str) -> Result<(), Failur
     Ok(())
 }
 
-/// A folder and all below it.
+/// A folder and all folders below it.
 fn folders(top: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut found = vec![top.to_owned()];
     let mut at_folder = 0;

@@ -1,5 +1,5 @@
-//! An MPI job over the libfabric provider, a BSP job and a viewer that knows only TCP exchange arrays by name:
-//! `examples/coupling`, on one node and on two, against the same computed by one process.
+//! An MPI job over the libfabric provider, a BSP job and a viewer that uses TCP exchange arrays by name
+//! (`examples/coupling`), on one node and on two. The result is compared with that of one process.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use common::run;
 use dipole_testbed::Testbed;
 
-/// A demonstration that takes longer hangs.
+/// Time limit of the demonstration.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Ranks of MPI, and of BSP: neither distribution fits the other.
+/// Numbers of MPI and BSP ranks, chosen so that the distributions differ.
 const JOBS: [(u32, u32); 2] = [(2, 3), (3, 2)];
 
-/// A process that ends with its test.
+/// A process that is killed when the test ends.
 struct Running(Child);
 
 impl Running {
@@ -28,7 +28,7 @@ impl Running {
         Running(started.unwrap_or_else(|cause| panic!("{command:?}: {cause}")))
     }
 
-    /// The first line that it prints.
+    /// The first line of its output.
     fn line(&mut self) -> String {
         let mut line = String::new();
         let out = self.0.stdout.as_mut().expect("it is piped");
@@ -40,7 +40,7 @@ impl Running {
         line.trim_end().to_owned()
     }
 
-    /// What it has printed, once it has ended well.
+    /// Its output, after it has exited with success.
     fn finish(mut self, what: &str) -> String {
         let began = Instant::now();
         let status = loop {
@@ -64,14 +64,14 @@ impl Drop for Running {
     }
 }
 
-/// Programs compiled against what is installed.
+/// Programs compiled against the installation.
 struct Programs {
     folder: tempfile::TempDir,
     installed: PathBuf,
 }
 
 impl Programs {
-    /// None if there is no MPI, which has then been said.
+    /// None without MPI; prints that the test is skipped.
     fn new() -> Option<Programs> {
         for program in ["mpicc.openmpi", "mpirun.openmpi"] {
             if Command::new(program).arg("--version").output().is_err() {
@@ -118,7 +118,7 @@ fn source(name: &str) -> PathBuf {
     root.join("examples/coupling").join(name)
 }
 
-/// A command on a node: of the testbed, or of this machine alone.
+/// A command on a node of the testbed, or on this machine.
 fn on(programs: &Programs, testbed: Option<&Testbed>, node: u32, program: &Path) -> Command {
     let mut command = match testbed {
         Some(testbed) => testbed.command(node, program),
@@ -134,12 +134,12 @@ fn on(programs: &Programs, testbed: Option<&Testbed>, node: u32, program: &Path)
             command
         }
     };
-    // A machine that is busy answers late, which is not what is tested.
+    // A busy machine responds late, which is not the subject of this test.
     command.env("DIPOLE_PEER_TIMEOUT_MS", "60000");
     command
 }
 
-/// The ranks of the BSP job, as `dipole run` starts them.
+/// The ranks of the BSP job, started by `dipole run`.
 fn columns(
     programs: &Programs,
     testbed: Option<&Testbed>,
@@ -190,7 +190,7 @@ fn coupled(programs: &Programs, testbed: Option<&Testbed>, number: u32) {
     let address = testbed.map_or("127.0.0.1".to_owned(), |testbed| {
         testbed.node(2).addresses[0].to_string()
     });
-    // The viewer is outside, where the board is not.
+    // The viewer runs outside the namespaces, where the board is not reachable.
     let place = if testbed.is_some() { 2 } else { 1 };
     let mut viewer = on(programs, testbed, place, Path::new("python3"));
     viewer.arg(source("viewer.py")).arg(&pictures).arg(&address);

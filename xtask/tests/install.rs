@@ -1,4 +1,4 @@
-//! An installation is used by a C program outside the tree, then taken away.
+//! Tests an installation with a C program outside the tree, and removes it.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -35,7 +35,7 @@ int main(void)
 }
 "#;
 
-/// In supersteps: every rank learns who is to its left.
+/// A BSP program: every rank sends its number to the next.
 const IN_SUPERSTEPS: &str = r#"
 #include <bsp.h>
 
@@ -101,6 +101,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
     let installed = destdir.join(PREFIX.trim_start_matches('/'));
     for (file, mode) in [
         ("bin/dipole", 0o755),
+        ("sbin/dipole-broker", 0o755),
         ("bin/bspcc", 0o755),
         ("bin/bsprun", 0o755),
         ("include/dipole.h", 0o644),
@@ -124,6 +125,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         ("share/man/man3/dp_open.3", 0o644),
         ("share/man/man7/bsp.7", 0o644),
         ("share/man/man7/dipole.7", 0o644),
+        ("share/man/man8/dipole-broker.8", 0o644),
         ("share/bash-completion/completions/dipole", 0o644),
         ("share/zsh/site-functions/_dipole", 0o644),
         ("share/fish/vendor_completions.d/dipole.fish", 0o644),
@@ -137,7 +139,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
     let version = run(Command::new(installed.join("bin/dipole")).arg("--version"));
     assert!(version.starts_with("dipole "), "{version}");
 
-    // Away from the tree, as a user would: pkg-config says how.
+    // Outside the tree, as a user would, with the paths of pkg-config.
     fs::write(testbed.path().join("outside.c"), PROGRAM).expect("a file");
     let pkg_config = |package: &str, what: &[&str]| -> Option<Vec<String>> {
         let mut command = Command::new("pkg-config");
@@ -174,7 +176,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
             .args(["-Wall", "-Wextra", "-Werror", "-o", name, source])
             .args(words));
     };
-    // The archive by name, since -l would take the shared library.
+    // The static library by its path, because -l would use the shared one.
     let archived = |package: &str, words: Vec<String>| -> Vec<String> {
         let archive = installed.join(format!("lib/lib{package}.a"));
         let shared = format!("-l{package}");
@@ -225,7 +227,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
     }
     for name in programs {
-        // Only those that pkg-config helped with must be told where the library is.
+        // Programs linked with pkg-config's flags need the path of the library.
         let library_path = (name == "bsp-dynamic").then(|| installed.join("lib"));
         let mut command = Command::new(installed.join("bin/bsprun"));
         command
@@ -236,7 +238,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         assert_eq!(run(&mut command), "round of 3\n", "{name}");
     }
 
-    // One that ends with an error ends everywhere.
+    // An error of one rank ends all ranks.
     let mut failing = Command::new(installed.join("bin/bsprun"));
     failing
         .args(["-npes", "2", "-splitio"])

@@ -1,5 +1,5 @@
-//! The rules of ARCHITECTURE.md that a machine can check: who may depend on whom,
-//! where `unsafe` may stand, what no file may say, links that lead somewhere.
+//! The rules of ARCHITECTURE.md that can be checked: dependencies between crates, crates with
+//! `unsafe` code, and forbidden texts.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -12,8 +12,8 @@ use std::path::Path;
 
 use sources::{files, read, root, with_extensions};
 
-/// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 22] = [
+/// Folders below `crates/`, and our crates that each may depend on. Every crate needs a row.
+const MAY_USE: [(&str, &[&str]); 23] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -35,6 +35,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
+    ("broker", &["bpf"]),
     ("page", &[]),
     (
         "bench",
@@ -52,7 +53,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     ("testbed", &["link"]),
 ];
 
-/// Crates whose code may hold unsafe blocks.
+/// Crates that may have unsafe blocks.
 const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/link",
     "crates/bpf",
@@ -63,7 +64,7 @@ const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/sockets",
 ];
 
-/// Folder name of each of our packages, and its manifest.
+/// Folder name and manifest of each package.
 fn manifests() -> BTreeMap<String, toml::Table> {
     let folders = fs::read_dir(root().join("crates")).expect("crates exist");
     folders
@@ -76,7 +77,7 @@ fn manifests() -> BTreeMap<String, toml::Table> {
         .collect()
 }
 
-/// Ours among the dependencies of a table, by folder name.
+/// Our crates among the dependencies of a table, by folder name.
 fn ours(table: &toml::Table, kinds: &[&str]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for kind in kinds {
@@ -109,7 +110,7 @@ fn every_crate_depends_only_on_those_below_it() {
                 "crates/{name} may not use {used}"
             );
         }
-        // Only tests, and a measurement of a shaped network, lie in a testbed.
+        // Only tests use the testbed, and a benchmark of a shaped network.
         assert!(
             name == "bench"
                 || !ours(manifest, &["dependencies", "build-dependencies"]).contains("testbed"),
@@ -151,7 +152,7 @@ fn unsafe_code_stands_only_where_it_may() {
     assert!(seen, "the link calls the kernel");
 }
 
-/// The keyword where it opens something; not within a longer word or a string.
+/// True if the keyword begins a block or an item; not within a longer word or a string.
 fn is_unsafe(code: &str) -> bool {
     let keyword = "unsafe";
     code.match_indices(keyword).any(|(at, _)| {
@@ -178,7 +179,7 @@ fn the_keyword_is_told_from_words_that_contain_it() {
 
 #[test]
 fn no_file_names_somebodys_machine_or_puts_work_off() {
-    // Put together here, so that this file does not contain them.
+    // Assembled here, so that this file does not contain them.
     let folders = ["home", "Users", "root"].map(|folder| format!("/{folder}/"));
     let marks = [["TO", "DO"], ["FIX", "ME"]].map(|[a, b]| format!("{a}{b}"));
     let ignored = ["#[", "ignore"].concat();
@@ -196,46 +197,4 @@ fn no_file_names_somebodys_machine_or_puts_work_off() {
             );
         }
     }
-}
-
-/// Targets of `[text](target)`, outside fenced blocks.
-fn links(markdown: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut fenced = false;
-    for line in markdown.lines() {
-        if line.trim_start().starts_with("```") {
-            fenced = !fenced;
-        }
-        if fenced {
-            continue;
-        }
-        for (at, _) in line.match_indices("](") {
-            let rest = &line[at + 2..];
-            found.extend(rest.split_once(')').map(|(target, _)| target.to_owned()));
-        }
-    }
-    found
-}
-
-#[test]
-fn relative_links_lead_to_files_that_exist() {
-    let documents = with_extensions(&["md"]);
-    assert!(!documents.is_empty());
-    for path in documents {
-        for link in links(&read(&path)) {
-            let target = link.split('#').next().unwrap_or_default();
-            if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
-                continue;
-            }
-            let folder = path.parent().expect("a file lies in a folder");
-            let there = root().join(folder).join(target);
-            assert!(there.exists(), "{}: {link} leads nowhere", path.display());
-        }
-    }
-}
-
-#[test]
-fn links_are_found_outside_code_only() {
-    let text = "see [a](b.md#c) and [d](e)\n```\n[f](g)\n```\n";
-    assert_eq!(links(text), ["b.md#c", "e"]);
 }

@@ -1,4 +1,4 @@
-//! What others install: a package into a clean root, crates as a registry takes them.
+//! Tests packages: a Debian package in a clean system, and crates for a registry.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -16,8 +16,8 @@ fn root() -> &'static Path {
     here.parent().expect("xtask lies in the workspace")
 }
 
-/// A system without the source tree, over which everything is written to memory that goes with the
-/// namespace.
+/// Runs in a copy of a system without the source tree. Changes are written to memory that is freed
+/// with the namespace.
 const IN_A_CLEAN_ROOT: &str = r##"
 set -e
 mount -t tmpfs none "$1"
@@ -72,8 +72,7 @@ int main(void)
 }
 "#;
 
-/// A new system with a compiler and nothing of this machine, made once; `None`, said aloud, where that
-/// is not possible.
+/// A new system with a compiler, created once; `None`, with a message, where that is not possible.
 fn clean_root() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian");
     if root.exists() {
@@ -143,6 +142,7 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
     let contents = run(Command::new("dpkg-deb").arg("--contents").arg(&packages[0]));
     for file in [
         "./usr/bin/dipole",
+        "./usr/sbin/dipole-broker",
         "./usr/lib/libdipole.so.0 -> libdipole.so.",
         "./usr/lib/libfabric/libdipole-fi.so",
         "./usr/lib/libdipole-sockets.so",
@@ -181,7 +181,7 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
     }
 }
 
-/// The crates of the workspace by name, as cargo sees them.
+/// The crates of the workspace by name, from cargo metadata.
 fn crates() -> BTreeMap<String, serde_json::Value> {
     let facts = run(Command::new(env!("CARGO"))
         .current_dir(root())
@@ -212,7 +212,7 @@ fn what_rust_programs_depend_on_can_be_published() {
             assert!(!text.is_empty(), "{name} has no {field}");
         }
         for dependency in package["dependencies"].as_array().expect("a list") {
-            // A registry takes no path; what only tests need is left out if it has no version.
+            // A registry takes no path dependencies; dev-dependencies without a version are dropped.
             if dependency["path"].is_null() || dependency["kind"] == "dev" {
                 continue;
             }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Shorter names in backticks are those of options, variables and calls.
+/// Shorter names in backticks are options, variables and calls.
 const SHORTEST_NAME: usize = 20;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -22,7 +22,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Names of functions that are tests.
+/// Names of test functions.
 fn tests(text: &str) -> impl Iterator<Item = &str> {
     text.split("#[test]").skip(1).filter_map(|after| {
         let (_, name) = after.split_once("fn ")?;
@@ -30,7 +30,7 @@ fn tests(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What looks like the name of a test, between backticks.
+/// Words in backticks that look like names of tests.
 fn named(text: &str) -> BTreeSet<&str> {
     let quoted = text.split('`').skip(1).step_by(2);
     let is_name = |word: &&str| {
@@ -41,7 +41,7 @@ fn named(text: &str) -> BTreeSet<&str> {
     quoted.filter(is_name).collect()
 }
 
-/// The rows of tables whose last column is about tests.
+/// Rows of tables whose last column lists tests.
 fn rows(text: &str) -> Vec<&str> {
     let mut rows = Vec::new();
     let mut is_about_tests = None;
@@ -78,7 +78,7 @@ fn every_line_of_the_threat_model_names_its_test() {
     let text = threat_model();
     let rows = rows(&text);
     assert!(rows.len() > 50, "{} rows", rows.len());
-    // Nothing holds against root.
+    // Nothing protects against root.
     let without: Vec<_> = (rows.iter())
         .filter(|row| !row.starts_with(" root of a node |"))
         .filter(|row| {

@@ -1,5 +1,5 @@
-//! Every variable of the environment that the programs and libraries read stands in the manual,
-//! dipole(7), and in docs/reference/environment.md.
+//! Every environment variable that programs and libraries read is documented in dipole(7) and in
+//! docs/reference/environment.md, and no others are.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Read by tests alone.
+/// Variables that only tests read.
 const TESTS_ALONE: [&str; 4] = [
     "DIPOLE_MEMBERS",
     "DIPOLE_MODEL_BOUND",
@@ -40,7 +40,7 @@ fn sources() -> Vec<PathBuf> {
     found
 }
 
-/// Names of variables that stand in a text, as whole words.
+/// Names of variables in a text, as whole words.
 fn variables(text: &str) -> impl Iterator<Item = &str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(move |c| !is_part(c));
@@ -52,7 +52,7 @@ fn every_variable_that_is_read_is_documented_and_the_other_way_round() {
     let mut read = BTreeSet::new();
     for path in sources() {
         let text = fs::read_to_string(&path).expect("text");
-        // A variable that is read is a whole string literal somewhere.
+        // A variable that is read occurs as a string literal.
         let literals = text.split('"').filter(|part| part.starts_with("DIPOLE_"));
         let whole = literals.filter(|part| variables(part).next() == Some(*part));
         read.extend(whole.map(str::to_owned));
@@ -73,14 +73,14 @@ fn every_variable_that_is_read_is_documented_and_the_other_way_round() {
             "{document} does not tell of {missing:?}"
         );
         let unknown = told.iter().filter(|name| !read.contains(**name));
-        // What other documents set for tests, and words of C and CMake that look alike.
+        // Variables that other documents set for tests, and similar words of C and CMake.
         let unknown: Vec<_> = unknown.filter(|name| !OTHERS.contains(name)).collect();
         assert!(
             unknown.is_empty(),
-            "{document} tells of {unknown:?}, which nothing reads"
+            "{document} mentions {unknown:?}, which nothing reads"
         );
     }
 }
 
-/// Told of in operating.md, for tests.
+/// Documented for tests.
 const OTHERS: [&str; 2] = ["DIPOLE_CLUSTER_S", "DIPOLE_MEMBERS"];

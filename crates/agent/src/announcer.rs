@@ -1,4 +1,4 @@
-//! Sends and receives announcements: [`Discovery`] decides, this does.
+//! Sends and receives announcements, as [`Discovery`] decides.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -38,7 +38,7 @@ impl Announcer {
         })
     }
 
-    /// Sockets at which broadcasts arrive.
+    /// Sockets that receive broadcasts.
     pub(super) fn receivers(&self) -> &[UdpSocket] {
         self.segments.as_ref().map_or(&[], Segments::receivers)
     }
@@ -61,10 +61,10 @@ impl Announcer {
         send(directory_lock.sockets(), &packet, &self.seeds);
     }
 
-    /// Handles an announcement that was sent to all, or to this node alone.
+    /// Handles an announcement that was broadcast, or sent to this node alone.
     ///
     /// # Errors
-    /// [`Taken`]: this agent has to stop.
+    /// [`Taken`]: this agent must stop.
     pub(super) fn on_packet(
         &mut self,
         now: Duration,
@@ -85,7 +85,7 @@ impl Announcer {
             membership,
         )? {
             Some(Response::Announce(announcement, to)) => {
-                // Announcements are of one length. A shorter one has no answer.
+                // All announcements have the same length; a shorter one gets no response.
                 let answer = registry.seal_announcement(&announcement);
                 if answer.len() <= packet.len() {
                     send(directory_lock.sockets(), &answer, &[to]);

@@ -1,10 +1,10 @@
-//! Incoming calls that request work: a caller gets a greeting and two seconds to prove that it
-//! holds the cluster key; then a session process of its own serves it.
+//! Incoming requests for work: a caller gets a greeting and has two seconds to prove that it holds
+//! the cluster key; then a session process serves it.
 //!
-//! Nothing here blocks. At most [`MAX_UNPROVEN`] callers of known addresses are pending at once, and
-//! as many of others: strangers take no place of members. Who makes one too many gives way to it
-//! is of the address with the most callers, so one that floods displaces itself; it is told that
-//! the agent is busy. At most [`MAX_SESSIONS`] sessions run.
+//! Nothing here blocks. At most [`MAX_UNPROVEN`] callers from addresses of members are pending at
+//! once, and as many from other addresses, so that strangers cannot displace members. If there are
+//! too many, the oldest caller of the address with the most callers gets a "busy" reply,
+//! so a flood displaces itself. At most [`MAX_SESSIONS`] sessions run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
@@ -22,12 +22,12 @@ use dipole_launch::call::{Greeting, PROOF_BYTES, verify};
 const MAX_UNPROVEN: usize = 32;
 const MAX_SESSIONS: usize = 256;
 const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
-/// Connections that the kernel keeps for us to accept, and how many are accepted in one turn.
+/// Connections that the kernel queues for us, and how many are accepted in one call.
 const BACKLOG: i32 = 4096;
 const MAX_ACCEPTED: usize = 64;
-/// Refusals for one reason that are logged in a second; the others are counted.
+/// Refusals logged per second and reason; further ones are counted.
 const MAX_LOGGED: u64 = 10;
-/// How long no connection is accepted after that failed, for want of descriptors or memory.
+/// Pause after accepting failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Callers {
@@ -37,15 +37,15 @@ pub(super) struct Callers {
     unproven: VecDeque<Caller>,
     sessions: Vec<Child>,
     accepts_again_at: Option<Instant>,
-    /// The addresses of the nodes that are there.
+    /// Addresses of the nodes that are up.
     known: BTreeSet<IpAddr>,
     refusals: Refusals,
-    /// The program and the arguments that all its sessions get.
+    /// The program, and the arguments that all its sessions get.
     program: PathBuf,
     arguments: Vec<std::ffi::OsString>,
 }
 
-/// Those of this second.
+/// Refusals of the current second.
 struct Refusals {
     since: Instant,
     by_reason: BTreeMap<&'static str, u64>,
@@ -61,7 +61,7 @@ struct Caller {
     until: Instant,
 }
 
-/// What reading from a caller led to.
+/// Result of reading from a caller.
 enum Progress {
     Incomplete,
     Proof,
@@ -69,7 +69,7 @@ enum Progress {
 }
 
 impl Callers {
-    /// `listeners` do not block.
+    /// `listeners` must not block.
     pub(super) fn new(
         node: u32,
         key: ClusterKey,
@@ -91,23 +91,23 @@ impl Callers {
                 since: Instant::now(),
                 by_reason: BTreeMap::new(),
             },
-            // Looked up now: once the program is replaced on disk, the path is another.
+            // Determined now: the path changes when the program is replaced on disk.
             program: std::env::current_exe()?,
             arguments,
         })
     }
 
-    /// The addresses of the nodes that are there, whose callers strangers do not displace.
-    pub(super) fn know(&mut self, addresses: impl Iterator<Item = IpAddr>) {
+    /// Sets the addresses of the nodes that are up, whose callers strangers cannot displace.
+    pub(super) fn set_known_addresses(&mut self, addresses: impl Iterator<Item = IpAddr>) {
         self.known = addresses.map(|ip| ip.to_canonical()).collect();
     }
 
-    /// Where work is requested.
+    /// Sockets at which callers connect.
     pub(super) fn listeners(&self) -> &[TcpListener] {
         &self.listeners
     }
 
-    /// What to watch: the listeners, then the callers, in the order that [`poll`](Self::poll) expects.
+    /// Sockets to poll: the listeners, then the callers, in the order that [`poll`](Self::poll) expects.
     pub(super) fn sockets(&self) -> (&[TcpListener], impl Iterator<Item = &TcpStream>) {
         let listeners = match self.accepts_again_at {
             Some(_) => &[],
@@ -116,13 +116,13 @@ impl Callers {
         (listeners, self.unproven.iter().map(|caller| &caller.stream))
     }
 
-    /// When [`poll`](Self::poll) has something to do even if no socket is ready.
+    /// When [`poll`](Self::poll) must be called even if no socket is ready.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let oldest = self.unproven.front().map(|caller| caller.until);
         oldest.into_iter().chain(self.accepts_again_at).min()
     }
 
-    /// Serves sockets and time-outs; `ready` tells, in order, which of the [sockets](Self::sockets) are ready.
+    /// Serves sockets and timeouts. `ready` has a flag for each of the [sockets](Self::sockets).
     pub(super) fn poll(&mut self, ready: &[bool]) {
         let now = Instant::now();
         let listeners = self.sockets().0.len().min(ready.len());
@@ -142,14 +142,14 @@ impl Callers {
             .retain_mut(|session| !matches!(session.try_wait(), Ok(Some(_))));
     }
 
-    /// False if nobody waits to be accepted.
+    /// False if no connection is pending.
     fn accept(&mut self, index: usize, now: Instant) -> bool {
         let (mut stream, peer) = match self.listeners[index].accept() {
             Ok(accepted) => accepted,
             Err(cause) => {
                 use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
                 if !matches!(cause.kind(), ConnectionAborted | Interrupted | WouldBlock) {
-                    tracing::warn!(event = "accept-failed", node = self.node, %cause, "cannot accept callers");
+                    tracing::warn!(event = "accept-failed", node = self.node, %cause, "cannot accept connections of callers");
                     self.accepts_again_at = Some(now + ACCEPT_PAUSE);
                 }
                 return false;
@@ -160,12 +160,12 @@ impl Callers {
             _ => Greeting::draw(),
         };
         // The send buffer of a new connection has room for it.
-        let greeted = greeting.and_then(|greeting| {
+        let sent = greeting.and_then(|greeting| {
             stream.set_nonblocking(true)?;
             stream.write_all(greeting.bytes())?;
             Ok(greeting)
         });
-        let greeting = match greeted {
+        let greeting = match sent {
             Ok(greeting) if greeting != Greeting::busy() => greeting,
             Ok(_) => {
                 self.refused(now, peer, "too many sessions are running");
@@ -186,15 +186,15 @@ impl Callers {
             received: 0,
             until: now + PROOF_TIMEOUT,
         });
-        if let Some(caller) = self.one_too_many(is_known) {
-            caller.end(Greeting::busy());
-            self.refused(now, caller.peer, "it gave way to a later caller");
+        if let Some(caller) = self.take_displaced(is_known) {
+            caller.send_reason(Greeting::busy());
+            self.refused(now, caller.peer, "it was displaced by a later caller");
         }
         true
     }
 
-    /// The caller that has to go, if there are too many: the oldest of the address with the most.
-    fn one_too_many(&mut self, is_known: bool) -> Option<Caller> {
+    /// The caller that is displaced if there are too many: the oldest of the address with the most.
+    fn take_displaced(&mut self, is_known: bool) -> Option<Caller> {
         let alike = |caller: &&Caller| caller.is_known == is_known;
         if self.unproven.iter().filter(alike).count() <= MAX_UNPROVEN {
             return None;
@@ -204,9 +204,9 @@ impl Callers {
             *counts.entry(source(caller.peer)).or_default() += 1;
         }
         let most = counts.values().copied().max();
-        let goes =
+        let is_displaced =
             |caller: &Caller| alike(&caller) && counts.get(&source(caller.peer)).copied() == most;
-        let index = self.unproven.iter().position(goes)?;
+        let index = self.unproven.iter().position(is_displaced)?;
         self.unproven.remove(index)
     }
 
@@ -225,7 +225,7 @@ impl Callers {
                     self.start_session(caller);
                 }
                 Progress::Proof => {
-                    caller.end(Greeting::other_key());
+                    caller.send_reason(Greeting::other_key());
                     self.refused(now, caller.peer, "it holds another cluster key");
                 }
             }
@@ -280,7 +280,7 @@ impl Callers {
     }
 }
 
-/// What counts as one address: whoever has one of IPv6 has 2^64.
+/// The address that callers are counted by; for IPv6 the /64 prefix, which one host may own.
 fn source(peer: SocketAddr) -> IpAddr {
     match peer.ip().to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -289,8 +289,8 @@ fn source(peer: SocketAddr) -> IpAddr {
 }
 
 impl Caller {
-    /// Tells why no call comes of it, as far as the send buffer takes it.
-    fn end(&self, why: Greeting) {
+    /// Sends the reason for ending the connection, as far as the send buffer takes it.
+    fn send_reason(&self, why: Greeting) {
         let _may_be_gone = (&self.stream).write_all(why.bytes());
     }
 

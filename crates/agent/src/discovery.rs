@@ -1,9 +1,9 @@
-//! How nodes discover each other: a node announces itself when it starts, and those that receive
-//! the announcement add it to the membership. No sockets here, so that a thousand run in a test.
+//! Discovery of nodes: a node announces itself when it starts, and receivers of the announcement add
+//! it to the membership. There are no sockets here, so that a test can run a thousand nodes.
 //!
-//! All nodes of a segment receive an announcement; about [`GREETERS`] of them answer, so that a
-//! newcomer is not flooded. From then on news travels with the membership protocol, and
-//! announcements become rare: the more nodes, the rarer.
+//! All nodes of a segment receive an announcement, and about [`RESPONDERS`] of them respond, so that a
+//! new node is not flooded. Further changes travel with the membership protocol, and announcements
+//! become rare: the more nodes, the rarer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,27 +15,28 @@ use rand::{RngExt, SeedableRng};
 use super::member::Member;
 use super::membership::Membership;
 
-/// How many nodes answer an announcement, on average.
-const GREETERS: u32 = 3;
-/// Between the first announcements, which may be lost; doubles each time.
+/// Average number of nodes that respond to an announcement.
+const RESPONDERS: u32 = 3;
+/// First time between announcements, which may be lost; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// How many of them are sent even if other nodes are known.
+/// Number of first announcements even if other nodes are known.
 const FIRST_COUNT: u32 = 3;
-/// How many a node sends at this pace that knows no other: answers are lost where strangers fill queues.
+/// Number of announcements at the first rate while no other node is known: responses are lost when
+/// attackers fill queues.
 const ALONE_COUNT: u32 = 30;
-/// Between later announcements of such a node.
+/// Time between later announcements of a node that knows no other.
 const ALONE_PAUSE: Duration = Duration::from_secs(10);
-/// Between announcements of a node that does, or [`FOR_EACH`] for each node if that is longer: they
-/// reach newcomers that were cut off from all others when they started.
+/// Time between announcements of a node that knows others, or [`FOR_EACH`] times the number of nodes
+/// if that is longer. They reach new nodes that were cut off from all others when they started.
 const RARE_PAUSE: Duration = Duration::from_secs(60);
 const FOR_EACH: Duration = Duration::from_secs(1);
 
 /// How long after its start an agent gives way to another with its number.
 const FIRST_TIME: Duration = Duration::from_secs(10);
-/// Between two warnings that there is one.
+/// Time between two warnings about a duplicate number.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
-/// Another node has this node's number, and had it first.
+/// Another node already uses this node's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
     /// Addresses of the other node.
@@ -43,12 +44,12 @@ pub(super) struct Taken {
     pub(super) age: Duration,
 }
 
-/// What to send in response to an announcement.
+/// What to send after an announcement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
-    /// An announcement of this node, to an address of another.
+    /// An announcement of this node, to an address of the other.
     Announce(Announcement, SocketAddr),
-    /// The packet as received, to the node whose number it claims, where that has answered.
+    /// The received packet, to the node that holds the number and has responded from this address.
     Forward(SocketAddr),
 }
 
@@ -59,7 +60,7 @@ pub(super) struct Discovery {
     next: Duration,
     pause: Duration,
     sent: u32,
-    /// When another node with this node's number is logged again.
+    /// When a duplicate number is logged again.
     next_warning: Duration,
     random: StdRng,
     /// Announcements of other clusters.
@@ -85,17 +86,17 @@ impl Discovery {
         &self.cluster
     }
 
-    /// Announcements received from other clusters.
+    /// Number of announcements received from other clusters.
     pub(super) fn foreign(&self) -> u64 {
         self.foreign
     }
 
-    /// When [`due`](Self::due) has something to announce.
+    /// When [`due`](Self::due) returns an announcement.
     pub(super) fn next_deadline(&self) -> Duration {
         self.next
     }
 
-    /// What is to be announced now, if anything.
+    /// The announcement to send now, if it is time.
     pub(super) fn due(&mut self, now: Duration, membership: &Membership) -> Option<Announcement> {
         if now < self.next {
             return None;
@@ -112,7 +113,7 @@ impl Discovery {
         } else {
             RARE_PAUSE.max(FOR_EACH * others)
         };
-        // Not all at once, when they were started at once.
+        // Randomised, so that nodes that were started together do not send together.
         self.next = now + pause.mul_f64(self.random.random_range(0.75..1.25));
         Some(self.announcement(now, membership))
     }
@@ -123,11 +124,11 @@ impl Discovery {
         membership.own().announcement(&self.cluster, age_ms)
     }
 
-    /// Handles an announcement that was sent to this node alone, or to all. Anybody may have
-    /// written it, for any address: what it causes there is no more than `packet_bytes`.
+    /// Handles an announcement that was sent to this node or broadcast. The packet may be forged, with
+    /// any source address: what is sent to that address is not longer than `packet_bytes`.
     ///
     /// # Errors
-    /// [`Taken`]: this node has to stop.
+    /// [`Taken`]: this node must stop.
     pub(super) fn on_announcement(
         &mut self,
         now: Duration,
@@ -141,35 +142,40 @@ impl Discovery {
             return Ok(None);
         }
         if announcement.node.0 == membership.own().node {
-            return self.on_namesake(now, announcement, membership);
+            return self.on_duplicate_nid(now, announcement, membership);
         }
         if announcement.taken != 0 {
             return Ok(None);
         }
         let others = u32::try_from(membership.members().count()).unwrap_or(u32::MAX);
-        let greets = !to_all || self.random.random_range(0..=others) < GREETERS;
-        if !greets {
+        let responds = !to_all || self.random.random_range(0..=others) < RESPONDERS;
+        if !responds {
             return Ok(None);
         }
         let member = Member::of_announcement(announcement);
         match membership.member(member.node) {
             Some(known) if known.life == member.life => {}
-            // If the known node is alive it answers itself; if not, it will soon be known as gone,
-            // and the newcomer announces itself again.
+            // If the known node is up, it responds itself; if not, it will soon be known as down, and
+            // the new node announces itself again.
             Some(known) if known.facts.addresses[..1] != member.facts.addresses[..1] => {
                 let directories = known.facts.directories().into_iter();
                 let mut there = directories.filter(|at| membership.is_at(known.node, *at));
                 return Ok(there.next().map(Response::Forward));
             }
-            // All who greet spend as much together as the packet weighs.
-            _ => membership.ask(now, &member, true, &mut (packet_bytes / GREETERS as usize)),
+            // All responding nodes together send no more bytes than the announcement has.
+            _ => membership.challenge_member(
+                now,
+                &member,
+                true,
+                &mut (packet_bytes / RESPONDERS as usize),
+            ),
         }
         Ok(None)
     }
 
-    /// Of two nodes with one number the younger gives way, if it has just started: nobody who is
-    /// there is ended by packets. Each measures its age by its own clock.
-    fn on_namesake(
+    /// Of two nodes with one number the younger one stops, if it has just started, so that forged
+    /// packets cannot end older ones. Each measures its age by its own clock.
+    fn on_duplicate_nid(
         &mut self,
         now: Duration,
         announcement: &Announcement,
@@ -180,7 +186,7 @@ impl Discovery {
             return Ok(None);
         }
         let is_older = (announcement.age_ms, announcement.life) > (own.age_ms, own.life);
-        // Only a node that has received from this incarnation can name it, so no old packet ends it.
+        // Only a node that has received a packet of this incarnation knows it, so old packets have no effect.
         if announcement.taken == own.life && is_older && now < self.begun + FIRST_TIME {
             return Err(Taken {
                 by: announcement.facts.directories(),
@@ -190,13 +196,13 @@ impl Discovery {
         if now >= self.next_warning {
             self.next_warning = now + WARN_EVERY;
             tracing::warn!(
-                event = "namesake",
+                event = "duplicate-nid",
                 node = own.node.0,
                 address = ?announcement.facts.directories(),
                 "another node has this node's number: give one of the two another (--nid)"
             );
         }
-        // The answer ends a younger one; an older one has to announce that itself.
+        // The response ends a younger node; an older one must announce itself.
         if announcement.taken != 0 && is_older {
             return Ok(None);
         }
@@ -241,13 +247,13 @@ mod tests {
             };
             discovery.on_announcement(begun + after, &said, false, 200, &mut membership)
         };
-        // Who has not heard which run this is cannot end it.
+        // An attacker who does not know the incarnation cannot end the node.
         let soon = Duration::from_secs(1);
         for guess in [1, 4, 6, u64::MAX] {
             assert_eq!(hear(&mut discovery, soon, guess), Ok(None), "{guess}");
         }
         assert!(hear(&mut discovery, soon, 5).is_err());
-        // From then on nobody can, and it is logged, not for each packet.
+        // Later no packet ends the node; the conflict is logged at a limited rate.
         assert_eq!(hear(&mut discovery, FIRST_TIME, 5), Ok(None));
         let warned = discovery.next_warning;
         assert_eq!(warned, begun + FIRST_TIME.max(soon + WARN_EVERY));

@@ -1,5 +1,5 @@
-//! The jobs that agents of a node have started: one file each, locked by its session while that
-//! lives. So the next agent knows them, and a killed session no longer counts.
+//! The jobs that agents of a node have started: one file each, locked by its session. A restarted
+//! agent therefore knows them, and a killed session no longer counts.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,16 +13,16 @@ use serde::{Deserialize, Serialize};
 /// A running job, for `dipole agent status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct JobStatus {
-    /// The process id of its session, the ancestor of all its processes.
+    /// Process id of its session, the ancestor of all its processes.
     pub(super) pid: u32,
-    /// Who requested it, as the caller claims.
+    /// User and host, as the caller claims.
     pub(super) who: String,
-    /// The address of the caller.
+    /// Address of the caller.
     pub(super) peer: String,
     pub(super) command: String,
-    /// How many ranks it may have here.
+    /// Number of ranks that it may start here.
     pub(super) ranks: u32,
-    /// Seconds since 1970.
+    /// Start time in seconds since 1970.
     pub(super) since: u64,
 }
 
@@ -33,13 +33,13 @@ impl JobStatus {
     }
 }
 
-/// The jobs of a node, locked: no job starts or ends its entry meanwhile.
+/// The jobs of a node, locked: no job is added or removed meanwhile.
 pub(super) struct Jobs {
     folder: PathBuf,
     _turn: File,
 }
 
-/// A job is listed as long as this lives.
+/// Entry of a job, which is listed until this is dropped.
 pub(super) struct Entry {
     path: PathBuf,
     _lock: File,
@@ -61,7 +61,7 @@ impl Jobs {
         })
     }
 
-    /// Those still running; entries of dead sessions are removed.
+    /// Running jobs. Removes the entries of dead sessions.
     pub(super) fn living(&self) -> io::Result<Vec<JobStatus>> {
         let mut living = Vec::new();
         for entry in std::fs::read_dir(&self.folder)? {
@@ -69,7 +69,7 @@ impl Jobs {
             if path.extension().is_none_or(|extension| extension != "job") {
                 continue;
             }
-            // A session that ends just now removes its file.
+            // A session that is just ending has removed its file.
             let Ok(file) = File::open(&path) else {
                 continue;
             };
@@ -130,7 +130,7 @@ mod tests {
         let second = JobStatus { pid: 78, ..job };
         let second = Jobs::of(&registry).unwrap().add(&second).unwrap();
         assert_eq!(known(), [77, 78]);
-        // As when the process is killed: the lock goes, the file stays.
+        // As after a kill: the lock is released, the file stays.
         let left = second.path.clone();
         let Entry { _lock: lock, .. } = &second;
         flock(lock, FlockOperation::Unlock).unwrap();

@@ -1,10 +1,9 @@
-//! `dipole agent`: one process of a node that answers for it whatever the node's other processes
-//! do, and knows the other nodes. No message of a program passes through it.
+//! `dipole agent`: the daemon of a node. It answers look-ups for the node whatever the node's other
+//! processes do, and tracks the other nodes. Messages of programs do not pass through it.
 
 #![forbid(unsafe_code)]
 
 mod announcer;
-mod broker;
 mod callers;
 mod discovery;
 mod fd_store;
@@ -20,7 +19,6 @@ mod scrape;
 mod segment;
 mod serve;
 mod session;
-mod standby;
 mod status;
 mod toml_lines;
 
@@ -33,49 +31,35 @@ use dipole_node::hosts::Hosts;
 use dipole_node::registry::{DirectoryLockError, Registry, RegistryError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
-use broker::BrokerError;
 #[doc(hidden)]
 pub use membership::take_anything;
 pub use metrics::metrics;
 use options::NodeOptions;
 use rules::RulesError;
 pub use session::{SessionArgs, session};
-pub use standby::{StandbyArgs, standby};
 
-/// Answer for this node and watch the others.
+/// Answer look-ups for this node and track the other nodes.
 ///
-/// One per node and user, started by hand, by a service manager or at boot. Programs find each
-/// other without it; with it a process that computes for long, or is stopped, is not taken
-/// for dead, and `dipole agent status` lists the nodes. It can be stopped and started again under
-/// running jobs. DIPOLE_NID and DIPOLE_HOSTS say which node this is and where the others are; with
-/// --discover or --seed the nodes find each other without a hosts file. Programs without a hosts
-/// file reach all nodes that the agent of their node knows, and so does `dipole run --hosts agent`.
+/// One agent per node and user, started by hand, by a service manager or at boot. Programs find each
+/// other without it. With it, a process that computes for long, or is stopped, is not taken for dead,
+/// and `dipole agent status` lists the nodes. It can be stopped and restarted while jobs run.
+/// DIPOLE_NID is the number of this node and DIPOLE_HOSTS the file with the addresses of all nodes; with
+/// --discover or --seed the nodes find each other without a file. Programs without a hosts file reach
+/// all nodes that the agent of their node knows, and so does `dipole run --hosts agent`.
 ///
-/// With a cluster key (DIPOLE_KEY) it starts ranks for callers that prove to hold the same key, so
-/// that `dipole run --hosts` needs no ssh, as far as the rules of the machine's owner allow: a TOML
-/// file named by --rules or DIPOLE_AGENT_RULES, else $XDG_CONFIG_HOME/dipole/agent.toml if it
+/// With a cluster key (DIPOLE_KEY) it starts ranks for callers that prove that they hold the same key,
+/// so that `dipole run --hosts` needs no ssh. The owner of the machine can restrict that with rules: a
+/// TOML file named by --rules or DIPOLE_AGENT_RULES, else $XDG_CONFIG_HOME/dipole/agent.toml if it
 /// exists. It may set max-load (of the last minute, per core), hours (such as
 /// ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow", "refuse-others", "refuse") and
 /// max-ranks. With --json the log has one JSON object per line.
-///
-/// With CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW it grants unprivileged processes what the bpf link
-/// needs, as far as the administrator of the machine allows: a TOML file named by --interfaces or
-/// DIPOLE_AGENT_INTERFACES, else /etc/dipole/interfaces.toml if it exists. It may set
-/// rings-per-user (64), and for each interface, an entry of the array "interface", its name, users
-/// and groups (names, numbers, or "*") that get a ring, raw-users and raw-groups that also get a
-/// socket for raw frames, and ring-bytes, the longest ring (1048576). Processes connect to
-/// DIPOLE_BROKER (/run/dipole/broker). The file must belong to root or the agent's user, and nobody
-/// else may write to it; it is read when the agent starts.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
-    /// The owner's rules about work for others
+    /// File with the owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// The administrator's file about interfaces whose rings are granted
-    #[arg(long, value_name = "FILE")]
-    interfaces: Option<PathBuf>,
-    /// Serve the counters of this user's processes here to Prometheus: http://ADDRESS:PORT/metrics,
-    /// to whoever can reach the address
+    /// Serve the counters of this user's processes to Prometheus: http://ADDRESS:PORT/metrics, for any
+    /// client that can reach the address
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     /// Number of this node [default: $DIPOLE_NID, else 1]
@@ -84,23 +68,23 @@ pub struct AgentArgs {
     #[command(flatten)]
     node: NodeOptions,
     #[command(subcommand)]
-    what: Option<What>,
+    command: Option<AgentCommand>,
 }
 
 impl AgentArgs {
-    /// True for the agent itself, false for commands that ask it.
+    /// True for the agent itself, false for commands that query it.
     pub fn serves(&self) -> bool {
-        self.what.is_none()
+        self.command.is_none()
     }
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
-    /// Show what the agent of this node knows
+enum AgentCommand {
+    /// Show the state of this node's agent
     Status,
 }
 
-/// Why there is no agent.
+/// Why the agent cannot run, or cannot be queried.
 #[derive(Debug, thiserror::Error)]
 enum AgentError {
     #[error(transparent)]
@@ -117,7 +101,7 @@ enum AgentError {
         expected: String,
     },
     #[error(
-        "no interface of this machine is up with a network address; name the addresses \
+        "no interface of this machine is up with a network address; set the addresses \
          of this node with --bind"
     )]
     NoInterface,
@@ -137,14 +121,12 @@ enum AgentError {
     DirectoryLock(#[from] DirectoryLockError),
     #[error(transparent)]
     Rules(#[from] RulesError),
-    #[error(transparent)]
-    Broker(#[from] BrokerError),
     #[error(
         "an agent starts no work without a cluster key: set {} to its file",
         variables::KEY
     )]
     NoKey,
-    #[error("a caller hung up: {0}")]
+    #[error("a caller disconnected: {0}")]
     Caller(io::Error),
     #[error(
         "cannot listen at {address} (TCP) for work: {cause}; stop the process that does \
@@ -155,7 +137,7 @@ enum AgentError {
         cause: io::Error,
     },
     #[error(
-        "cannot listen at {address} (TCP) for readers of counters: {cause}; choose another address or \
+        "cannot listen at {address} (TCP) to serve counters: {cause}; choose another address or \
          port with --metrics"
     )]
     Metrics {
@@ -168,31 +150,31 @@ enum AgentError {
         cause: io::Error,
     },
     #[error(
-        "no agent answers at {socket}: {cause}; start one with `dipole agent`, with the same \
+        "no agent listens at {socket}: {cause}; start one with `dipole agent`, with the same \
          DIPOLE_NID and runtime directory"
     )]
     NoAgent { socket: PathBuf, cause: io::Error },
-    #[error("cannot read the agent's answer: {cause}; is it another version?")]
+    #[error("cannot read the status of the agent: {cause}; is it another version?")]
     Status { cause: serde_json::Error },
 }
 
-/// Runs the agent until it is told to stop, or prints what it knows.
+/// Runs the agent until a signal stops it, or prints its status.
 ///
 /// # Errors
-/// Why there is no agent, or none that answers; writing to `out` failed.
+/// The agent cannot run or does not reply, or writing to `out` failed.
 pub fn execute(
     args: &AgentArgs,
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    match args.what {
+    match args.command {
         None => Ok(run(args, json)?),
-        Some(What::Status) => show(args.nid, json, out),
+        Some(AgentCommand::Status) => show(args.nid, json, out),
     }
 }
 
-/// Configuration and registry of this node, or of the one given.
-fn opened(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
+/// Opens the configuration and the registry of this node, or of `nid`.
+fn open_node(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
     let mut config = Config::from_env().map_err(AgentError::Config)?;
     if let Some(node) = nid {
         config.act_as(node).map_err(AgentError::Config)?;
@@ -202,9 +184,9 @@ fn opened(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
 }
 
 fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
-    let (mut config, registry) = opened(args.nid)?;
-    // Nodes that an earlier agent discovered do not bind this one.
-    if config.hosts.is_of_agent() {
+    let (mut config, registry) = open_node(args.nid)?;
+    // Nodes that an earlier agent discovered are discovered again.
+    if config.hosts.is_from_agent() {
         config.hosts = Hosts::local_only(config.node);
         config.settle();
     }
@@ -216,10 +198,10 @@ fn show(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let (_, registry) = opened(nid)?;
+    let (config, registry) = open_node(nid)?;
     let text = status::request(&registry)?;
     let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
-    let status = status::completed(status, &registry)?;
+    let status = status::completed(status, &registry, &config.broker)?;
     match json {
         true => writeln!(out, "{}", serde_json::to_string(&status)?)?,
         false => write!(out, "{}", status::table(&status))?,

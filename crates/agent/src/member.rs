@@ -1,4 +1,4 @@
-//! A node as its agent describes it to other agents.
+//! The description of a node that its agent sends to other agents.
 
 use std::time::SystemTime;
 
@@ -9,21 +9,21 @@ use dipole_naming::registry::{Announcement, NodeFacts};
 use foca::Identity;
 use serde::{Deserialize, Serialize};
 
-/// A node as its agent describes it to other agents; what is received is checked first.
+/// Description of a node. It is validated when it is received.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "(u32, u64, NodeFacts)")]
 pub(super) struct Member {
     pub(super) node: u32,
-    /// Its incarnation; of two, the later one is right.
+    /// Incarnation of the agent. Of two, the later one is valid.
     pub(super) life: u64,
     pub(super) facts: NodeFacts,
 }
 
-/// As postcard has a structure: its fields in turn.
+/// From the fields in the order in which postcard encodes them.
 impl TryFrom<(u32, u64, NodeFacts)> for Member {
     type Error = &'static str;
 
-    /// The bounds of announcements hold here too.
+    /// Applies the limits of announcements.
     fn try_from((node, life, facts): (u32, u64, NodeFacts)) -> Result<Member, Self::Error> {
         match node != 0 && facts.is_valid() {
             true => Ok(Member { node, life, facts }),
@@ -32,7 +32,7 @@ impl TryFrom<(u32, u64, NodeFacts)> for Member {
     }
 }
 
-/// An incarnation that begins now.
+/// The incarnation of an agent that starts now.
 pub(super) fn now_as_life() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(1, |since| {
@@ -40,8 +40,8 @@ pub(super) fn now_as_life() -> u64 {
     })
 }
 
-/// True if an incarnation is later than another. They are compared like serial numbers, on a
-/// circle: there is a later one to each, so no number that somebody names is the last word.
+/// True if an incarnation is later than another. They are compared like serial numbers (RFC 1982):
+/// every one has a later one, so that no forged number is final.
 pub(super) fn is_later(life: u64, other: u64) -> bool {
     match life.wrapping_sub(other) {
         0 => false,
@@ -52,7 +52,7 @@ pub(super) fn is_later(life: u64, other: u64) -> bool {
 
 const HALF: u64 = 1 << 63;
 
-/// An incarnation later than another by so many microseconds; never 0, which is none.
+/// An incarnation that is later by this time; never 0, which means none.
 pub(super) fn later_by(life: u64, microseconds: u64) -> u64 {
     life.wrapping_add(microseconds).max(1)
 }
@@ -76,7 +76,7 @@ impl Member {
         }
     }
 
-    /// As a line of a hosts file; `None` if it has no address.
+    /// As an entry of a hosts file; `None` without addresses.
     pub(super) fn host(&self) -> Option<Host> {
         let (address, interfaces) = self.facts.addresses.split_first()?;
         Some(Host {
@@ -89,7 +89,7 @@ impl Member {
         })
     }
 
-    /// What it announces of itself.
+    /// The announcement of this node.
     pub(super) fn announcement(&self, cluster: &str, age_ms: u64) -> Announcement {
         Announcement {
             cluster: cluster.to_owned(),

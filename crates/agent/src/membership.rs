@@ -1,14 +1,14 @@
-//! Which nodes are up: the SWIM protocol (by the crate foca) as a machine of packets and time, so
-//! that a thousand of them run in a test.
+//! Tracks which nodes are up with the SWIM protocol (crate foca), as a state machine of packets and
+//! time, so that a test can run a thousand of them.
 //!
-//! Every few seconds a node probes one other, directly and then through others; news travels on
-//! those packets. So what a node sends does not grow with their number. Besides, two nodes
-//! synchronise what they know (`sync`): always after joining, then rarely.
+//! Every few seconds a node probes one other node, directly and then through others. Changes are
+//! piggybacked on these packets, so the traffic of a node does not grow with the number of nodes. In
+//! addition pairs of nodes synchronise their state (`sync`): after joining, then rarely.
 //!
-//! What arrives is judged here before foca sees it: whoever has not answered a challenge is not
-//! listened to, and an address that has not answered one gets nothing else (`contacts`). With a
-//! cluster key members are believed what they say of others; without one a node is there only if it
-//! has answered itself.
+//! Packets are checked here before foca sees them: packets from a node that has not answered a
+//! challenge are dropped, and an address that has not answered one gets nothing but challenges
+//! (`contacts`). With a cluster key, members are believed about other nodes; without one a node is
+//! up only if it has answered itself.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use dipole_naming::key::{ClusterKey, MacKey, random_bytes};
 use foca::{
-    AccumulatingRuntime, Codec, Config, Foca, Header, Message, NoCustomBroadcast,
-    OwnedNotification, PeriodicParams, PostcardCodec, State, Timer,
+    AccumulatingRuntime, Config, Foca, Message, NoCustomBroadcast, OwnedNotification,
+    PeriodicParams, PostcardCodec, State, Timer,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -27,58 +27,59 @@ use rand::{RngExt, SeedableRng};
 use super::member::{Member, is_later, later_by};
 pub(super) use auth::is_membership;
 use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth, Received};
-use contacts::{Contacts, digest, plain};
+use contacts::{Contacts, canonical, digest};
+use swim::{Swim, is_indirect};
 use sync::Digests;
 pub use trial::take_anything;
 
-/// Longest packet: any network carries it in one piece.
+/// Longest packet, which any network carries without fragmentation.
 const MAX_PACKET_BYTES: usize = 1200;
-/// Most bytes of SWIM data or members in it.
+/// Maximum size of SWIM data or members in it.
 const MAX_DATA_BYTES: usize = MAX_PACKET_BYTES - EXTRA_BYTES;
 const PROBE_EVERY: Duration = Duration::from_secs(2);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const SUSPECT_FOR: Duration = Duration::from_secs(2);
 const GOSSIP_EVERY: Duration = Duration::from_secs(1);
-/// How often a node synchronises with another, so that lost news arrives after all.
+/// How often a node synchronises with another, to recover lost changes.
 const SYNC_EVERY: Duration = Duration::from_secs(5);
-/// How soon after learning something that way.
+/// How soon it synchronises again after a change.
 const SYNC_SOON: Duration = Duration::from_millis(250);
-/// How soon the same node is asked for more.
+/// How soon it queries the same node for more.
 const SYNC_NEXT: Duration = Duration::from_millis(10);
 const GOSSIP_MEMBERS: usize = 3;
 const INDIRECT_PROBES: usize = 3;
 const TRANSMISSIONS: u8 = 12;
-/// How many nodes of the hosts file a node that knows no other contacts at a time.
-const FIRST_HELLOS: usize = 3;
-const FIRST_HELLOS_EVERY: Duration = Duration::from_millis(250);
-/// How long after its start a node contacts all that are missing as often: strangers may fill their
-/// queues, or its own.
+/// Number of nodes of the hosts file that a node without other nodes contacts at a time.
+const FIRST_CONTACTS: usize = 3;
+const FIRST_CONTACTS_EVERY: Duration = Duration::from_millis(250);
+/// How long after its start a node contacts all missing nodes at that rate: attackers may fill its
+/// queues or theirs.
 const YOUNG_FOR: Duration = Duration::from_secs(30);
-/// How often a missing node is contacted: it may be up, or have been cut off.
-const HELLO_EVERY: Duration = Duration::from_secs(5);
-/// How long a node is remembered as gone.
+/// How often a missing node is contacted: it may be up, or have been unreachable.
+const CONTACT_EVERY: Duration = Duration::from_secs(5);
+/// How long a node that is down is remembered.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
-/// Nodes that are known at once, those that are gone included.
+/// Maximum number of known nodes, including those that are down.
 pub(super) const MAX_MEMBERS: usize = 1 << 14;
-/// Between two new incarnations of this node, whatever others say of it.
+/// Minimum time between two new incarnations of this node.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
 /// A change of the membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    Came(Member),
-    /// Dead or left.
-    Went(Member),
-    /// Another incarnation replaces the known one.
-    Returned(Member),
-    /// Others took this node for gone; it has corrected them.
-    Mistaken,
-    /// Others knew an incarnation of this node that began so much later than it did by its clock.
+pub(super) enum MembershipEvent {
+    Up(Member),
+    /// The node has died or left.
+    Down(Member),
+    /// A new incarnation has replaced the known one.
+    Restarted(Member),
+    /// Other nodes took this node for dead; it has corrected them.
+    FalseSuspicion,
+    /// Other nodes knew an incarnation of this node that started this much later by its clock.
     ClockSetBack(Duration),
 }
 
-/// Random numbers that nobody else knows.
+/// Random numbers that only this node knows.
 pub(super) struct Secrets {
     run: u64,
     seed: u64,
@@ -100,31 +101,31 @@ pub(super) struct Membership {
     runtime: AccumulatingRuntime<Member>,
     random: StdRng,
     auth: PacketAuth,
-    /// By deadline, then in the order they were set.
+    /// By deadline, then in the order in which they were set.
     timers: BTreeMap<(Duration, u64), Timer<Member>>,
     set: u64,
-    news: Vec<News>,
+    events: Vec<MembershipEvent>,
     queued: Vec<Queued>,
     contacts: Contacts,
-    /// The other nodes that are up.
+    /// Other nodes that are up.
     up: BTreeMap<u32, Member>,
-    /// The last incarnation of those that are gone, and since when.
-    gone: BTreeMap<u32, (u64, Duration)>,
-    /// When this node may begin another incarnation.
+    /// Last incarnation of nodes that are down, and since when.
+    down: BTreeMap<u32, (u64, Duration)>,
+    /// When this node may start another incarnation.
     next_renewal: Duration,
     next_prune: Duration,
-    /// The nodes of the hosts file.
+    /// Nodes of the hosts file.
     known: Vec<Member>,
-    next_hello: Duration,
+    next_contact_at: Duration,
     young_until: Option<Duration>,
-    hellos: usize,
+    next_contact: usize,
     sync: Sync,
 }
 
-/// What is to be sent to another agent.
+/// A packet to be sent to another agent.
 #[derive(Debug)]
 enum Queued {
-    /// `is_urgent`: the usual path may have failed, all are to be tried.
+    /// If `is_urgent`, the usual path may have failed, so all paths are used.
     Member {
         to: Member,
         body: Body,
@@ -133,7 +134,7 @@ enum Queued {
     Address(SocketAddr, Vec<u8>),
 }
 
-/// The next synchronisation.
+/// State of synchronisation.
 #[derive(Debug)]
 struct Sync {
     next: Duration,
@@ -144,7 +145,7 @@ struct Sync {
 }
 
 impl Membership {
-    /// A node that knows where others may be. With a key, only others that hold it count.
+    /// `known` are nodes of the hosts file. With a key, only nodes that hold it are members.
     pub(super) fn new(
         own: Member,
         known: Vec<Member>,
@@ -161,7 +162,7 @@ impl Membership {
             remove_down_after: Some(FORGET_AFTER),
             max_packet_size: nonzero(MAX_DATA_BYTES),
             notify_down_members: true,
-            // Sync does more with less.
+            // Synchronisation does more with fewer packets.
             periodic_announce: None,
             periodic_announce_to_down_members: None,
             periodic_gossip: Some(PeriodicParams {
@@ -170,21 +171,21 @@ impl Membership {
             }),
         };
         Membership {
-            hellos: own.node as usize,
+            next_contact: own.node as usize,
             auth: PacketAuth::new(key, own.node, run, own.facts.port),
             foca: Foca::new(own, config, StdRng::seed_from_u64(seed), PostcardCodec),
             runtime: AccumulatingRuntime::new(),
             timers: BTreeMap::new(),
             set: 0,
-            news: Vec::new(),
+            events: Vec::new(),
             queued: Vec::new(),
             contacts: Contacts::new(tokens),
             up: BTreeMap::new(),
-            gone: BTreeMap::new(),
+            down: BTreeMap::new(),
             next_renewal: Duration::ZERO,
             next_prune: Duration::ZERO,
             known,
-            next_hello: Duration::ZERO,
+            next_contact_at: Duration::ZERO,
             young_until: None,
             random: StdRng::seed_from_u64(seed.rotate_left(32)),
             sync: Sync {
@@ -196,16 +197,22 @@ impl Membership {
         }
     }
 
-    /// Asks a node that is said to be somewhere; it is added once it has answered there, and
-    /// greeted if it has said so itself. Challenges take no more bytes than `credit`.
-    pub(super) fn ask(&mut self, now: Duration, member: &Member, greet: bool, credit: &mut usize) {
+    /// Challenges a node that is reported to have these addresses. It is added when it answers from
+    /// one of them, and also contacted if `greet`. Challenges use at most `credit` bytes.
+    pub(super) fn challenge_member(
+        &mut self,
+        now: Duration,
+        member: &Member,
+        contact: bool,
+        credit: &mut usize,
+    ) {
         if self.is_full_for(member.node) {
             return;
         }
-        for at in member.facts.directories().into_iter().map(plain) {
+        for at in member.facts.directories().into_iter().map(canonical) {
             let challenge = self.challenge(now, member.node, at);
             if let Some(left) = credit.checked_sub(challenge.len())
-                && self.contacts.hint(now, at, member, greet)
+                && self.contacts.add_hint(now, at, member, contact)
             {
                 *credit = left;
                 self.queued.push(Queued::Address(at, challenge));
@@ -213,19 +220,21 @@ impl Membership {
         }
     }
 
-    /// This node as others know it.
+    /// This node's own description.
     pub(super) fn own(&self) -> &Member {
         self.foca.identity()
     }
 
-    /// True if the node has answered at this address.
+    /// True if the node has answered from this address.
     pub(super) fn is_at(&self, node: u32, address: SocketAddr) -> bool {
-        self.contacts.via(node, plain(address)).is_some()
+        self.contacts
+            .reply_address(node, canonical(address))
+            .is_some()
     }
 
     fn is_full_for(&self, node: u32) -> bool {
-        let is_known = self.up.contains_key(&node) || self.gone.contains_key(&node);
-        !is_known && self.up.len() + self.gone.len() >= MAX_MEMBERS
+        let is_known = self.up.contains_key(&node) || self.down.contains_key(&node);
+        !is_known && self.up.len() + self.down.len() >= MAX_MEMBERS
     }
 
     fn challenge(&mut self, now: Duration, node: u32, at: SocketAddr) -> Vec<u8> {
@@ -239,30 +248,30 @@ impl Membership {
         &self.known
     }
 
-    /// A node that is up.
+    /// A node, if it is up.
     pub(super) fn member(&self, node: u32) -> Option<&Member> {
         self.up.get(&node)
     }
 
-    /// Contacts the next missing nodes; agents begin with different ones.
+    /// Contacts the next missing nodes. Agents start with different ones.
     fn contact_missing(&mut self, now: Duration) {
         let is_missing = |member: &&Member| !self.up.contains_key(&member.node);
         let missing: Vec<Member> = self.known.iter().filter(is_missing).cloned().collect();
         let is_young = now < *self.young_until.get_or_insert(now + YOUNG_FOR);
         let (count, every) = match self.up.is_empty() || is_young {
-            true => (FIRST_HELLOS, FIRST_HELLOS_EVERY),
-            false => (1, HELLO_EVERY),
+            true => (FIRST_CONTACTS, FIRST_CONTACTS_EVERY),
+            false => (1, CONTACT_EVERY),
         };
         for _ in 0..count.min(missing.len()) {
-            let unknown = missing[self.hellos % missing.len()].clone();
+            let unknown = missing[self.next_contact % missing.len()].clone();
             let done = self.foca.announce(unknown, &mut self.runtime);
-            self.after(now, done);
-            self.hellos += 1;
+            self.process_output(now, done);
+            self.next_contact += 1;
         }
-        self.next_hello = now + every;
+        self.next_contact_at = now + every;
     }
 
-    /// Asks a node for what it knows and this one does not.
+    /// Queries a node for changes that this one has missed.
     fn start_sync(&mut self, now: Duration) {
         let sync = &mut self.sync;
         let with = sync.with.take().and_then(|node| self.up.get(&node));
@@ -273,11 +282,11 @@ impl Membership {
         sync.next = now + sync.pause;
         sync.pause = (sync.pause * 2).min(SYNC_EVERY);
         sync.requests += 1;
-        // Every other request goes by all paths, in case one of them is down.
+        // Every other request uses all paths, in case one of them is down.
         let is_urgent = sync.requests.is_multiple_of(2);
         if let Some(with) = with.cloned() {
             let body = Body::SyncRequest(self.digests());
-            self.put(with, body, is_urgent);
+            self.queue(with, body, is_urgent);
         }
     }
 
@@ -286,15 +295,15 @@ impl Membership {
     }
 
     fn on_sync_request(&mut self, now: Duration, from: u32, other: Digests) {
-        // Only nodes known to be up are answered, at their known addresses.
+        // Only nodes that are up get a reply, at their known addresses.
         let Some(member) = self.up.get(&from).cloned() else {
             return;
         };
         let (own, first) = (self.digests(), self.random.random_range(0..sync::BUCKETS));
         let known = self.foca.iter_membership_state();
         if let Some(members) = sync::differences(&own, &other, known, first, MAX_DATA_BYTES) {
-            self.put(member, Body::SyncResponse(members), false);
-            // That node may in turn know what is unknown here.
+            self.queue(member, Body::SyncResponse(members), false);
+            // The other node may in turn have changes that are unknown here.
             let soon = now + SYNC_SOON;
             if self.sync.next > soon {
                 self.sync.next = soon;
@@ -313,13 +322,13 @@ impl Membership {
         if !self.up.contains_key(&from) {
             return;
         }
-        let (before, unspent) = (self.news.len(), *credit);
-        let updates = self.believed(now, members, credit);
+        let (before, unspent) = (self.events.len(), *credit);
+        let updates = self.accepted_updates(now, members, credit);
         let updates = updates.into_iter();
         let done = self.foca.apply_many(updates, false, &mut self.runtime);
-        self.after(now, done);
-        // There is more to learn where something was, be it whom to ask.
-        if self.news.len() > before || *credit < unspent {
+        self.process_output(now, done);
+        // A node with news, if only of nodes to challenge, may have more.
+        if self.events.len() > before || *credit < unspent {
             self.sync = Sync {
                 next: now + SYNC_NEXT,
                 pause: SYNC_SOON,
@@ -329,23 +338,23 @@ impl Membership {
         }
     }
 
-    /// Handles a packet. Those of strangers are counted, malformed ones ignored.
+    /// Handles a packet. Packets from outside the cluster are counted, malformed ones ignored.
     pub(super) fn on_packet(&mut self, now: Duration, from: SocketAddr, packet: &[u8]) {
         let Some(received) = self.auth.open(packet) else {
             return;
         };
-        let from = plain(from);
+        let from = canonical(from);
         let at = SocketAddr::new(from.ip(), received.port);
         let node = received.from;
         match received.body {
             Body::Challenge { token, .. } => return self.on_challenge(now, from, node, token),
-            Body::Answer { .. } => return self.on_answer(now, (at, from), &received),
+            Body::Response { .. } => return self.on_response(now, (at, from), &received),
             _ => {}
         }
         if !self.contacts.knows(at, from, (node, received.run)) {
-            self.auth.is_unproven();
+            self.auth.count_unproven();
             let challenge = self.challenge(now, node, at);
-            // Where it is heard: at the port of its directory strangers may have filled the queue.
+            // Sent to the source port: the queue of the directory's port may be full of an attacker's packets.
             if challenge.len() <= packet.len() {
                 self.queued.push(Queued::Address(from, challenge));
             }
@@ -359,35 +368,35 @@ impl Membership {
             Body::Swim(data) => self.on_swim(now, at, node, &data, &mut credit),
             Body::SyncRequest(digests) => self.on_sync_request(now, node, digests),
             Body::SyncResponse(members) => self.on_sync_response(now, node, members, &mut credit),
-            Body::Challenge { .. } | Body::Answer { .. } => {}
+            Body::Challenge { .. } | Body::Response { .. } => {}
         }
-        self.contacts.earn(node, credit);
+        self.contacts.add_credit(node, credit);
     }
 
     fn on_challenge(&mut self, now: Duration, from: SocketAddr, node: u32, token: [u8; 8]) {
         let up = self.up.get(&node).map(|member| member.life);
-        let gone = self.gone.get(&node).map(|(life, _)| later_by(*life, 1));
-        let answer = Body::Answer {
+        let gone = self.down.get(&node).map(|(life, _)| later_by(*life, 1));
+        let answer = Body::Response {
             token,
             digest: digest(self.foca.identity()),
             least_life: up.or(gone).unwrap_or(0).to_le_bytes(),
         };
         let answer = self.auth.seal(node, answer);
         self.queued.push(Queued::Address(from, answer));
-        // What made it ask was not taken.
+        // The packet that caused the challenge was dropped, so it is sent again.
         if let Some(body) = self.contacts.take_sent(now, node, from) {
             let packet = self.auth.seal(node, body);
             self.queued.push(Queued::Address(from, packet));
         }
     }
 
-    fn on_answer(
+    fn on_response(
         &mut self,
         now: Duration,
         (at, via): (SocketAddr, SocketAddr),
         received: &Received,
     ) {
-        let Body::Answer {
+        let Body::Response {
             token,
             digest: described,
             least_life,
@@ -397,32 +406,33 @@ impl Membership {
         };
         let node = received.from;
         let whose = (node, received.run);
-        if !self.contacts.answer(now, (at, via), token, whose) {
+        if !self.contacts.accept_response(now, (at, via), token, whose) {
             return;
         }
-        self.auth.begin(received);
-        self.outlive(now, u64::from_le_bytes(least_life));
+        self.auth.accept_run(received);
+        self.renew_incarnation(now, u64::from_le_bytes(least_life));
         if let Some(hint) = self.contacts.take_hint(at)
             && hint.member.node == node
             && digest(&hint.member) == described
         {
             let update = std::iter::once(foca::Member::alive(hint.member.clone()));
             let done = self.foca.apply_many(update, true, &mut self.runtime);
-            self.after(now, done);
-            if hint.greet {
+            self.process_output(now, done);
+            if hint.contact {
                 let done = self.foca.announce(hint.member, &mut self.runtime);
-                self.after(now, done);
+                self.process_output(now, done);
             }
         }
-        if let Some(body) = self.contacts.take_held(node, at) {
-            self.contacts.sent(now, vec![via], node, body.clone());
+        if let Some(body) = self.contacts.take_waiting(node, at) {
+            self.contacts
+                .record_sent(now, vec![via], node, body.clone());
             let packet = self.auth.seal(node, body);
             self.queued.push(Queued::Address(via, packet));
         }
     }
 
-    /// Others take no incarnation of this node that is earlier than `least`: begins a later one.
-    fn outlive(&mut self, now: Duration, least: u64) {
+    /// Other nodes reject incarnations of this node earlier than `least`: starts a later one.
+    fn renew_incarnation(&mut self, now: Duration, least: u64) {
         let own = self.foca.identity();
         if least == 0 || !is_later(least, own.life) || now < self.next_renewal {
             return;
@@ -434,19 +444,19 @@ impl Membership {
             ..own.clone()
         };
         let done = self.foca.change_identity(next, &mut self.runtime);
-        self.after(now, done);
-        // Connected again.
+        self.process_output(now, done);
+        // Makes foca active again.
         let done = self
             .foca
             .apply_many(std::iter::empty(), false, &mut self.runtime);
-        self.after(now, done);
-        self.news.push(match ahead < RENEW_EVERY {
-            true => News::Mistaken,
-            false => News::ClockSetBack(ahead),
+        self.process_output(now, done);
+        self.events.push(match ahead < RENEW_EVERY {
+            true => MembershipEvent::FalseSuspicion,
+            false => MembershipEvent::ClockSetBack(ahead),
         });
     }
 
-    /// Handles a packet of foca's from a node that has answered at `at`.
+    /// Handles SWIM data from a node that has answered from `at`.
     fn on_swim(
         &mut self,
         now: Duration,
@@ -459,41 +469,41 @@ impl Membership {
             header,
             head,
             updates,
-        }) = Swim::read(data)
+        }) = Swim::decode(data)
         else {
             return;
         };
-        // Nobody speaks for another, or of addresses that are not its own.
-        let mut addresses = header.src.facts.directories().into_iter().map(plain);
+        // Rejects packets on behalf of another node, or from an address that the sender does not own.
+        let mut addresses = header.src.facts.directories().into_iter().map(canonical);
         if header.src.node != node || !addresses.any(|own| own == at) || self.is_full_for(node) {
             return;
         }
         if header.message == Message::TurnUndead {
-            // Its answer says which incarnation it would take.
+            // The answer contains the incarnation that the sender would accept.
             if now >= self.next_renewal {
                 let challenge = self.challenge(now, node, at);
                 self.queued.push(Queued::Address(at, challenge));
             }
             return;
         }
-        let updates = self.believed(now, updates, credit);
-        let data = Swim::written(head, &updates);
+        let updates = self.accepted_updates(now, updates, credit);
+        let data = Swim::encode(head, &updates);
         let done = self.foca.handle_data(&data, &mut self.runtime);
-        self.after(now, done);
+        self.process_output(now, done);
     }
 
-    /// What is taken of what a member says about others. Those who are said to be somewhere are
-    /// asked, for no more bytes than `credit`.
-    fn believed(
+    /// Selects the updates of a member about other nodes that are accepted. Nodes that are reported
+    /// at unproven addresses are challenged, using at most `credit` bytes.
+    fn accepted_updates(
         &mut self,
         now: Duration,
-        said: Vec<foca::Member<Member>>,
+        updates: Vec<foca::Member<Member>>,
         credit: &mut usize,
     ) -> Vec<foca::Member<Member>> {
-        let mut believed = Vec::with_capacity(said.len());
-        for update in said {
+        let mut accepted = Vec::with_capacity(updates.len());
+        for update in updates {
             let member = update.id();
-            let is_believed = if member.node == self.foca.identity().node {
+            let is_accepted = if member.node == self.foca.identity().node {
                 let own = self.foca.identity();
                 let is_mortal = update.state() != State::Down || now >= self.next_renewal;
                 if member == own && update.state() == State::Down && is_mortal {
@@ -509,24 +519,24 @@ impl Membership {
                     _ => {
                         let is_past = |life| !is_later(member.life, life);
                         let up = known.map(|known| known.life);
-                        let gone = self.gone.get(&member.node).map(|(life, _)| *life);
+                        let gone = self.down.get(&member.node).map(|(life, _)| *life);
                         if !up.or(gone).is_some_and(is_past) {
-                            self.ask(now, member, false, credit);
+                            self.challenge_member(now, member, false, credit);
                         }
                         false
                     }
                 }
             };
-            if is_believed {
-                believed.push(update);
+            if is_accepted {
+                accepted.push(update);
             }
         }
-        believed
+        accepted
     }
 
     /// Runs due timers.
     pub(super) fn on_timers(&mut self, now: Duration) {
-        if now >= self.next_hello {
+        if now >= self.next_contact_at {
             self.contact_missing(now);
         }
         if now >= self.sync.next {
@@ -535,7 +545,7 @@ impl Membership {
         if now >= self.next_prune {
             self.next_prune = now + PRUNE_EVERY;
             self.contacts.prune(now);
-            self.gone
+            self.down
                 .retain(|_, (_, since)| now < *since + FORGET_AFTER);
         }
         while let Some(entry) = self.timers.first_entry()
@@ -543,38 +553,38 @@ impl Membership {
         {
             let timer = entry.remove();
             let done = self.foca.handle_timer(timer, &mut self.runtime);
-            self.after(now, done);
+            self.process_output(now, done);
         }
     }
 
-    /// When [`on_timers`](Self::on_timers) has something to do.
+    /// When [`on_timers`](Self::on_timers) must be called.
     pub(super) fn next_deadline(&self) -> Duration {
         let timer = self.timers.first_key_value();
-        let own = self.next_hello.min(self.sync.next);
+        let own = self.next_contact_at.min(self.sync.next);
         timer.map_or(own, |((due, _), _)| own.min(*due))
     }
 
-    /// Tells the others that this node stops.
+    /// Announces that this node leaves.
     pub(super) fn leave(&mut self, now: Duration) {
         let done = self.foca.leave_cluster(&mut self.runtime);
-        self.after(now, done);
+        self.process_output(now, done);
     }
 
-    /// The other nodes that are up.
+    /// Other nodes that are up.
     pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
         self.up.values()
     }
 
-    /// Packets that were not taken.
+    /// Counters of dropped packets.
     pub(super) fn dropped(&self) -> Dropped {
         self.auth.dropped()
     }
 
-    pub(super) fn take_news(&mut self) -> Vec<News> {
-        std::mem::take(&mut self.news)
+    pub(super) fn take_events(&mut self) -> Vec<MembershipEvent> {
+        std::mem::take(&mut self.events)
     }
 
-    /// Packets to send. `targets` tells the addresses for what a member is to get.
+    /// Packets to send. `targets` returns the addresses of a member.
     pub(super) fn take_outgoing(
         &mut self,
         now: Duration,
@@ -594,8 +604,8 @@ impl Membership {
                 } => (to, body, is_urgent),
             };
             let (mut there, mut others) = (Vec::new(), Vec::new());
-            for at in targets(&to, is_urgent).into_iter().map(plain) {
-                match self.contacts.via(to.node, at) {
+            for at in targets(&to, is_urgent).into_iter().map(canonical) {
+                match self.contacts.reply_address(to.node, at) {
                     Some(via) => there.push(via),
                     None => others.push(at),
                 }
@@ -605,62 +615,65 @@ impl Membership {
             for at in &others {
                 let challenge = self.challenge(now, to.node, *at);
                 let bytes = challenge.len();
-                if self.contacts.may_ask(now, to.node, *at, bytes, is_free) {
+                if self
+                    .contacts
+                    .may_challenge(now, to.node, *at, bytes, is_free)
+                {
                     outgoing.push((*at, challenge));
                 }
             }
             if there.is_empty() {
-                self.contacts.hold(to.node, &others, &body);
+                self.contacts.wait_for_response(to.node, &others, &body);
                 continue;
             }
             let packet = self.auth.seal(to.node, body.clone());
             outgoing.extend(there.iter().map(|at| (*at, packet.clone())));
-            self.contacts.sent(now, there, to.node, body);
+            self.contacts.record_sent(now, there, to.node, body);
         }
         outgoing
     }
 
-    fn after(&mut self, now: Duration, done: Result<(), foca::Error>) {
+    fn process_output(&mut self, now: Duration, done: Result<(), foca::Error>) {
         if let Err(error) = done {
-            tracing::debug!(%error, "a membership packet or timer came to nothing");
+            tracing::debug!(%error, "a membership packet or timer was rejected");
         }
         while let Some((to, body)) = self.runtime.to_send() {
-            let is_urgent = is_detour(&body);
-            self.put(to, Body::Swim(body.to_vec()), is_urgent);
+            let is_urgent = is_indirect(&body);
+            self.queue(to, Body::Swim(body.to_vec()), is_urgent);
         }
         while let Some((after, timer)) = self.runtime.to_schedule() {
             self.set += 1;
             self.timers.insert((now + after, self.set), timer);
         }
-        while let Some(news) = self.runtime.to_notify() {
-            match news {
+        while let Some(event) = self.runtime.to_notify() {
+            match event {
                 OwnedNotification::MemberUp(member) => {
                     if self.up.is_empty() {
                         self.sync.next = self.sync.next.min(now + SYNC_SOON);
                     }
-                    self.gone.remove(&member.node);
+                    self.down.remove(&member.node);
                     self.up.insert(member.node, member.clone());
-                    self.news.push(News::Came(member));
+                    self.events.push(MembershipEvent::Up(member));
                 }
                 OwnedNotification::MemberDown(member) => {
                     self.up.remove(&member.node);
                     self.contacts.forget(member.node);
-                    self.gone.insert(member.node, (member.life, now));
-                    self.news.push(News::Went(member));
+                    self.down.insert(member.node, (member.life, now));
+                    self.events.push(MembershipEvent::Down(member));
                 }
                 OwnedNotification::Rename(_, member) => {
                     if let Some(known) = self.up.get_mut(&member.node) {
                         *known = member.clone();
                     }
-                    self.news.push(News::Returned(member));
+                    self.events.push(MembershipEvent::Restarted(member));
                 }
-                OwnedNotification::Rejoin(_) => self.news.push(News::Mistaken),
+                OwnedNotification::Rejoin(_) => self.events.push(MembershipEvent::FalseSuspicion),
                 _ => {}
             }
         }
     }
 
-    fn put(&mut self, to: Member, body: Body, is_urgent: bool) {
+    fn queue(&mut self, to: Member, body: Body, is_urgent: bool) {
         self.queued.push(Queued::Member {
             to,
             body,
@@ -669,66 +682,13 @@ impl Membership {
     }
 }
 
-/// A packet of foca's, taken apart.
-struct Swim<'a> {
-    header: Header<Member>,
-    /// The header's bytes.
-    head: &'a [u8],
-    updates: Vec<foca::Member<Member>>,
-}
-
-impl Swim<'_> {
-    fn read(data: &[u8]) -> Option<Swim<'_>> {
-        let mut rest = data;
-        let header = PostcardCodec.decode_header(&mut rest).ok()?;
-        let head = &data[..data.len() - rest.len()];
-        let mut updates = Vec::new();
-        if let Some((count, members)) = rest.split_first_chunk() {
-            rest = members;
-            for _ in 0..u16::from_be_bytes(*count) {
-                updates.push(PostcardCodec.decode_member(&mut rest).ok()?);
-            }
-        }
-        rest.is_empty().then_some(Swim {
-            header,
-            head,
-            updates,
-        })
-    }
-
-    fn written(head: &[u8], updates: &[foca::Member<Member>]) -> Vec<u8> {
-        let mut data = head.to_vec();
-        if let Ok(count @ 1..) = u16::try_from(updates.len()) {
-            data.extend(count.to_be_bytes());
-            for update in updates {
-                // A vector takes whatever has been read.
-                let _written = PostcardCodec.encode_member(update, &mut data);
-            }
-        }
-        data
-    }
-}
-
-/// True if the packet is about a node that did not answer the direct question.
-fn is_detour(body: &[u8]) -> bool {
-    let header: Result<Header<Member>, _> = PostcardCodec.decode_header(body);
-    header.is_ok_and(|header| {
-        matches!(
-            header.message,
-            Message::PingReq { .. }
-                | Message::IndirectPing { .. }
-                | Message::IndirectAck { .. }
-                | Message::ForwardedAck { .. }
-        )
-    })
-}
-
 fn nonzero(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN)
 }
 
 mod auth;
 mod contacts;
+mod swim;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! The counters of this user's processes in Prometheus's text format.
+//! Counters of this user's processes in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,11 +7,11 @@ use std::path::Path;
 use dipole_node::NodeId;
 use dipole_node::registry::{ProcessReport, RegistryError, report};
 
-/// Processes that are told of; of more only how many there are.
-const MOST_PROCESSES: usize = 1000;
-/// Characters of a command that are told.
+/// Maximum number of processes listed; the others are only counted.
+const MAX_PROCESSES: usize = 1000;
+/// Maximum length of a command in labels.
 const COMMAND_CHARS: usize = 80;
-/// What goes up and down.
+/// Values that may decrease.
 const GAUGES: [&str; 5] = [
     "peers by packets",
     "peers by shared memory",
@@ -20,17 +20,17 @@ const GAUGES: [&str; 5] = [
     "free frames",
 ];
 
-/// The values of one name, each with its labels.
+/// The values of one metric, each with its labels.
 struct Family {
     kind: &'static str,
     help: String,
     values: Vec<(String, u64)>,
 }
 
-/// The counters of all processes that a runtime directory knows.
+/// Counters of all live processes in a runtime directory.
 ///
 /// # Errors
-/// The directory cannot be read, or a living process's file is damaged.
+/// The directory cannot be read, or a live process's file is damaged.
 pub fn metrics(runtime_dir: &Path) -> Result<String, RegistryError> {
     let mut nodes: Vec<u32> = Vec::new();
     for entry in std::fs::read_dir(runtime_dir)
@@ -70,7 +70,7 @@ fn text(found: &[(NodeId, ProcessReport)]) -> String {
         String::new(),
         count,
     );
-    let omitted = found.len().saturating_sub(MOST_PROCESSES) as u64;
+    let omitted = found.len().saturating_sub(MAX_PROCESSES) as u64;
     let help = "processes whose counters are left out here, since there are so many";
     add(
         "dipole_processes_omitted",
@@ -79,7 +79,7 @@ fn text(found: &[(NodeId, ProcessReport)]) -> String {
         String::new(),
         omitted,
     );
-    for (node, report) in found.iter().take(MOST_PROCESSES) {
+    for (node, report) in found.iter().take(MAX_PROCESSES) {
         let command = report.owner.as_ref().map_or("", |owner| &owner.command);
         let who = format!(
             "node=\"{node}\",pid=\"{}\",command=\"{}\"",
@@ -125,14 +125,14 @@ fn text(found: &[(NodeId, ProcessReport)]) -> String {
     text
 }
 
-/// The name of a counter as Prometheus allows it.
+/// Converts the name of a counter to a valid metric name.
 fn key(name: &str) -> String {
     let words = name.split(|c: char| !c.is_ascii_alphanumeric());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
     format!("dipole_{}", words.join("_").to_ascii_lowercase())
 }
 
-/// The front of a text as the value of a label.
+/// Truncates and escapes a text for a label value.
 fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars().take(COMMAND_CHARS) {
@@ -171,7 +171,7 @@ mod tests {
         (NodeId(1), report)
     }
 
-    /// Each line of a family that was announced: a name, labels in quotes, a number.
+    /// Checks that every line is valid and belongs to the family above it.
     fn check(text: &str) {
         let mut family = "";
         for line in text.lines() {
@@ -222,7 +222,7 @@ mod tests {
     fn many_processes_are_bounded_and_counted() {
         let found: Vec<_> = (0..1500).map(|pid| process(pid, &[("edges", 1)])).collect();
         let text = text(&found);
-        assert_eq!(text.matches("dipole_edges{").count(), MOST_PROCESSES);
+        assert_eq!(text.matches("dipole_edges{").count(), MAX_PROCESSES);
         assert!(text.contains("dipole_processes 1500\n"));
         assert!(text.contains("dipole_processes_omitted 500\n"));
     }

@@ -1,5 +1,5 @@
-//! Which nodes exist and where, by hosts file and membership (the NART of the papers), and the
-//! file from which programs of this node read it.
+//! All nodes from the hosts file and the membership (the NART of the papers), and the file in which
+//! the agent lists them for programs of this node.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,13 +11,13 @@ use dipole_node::hosts::Host;
 
 use super::member::Member;
 
-/// Shortest time between two writes, however many nodes come and go.
+/// Minimum time between two writes.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Nodes {
     file: PathBuf,
-    /// This node, and those of the hosts file.
+    /// This node and the nodes of the hosts file.
     fixed: BTreeMap<u32, Host>,
     has_changed: bool,
     written: Option<Instant>,
@@ -34,12 +34,12 @@ impl Nodes {
         }
     }
 
-    /// A node has come, gone, or changed.
+    /// Notes that a node has joined, left or changed.
     pub(super) fn change(&mut self) {
         self.has_changed = true;
     }
 
-    /// When [`write`](Self::write) has something to do.
+    /// When [`write`](Self::write) must be called.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let next = self
             .written
@@ -47,7 +47,7 @@ impl Nodes {
         self.has_changed.then_some(next)
     }
 
-    /// Puts a new file in the place of the old one, if something has changed.
+    /// Replaces the file if something has changed.
     pub(super) fn write<'a>(&mut self, members: impl Iterator<Item = &'a Member>) {
         if self.next_deadline().is_none_or(|due| due > Instant::now()) {
             return;
@@ -99,7 +99,7 @@ mod tests {
         let own = own.get(NodeId(1)).unwrap().clone();
         let written: Vec<Host> = hosts.iter().cloned().collect();
         let mut nodes = Nodes::new(file.clone(), own, &written);
-        // The second is known better; the fourth says it is where the third is.
+        // Node 2 is also in the hosts file; node 4 announces the address of node 3.
         let found = [member(2, 9), member(3, 3), member(4, 3)];
         nodes.write(found.iter());
         let read = Hosts::load(&file).unwrap();

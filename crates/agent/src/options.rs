@@ -1,4 +1,4 @@
-//! What an agent learns about its node from options, environment and hosts file.
+//! The configuration of a node from options, environment and hosts file.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,19 +12,19 @@ use dipole_node::{Config, MAX_INTERFACES};
 use super::AgentError;
 use super::segment::own_interfaces;
 
-/// Variables that stand for `--discover`, `--seed` and `--cluster`.
+/// Variables for `--discover`, `--seed` and `--cluster`.
 const DISCOVER: &str = "DIPOLE_DISCOVER";
 const SEEDS: &str = "DIPOLE_SEEDS";
 const CLUSTER: &str = "DIPOLE_CLUSTER";
 const DEFAULT_CLUSTER: &str = "dipole";
 
-/// How nodes discover each other, and what they announce of themselves.
+/// Options of discovery, and of the node's announcement.
 #[derive(Args, Debug, Default)]
 pub(super) struct NodeOptions {
     /// Discover other nodes by broadcasts on this node's networks [or: DIPOLE_DISCOVER=1]
     #[arg(long)]
     discover: bool,
-    /// Nodes to ask for the others, where broadcasts do not get through [or: DIPOLE_SEEDS]
+    /// Nodes that know others, where broadcasts do not get through [or: DIPOLE_SEEDS]
     #[arg(long = "seed", value_name = "ADDRESS[:PORT]", value_delimiter = ',', value_parser = seed)]
     seeds: Vec<SocketAddr>,
     /// Name of the cluster: nodes of other clusters are ignored [default: $DIPOLE_CLUSTER, else dipole]
@@ -39,7 +39,7 @@ pub(super) struct NodeOptions {
     /// Port of this agent, for UDP and TCP [default: the hosts file's, else 7411]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// How many ranks are placed here before the next node [default: the hosts file's, else one per core]
+    /// Ranks placed here before the next node is used [default: the hosts file's, else one per core]
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     slots: Option<u32>,
@@ -78,7 +78,7 @@ fn wrong(variable: &'static str) -> impl Fn(String) -> AgentError {
 }
 
 impl NodeOptions {
-    /// How other nodes are discovered; `None` if the hosts file alone names them.
+    /// How other nodes are discovered; `None` if only the hosts file lists them.
     pub(super) fn discovery(&self) -> Result<Option<DiscoveryOptions>, AgentError> {
         let on_segments = match variable(DISCOVER).as_deref() {
             None | Some("0") => self.discover,
@@ -103,7 +103,7 @@ impl NodeOptions {
         }))
     }
 
-    /// This node, as a line of a hosts file would describe it. `config` has the hosts file.
+    /// This node, as a hosts file would describe it. `config` has the hosts file.
     pub(super) fn host(&self, config: &Config, discovers: bool) -> Result<Host, AgentError> {
         let written = config.hosts.get(config.node);
         let written = written.filter(|_| !config.hosts.is_local_only());

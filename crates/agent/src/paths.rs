@@ -1,8 +1,8 @@
-//! Which of a node's addresses a packet to its agent goes to, and from which of ours.
+//! Selects the addresses of packets between agents.
 //!
-//! Between nodes with several interfaces every packet goes by all of them, so that none has to
-//! fail before another is tried. Between nodes with a control network packets go there; urgent
-//! ones, and all while the control network is silent, go by the other interfaces too.
+//! Between nodes with several interfaces every packet is sent on all of them, so that a failed
+//! interface needs no detection. Between nodes with a control network packets use only that. Urgent
+//! packets, and all packets while the control network is silent, use the other interfaces too.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,7 +16,7 @@ use super::member::Member;
 
 /// Gossip arrives about every second.
 const CONTROL_SILENCE: Duration = Duration::from_secs(3);
-/// Copies of a packet by other interfaces arrive within this time.
+/// Copies of a packet on other interfaces arrive within this time.
 const COPIES_WITHIN: Duration = Duration::from_millis(500);
 const MOST_REMEMBERED: usize = 256;
 
@@ -26,7 +26,7 @@ pub(super) struct Paths {
     control: Option<IpAddr>,
     /// When something was last received on the control network.
     control_received: Duration,
-    /// Hashes of packets received lately, and when.
+    /// Hashes of recent packets, and when they were received.
     recent: VecDeque<(u64, Duration)>,
 }
 
@@ -40,7 +40,7 @@ impl Paths {
         }
     }
 
-    /// Notes a packet received at one of our addresses; false if it is a copy.
+    /// Records a packet received at one of our addresses; false if it is a copy.
     pub(super) fn is_new(&mut self, now: Duration, to: Option<IpAddr>, packet: &[u8]) -> bool {
         if self.control.is_some() && to == self.control {
             self.control_received = now;
@@ -62,7 +62,7 @@ impl Paths {
         true
     }
 
-    /// The addresses that a packet to a member goes to.
+    /// The addresses to which a packet for a member is sent.
     pub(super) fn targets(&self, now: Duration, to: &Member, is_urgent: bool) -> Vec<SocketAddr> {
         let to = &to.facts;
         let control = self.control.and(to.control);
@@ -74,7 +74,7 @@ impl Paths {
         {
             return vec![control];
         }
-        // An address that we have too, as those of bridges, would lead back here.
+        // An address that we have too, such as that of a bridge, would lead back here.
         let first = to.addresses.first();
         let leads_there = |at: &SocketAddr| !self.own.contains(&at.ip()) || Some(&at.ip()) == first;
         let interfaces = to.addresses.iter();
@@ -86,7 +86,7 @@ impl Paths {
     }
 }
 
-/// Sends a packet to agents at these addresses, from that of these sockets which fits.
+/// Sends a packet to agents at these addresses, each from the matching socket.
 pub(super) fn send<'a>(
     sockets: impl Iterator<Item = &'a UdpSocket> + Clone,
     packet: &[u8],
@@ -100,7 +100,7 @@ pub(super) fn send<'a>(
     }
 }
 
-/// The socket for packets to an address: that of the interface by which the kernel would send.
+/// The socket for packets to an address: that of the interface that the kernel would use.
 fn socket_to<'a>(
     sockets: impl Iterator<Item = &'a UdpSocket>,
     to: SocketAddr,
@@ -110,7 +110,7 @@ fn socket_to<'a>(
         sockets.filter(|socket| address(socket).is_some_and(|own| own.is_ipv4() == to.is_ipv4()));
     let mut all: Vec<&UdpSocket> = fitting.collect();
     if all.len() > 1 {
-        // None if the kernel would send by an interface that is not ours.
+        // None if the kernel would use an interface that is not ours.
         let by = source_address(to.ip()).ok()?;
         let index = all.iter().position(|one| address(one) == Some(by))?;
         return Some(all.swap_remove(index));

@@ -1,7 +1,7 @@
-//! Serves the counters over HTTP to whoever may reach the address: `GET /metrics`, nothing else.
+//! HTTP server for the counters: `GET /metrics`, for any client that can reach the address.
 //!
-//! Requests are read to their blank line and not beyond; their length, their time and their number at once are
-//! bounded, and so is how often the counters are gathered.
+//! Requests are read up to the blank line. Their length, duration and number are limited, and so is
+//! the rate at which counters are collected.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,40 +13,40 @@ use std::time::{Duration, Instant};
 
 use super::metrics::metrics;
 
-/// The longest request.
-const MOST_BYTES: usize = 8 << 10;
-/// Headers of a request, at most.
-const MOST_HEADERS: usize = 64;
-/// Readers at a time; others are turned away.
-const MOST_READERS: usize = 8;
-/// How long a reader may take to ask, and then to read.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long what was gathered is told again.
-const FRESH: Duration = Duration::from_millis(200);
+/// Maximum length of a request.
+const MAX_REQUEST_BYTES: usize = 8 << 10;
+/// Maximum number of headers of a request.
+const MAX_HEADERS: usize = 64;
+/// Maximum number of clients at a time; others get status 503.
+const MAX_CLIENTS: usize = 8;
+/// How long a client may take to send its request, and then to read the reply.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long collected counters are reused.
+const CACHE_TIME: Duration = Duration::from_millis(200);
 
-/// What was gathered, and when.
-type Kept = Option<(Instant, Arc<Result<String, String>>)>;
+/// Collected counters, and when.
+type Cached = Option<(Instant, Arc<Result<String, String>>)>;
 
 struct Scrape {
     runtime_dir: PathBuf,
-    readers: AtomicUsize,
-    kept: Mutex<Kept>,
+    clients: AtomicUsize,
+    cached: Mutex<Cached>,
 }
 
-/// Listens at an address, as long as this process lives; where that is.
+/// Listens at an address until this process ends; returns the bound address.
 pub(super) fn serve(address: SocketAddr, runtime_dir: &Path) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
-    let place = listener.local_addr()?;
+    let address = listener.local_addr()?;
     let scrape = Arc::new(Scrape {
         runtime_dir: runtime_dir.to_owned(),
-        readers: AtomicUsize::new(0),
-        kept: Mutex::new(None),
+        clients: AtomicUsize::new(0),
+        cached: Mutex::new(None),
     });
     let accept = move || {
         loop {
             match listener.accept() {
-                Ok((stream, _)) => accepted(&scrape, stream),
-                // No descriptors, for example: it may get better.
+                Ok((stream, _)) => start_client(&scrape, stream),
+                // Out of descriptors, for example, which may be temporary.
                 Err(_) => thread::sleep(Duration::from_millis(100)),
             }
         }
@@ -54,75 +54,75 @@ pub(super) fn serve(address: SocketAddr, runtime_dir: &Path) -> io::Result<Socke
     thread::Builder::new()
         .name("metrics".to_owned())
         .spawn(accept)?;
-    Ok(place)
+    Ok(address)
 }
 
-fn accepted(scrape: &Arc<Scrape>, mut stream: TcpStream) {
-    let is_much = scrape.readers.fetch_add(1, Ordering::Relaxed) >= MOST_READERS;
+fn start_client(scrape: &Arc<Scrape>, mut stream: TcpStream) {
+    let is_full = scrape.clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS;
     let own = Arc::clone(scrape);
-    let started = !is_much && {
+    let started = !is_full && {
         let stream = stream.try_clone();
         let run = move || {
             if let Ok(mut stream) = stream {
-                // A reader that went away has no answer.
-                let _gone = own.answer(&mut stream);
+                // The client may have disconnected.
+                let _gone = own.serve_client(&mut stream);
             }
-            own.readers.fetch_sub(1, Ordering::Relaxed);
+            own.clients.fetch_sub(1, Ordering::Relaxed);
         };
-        let thread = thread::Builder::new().name("metrics reader".to_owned());
+        let thread = thread::Builder::new().name("metrics client".to_owned());
         thread.spawn(run).is_ok()
     };
     if !started {
-        scrape.readers.fetch_sub(1, Ordering::Relaxed);
+        scrape.clients.fetch_sub(1, Ordering::Relaxed);
         let _busy = stream.set_write_timeout(Some(Duration::from_millis(10)));
         let _gone = stream.write_all(&reply(
             "503 Service Unavailable",
-            "too many readers\n",
+            "too many clients\n",
             false,
         ));
     }
 }
 
 impl Scrape {
-    fn answer(&self, stream: &mut TcpStream) -> io::Result<()> {
+    fn serve_client(&self, stream: &mut TcpStream) -> io::Result<()> {
         let begun = Instant::now();
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
         let mut request = Vec::new();
-        let asked = loop {
-            match ask(&request) {
-                Some(asked) => break asked,
-                None if request.len() >= MOST_BYTES => {
-                    break Asked::Wrong("431 Request Header Fields Too Large");
+        let parsed = loop {
+            match parse(&request) {
+                Some(parsed) => break parsed,
+                None if request.len() >= MAX_REQUEST_BYTES => {
+                    break Request::Invalid("431 Request Header Fields Too Large");
                 }
                 None => {}
             }
-            let left = PATIENCE.saturating_sub(begun.elapsed());
+            let left = CLIENT_TIMEOUT.saturating_sub(begun.elapsed());
             if left.is_zero() {
-                break Asked::Wrong("408 Request Timeout");
+                break Request::Invalid("408 Request Timeout");
             }
             stream.set_read_timeout(Some(left))?;
             let mut part = [0; 1024];
-            let room = part.len().min(MOST_BYTES - request.len());
+            let room = part.len().min(MAX_REQUEST_BYTES - request.len());
             match stream.read(&mut part[..room]) {
                 Ok(0) => return Ok(()),
                 Ok(count) => request.extend_from_slice(&part[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => break Asked::Wrong("408 Request Timeout"),
+                Err(_) => break Request::Invalid("408 Request Timeout"),
             }
         };
-        let bytes = match asked {
-            Asked::Wrong(status) => reply(status, "GET /metrics is all there is\n", false),
-            Asked::Metrics { is_head } => match &*self.gathered() {
+        let bytes = match parsed {
+            Request::Invalid(status) => reply(status, "only GET /metrics is available\n", false),
+            Request::Metrics { is_head } => match &*self.collected() {
                 Ok(text) => reply("200 OK", text, is_head),
                 Err(cause) => reply("500 Internal Server Error", &format!("{cause}\n"), is_head),
             },
         };
         stream.write_all(&bytes)?;
-        // What a client still sends would otherwise make the kernel drop the answer.
+        // Unread input would make the kernel reset the connection and discard the reply.
         stream.shutdown(std::net::Shutdown::Write)?;
         stream.set_read_timeout(Some(Duration::from_millis(100)))?;
         let mut rest = [0; 1024];
-        for _ in 0..MOST_BYTES / rest.len() {
+        for _ in 0..MAX_REQUEST_BYTES / rest.len() {
             if stream.read(&mut rest)? == 0 {
                 break;
             }
@@ -130,48 +130,48 @@ impl Scrape {
         Ok(())
     }
 
-    /// The counters, not older than [`FRESH`].
-    fn gathered(&self) -> Arc<Result<String, String>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((since, text)) = &*kept
-            && since.elapsed() < FRESH
+    /// The counters, at most [`CACHE_TIME`] old.
+    fn collected(&self) -> Arc<Result<String, String>> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, text)) = &*cached
+            && since.elapsed() < CACHE_TIME
         {
             return Arc::clone(text);
         }
         let text = Arc::new(metrics(&self.runtime_dir).map_err(|cause| cause.to_string()));
-        *kept = Some((Instant::now(), Arc::clone(&text)));
+        *cached = Some((Instant::now(), Arc::clone(&text)));
         text
     }
 }
 
-/// What a request asks for.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum Request {
     Metrics {
         is_head: bool,
     },
-    /// Nothing there is: the status.
-    Wrong(&'static str),
+    /// Anything else, with the status of the reply.
+    Invalid(&'static str),
 }
 
-/// Reads a request; `None` if it is not whole yet.
-fn ask(bytes: &[u8]) -> Option<Asked> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+/// Parses a request; `None` if it is incomplete.
+fn parse(bytes: &[u8]) -> Option<Request> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
         Ok(httparse::Status::Partial) => None,
         Err(httparse::Error::TooManyHeaders) => {
-            Some(Asked::Wrong("431 Request Header Fields Too Large"))
+            Some(Request::Invalid("431 Request Header Fields Too Large"))
         }
-        Err(_) => Some(Asked::Wrong("400 Bad Request")),
+        Err(_) => Some(Request::Invalid("400 Bad Request")),
         Ok(httparse::Status::Complete(_)) => {
             let path = request.path.unwrap_or_default();
             let path = path.split('?').next().unwrap_or_default();
             Some(match (request.method, path) {
-                (Some("GET"), "/metrics") => Asked::Metrics { is_head: false },
-                (Some("HEAD"), "/metrics") => Asked::Metrics { is_head: true },
-                (Some("GET" | "HEAD"), _) => Asked::Wrong("404 Not Found"),
-                _ => Asked::Wrong("405 Method Not Allowed"),
+                (Some("GET"), "/metrics") => Request::Metrics { is_head: false },
+                (Some("HEAD"), "/metrics") => Request::Metrics { is_head: true },
+                (Some("GET" | "HEAD"), _) => Request::Invalid("404 Not Found"),
+                _ => Request::Invalid("405 Method Not Allowed"),
             })
         }
     }
@@ -203,28 +203,28 @@ mod tests {
 
     #[test]
     fn requests_are_told_apart() {
-        for (text, asked) in [
+        for (text, parsed) in [
             (
                 "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
-                Some(Asked::Metrics { is_head: false }),
+                Some(Request::Metrics { is_head: false }),
             ),
             (
                 "HEAD /metrics?x=1 HTTP/1.0\r\n\r\n",
-                Some(Asked::Metrics { is_head: true }),
+                Some(Request::Metrics { is_head: true }),
             ),
             (
                 "GET / HTTP/1.1\r\n\r\n",
-                Some(Asked::Wrong("404 Not Found")),
+                Some(Request::Invalid("404 Not Found")),
             ),
             (
                 "POST /metrics HTTP/1.1\r\n\r\n",
-                Some(Asked::Wrong("405 Method Not Allowed")),
+                Some(Request::Invalid("405 Method Not Allowed")),
             ),
-            ("\0\0\0\0", Some(Asked::Wrong("400 Bad Request"))),
+            ("\0\0\0\0", Some(Request::Invalid("400 Bad Request"))),
             ("GET /metrics HTTP/1.1\r\nHost", None),
             ("", None),
         ] {
-            assert_eq!(ask(text.as_bytes()), asked, "{text:?}");
+            assert_eq!(parse(text.as_bytes()), parsed, "{text:?}");
         }
     }
 
@@ -234,13 +234,13 @@ mod tests {
             front in prop::sample::select(vec!["", "GET /metrics HTTP/1.1\r\n", "GET ", "PRI * HTTP/2.0\r\n\r\n"]),
             bytes in vec(any::<u8>(), 0..300),
         ) {
-            let _asked = ask(&[front.as_bytes(), &bytes].concat());
+            let _parsed = parse(&[front.as_bytes(), &bytes].concat());
         }
     }
 
-    fn exchange(place: SocketAddr, request: &[u8]) -> String {
-        let mut stream = TcpStream::connect(place).expect("it listens");
-        // It may have answered before all was written.
+    fn exchange(address: SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        // The server may reply before everything was written.
         let _gone = stream.write_all(request);
         let mut answer = Vec::new();
         let _gone = stream.read_to_end(&mut answer);
@@ -250,8 +250,8 @@ mod tests {
     #[test]
     fn a_reader_gets_counters_and_long_silent_or_many_ones_are_turned_away() {
         let folder = tempfile::tempdir().expect("a folder");
-        let place = serve(([127, 0, 0, 1], 0).into(), folder.path()).expect("a free port");
-        let answer = exchange(place, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+        let address = serve(([127, 0, 0, 1], 0).into(), folder.path()).expect("a free port");
+        let answer = exchange(address, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert!(
             answer.contains("version=0.0.4") && answer.contains("\r\n\r\n# HELP"),
@@ -259,12 +259,12 @@ mod tests {
         );
         assert!(answer.contains("dipole_processes 0\n"), "{answer}");
         let long = [b"GET /metrics HTTP/1.1\r\nA: ".as_slice(), &[b'a'; 9000]].concat();
-        assert!(exchange(place, &long).starts_with("HTTP/1.1 431 "));
-        let silent: Vec<TcpStream> = (0..MOST_READERS)
-            .map(|_| TcpStream::connect(place).expect("it listens"))
+        assert!(exchange(address, &long).starts_with("HTTP/1.1 431 "));
+        let silent: Vec<TcpStream> = (0..MAX_CLIENTS)
+            .map(|_| TcpStream::connect(address).expect("it listens"))
             .collect();
-        // They are accepted in the order in which they came.
-        let answer = exchange(place, b"GET /metrics HTTP/1.1\r\n\r\n");
+        // Connections are accepted in order.
+        let answer = exchange(address, b"GET /metrics HTTP/1.1\r\n\r\n");
         assert!(
             answer.starts_with("HTTP/1.1 503 ") || answer.is_empty(),
             "{answer}"
@@ -272,7 +272,7 @@ mod tests {
         drop(silent);
         let begun = Instant::now();
         loop {
-            let answer = exchange(place, b"GET /metrics HTTP/1.1\r\n\r\n");
+            let answer = exchange(address, b"GET /metrics HTTP/1.1\r\n\r\n");
             if answer.starts_with("HTTP/1.1 200 ") {
                 break;
             }

@@ -1,7 +1,8 @@
-//! The network segments of a node's interfaces, as far as a broadcast reaches.
+//! The network segments of a node's interfaces, for broadcasts.
 //!
-//! With IPv4 it goes to 255.255.255.255 from the interface's address, with IPv6 to a link-local
-//! multicast group. A socket bound to the interface's address receives neither, so there are more.
+//! IPv4 broadcasts go to 255.255.255.255 from the interface's address, IPv6 ones to a link-local
+//! multicast group. A socket bound to the interface's address receives neither, so there are extra
+//! receiving sockets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -11,7 +12,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-/// Link-local and transient.
+/// Link-local, not permanently assigned.
 const GROUP: Ipv6Addr = Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, 0x4450, 0x5041);
 
 #[derive(Debug)]
@@ -46,7 +47,7 @@ impl Segments {
                     all
                 }
             };
-            // Its address selects the interface by which the kernel sends the broadcast.
+            // The bound address selects the interface of the broadcast.
             let socket = UdpSocket::bind((*address, 0))?;
             socket.set_broadcast(true)?;
             if to.is_ipv6() {
@@ -58,12 +59,12 @@ impl Segments {
         Ok(segments)
     }
 
-    /// Sockets at which broadcasts arrive; reading them does not block.
+    /// Sockets that receive broadcasts. They do not block.
     pub(super) fn receivers(&self) -> &[UdpSocket] {
         &self.receivers
     }
 
-    /// Sends a packet to all nodes of every segment.
+    /// Broadcasts a packet on every segment.
     pub(super) fn broadcast(&self, packet: &[u8]) {
         for (socket, to) in &self.senders {
             if let Err(cause) = socket.send_to(packet, to) {
@@ -74,7 +75,7 @@ impl Segments {
     }
 }
 
-/// A socket that other agents of this machine may share: each receives what is sent to all.
+/// A socket that other agents of this machine may share; each receives all broadcasts.
 fn shared(address: SocketAddr) -> io::Result<UdpSocket> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -87,7 +88,7 @@ fn shared(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(UdpSocket::from(socket))
 }
 
-/// The number of the interface with an address.
+/// Index of the interface with an address.
 fn scope_of(address: Ipv6Addr) -> io::Result<u32> {
     match interface_of(address.into()) {
         Ok((interface, _)) => Ok(interface.index),
@@ -98,8 +99,8 @@ fn scope_of(address: Ipv6Addr) -> io::Result<u32> {
     }
 }
 
-/// Addresses by which others may reach this machine: one of each interface that is up and can
-/// broadcast; no bridges, which containers use, and no tunnels.
+/// Addresses at which other machines may reach this one: one for each interface that is up and can
+/// broadcast, except bridges (which containers use) and tunnels.
 pub(super) fn own_interfaces() -> io::Result<Vec<IpAddr>> {
     let wanted =
         InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING | InterfaceFlags::IFF_BROADCAST;
@@ -123,7 +124,7 @@ pub(super) fn own_interfaces() -> io::Result<Vec<IpAddr>> {
             .find(|(name, _)| *name == one.interface_name)
         {
             None => found.push((one.interface_name, ip)),
-            // IPv4 before IPv6, else the first.
+            // IPv4 is preferred, then the first address.
             Some((_, known)) if known.is_ipv6() && ip.is_ipv4() => *known = ip,
             Some(_) => {}
         }

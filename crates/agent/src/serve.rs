@@ -1,4 +1,4 @@
-//! The agent's loop: one thread that sleeps until a packet, a deadline or a connection.
+//! The agent's main loop: one thread that waits for packets, deadlines and connections.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,43 +17,39 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::announcer::Announcer;
-use super::broker::{self, Broker};
 use super::callers::Callers;
 use super::discovery::{Discovery, Taken};
 use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
-use super::membership::{MAX_MEMBERS, Membership, News, Secrets, is_membership};
+use super::membership::{MAX_MEMBERS, Membership, MembershipEvent, Secrets, is_membership};
 use super::nodes::Nodes;
+use super::options::DiscoveryOptions;
 use super::paths::{self, Paths};
 use super::rules::{self, Rules};
-use super::standby::Standby;
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::{AgentArgs, AgentError};
 
-/// Packets received from one socket before the others get their turn.
+/// Packets received from one socket before the next socket is read.
 const MAX_PACKETS: usize = 64;
-/// How long a reader of the status may take.
+/// Time limit for sending the status.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(200);
 
 struct Agent<'a> {
     config: &'a Config,
     registry: &'a Registry,
-    standby: Standby,
     directory_lock: DirectoryLock,
-    /// Where members send to, by interface. Strangers do not know these ports.
+    /// Sockets for packets between members, by interface. Only members know their ports.
     members_sockets: Vec<UdpSocket>,
     address: SocketAddr,
     given_rules: Option<PathBuf>,
     /// None without a cluster key.
     callers: Option<Callers>,
     membership: Membership,
-    /// None if the hosts file alone names the nodes.
+    /// None if only the hosts file lists the nodes.
     announcer: Option<Announcer>,
     nodes: Nodes,
     paths: Paths,
-    /// None if nothing is granted.
-    broker: Option<Broker>,
-    /// Since when other nodes are up or gone, and how they last described themselves.
+    /// Last description of other nodes, their state, and since when.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
     /// Look-ups answered or refused.
@@ -62,13 +58,13 @@ struct Agent<'a> {
 
 struct Seen {
     member: Member,
-    there: bool,
+    is_up: bool,
     since: Instant,
 }
 
-/// What is watched besides the directory sockets.
+/// Sockets that are polled besides the directory's.
 struct Control {
-    /// Readers of the status connect here.
+    /// Clients connect here to read the status.
     status: UnixListener,
     /// Readable after a signal to stop.
     stop: UnixStream,
@@ -76,181 +72,135 @@ struct Control {
     child: UnixStream,
 }
 
-/// Runs until told to end.
+/// Runs the agent until a signal stops it.
 pub(super) fn serve(
     config: &Config,
     registry: &Registry,
     args: &AgentArgs,
     json: bool,
 ) -> Result<(), AgentError> {
-    let node = config.node;
     let discovery = args.node.discovery()?;
     let host = args.node.host(config, discovery.is_some())?;
-    let system = |doing| move |cause| AgentError::System { doing, cause };
-    // Readers of the status may have another working directory.
+    // Clients of the status may have another working directory.
     let given_rules = args.rules.as_deref().map(std::path::absolute).transpose();
     let given_rules = given_rules.map_err(system("finding the owner's rules"))?;
-    // A mistake in the rules is better reported now than to a caller who is refused.
+    // Reports an error in the rules now, not only to a caller.
     Rules::load(rules::locate(given_rules.as_deref()).as_deref())?;
-    let caught = |signals: &[i32]| {
-        let (caught, end) = UnixStream::pair()?;
-        caught.set_nonblocking(true)?;
-        for signal in signals {
-            pipe::register(*signal, end.try_clone()?)?;
-        }
-        Ok(caught)
-    };
-    let ended = caught(&[SIGTERM, SIGINT]).map_err(system("catching signals"))?;
-    let child = caught(&[SIGCHLD]).map_err(system("catching signals"))?;
+    let stop = signalled(&[SIGTERM, SIGINT]).map_err(system("catching signals"))?;
+    let child = signalled(&[SIGCHLD]).map_err(system("catching signals"))?;
     if let Some(address) = args.metrics {
-        let place = super::scrape::serve(address, &config.runtime_dir)
+        let address = super::scrape::serve(address, &config.runtime_dir)
             .map_err(|cause| AgentError::Metrics { address, cause })?;
-        tracing::info!(event = "metrics", address = %place, "serves counters");
+        tracing::info!(event = "metrics", %address, "serving counters");
     }
-    let mut kept = InheritedSockets::take();
-    let directories = std::mem::take(&mut kept.directories);
-    let addresses = host.directories();
-    let address = addresses[0];
-    let directory_lock = DirectoryLock::take(registry, &addresses, directories)?;
-    let members_sockets = addresses.iter().map(|address| {
-        let socket = UdpSocket::bind((address.ip(), 0))?;
-        socket.set_nonblocking(true)?;
-        Ok(socket)
-    });
-    let members_sockets: io::Result<Vec<UdpSocket>> = members_sockets.collect();
-    let members_sockets = members_sockets.map_err(system("binding ports for other agents"))?;
-    let listeners = match config.key {
-        Some(_) => listen(&addresses, &mut kept)?,
-        None => Vec::new(),
-    };
-    let broker = Broker::start(
-        args.interfaces.as_deref(),
-        &config.broker,
-        broker::InheritedPrograms::of(std::mem::take(&mut kept.others)),
-    )?;
-    let are_stored = kept.count() == addresses.len() + listeners.len();
-    // This agent holds the lock, so a socket there was left by a dead one.
+    let mut inherited = InheritedSockets::take();
+    let sockets = Sockets::open(config, registry, &host, &mut inherited)?;
+    let are_stored =
+        inherited.count() == sockets.directory.sockets().count() + sockets.listeners.len();
     let path = socket(registry);
-    let _may_not_exist = std::fs::remove_file(&path);
-    let asked = UnixListener::bind(&path).map_err(system("making the socket for the status"))?;
-    asked
-        .set_nonblocking(true)
-        .map_err(system("setting up the socket for the status"))?;
-    let mut own = Member::of_host(&host);
-    own.life = now_as_life();
-    own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
-    let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
-        true => Vec::new(),
-        false => config.hosts.iter().cloned().collect(),
+    let control = Control {
+        status: status_listener(&path)?,
+        stop,
+        child,
     };
-    let begun = Instant::now();
-    let announcer = discovery.map(|discovery| {
-        let seed = u64::from_le_bytes(random_bytes()?);
-        Announcer::open(&discovery, &own, begun.elapsed(), seed)
-    });
-    let announcer = announcer.transpose();
-    let announcer = announcer.map_err(system("listening for announcements"))?;
-    let nodes = Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file);
-    let others = from_hosts_file.iter().filter(|host| host.node != node);
-    let known = others.map(Member::of_host).collect();
-    let callers = match &config.key {
-        Some(key) => Some(
-            Callers::new(
-                node.0,
-                key.clone(),
-                listeners,
-                for_sessions(node, given_rules.as_deref(), json),
-            )
-            .map_err(system("finding this program"))?,
-        ),
-        None => None,
+    let given = Given {
+        host,
+        discovery,
+        rules: given_rules,
     };
-    let mut agent = Agent {
-        config,
-        registry,
-        standby: Standby::new(node, json).map_err(system("finding this program"))?,
-        directory_lock,
-        members_sockets,
-        address,
-        given_rules,
-        callers,
-        membership: Membership::new(
-            own,
-            known,
-            Secrets::draw().map_err(system("drawing random numbers"))?,
-            config.key.as_ref(),
-        ),
-        announcer,
-        nodes,
-        paths: Paths::new(&host, begun.elapsed()),
-        broker,
-        seen: BTreeMap::new(),
-        begun,
-        replied: 0,
-    };
+    let mut agent = Agent::open(config, registry, sockets, given, json)?;
     let listeners = agent.callers.iter().flat_map(Callers::listeners);
     fd_store::store_sockets(agent.directory_lock.sockets(), listeners, are_stored);
-    let key = config.key.as_ref().map(ClusterKey::fingerprint);
-    let work = match &key {
-        Some(key) => format!("starts work for holders of the cluster key {key}"),
-        None => "starts no work: it has no cluster key (DIPOLE_KEY)".to_owned(),
-    };
-    let pid = std::process::id();
-    tracing::info!(event = "agent-up", node = node.0, %address, pid, key, "agent");
-    if key.is_some() && rustix::process::geteuid().is_root() {
-        tracing::warn!(
-            event = "root",
-            node = node.0,
-            "this agent runs as root: whoever holds the cluster key can run any program as root \
-             here; start it as a user without privileges"
-        );
-    }
-    if !json {
-        eprintln!("agent of node {node} at {address}, {work}");
-    }
-    agent.know_callers();
-    let done = agent.run(&Control {
-        status: asked,
-        stop: ended,
-        child,
-    });
-    tracing::info!(event = "agent-down", node = node.0, %address, pid, "agent ends");
+    agent.report_start(json);
+    agent.update_caller_addresses();
+    let done = agent.run(&control);
+    let (node, pid) = (config.node.0, std::process::id());
+    tracing::info!(event = "agent-down", node, address = %agent.address, pid, "agent ends");
     let _gone = std::fs::remove_file(&path);
-    match done {
-        // The other node owns this number: nothing more is announced for it.
-        Err(Ended::Taken(taken)) => {
-            let by: Vec<String> = taken.by.iter().map(ToString::to_string).collect();
-            Err(AgentError::Taken {
-                node: node.0,
-                by: by.join(" "),
-                age_s: taken.age.as_secs(),
-            })
-        }
-        done => {
-            let now = agent.now();
-            agent.membership.leave(now);
-            agent.send();
-            match done {
-                Err(Ended::System(cause)) => Err(system("waiting")(cause)),
-                _ => Ok(()),
-            }
-        }
+    agent.end(done)
+}
+
+/// Adds the failed action to an error of the system.
+fn system(doing: &'static str) -> impl Fn(io::Error) -> AgentError {
+    move |cause| AgentError::System { doing, cause }
+}
+
+/// Becomes readable after one of these signals.
+fn signalled(signals: &[i32]) -> io::Result<UnixStream> {
+    let (signalled, end) = UnixStream::pair()?;
+    signalled.set_nonblocking(true)?;
+    for signal in signals {
+        pipe::register(*signal, end.try_clone()?)?;
+    }
+    Ok(signalled)
+}
+
+/// Opens the status socket.
+fn status_listener(path: &Path) -> Result<UnixListener, AgentError> {
+    // This agent holds the lock, so an existing socket belonged to a dead agent.
+    let _may_not_exist = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).map_err(system("creating the status socket"))?;
+    listener
+        .set_nonblocking(true)
+        .map_err(system("configuring the status socket"))?;
+    Ok(listener)
+}
+
+/// The network sockets of an agent.
+struct Sockets {
+    directory: DirectoryLock,
+    members: Vec<UdpSocket>,
+    /// Empty without a cluster key.
+    listeners: Vec<TcpListener>,
+}
+
+impl Sockets {
+    fn open(
+        config: &Config,
+        registry: &Registry,
+        host: &Host,
+        inherited: &mut InheritedSockets,
+    ) -> Result<Sockets, AgentError> {
+        let addresses = host.directories();
+        let directories = std::mem::take(&mut inherited.directories);
+        let directory = DirectoryLock::take(registry, &addresses, directories)?;
+        let members = addresses.iter().map(|address| {
+            let socket = UdpSocket::bind((address.ip(), 0))?;
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        });
+        let members: io::Result<_> = members.collect();
+        Ok(Sockets {
+            directory,
+            members: members.map_err(system("binding ports for other agents"))?,
+            listeners: match config.key {
+                Some(_) => listen(&addresses, inherited)?,
+                None => Vec::new(),
+            },
+        })
     }
 }
 
-/// Why the agent stops without having been told to.
+/// Settings from options, environment and hosts file.
+struct Given {
+    host: Host,
+    discovery: Option<DiscoveryOptions>,
+    rules: Option<PathBuf>,
+}
+
+/// Why the agent stops without a signal.
 enum Ended {
     Taken(Taken),
     System(io::Error),
 }
 
-/// The listeners for work requests, on each interface.
+/// Opens the listeners for work requests, one per interface.
 fn listen(
     addresses: &[SocketAddr],
-    kept: &mut InheritedSockets,
+    inherited: &mut InheritedSockets,
 ) -> Result<Vec<TcpListener>, AgentError> {
     let listener = |address: &SocketAddr| {
-        let listener = match kept.listener(*address) {
+        let listener = match inherited.listener(*address) {
             Some(listener) => Ok(listener),
             None => TcpListener::bind(address),
         };
@@ -264,8 +214,8 @@ fn listen(
     addresses.iter().map(listener).collect()
 }
 
-/// Arguments that make this program a session; it inherits the environment of the agent.
-fn for_sessions(node: NodeId, rules: Option<&Path>, json: bool) -> Vec<OsString> {
+/// Arguments for a session process; it inherits the environment of the agent.
+fn session_arguments(node: NodeId, rules: Option<&Path>, json: bool) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     if json {
         words.push("--json".into());
@@ -278,7 +228,100 @@ fn for_sessions(node: NodeId, rules: Option<&Path>, json: bool) -> Vec<OsString>
     words
 }
 
-impl Agent<'_> {
+impl<'a> Agent<'a> {
+    fn open(
+        config: &'a Config,
+        registry: &'a Registry,
+        sockets: Sockets,
+        given: Given,
+        json: bool,
+    ) -> Result<Agent<'a>, AgentError> {
+        let Given {
+            host,
+            discovery,
+            rules,
+        } = given;
+        let node = config.node;
+        let mut own = Member::of_host(&host);
+        own.life = now_as_life();
+        own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
+        let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
+            true => Vec::new(),
+            false => config.hosts.iter().cloned().collect(),
+        };
+        let begun = Instant::now();
+        let announcer = discovery.map(|discovery| {
+            let seed = u64::from_le_bytes(random_bytes()?);
+            Announcer::open(&discovery, &own, begun.elapsed(), seed)
+        });
+        let announcer = announcer.transpose();
+        let others = from_hosts_file.iter().filter(|host| host.node != node);
+        let known = others.map(Member::of_host).collect();
+        let callers = config.key.clone().map(|key| {
+            let arguments = session_arguments(node, rules.as_deref(), json);
+            Callers::new(node.0, key, sockets.listeners, arguments)
+        });
+        let callers = callers.transpose();
+        let secrets = Secrets::draw().map_err(system("drawing random numbers"))?;
+        Ok(Agent {
+            config,
+            registry,
+            directory_lock: sockets.directory,
+            members_sockets: sockets.members,
+            address: host.directories()[0],
+            given_rules: rules,
+            callers: callers.map_err(system("finding this program"))?,
+            membership: Membership::new(own, known, secrets, config.key.as_ref()),
+            announcer: announcer.map_err(system("listening for announcements"))?,
+            nodes: Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file),
+            paths: Paths::new(&host, begun.elapsed()),
+            seen: BTreeMap::new(),
+            begun,
+            replied: 0,
+        })
+    }
+
+    /// Logs and prints that the agent has started.
+    fn report_start(&self, json: bool) {
+        let (node, address) = (self.config.node, self.address);
+        let key = self.config.key.as_ref().map(ClusterKey::fingerprint);
+        let pid = std::process::id();
+        tracing::info!(event = "agent-up", node = node.0, %address, pid, key, "agent");
+        if key.is_some() && rustix::process::geteuid().is_root() {
+            tracing::warn!(
+                event = "running-as-root",
+                node = node.0,
+                "this agent runs as root: any holder of the cluster key can run programs as root \
+                 here; start it as a user without privileges"
+            );
+        }
+        if !json {
+            let work = match key {
+                Some(key) => format!("starts work for holders of the cluster key {key}"),
+                None => "starts no work: it has no cluster key (DIPOLE_KEY)".to_owned(),
+            };
+            eprintln!("agent of node {node} at {address}, {work}");
+        }
+    }
+
+    /// Leaves the cluster, unless another node has this one's number.
+    fn end(&mut self, done: Result<(), Ended>) -> Result<(), AgentError> {
+        if let Err(Ended::Taken(taken)) = done {
+            let by: Vec<String> = taken.by.iter().map(ToString::to_string).collect();
+            return Err(AgentError::Taken {
+                node: self.config.node.0,
+                by: by.join(" "),
+                age_s: taken.age.as_secs(),
+            });
+        }
+        self.membership.leave(self.now());
+        self.send();
+        match done {
+            Err(Ended::System(cause)) => Err(system("waiting")(cause)),
+            _ => Ok(()),
+        }
+    }
+
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
@@ -289,10 +332,9 @@ impl Agent<'_> {
             if let Some(announcer) = &mut self.announcer {
                 announcer.announce(now, self.registry, &self.directory_lock, &self.membership);
             }
-            self.standby.tend(&self.directory_lock);
             self.membership.on_timers(now);
             self.send();
-            self.handle_news();
+            self.handle_events();
             self.nodes.write(self.membership.members());
             let ready = self.wait(control).map_err(Ended::System)?;
             let (fixed, others) = ready.split_at(3);
@@ -332,13 +374,13 @@ impl Agent<'_> {
                 && let Ok((reader, _)) = control.status.accept()
                 && let Err(cause) = self.send_status(reader)
             {
-                tracing::debug!(%cause, "a reader of the status went away");
+                tracing::debug!(%cause, "cannot send the status");
             }
         }
     }
 
-    /// Sleeps until there is something to do; tells what is ready: control, directory sockets,
-    /// those for members, broadcast receivers, callers.
+    /// Sleeps until something is ready. Returns readiness in this order: control, directory sockets,
+    /// member sockets, broadcast receivers, callers.
     fn wait(&self, control: &Control) -> io::Result<Vec<bool>> {
         let mut due = self.membership.next_deadline();
         if let Some(announcer) = &self.announcer {
@@ -404,7 +446,7 @@ impl Agent<'_> {
         Ok(())
     }
 
-    /// Receives what members send.
+    /// Receives packets of members.
     fn receive_of_members(&mut self, interface: usize) {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
         for _ in 0..MAX_PACKETS {
@@ -424,7 +466,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Receives announcements that were broadcast.
+    /// Receives broadcast announcements.
     fn receive_broadcasts(&mut self, segment: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
         for _ in 0..MAX_PACKETS {
@@ -457,51 +499,51 @@ impl Agent<'_> {
         }
     }
 
-    fn handle_news(&mut self) {
+    fn handle_events(&mut self) {
         let node = self.config.node.0;
-        let all_news = self.membership.take_news();
-        if !all_news.is_empty() {
-            self.know_callers();
+        let events = self.membership.take_events();
+        if !events.is_empty() {
+            self.update_caller_addresses();
         }
-        for news in all_news {
-            let (member, there) = match news {
-                News::Came(member) => (member, true),
-                News::Went(member) => (member, false),
-                News::Returned(member) => {
+        for event in events {
+            let (member, is_up) = match event {
+                MembershipEvent::Up(member) => (member, true),
+                MembershipEvent::Down(member) => (member, false),
+                MembershipEvent::Restarted(member) => {
                     let peer = member.node;
-                    tracing::info!(event = "returned", node, peer, "node restarted");
+                    tracing::info!(event = "node-restarted", node, peer, "node restarted");
                     self.nodes.change();
                     if let Some(seen) = self.seen.get_mut(&peer) {
                         seen.member = member;
                     }
                     continue;
                 }
-                News::Mistaken => {
+                MembershipEvent::FalseSuspicion => {
                     tracing::warn!(
-                        event = "mistaken",
+                        event = "false-suspicion",
                         node,
-                        "other nodes took this node for gone; it has corrected them"
+                        "other nodes took this node for dead; it has corrected them"
                     );
                     continue;
                 }
-                News::ClockSetBack(ahead) => {
+                MembershipEvent::ClockSetBack(ahead) => {
                     tracing::warn!(
                         event = "clock-set-back",
                         node,
                         ahead_s = ahead.as_secs(),
                         "other nodes knew an agent of this node that started {} s later than this \
                          one by its clock: the clock was set back, or another agent has this \
-                         node's number; this agent goes on as the later one",
+                         node's number; this agent continues as the later one",
                         ahead.as_secs()
                     );
                     continue;
                 }
             };
             let (peer, address) = (member.node, member.shown());
-            if there {
-                tracing::info!(event = "came", node, peer, %address, "node is up");
+            if is_up {
+                tracing::info!(event = "node-up", node, peer, %address, "node is up");
             } else {
-                tracing::warn!(event = "gone", node, peer, %address, "node is gone");
+                tracing::warn!(event = "node-down", node, peer, %address, "node is down");
             }
             let since = Instant::now();
             self.nodes.change();
@@ -509,12 +551,12 @@ impl Agent<'_> {
                 peer,
                 Seen {
                     member,
-                    there,
+                    is_up,
                     since,
                 },
             );
             if self.seen.len() > MAX_MEMBERS {
-                let gone = self.seen.iter().filter(|(_, seen)| !seen.there);
+                let gone = self.seen.iter().filter(|(_, seen)| !seen.is_up);
                 let longest = gone.min_by_key(|(_, seen)| seen.since);
                 let Some(node) = longest.map(|(node, _)| *node) else {
                     continue;
@@ -524,15 +566,15 @@ impl Agent<'_> {
         }
     }
 
-    /// Tells which callers are of this cluster's nodes.
-    fn know_callers(&mut self) {
+    /// Passes the addresses of this cluster's nodes to the caller queue.
+    fn update_caller_addresses(&mut self) {
         let own = std::iter::once(self.membership.own());
         let all = own
             .chain(self.membership.known())
             .chain(self.membership.members());
         let addresses = all.flat_map(|one| one.facts.addresses.iter().chain(&one.facts.control));
         if let Some(callers) = &mut self.callers {
-            callers.know(addresses.copied());
+            callers.set_known_addresses(addresses.copied());
         }
     }
 
@@ -558,7 +600,7 @@ impl Agent<'_> {
         let known = known.map(|member| described(member, "never seen", self.begun));
         let mut members: BTreeMap<u32, MemberStatus> = known.collect();
         members.extend(self.seen.values().map(|seen| {
-            let state = if seen.there { "there" } else { "gone" };
+            let state = if seen.is_up { "up" } else { "down" };
             described(&seen.member, state, seen.since)
         }));
         let processes = self
@@ -590,7 +632,7 @@ impl Agent<'_> {
             key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             members: members.into_values().collect(),
             processes: processes.collect(),
-            broker: self.broker.as_ref().map(Broker::status),
+            broker: None,
         })
     }
 }

@@ -1,8 +1,8 @@
-//! The session of one authenticated caller: a process of its own, so that the work it starts
-//! outlives the agent and a slow caller delays no other.
+//! The session of one authenticated caller. It is a process of its own, so that the job outlives the
+//! agent and a slow caller does not delay others.
 //!
-//! It consults the owner's rules, starts a `dipole guard` and carries its standard streams. When
-//! the caller hangs up, or this process dies, the guard ends everything below.
+//! It checks the owner's rules, starts a `dipole guard` and forwards its standard streams. When the
+//! caller disconnects, or this process dies, the guard ends all processes of the job.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ use dipole_node::{Config, NodeId, variables};
 
 use super::jobs::{Entry, JobStatus, Jobs};
 use super::rules::{self, HostState, Rules};
-use super::{AgentError, opened};
+use super::{AgentError, open_node};
 use dipole_launch::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, PROOF_BYTES,
     Receiver, Request, Sender, Standing, send_keepalives, watch_standing,
@@ -27,14 +27,14 @@ use dipole_launch::read_pieces;
 
 /// How long a caller may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the last word to a caller may take, and what it is.
-const LAST_WORD: Duration = Duration::from_secs(1);
-const WITHDRAWN: &[u8] = b"the agent ends this job: its caller has nothing but a cluster key that \
+/// Time limit for the last message to a caller.
+const LAST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
+const WITHDRAWN: &[u8] = b"the agent ends this job: its caller has only a cluster key that \
     was withdrawn; copy the key file to every node before `dipole key rotate` goes on\n";
 /// Longest text of a caller that is logged, in characters.
 const MAX_TEXT_CHARS: usize = 500;
-/// What a login has in its environment besides what its shell's files set.
-const OF_A_LOGIN: [&str; 10] = [
+/// Environment variables of a login, besides those that the shell's files set.
+const LOGIN_VARIABLES: [&str; 10] = [
     "HOME",
     "USER",
     "LOGNAME",
@@ -47,22 +47,22 @@ const OF_A_LOGIN: [&str; 10] = [
     "DBUS_SESSION_BUS_ADDRESS",
 ];
 
-/// Arguments of the hidden subcommand `agent-session`; its standard input is the connection.
+/// Arguments of the hidden subcommand `agent-session`; the connection is its standard input.
 #[derive(Args, Debug)]
 pub struct SessionArgs {
-    /// Who called.
+    /// Address of the caller.
     #[arg(long)]
     peer: SocketAddr,
-    /// The greeting that the agent sent, in hexadecimal digits.
+    /// The greeting that the agent sent, in hexadecimal.
     #[arg(long, value_parser = digits::<GREETING_BYTES>)]
     greeting: [u8; GREETING_BYTES],
-    /// The caller's proof.
+    /// The caller's proof, in hexadecimal.
     #[arg(long, value_parser = digits::<PROOF_BYTES>)]
     proof: [u8; PROOF_BYTES],
     /// The agent's node.
     #[arg(long)]
     nid: NodeId,
-    /// The owner's rules, if they were given by name.
+    /// The owner's rules, if the agent got `--rules`.
     #[arg(long)]
     rules: Option<PathBuf>,
 }
@@ -79,20 +79,20 @@ fn digits<const N: usize>(text: &str) -> Result<[u8; N], String> {
     Ok(bytes)
 }
 
-/// The form in which the agent passes bytes to a session.
+/// Encodes bytes for the command line of a session.
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Serves the caller until it has gone.
+/// Serves the caller until it disconnects.
 pub fn session(args: &SessionArgs) -> ExitCode {
-    // Signals of the agent's terminal are not for the ranks.
+    // Signals from the agent's terminal must not reach the ranks.
     let _leads_one_already = rustix::process::setsid();
     let peer = args.peer;
     match serve(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(AgentError::Caller(cause)) => {
-            tracing::warn!(event = "caller-lost", %peer, %cause, "a caller hung up");
+            tracing::warn!(event = "caller-lost", %peer, %cause, "a caller disconnected");
             ExitCode::FAILURE
         }
         Err(error) => {
@@ -104,7 +104,7 @@ pub fn session(args: &SessionArgs) -> ExitCode {
 
 fn serve(args: &SessionArgs) -> Result<(), AgentError> {
     let system = |doing| move |cause| AgentError::System { doing, cause };
-    let (config, registry) = opened(Some(args.nid))?;
+    let (config, registry) = open_node(Some(args.nid))?;
     let key = config.key.clone().ok_or(AgentError::NoKey)?;
     let descriptor = io::stdin().as_fd().try_clone_to_owned();
     let mut stream = TcpStream::from(descriptor.map_err(system("taking over the connection"))?);
@@ -116,29 +116,33 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
     let greeting = Greeting::from_bytes(args.greeting);
     let channel = Channel::answer(&mut stream, &key, &greeting, &args.proof);
     let channel = channel.map_err(AgentError::Caller)?;
-    let standing = Arc::new(channel.standing(&key));
+    let standing = Arc::new(Standing::of(&channel, &key));
     let from = stream.try_clone().map_err(AgentError::Caller)?;
     let (mut receiver, mut sender) = channel.split(from, stream);
     let request: Request = match receiver.receive().map_err(AgentError::Caller)? {
         Some(Frame::Request(bytes)) => {
             let request = serde_json::from_slice(&bytes);
-            readable(request.map_err(|cause| AgentError::Caller(cause.into()))?)
+            sanitized(request.map_err(|cause| AgentError::Caller(cause.into()))?)
         }
-        _ => return Err(AgentError::Caller(io::Error::other("it sent no request"))),
+        _ => {
+            return Err(AgentError::Caller(io::Error::other(
+                "the caller sent no request",
+            )));
+        }
     };
     let (node, peer) = (config.node.0, args.peer);
     let (who, command) = (&request.who, &request.command);
-    let (most_ranks, entry) = match admit(args, &registry, &request) {
+    let (max_ranks, entry) = match admit(args, &registry, &request) {
         Ok(admitted) => admitted,
         Err(reason) => {
             tracing::info!(
                 event = "work-refused", node, %peer, who, command, reason, "work refused"
             );
-            answer(&mut sender, &Answer::Refused { reason })?;
+            send_answer(&mut sender, &Answer::Refused { reason })?;
             return Ok(());
         }
     };
-    let mut guard = guard(&config, most_ranks)
+    let mut guard = guard(&config, max_ranks)
         .spawn()
         .map_err(system("starting a guard"))?;
     let pid = guard.id();
@@ -149,13 +153,13 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
     let expelled = move || {
         tracing::warn!(
             event = "caller-withdrawn", node, %peer, pid,
-            "a caller has nothing but a cluster key that was withdrawn; its job is ended"
+            "a caller has only a cluster key that was withdrawn; its job is ended"
         );
     };
-    let carried = answer(&mut sender, &Answer::Accepted { most_ranks }).and_then(|()| {
-        carry(&mut guard, receiver, sender, standing, expelled).map_err(AgentError::Caller)
+    let forwarded = send_answer(&mut sender, &Answer::Accepted { max_ranks }).and_then(|()| {
+        forward(&mut guard, receiver, sender, standing, expelled).map_err(AgentError::Caller)
     });
-    // Its input ends here, so the guard ends even if the caller has gone.
+    // Closing its input ends the guard even if the caller has gone.
     drop(guard.stdin.take());
     let status = guard.wait().map_err(system("waiting for a guard"))?;
     drop(entry);
@@ -163,11 +167,11 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
     tracing::info!(
         event = "work-ended", node, %peer, who, command, pid, status, "work ended"
     );
-    carried
+    forwarded
 }
 
-/// The request with texts that are safe for logs and terminals.
-fn readable(request: Request) -> Request {
+/// Replaces control characters in the texts of a request, for logs and terminals.
+fn sanitized(request: Request) -> Request {
     let plain = |text: &str| -> String {
         let shown = text.chars().take(MAX_TEXT_CHARS);
         shown
@@ -181,14 +185,14 @@ fn readable(request: Request) -> Request {
     }
 }
 
-fn answer(sender: &mut Sender<TcpStream>, answer: &Answer) -> Result<(), AgentError> {
+fn send_answer(sender: &mut Sender<TcpStream>, answer: &Answer) -> Result<(), AgentError> {
     serde_json::to_vec(answer)
         .map_err(io::Error::from)
         .and_then(|bytes| sender.send(&Frame::Answer(bytes)))
         .map_err(AgentError::Caller)
 }
 
-/// Consults the owner's rules; the error is for the caller to read.
+/// Checks the owner's rules. The error is sent to the caller.
 fn admit(
     args: &SessionArgs,
     registry: &Registry,
@@ -214,28 +218,28 @@ fn admit(
     Ok((granted, entry.map_err(unknown)?))
 }
 
-/// A guard with the environment of a login; of the agent's own environment it gets only the
-/// location of this node's registry and of the cluster key.
-fn guard(config: &Config, most_ranks: Option<u32>) -> Command {
+/// The command of a guard with the environment of a login. From the agent's own environment it gets
+/// only the location of this node's registry and of the cluster key.
+fn guard(config: &Config, max_ranks: Option<u32>) -> Command {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut command = Command::new(own);
     command
         .arg("guard")
         .args(["--parent", &std::process::id().to_string()]);
-    if let Some(most) = most_ranks {
-        command.args(["--most-ranks", &most.to_string()]);
+    if let Some(max) = max_ranks {
+        command.args(["--max-ranks", &max.to_string()]);
     }
     command.env_clear();
     for (name, value) in std::env::vars_os() {
         let wanted = name
             .to_str()
-            .is_some_and(|name| OF_A_LOGIN.contains(&name) || name.starts_with("LC_"));
+            .is_some_and(|name| LOGIN_VARIABLES.contains(&name) || name.starts_with("LC_"));
         if wanted {
             command.env(name, value);
         }
     }
     command.env(variables::RUNTIME_DIR, &config.runtime_dir);
-    // It starts elsewhere.
+    // The guard has another working directory.
     let key = std::env::var_os(variables::KEY).map(std::path::absolute);
     if let Some(Ok(key)) = key {
         command.env(variables::KEY, key);
@@ -250,8 +254,8 @@ fn guard(config: &Config, most_ranks: Option<u32>) -> Command {
     command
 }
 
-/// Carries streams until the guard's outputs end or the caller is gone.
-fn carry(
+/// Forwards streams until the guard's outputs end or the caller disconnects.
+fn forward(
     guard: &mut Child,
     mut receiver: Receiver<TcpStream>,
     sender: Sender<TcpStream>,
@@ -266,8 +270,8 @@ fn carry(
         let sender = Arc::clone(&sender);
         move || {
             expelled();
-            // Somebody who reads is told, nobody is waited for.
-            let _as_before = stream.set_write_timeout(Some(LAST_WORD));
+            // Tries to send the last message, but does not wait for a blocked sender.
+            let _as_before = stream.set_write_timeout(Some(LAST_MESSAGE_TIMEOUT));
             if let Ok(mut sender) = sender.try_lock() {
                 let _gone = sender.send(&Frame::Errors(WITHDRAWN.to_vec()));
             }
@@ -280,20 +284,20 @@ fn carry(
         loop {
             match receiver.receive() {
                 Ok(Some(Frame::Alive)) => {}
-                Ok(Some(Frame::Proof(proof))) => standing.heard(proof),
+                Ok(Some(Frame::Proof(proof))) => standing.on_proof(proof),
                 Ok(Some(Frame::Data(bytes))) if stdin.write_all(&bytes).is_ok() => {}
                 _ => return,
             }
         }
-        // However the input ends, its end ends the job: the guard's shim sees to that.
+        // Closing the guard's input ends the job.
     });
     let errors = guard.stderr.take().map(|stderr| {
         let sender = Arc::clone(&sender);
-        std::thread::spawn(move || carry_stream(stderr, &sender, Frame::Errors))
+        std::thread::spawn(move || forward_stream(stderr, &sender, Frame::Errors))
     });
     let mut done = Ok(());
     if let Some(stdout) = guard.stdout.take() {
-        done = carry_stream(stdout, &sender, Frame::Data);
+        done = forward_stream(stdout, &sender, Frame::Data);
     }
     if let Some(errors) = errors {
         done = done.and(errors.join().unwrap_or(Ok(())));
@@ -302,11 +306,11 @@ fn carry(
     let status = status_of(guard.wait()?);
     let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
     sender.send(&Frame::Last(status))?;
-    // Closing outright could make the kernel discard what the caller has not read yet.
+    // Shutting down only the sending side, so that the kernel does not discard unread data.
     sender.stream().shutdown(Shutdown::Write)
 }
 
-fn carry_stream(
+fn forward_stream(
     from: impl Read,
     sender: &Mutex<Sender<TcpStream>>,
     frame: impl Fn(Vec<u8>) -> Frame,

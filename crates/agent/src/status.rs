@@ -1,17 +1,17 @@
-//! The agent's status, served at a socket in the registry of its node.
+//! The agent's status, served on a socket in the registry of its node.
 
 use std::fmt::Write as _;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
+use dipole_bpf::grant::status::{BrokerStatus, read_status};
 use dipole_node::registry::Registry;
 use serde::{Deserialize, Serialize};
 
 use super::AgentError;
-use super::broker::BrokerStatus;
 use super::jobs::{JobStatus, Jobs};
 use super::rules::{HostState, Rules};
 
@@ -53,7 +53,7 @@ pub(super) struct Status {
     pub(super) key: Option<String>,
     pub(super) members: Vec<MemberStatus>,
     pub(super) processes: Vec<ProcessStatus>,
-    /// What the broker has granted, if there is one.
+    /// Status of the machine's broker, if there is one and this user may read it.
     #[serde(default)]
     pub(super) broker: Option<BrokerStatus>,
 }
@@ -62,7 +62,7 @@ pub(super) struct Status {
 pub(super) struct MemberStatus {
     pub(super) node: u32,
     pub(super) address: String,
-    /// "there", "gone", or "never seen".
+    /// "up", "down", or "never seen".
     pub(super) state: String,
     /// For how long, as far as this agent knows.
     pub(super) for_s: u64,
@@ -80,7 +80,7 @@ pub(super) fn socket(registry: &Registry) -> PathBuf {
     registry.path().join("agent.sock")
 }
 
-/// Asks the agent of this node for its status.
+/// Requests the status from the agent of this node.
 pub(super) fn request(registry: &Registry) -> Result<String, AgentError> {
     let socket = socket(registry);
     let mut text = String::new();
@@ -93,8 +93,12 @@ pub(super) fn request(registry: &Registry) -> Result<String, AgentError> {
         .map_err(|cause| AgentError::NoAgent { socket, cause })
 }
 
-/// Adds what the agent does not collect for others because collecting it could block.
-pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, AgentError> {
+/// Adds what the agent does not collect itself because collecting it could block.
+pub(super) fn completed(
+    status: Status,
+    registry: &Registry,
+    broker: &Path,
+) -> Result<Status, AgentError> {
     let system = |doing| move |cause| AgentError::System { doing, cause };
     let jobs = Jobs::of(registry).and_then(|jobs| jobs.living());
     let jobs = jobs.map_err(system("listing the jobs of this node"))?;
@@ -114,6 +118,7 @@ pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, A
             None => Some(AgentError::NoKey.to_string()),
         },
         jobs,
+        broker: read_status(broker).ok(),
         ..status
     })
 }
@@ -195,7 +200,7 @@ pub(super) fn table(status: &Status) -> String {
     text
 }
 
-/// What each user has on each interface, and what became of the packets for it.
+/// Table of grants by interface and user, and counters of packets.
 fn grants(broker: &BrokerStatus) -> String {
     let mut grants = titled([
         "interface",

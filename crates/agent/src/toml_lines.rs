@@ -1,4 +1,4 @@
-//! TOML whose errors name their line.
+//! TOML with line numbers in errors.
 
 use serde::de::DeserializeOwned;
 
@@ -8,7 +8,7 @@ pub(super) fn line_at(text: &str, byte: usize) -> usize {
     before.filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Parses a text; an error is a line and what is wrong there.
+/// Parses a text. An error is a line and a message.
 pub(super) fn parsed<T: DeserializeOwned>(text: &str) -> Result<T, (usize, String)> {
     toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);

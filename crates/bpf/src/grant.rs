@@ -1,5 +1,5 @@
-//! Grants from a privileged broker (`dipole agent`) to unprivileged processes: a ring that the broker's
-//! program fills, and perhaps a socket for raw frames.
+//! Grants of a privileged broker (`dipole-broker`) to unprivileged processes: a ring that the
+//! broker's program fills, and perhaps a socket for raw frames.
 //!
 //! The client passes its bound UDP socket, which proves that packets to that address and port
 //! are its own, and gets the descriptor of a ring. The connection stays open, so each end notices
@@ -10,6 +10,7 @@
 pub mod channel;
 pub mod ownership;
 mod ring;
+pub mod status;
 pub mod wire;
 
 use std::io;
@@ -44,7 +45,7 @@ const TIMEOUT_NS: u64 = 2_000_000_000;
 pub enum GrantError {
     /// No broker listens there.
     #[error(
-        "no broker grants rings at {path}: {cause}; an administrator can let `dipole agent` do so \
+        "no broker grants rings at {path}: {cause}; an administrator can start `dipole-broker` \
          (/etc/dipole/interfaces.toml), or DIPOLE_BROKER names another place"
     )]
     NoBroker {
@@ -67,7 +68,7 @@ pub enum GrantError {
     },
     /// The broker does not reply.
     #[error(
-        "the broker at {path} does not reply within {} s; is its agent stopped?",
+        "the broker at {path} does not reply within {} s; is it stopped?",
         TIMEOUT.as_secs()
     )]
     Silent {

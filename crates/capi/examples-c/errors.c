@@ -44,7 +44,7 @@ int main(void)
     free(text);
     CHECK(dp_send(fd, "unread", 6, 0, 0) == 6);
 
-    CHECK_FAILS(dp_rank(), ENOENT, "belongs to no job");
+    CHECK_FAILS(dp_rank(), ENOENT, "does not belong to a job");
     CHECK(strcmp(dp_strerror(ESTALE), "the descriptor belongs to the parent process") == 0);
     CHECK(strcmp(dp_strerror(12345), "no error of this library") == 0);
     puts("no mistake unnoticed");

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dipole_node::{Address, Endpoint, Message};
-use dipole_trace::waits::Keeper;
+use dipole_trace::waits::WaitRecorder;
 
 use crate::failure::Failure;
 use crate::guard;
@@ -42,7 +42,7 @@ pub(crate) struct Handle {
     /// How long a call waits before it looks.
     pub(crate) probe: Duration,
     /// Who keeps what calls have waited for.
-    pub(crate) keeper: Option<Arc<Keeper>>,
+    pub(crate) recorder: Option<Arc<WaitRecorder>>,
 }
 
 /// What a descriptor stands for: device and inode.
@@ -191,9 +191,9 @@ pub(crate) fn enter(
 ) -> Result<c_int, Failure> {
     let fd = descriptor.as_raw_fd();
     let process = process::current();
-    let keeper = process.keeper();
-    if let Some(keeper) = &keeper {
-        keeper.owns(place(endpoint.address()));
+    let recorder = process.recorder();
+    if let Some(recorder) = &recorder {
+        recorder.add_endpoint(place(endpoint.address()));
     }
     let handle = Arc::new(Handle {
         generation: process::generation(),
@@ -205,7 +205,7 @@ pub(crate) fn enter(
         copied: AtomicBool::new(false),
         nonblocking: AtomicBool::new(nonblocking),
         probe,
-        keeper,
+        recorder,
     });
     let Some(slot) = TABLE.make_slot(fd) else {
         return Err(Failure::NotAnEndpoint { fd });

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use dipole_node::{Endpoint, Message, ReceiveError, SendError, Timeout};
-use dipole_trace::waits::{Cause, Over};
+use dipole_trace::waits::{Cause, WaitEnd};
 
 use crate::dp;
 use crate::failure::Failure;
@@ -47,7 +47,7 @@ fn patiently<A>(
     patience: Timeout,
     gave_up: impl Fn(&Failure) -> bool,
     attempt: impl Fn(Timeout) -> Result<A, Failure>,
-    over: impl Fn(Option<&A>) -> Over,
+    over: impl Fn(Option<&A>) -> WaitEnd,
 ) -> Result<A, Failure> {
     if patience == Timeout::Zero {
         return attempt(patience);
@@ -72,21 +72,21 @@ fn patiently<A>(
 fn kept<A>(
     handle: &Handle,
     attempt: impl Fn() -> Result<A, Failure>,
-    over: impl Fn(Option<&A>) -> Over,
+    over: impl Fn(Option<&A>) -> WaitEnd,
 ) -> Result<A, Failure> {
-    let Some(keeper) = &handle.keeper else {
+    let Some(recorder) = &handle.recorder else {
         return attempt();
     };
     let probe_ns = u64::try_from(handle.probe.as_nanos()).unwrap_or(0);
-    let began_ns = keeper.now_ns().saturating_sub(probe_ns);
+    let began_ns = recorder.now_ns().saturating_sub(probe_ns);
     let answer = attempt();
-    keeper.keep(began_ns, over(answer.as_ref().ok()));
+    recorder.record(began_ns, over(answer.as_ref().ok()));
     answer
 }
 
 /// A message was waited for, which came from there with so many bytes, if one came.
-fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> Over {
-    Over {
+fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> WaitEnd {
+    WaitEnd {
         cause: came.map_or(Cause::Nothing, |_| Cause::Message),
         own: Some(place(handle.endpoint.address())),
         peer: came.map(|(from, _)| place(from)),
@@ -95,8 +95,8 @@ fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> Over 
 }
 
 /// Room for so many bytes was waited for, at an only receiver if that is known.
-fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> Over {
-    Over {
+fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> WaitEnd {
+    WaitEnd {
         cause: Cause::Room,
         own: Some(place(handle.endpoint.address())),
         peer: to.map(place),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, Node};
-use dipole_trace::waits::{Keeper, Place};
+use dipole_trace::waits::{EndpointAddress, WaitRecorder};
 
 use crate::counter::COUNTERS;
 use crate::edge::EDGES;
@@ -49,7 +49,7 @@ pub(crate) struct Process {
     /// Completion queues by the numbers of their descriptors.
     pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
     /// Who keeps what calls wait for, once the node is open.
-    keeper: OnceLock<Option<Arc<Keeper>>>,
+    recorder: OnceLock<Option<Arc<WaitRecorder>>>,
     /// What the process had before it was forked, never used and never dropped.
     pub(crate) parent: Option<Arc<Process>>,
 }
@@ -97,7 +97,7 @@ pub(crate) fn current() -> Arc<Process> {
             interfaces: Mutex::default(),
             streams: Mutex::default(),
             queues: Mutex::default(),
-            keeper: OnceLock::new(),
+            recorder: OnceLock::new(),
             parent: known.clone(),
         });
         CURRENT.compare_and_swap(&known, Some(fresh));
@@ -126,12 +126,12 @@ impl Process {
     }
 
     /// Who keeps what calls wait for, if that is asked for and there can be a file.
-    pub(crate) fn keeper(&self) -> Option<Arc<Keeper>> {
+    pub(crate) fn recorder(&self) -> Option<Arc<WaitRecorder>> {
         let open = || {
             let directory = dipole_node::trace_dir()?;
             let rank = job().ok().map(|job| (job.rank, job.size));
-            match Keeper::begin(&directory, rank) {
-                Ok(keeper) => Some(Arc::new(keeper)),
+            match WaitRecorder::create(&directory, rank) {
+                Ok(recorder) => Some(Arc::new(recorder)),
                 Err(cause) => {
                     let directory = directory.display();
                     eprintln!(
@@ -142,7 +142,7 @@ impl Process {
                 }
             }
         };
-        self.keeper.get_or_init(open).clone()
+        self.recorder.get_or_init(open).clone()
     }
 
     /// How long waiters of the open node spin.
@@ -171,8 +171,8 @@ impl Process {
         STREAMS.close_all(self);
         INTERFACES.close_all(self);
         let closed = open.node.close(timeout.unwrap_or(open.linger));
-        if let Some(Some(keeper)) = self.keeper.get() {
-            keeper.close();
+        if let Some(Some(recorder)) = self.recorder.get() {
+            recorder.close();
         }
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
         for handle in endpoints.by_file.into_values() {
@@ -208,8 +208,8 @@ pub(crate) fn job() -> Result<&'static Job, Failure> {
 }
 
 /// An endpoint as traces have it.
-pub(crate) fn place(address: Address) -> Place {
-    Place {
+pub(crate) fn place(address: Address) -> EndpointAddress {
+    EndpointAddress {
         node: address.node.0,
         endpoint: address.endpoint.0,
     }

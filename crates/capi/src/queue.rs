@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory, Timeout};
-use dipole_trace::waits::{Cause, Keeper, Over};
+use dipole_trace::waits::{Cause, WaitEnd, WaitRecorder};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
@@ -75,7 +75,7 @@ pub(crate) struct OpenQueue {
     /// Endpoints attached, or with receives that were posted.
     endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
     /// Who keeps what calls have waited for.
-    keeper: Option<Arc<Keeper>>,
+    recorder: Option<Arc<WaitRecorder>>,
 }
 
 impl OpenQueue {
@@ -142,16 +142,16 @@ impl OpenQueue {
 
     /// Waits for a completion, and has that kept, if that is asked for.
     fn wait(&self, timeout: Duration) -> Result<Option<dipole_node::Completion>, ReceiveError> {
-        let Some(keeper) = &self.keeper else {
+        let Some(recorder) = &self.recorder else {
             return self.queue.wait(timeout);
         };
         let at_once = self.queue.poll()?;
         if at_once.is_some() {
             return Ok(at_once);
         }
-        let began_ns = keeper.now_ns();
+        let began_ns = recorder.now_ns();
         let found = self.queue.wait(timeout);
-        keeper.keep(began_ns, over(found.as_ref().ok().and_then(Option::as_ref)));
+        recorder.record(began_ns, over(found.as_ref().ok().and_then(Option::as_ref)));
         found
     }
 
@@ -193,7 +193,7 @@ impl OpenQueue {
 }
 
 /// What was waited for, by the completion that came, if one came.
-fn over(completion: Option<&dipole_node::Completion>) -> Over {
+fn over(completion: Option<&dipole_node::Completion>) -> WaitEnd {
     use dipole_node::Completion as Done;
     let (cause, peer, bytes) = match completion {
         Some(Done::Received { message, .. }) => {
@@ -203,7 +203,7 @@ fn over(completion: Option<&dipole_node::Completion>) -> Over {
         Some(_) => (Cause::Completion, None, 0),
         None => (Cause::Nothing, None, 0),
     };
-    Over {
+    WaitEnd {
         cause,
         own: None,
         peer: peer.map(place),
@@ -229,7 +229,7 @@ pub extern "C" fn dp_queue_open() -> c_int {
             file: handle::identify(fd)?,
             queue,
             endpoints: Mutex::default(),
-            keeper: process.keeper(),
+            recorder: process.recorder(),
         };
         // Perhaps another had the number, and its descriptor was closed by `close`.
         let before = lock(&process.queues).insert(fd, Arc::new(open));

@@ -9,7 +9,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use dipole_node::hosts::Hosts;
-use dipole_node::job::{Place, place_from_env};
+use dipole_node::job::{RankPlacement, placement_from_env};
 use dipole_node::{
     ActivePort, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, interface_addresses,
     variables,
@@ -86,9 +86,9 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-fn place() -> Result<Option<Place>, String> {
+fn place() -> Result<Option<RankPlacement>, String> {
     if let Some(file) = variable(variables::HOSTS) {
-        let hosts = Hosts::followed(file.as_ref()).map_err(|error| error.to_string())?;
+        let hosts = Hosts::load_followed(file.as_ref()).map_err(|error| error.to_string())?;
         let own = (hosts.iter().find(|host| is_own(host.address)))
             .map(|host| host.node)
             .ok_or_else(|| {
@@ -97,13 +97,13 @@ fn place() -> Result<Option<Place>, String> {
                     variables::NODE
                 )
             })?;
-        return Ok(Some(Place {
+        return Ok(Some(RankPlacement {
             node: own,
             hosts: Some(hosts),
             runtime_dir: None,
         }));
     }
-    match place_from_env() {
+    match placement_from_env() {
         // All ranks are here, the launcher named the nodes, or there is none.
         Ok(Some(place)) => return Ok(Some(place)),
         Ok(None) if !is_told_of_others() => return Ok(None),
@@ -125,7 +125,7 @@ fn place() -> Result<Option<Place>, String> {
     };
     let node = NodeId(number(address));
     let hosts = Hosts::parse(&format!("{node} {address}")).map_err(|error| error.to_string())?;
-    Ok(Some(Place {
+    Ok(Some(RankPlacement {
         node,
         hosts: Some(hosts),
         runtime_dir: None,

@@ -4,27 +4,27 @@
 use std::sync::{Arc, OnceLock};
 
 use dipole_node::job::Job;
-use dipole_trace::waits::{Cause, Keeper, Over, Place, Polls};
+use dipole_trace::waits::{Cause, EndpointAddress, PollTracker, WaitEnd, WaitRecorder};
 
 use crate::abi::fabric::{FI_RECV, FI_REMOTE_WRITE};
 use crate::completion::Entry;
 
-static KEEPER: OnceLock<Option<Arc<Keeper>>> = OnceLock::new();
+static RECORDER: OnceLock<Option<Arc<WaitRecorder>>> = OnceLock::new();
 
 /// Of one queue.
 pub(crate) struct Waits {
-    keeper: Arc<Keeper>,
-    polls: Polls,
+    recorder: Arc<WaitRecorder>,
+    polls: PollTracker,
 }
 
 impl Waits {
     /// None if waits of this process are not kept.
     pub(crate) fn of_process() -> Option<Waits> {
-        let keeper = KEEPER.get_or_init(|| {
+        let recorder = RECORDER.get_or_init(|| {
             let directory = dipole_node::trace_dir()?;
             let rank = Job::from_env().ok().map(|job| (job.rank, job.size));
-            match Keeper::begin(&directory, rank) {
-                Ok(keeper) => Some(Arc::new(keeper)),
+            match WaitRecorder::create(&directory, rank) {
+                Ok(recorder) => Some(Arc::new(recorder)),
                 Err(cause) => {
                     let directory = directory.display();
                     eprintln!(
@@ -35,38 +35,38 @@ impl Waits {
                 }
             }
         });
-        keeper.clone().map(|keeper| Waits {
-            keeper,
-            polls: Polls::default(),
+        recorder.clone().map(|recorder| Waits {
+            recorder,
+            polls: PollTracker::default(),
         })
     }
 
     /// The queue is of this endpoint.
     pub(crate) fn owns(&self, number: u64) {
-        self.keeper.owns(place(number));
+        self.recorder.add_endpoint(place(number));
     }
 
     /// The program has looked, and found this first of all; `own` is the queue's endpoint.
     #[inline]
     pub(crate) fn looked(&self, found: Option<&Entry>, own: impl FnOnce() -> Option<u64>) {
         let Some(entry) = found else {
-            self.polls.vain();
+            self.polls.empty_poll();
             return;
         };
-        if let Some(began_ns) = self.polls.found() {
+        if let Some(began_ns) = self.polls.successful_poll() {
             self.keep(began_ns, entry, own());
         }
     }
 
     /// The program sleeps until something comes: that is a wait, however short.
     pub(crate) fn sleeps(&self) {
-        self.polls.begin();
+        self.polls.start_sleep();
     }
 
     #[cold]
     fn keep(&self, began_ns: u64, entry: &Entry, own: Option<u64>) {
         let is_message = entry.flags & (FI_RECV | FI_REMOTE_WRITE) != 0;
-        let over = Over {
+        let over = WaitEnd {
             cause: match is_message {
                 true => Cause::Message,
                 false => Cause::Completion,
@@ -75,21 +75,21 @@ impl Waits {
             peer: (is_message && entry.source != 0).then(|| place(entry.source)),
             bytes: entry.length as u64,
         };
-        self.keeper.keep(began_ns, over);
+        self.recorder.record(began_ns, over);
     }
 }
 
 /// No queue is read any more.
 pub(crate) fn close() {
-    if let Some(Some(keeper)) = KEEPER.get() {
-        keeper.close();
+    if let Some(Some(recorder)) = RECORDER.get() {
+        recorder.close();
     }
 }
 
 /// From an address in one number ([`name::number`](crate::name::number)).
-fn place(number: u64) -> Place {
+fn place(number: u64) -> EndpointAddress {
     let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-    Place {
+    EndpointAddress {
         node: half(number >> 32),
         endpoint: half(number),
     }

@@ -1,8 +1,8 @@
-//! A bound on the bytes in flight between two threads or processes.
+//! A limit on the bytes in flight between two threads or processes.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Limits the bytes in flight; taking more waits until some are given back.
+/// Limits the bytes in flight: taking more blocks until some are returned.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
     shared: Arc<(Mutex<usize>, Condvar)>,
@@ -17,7 +17,7 @@ impl Budget {
         }
     }
 
-    /// Waits while the limit is reached, then takes `bytes`, which may exceed it.
+    /// Blocks while the limit is reached, then takes `bytes`, which may exceed it.
     pub(super) fn take(&self, bytes: usize) {
         let (used, freed) = &*self.shared;
         let mut used = used.lock().unwrap_or_else(PoisonError::into_inner);
@@ -27,7 +27,7 @@ impl Budget {
         *used += bytes;
     }
 
-    /// Gives back what was taken.
+    /// Returns bytes that were taken.
     pub(super) fn give(&self, bytes: usize) {
         let (used, freed) = &*self.shared;
         let mut used = used.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
-//! The processes below this one: found in /proc, ended without exception.
+//! Finds the processes below this one in /proc and kills all of them.
 //!
-//! A subreaper inherits every orphan below it, so nothing that a rank starts,
-//! however it detaches itself, can leave the tree.
+//! A subreaper inherits every orphan below it, so processes that a rank starts cannot leave the tree,
+//! however they detach themselves.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -24,7 +24,7 @@ struct Process {
 
 fn look_up(pid: i32) -> Option<Process> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in brackets and may hold anything.
+    // The second field is the program's name in brackets and may contain brackets.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     Some(Process {
         parent: fields.get(1)?.parse().ok()?,
@@ -33,9 +33,9 @@ fn look_up(pid: i32) -> Option<Process> {
     })
 }
 
-/// Sends SIGKILL to every descendant there is now.
+/// Sends SIGKILL to every present descendant.
 ///
-/// One that forks meanwhile may leave a new one: repeat until no child is left.
+/// A process that forks meanwhile may leave a new one, so this must be repeated until no child is left.
 pub(super) fn kill_once() {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return;
@@ -68,19 +68,19 @@ pub(super) fn kill_once() {
         else {
             continue;
         };
-        // The handle names one process for good: is it the one we saw?
+        // The handle always refers to one process. Checks that it is the one found above.
         if look_up(pid).is_some_and(|now| now.started == seen.started) {
             let _ = pidfd_send_signal(&handle, Signal::KILL);
         }
     }
 }
 
-/// Kills and reaps until this process has no child. Nobody else may be waiting.
+/// Kills and reaps until this process has no child. No other thread may wait for children.
 pub(super) fn end_all() {
     loop {
         match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
-            // Killed processes take a moment to die; there is no event for "any of them".
+            // Killed processes take a moment to die, and no event reports the death of any of them.
             Ok(None) => {
                 kill_once();
                 std::thread::sleep(std::time::Duration::from_millis(2));

@@ -1,9 +1,9 @@
-//! Two small programs that leave no process behind.
+//! Two small programs that ensure that no process is left behind.
 //!
-//! `guard` is the parent of a host's shim (or of the remote shell that reaches it): when that ends
-//! in any way, or when the guard's own parent does, everything below is killed. The shim does the
-//! same when its guard dies, so a `kill -9` of any of them leaves nothing. `rank-exec` becomes a
-//! rank's program after it has asked the kernel to kill it with the shim.
+//! `guard` is the parent of a host's shim (or of the remote shell that reaches it). When that ends in
+//! any way, or the guard's own parent ends, it kills everything below. The shim does the same when its
+//! guard dies, so a `kill -9` of any of them leaves nothing. `rank-exec` becomes a rank's program
+//! after setting its parent death signal, so that the kernel kills the rank with the shim.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -19,18 +19,18 @@ use rustix::process::{
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::descendants;
-use super::shim::ending_of;
+use super::message::Ending;
 
 /// Arguments of the hidden subcommand `guard`.
 #[derive(Args, Debug)]
 pub struct GuardArgs {
-    /// The process that started this; absent where process ids are not shared.
+    /// Process that started this one; absent where process ids are not shared.
     #[arg(long)]
     parent: Option<u32>,
-    /// How many ranks the shim may start.
+    /// Number of ranks that the shim may start.
     #[arg(long)]
-    most_ranks: Option<u32>,
-    /// What to run below; the shim if absent.
+    max_ranks: Option<u32>,
+    /// Command to run; the shim if absent.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
@@ -38,13 +38,13 @@ pub struct GuardArgs {
 /// Arguments of the hidden subcommand `rank-exec`.
 #[derive(Args, Debug)]
 pub struct RankExecArgs {
-    /// The process that started this.
+    /// Process that started this one.
     #[arg(long)]
     parent: u32,
-    /// Which rank this becomes.
+    /// Rank of this process.
     #[arg(long)]
     rank: u32,
-    /// The cores that it may run on; all if there are none.
+    /// Cores that it may run on; all if empty.
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
     /// The program and its arguments.
@@ -52,7 +52,7 @@ pub struct RankExecArgs {
     command: Vec<OsString>,
 }
 
-/// Runs a command and ends all that is left of it.
+/// Runs a command and kills all processes that it leaves.
 pub fn guard(args: GuardArgs) -> ExitCode {
     match try_guard(args) {
         Ok(status) => ExitCode::from(status),
@@ -79,8 +79,8 @@ fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
                 .arg("shim")
                 .arg("--parent")
                 .arg(std::process::id().to_string());
-            if let Some(most) = args.most_ranks {
-                command.args(["--most-ranks", &most.to_string()]);
+            if let Some(most) = args.max_ranks {
+                command.args(["--max-ranks", &most.to_string()]);
             }
             command
         }
@@ -100,20 +100,20 @@ fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
         }
     }
     let status = match waitpid(Some(pid), WaitOptions::NOHANG)? {
-        Some((_, status)) => ending_of(status).status(),
-        // Our parent went first.
+        Some((_, status)) => Ending::from(status).status(),
+        // Our parent died first.
         None => 128 + 9,
     };
     descendants::end_all();
     Ok(status)
 }
 
-/// A descriptor that becomes readable when our parent dies; `None` where it cannot be seen.
+/// A descriptor that becomes readable when our parent dies; `None` if it is in another pid namespace.
 pub(super) fn watch_parent(expected: Option<u32>) -> std::io::Result<Option<OwnedFd>> {
     let Some(parent) = getppid() else {
         return Ok(None);
     };
-    // If the parent has died already, the kernel has given us another.
+    // If the parent has already died, the kernel has assigned another.
     if expected.is_some_and(|pid| parent.as_raw_nonzero().get().cast_unsigned() != pid) {
         return Err(std::io::Error::other(
             "the process that started this is gone",
@@ -154,7 +154,7 @@ pub fn rank_exec(args: &RankExecArgs) -> ExitCode {
         program.display(),
         args.rank
     );
-    // The codes that shells use.
+    // The exit codes that shells use.
     ExitCode::from(if cause.kind() == std::io::ErrorKind::NotFound {
         127
     } else {

@@ -1,4 +1,4 @@
-//! A host as the launcher sees it: a guard process that leads to the shim there.
+//! A host from the launcher's view: a guard process that leads to the shim on that host.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read};
@@ -13,35 +13,35 @@ use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 
 use super::budget::Budget;
-use super::message::{self, Down, Up, skip_to_banner};
+use super::message::{self, ToLauncher, ToShim, skip_to_banner};
 
-/// What a host's threads report to the launcher; the number is the contact's index.
+/// Events of a host's threads for the launcher, with the index of the contact.
 pub(super) enum HostEvent {
-    Message(usize, Up),
-    /// Its agent answers, not a remote shell.
+    Message(usize, ToLauncher),
+    /// The host was reached through its agent, not a remote shell.
     ByAgent(usize),
-    /// A line that the remote shell, the guard or the shim wrote to standard error.
+    /// A line on standard error from the remote shell, the guard or the shim.
     StderrLine(usize, String),
-    /// The stream ended; with the reason if that was not after `Done`.
+    /// The stream ended; with a reason if that was not after `Done`.
     Ended(usize, Option<String>),
 }
 
-/// How long what a host says may come after the end of its messages.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long output on standard error may arrive after the end of the messages.
+const LAST_ERRORS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How hosts are reached.
+/// How to reach hosts.
 pub(super) struct Reach<'a> {
-    /// The remote shell's command line; if empty, `ssh` with options that never prompt.
+    /// Command line of the remote shell; if empty, `ssh` with options that never prompt.
     pub(super) shell: &'a [String],
-    /// `dipole` on the other hosts.
+    /// Path of `dipole` on the other hosts.
     pub(super) program: &'a Path,
-    /// The node of this machine, if the environment says so.
+    /// The node of this machine, if it is set in the environment.
     pub(super) own_node: Option<NodeId>,
     /// With a cluster key, agents are tried first.
     pub(super) has_key: bool,
-    /// The hosts are what an agent knows, which nobody has written down.
+    /// The hosts come from an agent, not from a file that the user wrote.
     pub(super) is_discovered: bool,
-    /// How many ranks the job has, and its command, for the rules of agents.
+    /// Number of ranks of the job, and its command, for the rules of agents.
     pub(super) ranks: u32,
     pub(super) job: String,
 }
@@ -51,12 +51,12 @@ pub(super) struct Contact {
     pub(super) host: Host,
     pub(super) since: Instant,
     pub(super) state: State,
-    /// How many ranks it accepts, if its owner has set a limit.
-    pub(super) most_ranks: Option<u32>,
-    /// It was reached through its agent, which has a key file of its own.
+    /// Number of ranks it accepts, if its owner has set a limit.
+    pub(super) max_ranks: Option<u32>,
+    /// It was reached through its agent, which has its own key file.
     pub(super) by_agent: bool,
-    /// Written by a thread: a network that hangs must not stop the launcher.
-    to_write: Option<Sender<(Down, Option<Sender<()>>)>>,
+    /// Messages for a writing thread, because the launcher must not block on a network that hangs.
+    to_write: Option<Sender<(ToShim, Option<Sender<()>>)>>,
 }
 
 /// The state of a contact.
@@ -64,9 +64,9 @@ pub(super) struct Contact {
 pub(super) enum State {
     /// No message from its shim yet.
     Waiting,
-    /// Its shim has answered.
+    /// Its shim has sent its first message.
     Ready,
-    /// Disconnected, orderly or not.
+    /// Disconnected, in an orderly way or not.
     Gone,
 }
 
@@ -85,17 +85,17 @@ impl Contact {
             .arg("guard")
             .args(["--parent", &std::process::id().to_string()])
             .args(guard_arguments(host, reach, &own))
-            // Ctrl-C at the terminal is for the launcher, which passes it on.
+            // The terminal sends Ctrl-C to the launcher only, which forwards it.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        let (to_write, messages) = channel::<(Down, Option<Sender<()>>)>();
+        let (to_write, messages) = channel::<(ToShim, Option<Sender<()>>)>();
         if let Some(mut stdin) = child.stdin.take() {
             std::thread::spawn(move || {
                 for (message, written) in messages {
-                    // A lost host is noticed by the thread that reads from it.
+                    // The reading thread reports a lost host.
                     if message::write(&message, &mut stdin).is_err() {
                         return;
                     }
@@ -105,20 +105,20 @@ impl Contact {
                 }
             });
         }
-        let (speaks, silent) = channel();
+        let (open, closed) = channel();
         if let Some(stdout) = child.stdout.take() {
             let (events, budget) = (events.clone(), budget.clone());
             std::thread::spawn(move || {
                 let reason = read_messages(index, stdout, &events, &budget);
-                // Why it ended may be said there, and counts only before the end.
-                let _all_is_said = silent.recv_timeout(LAST_WORDS);
+                // Standard error may explain the end, and is used only if it arrives before it.
+                let _all_read = closed.recv_timeout(LAST_ERRORS_TIMEOUT);
                 let _ = events.send(HostEvent::Ended(index, reason));
             });
         }
         if let Some(stderr) = child.stderr.take() {
             let events = events.clone();
             std::thread::spawn(move || {
-                let _until_it_is_closed: Sender<()> = speaks;
+                let _dropped_at_the_end: Sender<()> = open;
                 for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
                     let line = String::from_utf8_lossy(&line).trim_end().to_owned();
                     let _ = events.send(HostEvent::StderrLine(index, line));
@@ -129,21 +129,21 @@ impl Contact {
             host: host.clone(),
             since: Instant::now(),
             state: State::Waiting,
-            most_ranks: None,
+            max_ranks: None,
             by_agent: false,
             to_write: Some(to_write),
         })
     }
 
-    /// Sends the shim a message; a lost host is noticed by its reader.
-    pub(super) fn send(&self, message: Down) {
+    /// Sends the shim a message. The reading thread reports a lost host.
+    pub(super) fn send(&self, message: ToShim) {
         if let Some(to_write) = &self.to_write {
             let _ = to_write.send((message, None));
         }
     }
 
-    /// The same; what is returned receives, or ends, when the message has left.
-    pub(super) fn send_noting(&self, message: Down) -> Receiver<()> {
+    /// Sends a message. The returned channel gets an item, or is closed, when it has been written.
+    pub(super) fn send_and_notify(&self, message: ToShim) -> Receiver<()> {
         let (written, left) = channel();
         if let Some(to_write) = &self.to_write {
             let _ = to_write.send((message, Some(written)));
@@ -151,7 +151,7 @@ impl Contact {
         left
     }
 
-    /// Disconnects: the guard and the shim end everything there.
+    /// Disconnects: the guard and the shim then end all processes there.
     pub(super) fn disconnect(&mut self) {
         self.to_write = None;
         self.state = State::Gone;
@@ -174,7 +174,7 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
         );
         arguments.extend(["--node", &node].map(OsString::from));
         arguments.extend(["--ranks", &ranks, "--job", &reach.job, "--"].map(OsString::from));
-        // A shell would be handed the key without a proof that the host has it.
+        // A remote shell would get the key without a proof that the host holds it.
         if reach.is_discovered {
             return arguments;
         }
@@ -222,7 +222,7 @@ fn quoted(word: &OsStr) -> OsString {
     format!("'{}'", text.replace('\'', r"'\''")).into()
 }
 
-/// Reads until the stream ends; returns why, if that was not after [`Up::Done`].
+/// Reads messages until the stream ends; returns why, if that was not after [`ToLauncher::Done`].
 fn read_messages(
     index: usize,
     stdout: impl Read,
@@ -239,10 +239,10 @@ fn read_messages(
     }
     let mut done = false;
     loop {
-        match message::read::<Up>(&mut from) {
+        match message::read::<ToLauncher>(&mut from) {
             Ok(Some(message)) => {
-                done |= matches!(message, Up::Done);
-                if let Up::Output { bytes, .. } = &message {
+                done |= matches!(message, ToLauncher::Done);
+                if let ToLauncher::Output { bytes, .. } = &message {
                     budget.take(bytes.len());
                 }
                 let _ = events.send(HostEvent::Message(index, message));
@@ -313,7 +313,7 @@ mod tests {
             assert!(!given.contains(&"reach".to_owned()), "{given:?}");
         }
         assert!(words_with(line, &[], Some(1), [true, false]).is_empty());
-        // Nobody has said that this host may have the key.
+        // No file states that this host may get the key.
         let discovered = words_with(line, &[], None, [true, true]);
         assert_eq!(discovered[..10], words[..10]);
         assert_eq!(discovered[10..], ["--"]);

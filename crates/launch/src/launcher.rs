@@ -1,5 +1,5 @@
-//! The launcher's loop: contacts hosts, distributes ranks, carries input and output, forwards
-//! signals, and ends the job when a rank fails.
+//! The launcher's loop: contacts hosts, distributes ranks, forwards input, output and signals, and
+//! ends the job when a rank fails.
 
 mod loss;
 mod plan;
@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
-use super::message::{Down, Ending, Secret, Up};
+use super::message::{Ending, Secret, ToLauncher, ToShim};
 use super::{HostsFile, Program, RunArgs, RunError, descendants, read_pieces};
 use crate::output::Style;
 pub(crate) use loss::OnLoss;
@@ -31,25 +31,25 @@ use plan::Plan;
 use print::{Files, Print, print_all};
 use restart::names;
 
-/// Input for rank 0 in flight.
+/// Maximum input for rank 0 in flight.
 const INPUT_BUDGET_BYTES: usize = 256 << 10;
-/// Output that waits for the reader of ours.
+/// Maximum output waiting for the reader of our output.
 const OUTPUT_BUDGET_BYTES: usize = 4 << 20;
-/// When the launcher first names the hosts it waits for, and how often after that.
+/// When the launcher first reports which hosts it waits for, and how often after that.
 const FIRST_NOTICE: Duration = Duration::from_secs(2);
 const NOTICE_EVERY: Duration = Duration::from_secs(5);
-/// How much longer than the grace period a host may take to report that it is done.
-const LAST_REPORT: Duration = Duration::from_secs(5);
+/// How long after the grace period a host may take to report that it is done.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the launcher looks whether the cluster key is being exchanged.
-const LOOK_AT_KEY_EVERY: Duration = Duration::from_millis(500);
+/// How often the launcher checks for a rotation of the cluster key.
+const CHECK_KEY_EVERY: Duration = Duration::from_millis(500);
 
-/// How long the message that stops a host's ranks may take to leave.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
-/// The status of a job that took longer than --timeout, as timeout(1) has it.
-const OUT_OF_TIME: u8 = 124;
+/// How long the message that stops a host's ranks may take to be written.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Exit status of a job that exceeded --timeout, as that of timeout(1).
+const TIMED_OUT: u8 = 124;
 
-/// Characters of the program and its arguments that agents get to see.
+/// Maximum length of the program and its arguments as shown to agents.
 const MAX_JOB_CHARS: usize = 500;
 
 enum Event {
@@ -62,7 +62,7 @@ enum Event {
     Printed,
 }
 
-/// Runs a job to its end; returns the exit status.
+/// Runs a job; returns its exit status.
 pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u8, RunError> {
     let system = |doing| move |cause| RunError::System { doing, cause };
     descendants::adopt_orphans().map_err(system("adopting orphans"))?;
@@ -94,10 +94,10 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
         status: None,
         interruptions: 0,
         give_up_at: None,
-        out_of_time_at: None,
+        timeout_at: None,
         losses: Losses::new(args.on_loss, args.restarts),
         returning: BTreeMap::new(),
-        some_ended_well: false,
+        some_succeeded: false,
         notified_at: None,
         input: Budget::new(INPUT_BUDGET_BYTES),
         print,
@@ -113,8 +113,8 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     outcome
 }
 
-/// The arguments of the job and how its hosts are reached.
-struct Means<'a> {
+/// The arguments of the job, and how to reach its hosts.
+struct JobSetup<'a> {
     args: &'a RunArgs,
     hosts: &'a HostsFile,
     list: Vec<Host>,
@@ -125,21 +125,21 @@ struct Means<'a> {
 struct Launch {
     json: bool,
     grace: Duration,
-    /// By number: the index of the host, or a later one if ranks return there.
+    /// By number: the index of the host, or a higher number for a restart of ranks there.
     contacts: BTreeMap<usize, Contact>,
-    /// Ranks that have not ended, with the index of their host.
+    /// Running ranks, with the number of their contact.
     running: BTreeMap<u32, usize>,
-    /// Status of the first rank that failed.
+    /// Exit status of the first rank that failed.
     status: Option<u8>,
     interruptions: u32,
     give_up_at: Option<Instant>,
-    /// When the job must have ended.
-    out_of_time_at: Option<Instant>,
+    /// When the job times out.
+    timeout_at: Option<Instant>,
     losses: Losses,
-    /// Contacts for restarts, and the ranks to be started there.
+    /// Contacts for restarts, and the ranks to start there.
     returning: BTreeMap<usize, Due>,
     /// A rank has succeeded: the job is done or nearly so.
-    some_ended_well: bool,
+    some_succeeded: bool,
     /// When missing ranks were last reported.
     notified_at: Option<Instant>,
     input: Budget,
@@ -164,27 +164,27 @@ impl Launch {
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: node_from_env().map_err(RunError::Environment)?,
             has_key: hosts.key.is_some(),
-            is_discovered: hosts.hosts.is_of_agent(),
+            is_discovered: hosts.hosts.is_from_agent(),
             ranks: args.ranks,
             job: describe(&args.programs),
         };
-        let means = Means {
+        let setup = JobSetup {
             args,
             hosts,
             list: hosts.hosts.iter().cloned().collect(),
             reach,
             budget,
         };
-        if let Some(status) = self.reach(&means)? {
+        if let Some(status) = self.reach(&setup)? {
             return Ok(status);
         }
-        let plan = self.start(&means)?;
-        self.out_of_time_at = args.timeout.map(|timeout| Instant::now() + timeout);
-        self.supervise(&means, &plan);
+        let plan = self.start(&setup)?;
+        self.timeout_at = args.timeout.map(|timeout| Instant::now() + timeout);
+        self.supervise(&setup, &plan);
         Ok(self.status.unwrap_or(0))
     }
 
-    /// Forwards our standard input to rank 0, no faster than that reads.
+    /// Forwards our standard input to rank 0, no faster than rank 0 reads it.
     fn forward_input(&self) {
         let (events, budget) = (self.events.clone(), self.input.clone());
         std::thread::spawn(move || {
@@ -196,61 +196,61 @@ impl Launch {
         });
     }
 
-    /// Handles events until every host has reported that nothing is left there and no restart is due.
-    fn supervise(&mut self, means: &Means<'_>, plan: &Plan) {
-        let mut told_key = None;
+    /// Handles events until every host has reported that no process is left, and no restart is due.
+    fn supervise(&mut self, setup: &JobSetup<'_>, plan: &Plan) {
+        let mut sent_key = None;
         loop {
-            self.restart(means);
-            let look_at_key = self.pass_key_on(plan, &mut told_key);
+            self.restart(setup);
+            let check_key_at = self.send_changed_key(plan, &mut sent_key);
             let is_over = |contact: &Contact| contact.state == State::Gone;
             if self.contacts.values().all(is_over) && self.losses.next_at().is_none() {
                 return;
             }
             let wake = [
-                self.give_up_at.or(self.out_of_time_at),
-                self.next_restart(means),
-                look_at_key,
+                self.give_up_at.or(self.timeout_at),
+                self.next_restart(setup),
+                check_key_at,
             ];
             match self.next(wake.into_iter().flatten().min()) {
                 Some(Event::Host(HostEvent::Message(index, message))) => {
                     self.on_message(index, message, plan);
                 }
-                Some(Event::Host(HostEvent::ByAgent(index))) => self.is_reached_by_agent(index),
+                Some(Event::Host(HostEvent::ByAgent(index))) => self.set_reached_by_agent(index),
                 Some(Event::Host(HostEvent::StderrLine(index, line))) => {
                     self.on_stderr(index, &line)
                 }
-                Some(Event::Host(HostEvent::Ended(index, reason))) => self.ended(index, reason),
+                Some(Event::Host(HostEvent::Ended(index, reason))) => self.on_end(index, reason),
                 Some(Event::Signal(signal)) => self.forward_signal(signal),
-                Some(Event::Input(bytes)) => self.send_to_rank_0(Down::Input(bytes)),
-                Some(Event::InputEnd) => self.send_to_rank_0(Down::InputEnd),
-                Some(Event::OutputBroken(cause)) => self.output_broken(&cause),
+                Some(Event::Input(bytes)) => self.send_to_rank_0(ToShim::Input(bytes)),
+                Some(Event::InputEnd) => self.send_to_rank_0(ToShim::InputEnd),
+                Some(Event::OutputBroken(cause)) => self.on_broken_output(&cause),
                 Some(Event::Printed) => {}
                 None if self.give_up_at.is_some_and(|at| at <= Instant::now()) => {
                     self.give_up();
                     return;
                 }
-                None if self.out_of_time_at.is_some_and(|at| at <= Instant::now()) => {
-                    self.out_of_time_at = None;
-                    self.print_message("the time of --timeout is up: ending the job".to_owned());
-                    self.fail(OUT_OF_TIME);
+                None if self.timeout_at.is_some_and(|at| at <= Instant::now()) => {
+                    self.timeout_at = None;
+                    self.print_message("timed out (--timeout): ending the job".to_owned());
+                    self.fail(TIMED_OUT);
                 }
                 None => {}
             }
         }
     }
 
-    /// Tells the shims that got the cluster key from here when its file has changed; returns when
-    /// to look again. The first time all are told: it may have changed while they were started.
-    fn pass_key_on(&self, plan: &Plan, told: &mut Option<String>) -> Option<Instant> {
+    /// Sends a changed cluster key to the shims that got it from here; returns when to check again.
+    /// The first call always sends it, because it may have changed while the shims were started.
+    fn send_changed_key(&self, plan: &Plan, sent: &mut Option<String>) -> Option<Instant> {
         let key = plan.key()?;
-        if told.as_ref() != Some(&key) {
-            let held = self.contacts.values();
-            for contact in held.filter(|it| it.state == State::Ready && !it.by_agent) {
-                contact.send(Down::Key(Secret(key.clone())));
+        if sent.as_ref() != Some(&key) {
+            let contacts = self.contacts.values();
+            for contact in contacts.filter(|it| it.state == State::Ready && !it.by_agent) {
+                contact.send(ToShim::Key(Secret(key.clone())));
             }
-            *told = Some(key);
+            *sent = Some(key);
         }
-        Some(Instant::now() + LOOK_AT_KEY_EVERY)
+        Some(Instant::now() + CHECK_KEY_EVERY)
     }
 
     fn give_up(&mut self) {
@@ -268,15 +268,15 @@ impl Launch {
         }
     }
 
-    fn on_message(&mut self, index: usize, message: Up, plan: &Plan) {
+    fn on_message(&mut self, index: usize, message: ToLauncher, plan: &Plan) {
         match message {
-            Up::Started { rank, pid } => {
+            ToLauncher::Started { rank, pid } => {
                 let node = self.contacts.get(&index);
                 let node = node.map(|contact| contact.host.node.0);
                 let _ = self.print.send(Print::Started(rank));
                 self.event(json!({"event": "started", "rank": rank, "node": node, "pid": pid}));
             }
-            Up::Output {
+            ToLauncher::Output {
                 rank,
                 stream,
                 bytes,
@@ -287,22 +287,22 @@ impl Launch {
                     bytes,
                 });
             }
-            Up::Exited { rank, ending } => self.exited(rank, ending),
-            Up::InputTaken(bytes) => self.input.give(bytes as usize),
-            Up::Warning(text) => self.on_stderr(index, &text),
-            Up::Hello(hello) => self.is_back(index, &hello, plan),
-            Up::Refused { reason, status } => {
-                if !self.has_not_returned(index, Some(&reason)) {
-                    self.refused(index, &reason, status);
+            ToLauncher::Exited { rank, ending } => self.on_exit(rank, ending),
+            ToLauncher::InputTaken(bytes) => self.input.give(bytes as usize),
+            ToLauncher::Warning(text) => self.on_stderr(index, &text),
+            ToLauncher::Hello(hello) => self.start_again(index, &hello, plan),
+            ToLauncher::Refused { reason, status } => {
+                if !self.retry_later(index, Some(&reason)) {
+                    self.on_refusal(index, &reason, status);
                 }
             }
-            Up::Done => {}
+            ToLauncher::Done => {}
         }
     }
 
-    /// A host starts none of its ranks.
-    fn refused(&mut self, index: usize, reason: &str, status: u8) {
-        // What one host lacks others mostly lack, too: it is said once.
+    /// Handles a host that starts none of its ranks.
+    fn on_refusal(&mut self, index: usize, reason: &str, status: u8) {
+        // Other hosts are likely to report the same, so only the first reason is printed.
         if self.status.is_none() {
             self.on_stderr(index, reason);
         }
@@ -310,22 +310,22 @@ impl Launch {
         self.fail(status);
     }
 
-    fn exited(&mut self, rank: u32, ending: Ending) {
+    fn on_exit(&mut self, rank: u32, ending: Ending) {
         let index = self.running.remove(&rank);
         self.event(json!({"event": "exited", "rank": rank, "ending": ending}));
         if ending.status() == 0 {
-            self.some_ended_well = true;
+            self.some_succeeded = true;
             return;
         }
         let how = match ending {
             Ending::Code(code) => format!("ended with status {code}"),
-            Ending::Signal(signal) => format!("was ended by signal {signal}"),
+            Ending::Signal(signal) => format!("was killed by signal {signal}"),
         };
         let Some(contact) = index.and_then(|index| self.contacts.get(&index)) else {
             return;
         };
         let node = contact.host.node;
-        self.lose(
+        self.on_loss(
             &[rank],
             node,
             ending.status(),
@@ -333,26 +333,26 @@ impl Launch {
         );
     }
 
-    /// Notes the first failure and ends the job.
+    /// Records the first failure and ends the job.
     fn fail(&mut self, status: u8) {
         self.status.get_or_insert(status);
         if self.give_up_at.is_some() {
             return;
         }
-        self.give_up_at = Some(Instant::now() + self.grace + LAST_REPORT);
+        self.give_up_at = Some(Instant::now() + self.grace + REPORT_TIMEOUT);
         self.stop_restarts();
         let grace_ms = u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX);
-        self.send_to_all(|| Down::End { grace_ms });
+        self.send_to_all(|| ToShim::End { grace_ms });
     }
 
-    fn ended(&mut self, index: usize, reason: Option<String>) {
+    fn on_end(&mut self, index: usize, reason: Option<String>) {
         let contact = self.contacts.get_mut(&index);
         let Some(contact) = contact.filter(|contact| contact.state != State::Gone) else {
             return;
         };
         contact.disconnect();
         let (host, node) = (contact.host.to_string(), contact.host.node);
-        if self.has_not_returned(index, reason.as_deref()) {
+        if self.retry_later(index, reason.as_deref()) {
             return;
         }
         let lost: Vec<u32> = self
@@ -367,12 +367,12 @@ impl Launch {
             self.event(json!({"event": "lost", "ranks": lost, "reason": reason}));
             let ranks = names(&lost);
             let what = format!("{host} is lost ({reason}), and with it rank {ranks}");
-            self.lose(&lost, node, Ending::Signal(9).status(), &what);
+            self.on_loss(&lost, node, Ending::Signal(9).status(), &what);
         }
     }
 
-    /// Ends the job whose output cannot be written, quietly if its reader has left.
-    fn output_broken(&mut self, cause: &std::io::Error) {
+    /// Ends the job because its output cannot be written; silently if its reader has left.
+    fn on_broken_output(&mut self, cause: &std::io::Error) {
         if cause.kind() == std::io::ErrorKind::BrokenPipe {
             self.fail(Ending::Signal(13).status());
         } else {
@@ -381,15 +381,15 @@ impl Launch {
         }
     }
 
-    /// Stops the ranks and then this process, as Ctrl-Z stops one program.
+    /// Stops the ranks and then this process, as Ctrl-Z stops a single program.
     fn stop(&self) {
         let ready = self.contacts.values();
         let ready = ready.filter(|contact| contact.state == State::Ready);
         let sent: Vec<_> = ready
-            .map(|contact| contact.send_noting(Down::Signal(SIGSTOP)))
+            .map(|contact| contact.send_and_notify(ToShim::Signal(SIGSTOP)))
             .collect();
         for written in sent {
-            let _lost = written.recv_timeout(WRITTEN_WITHIN);
+            let _lost = written.recv_timeout(WRITE_TIMEOUT);
         }
         let _continued = kill_process(getpid(), Signal::STOP);
     }
@@ -398,13 +398,13 @@ impl Launch {
         if signal == SIGTSTP {
             return self.stop();
         }
-        self.send_to_all(|| Down::Signal(signal));
+        self.send_to_all(|| ToShim::Signal(signal));
         if matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT) {
             self.interruptions += 1;
             self.stop_restarts();
             if self.interruptions == 1 {
                 self.print_message(
-                    "the signal went to the ranks; a second one ends the job".to_owned(),
+                    "the signal was sent to the ranks; a second one ends the job".to_owned(),
                 );
             }
             if self.interruptions == 2 {
@@ -422,16 +422,16 @@ impl Launch {
         self.print_message(format!("{host}: {line}"));
     }
 
-    fn send_to_rank_0(&self, message: Down) {
+    fn send_to_rank_0(&self, message: ToShim) {
         let index = self.running.get(&0);
         match (index.and_then(|index| self.contacts.get(index)), message) {
             (Some(contact), message) => contact.send(message),
-            (None, Down::Input(bytes)) => self.input.give(bytes.len()),
+            (None, ToShim::Input(bytes)) => self.input.give(bytes.len()),
             (None, _) => {}
         }
     }
 
-    fn send_to_all(&self, message: impl Fn() -> Down) {
+    fn send_to_all(&self, message: impl Fn() -> ToShim) {
         for contact in self.contacts.values() {
             if contact.state == State::Ready {
                 contact.send(message());
@@ -468,7 +468,7 @@ impl Launch {
         }
     }
 
-    /// Disconnects all hosts and waits until everything is printed.
+    /// Disconnects all hosts and waits until everything has been printed.
     fn finish(&mut self) {
         for contact in self.contacts.values_mut() {
             contact.disconnect();
@@ -493,7 +493,7 @@ impl Launch {
                 Some(Event::Printed) | None => return,
                 Some(Event::Signal(SIGTSTP)) => self.stop(),
                 Some(Event::Signal(SIGCONT)) => {}
-                // The user does not want to wait for a reader of our output that is stuck.
+                // The user does not want to wait for a blocked reader of our output.
                 Some(Event::Signal(_)) => return,
                 Some(_) => {}
             }

@@ -6,8 +6,8 @@
 //! launcher -> guard -> reach ~~> agent-session -> guard -> shim -> ...  (through its agent)
 //! ```
 //!
-//! Every arrow is watched in both directions, so that nothing stays behind whichever process dies:
-//! see `guard`.
+//! Each process watches both neighbours, so that nothing is left behind whichever process dies: see
+//! `guard`.
 
 #![forbid(unsafe_code)]
 
@@ -47,27 +47,27 @@ use output::Style;
 
 /// Start a program as the ranks of a job, here or on several hosts
 ///
-/// Rank 0 reads what comes to standard input, the others nothing. The job's status is that of the first
-/// rank that fails.
+/// Rank 0 reads standard input; the others have none. The exit status is that of the first rank that
+/// fails.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// How many ranks
+    /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "P",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
     ranks: u32,
-    /// Hosts file, whose hosts ranks fill in order by their slots, or `agent` for the nodes that this node's agent knows [default: $DIPOLE_HOSTS, else this machine alone]
+    /// Hosts file, whose slots are filled in order, or `agent` for the nodes that this node's agent knows [default: $DIPOLE_HOSTS, else this machine only]
     #[arg(long, value_name = "FILE|agent")]
     hosts: Option<PathBuf>,
-    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: its agent, with a cluster key, else ssh]
+    /// Command to reach a host, run as CMD DEST COMMAND-LINE [default: its agent if there is a cluster key, else ssh]
     #[arg(long, value_name = "CMD")]
     rsh: Option<String>,
-    /// The dipole program on hosts that are reached by a command [default: the path of this one]
+    /// The dipole program on hosts reached by a command [default: the path of this one]
     #[arg(long, value_name = "PATH")]
     dipole: Option<PathBuf>,
-    /// Put the rank before every line: `[3] line`
+    /// Prefix every line with its rank: `[3] line`
     #[arg(long)]
     tag: bool,
-    /// Write what rank R prints to DIR/R.out and DIR/R.err, which are made anew
+    /// Write the output of rank R to DIR/R.out and DIR/R.err, replacing old files
     #[arg(long, value_name = "DIR", conflicts_with = "tag")]
     output_dir: Option<PathBuf>,
     /// Start the ranks in this directory, which each host must have [default: the current one, else the home directory]
@@ -76,10 +76,10 @@ pub struct RunArgs {
     /// Start more ranks than the hosts file has slots
     #[arg(long)]
     oversubscribe: bool,
-    /// End the job after so many seconds, with status 124
+    /// End the job after this many seconds, with status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Set a variable of the ranks, or pass on one that names something of this machine (HOME, ...); may be repeated
+    /// Set a variable for the ranks, or pass on one that refers to this machine (HOME, ...); may be repeated
     #[arg(long = "env", value_name = "NAME[=VALUE]", value_parser = assignment)]
     environment: Vec<String>,
     /// How long a host may take to answer, in seconds
@@ -88,16 +88,16 @@ pub struct RunArgs {
     /// How long ranks may take to end after SIGTERM before they are killed, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
-    /// What a rank that fails, or is lost with its host, means for the others
+    /// What to do with the other ranks when one fails, or is lost with its host
     #[arg(long, value_enum, default_value_t = launcher::OnLoss::End)]
     on_loss: launcher::OnLoss,
-    /// How often a rank is started again with `--on-loss restart`
+    /// How often a rank is restarted with `--on-loss restart`
     #[arg(long, value_name = "N", default_value_t = 5)]
     restarts: u32,
-    /// Give each rank an equal share of its host's cores, and say which; jobs don't know of each other
+    /// Give each rank an equal share of its host's cores, and print it; other jobs are not considered
     #[arg(long)]
     bind: bool,
-    /// The program and its arguments; `: -n P PROG` behind them adds ranks of another program to the job
+    /// Program and arguments; `: -n P PROG` after them adds ranks of another program
     #[arg(
         value_name = "PROG",
         trailing_var_arg = true,
@@ -105,7 +105,7 @@ pub struct RunArgs {
         required = true
     )]
     command: Vec<OsString>,
-    /// What the command line says, program by program.
+    /// Programs of the command line.
     #[arg(skip)]
     programs: Vec<Program>,
 }
@@ -113,17 +113,17 @@ pub struct RunArgs {
 /// One of a job's programs.
 #[derive(Clone, Debug)]
 struct Program {
-    /// How many ranks run it.
+    /// Number of ranks that run it.
     ranks: u32,
-    /// It and its arguments.
+    /// The program and its arguments.
     command: Vec<OsString>,
 }
 
-/// What stands behind a colon.
+/// The part of the command line after a colon.
 #[derive(Parser, Debug)]
 #[command(no_binary_name = true, disable_help_flag = true, name = ":")]
-struct Further {
-    /// How many ranks
+struct ProgramArgs {
+    /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "P",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
     ranks: u32,
@@ -137,7 +137,7 @@ struct Further {
     command: Vec<OsString>,
 }
 
-/// Takes a command line apart at its colons. One that no number of ranks follows is a word like others.
+/// Splits a command line at its colons. A colon that is not followed by `-n` is an ordinary argument.
 fn programs(ranks: u32, command: &[OsString]) -> Result<Vec<Program>, clap::Error> {
     let separates = |at: usize| {
         let next = command.get(at + 1).and_then(|word| word.to_str());
@@ -152,7 +152,7 @@ fn programs(ranks: u32, command: &[OsString]) -> Result<Vec<Program>, clap::Erro
     }];
     for (index, begin) in ends.iter().enumerate() {
         let end = ends.get(index + 1).copied().unwrap_or(command.len());
-        let Further { ranks, command } = Further::try_parse_from(&command[begin + 1..end])?;
+        let ProgramArgs { ranks, command } = ProgramArgs::try_parse_from(&command[begin + 1..end])?;
         programs.push(Program { ranks, command });
     }
     Ok(programs)
@@ -176,7 +176,7 @@ pub(crate) enum RunError {
     )]
     NoAgent { file: PathBuf },
     #[error(
-        "none of the {tried} hosts takes the job, so no rank was started; see above for \
+        "none of the {tried} hosts accepted the job, so no rank was started; see above for \
          each"
     )]
     NoHost { tried: usize },
@@ -186,7 +186,7 @@ pub(crate) enum RunError {
          hosts or slots, or give --oversubscribe for more ranks than slots"
     )]
     TooManyRanks { ranks: u32, capacity: u32 },
-    #[error("there is no directory {} to write output to: {cause}", .directory.display())]
+    #[error("cannot create the output directory {}: {cause}", .directory.display())]
     OutputDir {
         directory: PathBuf,
         cause: std::io::Error,
@@ -198,7 +198,7 @@ pub(crate) enum RunError {
     },
 }
 
-/// Runs the job; its status is that of the first rank that failed.
+/// Runs the job; returns the exit status of the first rank that failed.
 ///
 /// # Errors
 /// Why the job could not be run; a [`clap::Error`] for wrong usage.
@@ -219,20 +219,20 @@ pub fn execute(mut args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::e
     Ok(ExitCode::from(launcher::launch(args, &hosts, style)?))
 }
 
-/// The hosts, the text they were read from if there is a file, and the cluster key.
+/// The hosts, their text if there is a file, and the cluster key.
 struct HostsFile {
     hosts: Hosts,
     text: Option<String>,
     key: Option<ClusterKey>,
 }
 
-/// Stands for the hosts file that the agent of this node keeps.
+/// Stands for the hosts file that the agent of this node writes.
 const AGENT: &str = "agent";
 
 fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
     let key = ClusterKey::from_env().map_err(RunError::Key)?;
     let given = match given {
-        Some(name) if name == Path::new(AGENT) => Some(file_of_agent()?),
+        Some(name) if name == Path::new(AGENT) => Some(agent_file()?),
         other => other.map(Path::to_owned),
     };
     let file = given.or_else(environment::hosts_file);
@@ -248,7 +248,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
     };
     let text = lines::read("hosts file", &file).map_err(RunError::Hosts)?;
     let hosts = Hosts::parse_as(&text, &file).map_err(RunError::Hosts)?;
-    // Elsewhere a name may mean another address.
+    // A name may resolve to another address on another host.
     let text = match Hosts::parse(&text) {
         Ok(_) => text,
         Err(_) => hosts.iter().map(|host| host.line() + "\n").collect(),
@@ -260,7 +260,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
     })
 }
 
-fn file_of_agent() -> Result<PathBuf, RunError> {
+fn agent_file() -> Result<PathBuf, RunError> {
     let node = job::node_from_env().map_err(RunError::Environment)?;
     let folder = environment::default_runtime_dir();
     let file = dipole_node::registry::nodes_file(&folder, node.unwrap_or(NodeId(1)));
@@ -270,7 +270,7 @@ fn file_of_agent() -> Result<PathBuf, RunError> {
     }
 }
 
-/// Reads a stream in pieces until it ends or breaks, or `take` fails.
+/// Reads a stream in pieces until it ends or fails, or `take` fails.
 ///
 /// # Errors
 /// Those of `take`.
@@ -301,7 +301,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
         .filter(|duration| *duration <= Duration::from_secs(1_000_000))
-        .ok_or_else(|| format!("`{text}` is no number of seconds, such as 2 or 0.5"))
+        .ok_or_else(|| format!("`{text}` is not a number of seconds, such as 2 or 0.5"))
 }
 
 #[cfg(test)]

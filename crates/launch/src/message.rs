@@ -1,22 +1,22 @@
-//! The messages between the launcher and the shim of a host.
+//! Messages between the launcher and the shim of a host.
 //!
-//! The shim first writes [`BANNER`], which separates its messages from what a login shell prints
-//! before it starts.
+//! The shim first writes [`BANNER`], which separates its messages from the output of a login shell.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, BufRead, Read, Write};
 use std::path::PathBuf;
 
+use rustix::process::WaitStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Written first by a shim.
+/// First output of a shim.
 pub(super) const BANNER: &[u8] = b"\ndipole-shim 6\n";
-/// Written before the banner by what carries a call to an agent, which has proven the key.
+/// Written before the banner when the host is reached through an agent that has proven the key.
 pub(super) const BY_AGENT: &[u8] = b"\ndipole-agent\n";
 const LENGTH_BYTES: usize = 4;
-/// Longer than any hosts file with its command line.
+/// Longer than any hosts file with a command line.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// The first message of a shim.
@@ -24,42 +24,49 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 pub(super) struct Hello {
     pub(super) version: String,
     pub(super) pid: u32,
-    /// How many ranks it starts, if its node's owner has set a limit.
-    pub(super) most_ranks: Option<u32>,
+    /// Maximum number of ranks, if its node's owner has set a limit.
+    pub(super) max_ranks: Option<u32>,
 }
 
-/// Everything a shim must know to start its ranks.
+/// Start message for a shim.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Start {
     pub(super) ranks: Vec<RankStart>,
     /// The programs, each with its arguments.
     pub(super) commands: Vec<Vec<OsString>>,
-    /// Each rank has cores of its own.
+    /// Bind each rank to its own cores.
     pub(super) bind: bool,
     /// The same for all ranks of the host.
     pub(super) environment: BTreeMap<String, OsString>,
     pub(super) directory: PathBuf,
-    /// Nothing is started where there is no such directory; else it is the home directory.
+    /// Start nothing if the directory does not exist; otherwise use the home directory instead.
     pub(super) directory_required: bool,
-    /// The text of the hosts file, for hosts that do not share a file system.
+    /// Text of the hosts file, because hosts may not share a file system.
     pub(super) hosts: Option<String>,
-    /// The cluster key, where no agent has it.
+    /// The cluster key, unless the agent has it.
     pub(super) key: Option<Secret>,
     /// Ranks use the key file of the agent that started this shim.
-    pub(super) keeps_key: bool,
+    pub(super) uses_agent_key: bool,
 }
 
-/// One rank to be started.
+/// A rank to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankStart {
     pub(super) rank: u32,
-    /// Which of the programs it runs.
+    /// Index of its program.
     pub(super) program: u32,
-    /// Its place among the ranks of its host, and how many they are.
-    pub(super) place: (u32, u32),
+    pub(super) local: LocalRank,
 }
 
-/// The digits of a cluster key, on their way to another host: never printed.
+/// The position of a rank among the ranks of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LocalRank {
+    pub(super) index: u32,
+    /// Number of ranks on the host.
+    pub(super) count: u32,
+}
+
+/// The digits of a cluster key for another host; never printed.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Secret(pub(super) String);
 
@@ -73,14 +80,25 @@ impl std::fmt::Debug for Secret {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ending {
-    /// It returned this code.
+    /// Exit code.
     Code(u8),
-    /// This signal ended it.
+    /// Signal that killed it.
     Signal(u8),
 }
 
+impl From<WaitStatus> for Ending {
+    fn from(status: WaitStatus) -> Ending {
+        let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(u8::MAX);
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Ending::Code(small(code)),
+            (None, Some(signal)) => Ending::Signal(small(signal)),
+            (None, None) => Ending::Code(u8::MAX),
+        }
+    }
+}
+
 impl Ending {
-    /// The status as shells report it.
+    /// Its exit status as shells report it.
     pub(crate) fn status(self) -> u8 {
         match self {
             Ending::Code(code) => code,
@@ -89,26 +107,26 @@ impl Ending {
     }
 }
 
-/// Launcher to shim.
+/// From launcher to shim.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Down {
+pub(super) enum ToShim {
     Start(Box<Start>),
     /// Bytes for the standard input of rank 0.
     Input(#[serde(with = "serde_bytes")] Vec<u8>),
     InputEnd,
     Signal(i32),
-    /// End everything: SIGTERM, and SIGKILL after this long.
+    /// End all processes: SIGTERM, then SIGKILL after this time.
     End {
         grace_ms: u32,
     },
-    /// The cluster key that was sent with the start has changed.
+    /// The cluster key of the start message has changed.
     Key(Secret),
 }
 
-/// Shim to launcher.
+/// From shim to launcher.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Up {
-    /// Comes first and stays the first variant, so that versions can be compared.
+pub(super) enum ToLauncher {
+    /// Always the first message and the first variant, so that versions can be compared.
     Hello(Hello),
     Started {
         rank: u32,
@@ -124,20 +142,20 @@ pub(super) enum Up {
         rank: u32,
         ending: Ending,
     },
-    /// Rank 0 has taken this much of its input.
+    /// Rank 0 has read this many bytes of its input.
     InputTaken(u32),
     /// A warning of the shim itself.
     Warning(String),
     /// No process is left on this host.
     Done,
-    /// No rank is started there, why, and the status for it.
+    /// No rank was started; the reason, and the exit status for it.
     Refused {
         reason: String,
         status: u8,
     },
 }
 
-/// Which of a rank's two outputs.
+/// An output of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Stream {
@@ -145,11 +163,11 @@ pub(crate) enum Stream {
     Stderr,
 }
 
-/// Reads up to and including the banner; true if [`BY_AGENT`] came before it.
+/// Reads up to and including the banner; true if [`BY_AGENT`] preceded it.
 pub(super) fn skip_to_banner(from: &mut impl BufRead) -> io::Result<bool> {
     const MAX_BYTES: usize = 1 << 16;
     let mut by_agent = false;
-    // The shell's output may lack its last line break; the banner begins with one.
+    // The shell's output may lack a final line break; the banner begins with one.
     let mut window = std::collections::VecDeque::with_capacity(BANNER.len());
     for byte in from.take(MAX_BYTES as u64).bytes() {
         if window.len() == BANNER.len() {
@@ -171,9 +189,9 @@ pub(super) fn skip_to_banner(from: &mut impl BufRead) -> io::Result<bool> {
     ))
 }
 
-/// Writes a message: its length (4 bytes, little endian), then its fields as postcard.
+/// Writes a message: its length (4 bytes, little endian), then the message encoded with postcard.
 pub(super) fn write(message: &impl Serialize, to: &mut impl Write) -> io::Result<()> {
-    // Room for the length, which is known at the end.
+    // The length is filled in at the end.
     let mut bytes =
         postcard::to_extend(message, vec![0; LENGTH_BYTES]).map_err(io::Error::other)?;
     let length = bytes.len() - LENGTH_BYTES;
@@ -217,26 +235,26 @@ mod tests {
     fn messages_read_back_as_written_and_a_cut_one_is_an_error() {
         let mut bytes = Vec::new();
         let ending = Ending::Signal(9);
-        write(&Up::Exited { rank: 7, ending }, &mut bytes).unwrap();
-        let output = Up::Output {
+        write(&ToLauncher::Exited { rank: 7, ending }, &mut bytes).unwrap();
+        let output = ToLauncher::Output {
             rank: 1,
             stream: Stream::Stderr,
             bytes: b"x\ny".to_vec(),
         };
         write(&output, &mut bytes).unwrap();
         let mut from = &bytes[..];
-        let first = read::<Up>(&mut from).unwrap().unwrap();
-        assert!(matches!(first, Up::Exited { rank: 7, ending: e } if e == ending));
-        let second = read::<Up>(&mut from).unwrap().unwrap();
+        let first = read::<ToLauncher>(&mut from).unwrap().unwrap();
+        assert!(matches!(first, ToLauncher::Exited { rank: 7, ending: e } if e == ending));
+        let second = read::<ToLauncher>(&mut from).unwrap().unwrap();
         assert!(matches!(
             second,
-            Up::Output { rank: 1, stream: Stream::Stderr, bytes } if bytes == b"x\ny"
+            ToLauncher::Output { rank: 1, stream: Stream::Stderr, bytes } if bytes == b"x\ny"
         ));
-        assert!(read::<Up>(&mut from).unwrap().is_none());
+        assert!(read::<ToLauncher>(&mut from).unwrap().is_none());
         let cut = bytes.len() - 1;
         let mut from = &bytes[..cut];
-        read::<Up>(&mut from).unwrap();
-        assert!(read::<Up>(&mut from).is_err());
+        read::<ToLauncher>(&mut from).unwrap();
+        assert!(read::<ToLauncher>(&mut from).is_err());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What the launcher prints: lines of ranks, tagged if wanted, never mixed within a line; messages
-//! of its own; with `--json` all of it as one object a line.
+//! Output of the launcher: lines of ranks, optionally tagged, never mixed within a line, and its own
+//! messages. With `--json` everything is one object per line.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use crate::Stream;
 
-/// A line longer than this is broken in two, so that what waits for its end is bounded.
+/// A longer line is split, to limit the memory for unfinished lines.
 const LONGEST_LINE_BYTES: usize = 64 << 20;
 
-/// How to print what ranks write.
+/// How to print the output of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// Bytes as they arrive: one rank alone.
+    /// Unmodified bytes, for a single rank.
     Raw,
     /// Whole lines.
     Lines,
@@ -50,7 +50,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         }
     }
 
-    /// Takes what a rank wrote and prints the complete lines.
+    /// Adds output of a rank and prints the complete lines.
     pub(crate) fn output(&mut self, rank: u32, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         if self.style == Style::Raw {
             return self.put(stream, bytes);
@@ -74,7 +74,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         self.put(stream, &printed)
     }
 
-    /// Prints what remains without a line break.
+    /// Prints unfinished lines.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         for ((rank, stream), rest) in std::mem::take(&mut self.unfinished) {
             let mut printed = Vec::new();
@@ -114,7 +114,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // With JSON everything goes to one stream, so that it stays in order.
+        // With JSON everything goes to one stream, to keep the order.
         if stream == Stream::Stdout || self.style == Style::Json {
             self.stdout.write_all(bytes)?;
             self.stdout.flush()
@@ -125,7 +125,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
     }
 }
 
-/// A value as one line of JSON.
+/// A value as a line of JSON.
 pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("what we print has text keys and cannot fail to serialise")
 }

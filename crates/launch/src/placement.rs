@@ -1,10 +1,11 @@
-//! Which rank goes to which host.
+//! Placement of ranks on hosts and cores.
 
 use dipole_node::hosts::Host;
 
-/// Hosts to try: the first ones, in order, whose slots hold all ranks, skipping `failed`.
-///
-/// All remaining ones if there are too few slots. Returns indices into `hosts`.
+use super::message::LocalRank;
+
+/// Selects hosts to try: the first ones, in order, whose slots hold all ranks, skipping `failed`; all
+/// remaining ones if there are too few slots. Returns indices into `hosts`.
 pub(super) fn candidates(hosts: &[Host], failed: &[usize], ranks: u32) -> Vec<usize> {
     let mut chosen = Vec::new();
     let mut slots = 0_u32;
@@ -20,18 +21,18 @@ pub(super) fn candidates(hosts: &[Host], failed: &[usize], ranks: u32) -> Vec<us
     chosen
 }
 
-/// How many ranks a host takes.
+/// Number of ranks that a host takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
     /// In each round of the distribution.
     pub(super) slots: u32,
-    /// In all, if its owner has set a limit.
-    pub(super) most: Option<u32>,
+    /// In total, if its owner has set a limit.
+    pub(super) max: Option<u32>,
 }
 
-/// Distributes ranks to hosts by their slots, in order; begins again at the first when all are full.
+/// Distributes ranks to hosts by their slots, in order; starts again at the first when all are full.
 ///
-/// Returns for every rank the index into `capacities`, or how many ranks fit in all.
+/// Returns the index into `capacities` for every rank, or how many ranks fit in total.
 pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usize>, u32> {
     let mut given = vec![0_u32; capacities.len()];
     let mut left = ranks;
@@ -39,8 +40,8 @@ pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usiz
         let before = left;
         for (given, capacity) in given.iter_mut().zip(capacities) {
             let free = capacity
-                .most
-                .map_or(u32::MAX, |most| most.saturating_sub(*given));
+                .max
+                .map_or(u32::MAX, |max| max.saturating_sub(*given));
             let taken = capacity.slots.min(free).min(left);
             *given += taken;
             left -= taken;
@@ -56,10 +57,10 @@ pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usiz
         .collect())
 }
 
-/// The cores of a rank among those of its host: an equal share, one after the other. Where ranks are more
-/// than cores, some share one.
-pub(super) fn share(cores: &[usize], (index, count): (u32, u32)) -> &[usize] {
-    let (index, count) = (index as usize, (count as usize).max(1));
+/// The cores of a rank: an equal share of consecutive cores of its host. If there are more ranks than
+/// cores, some ranks share a core.
+pub(super) fn share(cores: &[usize], rank: LocalRank) -> &[usize] {
+    let (index, count) = (rank.index as usize, (rank.count as usize).max(1));
     let begin = |index: usize| index * cores.len() / count;
     let end = begin(index + 1).max(begin(index) + 1);
     cores.get(begin(index)..end).unwrap_or(cores)
@@ -75,7 +76,7 @@ mod tests {
         let distribute = |slots: &[u32], ranks| {
             let capacity = |slots: &u32| Capacity {
                 slots: *slots,
-                most: None,
+                max: None,
             };
             super::distribute(&slots.iter().map(capacity).collect::<Vec<_>>(), ranks).unwrap()
         };
@@ -90,7 +91,7 @@ mod tests {
         let cores = [2, 3, 5, 7];
         let shares = |count| -> Vec<&[usize]> {
             (0..count)
-                .map(|index| share(&cores, (index, count)))
+                .map(|index| share(&cores, LocalRank { index, count }))
                 .collect()
         };
         assert_eq!(shares(1), [&cores[..]]);
@@ -98,14 +99,14 @@ mod tests {
         assert_eq!(shares(3), [&[2][..], &[3], &[5, 7]]);
         assert_eq!(shares(4), [&[2], &[3], &[5], &[7]]);
         assert_eq!(shares(6), [&[2], &[2], &[3], &[5], &[5], &[7]]);
-        assert!(share(&[], (0, 1)).is_empty());
+        assert!(share(&[], LocalRank { index: 0, count: 1 }).is_empty());
     }
 
     #[test]
     fn an_owners_limit_holds_in_all_rounds() {
-        let capacities = [(2, Some(1)), (2, None)].map(|(slots, most)| Capacity { slots, most });
+        let capacities = [(2, Some(1)), (2, None)].map(|(slots, max)| Capacity { slots, max });
         assert_eq!(distribute(&capacities, 5), Ok(vec![0, 1, 1, 1, 1]));
-        let capacities = [(2, Some(1)), (2, Some(3))].map(|(slots, most)| Capacity { slots, most });
+        let capacities = [(2, Some(1)), (2, Some(3))].map(|(slots, max)| Capacity { slots, max });
         assert_eq!(distribute(&capacities, 4), Ok(vec![0, 1, 1, 1]));
         assert_eq!(distribute(&capacities, 5), Err(4));
         assert_eq!(distribute(&[], 1), Err(0));

@@ -1,4 +1,4 @@
-//! Whether a program that ranks are to run is there, asked once for all of them.
+//! Checks that a program can be run, once for all ranks of a host.
 
 use std::ffi::OsStr;
 use std::fs::metadata;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{Access, access};
 
-/// Why a program cannot be started from a directory with this search path, and the status that shells use.
+/// Why a program cannot be started from a directory with this search path, with the exit status of shells.
 pub(super) fn why_not(
     program: &OsStr,
     directory: &Path,
@@ -30,7 +30,7 @@ pub(super) fn why_not(
     if tried.iter().any(Result::is_ok) {
         return None;
     }
-    // That it may not be run tells more than that it is not elsewhere.
+    // "Permission denied" is more useful than "not found" in another directory.
     tried.sort_by_key(|one| matches!(one, Err(cause) if cause.kind() == io::ErrorKind::NotFound));
     let cause = match tried.into_iter().next() {
         Some(Err(cause)) => cause,

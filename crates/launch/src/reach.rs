@@ -1,8 +1,8 @@
-//! `dipole reach`: reaches a node through its agent. It takes the place of `ssh` and carries the
-//! standard streams of the guard that the agent starts.
+//! `dipole reach`: connects to a node through its agent. It replaces `ssh` and forwards the standard
+//! streams of the guard that the agent starts.
 //!
-//! Where no agent listens, the remote shell is tried instead. If a call fails, the launcher is told
-//! why in the form in which a shim would refuse.
+//! If no agent listens, the remote shell is used instead. If a call fails, the launcher gets the
+//! reason as a refusal, as from a shim.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -12,31 +12,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use dipole_node::registry::{ProbeLength, Prober, Reply};
+use dipole_node::registry::{ProbeLength, ProbeResult, Prober};
 use dipole_node::{ClusterKey, NodeId, variables};
 
-use super::message::{self, BANNER, BY_AGENT, Up};
+use super::message::{self, BANNER, BY_AGENT, ToLauncher};
 use super::read_pieces;
 use crate::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, Receiver,
     Request, Sender, Standing, send_keepalives, watch_standing,
 };
 
-/// How long an address may take to accept a call.
+/// How long to wait for a TCP connection to each address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an agent may take to greet and to answer.
+/// How long an agent may take to send its greeting and its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// How often an agent that is busy or hangs up is called, with pauses that double.
+/// How often an agent that is busy or closes the connection is called, with doubling pauses.
 const ATTEMPTS: u32 = 6;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long an agent may be silent, which says something every second, before its node's directory
-/// is asked.
+/// How long an agent, which sends something every second, may be silent before its node's directory
+/// is probed.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How often and how long all its addresses are asked, at once, before the machine is taken for gone:
-/// some 3 s after the last word, not later than the nodes' membership, which takes 3 s at least.
-const QUESTIONS: u32 = 3;
-const QUESTION_TIMEOUT: Duration = Duration::from_millis(300);
-/// What `ssh` returns when it could not connect.
+/// Number and timeout of probes, to all addresses at once, before the machine is considered dead:
+/// about 3 s after the last packet, not later than the membership, which takes at least 3 s.
+const PROBES: u32 = 3;
+const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Exit status of `ssh` when it could not connect.
 const SHELL_FAILED: i32 = 255;
 
 /// Arguments of the hidden subcommand `reach`.
@@ -45,16 +45,16 @@ pub struct ReachArgs {
     /// Addresses of the agent, on each of its interfaces.
     #[arg(value_delimiter = ',', required = true)]
     agent: Vec<SocketAddr>,
-    /// The node that the agent answers for.
+    /// The agent's node.
     #[arg(long)]
     node: NodeId,
-    /// How many ranks may be placed there.
+    /// Number of ranks that may be placed there.
     #[arg(long)]
     ranks: u32,
     /// The job's program and its arguments.
     #[arg(long, allow_hyphen_values = true)]
     job: String,
-    /// What to run instead if nothing listens there; if empty, nothing is.
+    /// Command to run instead if no agent listens; none if empty.
     #[arg(last = true)]
     shell: Vec<OsString>,
 }
@@ -67,10 +67,9 @@ enum CallError {
         at: Vec<SocketAddr>,
         cause: io::Error,
     },
-    /// Besides, there is no other way.
+    /// No agent answers, and no other way to reach the node is allowed.
     #[error(
-        "{0}; other nodes know this one, but nobody has written it down, so the cluster key is \
-         not given to it by a remote shell: start `dipole agent` there with this key, or name \
+        "{0}; the node is not in a hosts file, so the cluster key is not sent to it with a remote shell: start `dipole agent` there with this key, or name \
          the node in a hosts file"
     )]
     NoOtherWay(Box<CallError>),
@@ -78,22 +77,22 @@ enum CallError {
     Key(String),
     #[error("{agent}: {why}")]
     Greeting { agent: SocketAddr, why: String },
-    /// The agent sent another proof than ours, or says that ours is of another key.
+    /// The agent's proof was made with another key, or it reports that ours was.
     #[error(
         "the agent at {agent} does not hold the cluster key {own}: compare `dipole key \
          show` on both machines, and set {} there to a copy of the same",
         variables::KEY
     )]
     KeyMismatch { agent: SocketAddr, own: String },
-    /// The agent hung up after our proof without a word, in every attempt.
+    /// The agent closed the connection after our proof, in every attempt.
     #[error(
         "the agent at {agent} hung up on the proof of cluster key {own}: it ended, or something \
          between the two machines cuts connections off (see its log)"
     )]
     HungUp { agent: SocketAddr, own: String },
-    /// In every attempt others had taken all places.
+    /// The agent was busy in every attempt.
     #[error(
-        "the agent at {agent} is busy: too many callers or jobs compete for it; try again \
+        "the agent at {agent} is busy: it has too many callers or jobs; try again \
          later, and see its log for who they are"
     )]
     Busy { agent: SocketAddr },
@@ -110,9 +109,9 @@ fn list(addresses: &[SocketAddr]) -> String {
     addresses.join(", ")
 }
 
-/// Reaches the node, by its agent or else by the shell.
+/// Reaches the node, through its agent or else with the shell.
 pub fn reach(args: &ReachArgs) -> ExitCode {
-    // An agent under load sends callers away: another attempt may succeed.
+    // A busy agent refuses callers; another attempt may succeed.
     let (mut tried, mut attempt) = (1, call(args));
     while tried < ATTEMPTS
         && matches!(
@@ -134,7 +133,7 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
                 CallError::NoAgent { .. } => CallError::NoOtherWay(Box::new(error)),
                 error => error,
             };
-            let refused = Up::Refused {
+            let refused = ToLauncher::Refused {
                 reason: error.to_string(),
                 status: 1,
             };
@@ -148,24 +147,25 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
     let (receiver, sender, standing) = call;
     let mut out = io::stdout();
     let _hung_up = out.write_all(BY_AGENT).and_then(|()| out.flush());
-    let heard = Arc::new(Mutex::new(Instant::now()));
+    let last_received = Arc::new(Mutex::new(Instant::now()));
     if let (Ok(stream), Ok(key)) = (sender.stream().try_clone(), load_key()) {
-        let (agent, node, heard) = (args.agent.clone(), args.node, Arc::clone(&heard));
-        std::thread::spawn(move || watch_machine(&agent, node, &key, &heard, &stream));
+        let (agent, node, last_received) =
+            (args.agent.clone(), args.node, Arc::clone(&last_received));
+        std::thread::spawn(move || watch_machine(&agent, node, &key, &last_received, &stream));
     }
     if let Ok(stream) = sender.stream().try_clone() {
         watch_standing(Arc::clone(&standing), move || {
             eprintln!(
-                "dipole reach: the agent has nothing but a cluster key that was withdrawn: the \
-                 call ends"
+                "dipole reach: the agent has only a cluster key that was withdrawn: ending the \
+                 call"
             );
             let _gone = stream.shutdown(Shutdown::Both);
         });
     }
     let sender = Arc::new(Mutex::new(sender));
     send_keepalives(Arc::clone(&sender), Arc::clone(&standing));
-    std::thread::spawn(move || carry_input(&sender));
-    match carry_output(receiver, &heard, &standing) {
+    std::thread::spawn(move || forward_input(&sender));
+    match forward_output(receiver, &last_received, &standing) {
         Ok(status) => ExitCode::from(status),
         Err(cause) => {
             eprintln!("dipole reach: the agent's connection ended: {cause}");
@@ -209,7 +209,7 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
     let mut greeting = [0; GREETING_BYTES];
     stream.read_exact(&mut greeting).map_err(|cause| {
         if cause.kind() == io::ErrorKind::UnexpectedEof {
-            let why = "something hung up without a greeting; is it an agent?".to_owned();
+            let why = "the connection was closed without a greeting; is it an agent?".to_owned();
             return CallError::Greeting { agent, why };
         }
         system(cause)
@@ -233,7 +233,7 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
             _ => system(cause),
         }
     })?;
-    let standing = Arc::new(channel.standing(&key));
+    let standing = Arc::new(Standing::of(&channel, &key));
     let from = stream.try_clone().map_err(system)?;
     let (mut receiver, mut sender) = channel.split(from, stream);
     let request = Request {
@@ -246,15 +246,15 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
     let answer = match receiver.receive().map_err(system)? {
         Some(Frame::Answer(answer)) => serde_json::from_slice(&answer).map_err(io::Error::from),
         _ => Err(io::Error::other(
-            "it ended without an answer; see the agent's log",
+            "the call ended without an answer; see the agent's log",
         )),
     };
     match answer.map_err(system)? {
         Answer::Accepted { .. } => {}
         Answer::Refused { reason } => return Err(CallError::Refused { reason }),
     }
-    let patience = sender.stream().set_read_timeout(Some(IDLE_LIMIT));
-    patience.map_err(system)?;
+    let limit = sender.stream().set_read_timeout(Some(IDLE_LIMIT));
+    limit.map_err(system)?;
     Ok((receiver, sender, standing))
 }
 
@@ -264,39 +264,42 @@ fn load_key() -> Result<ClusterKey, CallError> {
     ClusterKey::load(file.as_ref()).map_err(|error| CallError::Key(error.to_string()))
 }
 
-/// Ends the connection when the machine is gone: its agent has been silent, and its directory, which
-/// answers whatever programs do there, says nothing either.
+/// Closes the connection when the machine is dead: its agent has been silent, and its directory,
+/// which some process of the node serves, does not respond either.
 fn watch_machine(
     agent: &[SocketAddr],
     node: NodeId,
     key: &ClusterKey,
-    heard: &Mutex<Instant>,
+    last_received: &Mutex<Instant>,
     stream: &TcpStream,
 ) {
     loop {
-        let last = *heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *last_received.lock().unwrap_or_else(PoisonError::into_inner);
         let silence = last.elapsed();
         if silence < SILENCE {
             std::thread::sleep(SILENCE - silence);
             continue;
         }
-        let answers = |at: &SocketAddr| {
+        let responds = |at: &SocketAddr| {
             let Ok(prober) = Prober::open(None, *at, node, Some(key)) else {
                 return false;
             };
-            (0..QUESTIONS).any(|_| {
-                let reply = prober.probe(ProbeLength::SHORTEST, QUESTION_TIMEOUT);
-                !matches!(reply, Reply::Silent | Reply::Failed(_))
+            (0..PROBES).any(|_| {
+                let reply = prober.probe(ProbeLength::SHORTEST, PROBE_TIMEOUT);
+                !matches!(reply, ProbeResult::Silent | ProbeResult::Failed(_))
             })
         };
-        let answered = std::thread::scope(|scope| {
-            let asked: Vec<_> = agent.iter().map(|at| scope.spawn(|| answers(at))).collect();
-            let mut answers = asked.into_iter().map(|asked| asked.join().unwrap_or(true));
-            answers.any(|answers| answers)
+        let is_alive = std::thread::scope(|scope| {
+            let probes: Vec<_> = agent
+                .iter()
+                .map(|at| scope.spawn(|| responds(at)))
+                .collect();
+            let mut results = probes.into_iter().map(|probe| probe.join().unwrap_or(true));
+            results.any(|responds| responds)
         });
-        if !answered {
+        if !is_alive {
             eprintln!(
-                "dipole reach: its machine does not answer: silent for {} s, and so is its directory",
+                "dipole reach: its machine does not respond: no packet from its agent and its directory for {} s",
                 last.elapsed().as_secs()
             );
             let _gone = stream.shutdown(Shutdown::Both);
@@ -320,7 +323,7 @@ fn connect(agent: &[SocketAddr]) -> Result<(SocketAddr, TcpStream), CallError> {
     })
 }
 
-/// The name that the other side's log shows for this caller.
+/// User and machine of this caller, for the agent's log.
 fn who() -> String {
     let user = std::env::var("USER")
         .unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw()));
@@ -328,26 +331,26 @@ fn who() -> String {
     format!("{user}@{}", machine.nodename().to_string_lossy())
 }
 
-fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
+fn forward_input(sender: &Mutex<Sender<TcpStream>>) {
     let send = |frame| {
         let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
         sender.send(&frame)
     };
-    // A lost connection is noticed by the thread that reads from it.
+    // The thread that reads from the connection reports its loss.
     let _lost = read_pieces(io::stdin().lock(), MAX_CHUNK_BYTES, |piece| {
         send(Frame::Data(piece.to_vec()))
     })
     .and_then(|()| send(Frame::InputEnd));
 }
 
-fn carry_output(
+fn forward_output(
     mut receiver: Receiver<TcpStream>,
-    heard: &Mutex<Instant>,
+    last_received: &Mutex<Instant>,
     standing: &Standing,
 ) -> io::Result<u8> {
     loop {
-        let frame = receiver.receive().map_err(name_timeout)?;
-        *heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let frame = receiver.receive().map_err(describe_timeout)?;
+        *last_received.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         match frame {
             Some(Frame::Data(bytes)) => {
                 let mut out = io::stdout().lock();
@@ -356,7 +359,7 @@ fn carry_output(
             }
             Some(Frame::Errors(bytes)) => io::stderr().write_all(&bytes)?,
             Some(Frame::Alive) => {}
-            Some(Frame::Proof(proof)) => standing.heard(proof),
+            Some(Frame::Proof(proof)) => standing.on_proof(proof),
             Some(Frame::Last(status)) => return Ok(status),
             Some(_) => return Err(io::Error::other("an unexpected frame")),
             None => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -364,8 +367,8 @@ fn carry_output(
     }
 }
 
-/// Gives a time-out a message of its own.
-fn name_timeout(cause: io::Error) -> io::Error {
+/// Adds a message to a timeout.
+fn describe_timeout(cause: io::Error) -> io::Error {
     match cause.kind() {
         io::ErrorKind::WouldBlock => io::Error::other(format!(
             "nothing was received for {} s",

@@ -1,13 +1,14 @@
-//! `dipole shim`: starts the ranks of one host for the launcher, carries their input and output, and
-//! ends everything when told to, or when launcher or guard are gone.
+//! `dipole shim`: starts the ranks of one host for the launcher, forwards their input and output, and
+//! ends them on request, or when the launcher or the guard is gone.
 //!
-//! It exchanges messages over its standard input and output. Input that ends, a guard that dies and
-//! a launcher that asks for it all mean the same: no process below this one survives.
+//! It exchanges messages over its standard input and output. End of input, death of the guard and a
+//! request of the launcher have the same effect: all processes below this one are killed.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
-use super::message::{self, BANNER, Down, Ending, Hello, Secret, Start, Stream, Up};
+use super::message::{self, BANNER, Hello, RankStart, Secret, Start, Stream, ToLauncher, ToShim};
 use super::placement::share;
 use super::program;
 use super::read_pieces;
@@ -31,21 +32,21 @@ use super::read_pieces;
 /// Arguments of the hidden subcommand `shim`.
 #[derive(Args, Debug)]
 pub struct ShimArgs {
-    /// The guard above.
+    /// The guard, its parent.
     #[arg(long)]
     parent: Option<u32>,
-    /// How many ranks it may start.
+    /// Number of ranks it may start.
     #[arg(long)]
-    most_ranks: Option<u32>,
+    max_ranks: Option<u32>,
 }
 
-/// Output that may wait here for a slow launcher.
+/// Maximum output waiting here for a slow launcher.
 const OUTPUT_BUDGET_BYTES: usize = 1 << 20;
 /// Pause between two rounds of killing.
 const SWEEP_PAUSE: Duration = Duration::from_millis(3);
 
 enum Event {
-    Command(Down),
+    Command(ToShim),
     /// The launcher or the guard is gone.
     Disconnected,
     Died(Pid, WaitStatus),
@@ -70,11 +71,11 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     let hello = Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        most_ranks: args.most_ranks,
+        max_ranks: args.max_ranks,
     };
-    message::write(&Up::Hello(hello), &mut io::stdout())?;
+    message::write(&ToLauncher::Hello(hello), &mut io::stdout())?;
     let start = match message::read(&mut control)? {
-        Some(Down::Start(start)) => start,
+        Some(ToShim::Start(start)) => start,
         Some(_) => {
             return Err(io::Error::other(
                 "the launcher sent an unexpected message instead of ranks to start",
@@ -84,12 +85,12 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         None => return Ok(()),
     };
     drop(control);
-    if let Some(most) = args.most_ranks
+    if let Some(most) = args.max_ranks
         && start.ranks.len() > most as usize
     {
         let ranks = start.ranks.len();
         return Err(io::Error::other(format!(
-            "the launcher wants {ranks} ranks started, but only {most} are allowed"
+            "the launcher requested {ranks} ranks, but only {most} are allowed"
         )));
     }
 
@@ -125,7 +126,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     for reader in host.readers.drain(..) {
         let _ = reader.join();
     }
-    let _ = host.outbox.send(Up::Done);
+    let _ = host.outbox.send(ToLauncher::Done);
     drop(host);
     let _ = writer.join();
     Ok(())
@@ -143,164 +144,132 @@ struct HostRanks {
     /// Input for rank 0, until it ends.
     input: Option<Sender<Vec<u8>>>,
     readers: Vec<std::thread::JoinHandle<()>>,
-    outbox: Sender<Up>,
+    outbox: Sender<ToLauncher>,
     budget: Budget,
-    /// The hosts file, open for the ranks to read as long as there are any.
+    /// The hosts file, kept open for the ranks to read.
     hosts: Option<OwnedFd>,
-    /// The cluster key, likewise.
+    /// The cluster key, kept open for the ranks to read.
     key: Option<OwnedFd>,
 }
 
 impl HostRanks {
-    /// Starts all ranks. From the first thread: a rank is killed when the thread
-    /// that started it ends.
+    /// Starts all ranks. Must be called from the first thread: a rank is killed when the thread that
+    /// started it ends.
     fn start(&mut self, start: &Start) -> io::Result<()> {
-        let hosts = start
-            .hosts
-            .as_deref()
-            .map(|text| in_memory("dipole-hosts", text));
-        let hosts = hosts.transpose()?;
-        let key = start
-            .key
-            .as_ref()
-            .map(|key| in_memory("dipole-key", &key.0));
-        let key = key.transpose()?;
-        let kept_key = std::env::var_os(variables::KEY)
-            .filter(|_| start.keeps_key && !start.environment.contains_key(variables::KEY));
-        let directory_is_there = start.directory.is_dir();
-        if !directory_is_there && start.directory_required {
-            let reason = format!("there is no directory {}", start.directory.display());
-            let _ = self.outbox.send(Up::Refused { reason, status: 1 });
-            return Ok(());
-        }
-        if !directory_is_there {
-            let _ = self.outbox.send(Up::Warning(format!(
-                "there is no directory {}; the ranks start in the home directory",
-                start.directory.display()
-            )));
-        }
-        let directory = match directory_is_there {
-            true => start.directory.clone(),
-            false => std::env::current_dir()?,
-        };
-        let search = start.environment.get("PATH").cloned();
-        let search = search.or_else(|| std::env::var_os("PATH"));
-        for one in &start.ranks {
-            let command = start.commands.get(one.program as usize);
-            let program = command.and_then(|words| words.first());
-            let wrong = program.and_then(|it| program::why_not(it, &directory, search.as_deref()));
-            if let Some((reason, status)) = wrong {
-                let _ = self.outbox.send(Up::Refused { reason, status });
+        let hosts = start.hosts.as_deref();
+        let hosts = hosts
+            .map(|text| in_memory("dipole-hosts", text))
+            .transpose()?;
+        let key = start.key.as_ref();
+        let key = key.map(|key| in_memory("dipole-key", &key.0)).transpose()?;
+        let directory = match self.directory(start) {
+            Ok(directory) => directory,
+            Err(reason) => {
+                let _ = self.outbox.send(ToLauncher::Refused { reason, status: 1 });
                 return Ok(());
             }
+        };
+        if let Some((reason, status)) = missing_program(start, directory.as_deref())? {
+            let _ = self.outbox.send(ToLauncher::Refused { reason, status });
+            return Ok(());
         }
         let cores = match start.bind {
-            true => self.bind(start)?,
-            false => Vec::new(),
+            true => Some(self.bind(start)?),
+            false => None,
         };
-        for one in &start.ranks {
-            let rank = one.rank;
-            let mut command = Command::new(std::env::current_exe()?);
-            command
-                .arg("rank-exec")
-                .args(["--parent", &std::process::id().to_string()])
-                .args(["--rank", &rank.to_string()]);
-            if start.bind {
-                command.args(["--cores", &listed(share(&cores, one.place))]);
-            }
-            command
-                .arg("--")
-                .args(
-                    start
-                        .commands
-                        .get(one.program as usize)
-                        .into_iter()
-                        .flatten(),
-                )
-                .env_remove("DIPOLE_HOSTS")
-                .env_remove("DIPOLE_KEY")
-                .envs(&start.environment)
-                .env("DIPOLE_RANK", rank.to_string())
-                .stdin(if rank == 0 {
-                    Stdio::piped()
-                } else {
-                    Stdio::null()
-                })
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .process_group(0);
-            if let Some(file) = &kept_key {
-                command.env(variables::KEY, file);
-            }
-            for (name, file) in [("DIPOLE_HOSTS", &hosts), ("DIPOLE_KEY", &key)] {
+        for rank in &start.ranks {
+            let mut command = rank_command(start, rank, cores.as_deref())?;
+            for (name, file) in [(variables::HOSTS, &hosts), (variables::KEY, &key)] {
                 if let Some(file) = file {
-                    // Through this process, which outlives all ranks, so that no file stays behind.
+                    // Through this process, which outlives all ranks, so that no file is left behind.
                     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
                     command.env(name, path);
                 }
             }
-            if directory_is_there {
-                command.current_dir(&start.directory);
+            if let Some(directory) = &directory {
+                command.current_dir(directory);
             }
-            let mut child = command.spawn()?;
-            self.ranks.push(Rank {
-                rank,
-                pid: Pid::from_child(&child),
-                running: true,
-            });
-            let _ = self.outbox.send(Up::Started {
-                rank,
-                pid: child.id(),
-            });
-            if let Some(stdin) = child.stdin.take() {
-                let (input, to_feed) = channel();
-                self.input = Some(input);
-                let outbox = self.outbox.clone();
-                std::thread::spawn(move || feed(stdin, &to_feed, &outbox));
-            }
-            if let Some(stdout) = child.stdout.take() {
-                self.carry(rank, Stream::Stdout, stdout);
-            }
-            if let Some(stderr) = child.stderr.take() {
-                self.carry(rank, Stream::Stderr, stderr);
-            }
+            self.spawn(rank.rank, command)?;
         }
         self.hosts = hosts;
         self.key = key;
         Ok(())
     }
 
-    /// Says which rank gets which cores; all cores that may be used.
+    /// The directory of the ranks, if it exists. Otherwise they start in the current one, which is the
+    /// home directory, or the start is refused because the directory is required.
+    fn directory(&self, start: &Start) -> Result<Option<PathBuf>, String> {
+        if start.directory.is_dir() {
+            return Ok(Some(start.directory.clone()));
+        }
+        let missing = format!("there is no directory {}", start.directory.display());
+        if start.directory_required {
+            return Err(missing);
+        }
+        let _ = self.outbox.send(ToLauncher::Warning(format!(
+            "{missing}; the ranks start in the home directory"
+        )));
+        Ok(None)
+    }
+
+    /// Starts a rank and the threads that forward its input and output.
+    fn spawn(&mut self, rank: u32, mut command: Command) -> io::Result<()> {
+        let mut child = command.spawn()?;
+        self.ranks.push(Rank {
+            rank,
+            pid: Pid::from_child(&child),
+            running: true,
+        });
+        let _ = self.outbox.send(ToLauncher::Started {
+            rank,
+            pid: child.id(),
+        });
+        if let Some(stdin) = child.stdin.take() {
+            let (input, to_feed) = channel();
+            self.input = Some(input);
+            let outbox = self.outbox.clone();
+            std::thread::spawn(move || feed(stdin, &to_feed, &outbox));
+        }
+        if let Some(stdout) = child.stdout.take() {
+            self.forward(rank, Stream::Stdout, stdout);
+        }
+        if let Some(stderr) = child.stderr.take() {
+            self.forward(rank, Stream::Stderr, stderr);
+        }
+        Ok(())
+    }
+
+    /// Reports which rank gets which cores; returns all usable cores.
     fn bind(&self, start: &Start) -> io::Result<Vec<usize>> {
         let usable = sched_getaffinity(None)?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU)
             .filter(|core| usable.is_set(*core))
             .collect();
-        let told = start.ranks.iter().map(|one| {
-            let share = listed(share(&cores, one.place));
+        let shares = start.ranks.iter().map(|one| {
+            let share = listed(share(&cores, one.local));
             format!("rank {} on {share}", one.rank)
         });
-        let told: Vec<String> = told.collect();
-        let crowded = start
+        let shares: Vec<String> = shares.collect();
+        let is_oversubscribed = start
             .ranks
             .iter()
-            .any(|one| one.place.1 as usize > cores.len());
-        let remark = match crowded {
+            .any(|one| one.local.count as usize > cores.len());
+        let remark = match is_oversubscribed {
             true => "; there are more ranks than cores, so some share one",
             false => "",
         };
-        let text = format!("bound to cores: {}{remark}", told.join(", "));
-        let _ = self.outbox.send(Up::Warning(text));
+        let text = format!("bound to cores: {}{remark}", shares.join(", "));
+        let _ = self.outbox.send(ToLauncher::Warning(text));
         Ok(cores)
     }
 
-    fn carry(&mut self, rank: u32, stream: Stream, from: impl Read + Send + 'static) {
+    fn forward(&mut self, rank: u32, stream: Stream, from: impl Read + Send + 'static) {
         let (outbox, budget) = (self.outbox.clone(), self.budget.clone());
         self.readers.push(std::thread::spawn(move || {
             let _nobody_listens = read_pieces(from, 1 << 16, |piece| {
                 budget.take(piece.len());
                 let bytes = piece.to_vec();
-                outbox.send(Up::Output {
+                outbox.send(ToLauncher::Output {
                     rank,
                     stream,
                     bytes,
@@ -325,87 +294,126 @@ impl HostRanks {
                 inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
             match event {
-                Ok(Event::Command(Down::Input(bytes))) => {
+                Ok(Event::Command(ToShim::Input(bytes))) => {
                     // The launcher sends input only to the host of rank 0.
                     if let Some(input) = &self.input {
                         let _ = input.send(bytes);
                     }
                 }
-                Ok(Event::Command(Down::InputEnd)) => self.input = None,
-                Ok(Event::Command(Down::Signal(signal))) => {
+                Ok(Event::Command(ToShim::InputEnd)) => self.input = None,
+                Ok(Event::Command(ToShim::Signal(signal))) => {
                     if let Some(signal) = Signal::from_named_raw(signal) {
                         self.signal(signal);
                     }
                 }
-                Ok(Event::Command(Down::End { grace_ms })) => {
+                Ok(Event::Command(ToShim::End { grace_ms })) => {
                     let at = Instant::now() + Duration::from_millis(grace_ms.into());
                     kill_at = Some(kill_at.map_or(at, |former| former.min(at)));
                     self.signal(Signal::TERM);
-                    // A stopped process would not act on it.
+                    // A stopped process would not handle SIGTERM.
                     self.signal(Signal::CONT);
                 }
-                Ok(Event::Command(Down::Key(key))) => self.exchange(&key),
-                Ok(Event::Command(Down::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Command(ToShim::Key(key))) => self.replace_key(&key),
+                Ok(Event::Command(ToShim::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Disconnected) => sweeping = true,
-                Ok(Event::Died(pid, status)) => self.died(pid, status),
+                Ok(Event::Died(pid, status)) => self.on_exit(pid, status),
                 Ok(Event::NoChildren) | Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    /// Gives the ranks another key, in place of the one they were started with: they look at the
-    /// file again by themselves. At every moment it holds all of the one or all of the other.
-    fn exchange(&mut self, key: &Secret) {
-        let Some(held) = &mut self.key else { return };
-        let exchanged = in_memory("dipole-key", &key.0)
-            .and_then(|fresh| Ok(dup3(&fresh, held, DupFlags::CLOEXEC)?));
-        if let Err(cause) = exchanged {
-            let _ = self.outbox.send(Up::Warning(format!(
-                "the ranks here keep the cluster key as it was: {cause}"
+    /// Replaces the key of the ranks, which check the file regularly. The replacement is atomic: at
+    /// every moment the file has one complete key.
+    fn replace_key(&mut self, key: &Secret) {
+        let Some(current) = &mut self.key else { return };
+        let replaced = in_memory("dipole-key", &key.0)
+            .and_then(|fresh| Ok(dup3(&fresh, current, DupFlags::CLOEXEC)?));
+        if let Err(cause) = replaced {
+            let _ = self.outbox.send(ToLauncher::Warning(format!(
+                "cannot replace the cluster key of the ranks here: {cause}"
             )));
         }
     }
 
-    /// Signals the process group of every running rank: once a rank has ended, its group id may be
-    /// another's.
+    /// Signals the process group of every running rank. The group id of an ended rank may have been
+    /// reused.
     fn signal(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|rank| rank.running) {
             let _ = kill_process_group(rank.pid, signal);
         }
     }
 
-    fn died(&mut self, pid: Pid, status: WaitStatus) {
+    fn on_exit(&mut self, pid: Pid, status: WaitStatus) {
         if let Some(rank) = self
             .ranks
             .iter_mut()
             .find(|rank| rank.pid == pid && rank.running)
         {
             rank.running = false;
-            let _ = self.outbox.send(Up::Exited {
+            let _ = self.outbox.send(ToLauncher::Exited {
                 rank: rank.rank,
-                ending: ending_of(status),
+                ending: status.into(),
             });
         }
     }
 }
 
-/// Numbers of cores, between commas.
+/// Why a program of the ranks cannot be started, with the exit status of shells.
+fn missing_program(start: &Start, directory: Option<&Path>) -> io::Result<Option<(String, u8)>> {
+    let directory = match directory {
+        Some(directory) => directory.to_owned(),
+        None => std::env::current_dir()?,
+    };
+    let search = start.environment.get("PATH").cloned();
+    let search = search.or_else(|| std::env::var_os("PATH"));
+    let mut programs = start.ranks.iter().filter_map(|rank| {
+        let command = start.commands.get(rank.program as usize);
+        command.and_then(|words| words.first())
+    });
+    Ok(programs.find_map(|program| program::why_not(program, &directory, search.as_deref())))
+}
+
+/// The command of a rank; `cores` are those of the host if ranks are bound.
+fn rank_command(start: &Start, rank: &RankStart, cores: Option<&[usize]>) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .arg("rank-exec")
+        .args(["--parent", &std::process::id().to_string()])
+        .args(["--rank", &rank.rank.to_string()]);
+    if let Some(cores) = cores {
+        command.args(["--cores", &listed(share(cores, rank.local))]);
+    }
+    let program = start.commands.get(rank.program as usize);
+    let stdin = match rank.rank {
+        0 => Stdio::piped(),
+        _ => Stdio::null(),
+    };
+    command
+        .arg("--")
+        .args(program.into_iter().flatten())
+        .env_remove(variables::HOSTS)
+        .env_remove(variables::KEY)
+        .envs(&start.environment)
+        .env("DIPOLE_RANK", rank.rank.to_string())
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    let agent_key = std::env::var_os(variables::KEY)
+        .filter(|_| start.uses_agent_key && !start.environment.contains_key(variables::KEY));
+    if let Some(file) = agent_key {
+        command.env(variables::KEY, file);
+    }
+    Ok(command)
+}
+
+/// Numbers of cores, separated by commas.
 fn listed(cores: &[usize]) -> String {
     let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
     cores.join(",")
 }
 
-/// How a process that was waited for ended.
-pub(super) fn ending_of(status: WaitStatus) -> Ending {
-    let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(u8::MAX);
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Ending::Code(small(code)),
-        (None, Some(signal)) => Ending::Signal(small(signal)),
-        (None, None) => Ending::Code(u8::MAX),
-    }
-}
-
-/// A file that only this user may read and that exists as long as this process.
+/// A file in memory that only this user can read and that exists as long as this process.
 fn in_memory(name: &str, text: &str) -> io::Result<OwnedFd> {
     let memory = memfd_create(name, MemfdFlags::CLOEXEC)?;
     fchmod(&memory, Mode::RUSR | Mode::WUSR)?;
@@ -414,7 +422,7 @@ fn in_memory(name: &str, text: &str) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-fn write_all(to_write: &Receiver<Up>, budget: &Budget, events: &Sender<Event>) {
+fn write_all(to_write: &Receiver<ToLauncher>, budget: &Budget, events: &Sender<Event>) {
     let mut out = io::stdout().lock();
     let mut broken = false;
     for message in to_write {
@@ -422,7 +430,7 @@ fn write_all(to_write: &Receiver<Up>, budget: &Budget, events: &Sender<Event>) {
             broken = true;
             let _ = events.send(Event::Disconnected);
         }
-        if let Up::Output { bytes, .. } = &message {
+        if let ToLauncher::Output { bytes, .. } = &message {
             budget.give(bytes.len());
         }
     }
@@ -457,13 +465,13 @@ fn reap(events: &Sender<Event>) {
     }
 }
 
-/// Dropping `stdin`, when no more input comes, is its end of file.
-fn feed(mut stdin: impl Write, to_feed: &Receiver<Vec<u8>>, outbox: &Sender<Up>) {
+/// Writes input to a rank. Dropping `stdin` at the end sends end of file.
+fn feed(mut stdin: impl Write, to_feed: &Receiver<Vec<u8>>, outbox: &Sender<ToLauncher>) {
     let mut closed = false;
     for bytes in to_feed {
-        // A rank that has closed its input does not concern the launcher.
+        // The launcher does not need to know that a rank has closed its input.
         closed = closed || stdin.write_all(&bytes).is_err();
         let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let _ = outbox.send(Up::InputTaken(count));
+        let _ = outbox.send(ToLauncher::InputTaken(count));
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lines::excerpt;
 
-/// A node: a host with its own runtime directory (NID). Never derived, always given.
+/// A node: a host with a runtime directory of its own (NID). Always configured, never derived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
@@ -16,13 +16,13 @@ pub struct NodeId(pub u32);
 pub struct EndpointId(pub u32);
 
 impl EndpointId {
-    /// Asks for any free number of [`EPHEMERAL`](Self::EPHEMERAL) when an endpoint is opened.
+    /// Requests any free number of [`EPHEMERAL`](Self::EPHEMERAL) when an endpoint is opened.
     pub const ANY: EndpointId = EndpointId(u32::MAX);
-    /// The numbers that are given to those who ask for any.
+    /// Numbers that are assigned for [`ANY`](Self::ANY).
     pub const EPHEMERAL: std::ops::Range<u32> = 0xC000_0000..0xFFFF_0000;
 }
 
-/// An endpoint on a node: where a message goes and where it came from.
+/// An endpoint on a node: destination or source of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Address {
     /// The node.
@@ -32,7 +32,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Puts the two numbers together.
+    /// An address from its two numbers.
     #[must_use]
     pub fn new(node: u32, endpoint: u32) -> Address {
         Address {
@@ -42,28 +42,28 @@ impl Address {
     }
 }
 
-/// Why a text is no node, endpoint or address.
+/// Why a text is not a node, endpoint or address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// There is no colon between node and endpoint.
-    #[error("`{found}` is no address: expected NID:DPID, two numbers, as in 1:7")]
+    /// The colon between node and endpoint is missing.
+    #[error("`{found}` is not an address: expected NID:DPID, two numbers, as in 1:7")]
     NoColon {
-        /// What was read.
+        /// The text.
         found: String,
     },
     /// A part is not a number from 0 to 4294967295.
     #[error(
-        "`{found}` is no {part}: expected a number from {} to 4294967295",
+        "`{found}` is not a valid {part}: expected a number from {} to 4294967295",
         u8::from(*.part == "node")
     )]
     BadNumber {
         /// Which part: `node` or `endpoint`.
         part: &'static str,
-        /// What was read.
+        /// The text.
         found: String,
     },
-    /// Node 0 names nobody.
-    #[error("node 0 names nobody; nodes are numbered from 1 to 4294967295")]
+    /// Node 0 does not exist.
+    #[error("node 0 does not exist; nodes are numbered from 1 to 4294967295")]
     NodeZero,
 }
 
@@ -146,11 +146,14 @@ mod tests {
     fn a_broken_address_is_refused_with_what_was_expected() {
         for (text, wanted) in [
             ("17", "expected NID:DPID"),
-            ("0:7", "node 0 names nobody"),
-            ("x:7", "`x` is no node: expected a number from 1 to"),
-            ("1:-7", "`-7` is no endpoint"),
+            ("0:7", "node 0 does not exist"),
+            (
+                "x:7",
+                "`x` is not a valid node: expected a number from 1 to",
+            ),
+            ("1:-7", "`-7` is not a valid endpoint"),
             ("1:4294967296", "from 0 to 4294967295"),
-            ("1:", "no endpoint"),
+            ("1:", "not a valid endpoint"),
         ] {
             let said = text.parse::<Address>().unwrap_err().to_string();
             assert!(said.contains(wanted), "{text}: {said}");

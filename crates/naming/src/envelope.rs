@@ -1,4 +1,4 @@
-//! The envelope of control messages: questions to directories, their answers, announcements.
+//! The envelope of control messages: queries of directories, replies, announcements.
 //!
 //! ```text
 //!  0 magic "DPC"  3 version(1) = 1   4 length(4), of all of it
@@ -9,13 +9,12 @@
 //!    CRC32C(4), over everything before it
 //! ```
 //!
-//! With a cluster key every packet is authenticated, and only authenticated ones are believed;
-//! without a key none is. The MAC covers both nodes and the nonce, so a packet to one node says
-//! nothing to another. A question draws its nonce at random and its answer repeats it, so a
-//! recorded answer answers nothing; messages that nobody asked for carry in their body what
-//! tells new ones from old.
+//! With a cluster key every packet is authenticated, and packets without a valid MAC are dropped;
+//! without a key no packet has a MAC. The MAC covers both nodes and the nonce, so a packet is valid
+//! for one receiver only. A query has a random nonce that its reply repeats, so a recorded reply is
+//! useless later. Messages that are not replies carry a sequence or time in their body.
 //!
-//! A message is a type that serde can write, with a number of its own:
+//! A message is a serde type with a number of its own:
 //!
 //! ```
 //! use dipole_naming::address::NodeId;
@@ -45,8 +44,8 @@
 //! # Ok::<(), dipole_naming::envelope::EnvelopeError>(())
 //! ```
 //!
-//! Kinds: 0 refusal (here), 1 question, 2 answer, 3 announcement ([`registry`](crate::registry)).
-//! Other crates take theirs from 16 on.
+//! Kinds: 0 refusal (here), 1 query, 2 reply, 3 announcement ([`registry`](crate::registry)). Other
+//! crates use kinds from 16 on.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -58,76 +57,76 @@ const MAGIC: [u8; 3] = *b"DPC";
 const VERSION: u8 = 1;
 const HEADER_BYTES: usize = 28;
 const CRC_BYTES: usize = 4;
-/// Most bytes of a packet besides its body.
+/// Maximum size of a packet besides its body.
 pub const MAX_OVERHEAD_BYTES: usize = HEADER_BYTES + MAC_BYTES + CRC_BYTES;
 const AUTHENTICATED: u8 = 1;
-/// Names the key of these MACs among those derived from the cluster key.
+/// Purpose for which the MAC key is derived from the cluster key.
 const PURPOSE: &str = "dipole 2026 control";
 
-/// What can travel in an envelope.
+/// A message that can be sent in an envelope.
 pub trait Message: Serialize + DeserializeOwned {
-    /// The number that tells it from all other messages.
+    /// The number of this message type.
     const KIND: u8;
 
-    /// False for values that no sender may write, though the format can.
+    /// False for values that the format can express but no sender may send.
     fn is_valid(&self) -> bool {
         true
     }
 }
 
-/// Sender, receiver, and the number that ties an answer to its question.
+/// Sender, receiver and nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The sender's node; 0 if it has none.
+    /// Node of the sender; 0 if it has none.
     pub from: NodeId,
-    /// The node it is for; 0 if for any.
+    /// Node of the receiver; 0 for any.
     pub to: NodeId,
-    /// A question's random number, repeated by its answer.
+    /// Random number of a query, repeated by the reply.
     pub nonce: u64,
 }
 
-/// Why a packet is not taken, or not as this message.
+/// Why a packet is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
-    /// It is shorter than an empty envelope, or not as long as its header says.
-    #[error("a control packet cut or extended to {found_bytes} bytes")]
+    /// It is shorter than an empty envelope, or does not have the length in its header.
+    #[error("control packet truncated or extended to {found_bytes} bytes")]
     Length {
         /// Its length.
         found_bytes: usize,
     },
-    /// It does not begin as an envelope does.
-    #[error("no control packet")]
+    /// It does not begin with the magic bytes.
+    #[error("not a control packet")]
     NoEnvelope,
-    /// It is of another version of this format.
-    #[error("a control packet of version {found}, this program knows version {VERSION}")]
+    /// It has another version of this format.
+    #[error("control packet of version {found}, expected version {VERSION}")]
     Version {
-        /// Which.
+        /// Its version.
         found: u8,
     },
-    /// The checksum does not fit.
-    #[error("a damaged control packet")]
+    /// The checksum does not match.
+    #[error("damaged control packet")]
     Checksum,
-    /// A bit is set that has no meaning.
-    #[error("a control packet with undefined flags")]
+    /// A reserved bit is set.
+    #[error("control packet with undefined flags")]
     Undefined,
-    /// Its sender has not our cluster key, or has one where we have none.
-    #[error("a control packet of another cluster")]
+    /// Its sender does not hold our cluster key, or holds one while we have none.
+    #[error("control packet of another cluster")]
     Stranger,
-    /// It is another message.
-    #[error("an unexpected message of kind {found}")]
+    /// It is a message of another kind.
+    #[error("unexpected message of kind {found}")]
     Kind {
-        /// Which.
+        /// Its kind.
         found: u8,
     },
-    /// The body is not one of that message.
-    #[error("a control packet with a malformed body")]
+    /// The body is malformed.
+    #[error("control packet with a malformed body")]
     Body,
 }
 
-/// Tells a stranger that its question is not answered.
+/// Reply to a query from outside the cluster: it is not answered.
 #[derive(Debug, Serialize, Deserialize)]
 struct Refusal {
-    /// Whether the node that refuses has a cluster key.
+    /// True if the refusing node has a cluster key.
     has_key: bool,
 }
 
@@ -135,21 +134,21 @@ impl Message for Refusal {
     const KIND: u8 = 0;
 }
 
-/// A packet that arrived whole, from a member of our cluster.
+/// An intact packet from a member of our cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened<'a> {
     /// Sender and receiver.
     pub header: Header,
-    /// Which message.
+    /// Kind of message.
     pub kind: u8,
     body: &'a [u8],
 }
 
 impl Opened<'_> {
-    /// Reads the message.
+    /// Decodes the message.
     ///
     /// # Errors
-    /// [`EnvelopeError::Kind`]: it is another one. [`EnvelopeError::Body`]: it is malformed.
+    /// [`EnvelopeError::Kind`] if it is of another kind, [`EnvelopeError::Body`] if it is malformed.
     pub fn read<M: Message>(&self) -> Result<M, EnvelopeError> {
         if self.kind != M::KIND {
             return Err(EnvelopeError::Kind { found: self.kind });
@@ -164,14 +163,14 @@ impl Opened<'_> {
     }
 }
 
-/// Seals packets as a member of a cluster, and opens those of other members. Cheap to clone.
+/// Seals packets as a member of a cluster and opens packets of other members. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Authenticator {
     key: Option<MacKey>,
 }
 
 impl Authenticator {
-    /// For the cluster with this key, or for one without.
+    /// For the cluster with this key, or for one without a key.
     #[must_use]
     pub fn new(key: Option<&ClusterKey>) -> Authenticator {
         Authenticator {
@@ -179,19 +178,19 @@ impl Authenticator {
         }
     }
 
-    /// The name of our key, for people to compare.
+    /// Fingerprint of our key, for people to compare.
     #[must_use]
     pub fn fingerprint(&self) -> Option<String> {
         self.key.as_ref().map(MacKey::fingerprint)
     }
 
-    /// Writes a packet.
+    /// Encodes a packet.
     #[must_use]
     pub fn seal<M: Message>(&self, header: Header, message: &M) -> Vec<u8> {
         self.seal_to_length(header, message, 0)
     }
 
-    /// Writes a packet of at least so many bytes, with zeros behind the body.
+    /// Encodes a packet of at least `length_bytes`, padded with zeros after the body.
     #[must_use]
     pub fn seal_to_length<M: Message>(
         &self,
@@ -205,7 +204,7 @@ impl Authenticator {
     /// Opens a packet of our cluster.
     ///
     /// # Errors
-    /// [`EnvelopeError::Stranger`] if it is of another cluster, else what is wrong with it.
+    /// [`EnvelopeError::Stranger`] if it belongs to another cluster, otherwise what is wrong with it.
     pub fn open<'a>(&self, packet: &'a [u8]) -> Result<Opened<'a>, EnvelopeError> {
         let raw = Raw::parse(packet)?;
         let is_ours = match (&self.key, raw.mac) {
@@ -219,9 +218,9 @@ impl Authenticator {
         }
     }
 
-    /// The answer to a stranger's packet of kind `question`: that the keys differ. `None` if it
-    /// is none. It is no longer than the question, and has no MAC, which its receiver could not
-    /// verify.
+    /// Refuses a query of kind `question` from another cluster: the keys differ. `None` if the packet
+    /// is not such a query. The refusal is not longer than the query, and has no MAC, because its
+    /// receiver could not verify one.
     #[must_use]
     pub fn refuse(&self, packet: &[u8], question: u8, node: NodeId) -> Option<Vec<u8>> {
         let asked = Raw::parse(packet).ok()?.opened;
@@ -235,20 +234,20 @@ impl Authenticator {
         (asked.kind == question && refusal.len() <= packet.len()).then_some(refusal)
     }
 
-    /// How the keys differ, if this packet refuses the question with that nonce. To be taken as
-    /// the reason why there is no answer, and for nothing else: anybody can write one.
+    /// How the keys differ, if this packet refuses the query with that nonce. Use it only to explain
+    /// a missing reply: anyone can forge a refusal.
     #[must_use]
     pub fn refused(&self, packet: &[u8], nonce: u64) -> Option<KeyMismatch> {
         let raw = Raw::parse(packet).ok()?;
         let refusal: Refusal = raw.opened.read().ok()?;
         let (ours, theirs) = (self.key.is_some(), refusal.has_key);
-        // Two without a key have nothing to refuse.
+        // Two nodes without a key have no reason to refuse.
         let is_sound = raw.mac.is_none() && raw.opened.header.nonce == nonce && (ours || theirs);
         is_sound.then(|| KeyMismatch::between(ours, theirs))
     }
 }
 
-/// The kind of a packet by its header, if it arrived whole; anybody can have written it.
+/// Kind of an intact packet, from its header. The packet is not authenticated.
 #[must_use]
 pub fn kind_of(packet: &[u8]) -> Option<u8> {
     Some(Raw::parse(packet).ok()?.opened.kind)
@@ -285,10 +284,10 @@ fn sealed<M: Message>(
     packet
 }
 
-/// A whole packet, from anybody.
+/// An intact packet that is not authenticated yet.
 struct Raw<'a> {
     opened: Opened<'a>,
-    /// What the MAC is over.
+    /// Bytes covered by the MAC.
     covered: &'a [u8],
     mac: Option<&'a [u8]>,
 }

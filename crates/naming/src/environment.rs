@@ -1,24 +1,24 @@
-//! Environment variables, read here and nowhere else, and what follows from them alone.
+//! Environment variables. This is the only file that reads them.
 
 use std::path::PathBuf;
 
-/// Names of the variables that place a process: node, registry, hosts file, key.
+/// Variables that identify a process: node, registry, hosts file, key.
 pub mod variables {
     /// This node's id.
     pub const NODE: &str = "DIPOLE_NID";
-    /// Where the registry lives.
+    /// Directory of the registry.
     pub const RUNTIME_DIR: &str = "DIPOLE_RUNTIME_DIR";
     /// The hosts file.
     pub const HOSTS: &str = "DIPOLE_HOSTS";
     /// The file of the cluster key.
     pub const KEY: &str = "DIPOLE_KEY";
-    /// Where `dipole calibrate` saves what it has measured.
+    /// Directory for results of `dipole calibrate`.
     pub const PROFILE: &str = "DIPOLE_PROFILE";
-    /// Where programs leave their traces.
+    /// Directory for traces of programs.
     pub const TRACE: &str = "DIPOLE_TRACE";
 }
 
-/// A variable that is set and not empty.
+/// The value of a variable that is set and not empty.
 #[must_use]
 pub fn variable(name: &str) -> Option<String> {
     std::env::var_os(name)
@@ -33,7 +33,7 @@ pub fn hosts_file() -> Option<PathBuf> {
 }
 
 /// The runtime directory: `DIPOLE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/dipole`,
-/// else `/tmp/dipole-<uid>`. Whether it can be trusted is checked when it is opened.
+/// else `/tmp/dipole-<uid>`. Opening the registry checks that it is private.
 #[must_use]
 pub fn default_runtime_dir() -> PathBuf {
     runtime_dir_from(&variable)
@@ -49,14 +49,14 @@ fn runtime_dir_from(get: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     }
 }
 
-/// Where measured properties of links are kept: the directory that `DIPOLE_PROFILE` names, else
-/// `dipole/profile` in the user's folder of configuration; `None` if there is none.
+/// Directory for measured properties of links: `DIPOLE_PROFILE`, else `dipole/profile` in the user's
+/// configuration directory; `None` if there is none.
 #[must_use]
 pub fn profile_dir() -> Option<PathBuf> {
     profile_dir_from(&variable)
 }
 
-/// The directory that `DIPOLE_TRACE` names, if programs are to be traced.
+/// The directory in `DIPOLE_TRACE`, if programs are to be traced.
 #[must_use]
 pub fn trace_dir() -> Option<PathBuf> {
     variable(variables::TRACE).map(PathBuf::from)
@@ -71,7 +71,7 @@ fn profile_dir_from(get: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
     Some(folder.join("dipole/profile"))
 }
 
-/// The directory of this user on this machine, with or without a session.
+/// Directory of this user in `/tmp`.
 pub(crate) fn user_dir() -> PathBuf {
     PathBuf::from(format!(
         "/tmp/dipole-{}",

@@ -1,4 +1,4 @@
-//! The hosts file: which nodes there are and how to reach them.
+//! The hosts file: the nodes of a cluster and how to reach them.
 //!
 //! One line per node, `#` begins a comment:
 //!
@@ -10,9 +10,8 @@
 //! 4 fourth.example
 //! ```
 //!
-//! A file is either wholly right or refused, with its line and what was
-//! expected. A name in the place of an address is looked up when a file is read. It knows no sockets:
-//! the registry and the launcher use it.
+//! An error in any line rejects the whole file. A name in place of an address is resolved when the
+//! file is read.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -23,13 +22,13 @@ use std::path::{Path, PathBuf};
 use crate::address::NodeId;
 use crate::lines::{self, Fault, FileError, Line, Word};
 
-/// The UDP port on which a node answers where its endpoints are, unless `port=` says otherwise.
+/// The UDP port on which a node answers look-ups of its endpoints, unless `port=` is given.
 pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
-/// Most interfaces of a node, with the first.
+/// Maximum number of interfaces of a node.
 pub const MAX_INTERFACES: usize = 4;
-/// More ranks than this on one host are a mistake in the file.
+/// Maximum of `slots=`; a larger number is taken for a mistake.
 pub const MAX_SLOTS: u32 = 65_536;
-/// What errors call a hosts file.
+/// Name of the file in error messages.
 const WHAT: &str = "hosts file";
 
 /// One node of the hosts file.
@@ -37,26 +36,26 @@ const WHAT: &str = "hosts file";
 pub struct Host {
     /// Its number.
     pub node: NodeId,
-    /// Its IP address, also the one its processes bind.
+    /// Its IP address, which its processes bind.
     pub address: IpAddr,
-    /// Addresses of its further interfaces.
+    /// Addresses of its other interfaces.
     pub interfaces: Vec<IpAddr>,
-    /// Its address on a separate network for questions and membership, none of its interfaces.
+    /// Its address on a separate network for look-ups and membership; not one of its interfaces.
     pub control: Option<IpAddr>,
     /// The directory's UDP port.
     pub port: u16,
-    /// How many ranks the launcher places here before it goes on to the next.
+    /// Number of ranks that the launcher places here before it uses the next node.
     pub slots: u32,
-    /// Where `ssh` is pointed to; the address if absent, `local` for this machine.
+    /// Destination for `ssh`; the address if absent, `local` for this machine.
     pub ssh: Option<Word>,
-    /// The runtime directory on that host, if not the default one.
+    /// The runtime directory on that host, if not the default.
     pub runtime_dir: Option<Word>,
-    /// A name for people.
+    /// Name for display.
     pub name: Option<Word>,
 }
 
 impl Host {
-    /// A node of whose line nothing is known but the first two words.
+    /// A node with the defaults of all options.
     #[must_use]
     pub fn at(node: NodeId, address: IpAddr) -> Host {
         Host {
@@ -72,14 +71,14 @@ impl Host {
         }
     }
 
-    /// Where this node's directory answers.
+    /// Address of this node's directory.
     #[must_use]
     pub fn directory(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
 
-    /// Where it is asked, in this order: on the control network if it has one, then on each of its
-    /// interfaces.
+    /// Addresses of its directory, in the order in which they are tried: on the control network if
+    /// there is one, then on each interface.
     #[must_use]
     pub fn directories(&self) -> Vec<SocketAddr> {
         let interfaces = std::iter::once(&self.address).chain(&self.interfaces);
@@ -129,16 +128,16 @@ pub struct Hosts {
     source: Option<Source>,
 }
 
-/// A file that may get further nodes while a program runs.
+/// A file that may gain nodes while a program runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Source {
     file: PathBuf,
-    /// An agent keeps it: a node that it lacks may be about to come.
-    is_agents: bool,
+    /// The agent writes it: a missing node may appear soon.
+    is_from_agent: bool,
 }
 
 impl Hosts {
-    /// What holds without a hosts file: this node alone, on the loopback address.
+    /// Without a hosts file: only this node, on the loopback address.
     #[must_use]
     pub fn local_only(node: NodeId) -> Hosts {
         Hosts {
@@ -156,29 +155,33 @@ impl Hosts {
         Hosts::parse_as(&text, path)
     }
 
-    /// Reads a hosts file that is read again when a node is looked for that it lacks.
+    /// Reads a hosts file, and again when a node is missing from it.
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn followed(path: &Path) -> Result<Hosts, FileError> {
+    pub fn load_followed(path: &Path) -> Result<Hosts, FileError> {
         Hosts::from_source(Source {
             file: path.to_owned(),
-            is_agents: false,
+            is_from_agent: false,
         })
     }
 
-    /// Reads the nodes that an agent knows, if one keeps or has kept a file of them there.
-    /// Nodes that it lacks are waited for.
+    /// Reads the file of nodes that the agent of this node writes, if there is one. Look-ups wait
+    /// for nodes that are missing from it.
     ///
     /// # Errors
-    /// The file is there and cannot be read, or a line is wrong.
-    pub fn of_agent(path: &Path) -> Result<Option<Hosts>, FileError> {
+    /// The file exists but cannot be read, or a line is wrong.
+    pub fn load_agents(path: &Path) -> Result<Option<Hosts>, FileError> {
         if !path.exists() {
             return Ok(None);
         }
         let file = path.to_owned();
-        let is_agents = true;
-        Hosts::from_source(Source { file, is_agents }).map(Some)
+        let is_from_agent = true;
+        Hosts::from_source(Source {
+            file,
+            is_from_agent,
+        })
+        .map(Some)
     }
 
     fn from_source(source: Source) -> Result<Hosts, FileError> {
@@ -189,44 +192,45 @@ impl Hosts {
         })
     }
 
-    /// The file as it is now, if it can be read and is one of those that are read again.
+    /// The file as it is now, if it can be read and is one of those that are followed.
     #[must_use]
-    pub fn again(&self) -> Option<Hosts> {
+    pub fn reload(&self) -> Option<Hosts> {
         Hosts::from_source(self.source.clone()?)
             .inspect_err(|error| tracing::debug!(%error, "a hosts file cannot be read again"))
             .ok()
     }
 
-    /// True if an agent keeps the file.
+    /// True if the agent writes the file.
     #[must_use]
-    pub fn is_of_agent(&self) -> bool {
-        self.source.as_ref().is_some_and(|source| source.is_agents)
+    pub fn is_from_agent(&self) -> bool {
+        self.source
+            .as_ref()
+            .is_some_and(|source| source.is_from_agent)
     }
 
-    /// Reads the text of a hosts file without names in the place of addresses.
+    /// Parses a hosts file without names in place of addresses.
     ///
     /// # Errors
     /// A line is wrong.
     pub fn parse(text: &str) -> Result<Hosts, FileError> {
         let unknown = |name: &str| Err(Fault::new(name, ADDRESS));
-        Hosts::parse_by(text, Path::new("hosts"), &unknown)
+        Hosts::parse_with(text, Path::new("hosts"), &unknown)
     }
 
-    /// Reads the text of a hosts file and asks the system for the addresses of names; errors call
-    /// it `file`.
+    /// Parses a hosts file and resolves names in place of addresses. `file` is its name in errors.
     ///
     /// # Errors
     /// A line is wrong.
     pub fn parse_as(text: &str, file: &Path) -> Result<Hosts, FileError> {
-        Hosts::parse_by(text, file, &|name| {
+        Hosts::parse_with(text, file, &|name| {
             let found = (name, 0).to_socket_addrs();
             address_of(name, found.map(|all| all.map(|one| one.ip()).collect()))
         })
     }
 
-    fn parse_by(text: &str, file: &Path, resolve: Resolve<'_>) -> Result<Hosts, FileError> {
+    fn parse_with(text: &str, file: &Path, resolve: Resolve<'_>) -> Result<Hosts, FileError> {
         let mut entries: Vec<Host> = Vec::new();
-        // Where each was described first, by number of the line.
+        // Line numbers of the first description.
         let mut nodes: HashMap<NodeId, usize> = HashMap::new();
         let mut directories: HashMap<SocketAddr, usize> = HashMap::new();
         for line in lines::lines(text, file) {
@@ -238,7 +242,7 @@ impl Hosts {
                 ))));
             }
             let directory = host.directory();
-            // Look-ups would meet the wrong one of two.
+            // Look-ups would reach the wrong one of two.
             if let Some(first) = directories.insert(directory, line.number) {
                 return Err(line.error(Fault::because(format!(
                     "found directory {directory} again, expected one per node (first in line \
@@ -256,7 +260,7 @@ impl Hosts {
         Ok(Hosts::of(entries))
     }
 
-    /// The nodes that a launcher has named.
+    /// The nodes that a launcher has listed.
     pub(crate) fn of(entries: Vec<Host>) -> Hosts {
         Hosts {
             entries,
@@ -265,8 +269,8 @@ impl Hosts {
         }
     }
 
-    /// Where `from` asks a node's directory: at each of its interfaces, without addresses that
-    /// `from` has too (those of bridges and overlays of containers), which would lead back.
+    /// Addresses at which `from` queries a node's directory: its interfaces, without addresses that
+    /// `from` has itself (such as those of container bridges), which would lead back.
     #[must_use]
     pub fn directories_as_seen_from(&self, from: NodeId, host: &Host) -> Vec<SocketAddr> {
         let own = self.get(from);
@@ -280,7 +284,7 @@ impl Hosts {
         all
     }
 
-    /// The entry of a node.
+    /// The entry for a node.
     #[must_use]
     pub fn get(&self, node: NodeId) -> Option<&Host> {
         self.entries.iter().find(|host| host.node == node)
@@ -291,13 +295,13 @@ impl Hosts {
         self.entries.iter()
     }
 
-    /// True if there is neither a hosts file nor a launcher that names nodes: this node is alone.
+    /// True without a hosts file or a launcher that lists nodes.
     #[must_use]
     pub fn is_local_only(&self) -> bool {
         self.is_alone
     }
 
-    /// How many nodes there are; never 0.
+    /// Number of nodes; never 0.
     #[must_use]
     pub fn count(&self) -> usize {
         self.entries.len()
@@ -313,17 +317,17 @@ impl<'a> IntoIterator for &'a Hosts {
     }
 }
 
-/// The address of a name.
+/// Resolves a name to an address.
 type Resolve<'a> = &'a dyn Fn(&str) -> Result<IpAddr, Fault>;
 
-/// That of these addresses by which all nodes reach the one of this name.
+/// Picks the address by which all nodes reach the host with this name.
 fn address_of(name: &str, found: io::Result<Vec<IpAddr>>) -> Result<IpAddr, Fault> {
     let found = found.map_err(|cause| {
         Fault::because(format!(
-            "`{name}` is no address, and as a name it cannot be looked up: {cause}"
+            "`{name}` is not an address, and cannot be resolved as a name: {cause}"
         ))
     })?;
-    // A machine may call itself by an address that means another one elsewhere.
+    // Many machines resolve their own name to a loopback address.
     let reached = |address: &&IpAddr| name == "localhost" || !address.is_loopback();
     let mut reached: Vec<IpAddr> = found.iter().filter(reached).copied().collect();
     reached.sort_by_key(IpAddr::is_ipv6);
@@ -331,7 +335,7 @@ fn address_of(name: &str, found: io::Result<Vec<IpAddr>>) -> Result<IpAddr, Faul
         let found: Vec<String> = found.iter().map(IpAddr::to_string).collect();
         let found = found.join(", ");
         Fault::because(format!(
-            "`{name}` is {found} on this machine, by which other nodes do not reach it: write its address"
+            "`{name}` is {found} on this machine, which other nodes cannot reach: write its address"
         ))
     })
 }
@@ -366,7 +370,7 @@ fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
             "slots" => host.slots = option.number(1..=MAX_SLOTS)?,
             "ssh" => {
                 const SSH: &str = "ssh=DEST, a destination that ssh understands";
-                // One that begins with a dash would be an option to ssh.
+                // A destination that begins with a dash would be an option of ssh.
                 if option.value.starts_with('-') {
                     return Err(option.fault(SSH));
                 }
@@ -386,7 +390,7 @@ fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
         let found = format!("control={control}");
         return Err(Fault::new(
             &found,
-            "control=ADDRESS, none of the node's interfaces",
+            "control=ADDRESS, not one of the node's interfaces",
         ));
     }
     Ok(host)
@@ -538,7 +542,7 @@ mod tests {
         };
         assert_eq!(asked(1), ["10.0.0.2", "10.1.0.2"]);
         assert_eq!(asked(3), ["10.0.0.2", "172.17.0.1", "10.1.0.2"]);
-        // Nodes of one machine differ by their ports.
+        // Nodes of one machine have the same address and different ports.
         let hosts = Hosts::parse("1 127.0.0.1\n2 127.0.0.1 port=7412").unwrap();
         let second = hosts.get(NodeId(2)).unwrap();
         assert_eq!(hosts.directories_as_seen_from(NodeId(1), second).len(), 1);
@@ -562,7 +566,7 @@ mod tests {
             "1 10.0.0.1 control=10.1.0.1 interfaces=10.1.0.1",
         ] {
             let said = Hosts::parse(same).unwrap_err().to_string();
-            assert!(said.contains("none of the node's interfaces"), "{said}");
+            assert!(said.contains("not one of the node's interfaces"), "{said}");
         }
     }
 
@@ -570,20 +574,23 @@ mod tests {
     fn files_that_are_followed_tell_what_they_say_now() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("nodes");
-        assert!(Hosts::of_agent(&file).unwrap().is_none());
+        assert!(Hosts::load_agents(&file).unwrap().is_none());
         std::fs::write(&file, "1 10.0.0.1\n").unwrap();
-        let of_agent = Hosts::of_agent(&file).unwrap().unwrap();
-        let followed = Hosts::followed(&file).unwrap();
-        assert!(of_agent.is_of_agent() && !followed.is_of_agent());
-        assert!(Hosts::load(&file).unwrap().again().is_none());
+        let of_agent = Hosts::load_agents(&file).unwrap().unwrap();
+        let followed = Hosts::load_followed(&file).unwrap();
+        assert!(of_agent.is_from_agent() && !followed.is_from_agent());
+        assert!(Hosts::load(&file).unwrap().reload().is_none());
         std::fs::write(&file, "1 10.0.0.1\n2 10.0.0.2\n").unwrap();
         for hosts in [of_agent, followed] {
-            let now = hosts.again().unwrap();
-            assert_eq!((now.count(), now.is_of_agent()), (2, hosts.is_of_agent()));
-            assert_eq!(now.again().unwrap(), now);
+            let now = hosts.reload().unwrap();
+            assert_eq!(
+                (now.count(), now.is_from_agent()),
+                (2, hosts.is_from_agent())
+            );
+            assert_eq!(now.reload().unwrap(), now);
         }
         std::fs::write(&file, "nonsense").unwrap();
-        assert!(Hosts::followed(&file).is_err());
+        assert!(Hosts::load_followed(&file).is_err());
     }
 
     #[test]

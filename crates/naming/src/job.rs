@@ -1,23 +1,23 @@
-//! The job this process belongs to, as its launcher describes it in the environment.
+//! The job of this process, as its launcher describes it in environment variables.
 //!
-//! `dipole run` sets these, and they win over every other launcher's:
+//! `dipole run` sets these, which take precedence over those of other launchers:
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `DIPOLE_RANK` | this process's number, from 0 |
-//! | `DIPOLE_SIZE` | how many there are |
-//! | `DIPOLE_JOB` | the job's number, the same in all |
+//! | `DIPOLE_RANK` | rank of this process, from 0 |
+//! | `DIPOLE_SIZE` | number of ranks |
+//! | `DIPOLE_JOB` | number of the job, the same in all ranks |
 //! | `DIPOLE_JOB_BASE` | endpoint of rank r is base + r |
 //! | `DIPOLE_RANKS` | node of every rank: `1x4,2x4` (four on node 1, four on node 2) |
 //! | `DIPOLE_NID` | this process's node; 1 if absent |
-//! | `DIPOLE_RUNTIME_DIR` | where the registry lives |
+//! | `DIPOLE_RUNTIME_DIR` | directory of the registry |
 //! | `DIPOLE_HOSTS` | the hosts file, if there is one |
 //!
-//! Without them the environments of `mpirun` and `mpiexec` (`mpi.rs`), of a Slurm step
-//! (`slurm.rs`) and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are read, in
-//! this order: an `mpirun` inside a Slurm job leaves Slurm's variables of its own daemons.
+//! Without them the variables of `mpirun` and `mpiexec` (`mpi.rs`), of a Slurm step (`slurm.rs`) and
+//! of a pod of an indexed Kubernetes job (`kubernetes.rs`) are used, in this order: under an
+//! `mpirun` inside a Slurm job, Slurm's variables describe the daemons of `mpirun`.
 //!
-//! The files below this one are given a function to look variables up.
+//! The submodules get a function that looks up variables.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,48 +31,48 @@ mod hostlist;
 mod kubernetes;
 mod mpi;
 mod peers;
-mod place;
+mod placement;
 mod slurm;
 
 pub use dipole::write_ranks;
 pub use error::{JobError, Launcher};
-pub use place::Place;
+pub use placement::RankPlacement;
 
-/// Most ranks a job can have.
+/// Maximum number of ranks of a job.
 pub const MAX_RANKS: u32 = 65_536;
 
-/// Looks a variable up; empty is unset.
+/// Looks up a variable; an empty one counts as unset.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// One process's view of the job it belongs to.
+/// The job of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The job's number, the same in all its processes.
+    /// Number of the job, the same in all its processes.
     pub id: u64,
-    /// This process's number, from 0.
+    /// Rank of this process, from 0.
     pub rank: u32,
-    /// How many processes there are.
+    /// Number of ranks.
     pub size: u32,
     /// The main endpoint of every rank, by rank.
     pub addresses: Vec<Address>,
 }
 
-/// A job that another launcher than `dipole run` started, and where its nodes are.
+/// A job started by another launcher than `dipole run`, and its nodes.
 #[derive(Debug)]
 struct Launched {
     job: Job,
     nodes: Nodes,
 }
 
-/// What is known of a launched job's nodes.
+/// Nodes of a launched job.
 #[derive(Debug, PartialEq, Eq)]
 enum Nodes {
-    /// All ranks are on this one.
+    /// All ranks are on this node.
     Here,
-    /// The hosts file has them.
+    /// They are in the hosts file.
     File(crate::hosts::Hosts),
-    /// Their names; node 1 is the first.
-    Names(peers::Names),
+    /// Only their names are known; the first is node 1.
+    Names(peers::NodeNames),
 }
 
 impl Job {
@@ -113,7 +113,7 @@ impl Job {
         self.addresses[self.rank as usize]
     }
 
-    /// The rank whose main endpoint this is.
+    /// The rank with this main endpoint.
     #[must_use]
     pub fn rank_of(&self, address: Address) -> Option<u32> {
         let base = self.addresses[0].endpoint.0;
@@ -121,9 +121,9 @@ impl Job {
         (self.addresses.get(rank as usize) == Some(&address)).then_some(rank)
     }
 
-    /// A job of another launcher: its endpoints follow from its number.
+    /// A job of another launcher, whose endpoints are derived from its number.
     fn launched(id: u64, rank: u32, nodes: Vec<NodeId>) -> Job {
-        // The upper half is the launchers'; two jobs at once get different parts of it.
+        // Launchers use the upper half; two jobs at the same time get different parts of it.
         let part = u32::try_from(mixed(id) >> 49).unwrap_or_default();
         let base = 0x8000_0000 | (part << 16);
         Job {
@@ -158,29 +158,29 @@ fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
     }
 }
 
-/// Where another launcher placed this process; `None` without one, or if `DIPOLE_NID` is set.
+/// The placement of this process by another launcher; `None` without one, or if `DIPOLE_NID` is set.
 ///
 /// # Errors
-/// A variable is missing or wrong, or the names of the job's nodes stay unknown.
-pub fn place_from_env() -> Result<Option<Place>, JobError> {
-    place_from(&variable)
+/// A variable is missing or wrong, or the names of the job's nodes cannot be resolved.
+pub fn placement_from_env() -> Result<Option<RankPlacement>, JobError> {
+    placement_from(&variable)
 }
 
-fn place_from(get: Lookup<'_>) -> Result<Option<Place>, JobError> {
-    // Wrong is wrong, whether a launcher needs it or not.
+fn placement_from(get: Lookup<'_>) -> Result<Option<RankPlacement>, JobError> {
+    // Checked even if no launcher needs it.
     given_id(get)?;
     if get("DIPOLE_NID").is_some() {
         return Ok(None);
     }
     launched(get)?
-        .map(|launched| Place::of(launched, get))
+        .map(|launched| RankPlacement::of(launched, get))
         .transpose()
 }
 
-/// The node of this process as `DIPOLE_NID` says; `None` (which stands for 1) if it is not set.
+/// The node in `DIPOLE_NID`; `None` (which means node 1) if it is not set.
 ///
 /// # Errors
-/// The value is no node number.
+/// The value is not a node number.
 pub fn node_from_env() -> Result<Option<NodeId>, JobError> {
     node_from(&variable)
 }
@@ -201,8 +201,8 @@ fn number<T: FromStr + PartialOrd + fmt::Display>(
     }
 }
 
-/// A number that a launcher must set; `advice` tells the user what to do if it is missing.
-fn told<T: FromStr + PartialOrd + fmt::Display>(
+/// A number that a launcher must set. `advice` is for the user if it is missing.
+fn required_number<T: FromStr + PartialOrd + fmt::Display>(
     get: Lookup<'_>,
     launcher: Launcher,
     variable: &'static str,
@@ -224,14 +224,14 @@ fn given_id(get: Lookup<'_>) -> Result<Option<u64>, JobError> {
         .transpose()
 }
 
-/// A job number from a name all its processes are told (FNV-1a: the same in every version).
+/// A job number from a name that all its processes know (FNV-1a: the same in every version).
 fn id_from_name(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Spreads numbers that follow each other (the last step of splitmix64).
+/// Distributes consecutive numbers evenly (the last step of splitmix64).
 fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

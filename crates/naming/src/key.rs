@@ -1,8 +1,8 @@
-//! The cluster key: every process that holds it belongs to the cluster.
+//! The cluster key: every process that holds it is a member of the cluster.
 //!
-//! A file of 64 hexadecimal digits that only its owner may read. The key itself is never used:
-//! [`ClusterKey::derive`] makes a separate key for each purpose, so that a weakness in one use
-//! does not expose the others. While the key is exchanged the file holds two.
+//! It is a file of 64 hexadecimal digits that only its owner may read. The key itself is never used:
+//! [`ClusterKey::derive`] derives a separate key for each purpose, so that a weakness in one use
+//! does not expose the others. During a key rotation the file holds two keys.
 
 mod ring;
 
@@ -25,13 +25,13 @@ use ring::{Ring, Secret, Secrets};
 pub const KEY_BYTES: usize = 32;
 /// Length of a message authentication code.
 pub const MAC_BYTES: usize = 16;
-/// Two keys in digits, the setting, and some white space.
+/// Two keys in hexadecimal, the setting, and some white space.
 const MAX_FILE_BYTES: u64 = 512;
 
-/// Bytes of the system's randomness, up to 256 of them.
+/// Random bytes from the kernel, at most 256.
 ///
 /// # Errors
-/// The system has none.
+/// The kernel has no random numbers.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -44,24 +44,24 @@ pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
 /// How packets between nodes are protected by the cluster key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Security {
-    /// Sessions open only between holders of the key; their packets are checked for damage.
+    /// Sessions open only between holders of the key. Packets have a checksum only.
     Off,
-    /// Each packet proves who sent it.
+    /// Each packet is authenticated.
     #[default]
     Auth,
-    /// And nobody else can read it.
+    /// Each packet is authenticated and encrypted.
     Encrypt,
 }
 
 impl Security {
-    /// All of them, with what a key file calls them.
+    /// All settings, with their names in key files.
     pub const ALL: [(&str, Security); 3] = [
         ("off", Security::Off),
         ("auth", Security::Auth),
         ("encrypt", Security::Encrypt),
     ];
 
-    /// The setting of that name.
+    /// The setting with a name.
     #[must_use]
     pub fn named(name: &str) -> Option<Security> {
         let found = Security::ALL.into_iter().find(|(known, _)| *known == name);
@@ -78,34 +78,34 @@ impl fmt::Display for Security {
     }
 }
 
-/// The secret that the members of a cluster share, and what it is used for. Cheap to clone; never
-/// printed. One that was read from a file follows what the file holds.
+/// The secret that the members of a cluster share. Cheap to clone; never printed. A key that was
+/// loaded from a file follows later changes of the file.
 #[derive(Clone)]
 pub struct ClusterKey {
     ring: Arc<Ring>,
     security: Security,
 }
 
-/// Why there is no key.
+/// Why a key cannot be loaded or saved.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read or written.
     #[error("{doing} the cluster key {file}: {cause}")]
     System {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         doing: &'static str,
         /// The operating system's error.
         cause: io::Error,
     },
-    /// Others could read or change the file.
+    /// Other users could read or change the file.
     #[error(
         "the cluster key {file} is open to other users (mode {mode:04o}): `chmod 600` it, and \
          if strangers had access make a new one with `dipole key new`"
     )]
     Open {
-        /// Which file.
+        /// The file.
         file: PathBuf,
         /// Its permissions.
         mode: u32,
@@ -116,11 +116,11 @@ pub enum KeyError {
          {own_uid} needs a copy of their own"
     )]
     Owner {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// Who owns it.
+        /// Its owner.
         found_uid: u32,
-        /// Who reads it.
+        /// User of this process.
         own_uid: u32,
     },
     /// The variable that names the file is empty.
@@ -131,27 +131,27 @@ pub enum KeyError {
     NoFile,
     /// The file does not hold a key.
     #[error(
-        "{file} is no cluster key: expected {} hexadecimal digits, and perhaps lines \
+        "{file} is not a cluster key: expected {} hexadecimal digits, and perhaps lines \
          `security=off`, `auth` or `encrypt`, and `next=` or `old=` with another key, as \
          `dipole key new` and `dipole key rotate` write",
         KEY_BYTES * 2
     )]
     Content {
-        /// Which file.
+        /// The file.
         file: PathBuf,
     },
-    /// A key is being exchanged, or none is, against what was asked.
+    /// A key rotation is in another state than the command expects.
     #[error("{file} holds {found}")]
     Rotation {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// How far the exchange is, and what to do.
+        /// The state of the rotation, and what to do.
         found: &'static str,
     },
 }
 
 impl ClusterKey {
-    /// A key from its bytes.
+    /// A key with these bytes.
     #[must_use]
     pub fn new(secret: [u8; KEY_BYTES]) -> ClusterKey {
         let other = None;
@@ -163,7 +163,7 @@ impl ClusterKey {
         ClusterKey { ring, security }
     }
 
-    /// The same key, used in another way.
+    /// The same key with another setting for packets.
     #[must_use]
     pub fn with_security(self, security: Security) -> ClusterKey {
         ClusterKey { security, ..self }
@@ -175,15 +175,14 @@ impl ClusterKey {
         self.security
     }
 
-    /// Reads a key. Its file must belong to this user, or to root, and be closed to all others. What
-    /// the file holds later is taken with the next proof, a moment after it changed; how packets are
-    /// protected stays.
+    /// Loads a key. Its file must belong to this user or to root, and be closed to all others. Later
+    /// changes of the keys in the file are followed; a change of the security setting is not.
     ///
     /// # Errors
-    /// [`KeyError`], with what to do.
+    /// [`KeyError`]
     pub fn load(file: &Path) -> Result<ClusterKey, KeyError> {
         let (secrets, security, facts) = ClusterKey::read(file)?;
-        // A descriptor of our own, which may be closed, or another file, by now.
+        // A descriptor of this process may be closed, or another file, when it is read again.
         if is_own_descriptor(file) {
             return Ok(ClusterKey::of(secrets, security));
         }
@@ -204,7 +203,7 @@ impl ClusterKey {
             doing: "reading",
             cause,
         };
-        // What is checked must be what is read, and a pipe must not be waited for.
+        // Opened first, so that the checked file is the one that is read; without blocking on a pipe.
         let opened = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -242,11 +241,11 @@ impl ClusterKey {
         Ok((secrets, security, facts))
     }
 
-    /// Reads the key that `DIPOLE_KEY` names; `None` if it is not set. An empty value is refused:
-    /// it is more likely a variable that was never set than a wish to go without a key.
+    /// Loads the key that `DIPOLE_KEY` names; `None` if it is not set. An empty value is an error,
+    /// because it is probably a variable that was never set, not a decision against a key.
     ///
     /// # Errors
-    /// [`KeyError`], with what to do.
+    /// [`KeyError`]
     pub fn from_env() -> Result<Option<ClusterKey>, KeyError> {
         ClusterKey::from_variable(std::env::var_os(environment::variables::KEY))
     }
@@ -259,23 +258,23 @@ impl ClusterKey {
         }
     }
 
-    /// Reads what a key's file holds: the digits, then how packets are protected
-    /// (`security=off`, `auth` or `encrypt`; `auth` if nothing is said), then a second key.
+    /// Parses the content of a key file: the digits, then the protection of packets
+    /// (`security=off`, `auth` or `encrypt`; default `auth`), then a second key.
     #[must_use]
     pub fn parse(text: &str) -> Option<ClusterKey> {
         let (secrets, security) = parsed(text)?;
         Some(ClusterKey::of(secrets, security))
     }
 
-    /// Makes a key from the system's randomness.
+    /// Generates a random key.
     ///
     /// # Errors
-    /// The system has none.
+    /// The kernel has no random numbers.
     pub fn random() -> io::Result<ClusterKey> {
         Ok(ClusterKey::new(random_bytes()?))
     }
 
-    /// Writes the key to a file that must not exist yet, with mode 0600.
+    /// Saves the key to a new file with mode 0600.
     ///
     /// # Errors
     /// [`KeyError::System`]
@@ -297,22 +296,22 @@ impl ClusterKey {
             .write_all(self.text().as_bytes())
             .and_then(|()| opened.sync_all());
         if let Err(cause) = written {
-            // Half a key would be in the way of the next attempt.
+            // Half a key would make the next attempt fail.
             let _ = std::fs::remove_file(file);
             return Err(cause);
         }
         Ok(opened)
     }
 
-    /// Takes the next of the three steps by which the key in a file is exchanged: a new one is
-    /// taken as well; it is what proofs are made with, and the old one still taken; the old one is
-    /// gone. Between them every node must get the file; `goes_on` says that all have, and belongs
-    /// to each step but the first.
+    /// Takes the next of the three steps of a key rotation: a new key is accepted as well; proofs
+    /// are made with the new key and the old one is still accepted; the old key is removed. Between
+    /// two steps the file must be copied to every node. `goes_on` confirms that, and is required for
+    /// each step but the first.
     ///
-    /// The file is replaced whole, with the owner and the mode that it had.
+    /// The file is replaced atomically and keeps its owner and mode.
     ///
     /// # Errors
-    /// [`KeyError`]; the file is then as it was.
+    /// [`KeyError`]; the file is then unchanged.
     pub fn rotate(file: &Path, goes_on: bool) -> Result<ClusterKey, KeyError> {
         let (secrets, security, facts) = ClusterKey::read(file)?;
         let refused = match (goes_on, secrets.other) {
@@ -334,7 +333,7 @@ impl ClusterKey {
         }
         let replace = || {
             let rotated = ClusterKey::of(secrets.rotated(random_bytes()?), security);
-            // What a link points to is replaced, not the link.
+            // The target of a symbolic link is replaced, not the link.
             let place = file.canonicalize()?;
             let mut fresh = place.clone().into_os_string();
             fresh.push(".new");
@@ -366,7 +365,7 @@ impl ClusterKey {
         })
     }
 
-    /// What its file holds: a secret.
+    /// Content of the key file, which is secret.
     #[must_use]
     pub fn text(&self) -> String {
         let secrets = self.ring.current().0;
@@ -378,29 +377,29 @@ impl ClusterKey {
         text
     }
 
-    /// A name of the key that proofs are made with, by which people can compare it; it gives
-    /// nothing of the key away.
+    /// Fingerprint of the key that proofs are made with, for people to compare. It reveals nothing
+    /// about the key.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         ring::fingerprint(&self.ring.current().0.own)
     }
 
-    /// The name of the second key, while the key is exchanged, and what it is for.
+    /// Role and fingerprint of the second key during a rotation.
     #[must_use]
     pub fn other(&self) -> Option<(Role, String)> {
         let (role, other) = self.ring.current().0.other?;
         Some((role, ring::fingerprint(&other)))
     }
 
-    /// How many times a key that was taken until then has been withdrawn: what was proven with it
-    /// earlier is to be proven again.
+    /// How often a key that was accepted before has been withdrawn. Earlier proofs with it must be
+    /// repeated.
     #[must_use]
     pub fn withdrawals(&self) -> u64 {
         self.ring.withdrawals()
     }
 
-    /// The keys of one purpose, which is named by a text that no other purpose uses: first the one
-    /// that proofs are made with, then the one that is taken as well.
+    /// The keys for one purpose, which is named by a text that no other purpose uses: first the key
+    /// that proofs are made with, then the one that is also accepted.
     pub fn derive(&self, purpose: &str) -> impl Iterator<Item = [u8; KEY_BYTES]> {
         let secrets = self.ring.current().0;
         let derived: Vec<_> = secrets
@@ -410,7 +409,7 @@ impl ClusterKey {
         derived.into_iter()
     }
 
-    /// The key of one purpose's message authentication codes.
+    /// The key for message authentication codes of one purpose.
     #[must_use]
     pub fn mac_key(&self, purpose: &'static str) -> MacKey {
         MacKey {
@@ -421,8 +420,8 @@ impl ClusterKey {
     }
 }
 
-/// True of the name of a descriptor of this process; one of another process, such as that which
-/// started us, is a file like others.
+/// True if a path names a descriptor of this process. A descriptor of another process, such as the
+/// parent, is a file like any other.
 fn is_own_descriptor(file: &Path) -> bool {
     let own = format!("/proc/{}", std::process::id());
     ["/dev/fd", "/proc/self", "/proc/thread-self", &own]
@@ -430,9 +429,9 @@ fn is_own_descriptor(file: &Path) -> bool {
         .any(|place| file.starts_with(place))
 }
 
-/// What a key's file says, as [`ClusterKey::parse`].
+/// Parses a key file, as [`ClusterKey::parse`].
 fn parsed(text: &str) -> Option<(Secrets, Security)> {
-    // Not that it were one: a key has a hash's bytes and digits.
+    // `Hash` is used only for its hexadecimal format.
     let secret =
         |digits: &str| -> Option<Secret> { Some(*Hash::from_hex(digits).ok()?.as_bytes()) };
     let mut lines = text.trim().lines().map(str::trim);
@@ -468,13 +467,13 @@ impl fmt::Debug for ClusterKey {
     }
 }
 
-/// Makes and verifies message authentication codes (BLAKE3 with a key, cut to [`MAC_BYTES`]) of
-/// one purpose.
+/// Computes and verifies message authentication codes of one purpose: keyed BLAKE3, truncated to
+/// [`MAC_BYTES`].
 #[derive(Clone)]
 pub struct MacKey {
     ring: Arc<Ring>,
     purpose: &'static str,
-    /// What was derived last.
+    /// Keys derived from the current version of the cluster key.
     derived: Arc<Mutex<Option<Derived>>>,
 }
 
@@ -486,13 +485,13 @@ struct Derived {
 }
 
 impl MacKey {
-    /// The code that shows that the sender of these bytes holds the key.
+    /// The code that proves that the sender of these bytes holds the key.
     #[must_use]
     pub fn mac(&self, bytes: &[u8]) -> [u8; MAC_BYTES] {
         code(&self.derived().own, bytes)
     }
 
-    /// True if the code is right; runs in constant time.
+    /// True if the code is correct. Runs in constant time.
     #[must_use]
     pub fn verify(&self, bytes: &[u8], mac: &[u8]) -> bool {
         let derived = self.derived();
@@ -504,7 +503,7 @@ impl MacKey {
         is_right(&derived.own) || derived.other.as_ref().is_some_and(is_right)
     }
 
-    /// The name of the key that codes are made with: [`ClusterKey::fingerprint`].
+    /// [`ClusterKey::fingerprint`] of the key that codes are made with.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         ring::fingerprint(&self.ring.current().0.own)
@@ -540,19 +539,19 @@ impl fmt::Debug for MacKey {
 /// How the cluster keys of two processes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum KeyMismatch {
-    /// Both have one, but not the same.
+    /// Both processes have a key, but not the same.
     #[error("it has another cluster key than this process")]
     Different,
-    /// Only we have one.
+    /// Only this process has a key.
     #[error("it has no cluster key, this process has one")]
     OnlyOurs,
-    /// Only the other has one.
+    /// Only the other process has a key.
     #[error("it has a cluster key, this process has none")]
     OnlyTheirs,
 }
 
 impl KeyMismatch {
-    /// What it is, seen from here.
+    /// The difference, given which of the two processes has a key.
     #[must_use]
     pub fn between(ours: bool, theirs: bool) -> KeyMismatch {
         match (ours, theirs) {
@@ -562,7 +561,7 @@ impl KeyMismatch {
         }
     }
 
-    /// How the keys differ, which one ours is, and what to do.
+    /// Describes the difference and what to do. `fingerprint` is that of our key.
     #[must_use]
     pub fn explain(self, fingerprint: Option<&str>) -> String {
         let ours = fingerprint.map(|name| format!(" (ours is {name}, see `dipole key show`)"));
@@ -576,209 +575,4 @@ impl KeyMismatch {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
-
-    #[test]
-    fn a_saved_key_reads_back_and_is_not_overwritten() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("key");
-        let key = ClusterKey::random().unwrap();
-        key.save(&file).unwrap();
-        assert_eq!(ClusterKey::load(&file).unwrap(), key);
-        assert_ne!(ClusterKey::random().unwrap(), key);
-        assert!(matches!(
-            ClusterKey::random().unwrap().save(&file),
-            Err(KeyError::System { .. })
-        ));
-        assert_eq!(ClusterKey::load(&file).unwrap(), key);
-    }
-
-    #[test]
-    fn a_key_that_others_may_read_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("key");
-        ClusterKey::random().unwrap().save(&file).unwrap();
-        for mode in [0o640, 0o604, 0o620, 0o601] {
-            std::fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
-            let error = ClusterKey::load(&file).unwrap_err();
-            assert!(matches!(error, KeyError::Open { mode: found, .. } if found == mode));
-            assert!(error.to_string().contains("chmod 600"), "{error}");
-        }
-        std::fs::set_permissions(&file, Permissions::from_mode(0o400)).unwrap();
-        assert!(ClusterKey::load(&file).is_ok());
-    }
-
-    #[test]
-    fn a_variable_that_is_empty_is_refused_and_one_that_is_not_set_means_no_key() {
-        assert!(matches!(ClusterKey::from_variable(None), Ok(None)));
-        let error = ClusterKey::from_variable(Some(OsString::new())).unwrap_err();
-        assert!(error.to_string().contains("unset"), "{error}");
-    }
-
-    #[test]
-    fn what_is_no_key_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("key");
-        let digits = "0123456789abcdefABCDEF0123456789".repeat(2);
-        assert!(ClusterKey::parse(&format!(" {digits}\n")).is_some());
-        for (name, security) in Security::ALL {
-            let key = ClusterKey::parse(&format!("{digits}\nsecurity={name}\n")).unwrap();
-            assert_eq!(key.security(), security);
-            assert_eq!(ClusterKey::parse(&key.text()), Some(key));
-        }
-        for bad in [
-            String::new(),
-            digits[1..].to_owned(),
-            format!("{digits}00"),
-            digits.replace('a', "g"),
-            digits.replacen("01", "+1", 1),
-            format!("{digits}\nsecurity=none\n"),
-            format!("{digits}\nauth\n"),
-            format!("{digits}\nsecurity=off\nsecurity=auth\n"),
-            format!("{digits}\nnext={}\n", &digits[1..]),
-            format!("{digits}\nnext={digits}\nold={digits}\n"),
-            format!("{digits}\nolder={digits}\n"),
-        ] {
-            std::fs::write(&file, &bad).unwrap();
-            std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
-            assert!(matches!(
-                ClusterKey::load(&file),
-                Err(KeyError::Content { .. })
-            ));
-        }
-        assert!(matches!(
-            ClusterKey::load(directory.path()),
-            Err(KeyError::Content { .. })
-        ));
-    }
-
-    /// Files of a cluster's nodes, and the keys of processes that started with them.
-    struct Cluster {
-        directory: tempfile::TempDir,
-        keys: Vec<(ClusterKey, MacKey)>,
-    }
-
-    impl Cluster {
-        fn new(nodes: usize) -> Cluster {
-            let directory = tempfile::tempdir().unwrap();
-            let first = ClusterKey::random().unwrap();
-            let mut cluster = Cluster {
-                directory,
-                keys: Vec::new(),
-            };
-            for node in 0..nodes {
-                first.save(&cluster.file(node)).unwrap();
-                let key = ClusterKey::load(&cluster.file(node)).unwrap();
-                let codes = key.mac_key("test");
-                cluster.keys.push((key, codes));
-            }
-            cluster
-        }
-
-        fn file(&self, node: usize) -> PathBuf {
-            self.directory.path().join(format!("key{node}"))
-        }
-
-        /// Which nodes take what the others prove.
-        fn all_agree(&self) -> bool {
-            let proves = |from: &MacKey, to: &MacKey| to.verify(b"hello", &from.mac(b"hello"));
-            let mut pairs =
-                (self.keys.iter()).flat_map(|one| self.keys.iter().map(move |two| (one, two)));
-            pairs.all(|(one, two)| proves(&one.1, &two.1))
-        }
-    }
-
-    #[test]
-    fn a_key_is_exchanged_in_three_steps_and_no_process_loses_another_on_the_way() {
-        let cluster = Cluster::new(3);
-        let [first, ..] = &cluster.keys[..] else {
-            unreachable!()
-        };
-        let before = first.0.fingerprint();
-        let roles = [Some(Role::Next), Some(Role::Old), None];
-        for (step, role) in roles.into_iter().enumerate() {
-            let rotated = ClusterKey::rotate(&cluster.file(0), step > 0).unwrap();
-            assert_eq!(rotated.other().map(|(role, _)| role), role);
-            assert!(cluster.all_agree(), "{step}");
-            for node in 1..3 {
-                std::fs::copy(cluster.file(0), cluster.file(node)).unwrap();
-                assert!(cluster.all_agree(), "{step} {node}");
-            }
-            assert!(cluster.keys.iter().all(|(key, _)| *key == rotated));
-            assert_eq!(first.0.fingerprint() == before, step == 0);
-        }
-        assert!(!cluster.directory.path().join("key0.new").exists());
-        // The first key went with the last step.
-        assert!(cluster.keys.iter().all(|(key, _)| key.withdrawals() == 1));
-    }
-
-    #[test]
-    fn a_step_of_an_exchange_is_not_taken_twice_by_mistake() {
-        let cluster = Cluster::new(1);
-        let file = cluster.file(0);
-        let refused = |goes_on| {
-            let before = std::fs::read(&file).unwrap();
-            let error = ClusterKey::rotate(&file, goes_on).unwrap_err();
-            assert_eq!(std::fs::read(&file).unwrap(), before);
-            error.to_string()
-        };
-        assert!(refused(true).contains("leave out --continue"));
-        ClusterKey::rotate(&file, false).unwrap();
-        assert!(refused(false).contains("go on with --continue"));
-        ClusterKey::rotate(&file, true).unwrap();
-        assert!(refused(false).contains("end the exchange"));
-        std::fs::write(file.with_extension("new"), "half").unwrap();
-        assert!(refused(true).contains("remove that one"));
-    }
-
-    #[test]
-    fn a_key_goes_on_when_its_file_is_gone_or_spoiled() {
-        let cluster = Cluster::new(2);
-        let file = cluster.file(1);
-        std::fs::write(&file, "no key").unwrap();
-        assert!(cluster.all_agree());
-        std::fs::remove_file(&file).unwrap();
-        assert!(cluster.all_agree());
-        // Open to others, it may not be the owner's word.
-        ClusterKey::random().unwrap().save(&file).unwrap();
-        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        assert!(cluster.all_agree());
-        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
-        assert!(!cluster.all_agree());
-    }
-
-    #[test]
-    fn a_code_is_bound_to_key_purpose_and_every_bit() {
-        let key = ClusterKey::new([7; KEY_BYTES]);
-        let one = key.mac_key("one");
-        let mac = one.mac(b"hello");
-        assert!(one.verify(b"hello", &mac));
-        assert!(!one.verify(b"hellp", &mac));
-        assert!(!one.verify(b"hello", &mac[..15]));
-        assert!(!one.verify(b"hello", &[]));
-        assert!(!key.mac_key("two").verify(b"hello", &mac));
-        assert!(
-            !ClusterKey::new([8; KEY_BYTES])
-                .mac_key("one")
-                .verify(b"hello", &mac)
-        );
-        for bit in 0..MAC_BYTES * 8 {
-            let mut bad = mac;
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!one.verify(b"hello", &bad), "bit {bit}");
-        }
-    }
-
-    #[test]
-    fn printing_a_key_does_not_give_it_away() {
-        let key = ClusterKey::random().unwrap();
-        let (printed, digits) = (format!("{key:?} {:?}", key.mac_key("x")), key.text());
-        let digits = &digits[..KEY_BYTES * 2];
-        for part in 0..digits.len() - 8 {
-            assert!(!printed.contains(&digits[part..part + 8]), "{printed}");
-        }
-    }
-}
+mod tests;

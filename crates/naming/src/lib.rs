@@ -1,12 +1,11 @@
-//! Where nodes and endpoints are, and who belongs to the cluster.
+//! Nodes and endpoints: their names, their addresses, and membership of the cluster.
 //!
 //! [`address`] has the two numbers that name an endpoint, [`hosts`] the nodes and their IP
-//! addresses, [`key`] the secret that the members share, [`job`] what a launcher tells a
-//! process, [`limits`] what a user may have;
-//! [`lines`] reads the files that people write, [`profile`] those with what was measured of links. [`registry`] keeps which process of this node owns
-//! which endpoint, and asks other nodes for theirs; [`liveness`] asks them whether a silent
-//! process still runs. [`envelope`] is the format of their packets. Nothing here sends or receives
-//! messages between endpoints.
+//! addresses, [`key`] the secret that the members share, [`job`] what a launcher passes to a
+//! process, and [`limits`] the limits of a user. [`lines`] parses configuration files, [`profile`]
+//! files with measurements of links. [`registry`] records which process of this node owns which
+//! endpoint, and queries other nodes for theirs; [`liveness`] queries whether a silent process still
+//! runs. [`envelope`] is the format of their packets. Messages between endpoints do not pass here.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! How much one process, and one user on this node, may take.
+//! Limits on the processes and endpoints of one process and of one user on this node.
 //!
-//! What a process may take it decides itself when it opens its node. What the processes of
-//! one user may take together, an administrator writes into [`LIMITS_FILE`]:
+//! The limit of a process is configured when it opens its node. The limits of a user are written
+//! by an administrator into [`LIMITS_FILE`]:
 //!
 //! ```text
 //! # UID | FIRST-LAST | *   [processes=N] [endpoints=N]
@@ -10,8 +10,8 @@
 //! *          processes=16
 //! ```
 //!
-//! The first line that fits a user counts. Processes check it when they register; a user with a
-//! modified library can ignore it. The kernel's limits bind everybody.
+//! The first line that matches a user applies. Processes check the limits when they register, so a
+//! user with a modified library can ignore them. The kernel's limits apply to everyone.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -20,40 +20,40 @@ use std::str::FromStr;
 
 use crate::lines::{self, Fault, FileError, Line};
 
-/// Where an administrator limits users.
+/// File with the limits of users.
 pub const LIMITS_FILE: &str = "/etc/dipole/limits";
 
-/// A bound, and who set it.
+/// A limit, and where it was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// How many there may be.
+    /// The maximum.
     pub limit: u32,
-    /// Where it can be changed: a variable, or a file and its line.
+    /// Where to change it: a variable, or a file and its line.
     pub set_by: String,
 }
 
-/// What the processes of one user may have on one node together; no bound where `None`.
+/// Limits of one user on one node; unlimited where `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserLimits {
-    /// Processes registered.
+    /// Number of registered processes.
     pub processes: Option<Bound>,
-    /// Endpoints open.
+    /// Number of open endpoints.
     pub endpoints: Option<Bound>,
 }
 
-/// A limit that has been reached, and how to raise it.
+/// A limit that has been reached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitReached {
-    /// This process has as many endpoints as it may.
+    /// Endpoints of this process.
     #[error(
         "this process has {limit} endpoints open, its limit; close some, or raise \
          DIPOLE_MAX_ENDPOINTS"
     )]
     Endpoints {
-        /// How many that is.
+        /// The limit.
         limit: u32,
     },
-    /// This user has as many processes on this node as they may.
+    /// Processes of this user.
     #[error(
         "user {uid} has {} processes on this node, the limit; end some, or have it \
          raised: {}",
@@ -65,7 +65,7 @@ pub enum LimitReached {
         /// The user.
         uid: u32,
     },
-    /// This user has as many endpoints on this node as they may.
+    /// Endpoints of this user.
     #[error(
         "user {uid} has {} endpoints open on this node, the limit; close some, or have \
          it raised: {}",
@@ -80,7 +80,7 @@ pub enum LimitReached {
 }
 
 impl UserLimits {
-    /// What the file has for a user; nothing if there is no such file.
+    /// Reads the limits of a user; unlimited if there is no file.
     ///
     /// # Errors
     /// [`FileError`].
@@ -94,7 +94,7 @@ impl UserLimits {
         }
     }
 
-    /// Reads the text of a file, all of it, for one user.
+    /// Parses the whole file for one user.
     fn parse(text: &str, uid: u32, file: &Path) -> Result<UserLimits, FileError> {
         let mut found = None;
         for line in lines::lines(text, file) {
@@ -114,7 +114,7 @@ impl UserLimits {
         Ok(found.unwrap_or_default())
     }
 
-    /// The smaller of each two bounds.
+    /// The lower of each two limits.
     #[must_use]
     pub fn and(self, other: UserLimits) -> UserLimits {
         UserLimits {
@@ -128,7 +128,7 @@ fn smaller(one: Option<Bound>, other: Option<Bound>) -> Option<Bound> {
     one.into_iter().chain(other).min_by_key(|bound| bound.limit)
 }
 
-/// Whether a line is about a user, and what it lets them have: processes, endpoints.
+/// Parses a line: whether it matches the user, and its limits of processes and endpoints.
 fn parse_line(mut line: Line<'_>, uid: u32) -> Result<(bool, [Option<u32>; 2]), Fault> {
     let users: Users = line.next("UID, FIRST-LAST or *")?;
     let mut limits = [None; 2];
@@ -143,7 +143,7 @@ fn parse_line(mut line: Line<'_>, uid: u32) -> Result<(bool, [Option<u32>; 2]), 
     Ok((users.0.contains(&uid), limits))
 }
 
-/// The users that a line is about.
+/// The users that a line matches.
 struct Users(RangeInclusive<u32>);
 
 impl FromStr for Users {

@@ -1,7 +1,7 @@
-//! Files of lines that people write: words, `key=value` options, `#` and a comment.
+//! Configuration files of lines: words, `key=value` options, and comments after `#`.
 //!
-//! Every error is `file:line: found ..., expected ...`. A [`Word`] is a text that can stand in
-//! such a line and reads back as itself, so a value that would add a line cannot be written.
+//! Every error is `file:line: found ..., expected ...`. A [`Word`] is a text that can be written
+//! into such a line and read back, so a value can never add a line.
 
 use std::fmt;
 use std::fs::File;
@@ -13,15 +13,15 @@ use std::str::FromStr;
 /// Longest file read.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Why a file of lines cannot be used.
+/// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
     #[error("cannot read the {what} {file}: {cause}")]
     Unreadable {
-        /// What it is.
+        /// Kind of file.
         what: &'static str,
-        /// Which file.
+        /// The file.
         file: PathBuf,
         /// The operating system's error.
         #[source]
@@ -30,47 +30,47 @@ pub enum FileError {
     /// A line is wrong.
     #[error("{file}:{line}: {fault}")]
     Line {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// Its number, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What was found and what was expected.
+        /// The fault.
         fault: Fault,
     },
-    /// It has no line at all.
+    /// It has no lines.
     #[error("{file}: found no line, expected at least one `{expected}`")]
     Empty {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// A line that would do.
+        /// Form of an acceptable line.
         expected: &'static str,
     },
 }
 
-/// What is wrong with a line.
+/// A fault in a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Fault(String);
 
 impl Fault {
-    /// A word that does not belong there, and what does.
+    /// A word that was found, and what was expected instead.
     #[must_use]
     pub fn new(found: &str, expected: impl fmt::Display) -> Fault {
         let found = excerpt(found);
         Fault(format!("found `{found}`, expected {expected}"))
     }
 
-    /// Anything else, in words.
+    /// Another fault.
     #[must_use]
     pub fn because(text: String) -> Fault {
         Fault(text)
     }
 }
 
-/// The front of a text that somebody gave, as it can be shown in an error.
+/// The first 80 characters of a text from outside, escaped for an error message.
 #[must_use]
 pub fn excerpt(text: &str) -> String {
-    /// Characters of it.
+    /// In characters.
     const MOST: usize = 80;
     text.chars()
         .take(MOST)
@@ -78,7 +78,7 @@ pub fn excerpt(text: &str) -> String {
         .collect()
 }
 
-/// A text that can stand in a line: not empty, without white space, control characters and `#`.
+/// A text that fits in a line: not empty, without white space, control characters and `#`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Word(String);
 
@@ -105,7 +105,7 @@ impl fmt::Display for Word {
     }
 }
 
-/// Reads a file of lines; errors call it `what`.
+/// Reads a file of lines; `what` is its kind in error messages.
 ///
 /// # Errors
 /// [`FileError::Unreadable`].
@@ -126,7 +126,7 @@ pub fn read(what: &'static str, file: &Path) -> Result<String, FileError> {
     })
 }
 
-/// The lines of a text that are neither empty nor only a comment.
+/// The lines of a text except empty lines and comments.
 pub fn lines<'a>(text: &'a str, file: &'a Path) -> impl Iterator<Item = Line<'a>> {
     let all = text.lines().enumerate().map(move |(index, raw)| Line {
         file,
@@ -136,20 +136,20 @@ pub fn lines<'a>(text: &'a str, file: &'a Path) -> impl Iterator<Item = Line<'a>
     all.filter(|line| !line.rest.is_empty())
 }
 
-/// A line of a file, read word by word.
+/// A line of a file, parsed word by word.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
     file: &'a Path,
-    /// Its number, from 1.
+    /// Line number, from 1.
     pub number: usize,
     rest: &'a str,
 }
 
 impl<'a> Line<'a> {
-    /// The next word, read as a `T`.
+    /// Parses the next word as a `T`.
     ///
     /// # Errors
-    /// The line has ended, or that is no `T`.
+    /// The line has ended, or the word is not a `T`.
     pub fn next<T: FromStr>(&mut self, expected: &str) -> Result<T, Fault> {
         let word = self.next_word()?;
         let end = || Fault(format!("found the end of the line, expected {expected}"));
@@ -157,10 +157,10 @@ impl<'a> Line<'a> {
         word.parse().map_err(|_| Fault::new(word, expected))
     }
 
-    /// The other words, each `key=value` with another key.
+    /// Parses the other words, each `key=value` with a different key.
     ///
     /// # Errors
-    /// A word is none, or repeats a key.
+    /// A word has another form, or repeats a key.
     pub fn options(mut self, expected: &'static str) -> Result<Vec<KeyValue<'a>>, Fault> {
         let mut options: Vec<KeyValue<'a>> = Vec::new();
         while let Some(word) = self.next_word()? {
@@ -192,7 +192,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// The error that this line has that fault.
+    /// The error for a fault in this line.
     #[must_use]
     pub fn error(&self, fault: Fault) -> FileError {
         FileError::Line {
@@ -207,23 +207,23 @@ impl<'a> Line<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct KeyValue<'a> {
     word: &'a str,
-    /// What stands before the first `=`.
+    /// Text before the first `=`.
     pub key: &'a str,
-    /// What stands behind it.
+    /// Text after it.
     pub value: &'a str,
 }
 
 impl KeyValue<'_> {
-    /// The fault that this is not what belongs there.
+    /// The fault that something else was expected.
     #[must_use]
     pub fn fault(&self, expected: impl fmt::Display) -> Fault {
         Fault::new(self.word, expected)
     }
 
-    /// The value as a number within bounds.
+    /// Parses the value as a number within bounds.
     ///
     /// # Errors
-    /// It is none.
+    /// It is not one.
     pub fn number<T>(&self, range: RangeInclusive<T>) -> Result<T, Fault>
     where
         T: FromStr + PartialOrd + fmt::Display,
@@ -237,7 +237,7 @@ impl KeyValue<'_> {
             })
     }
 
-    /// The value as a word.
+    /// Parses the value as a word.
     ///
     /// # Errors
     /// It is empty.

@@ -1,8 +1,8 @@
-//! Asks a silent peer's node whether its process lives: one that computes for minutes,
-//! or sits in a debugger, is not gone.
+//! Queries the node of a silent peer whether its process still runs: a process that computes for
+//! minutes, or is stopped in a debugger, is not dead.
 //!
-//! The registry knows about this node. The directory of another node is asked by UDP, again
-//! and again until it answers; no call here blocks. Times are nanoseconds of the caller's clock.
+//! The registry answers for this node. The directory of another node is queried over UDP until it
+//! replies. No call blocks. Times are nanoseconds of the caller's clock.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -11,19 +11,19 @@ use crate::address::NodeId;
 use crate::envelope::Header;
 use crate::hosts::Hosts;
 use crate::net::any_like;
-use crate::registry::{self, Answer, QUESTION_BYTES, Registry};
+use crate::registry::{self, QUERY_BYTES, Registry, Response};
 
-/// First pause between two attempts; it doubles.
+/// First pause between two attempts; doubled after each.
 const FIRST_PAUSE_NS: u64 = 20_000_000;
-/// How often answers are looked for.
-const LOOK_NS: u64 = 5_000_000;
-/// Packets taken in one look.
-const MOST_ANSWERS: u32 = 64;
-/// A question that nobody answered for so long is dropped: the protocol asks again, or
-/// has given the peer up.
+/// How often sockets are checked for replies.
+const CHECK_NS: u64 = 5_000_000;
+/// Packets received in one check.
+const MAX_RESPONSES: u32 = 64;
+/// A query without a reply is dropped after this time: the protocol repeats it, or has given up
+/// the peer.
 const GIVE_UP_NS: u64 = 5_000_000_000;
 
-/// What is known about a silent process.
+/// State of a silent process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It runs.
@@ -33,58 +33,58 @@ pub enum Verdict {
 }
 
 #[derive(Debug)]
-struct Question<P> {
+struct PendingQuery<P> {
     peer: P,
     node: NodeId,
     incarnation: u64,
     nonce: u64,
-    /// One on each of the node's interfaces; they are asked in turn.
+    /// Directories on each of the node's interfaces, tried in turn.
     directories: Vec<SocketAddr>,
     attempts: usize,
-    asked_ns: u64,
+    begun_ns: u64,
     next_ns: u64,
     pause_ns: u64,
 }
 
-/// Finds out about silent processes, which the caller names by a `P` of its own.
+/// Queries silent processes, which the caller identifies by a `P` of its own.
 #[derive(Debug)]
 pub struct LivenessProber<P> {
     registry: Registry,
     hosts: Hosts,
-    /// Made with the first question for each family of addresses.
+    /// One per address family, created for the first query.
     sockets: [Option<UdpSocket>; 2],
-    questions: Vec<Question<P>>,
-    looked_ns: u64,
+    queries: Vec<PendingQuery<P>>,
+    checked_ns: u64,
 }
 
 impl<P: Copy + PartialEq> LivenessProber<P> {
-    /// Asks this registry, and the directories of these hosts.
+    /// Uses this registry and the directories of these hosts.
     #[must_use]
     pub fn new(registry: Registry, hosts: Hosts) -> LivenessProber<P> {
         LivenessProber {
             registry,
             hosts,
             sockets: [None, None],
-            questions: Vec::new(),
-            looked_ns: 0,
+            queries: Vec::new(),
+            checked_ns: 0,
         }
     }
 
-    /// True if a question is open.
+    /// True if a query is pending.
     #[inline]
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        !self.questions.is_empty()
+        !self.queries.is_empty()
     }
 
-    /// When [`poll`](Self::poll) has something to do.
+    /// When [`poll`](Self::poll) must be called.
     #[must_use]
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.is_busy()
-            .then(|| self.looked_ns.saturating_add(LOOK_NS))
+            .then(|| self.checked_ns.saturating_add(CHECK_NS))
     }
 
-    /// A peer has fallen silent: returns what is known at once, else asks its node.
+    /// Starts a query for a silent peer; returns the result if it is known at once.
     pub fn suspect(
         &mut self,
         peer: P,
@@ -97,20 +97,20 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
                 Ok(true) => Some(Verdict::Lives),
                 Ok(false) => Some(Verdict::Ended),
                 Err(error) => {
-                    tracing::warn!(%error, "nobody can vouch for a silent process");
+                    tracing::warn!(%error, "cannot find out whether a silent process still runs");
                     None
                 }
             };
         }
-        // It may have come after this process began.
+        // The node may have been added after this process started.
         if self.hosts.get(node).is_none()
-            && let Some(hosts) = self.hosts.again()
+            && let Some(hosts) = self.hosts.reload()
         {
             self.hosts = hosts;
         }
         let host = self.hosts.get(node)?;
-        self.questions.retain(|question| question.peer != peer);
-        self.questions.push(Question {
+        self.queries.retain(|query| query.peer != peer);
+        self.queries.push(PendingQuery {
             peer,
             node,
             incarnation,
@@ -119,100 +119,100 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
                 .hosts
                 .directories_as_seen_from(self.registry.node(), host),
             attempts: 0,
-            asked_ns: now_ns,
+            begun_ns: now_ns,
             next_ns: now_ns,
             pause_ns: FIRST_PAUSE_NS,
         });
-        // The next poll looks at once.
-        self.looked_ns = 0;
+        // Makes the next poll check at once.
+        self.checked_ns = 0;
         None
     }
 
-    /// Sends questions that are due and takes answers, without blocking; `report` gets each verdict.
+    /// Sends due queries and receives replies without blocking; `report` gets each result.
     pub fn poll(&mut self, now_ns: u64, mut report: impl FnMut(P, Verdict)) {
-        if self.questions.is_empty() || now_ns < self.looked_ns.saturating_add(LOOK_NS) {
+        if self.queries.is_empty() || now_ns < self.checked_ns.saturating_add(CHECK_NS) {
             return;
         }
-        self.looked_ns = now_ns;
+        self.checked_ns = now_ns;
         self.receive(&mut report);
-        self.questions
-            .retain(|question| now_ns.saturating_sub(question.asked_ns) < GIVE_UP_NS);
-        for question in &mut self.questions {
-            if now_ns < question.next_ns {
+        self.queries
+            .retain(|query| now_ns.saturating_sub(query.begun_ns) < GIVE_UP_NS);
+        for query in &mut self.queries {
+            if now_ns < query.next_ns {
                 continue;
             }
-            question.next_ns = now_ns.saturating_add(question.pause_ns);
-            question.pause_ns *= 2;
+            query.next_ns = now_ns.saturating_add(query.pause_ns);
+            query.pause_ns *= 2;
             let header = Header {
                 from: self.registry.node(),
-                to: question.node,
-                nonce: question.nonce,
+                to: query.node,
+                nonce: query.nonce,
             };
-            let body = registry::Question::Liveness(question.incarnation);
+            let body = registry::Query::Liveness(query.incarnation);
             let authenticator = self.registry.authenticator();
-            let packet = authenticator.seal_to_length(header, &body, QUESTION_BYTES);
-            let directory = question.directories[question.attempts % question.directories.len()];
-            question.attempts += 1;
+            let packet = authenticator.seal_to_length(header, &body, QUERY_BYTES);
+            let directory = query.directories[query.attempts % query.directories.len()];
+            query.attempts += 1;
             let socket = &mut self.sockets[usize::from(directory.is_ipv6())];
             let sent =
                 bound(socket, directory).and_then(|socket| socket.send_to(&packet, directory));
             if let Err(cause) = sent {
-                tracing::debug!(node = %question.node, %cause, "asking about a silent process");
+                tracing::debug!(node = %query.node, %cause, "cannot query a silent process");
             }
         }
     }
 
     fn receive(&mut self, report: &mut impl FnMut(P, Verdict)) {
         let authenticator = self.registry.authenticator();
-        let mut buffer = [0; QUESTION_BYTES + 1];
+        let mut buffer = [0; QUERY_BYTES + 1];
         for socket in self.sockets.iter().flatten() {
-            for _ in 0..MOST_ANSWERS {
+            for _ in 0..MAX_RESPONSES {
                 let (length, from) = match socket.recv_from(&mut buffer) {
                     Ok(received) => received,
                     Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
-                    // A report about a question that reached nobody.
+                    // An ICMP error for a query.
                     Err(_) => continue,
                 };
                 let packet = &buffer[..length];
-                let refused = self.questions.iter().position(|question| {
-                    question.directories.contains(&from)
-                        && authenticator.refused(packet, question.nonce).is_some()
+                let refused = self.queries.iter().position(|query| {
+                    query.directories.contains(&from)
+                        && authenticator.refused(packet, query.nonce).is_some()
                 });
                 if let Some(position) = refused {
-                    let question = self.questions.swap_remove(position);
+                    let query = self.queries.swap_remove(position);
                     tracing::warn!(
                         directory = %from,
-                        "node {} does not say whether a silent process lives: its cluster key is \
-                         not ours",
-                        question.node
+                        "node {} does not report whether a silent process still runs: it has \
+                         another cluster key",
+                        query.node
                     );
                     continue;
                 }
                 let Ok(opened) = authenticator.open(packet) else {
                     continue;
                 };
-                // The nonce is random: only a node that saw the question can answer it.
-                let position = self.questions.iter().position(|question| {
-                    question.nonce == opened.header.nonce && question.directories.contains(&from)
+                // The nonce is random: only a node that received the query can reply.
+                let position = self.queries.iter().position(|query| {
+                    query.nonce == opened.header.nonce && query.directories.contains(&from)
                 });
-                let (Some(position), Ok(answer)) = (position, opened.read()) else {
+                let (Some(position), Ok(response)) = (position, opened.read()) else {
                     continue;
                 };
-                let is_asked = opened.header.from == self.questions[position].node;
-                let verdict = match answer {
-                    Answer::Alive if is_asked => Some(Verdict::Lives),
-                    Answer::Ended if is_asked => Some(Verdict::Ended),
-                    Answer::WrongNode if !is_asked => None,
+                let is_expected = opened.header.from == self.queries[position].node;
+                let verdict = match response {
+                    Response::Alive if is_expected => Some(Verdict::Lives),
+                    Response::Ended if is_expected => Some(Verdict::Ended),
+                    Response::WrongNode if !is_expected => None,
                     _ => continue,
                 };
-                let question = self.questions.swap_remove(position);
+                let query = self.queries.swap_remove(position);
                 match verdict {
-                    Some(verdict) => report(question.peer, verdict),
+                    Some(verdict) => report(query.peer, verdict),
                     None => tracing::warn!(
                         directory = %from,
-                        "node {} answers where the hosts file has node {}; correct one of them",
+                        "node {} replies at the address that the hosts file has for node {}; correct one of them",
                         opened.header.from,
-                        question.node
+                        query.node
                     ),
                 }
             }

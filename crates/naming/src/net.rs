@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub use dipole_link::source_address;
 
-/// Any address of this machine, of the other's family.
+/// The unspecified address, of the same family.
 pub(crate) fn any_like(other: SocketAddr) -> IpAddr {
     match other {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

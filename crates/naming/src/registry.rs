@@ -1,8 +1,8 @@
-//! Which process owns which endpoint of this node, and at which ports: a directory of files, no
-//! daemon.
+//! The registry: which process owns which endpoint of this node, and at which ports. It is a
+//! directory of files and needs no daemon.
 //!
-//! `<runtime>/node-<nid>/` holds one file per owner (a process, or one of the
-//! nodes opened in it) and one symbolic link per endpoint that names its owner:
+//! `<runtime>/node-<nid>/` holds one file per owner (a process, or one of the nodes opened in it)
+//! and one symbolic link from each endpoint to its owner:
 //!
 //! ```text
 //! registry.lock             held for microseconds by a process that changes the directory
@@ -11,32 +11,30 @@
 //! owner-4711-9f3c...        pid, command, ports, incarnation; locked while its owner lives
 //! endpoint-7 -> owner-4711-9f3c...
 //! key                       the key of a node without a hosts file
-//! shm-1f2e...               socket at which an owner meets others of this node, by incarnation
-//! edges-1f2e...             its edges and their traffic, while somebody watches
-//! counters-1f2e...          its counters, some hundred milliseconds old
-//! links-1f2e...             how it reaches its peers
-//! nodes                     the nodes that the agent knows, a hosts file that it keeps
+//! shm-1f2e...               socket for shared memory connections, by incarnation
+//! edges-1f2e...             its edges and their traffic, while a watcher asks for them
+//! counters-1f2e...          its counters, updated every few hundred milliseconds
+//! links-1f2e...             its links to peers
+//! nodes                     the nodes that the agent knows, as a hosts file
 //! ```
 //!
 //! An owner holds an exclusive `flock` on its file from before the file becomes visible until
-//! the process dies, so the kernel tells living owners from dead ones: an entry that names an
-//! unlocked owner is stale. `registry.lock` serialises changes, so exactly one process takes over
-//! a stale entry; readers take no lock that anybody waits for. `kill -9` at any moment leaves only
-//! files that the next process to open the registry removes.
+//! the process dies, so the kernel tells live owners from dead ones: an entry of an unlocked owner
+//! is stale. `registry.lock` serialises changes, so exactly one process takes over a stale entry.
+//! Readers take no lock that blocks others. `kill -9` at any moment leaves only files that the next
+//! process to open the registry removes.
 //!
-//! **Fork.** A child shares its parent's file descriptions and so its locks. The
-//! child owns nothing: every handle remembers the pid it was made in and does
-//! nothing in another. If the parent dies while a forked child that never
-//! called `exec` lives on, the file stays locked; therefore the owner's pid and
-//! start time are recorded and compared too (within one pid namespace).
+//! **Fork.** A child shares its parent's file descriptions and so its locks. It owns nothing: every
+//! handle remembers the pid in which it was created and does nothing in another process. If the
+//! parent dies while a forked child without `exec` lives on, the file stays locked; therefore the
+//! owner's pid and start time are recorded and compared too (within one pid namespace).
 //!
-//! **Trust.** The directories belong to one user; the registry's own is closed to others.
-//! A directory is refused if it belongs to another user, if others can write to it, or if others
+//! **Trust.** The directories belong to one user, and the registry's own is closed to others. A
+//! directory is rejected if it belongs to another user, if others can write to it, or if others
 //! could replace it because they can write to a parent that is not sticky. All files in it are
-//! therefore this user's, and are trusted.
+//! therefore written by this user, and are trusted.
 
 mod announcement;
-mod answer;
 mod count;
 mod directory;
 mod directory_lock;
@@ -50,6 +48,7 @@ mod owner;
 mod probe;
 mod report;
 mod resolve;
+mod responder;
 mod sweep;
 
 use std::fs::File;
@@ -73,36 +72,36 @@ use crate::limits::{LimitReached, UserLimits};
 pub use announcement::{
     ANNOUNCEMENT_BYTES, Announcement, MAX_NAME_BYTES, NodeFacts, is_announcement, is_name,
 };
-pub use answer::version;
 pub use directory::Directory;
 pub use directory_lock::{DirectoryLock, DirectoryLockError};
 pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
 pub(crate) use job_dir::job_dir;
-pub use messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
-pub use probe::{Prober, Reply};
+pub use messages::{Presence, ProbeLength, QUERY_BYTES, Query, Response};
+pub use probe::{ProbeResult, Prober};
 pub use report::{Counters, LinkUse, ProcessReport, ReportFiles, report};
 pub use resolve::{KnownBy, ResolveError, resolve};
+pub use responder::version;
 
-/// Where a process can be reached, and its incarnation.
+/// Addresses of a process, and its incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
     /// The address for small packets.
     pub small: SocketAddr,
     /// The address for bulk packets.
     pub bulk: SocketAddr,
-    /// A random number drawn when the process registered; another process, or the same program
-    /// started again, has another.
+    /// A random number drawn when the process registered. Another process, or the same program
+    /// started again, has a different one.
     pub incarnation: u64,
 }
 
-/// A living owner.
+/// A live owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// Its process id.
     pub pid: u32,
-    /// Its command line, shortened, as it was at the start.
+    /// Its command line at the start, truncated.
     pub command: String,
-    /// Where to reach it.
+    /// Its addresses.
     pub ports: Ports,
 }
 
@@ -117,12 +116,12 @@ pub enum RegistryError {
     ForeignOwner {
         /// The directory.
         path: PathBuf,
-        /// Who owns it.
+        /// Its owner.
         uid: u32,
-        /// Who we are.
+        /// Our user.
         expected_uid: u32,
     },
-    /// Others could change what is in the directory.
+    /// Other users can change the content of the directory.
     #[error(
         "the runtime directory {path} can be changed by others (mode {mode:04o}); \
          `chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another"
@@ -133,7 +132,7 @@ pub enum RegistryError {
         /// Its permissions.
         mode: u32,
     },
-    /// Others could put another directory in its place.
+    /// Other users could replace the directory.
     #[error(
         "the runtime directory {path} could be replaced by others, who can write to {parent} (mode \
          {mode:04o}); `chmod +t` that, or set DIPOLE_RUNTIME_DIR to a directory elsewhere"
@@ -141,14 +140,14 @@ pub enum RegistryError {
     LooseParent {
         /// The directory.
         path: PathBuf,
-        /// One that it lies in.
+        /// The parent directory.
         parent: PathBuf,
-        /// The permissions of that.
+        /// Its permissions.
         mode: u32,
     },
-    /// The path is a symbolic link or no directory.
+    /// The path is a symbolic link, or not a directory.
     #[error(
-        "the runtime directory {path} is a symbolic link or no directory; set \
+        "the runtime directory {path} is a symbolic link or not a directory; set \
          DIPOLE_RUNTIME_DIR to a directory of your own"
     )]
     NoDirectory {
@@ -158,17 +157,17 @@ pub enum RegistryError {
     /// A file operation failed.
     #[error("registry: {doing} {path}: {cause}")]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// To what.
+        /// The file.
         path: PathBuf,
         /// The operating system's error.
         cause: io::Error,
     },
-    /// Somebody holds `registry.lock` for far too long: a stopped process, most likely.
+    /// Another process holds `registry.lock` for far too long; it is probably stopped.
     #[error(
-        "registry: {path} was held by somebody for {waited_ms} ms; `fuser` names the process, \
-         let it go on (SIGCONT) or end it"
+        "registry: another process holds {path} for {waited_ms} ms; `fuser` names the process, \
+         continue it (SIGCONT) or end it"
     )]
     Stuck {
         /// The lock file.
@@ -176,15 +175,15 @@ pub enum RegistryError {
         /// How long we waited.
         waited_ms: u64,
     },
-    /// The user has as many processes or endpoints here as they may.
+    /// A limit of the user is reached.
     #[error(transparent)]
     Limit(LimitReached),
-    /// A file of a living owner cannot be understood.
+    /// A file of a live owner is malformed.
     #[error("registry: {path} is damaged ({reason}); end its owner and remove it")]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: &'static str,
     },
 }
@@ -192,13 +191,13 @@ pub enum RegistryError {
 /// Why an endpoint could not be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Another process, or another node of this one, has it.
+    /// Another process, or another node of this process, has it.
     #[error(
         "endpoint {address} is taken by process {pid} (`{command}`); choose another \
          number or end that process"
     )]
     Taken {
-        /// Which endpoint.
+        /// The endpoint.
         address: Address,
         /// The holder's process id.
         pid: u32,
@@ -211,9 +210,9 @@ pub enum ClaimError {
          {parent_pid} before fork; open a node of your own in the child"
     )]
     Forked {
-        /// Which endpoint.
+        /// The endpoint.
         address: Address,
-        /// Who registered.
+        /// The process that registered.
         parent_pid: u32,
     },
     /// The registry cannot be used.
@@ -230,7 +229,7 @@ pub struct Registry {
     limits: Arc<Limits>,
 }
 
-/// How many there may be.
+/// Limits of a registry.
 #[derive(Debug)]
 struct Limits {
     user: UserLimits,
@@ -248,16 +247,16 @@ impl Default for Limits {
 }
 
 impl Registry {
-    /// Opens the registry of `node`, making its directories if need be, and
-    /// sweeps what the dead have left.
+    /// Opens the registry of `node`, creates its directories if necessary, and removes the files
+    /// of dead processes.
     ///
     /// # Errors
-    /// The directory cannot be made, is not ours, or is open to others.
+    /// The directory cannot be created, belongs to another user, or is open to others.
     pub fn open(runtime_dir: &Path, node: NodeId) -> Result<Registry, RegistryError> {
         folder::make_private(runtime_dir)?;
-        folder::check_way(runtime_dir)?;
+        folder::check_parents(runtime_dir)?;
         let path = runtime_dir.join(format!("node-{node}"));
-        folder::make_own(&path)?;
+        folder::make_registry_dir(&path)?;
         let registry = Registry {
             node,
             folder: path.into(),
@@ -268,8 +267,8 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The same, of a cluster with this key: what other nodes ask it and tell it must prove
-    /// that they hold the key.
+    /// The same registry for a cluster with this key: other nodes must prove that they hold the
+    /// key.
     #[must_use]
     pub fn with_key(self, key: Option<&ClusterKey>) -> Registry {
         Registry {
@@ -278,8 +277,8 @@ impl Registry {
         }
     }
 
-    /// The same, with limits: so many endpoints for each registration, and all processes and endpoints
-    /// together may be so many.
+    /// The same registry with limits: the endpoints of each registration, and the user's processes
+    /// and endpoints.
     #[must_use]
     pub fn with_limits(self, endpoints: u32, user: UserLimits) -> Registry {
         Registry {
@@ -288,28 +287,28 @@ impl Registry {
         }
     }
 
-    /// Seals packets to other nodes and opens theirs.
+    /// Seals packets to other nodes and opens packets from them.
     #[must_use]
     pub fn authenticator(&self) -> &Authenticator {
         &self.authenticator
     }
 
-    /// The node this is about.
+    /// The node of this registry.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// The directory that holds it.
+    /// Its directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// Announces this process, so that it may claim endpoints.
+    /// Registers this process, so that it may claim endpoints.
     ///
     /// # Errors
-    /// The owner file cannot be written, or the user has as many processes as they may.
+    /// The owner file cannot be written, or the user's limit of processes is reached.
     pub fn register(&self, ports: Ports) -> Result<Registration, RegistryError> {
         let _guard = folder::lock(&self.folder)?;
         count::admit_process(&self.folder, &self.limits.user)?;
@@ -326,10 +325,10 @@ impl Registry {
         })
     }
 
-    /// Who owns `endpoint` now; `None` if nobody living does.
+    /// The live owner of `endpoint`, if there is one.
     ///
     /// # Errors
-    /// The directory cannot be read, or a living owner's file is damaged.
+    /// The directory cannot be read, or a live owner's file is damaged.
     pub fn lookup(&self, endpoint: EndpointId) -> Result<Option<Owner>, RegistryError> {
         let link = self.link(endpoint);
         match std::fs::read_link(&link) {
@@ -339,7 +338,7 @@ impl Registry {
         }
     }
 
-    /// True if a living process of this node has this incarnation, whether it steps or not.
+    /// True if a live process of this node has this incarnation, even if it makes no progress.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -347,21 +346,21 @@ impl Registry {
         sweep::lives(&self.folder, incarnation)
     }
 
-    /// The socket file at which a process of this node meets others.
+    /// The socket for shared memory connections to a process.
     #[must_use]
     pub fn socket(&self, incarnation: u64) -> PathBuf {
         self.folder
             .join(format!("{SOCKET_PREFIX}{incarnation:016x}"))
     }
 
-    /// The file in which a process shows its edges and their traffic.
+    /// The file in which a process reports its edges and their traffic.
     #[must_use]
     pub fn edge_stats_path(&self, incarnation: u64) -> PathBuf {
         self.folder
             .join(format!("{EDGES_PREFIX}{incarnation:016x}"))
     }
 
-    /// The hosts file that the node's agent keeps for its programs.
+    /// The hosts file that the node's agent writes for programs.
     #[must_use]
     pub fn nodes_file(&self) -> PathBuf {
         self.folder.join(NODES_FILE)
@@ -385,7 +384,7 @@ impl Registry {
         self.authenticator.open(packet).ok()?.read().ok()
     }
 
-    /// Removes what the dead have left.
+    /// Removes the files of dead processes.
     ///
     /// # Errors
     /// The directory cannot be read or changed.
@@ -405,13 +404,13 @@ const COUNTERS_PREFIX: &str = "counters-";
 const LINKS_PREFIX: &str = "links-";
 const NODES_FILE: &str = "nodes";
 
-/// Where the agent of a node, if it has one, keeps the nodes that it knows.
+/// The file in which the agent of a node, if it has one, lists the nodes that it knows.
 #[must_use]
 pub fn nodes_file(runtime_dir: &Path, node: NodeId) -> PathBuf {
     runtime_dir.join(format!("node-{node}")).join(NODES_FILE)
 }
 
-/// A process that is announced in a registry; ends when it and its claims are dropped.
+/// Registration of this process; ends when it and its claims are dropped.
 #[derive(Clone, Debug)]
 pub struct Registration {
     inner: Arc<Registered>,
@@ -423,17 +422,17 @@ struct Registered {
     name: String,
     path: PathBuf,
     pid: u32,
-    /// Endpoints taken; grows only while the registry is locked.
+    /// Endpoints claimed; grows only while the registry is locked.
     claims: AtomicU32,
-    /// Closing the last copy of this description frees the lock.
+    /// Closing the last copy of this file description releases the lock.
     _locked: File,
 }
 
 impl Registration {
-    /// Takes an endpoint; of many who try at once exactly one gets it.
+    /// Claims an endpoint. If many try at once, exactly one succeeds.
     ///
     /// # Errors
-    /// - [`ClaimError::Taken`]: names the living holder.
+    /// - [`ClaimError::Taken`]: names the live owner.
     /// - [`ClaimError::Forked`]: this process is a child of the one that registered.
     /// - [`ClaimError::Registry`]: the directory cannot be changed, or a limit is reached
     ///   ([`RegistryError::Limit`]).
@@ -441,11 +440,12 @@ impl Registration {
         self.claim_and_open(endpoint, || {})
     }
 
-    /// Like [`claim`](Self::claim); `open` runs once nobody else can take the endpoint and before
-    /// anybody finds it, so that whoever does finds it open. It may have run if this fails.
+    /// Like [`claim`](Self::claim), but calls `open` when no other process can claim the endpoint any
+    /// more and none can find it yet, so that it is open when it is found. `open` may have been called
+    /// if this fails.
     ///
     /// # Errors
-    /// Those of `claim`.
+    /// See [`claim`](Self::claim).
     pub fn claim_and_open(
         &self,
         endpoint: EndpointId,
@@ -488,7 +488,7 @@ impl Registration {
         })
     }
 
-    /// The registry this is in.
+    /// The registry.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.inner.registry
@@ -504,7 +504,7 @@ impl Drop for Registered {
     }
 }
 
-/// An endpoint that is ours until this is dropped.
+/// A claimed endpoint, released when this is dropped.
 #[derive(Debug)]
 pub struct Claim {
     registered: Arc<Registered>,
@@ -513,7 +513,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Which endpoint.
+    /// The endpoint.
     #[must_use]
     pub fn endpoint(&self) -> EndpointId {
         self.endpoint
@@ -525,16 +525,15 @@ impl Drop for Claim {
         if self.registered.pid != std::process::id() {
             return;
         }
-        // Only ours to remove while we live and it names us; both hold here, as
-        // nobody takes over from an owner whose lock is held.
+        // The link is ours as long as we are alive and it names us: no process takes over from an
+        // owner whose lock is held.
         let _ = std::fs::remove_file(&self.link);
         self.registered.claims.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Takes a shared lock for a moment; that it is refused shows an exclusive holder.
-///
-/// Shared, so that several who test at once do not take each other for the owner.
+/// True if another process holds an exclusive lock. Tries a shared lock, so that several processes
+/// that test at once do not take each other for the owner.
 fn is_locked(file: &File) -> io::Result<bool> {
     match folder::flock(file, FlockOperation::NonBlockingLockShared) {
         Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(true),

@@ -14,7 +14,7 @@ use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
 use crate::address::NodeId;
 use crate::environment;
 use crate::hosts::{Host, Hosts, MAX_INTERFACES};
-use crate::job::{self, JobError, Place};
+use crate::job::{self, JobError, RankPlacement};
 use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
 use crate::limits::LIMITS_FILE;
@@ -263,8 +263,8 @@ impl Config {
     /// [`ConfigError::Hosts`]: the agent's file cannot be read.
     pub fn act_as(&mut self, node: NodeId) -> Result<(), ConfigError> {
         self.node = node;
-        if self.hosts.is_local_only() || self.hosts.is_of_agent() {
-            let nodes = Hosts::of_agent(&nodes_file(&self.runtime_dir, node));
+        if self.hosts.is_local_only() || self.hosts.is_from_agent() {
+            let nodes = Hosts::load_agents(&nodes_file(&self.runtime_dir, node));
             let nodes = nodes.map_err(ConfigError::Hosts)?;
             self.hosts = nodes.unwrap_or_else(|| Hosts::local_only(node));
         }
@@ -357,7 +357,7 @@ impl Config {
     /// # Errors
     /// Those of `from_env`.
     pub fn from_env_with(links: Links) -> Result<Config, ConfigError> {
-        let place = job::place_from_env().map_err(ConfigError::Launcher)?;
+        let place = job::placement_from_env().map_err(ConfigError::Launcher)?;
         Config::from_env_at(links, place)
     }
 
@@ -365,7 +365,7 @@ impl Config {
     ///
     /// # Errors
     /// Those of `from_env`.
-    pub fn from_env_at(links: Links, place: Option<Place>) -> Result<Config, ConfigError> {
+    pub fn from_env_at(links: Links, place: Option<RankPlacement>) -> Result<Config, ConfigError> {
         let node: u32 = parsed(variables::NODE, "a node id from 1 to 4294967295")?.unwrap_or(1);
         if node == 0 {
             return Err(ConfigError::Variable {
@@ -382,14 +382,14 @@ impl Config {
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
         } else if let Some(file) = text(variables::HOSTS) {
-            config.hosts = Hosts::followed(file.as_ref()).map_err(ConfigError::Hosts)?;
+            config.hosts = Hosts::load_followed(file.as_ref()).map_err(ConfigError::Hosts)?;
             // The default is no claim: an option of the program may still name the node.
             if text(variables::NODE).is_some() {
                 must_list(&config.hosts, config.node)?;
             }
         } else {
             let nodes = nodes_file(&config.runtime_dir, config.node);
-            if let Some(hosts) = Hosts::of_agent(&nodes).map_err(ConfigError::Hosts)? {
+            if let Some(hosts) = Hosts::load_agents(&nodes).map_err(ConfigError::Hosts)? {
                 config.hosts = hosts;
             }
         }

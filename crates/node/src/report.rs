@@ -39,13 +39,13 @@ impl Report {
         let (stats, changes) =
             driver.with_last(|state, _| (state.stats(), state.engine.link_changes()));
         if self.stats != Some(stats) {
-            self.files.show_counters(stats.values())?;
+            self.files.write_counters(stats.values())?;
             self.stats = Some(stats);
         }
         if changes != self.link_changes {
             let (memory, packets) =
                 driver.with_last(|state, _| (state.engine.sharing_memory(), state.engine.paths()));
-            self.files.show_links(&self.uses(&memory, &packets))?;
+            self.files.write_links(&self.uses(&memory, &packets))?;
             self.link_changes = changes;
         }
         Ok(())
@@ -57,7 +57,7 @@ impl Report {
             node,
             incarnation,
             link: "shm".to_owned(),
-            ways: String::new(),
+            paths: String::new(),
             why: String::new(),
         });
         by_memory
@@ -89,7 +89,7 @@ impl Report {
             node: paths.node,
             incarnation: paths.incarnation,
             link: if fast.is_empty() { "udp" } else { "bpf" }.to_owned(),
-            ways: ways
+            paths: ways
                 .split_once(": ")
                 .map_or("", |(_, ways)| ways)
                 .to_owned(),
@@ -162,11 +162,11 @@ mod tests {
             [("shm", ""), ("udp", "10.0.0.1: not granted"), ("bpf", "")]
         );
         assert!(told[3].1.starts_with("no shared memory: the other process"));
-        assert_eq!(uses[1].ways, "10.0.0.1 <-> 10.0.0.2 small and bulk");
+        assert_eq!(uses[1].paths, "10.0.0.1 <-> 10.0.0.2 small and bulk");
         assert!(
-            uses[2].ways.contains("answers no longer"),
+            uses[2].paths.contains("answers no longer"),
             "{}",
-            uses[2].ways
+            uses[2].paths
         );
 
         for (links, word) in [(Links::Udp, "DIPOLE_LINK is set"), (Links::Auto, "broken")] {

@@ -113,10 +113,13 @@ fn an_edge_to_nobody_fails_when_patience_is_over_and_says_why() {
         panic!("nobody is there");
     };
     let text = error.to_string();
-    assert!(text.contains("nobody opened it"), "{text}");
+    assert!(text.contains("no process opened it"), "{text}");
     assert!(matches!(edge.send(b"x"), Err(SendError::Unreachable(_))));
     let target = from.target(Address::new(1, 99)).expect_err("nobody");
-    assert!(target.to_string().contains("nobody opened it"), "{target}");
+    assert!(
+        target.to_string().contains("no process opened it"),
+        "{target}"
+    );
 }
 
 #[test]

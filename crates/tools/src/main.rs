@@ -80,9 +80,6 @@ enum Command {
     /// Serves one caller of the agent (started by `agent`).
     #[command(hide = true)]
     AgentSession(dipole_agent::SessionArgs),
-    /// Answers for the node while the agent is stopped (started by `agent`).
-    #[command(hide = true)]
-    AgentStandby(dipole_agent::StandbyArgs),
     /// Becomes a rank (started by `shim`).
     #[command(hide = true)]
     RankExec(dipole_launch::RankExecArgs),
@@ -93,7 +90,7 @@ impl Command {
     fn is_agent(&self) -> bool {
         match self {
             Command::Agent(args) => args.serves(),
-            Command::AgentSession(_) | Command::AgentStandby(_) => true,
+            Command::AgentSession(_) => true,
             _ => false,
         }
     }
@@ -224,7 +221,6 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Shim(args) => Ok(dipole_launch::shim(&args)),
         Command::Reach(args) => Ok(dipole_launch::reach(&args)),
         Command::AgentSession(args) => Ok(dipole_agent::session(&args)),
-        Command::AgentStandby(args) => Ok(dipole_agent::standby(&args)),
         Command::RankExec(args) => Ok(dipole_launch::rank_exec(&args)),
     }
 }

@@ -149,7 +149,7 @@ struct LinkLine<'a> {
     /// If it is one of this machine.
     peer_pid: Option<u32>,
     link: &'a str,
-    ways: &'a str,
+    paths: &'a str,
     why: &'a str,
 }
 
@@ -329,7 +329,7 @@ fn link_line<'a>(one: &Found, link: &'a LinkUse, peer: Option<&Found>) -> LinkLi
         peer_node: link.node.0,
         peer_pid: peer.and_then(|peer| peer.report.pid()),
         link: &link.link,
-        ways: &link.ways,
+        paths: &link.paths,
         why: &link.why,
     }
 }
@@ -340,8 +340,8 @@ fn link_text(link: &LinkUse, peer: Option<&Found>) -> String {
         let pid = peer.report.pid().unwrap_or(0);
         text += &format!(", process {pid}, {}", peer.name());
     }
-    if !link.ways.is_empty() {
-        text += &format!(": {}", link.ways);
+    if !link.paths.is_empty() {
+        text += &format!(": {}", link.paths);
     }
     if !link.why.is_empty() {
         text += &format!("\n        not better, since {}", link.why);

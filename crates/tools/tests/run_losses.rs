@@ -46,7 +46,7 @@ fn the_others_go_on_and_the_status_tells_of_the_failure() {
         let done = format!("rank {rank} is done");
         assert!(out(&output).contains(&done), "{}", out(&output));
     }
-    let story = "rank 1 ended with status 3; the others go on";
+    let story = "rank 1 ended with status 3; the others continue";
     assert!(err(&output).contains(story), "{}", err(&output));
 }
 
@@ -65,7 +65,7 @@ fn a_rank_that_fails_is_started_again_and_told_how_often() {
         assert!(out(&output).contains(&line), "{}", out(&output));
     }
     assert!(!out(&output).contains("rank 0 life 1"), "{}", out(&output));
-    let story = "rank 1 was ended by signal 9; to be started again there";
+    let story = "rank 1 was killed by signal 9; it will be started again there";
     assert_eq!(err(&output).matches(story).count(), 2, "{}", err(&output));
 }
 
@@ -89,6 +89,6 @@ fn a_rank_that_fails_when_the_others_are_done_is_not_waited_for() {
         "test $DIPOLE_RANK = 1 || exit 0; sleep 0.5; exit 7",
     );
     assert_eq!(output.status.code(), Some(7), "{}", err(&output));
-    let story = "rank 1 did not come back";
+    let story = "rank 1 did not return";
     assert!(err(&output).contains(story), "{}", err(&output));
 }

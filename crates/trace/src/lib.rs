@@ -1,8 +1,8 @@
-//! What a process did, kept in a file that outlives it, with the places in its source.
+//! Trace files: records of what a process did, with call stacks, in a file that survives a crash.
 //!
-//! [`Ring`] is such a file, whatever its records say, [`Stacks`] the stacks of calls in it. Programs in
-//! supersteps keep their own records (`dipole_bsp::trace`); [`waits`] is the file of programs that use
-//! endpoints or MPI: what they waited for.
+//! [`Ring`] is the file, for records of any kind, and [`Stacks`] the call stacks in it. BSP programs
+//! define records of their own (`dipole_bsp::trace`); [`waits`] has those of programs that use
+//! endpoints or MPI.
 
 pub mod bytes;
 mod modules;
@@ -16,7 +16,7 @@ pub use ring::{
 };
 pub use stacks::Stacks;
 
-/// A sum of what files say, which may be anything.
+/// Adds numbers from a file, which may be corrupt, without overflow.
 #[must_use]
 pub fn total(values: impl IntoIterator<Item = u64>) -> u64 {
     values.into_iter().fold(0, u64::saturating_add)

@@ -1,44 +1,43 @@
-//! Stacks of calls and the files that their code is in, as a trace keeps them.
+//! Call stacks in a trace file, and the program and libraries whose code they refer to.
 
-use crate::bytes::{front, narrow, put32, put64, take32, take64, text};
+use serde::{Deserialize, Serialize};
 
-/// The deepest stack that is kept; of deeper ones the innermost calls.
-pub(super) const MOST_FRAMES: usize = 64;
-const MODULE: u32 = 0;
-pub(super) const STACK: u32 = 1;
+use crate::bytes::{printable, take_value, take32};
 
-/// A file with code of the program: itself, or a library.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Longest stack that is recorded. Of longer ones the innermost calls are recorded.
+pub(super) const MAX_FRAMES: usize = 64;
+/// Longest path that is recorded.
+pub(super) const MAX_PATH_BYTES: usize = 4096;
+
+/// A file with code of the program: the executable or a library.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
-    /// Where it was.
+    /// Its path.
     pub path: String,
-    /// How long it was.
+    /// Its size.
     pub bytes: u64,
-    /// When it was last written, in seconds since 1970.
+    /// When it was last modified, in seconds since 1970.
     pub written_s: i64,
 }
 
 /// A call on the stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame {
-    /// In which of the trace's modules; `u32::MAX` if in none.
+    /// Index of the module in the trace; `u32::MAX` if the code is in no file.
     pub module: u32,
-    /// Within its file, a byte of the instruction that calls.
+    /// Offset in the file of a byte of the call instruction.
     pub offset: u64,
 }
 
-impl Module {
-    pub(super) fn encode(&self, into: &mut Vec<u8>) {
-        put32(into, MODULE);
-        put64(into, self.bytes);
-        put64(into, self.written_s.cast_unsigned());
-        let path = front(&self.path, 4096);
-        put32(into, narrow(path.len()));
-        into.extend_from_slice(path.as_bytes());
-    }
+/// An entry of the section of stacks.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Entry {
+    Module(Module),
+    Stack(Vec<Frame>),
 }
 
-/// What lies at [`STACKS_AT`](crate::STACKS_AT) of a file: how many bytes are used, then modules and stacks in the order in which they were seen.
+/// Decodes the section at [`STACKS_AT`](crate::STACKS_AT): its length, then modules and stacks in the
+/// order in which they were added.
 #[must_use]
 pub fn decode(mut bytes: &[u8]) -> Option<(Vec<Module>, Vec<Vec<Frame>>)> {
     let used = take32(&mut bytes)? as usize;
@@ -46,33 +45,13 @@ pub fn decode(mut bytes: &[u8]) -> Option<(Vec<Module>, Vec<Vec<Frame>>)> {
     let at = &mut bytes;
     let (mut modules, mut stacks) = (Vec::new(), Vec::new());
     while !at.is_empty() {
-        match take32(at)? {
-            MODULE => {
-                let (length, written) = (take64(at)?, take64(at)?);
-                let path_bytes = take32(at)? as usize;
-                let (path, rest) = at.split_at_checked(path_bytes)?;
-                *at = rest;
-                modules.push(Module {
-                    path: text(path)?,
-                    bytes: length,
-                    written_s: written.cast_signed(),
-                });
-            }
-            STACK => {
-                let count = take32(at)? as usize;
-                if count > MOST_FRAMES {
-                    return None;
-                }
-                let mut frames = Vec::with_capacity(count);
-                for _ in 0..count {
-                    frames.push(Frame {
-                        module: take32(at)?,
-                        offset: take64(at)?,
-                    });
-                }
-                stacks.push(frames);
-            }
-            _ => return None,
+        match take_value(at)? {
+            Entry::Module(module) => modules.push(Module {
+                path: printable(module.path.as_bytes())?,
+                ..module
+            }),
+            Entry::Stack(frames) if frames.len() <= MAX_FRAMES => stacks.push(frames),
+            Entry::Stack(_) => return None,
         }
     }
     Some((modules, stacks))

@@ -1,9 +1,9 @@
-//! A file that a process fills while it runs: mapped memory, which outlives a killed process.
+//! A file that a process fills through mapped memory, so that it survives a crash of the process.
 //!
-//! It has a head, a list of places in the source, a list of modules and stacks, and blocks of
-//! records, each with its length in front. A record stays within its block, and counts once its
-//! block says that it is used so far: what a killed process has left is whole up to there. The blocks
-//! are used in turn; the one with the lowest sequence number is the oldest.
+//! It has a header, a section of call sites, a section of modules and stacks, and blocks of
+//! records. Each record begins with its length and lies within one block. A block counts only the
+//! records that are complete, so a crash loses at most the last one. Blocks are reused in turn; the
+//! one with the lowest sequence number is the oldest.
 
 use std::fs::File;
 use std::io;
@@ -14,55 +14,54 @@ use dipole_link::window::{Source, Window};
 
 use crate::bytes::{take32, take64};
 
-/// Bytes of the head.
+/// Bytes of the header.
 pub const HEAD_BYTES: usize = 4096;
-/// Bytes of the places in the source.
+/// Bytes of the section of call sites.
 pub(crate) const SITE_BYTES: usize = 64 << 10;
-/// Where the stacks begin, and their bytes.
+/// Offset of the section of stacks.
 pub const STACKS_AT: usize = HEAD_BYTES + SITE_BYTES;
-/// See there.
+/// Bytes of the section of stacks.
 pub const STACK_BYTES: usize = 192 << 10;
-/// Where the blocks begin.
+/// Offset of the first block.
 pub const BLOCKS_AT: usize = STACKS_AT + STACK_BYTES;
 /// Bytes of a block.
 pub const BLOCK_BYTES: usize = 64 << 10;
-/// Bytes of a block before its records: its sequence number (0 while it is unused), and the bytes
-/// of its records.
+/// Bytes of a block header: the sequence number (0 while unused), and the bytes of records.
 pub const BLOCK_HEAD_BYTES: usize = 16;
 
-/// See the module.
+/// A trace file that is being written.
 #[derive(Debug)]
 pub struct Ring {
     window: Window,
     blocks: usize,
-    /// Of the block that is filled, from 1 on.
+    /// Sequence number of the current block, from 1.
     sequence: u64,
     used: usize,
-    /// Bytes of sites, behind the word that tells it.
+    /// Bytes of call sites, without the length word.
     site_bytes: usize,
-    /// Bytes of stacks, likewise.
+    /// Bytes of stacks, without the length word.
     stack_bytes: usize,
     record: Vec<u8>,
 }
 
 impl Ring {
-    /// A new file at `path`, in place of one that may be there, with a head and so many blocks. Its
-    /// bytes are taken from the disk at once: nothing can fail later.
+    /// Creates a file at `path` with a header and `blocks` blocks, replacing an existing one. Its disk
+    /// space is allocated at once, so later writes cannot fail.
     ///
     /// # Errors
-    /// Its folder or the file cannot be made.
+    /// The folder or the file cannot be created.
     pub fn create(path: &Path, head: &[u8], blocks: usize) -> io::Result<Ring> {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)?;
         }
         let fresh = path.with_extension(format!("{}.fresh", std::process::id()));
-        let made = Ring::fill(&fresh, head, blocks);
-        // Whoever still maps the old file keeps that.
-        let placed = made.and_then(|ring| std::fs::rename(&fresh, path).map(|()| ring));
-        if placed.is_err() {
+        let created = Ring::fill(&fresh, head, blocks);
+        // Readers that have mapped the old file keep it.
+        let renamed = created.and_then(|ring| std::fs::rename(&fresh, path).map(|()| ring));
+        if renamed.is_err() {
             let _gone = std::fs::remove_file(&fresh);
         }
-        placed
+        renamed
     }
 
     fn fill(path: &Path, head: &[u8], blocks: usize) -> io::Result<Ring> {
@@ -85,7 +84,7 @@ impl Ring {
         })
     }
 
-    /// Adds an encoded place in the source; false if there is no room.
+    /// Adds an encoded call site; false if there is no room.
     pub fn add_site(&mut self, bytes: &[u8]) -> bool {
         let used = self.append(HEAD_BYTES, SITE_BYTES, self.site_bytes, bytes);
         self.site_bytes = used.unwrap_or(self.site_bytes);
@@ -99,7 +98,7 @@ impl Ring {
         used.is_some()
     }
 
-    /// Adds to one of the lists; how much is used then, if there is room.
+    /// Appends to a section and returns its new length, if there is room.
     fn append(&self, list_at: usize, room: usize, used: usize, bytes: &[u8]) -> Option<usize> {
         if used + bytes.len() > room - 4 {
             return None;
@@ -111,8 +110,8 @@ impl Ring {
         Some(used)
     }
 
-    /// Adds a record, which `encode` appends with its length in front, over the oldest if there is no
-    /// other room.
+    /// Adds a record, which `encode` appends including its length. It replaces the oldest block if
+    /// all are full.
     pub fn push(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         self.record.clear();
         encode(&mut self.record);
@@ -120,52 +119,52 @@ impl Ring {
             let at = self.block_at(self.sequence);
             self.sequence += 1;
             self.used = 0;
-            // In this order: nobody takes its old records for new ones.
+            // In this order, so that a reader does not take old records for new ones.
             self.window.word(at + 8).store(0, Ordering::Release);
             let sequence = self.window.word(at);
             sequence.store(self.sequence.to_le(), Ordering::Release);
         }
         let at = self.block_at(self.sequence - 1);
-        let place = at + BLOCK_HEAD_BYTES + self.used;
-        self.window.write(place, Source::from(&self.record[..]));
+        let record_at = at + BLOCK_HEAD_BYTES + self.used;
+        self.window.write(record_at, Source::from(&self.record[..]));
         self.used += self.record.len();
         let used = self.window.word(at + 8);
         used.store((self.used as u64).to_le(), Ordering::Release);
     }
 
-    /// Where the block is that is filled after so many others.
+    /// Offset of the block that is filled after `before` others.
     fn block_at(&self, before: u64) -> usize {
         let index = before % self.blocks as u64;
         BLOCKS_AT + usize::try_from(index).unwrap_or(0) * BLOCK_BYTES
     }
 
-    /// Writes over a number of the head.
+    /// Overwrites a number of 64 bits in the header.
     pub fn set_head(&self, at: usize, number: u64) {
         let word = self.window.word(at);
         word.store(number.to_le(), Ordering::Release);
     }
 
-    /// The same, of 32 bits.
+    /// Overwrites a number of 32 bits in the header.
     pub fn set_half_head(&self, at: usize, number: u32) {
         let word = self.window.half_word(at);
         word.store(number.to_le(), Ordering::Release);
     }
 }
 
-/// What the blocks of a file have.
+/// Records read from the blocks of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Records<T> {
     /// The records, oldest first.
     pub records: Vec<T>,
-    /// Older ones were overwritten.
+    /// Older records were overwritten.
     pub is_wrapped: bool,
-    /// Blocks that could not be read to their end: the file is cut short, or damaged.
+    /// Number of blocks with unreadable records: the file is truncated or damaged.
     pub damaged_blocks: usize,
 }
 
 impl<T> Records<T> {
-    /// Reads the blocks of a file, from [`BLOCKS_AT`] on. `decode` is given a record without its
-    /// length; what it refuses, and what follows in that block, is lost.
+    /// Reads the blocks of a file, from [`BLOCKS_AT`] on. `decode` gets a record without its length.
+    /// A record that it rejects is lost, and so is the rest of that block.
     #[must_use]
     pub fn of(bytes: &[u8], decode: impl Fn(&[u8]) -> Option<T>) -> Records<T> {
         let mut damaged = 0;

@@ -1,9 +1,9 @@
-//! From where the program called: stacks of calls, as places in files. Which function
-//! and line a place is of is found out by whoever reads the trace.
+//! Call stacks of the traced program, as offsets in its executable and libraries. The reader of the
+//! trace resolves them to functions and lines.
 //!
-//! Looking at the stack takes some microseconds. It is looked at each time if that takes less than
-//! a two-hundredth of the time; else only where that call was not yet seen with the stack as deep as
-//! it is, and otherwise taken to be as it was there.
+//! Walking the stack takes some microseconds. As long as that is below 0.5 % of the run time, every
+//! call walks it. Beyond, only a call that has not been seen at this stack depth does; other calls
+//! reuse the stack that was seen there.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,16 +11,16 @@ use std::os::unix::fs::MetadataExt;
 use dipole_link::clock::monotonic_ns;
 use rustc_hash::FxHashMap;
 
-use crate::bytes::{narrow, put32, put64};
-use crate::modules::{Frame, MOST_FRAMES, Module, STACK};
+use crate::bytes::{len_u32, put_value, truncated};
+use crate::modules::{Entry, Frame, MAX_FRAMES, MAX_PATH_BYTES, Module};
 use crate::ring::Ring;
 
-/// Places of code that may be looked at whatever it takes.
-const FREE_PLACES: usize = 256;
-/// The share of time that looking may take, by one.
+/// Number of call sites and depths for which the stack is walked at any cost.
+const FREE_SITES: usize = 256;
+/// Walking takes at most 1/200 of the run time.
 const SHARE: u64 = 200;
 
-/// A part of a module in memory.
+/// A mapped part of a module.
 #[derive(Debug)]
 struct Mapped {
     from: u64,
@@ -29,70 +29,70 @@ struct Mapped {
     module: u32,
 }
 
-/// Which stacks and modules a file has already.
+/// Stacks and modules that are already in the file.
 #[derive(Debug)]
 pub struct Stacks {
     begun_ns: u64,
     spent_ns: u64,
-    /// How long the last look took.
-    looked_ns: u64,
-    /// Stacks by the addresses in them.
+    /// Duration of the last walk.
+    walk_ns: u64,
+    /// Stack numbers by the addresses in them.
     known: FxHashMap<Vec<usize>, u32>,
-    /// The stack seen last, by the number of the call and how deep the stack was.
-    places: FxHashMap<(u32, usize), u32>,
+    /// Last stack seen, by call site and stack depth.
+    sites: FxHashMap<(u32, usize), u32>,
     mapped: Vec<Mapped>,
     modules: FxHashMap<String, u32>,
     addresses: Vec<usize>,
 }
 
 impl Stacks {
-    /// For a file of its own, from that time on.
+    /// Starts empty, for a new file.
     #[must_use]
     pub fn new(begun_ns: u64) -> Stacks {
         Stacks {
             begun_ns,
             spent_ns: 0,
-            looked_ns: 0,
+            walk_ns: 0,
             known: FxHashMap::default(),
-            places: FxHashMap::default(),
+            sites: FxHashMap::default(),
             mapped: Vec::new(),
             modules: FxHashMap::default(),
             addresses: Vec::new(),
         }
     }
 
-    /// How long the last look took; 0 if there was none.
+    /// Duration of the walk in the last [`record`](Self::record); 0 if there was none.
     #[must_use]
-    pub fn looked_ns(&self) -> u64 {
-        self.looked_ns
+    pub fn walk_ns(&self) -> u64 {
+        self.walk_ns
     }
 
-    /// The number of the stack of the call `site` that is under way.
-    pub fn here(&mut self, site: u32, now_ns: u64, ring: &mut Ring) -> u32 {
+    /// Adds the current call stack of call site `site` to the file; returns its number.
+    pub fn record(&mut self, site: u32, now_ns: u64, ring: &mut Ring) -> u32 {
         let marker = 0_u8;
-        let place = (site, std::ptr::from_ref(&marker).addr());
-        self.looked_ns = 0;
+        let call = (site, std::ptr::from_ref(&marker).addr());
+        self.walk_ns = 0;
         let is_cheap = self.spent_ns * SHARE <= now_ns.saturating_sub(self.begun_ns);
-        let seen = self.places.get(&place);
+        let seen = self.sites.get(&call);
         match seen {
             Some(stack) if !is_cheap => return *stack,
-            None if !is_cheap && self.places.len() >= FREE_PLACES => return 0,
+            None if !is_cheap && self.sites.len() >= FREE_SITES => return 0,
             _ => {}
         }
-        let stack = self.look(ring);
-        self.places.insert(place, stack);
-        self.looked_ns = monotonic_ns().saturating_sub(now_ns);
-        self.spent_ns += self.looked_ns;
+        let stack = self.walk(ring);
+        self.sites.insert(call, stack);
+        self.walk_ns = monotonic_ns().saturating_sub(now_ns);
+        self.spent_ns += self.walk_ns;
         stack
     }
 
-    fn look(&mut self, ring: &mut Ring) -> u32 {
+    fn walk(&mut self, ring: &mut Ring) -> u32 {
         let mut addresses = std::mem::take(&mut self.addresses);
         addresses.clear();
         backtrace::trace(|frame| {
-            // The instruction that calls lies before the one to return to.
+            // The return address follows the call instruction.
             addresses.push(frame.ip().addr().saturating_sub(1));
-            addresses.len() < MOST_FRAMES
+            addresses.len() < MAX_FRAMES
         });
         let known = self.known.get(&addresses).copied();
         let stack = known.unwrap_or_else(|| self.add(&addresses, ring));
@@ -100,17 +100,14 @@ impl Stacks {
         stack
     }
 
-    /// A stack not seen before; 0 if there is no room for it.
+    /// Adds a new stack; returns 0 if there is no room for it.
     fn add(&mut self, addresses: &[usize], ring: &mut Ring) -> u32 {
+        let frames = addresses.iter();
+        let frames = frames.map(|address| self.frame(*address as u64, ring));
+        let frames = frames.collect();
         let mut bytes = Vec::new();
-        put32(&mut bytes, STACK);
-        put32(&mut bytes, narrow(addresses.len()));
-        for address in addresses {
-            let frame = self.frame(*address as u64, ring);
-            put32(&mut bytes, frame.module);
-            put64(&mut bytes, frame.offset);
-        }
-        let next = narrow(self.known.len() + 1);
+        put_value(&mut bytes, &Entry::Stack(frames));
+        let next = len_u32(self.known.len() + 1);
         if !ring.add_stack(&bytes) {
             return 0;
         }
@@ -127,7 +124,7 @@ impl Stacks {
                 offset: address - part.from + part.offset,
             })
         };
-        // A library may have been loaded since.
+        // A library may have been loaded since the maps were read.
         find(&self.mapped)
             .or_else(|| {
                 self.read_maps(ring);
@@ -166,8 +163,8 @@ impl Stacks {
     }
 }
 
-/// The range, the offset in the file and the file of a line of `/proc/self/maps`, if code of a file
-/// is there.
+/// Start, end, file offset and path of a line of `/proc/self/maps`, if the mapping is executable
+/// and belongs to a file.
 fn executable(line: &str) -> Option<(u64, u64, u64, &str)> {
     let mut words = line.split_ascii_whitespace();
     let (from, to) = words.next()?.split_once('-')?;
@@ -181,14 +178,14 @@ fn executable(line: &str) -> Option<(u64, u64, u64, &str)> {
 
 fn add_module(path: &str, number: usize, ring: &mut Ring) -> Option<u32> {
     let of_file = fs::metadata(path).ok();
-    let mut bytes = Vec::new();
     let module = Module {
-        path: path.to_owned(),
+        path: truncated(path, MAX_PATH_BYTES).to_owned(),
         bytes: of_file.as_ref().map_or(0, MetadataExt::size),
         written_s: of_file.as_ref().map_or(0, MetadataExt::mtime),
     };
-    module.encode(&mut bytes);
-    ring.add_stack(&bytes).then_some(narrow(number))
+    let mut bytes = Vec::new();
+    put_value(&mut bytes, &Entry::Module(module));
+    ring.add_stack(&bytes).then_some(len_u32(number))
 }
 
 #[cfg(test)]
@@ -197,6 +194,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::bytes::put32;
     use crate::modules::decode;
     use crate::ring::{BLOCKS_AT, STACKS_AT};
 
@@ -229,13 +227,13 @@ mod tests {
         let file = folder.path().join("a.trace");
         let mut ring = Ring::create(&file, &[], 1).expect("it can be written");
         let mut stacks = Stacks::new(0);
-        // All time there is may be spent.
+        // The time budget is unlimited.
         let now_ns = monotonic_ns();
-        // Were the loop unrolled, each turn would be another call.
+        // If the loop were unrolled, each iteration would be a call site of its own.
         for _ in 0..std::hint::black_box(3) {
-            assert_eq!(stacks.here(0, now_ns, &mut ring), 1);
+            assert_eq!(stacks.record(0, now_ns, &mut ring), 1);
         }
-        let other = stacks.here(1, now_ns, &mut ring);
+        let other = stacks.record(1, now_ns, &mut ring);
         assert_eq!(other, 2, "another line calls");
         let bytes = fs::read(file).expect("it is there");
         let (modules, found) = decode(&bytes[STACKS_AT..BLOCKS_AT]).expect("as written");
@@ -247,22 +245,22 @@ mod tests {
         );
         assert_eq!(found.len(), 2);
         for stack in &found {
-            assert!(stack.len() > 3 && stack.len() <= MOST_FRAMES, "{stack:?}");
+            assert!(stack.len() > 3 && stack.len() <= MAX_FRAMES, "{stack:?}");
         }
-        // No time is left: what was seen with the stack as deep is taken, and something new is looked at.
+        // The time budget is used up: known call sites reuse their stack, new ones are still walked.
         stacks.spent_ns = 1 << 50;
         for _ in 0..std::hint::black_box(2) {
-            assert_eq!(stacks.here(2, now_ns, &mut ring), 3);
+            assert_eq!(stacks.record(2, now_ns, &mut ring), 3);
         }
         assert_eq!(stacks.known.len(), 3);
     }
 
     proptest! {
         #[test]
-        fn random_lists_are_read_without_panic(bytes in vec(any::<u8>(), 0..200), kind in 0..3_u32) {
+        fn random_lists_are_read_without_panic(bytes in vec(any::<u8>(), 0..200), kind in 0..3_u8) {
             let mut list = Vec::new();
-            put32(&mut list, narrow(bytes.len() + 4));
-            put32(&mut list, kind);
+            put32(&mut list, len_u32(bytes.len() + 1));
+            list.push(kind);
             list.extend(bytes);
             let _read = decode(&list);
         }

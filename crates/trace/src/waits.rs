@@ -1,190 +1,165 @@
-//! What a process that uses endpoints or MPI waited for: its file, and who fills it.
+//! Trace of the waits of a process that uses endpoints or MPI.
 //!
-//! A wait is kept when it is over and has lasted for [`LEAST`]: from where it was called, how long, for
-//! whom, and what came. Shorter ones cost nothing, and are not kept. The file has the layout of
-//! [`Ring`](crate::Ring); its list of places has the process's endpoints, by which others name it.
+//! A wait of at least [`MIN_WAIT`] is recorded when it ends: its call stack, duration, peer and
+//! result. Shorter ones are not recorded. The file has the layout of [`Ring`](crate::Ring); its
+//! section of call sites lists the process's endpoints, which identify it in the traces of its peers.
 
-mod keeper;
+mod recorder;
 
 use std::time::Duration;
 
-pub use keeper::{Keeper, Over, Polls};
+pub use recorder::{PollTracker, WaitEnd, WaitRecorder};
 
-use crate::bytes::{put_field, put32, put64, take_field, take32, take64};
+use serde::{Deserialize, Serialize};
+
+use crate::bytes::{
+    len_u32, printable, put_value, put32, put64, take_value, take32, take64, truncated,
+};
 use crate::modules::{Frame, Module, decode as decode_stacks};
 use crate::ring::{BLOCKS_AT, HEAD_BYTES, Records, STACKS_AT};
 
-/// Of files as written here. Others are not read.
+/// Version of the file format. Files of other versions are rejected.
 pub const VERSION: u32 = 1;
-/// Shorter waits are not kept.
-pub const LEAST: Duration = Duration::from_micros(20);
+/// Shorter waits are not recorded.
+pub const MIN_WAIT: Duration = Duration::from_micros(20);
 const MAGIC: [u8; 8] = *b"DPLWAITS";
-const TEXT_BYTES: usize = 64;
-/// Where the head says how the process ended, and until when it is known to have lived.
+const MAX_NAME_BYTES: usize = 64;
+/// Offsets of the header's state and of the time until which the process is known to have lived.
 const STATE_AT: usize = 12;
 const LIVED_AT: usize = 16;
-/// Stands for nobody.
-const NOBODY: u32 = u32::MAX;
 
-/// An endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
-    /// Its node's id.
+/// Address of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct EndpointAddress {
+    /// Id of the node.
     pub node: u32,
-    /// Its number there.
+    /// Id of the endpoint on that node.
     pub endpoint: u32,
 }
 
 /// What was waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Cause {
     /// A message.
     Message,
-    /// Room to send: credit of the receiver, or of the window.
+    /// Room to send: credit of the receiver, or room in the window.
     Room,
-    /// That something was done which the process had begun: a message of its own that its receiver
-    /// takes, or an operation on another's memory.
+    /// Completion of an operation of the process: a message that its receiver takes, or an access
+    /// to remote memory.
     Completion,
-    /// Something that did not come in the time there was.
+    /// The wait timed out.
     Nothing,
 }
 
-/// A wait that is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A wait that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// What it was for.
+    /// What the process waited for.
     pub cause: Cause,
-    /// Which of the file's stacks called, counted from 1; 0 if none was seen.
+    /// Number of the call stack in the file, from 1; 0 if unknown.
     pub stack: u32,
-    /// When it began, of the process's own clock.
+    /// Start, by the process's monotonic clock.
     pub began_ns: u64,
-    /// When it ended.
+    /// End, by the same clock.
     pub ended_ns: u64,
-    /// The process's endpoint, if it was one.
-    pub own: Option<Place>,
-    /// Whose message came, or who had no room, if that is known.
-    pub peer: Option<Place>,
-    /// Bytes that came, or were to be sent.
+    /// The process's endpoint, if the wait was for one.
+    pub own: Option<EndpointAddress>,
+    /// Sender of the message, or the receiver without room, if known.
+    pub peer: Option<EndpointAddress>,
+    /// Bytes received, or to be sent.
     pub bytes: u64,
 }
 
-/// What a file says of its process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Header of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// False while it runs, and if it was killed.
+    /// True after a normal exit; false while the process runs, and if it was killed.
+    #[serde(skip)]
     pub has_ended: bool,
-    /// The time until which it is known to have lived.
+    /// Last time at which the process is known to have lived.
+    #[serde(skip)]
     pub lived_ns: u64,
-    /// The process's number on its node.
+    /// Process id.
     pub pid: u32,
-    /// Its rank in its job and how many there are, if it belongs to one.
+    /// Rank and size of its job, if it belongs to one.
     pub rank: Option<(u32, u32)>,
-    /// When it opened its first endpoint, of its own clock, as all times here.
+    /// When it opened its first endpoint, by the same monotonic clock as all times here.
     pub begun_ns: u64,
-    /// The same in nanoseconds since 1970.
+    /// The same instant in nanoseconds since 1970.
     pub begun_unix_ns: u64,
-    /// The name of the node.
+    /// Host name.
     pub host: String,
-    /// The name of the program.
+    /// Name of the program.
     pub program: String,
 }
 
-/// A process's file.
+/// The trace of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitFile {
-    /// What it is of.
+    /// Its header.
     pub header: Header,
-    /// The process's endpoints.
-    pub endpoints: Vec<Place>,
-    /// The files that the program's code was in.
+    /// Endpoints of the process.
+    pub endpoints: Vec<EndpointAddress>,
+    /// The program and its libraries.
     pub modules: Vec<Module>,
-    /// From where waits were called, the innermost call first.
+    /// Call stacks, innermost call first.
     pub stacks: Vec<Vec<Frame>>,
-    /// The waits that are kept, in the order in which they ended.
+    /// Recorded waits, in the order in which they ended.
     pub waits: Records<Wait>,
 }
 
-/// Why a file is none.
+/// Why a file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// It was not written by a traced program.
-    #[error("it is no trace of waits")]
+    /// Another program wrote it.
+    #[error("not a trace of waits")]
     Foreign,
     /// Another version wrote it.
-    #[error("it has version {found}, known is {VERSION}; use the dipole that wrote it")]
+    #[error("the file has version {found}, expected {VERSION}; use the dipole that wrote it")]
     Version {
         /// Its version.
         found: u32,
     },
-    /// It ends before its head and its stacks do, or these contradict themselves.
+    /// The file is truncated or corrupt.
     #[error("{0} is damaged or cut short; copy it again")]
     Damaged(&'static str),
 }
 
 impl Wait {
-    /// How long it took.
+    /// Duration.
     #[must_use]
     pub fn ns(&self) -> u64 {
         self.ended_ns.saturating_sub(self.began_ns)
     }
 
+    /// Appends the wait with its length in front.
     fn encode(&self, into: &mut Vec<u8>) {
         let start = into.len();
         put32(into, 0);
-        put32(into, self.cause as u32);
-        put32(into, self.stack);
-        put64(into, self.began_ns);
-        put64(into, self.ended_ns);
-        for place in [self.own, self.peer] {
-            put32(into, place.map_or(NOBODY, |place| place.node));
-            put32(into, place.map_or(NOBODY, |place| place.endpoint));
-        }
-        put64(into, self.bytes);
-        let length = crate::bytes::narrow(into.len() - start - 4);
+        put_value(into, self);
+        let length = len_u32(into.len() - start - 4);
         into[start..start + 4].copy_from_slice(&length.to_le_bytes());
     }
 
     fn decode(mut bytes: &[u8]) -> Option<Wait> {
-        let at = &mut bytes;
-        let cause = match take32(at)? {
-            0 => Cause::Message,
-            1 => Cause::Room,
-            2 => Cause::Completion,
-            3 => Cause::Nothing,
-            _ => return None,
-        };
-        let place = |at: &mut &[u8]| {
-            let (node, endpoint) = (take32(at)?, take32(at)?);
-            Some((node != NOBODY || endpoint != NOBODY).then_some(Place { node, endpoint }))
-        };
-        let wait = Wait {
-            cause,
-            stack: take32(at)?,
-            began_ns: take64(at)?,
-            ended_ns: take64(at)?,
-            own: place(at)?,
-            peer: place(at)?,
-            bytes: take64(at)?,
-        };
-        at.is_empty().then_some(wait)
+        let wait = take_value(&mut bytes)?;
+        bytes.is_empty().then_some(wait)
     }
 }
 
 impl Header {
+    /// Two fields that change lie at fixed offsets, the others follow.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         put32(&mut bytes, VERSION);
         put32(&mut bytes, self.has_ended.into());
         put64(&mut bytes, self.lived_ns);
-        let (rank, size) = self.rank.unwrap_or((NOBODY, 0));
-        for number in [self.pid, rank, size] {
-            put32(&mut bytes, number);
-        }
-        put64(&mut bytes, self.begun_ns);
-        put64(&mut bytes, self.begun_unix_ns);
-        for text in [&self.host, &self.program] {
-            put_field::<TEXT_BYTES>(&mut bytes, text);
-        }
+        let fixed = Header {
+            host: truncated(&self.host, MAX_NAME_BYTES).to_owned(),
+            program: truncated(&self.program, MAX_NAME_BYTES).to_owned(),
+            ..*self
+        };
+        put_value(&mut bytes, &fixed);
         bytes.resize(HEAD_BYTES, 0);
         bytes
     }
@@ -193,31 +168,23 @@ impl Header {
         let at = &mut bytes;
         let has_ended = take32(at)? == 1;
         let lived_ns = take64(at)?;
-        let (pid, rank, size) = (take32(at)?, take32(at)?, take32(at)?);
-        let rank = match rank {
-            NOBODY => None,
-            rank if rank < size => Some((rank, size)),
-            _ => return None,
-        };
-        let (begun_ns, begun_unix_ns) = (take64(at)?, take64(at)?);
-        Some(Header {
+        let fixed: Header = take_value(at)?;
+        let is_valid = fixed.rank.is_none_or(|(rank, size)| rank < size);
+        is_valid.then_some(Header {
             has_ended,
             lived_ns,
-            pid,
-            rank,
-            begun_ns,
-            begun_unix_ns,
-            host: take_field::<TEXT_BYTES>(at)?,
-            program: take_field::<TEXT_BYTES>(at)?,
+            host: printable(fixed.host.as_bytes())?,
+            program: printable(fixed.program.as_bytes())?,
+            ..fixed
         })
     }
 }
 
 impl WaitFile {
-    /// Reads a file.
+    /// Decodes a file.
     ///
     /// # Errors
-    /// [`WaitError`]. Damage to blocks alone loses their waits, and is counted.
+    /// [`WaitError`]. Damaged blocks are not an error: their waits are lost, and they are counted.
     pub fn parse(bytes: &[u8]) -> Result<WaitFile, WaitError> {
         if bytes.get(..8) != Some(&MAGIC[..]) {
             return Err(WaitError::Foreign);
@@ -250,29 +217,19 @@ impl WaitFile {
     }
 }
 
-impl Place {
-    fn encode(self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        put32(&mut bytes, self.node);
-        put32(&mut bytes, self.endpoint);
-        bytes
-    }
-}
-
-/// How many bytes of endpoints are used, then the endpoints.
-fn decode_endpoints(mut bytes: &[u8]) -> Option<Vec<Place>> {
+/// Decodes the section of endpoints: its length, then the endpoints.
+fn decode_endpoints(mut bytes: &[u8]) -> Option<Vec<EndpointAddress>> {
     let used = take32(&mut bytes)? as usize;
     let mut bytes = bytes.get(..used)?;
     let at = &mut bytes;
     let mut endpoints = Vec::new();
     while !at.is_empty() {
-        let (node, endpoint) = (take32(at)?, take32(at)?);
-        endpoints.push(Place { node, endpoint });
+        endpoints.push(take_value(at)?);
     }
     Some(endpoints)
 }
 
-/// The file of a process.
+/// Name of the trace file of a process.
 #[must_use]
 pub fn file_name(host: &str, pid: u32) -> String {
     let is_plain = |sign: char| sign.is_ascii_alphanumeric() || "-_.".contains(sign);
@@ -280,7 +237,7 @@ pub fn file_name(host: &str, pid: u32) -> String {
     format!("waits-{host}-{pid}.trace")
 }
 
-/// True of the name of a process's file.
+/// True if a file name is that of a trace of waits.
 #[must_use]
 pub fn is_wait_name(name: &str) -> bool {
     let middle = name.strip_prefix("waits-");
@@ -329,7 +286,7 @@ mod tests {
             ),
             times in any::<[u64; 2]>(), bytes: u64, peer in any::<Option<(u32, u16)>>(),
         ) -> Wait {
-            let place = |(node, endpoint): (u32, u16)| Place { node, endpoint: endpoint.into() };
+            let place = |(node, endpoint): (u32, u16)| EndpointAddress { node, endpoint: endpoint.into() };
             Wait {
                 cause, stack: 0, began_ns: times[0], ended_ns: times[1], own: None,
                 peer: peer.map(place), bytes,

@@ -56,11 +56,11 @@ pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
         .collect();
     if chosen.is_empty() {
         let names = KERNELS.map(|(name, _)| name).join(", ");
-        return Err(Failure::Told(format!("no such kernel; there are {names}")));
+        return Err(Failure::Text(format!("no such kernel; there are {names}")));
     }
     let testbed = match Testbed::why_not() {
         None => Some(Testbed::builder().nodes(2).build().map_err(|cause| {
-            Failure::Told(format!("no network namespaces can be made: {cause}"))
+            Failure::Text(format!("no network namespaces can be made: {cause}"))
         })?),
         Some(why) => {
             println!("on this node alone, since there are no network namespaces: {why}");
@@ -192,7 +192,7 @@ fn timed(command: &mut Command, name: &str) -> Result<f64, Failure> {
     let took = said.and_then(|line| line.rsplit_once(", ")?.1.strip_suffix(" s")?.parse().ok());
     took.filter(|_| output.status.success()).ok_or_else(|| {
         let (command, why) = (describe(command), String::from_utf8_lossy(&output.stderr));
-        Failure::Told(format!("{command}: {text}{why}"))
+        Failure::Text(format!("{command}: {text}{why}"))
     })
 }
 

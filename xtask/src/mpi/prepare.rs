@@ -44,7 +44,7 @@ pub(super) fn prepare() -> Result<(), Failure> {
         return Ok(());
     }
     let many = failures.len();
-    Err(Failure::Told(format!(
+    Err(Failure::Text(format!(
         "{many} of 4 parts of {} could not be fetched; tests that need them say that they skip",
         folder.display()
     )))
@@ -137,7 +137,7 @@ fn headers(to: &Path) -> Result<(), Failure> {
     let package = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| path.extension().is_some_and(|end| end == "deb"))
-        .ok_or_else(|| Failure::Told("apt-get left no package of libfabric-dev".to_owned()))?;
+        .ok_or_else(|| Failure::Text("apt-get left no package of libfabric-dev".to_owned()))?;
     run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(to))?;
     fs::remove_dir_all(&apt).map_err(at(&apt))
 }

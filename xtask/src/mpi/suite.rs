@@ -37,7 +37,7 @@ pub(super) fn suite(arguments: &Arguments) -> Result<(), Failure> {
     let tests = prepare::tests();
     if !tests.exists() {
         let missing = "mpi4py's tests are missing; `cargo xtask mpi prepare` fetches them";
-        return Err(Failure::Told(missing.to_owned()));
+        return Err(Failure::Text(missing.to_owned()));
     }
     let provider = provider(arguments.provider.as_deref())?;
     let modules = match arguments.modules.is_empty() {
@@ -64,7 +64,7 @@ pub(super) fn suite(arguments: &Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     let (bad, all) = (failed.len(), modules.len());
-    Err(Failure::Told(format!(
+    Err(Failure::Text(format!(
         "{bad} of {all} modules failed: {}",
         failed.join(", ")
     )))

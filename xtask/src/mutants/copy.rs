@@ -1,4 +1,4 @@
-//! A copy of the workspace that may be broken.
+//! A copy of the workspace for injecting bugs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::list::Mutant;
-use crate::command::{Failure, ask, at, root};
+use crate::command::{Failure, at, output_of, root};
 
-/// The copy below `target/mutants`; it shares what is built of other crates with the workspace. Its own
-/// have another version: cargo would take what it built of a mutant for the workspace's.
+/// The copy below `target/mutants`. It shares the build of external crates with the workspace. Our
+/// crates have another version in it, so that cargo does not confuse their builds.
 pub(crate) struct Copy {
     sources: PathBuf,
     target: PathBuf,
-    /// Programs that are kept while others are built.
+    /// Copies of test programs.
     kept: PathBuf,
 }
 
 impl Copy {
-    /// Makes the copy equal to the workspace: what git tracks, and what it would
-    /// track. Only files that differ are written, so that little is built again.
+    /// Makes the copy equal to the workspace: all files that git tracks or would track. Only files that
+    /// differ are written, so that little has to be rebuilt.
     pub(crate) fn fresh() -> Result<Copy, Failure> {
         let home = root().join("target").join("mutants");
         let copy = Copy {
@@ -35,8 +35,8 @@ impl Copy {
             "--others",
             "--exclude-standard",
         ]);
-        let listed = ask(&mut git).ok_or_else(|| {
-            Failure::Told("mutants need the workspace to be a git checkout".to_owned())
+        let listed = output_of(&mut git).ok_or_else(|| {
+            Failure::Text("mutants need a git checkout of the workspace".to_owned())
         })?;
         let wanted: BTreeSet<PathBuf> = listed
             .split('\0')
@@ -71,11 +71,11 @@ impl Copy {
     pub(crate) fn apply(&self, mutant: &Mutant) -> Result<(), Failure> {
         let path = self.sources.join(mutant.file);
         let source = fs::read_to_string(&path).map_err(at(&path))?;
-        let mutated = mutant.mutate(&source).map_err(Failure::Told)?;
+        let mutated = mutant.mutate(&source).map_err(Failure::Text)?;
         fs::write(&path, mutated).map_err(at(&path))
     }
 
-    /// Copies a program to where no build overwrites it.
+    /// Copies a program, so that no build overwrites it.
     pub(crate) fn keep(&self, program: &Path, name: &str) -> Result<PathBuf, Failure> {
         fs::create_dir_all(&self.kept).map_err(at(&self.kept))?;
         let kept = self.kept.join(name);
@@ -92,7 +92,7 @@ impl Copy {
     }
 }
 
-/// The manifest of the workspace with the version of the copy.
+/// The workspace's manifest with the version of the copy.
 fn with_other_version(manifest: &[u8]) -> Result<Vec<u8>, Failure> {
     let manifest = String::from_utf8_lossy(manifest);
     let version = env!("CARGO_PKG_VERSION");
@@ -102,7 +102,7 @@ fn with_other_version(manifest: &[u8]) -> Result<Vec<u8>, Failure> {
     );
     match manifest.matches(&line).count() {
         1 => Ok(manifest.replace(&line, &other).into_bytes()),
-        found => Err(Failure::Told(format!(
+        found => Err(Failure::Text(format!(
             "Cargo.toml has {found} lines with the version {version} instead of one"
         ))),
     }

@@ -1,4 +1,4 @@
-//! The bugs, as data.
+//! The injected bugs.
 
 mod engine;
 mod protocol;
@@ -6,20 +6,20 @@ mod supersteps;
 
 use super::suite::Suite;
 
-/// One bug: a snippet that occurs once in a file, and what to write instead.
+/// A bug: a snippet that occurs once in a file, and its replacement.
 pub(crate) struct Mutant {
     pub(crate) name: &'static str,
-    /// What the machine does wrong then.
+    /// The resulting fault.
     pub(crate) effect: &'static str,
-    /// Relative to the root of the workspace.
+    /// Path relative to the root of the workspace.
     pub(crate) file: &'static str,
-    /// What finds it.
+    /// The suite that should find it.
     pub(crate) suite: Suite,
     snippet: &'static str,
     replacement: &'static str,
 }
 
-/// All of them.
+/// All mutants.
 pub(crate) fn all() -> impl Iterator<Item = &'static Mutant> {
     [protocol::MUTANTS, engine::MUTANTS, supersteps::MUTANTS]
         .into_iter()
@@ -27,10 +27,10 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Mutant> {
 }
 
 impl Mutant {
-    /// The source with the bug in it.
+    /// The source with the bug.
     ///
     /// # Errors
-    /// What to do when the snippet does not occur exactly once.
+    /// The snippet does not occur exactly once; the text says what to do.
     pub(crate) fn mutate(&self, source: &str) -> Result<String, String> {
         match source.matches(self.snippet).count() {
             1 => Ok(source.replacen(self.snippet, self.replacement, 1)),

@@ -1,4 +1,4 @@
-//! The tests that are to find a mutant: how they are built, run and understood.
+//! Test suites that should find mutants: building, running, and evaluating their output.
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
@@ -8,22 +8,22 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::command::{Failure, ask, cargo, describe};
+use crate::command::{Failure, cargo, describe, output_of};
 
-/// A mutant may make a test turn in circles: then it was not found.
+/// Time limit. A test that hangs because of a mutant does not count as having found it.
 const TIMEOUT: Duration = Duration::from_secs(300);
 const TAIL_LINES: usize = 10;
 
 /// Tests in one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Suite {
-    /// Clusters of engines, by seed.
+    /// The simulator of clusters.
     Simulator,
     /// An integration test of the protocol, by name.
     Protocol(&'static str),
-    /// Unit tests of a package, those whose names hold the second.
+    /// Unit tests of a package whose names contain the second text.
     Unit(&'static str, &'static str),
-    /// Programs in supersteps, whose ranks are threads.
+    /// BSP programs whose ranks are threads.
     Supersteps,
 }
 
@@ -37,15 +37,15 @@ impl fmt::Display for Suite {
     }
 }
 
-/// How a suite ended.
+/// Result of a suite.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// The simulator named a seed.
+    /// The simulator reported a seed.
     Seed(u64),
-    /// A test failed, the first of those.
+    /// This test failed first.
     Test(String),
-    /// It failed without naming either; what it printed last.
+    /// It failed without naming a seed or a test; with its last output.
     Unclear(String),
     TimedOut,
 }
@@ -63,8 +63,8 @@ impl fmt::Display for Outcome {
 }
 
 impl Suite {
-    /// Compiles the suite apart from running it (a mutant that does not compile is no
-    /// mutant found); where the program is.
+    /// Builds the suite without running it, because a mutant that does not compile counts as an error;
+    /// returns the path of the program.
     pub(crate) fn build(
         self,
         sources: &Path,
@@ -76,7 +76,7 @@ impl Suite {
             .current_dir(sources)
             .env("CARGO_TARGET_DIR", target)
             .env("CARGO_INCREMENTAL", "1")
-            // What a mutant leaves unused is no news: warnings go where the programs are named.
+            // Warnings about code that the mutant leaves unused are hidden: the JSON output takes them.
             .args(["test", "--no-run", "--quiet", "--message-format", "json"]);
         match self {
             Suite::Simulator => command.args(["-p", "dipole-node", "--test", "simulation"]),
@@ -84,8 +84,8 @@ impl Suite {
             Suite::Unit(package, _) => command.args(["-p", package, "--lib"]),
             Suite::Supersteps => command.args(["-p", "dipole-bsp", "--test", "threads"]),
         };
-        let said = ask(command.stderr(Stdio::inherit())).ok_or_else(|| {
-            Failure::Told(format!("{name} does not compile ({})", describe(&command)))
+        let said = output_of(command.stderr(Stdio::inherit())).ok_or_else(|| {
+            Failure::Text(format!("{name} does not compile ({})", describe(&command)))
         })?;
         let mut programs = said.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -93,10 +93,10 @@ impl Suite {
         });
         programs
             .next_back()
-            .ok_or_else(|| Failure::Told(format!("{}: no program was built", describe(&command))))
+            .ok_or_else(|| Failure::Text(format!("{}: no program was built", describe(&command))))
     }
 
-    /// Runs the suite until it ends or time is up; the simulator ends at the first violation.
+    /// Runs the suite until it ends or the time is up. The simulator ends at the first violation.
     pub(crate) fn run(
         self,
         program: &Path,
@@ -112,7 +112,7 @@ impl Suite {
         watch(&mut command)
     }
 
-    /// Runs only what has found a mutant: a seed, or a test.
+    /// Runs only the seed or test that found a mutant.
     pub(crate) fn replay(
         self,
         program: &Path,
@@ -148,7 +148,7 @@ impl Suite {
     }
 }
 
-/// Runs tests and reads what they say.
+/// Runs tests and evaluates their output.
 fn watch(command: &mut Command) -> Result<Outcome, Failure> {
     command
         .stdin(Stdio::null())
@@ -182,7 +182,7 @@ fn watch(command: &mut Command) -> Result<Outcome, Failure> {
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                // It may just have ended by itself.
+                // The process may just have ended.
                 let _ended = child.kill();
                 let _status = child.wait();
                 return Ok(Outcome::TimedOut);
@@ -208,14 +208,14 @@ fn forward(stream: impl std::io::Read + Send + 'static, lines: mpsc::Sender<Stri
     });
 }
 
-/// The simulator ends its complaint with "replay with DIPOLE_SEED=N".
+/// The simulator ends its report with "replay with DIPOLE_SEED=N".
 fn named_seed(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("DIPOLE_SEED=")?;
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
     digits.parse().ok()
 }
 
-/// The harness says "test NAME ... FAILED", a test that ends itself "test NAME hangs".
+/// The test harness prints "test NAME ... FAILED"; a test that detects a hang prints "test NAME hangs".
 fn failed_test(line: &str) -> Option<String> {
     let rest = line.strip_prefix("test ")?;
     let name = [" ... FAILED", " hangs"].map(|end| rest.strip_suffix(end));

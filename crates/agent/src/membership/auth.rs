@@ -1,9 +1,8 @@
-//! Membership packets: sealed as control packets, accepted from our cluster only, each only once.
+//! Membership packets: sealed as control packets, accepted only from our cluster and only once.
 //!
-//! The numbers of a sender's run grow, so that replays are recognised; which run is the present
-//! one an answer to a challenge tells, so no clock and no memory of earlier times is needed. That
-//! takes a cluster key: without one anybody could use up a sender's numbers, so replays are not
-//! checked.
+//! The packet numbers of an agent's run increase, so that replays are detected. The answer to a
+//! challenge identifies the current run, so no clock and no persistent state is needed. Replays are
+//! checked only with a cluster key: without one an attacker could use up a sender's numbers.
 
 use std::collections::BTreeMap;
 
@@ -17,45 +16,45 @@ use serde::{Deserialize, Serialize};
 use super::sync::Digests;
 use crate::member::Member;
 
-/// Most bytes of a packet besides the data in its [`Body`].
+/// Maximum size of a packet besides the data in its [`Body`].
 pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + RUN_BYTES + PORT_BYTES + MAX_FRONT_BYTES;
 const RUN_BYTES: usize = 8;
 const PORT_BYTES: usize = 2;
 pub(super) const TOKEN_BYTES: usize = 8;
-/// The kind of a body, and how much data follows.
+/// The kind of a body, and the length of its data.
 const MAX_FRONT_BYTES: usize = 4;
 
-/// What a membership packet carries.
+/// Content of a membership packet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Body {
-    /// A packet of the SWIM protocol, as foca encodes it.
+    /// A SWIM packet, as foca encodes it.
     Swim(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// Digests of what the sender knows: a request for what differs.
+    /// Digests of the sender's state: requests what differs.
     SyncRequest(Digests),
     /// Members of the buckets that differ.
     SyncResponse(Vec<foca::Member<Member>>),
-    /// Asks for an answer that returns the token; as long as that.
+    /// Requests a response with this token. Padded to the length of the response.
     Challenge {
         token: [u8; TOKEN_BYTES],
         zeros: [[u8; 8]; 2],
     },
-    /// The answer to a challenge.
-    Answer {
+    /// Response to a challenge.
+    Response {
         token: [u8; TOKEN_BYTES],
-        /// Of the sender's description of itself.
+        /// Digest of the sender's description of itself.
         digest: [u8; 8],
-        /// The sender takes no earlier incarnation of the receiver; 0 if it knows none.
+        /// The sender rejects earlier incarnations of the receiver; 0 if it knows none.
         least_life: [u8; 8],
     },
 }
 
-/// A packet of our cluster, for us.
+/// A packet of our cluster that is addressed to this node.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Received {
     pub(crate) from: u32,
-    /// A random number of the agent that sent it.
+    /// Random number of the sending agent's run.
     pub(crate) run: u64,
-    /// The port of its directory; it sends from another.
+    /// Port of the sender's directory. The packet comes from another port.
     pub(crate) port: u16,
     number: u64,
     pub(crate) body: Body,
@@ -65,7 +64,7 @@ pub(crate) struct Received {
 struct Packet {
     /// Drawn by the sender when it started.
     run: [u8; RUN_BYTES],
-    /// Of the sender's directory.
+    /// Port of the sender's directory.
     port: [u8; PORT_BYTES],
     body: Body,
 }
@@ -79,12 +78,13 @@ pub(crate) fn is_membership(packet: &[u8]) -> bool {
     kind_of(packet) == Some(Packet::KIND)
 }
 
-/// Packets that were not accepted.
+/// Counters of dropped packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dropped {
-    /// From senders without our key, or with one where we have none.
+    /// From senders without our key, or with a key where we have none.
     pub(crate) strangers: u64,
-    /// Received before, overtaken by later ones of their sender, or of a run that did not answer.
+    /// Duplicates, packets overtaken by later ones, and packets of a run that has not responded to a
+    /// challenge.
     pub(crate) repeated: u64,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct PacketAuth {
     run: u64,
     port: u16,
     number: u64,
-    /// By node: the run that has answered, and its highest number. `None` without a key.
+    /// By node: the run that has responded, and its highest number. `None` without a key.
     highest: Option<BTreeMap<u32, (u64, u64)>>,
     dropped: Dropped,
 }
@@ -118,12 +118,12 @@ impl PacketAuth {
         self.dropped
     }
 
-    /// True if members have proven to hold a key, and so are trusted.
+    /// True if members have proven that they hold the key, and so are trusted.
     pub(crate) fn has_key(&self) -> bool {
         self.highest.is_some()
     }
 
-    /// The packet for a node.
+    /// Encodes a packet for a node.
     pub(crate) fn seal(&mut self, to: u32, body: Body) -> Vec<u8> {
         self.number += 1;
         let header = Header {
@@ -135,7 +135,7 @@ impl PacketAuth {
         self.authenticator.seal(header, &Packet { run, port, body })
     }
 
-    /// The packet, if it is for us and of our cluster.
+    /// Decodes a packet, if it is addressed to this node and belongs to our cluster.
     pub(crate) fn open(&mut self, packet: &[u8]) -> Option<Received> {
         let opened = match self.authenticator.open(packet) {
             Ok(opened) => opened,
@@ -158,8 +158,8 @@ impl PacketAuth {
         })
     }
 
-    /// The sender has answered a challenge: from here on its packets are new.
-    pub(crate) fn begin(&mut self, answer: &Received) {
+    /// Accepts the run of a sender that has responded to a challenge, from this packet on.
+    pub(crate) fn accept_run(&mut self, answer: &Received) {
         if let Some(highest) = &mut self.highest {
             let last = highest.entry(answer.from).or_default();
             *last = match *last {
@@ -169,7 +169,7 @@ impl PacketAuth {
         }
     }
 
-    /// True once for each packet of a run that has answered.
+    /// True once for each packet of an accepted run.
     pub(crate) fn is_new(&mut self, packet: &Received) -> bool {
         let Some(highest) = &mut self.highest else {
             return true;
@@ -185,8 +185,8 @@ impl PacketAuth {
         true
     }
 
-    /// Counts a packet of a run that has not answered.
-    pub(crate) fn is_unproven(&mut self) {
+    /// Counts a packet of a run that is not accepted.
+    pub(crate) fn count_unproven(&mut self) {
         self.dropped.repeated += u64::from(self.has_key());
     }
 }
@@ -218,17 +218,17 @@ mod tests {
         let mut receiver = of(Some(1), 2);
         let first = receiver.open(&packet).unwrap();
         assert_eq!((first.from, &first.body), (1, &swim("news")));
-        assert!(!receiver.is_new(&first), "nobody has answered");
+        assert!(!receiver.is_new(&first), "the run has not responded");
         let answer = receiver.open(&sender.seal(2, swim("answer"))).unwrap();
-        receiver.begin(&answer);
+        receiver.accept_run(&answer);
         assert!(!receiver.is_new(&first), "from before the answer");
         let later = receiver.open(&sender.seal(2, swim(""))).unwrap();
         assert!(receiver.is_new(&later) && !receiver.is_new(&later));
-        // Another run of the sender begins anew, whatever its number, and the earlier one is over.
+        // A new run of the sender starts with its own numbers, and ends the previous run.
         let mut again = PacketAuth::new(Some(&ClusterKey::new([1; KEY_BYTES])), 1, 4, 7411);
         let back = receiver.open(&again.seal(2, swim("back"))).unwrap();
         assert!(!receiver.is_new(&back));
-        receiver.begin(&back);
+        receiver.accept_run(&back);
         let next = receiver.open(&again.seal(2, swim("next"))).unwrap();
         assert!(receiver.is_new(&next));
         let old = receiver.open(&sender.seal(2, swim("old"))).unwrap();
@@ -276,7 +276,7 @@ mod tests {
             token: [7; 8],
             zeros: [[0; 8]; 2],
         };
-        let answer = Body::Answer {
+        let answer = Body::Response {
             token: [255; 8],
             digest: [255; 8],
             least_life: [255; 8],

@@ -1,15 +1,16 @@
-//! Who has answered where: nothing but a challenge goes to an address that has not answered one,
-//! and nothing is believed of a run of an agent that has not.
+//! Addresses that have responded to a challenge. Nothing but challenges is sent to other addresses,
+//! and nothing is accepted from a run of an agent that has not responded.
 //!
-//! A challenge holds a token that only this agent can make, for one address and some seconds; the
-//! answer returns it. So asking a stranger costs no memory, an answer cannot be recorded and sent
-//! again, whatever the clocks of both sides say, and who names somebody else's address sends
-//! nobody there. Challenges are no longer than what caused them, and answers as long as they.
+//! A challenge holds a token that only this agent can compute, for one address and some seconds; the
+//! response returns it. So challenging a stranger needs no memory, a response cannot be replayed
+//! (whatever the clocks of both nodes), and an attacker who gives another host's address does not
+//! direct traffic there. A challenge is not longer than its cause, and a response not longer than the
+//! challenge.
 //!
-//! An agent is challenged at the port of its directory, which everybody knows, and answers from
-//! another, which only those know whom it talks to. From then on it is there that it gets what
-//! members say, so whoever fills the queue of the known port keeps no member from another. Who speaks
-//! first is challenged where they speak from: so of two agents one has to be heard at the known port.
+//! An agent is challenged at the well-known port of its directory and responds from another port,
+//! which only members know. All further packets go to that port, so an attacker who fills the queue
+//! of the well-known port does not cut members off. An agent that sends first is challenged at its
+//! source port: of two agents only one must be reachable at the well-known port.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -20,31 +21,31 @@ use dipole_naming::key::{ClusterKey, KEY_BYTES, MacKey};
 use super::auth::{Body, TOKEN_BYTES};
 use crate::member::Member;
 
-/// How long a token is good, at least.
+/// Minimum time for which a token is valid.
 const TOKEN_TIME: Duration = Duration::from_secs(8);
-/// Addresses that have answered, at most.
+/// Maximum number of addresses that have responded.
 const MAX_CONTACTS: usize = 1 << 14;
-/// Members that wait for the answer of the address where they are said to be.
+/// Maximum number of members whose reported address has not responded yet.
 const MAX_HINTS: usize = 1 << 12;
 const HINT_TIME: Duration = Duration::from_secs(2);
-/// Bytes that a node may have us send to addresses that have not answered, at most.
+/// Maximum number of bytes that a node can make us send to unproven addresses.
 const MAX_CREDIT: usize = 4096;
-/// Between challenges of one address; doubles up to the second. They may be lost where strangers fill
-/// its queue.
+/// Time between challenges of one address, doubled up to the second value. Challenges may be lost
+/// when attackers fill the receiver's queue.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// How long it is remembered that an address did not answer.
+/// How long an address without a response is remembered.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// Packets sent lately, to send again when their receiver asks who we are.
+/// Maximum number of packets kept for sending again when their receiver challenges us.
 const MAX_SENT: usize = 64;
 const SENT_TIME: Duration = Duration::from_secs(1);
 
-/// An address as it is compared.
-pub(super) fn plain(address: SocketAddr) -> SocketAddr {
+/// The canonical form of an address, for comparison.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// What tells one description of a node from another: it is in answers to challenges.
+/// Digest of a node's description, sent in responses to challenges.
 pub(super) fn digest(member: &Member) -> [u8; 8] {
     let key = ClusterKey::new([0; KEY_BYTES]).mac_key("dipole 2026 member");
     let bytes = postcard::to_extend(member, Vec::new()).unwrap_or_default();
@@ -61,30 +62,30 @@ fn first(mac: [u8; 16]) -> [u8; 8] {
 struct Contact {
     node: u32,
     run: u64,
-    /// Where the answer came from.
+    /// Address that the response came from.
     via: SocketAddr,
 }
 
-/// An address that has not answered, and what waits for it.
+/// An address that has been challenged, and a packet that waits for its response.
 #[derive(Debug)]
-struct Asked {
+struct PendingChallenge {
     node: u32,
     last: Duration,
     pause: Duration,
-    held: Option<Body>,
+    waiting: Option<Body>,
 }
 
 #[derive(Debug)]
 pub(super) struct Hint {
     pub(super) member: Member,
-    /// It has announced itself: it is greeted.
-    pub(super) greet: bool,
-    asked: Duration,
+    /// Contact the member after its response, because it has announced itself.
+    pub(super) contact: bool,
+    added: Duration,
 }
 
 impl Hint {
-    fn is_good(&self, now: Duration) -> bool {
-        now < self.asked + HINT_TIME
+    fn is_fresh(&self, now: Duration) -> bool {
+        now < self.added + HINT_TIME
     }
 }
 
@@ -99,11 +100,11 @@ struct Sent {
 #[derive(Debug)]
 pub(super) struct Contacts {
     secret: MacKey,
-    /// By the address of the directory, as all that follows.
-    answered: BTreeMap<SocketAddr, Contact>,
-    asked: BTreeMap<SocketAddr, Asked>,
+    /// By address of the directory, as the following maps.
+    responded: BTreeMap<SocketAddr, Contact>,
+    pending: BTreeMap<SocketAddr, PendingChallenge>,
     hints: BTreeMap<SocketAddr, Hint>,
-    /// By node: bytes received of it and not yet spent on challenges of its other addresses.
+    /// By node: bytes received from it that have not been spent on challenges of addresses it reported.
     credit: BTreeMap<u32, usize>,
     sent: VecDeque<Sent>,
 }
@@ -112,15 +113,15 @@ impl Contacts {
     pub(super) fn new(secret: MacKey) -> Contacts {
         Contacts {
             secret,
-            answered: BTreeMap::new(),
-            asked: BTreeMap::new(),
+            responded: BTreeMap::new(),
+            pending: BTreeMap::new(),
             hints: BTreeMap::new(),
             credit: BTreeMap::new(),
             sent: VecDeque::new(),
         }
     }
 
-    /// The token for an address. Those of this period and the one before are good.
+    /// The token for an address. Tokens of this period and the previous one are valid.
     pub(super) fn token(&self, now: Duration, to: SocketAddr) -> [u8; TOKEN_BYTES] {
         self.token_of(now.as_secs() / TOKEN_TIME.as_secs(), to)
     }
@@ -137,9 +138,9 @@ impl Contacts {
         first(self.secret.mac(&bytes))
     }
 
-    /// An answer for an address, sent from `via`; false if it answers no challenge of ours, or too
-    /// many have.
-    pub(super) fn answer(
+    /// Accepts a response for an address, sent from `via`; false if the token is not valid, or too
+    /// many addresses have responded.
+    pub(super) fn accept_response(
         &mut self,
         now: Duration,
         (at, via): (SocketAddr, SocketAddr),
@@ -151,39 +152,39 @@ impl Contacts {
         let is_ours = periods
             .iter()
             .any(|period| self.token_of(*period, at) == token);
-        let has_room = self.answered.len() < MAX_CONTACTS || self.answered.contains_key(&at);
+        let has_room = self.responded.len() < MAX_CONTACTS || self.responded.contains_key(&at);
         if is_ours && has_room {
-            self.answered.insert(at, Contact { node, run, via });
+            self.responded.insert(at, Contact { node, run, via });
         }
         is_ours && has_room
     }
 
-    /// True if this run of the node has answered at that address, and sends from `via`.
+    /// True if this run of the node has responded for that address, and sends from `via`.
     pub(super) fn knows(&self, at: SocketAddr, via: SocketAddr, (node, run): (u32, u64)) -> bool {
-        let contact = self.answered.get(&at);
+        let contact = self.responded.get(&at);
         contact.is_some_and(|known| (known.node, known.run, known.via) == (node, run, via))
     }
 
-    /// Where a node that has answered at an address wants to be sent to.
-    pub(super) fn via(&self, node: u32, at: SocketAddr) -> Option<SocketAddr> {
-        let contact = self.answered.get(&at)?;
+    /// The address to which packets are sent to a node that has responded for `at`.
+    pub(super) fn reply_address(&self, node: u32, at: SocketAddr) -> Option<SocketAddr> {
+        let contact = self.responded.get(&at)?;
         (contact.node == node).then_some(contact.via)
     }
 
-    /// What a node has sent and nothing was spent for.
+    /// Takes the unspent bytes of a node.
     pub(super) fn take_credit(&mut self, node: u32) -> usize {
         self.credit.remove(&node).unwrap_or(0)
     }
 
-    /// So many bytes of a node's packets are not spent.
-    pub(super) fn earn(&mut self, node: u32, bytes: usize) {
+    /// Adds unspent bytes of a node.
+    pub(super) fn add_credit(&mut self, node: u32, bytes: usize) {
         let credit = self.credit.entry(node).or_default();
         *credit = (*credit + bytes).min(MAX_CREDIT);
     }
 
-    /// True if a challenge of so many bytes may be sent to an address now. Without `is_free` the
-    /// node has to have sent as much.
-    pub(super) fn may_ask(
+    /// True if a challenge of this size may be sent to an address now. Unless `is_free` it is paid for
+    /// with bytes that the node has sent.
+    pub(super) fn may_challenge(
         &mut self,
         now: Duration,
         node: u32,
@@ -191,8 +192,8 @@ impl Contacts {
         bytes: usize,
         is_free: bool,
     ) -> bool {
-        let asked = self.asked.get(&at);
-        if asked.is_some_and(|asked| now < asked.last + asked.pause) {
+        let pending = self.pending.get(&at);
+        if pending.is_some_and(|pending| now < pending.last + pending.pause) {
             return false;
         }
         if !is_free {
@@ -202,62 +203,66 @@ impl Contacts {
                 None => return false,
             }
         }
-        let pause = asked.map_or(FIRST_PAUSE, |asked| (asked.pause * 2).min(LAST_PAUSE));
-        let held = self.asked.remove(&at).and_then(|asked| asked.held);
+        let pause = pending.map_or(FIRST_PAUSE, |pending| (pending.pause * 2).min(LAST_PAUSE));
+        let waiting = self.pending.remove(&at).and_then(|pending| pending.waiting);
         let last = now;
-        self.asked.insert(
+        self.pending.insert(
             at,
-            Asked {
+            PendingChallenge {
                 node,
                 last,
                 pause,
-                held,
+                waiting,
             },
         );
         true
     }
 
-    /// Keeps what is to be sent once one of these addresses has answered.
-    pub(super) fn hold(&mut self, node: u32, at: &[SocketAddr], body: &Body) {
+    /// Keeps a packet that is sent when one of these addresses has responded.
+    pub(super) fn wait_for_response(&mut self, node: u32, at: &[SocketAddr], body: &Body) {
         for at in at {
-            if let Some(asked) = self.asked.get_mut(at).filter(|asked| asked.node == node) {
-                asked.held = Some(body.clone());
+            if let Some(pending) = self
+                .pending
+                .get_mut(at)
+                .filter(|pending| pending.node == node)
+            {
+                pending.waiting = Some(body.clone());
             }
         }
     }
 
-    /// What waited for the answer of this address.
-    pub(super) fn take_held(&mut self, node: u32, at: SocketAddr) -> Option<Body> {
-        let asked = self.asked.remove(&at)?;
-        asked.held.filter(|_| asked.node == node)
+    /// The packet that waits for the response of this address.
+    pub(super) fn take_waiting(&mut self, node: u32, at: SocketAddr) -> Option<Body> {
+        let pending = self.pending.remove(&at)?;
+        pending.waiting.filter(|_| pending.node == node)
     }
 
-    /// A member that may be at an address: `true` if that is to be asked.
-    pub(super) fn hint(
+    /// Remembers a member that may be at an address; true if the address should be challenged.
+    pub(super) fn add_hint(
         &mut self,
         now: Duration,
         at: SocketAddr,
         member: &Member,
-        greet: bool,
+        contact: bool,
     ) -> bool {
-        // Nobody's word keeps another's from being tried for long.
+        // A report of another member must not block the address for long.
         let is_early = |hint: &Hint| match hint.member == *member {
-            true => now < hint.asked + FIRST_PAUSE,
-            false => hint.is_good(now),
+            true => now < hint.added + FIRST_PAUSE,
+            false => hint.is_fresh(now),
         };
         if self.hints.get(&at).is_some_and(is_early) {
             return false;
         }
         if self.hints.len() >= MAX_HINTS {
-            self.hints.retain(|_, hint| hint.is_good(now));
+            self.hints.retain(|_, hint| hint.is_fresh(now));
         }
         if self.hints.len() >= MAX_HINTS {
             return false;
         }
         let hint = Hint {
             member: member.clone(),
-            greet,
-            asked: now,
+            contact,
+            added: now,
         };
         self.hints.insert(at, hint);
         true
@@ -267,8 +272,14 @@ impl Contacts {
         self.hints.remove(&at)
     }
 
-    /// Remembers what was sent.
-    pub(super) fn sent(&mut self, now: Duration, to: Vec<SocketAddr>, node: u32, body: Body) {
+    /// Remembers a packet that was sent.
+    pub(super) fn record_sent(
+        &mut self,
+        now: Duration,
+        to: Vec<SocketAddr>,
+        node: u32,
+        body: Body,
+    ) {
         let is_old = |sent: &Sent| now >= sent.at + SENT_TIME;
         while self.sent.len() >= MAX_SENT || self.sent.front().is_some_and(is_old) {
             self.sent.pop_front();
@@ -277,7 +288,7 @@ impl Contacts {
         self.sent.push_back(Sent { at, to, node, body });
     }
 
-    /// What was sent last to a node that asks from this address who we are: it was not taken.
+    /// The last packet to a node that challenges us from this address: it was dropped there.
     pub(super) fn take_sent(&mut self, now: Duration, node: u32, at: SocketAddr) -> Option<Body> {
         let fits =
             |sent: &Sent| sent.node == node && sent.to.contains(&at) && now < sent.at + SENT_TIME;
@@ -285,32 +296,32 @@ impl Contacts {
         self.sent.remove(index).map(|sent| sent.body)
     }
 
-    /// The node has gone: whoever is at its addresses next has to answer first.
+    /// Forgets a node that is down: the next agent at its addresses must respond first.
     pub(super) fn forget(&mut self, node: u32) {
-        self.answered.retain(|_, contact| contact.node != node);
-        self.asked.retain(|_, asked| asked.node != node);
+        self.responded.retain(|_, contact| contact.node != node);
+        self.pending.retain(|_, pending| pending.node != node);
         self.credit.remove(&node);
     }
 
-    /// How many addresses, hints and packets are remembered.
+    /// Number of entries of each kind.
     #[cfg(test)]
     pub(super) fn counts(&self) -> [usize; 5] {
         [
-            self.answered.len(),
-            self.asked.len(),
+            self.responded.len(),
+            self.pending.len(),
             self.hints.len(),
             self.credit.len(),
             self.sent.len(),
         ]
     }
 
-    /// Drops what is out of date.
+    /// Removes expired entries.
     pub(super) fn prune(&mut self, now: Duration) {
-        self.asked
-            .retain(|_, asked| now < asked.last + FORGET_AFTER);
-        self.hints.retain(|_, hint| hint.is_good(now));
-        let answered: std::collections::BTreeSet<u32> =
-            self.answered.values().map(|one| one.node).collect();
-        self.credit.retain(|node, _| answered.contains(node));
+        self.pending
+            .retain(|_, pending| now < pending.last + FORGET_AFTER);
+        self.hints.retain(|_, hint| hint.is_fresh(now));
+        let responded: std::collections::BTreeSet<u32> =
+            self.responded.values().map(|one| one.node).collect();
+        self.credit.retain(|node, _| responded.contains(node));
     }
 }

@@ -1,9 +1,9 @@
-//! Anti-entropy: two nodes synchronise what they know, for lost news and for newcomers.
+//! Anti-entropy: two nodes synchronise their state, to recover lost changes and for new nodes.
 //!
-//! Members are sorted into [`BUCKETS`] by their number. A request carries a digest of each bucket,
-//! the response members of the buckets that differ, as many as a packet holds. A node that learns
-//! something requests again at once. So nodes that agree exchange a few bytes, and a newcomer among
-//! a thousand nodes knows them all after a round trip per packet.
+//! Members are divided into [`BUCKETS`] by number. A request has a digest of each bucket; the response
+//! has members of the buckets that differ, as many as fit a packet. A node that got something new
+//! requests again at once. Nodes that agree therefore exchange few bytes, and a new node among a
+//! thousand knows them all after one round trip per packet.
 
 use foca::{Member as Known, State};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use super::Member;
 
 pub(super) const BUCKETS: usize = 32;
 
-/// A summary of what a node knows.
+/// Digests of a node's state, one per bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Digests([u32; BUCKETS]);
 
@@ -21,11 +21,11 @@ fn bucket(node: u32) -> usize {
 }
 
 impl Digests {
-    /// Of the members that are up.
+    /// Digests of the members that are up.
     pub(super) fn of<'a>(there: impl Iterator<Item = &'a Member>) -> Digests {
         let mut digests = Digests::default();
         for member in there {
-            // The finalizer of SplitMix64: every bit of number and life counts.
+            // The finalizer of SplitMix64: every bit of number and life matters.
             let mut mixed = member.life ^ u64::from(member.node).rotate_left(40);
             mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -40,8 +40,8 @@ impl Digests {
     }
 }
 
-/// What the other node lacks or knows differently, as far as `max_bytes` hold it, beginning with
-/// bucket `first`; `None` if it knows the same.
+/// Members that the other node lacks or knows differently, up to `max_bytes`, starting with bucket
+/// `first`; `None` if the digests are equal.
 pub(super) fn differences<'a>(
     own: &Digests,
     other: &Digests,
@@ -54,7 +54,7 @@ pub(super) fn differences<'a>(
     }
     let order = |member: &&Known<Member>| {
         let distance = (bucket(member.id().node) + BUCKETS - first % BUCKETS) % BUCKETS;
-        // Nodes that are up go first.
+        // Nodes that are up come first.
         (distance, member.state() == State::Down)
     };
     let mut wanted: Vec<&Known<Member>> = known

@@ -22,26 +22,26 @@ fn sealed_bytes(said: &Announcement) -> u64 {
     Authenticator::new(None).seal(header, said).len() as u64
 }
 
-/// A network that delivers everything a millisecond later, except to who is dead.
+/// Delivers all packets a millisecond later, except to dead nodes.
 struct Cluster {
     nodes: Vec<Option<Membership>>,
-    /// Of those that announce themselves.
+    /// Discovery of nodes that announce themselves.
     announcers: Vec<Option<Discovery>>,
-    /// Announcements on their way, to one node or to all, by arrival.
+    /// Announcements in flight, to one node or to all, by time of arrival.
     said: BTreeMap<(Duration, u64), (Announcement, Option<usize>)>,
-    /// How many there were to all.
+    /// Number of broadcast announcements.
     announced: u32,
     key: Option<ClusterKey>,
-    /// Every packet arrives again, so much later, if at all.
+    /// Delay after which every packet is delivered again, if at all.
     again: Option<Duration>,
-    /// By arrival, then in the order of sending.
+    /// Packets in flight by time of arrival, then in the order of sending.
     flying: BTreeMap<(Duration, u64), (SocketAddr, SocketAddr, Vec<u8>)>,
-    /// So many of a hundred packets to the ports that everybody knows find their queues full.
+    /// Percentage of packets to well-known ports that are lost because of full queues.
     junk: u32,
-    /// Whether packets are recorded, and which were: sender, receiver, bytes.
+    /// Recorded packets, if recording is on: sender, receiver, bytes.
     record: bool,
     recorded: Vec<(SocketAddr, SocketAddr, Vec<u8>)>,
-    /// What came to addresses of nobody.
+    /// Packets to addresses without a node.
     elsewhere: Vec<(SocketAddr, Vec<u8>)>,
     sent: Vec<u64>,
     count: u64,
@@ -54,10 +54,10 @@ fn address(node: usize) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), number)
 }
 
-/// From here on are the ports at which only members are heard.
+/// First of the ports that only members know.
 const PRIVATE: u16 = 20_000;
 
-/// Where an agent sends from.
+/// Address from which an agent sends.
 fn private(node: usize) -> SocketAddr {
     let at = address(node);
     SocketAddr::new(at.ip(), at.port() + PRIVATE)
@@ -168,7 +168,7 @@ impl Cluster {
             let to_all = by.is_none();
             let word =
                 announcer.on_announcement(self.now, said, to_all, ANNOUNCEMENT_BYTES, membership);
-            let next = match word.expect("no namesakes") {
+            let next = match word.expect("no duplicate node numbers") {
                 Some(Response::Announce(said, to)) => Some((said, to)),
                 Some(Response::Forward(to)) => Some((said.clone(), to)),
                 None => None,
@@ -183,11 +183,11 @@ impl Cluster {
         }
     }
 
-    /// Starts an agent that has a hosts file.
+    /// Starts an agent with a hosts file.
     fn start(&mut self, node: usize, life: u64) {
         let others = (0..self.nodes.len()).filter(|other| *other != node);
         let known = others.map(|other| member(other, 0));
-        // Another one each time, as of a process.
+        // A different one each time, as in a new process.
         self.count += 1;
         let seed = node as u64 + 1000 * self.count;
         let mut started = Membership::new(
@@ -217,7 +217,7 @@ impl Cluster {
         }
     }
 
-    /// Sends a packet from whatever address.
+    /// Sends a packet from any address.
     fn put(&mut self, delay: Duration, from: SocketAddr, to: SocketAddr, packet: Vec<u8>) {
         if self.record {
             self.recorded.push((from, to, packet.clone()));
@@ -282,7 +282,7 @@ impl Cluster {
         }
     }
 
-    /// Nodes that everybody alive knows to be there, or nothing if they do not agree.
+    /// The nodes that are up, if all live nodes agree on them.
     fn agreed(&self) -> Option<BTreeSet<u32>> {
         let mut views = self.nodes.iter().enumerate().filter_map(|(node, one)| {
             let mut view: BTreeSet<u32> = one.as_ref()?.members().map(|one| one.node).collect();
@@ -293,7 +293,7 @@ impl Cluster {
         views.all(|view| view == first).then_some(first)
     }
 
-    /// Runs until all agree on so many nodes; how long it took.
+    /// Runs until all agree on this number of nodes; returns the time it took.
     fn until_agreed(&mut self, nodes: usize, limit: Duration) -> Duration {
         let begun = self.now;
         while self.now < begun + limit {
@@ -309,7 +309,7 @@ impl Cluster {
         panic!("no agreement on {nodes} nodes within {limit:?}: {least} to {most} others known");
     }
 
-    /// Bytes that a node sends in a second, in the mean of the next twenty.
+    /// Bytes per second that a node sends, averaged over the next 20 s.
     fn traffic(&mut self) -> f64 {
         let before: u64 = self.sent.iter().sum();
         self.run(Duration::from_secs(20));
@@ -328,8 +328,8 @@ fn a_node_that_dies_is_known_to_be_gone_and_one_that_comes_back_to_be_there() {
     println!("a dead node was known to be gone after {took:?}");
     assert!(!cluster.agreed().expect("agreed").contains(&4));
     for membership in cluster.nodes.iter_mut().flatten() {
-        let went = |news: &News| matches!(news, News::Went(member) if member.node == 4);
-        assert!(membership.take_news().iter().any(went));
+        let went = |news: &MembershipEvent| matches!(news, MembershipEvent::Down(member) if member.node == 4);
+        assert!(membership.take_events().iter().any(went));
     }
     cluster.start(3, 2);
     cluster.until_agreed(5, Duration::from_secs(30));
@@ -368,7 +368,7 @@ fn strangers_do_not_become_members_and_are_counted() {
     let key = |byte| Some(ClusterKey::new([byte; dipole_node::KEY_BYTES]));
     let mut cluster = Cluster::with_key(3, key(1));
     cluster.until_agreed(3, Duration::from_secs(10));
-    // The second node comes back as somebody else.
+    // The second node restarts with another key.
     cluster.key = key(2);
     cluster.start(1, 2);
     cluster.run(Duration::from_secs(60));
@@ -390,13 +390,13 @@ fn packets_sent_again_change_nothing_in_a_cluster_with_a_key() {
     cluster.until_agreed(4, Duration::from_secs(30));
     cluster.start(3, 2);
     cluster.until_agreed(5, Duration::from_secs(30));
-    // What was said of the node while it was away comes again and again.
+    // Packets about the node from its absence arrive again and again.
     for membership in cluster.nodes.iter_mut().flatten() {
-        membership.take_news();
+        membership.take_events();
     }
     cluster.run(Duration::from_secs(60));
     for membership in cluster.nodes.iter_mut().flatten() {
-        assert_eq!(membership.take_news(), []);
+        assert_eq!(membership.take_events(), []);
         let dropped = membership.dropped();
         assert!(
             dropped.repeated > 0 && dropped.strangers == 0,
@@ -419,9 +419,9 @@ fn hundreds_of_nodes_find_each_other_and_announce_themselves_rarely() {
         "{nodes} nodes found each other {joined:?} after the last was started, with {at_start} \
          bytes each; then {traffic:.0} B/s of a node, and {more} announcements of all in 20 s"
     );
-    // One a second, or a minute for each node if there are few, and at random a quarter sooner.
+    // One per second, or one per minute and node if there are few nodes, up to 25 % sooner.
     assert!(more <= 20 * 2, "{more} announcements");
-    // One that comes back, at once and later.
+    // A node restarts, at once and later.
     for pause in [0, 30] {
         cluster.nodes[1] = None;
         cluster.run(Duration::from_secs(pause));
@@ -439,7 +439,7 @@ fn hundreds_of_nodes_agree_within_seconds_and_send_as_little_as_fifty() {
     let of_few = few.traffic();
     let mut many = Cluster::new(nodes);
     let joined = many.until_agreed(nodes, Duration::from_secs(120));
-    // What they still have to say about who joined.
+    // Waits for the last updates about joins.
     many.run(Duration::from_secs(60));
     let of_many = many.traffic();
     many.nodes[nodes / 3] = None;

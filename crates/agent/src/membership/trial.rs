@@ -1,4 +1,4 @@
-//! What anybody may send to a member: a seam for fuzzers.
+//! Packets of an attacker to a member, for fuzzing.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -32,11 +32,11 @@ fn member(host: u8) -> Member {
     }
 }
 
-/// Lets a member without a key take what these bytes say, of somebody who has answered it: pieces
-/// of a length (one byte, times four), a kind (one byte) and content.
+/// Feeds packets to a member without a key, from an attacker who has responded to its challenge.
+/// `bytes` is a list of a length (one byte, in units of four), a kind (one byte) and content.
 ///
 /// # Panics
-/// If others get packets that are too long, or more bytes than came.
+/// If other nodes get packets that are too long, or more bytes than the member received.
 #[doc(hidden)]
 pub fn take_anything(bytes: &[u8]) {
     let secrets = Secrets {
@@ -49,7 +49,7 @@ pub fn take_anything(bytes: &[u8]) {
     let (mut now, mut came) = (Duration::from_secs(1), 0);
     let mut to_others = 0;
     let mut rest = bytes;
-    // Whoever says nothing first is challenged, and answers.
+    // The first packet causes a challenge, to which the attacker responds.
     let mut packet = stranger.seal(1, Body::SyncRequest(super::Digests::default()));
     loop {
         came += packet.len();
@@ -58,7 +58,7 @@ pub fn take_anything(bytes: &[u8]) {
             assert!(sent.len() <= MAX_PACKET_BYTES, "{} bytes", sent.len());
             match stranger.open(&sent).map(|received| received.body) {
                 Some(Body::Challenge { token, .. }) if to == at(2) => {
-                    let answer = Body::Answer {
+                    let answer = Body::Response {
                         token,
                         digest: digest(&member(2)),
                         least_life: [0; 8],
@@ -66,7 +66,7 @@ pub fn take_anything(bytes: &[u8]) {
                     one.on_packet(now, to, &stranger.seal(1, answer));
                 }
                 _ if to == at(2) => {}
-                // The node of the hosts file is asked by the member itself.
+                // The member contacts the node of the hosts file on its own.
                 _ if to == at(3) => {}
                 _ => to_others += sent.len(),
             }
@@ -102,11 +102,11 @@ mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::Swim;
+    use super::super::swim::Swim;
     use super::*;
     use foca::{Codec, PostcardCodec};
 
-    /// What another agent would say, in the format of [`take_anything`].
+    /// A valid packet of another agent, in the format of [`take_anything`].
     fn sound(random: &mut StdRng) -> Vec<u8> {
         let about = member(random.random_range(1..9));
         let message = match random.random_range(0..6) {
@@ -131,11 +131,11 @@ mod tests {
         written.expect("a vector");
         let said = [foca::Member::alive(about)];
         let (kind, content) = match random.random_range(0..3) {
-            0 => (1, Swim::written(&head, &said)),
+            0 => (1, Swim::encode(&head, &said)),
             _ => {
                 let body = match random.random() {
                     true => Body::SyncResponse(said.to_vec()),
-                    false => Body::Swim(Swim::written(&head, &said)),
+                    false => Body::Swim(Swim::encode(&head, &said)),
                 };
                 let bytes = postcard::to_extend(&body, Vec::new());
                 (2, bytes.expect("a vector"))

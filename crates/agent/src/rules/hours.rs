@@ -1,7 +1,7 @@
 //! Times of the week: `Mon-Fri 19:00-07:00`, `Sat-Sun`, `20:00-06:00`.
 //!
-//! A time that ends at or before its beginning ends on the next day; the days are those on
-//! which it begins.
+//! A range that ends at or before its start ends on the next day. The days are those on which it
+//! starts.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 const DAY_MINUTES: u32 = 24 * 60;
 const WEEK_MINUTES: u32 = 7 * DAY_MINUTES;
 
-/// A minute of a week that begins on Monday at 0:00.
+/// A minute of a week that starts on Monday at 0:00.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment(u32);
 
 impl Moment {
-    /// `day` counts from Monday, 0.
+    /// `day` is 0 for Monday.
     pub(crate) fn new(day: u32, hour: u32, minute: u32) -> Moment {
         Moment((day * DAY_MINUTES + hour * 60 + minute) % WEEK_MINUTES)
     }
 
-    /// Now, in local time.
+    /// The current local time.
     pub(crate) fn now() -> Moment {
         let now = jiff::Zoned::now();
         let part = |number: i8| u32::try_from(number).unwrap_or(0);
@@ -39,7 +39,7 @@ impl fmt::Display for Moment {
 /// One entry of `hours`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hours {
-    /// As it was written.
+    /// As written in the file.
     text: String,
     /// From Monday on.
     days: [bool; 7],
@@ -51,7 +51,7 @@ impl Hours {
     pub(crate) fn parse(text: &str) -> Result<Hours, String> {
         let wrong = || {
             format!(
-                "`{text}` is no time of the week, such as \"Mon-Fri 19:00-07:00\", \"Sat-Sun\" or \
+                "`{text}` is not a time of the week, such as \"Mon-Fri 19:00-07:00\", \"Sat-Sun\" or \
                  \"20:00-06:00\""
             )
         };
@@ -104,7 +104,7 @@ fn parse_days(text: &str) -> Option<[bool; 7]> {
     Some(days)
 }
 
-/// When it begins and how long it lasts, in minutes.
+/// Start and duration in minutes.
 fn parse_times(text: &str) -> Option<(u32, u32)> {
     let (begin, end) = text.split_once('-')?;
     let (begin, end) = (parse_time(begin)?, parse_time(end)?);

@@ -1,7 +1,7 @@
-//! When a node's owner lets others start work on it: a TOML file; without one all work is accepted.
+//! The owner's rules: when others may start work on a node. Without a file all work is accepted.
 //!
-//! The file is read each time work is requested, so that a change takes effect at once. A file
-//! that has become invalid refuses all work.
+//! The TOML file is read for each request, so changes take effect at once. An invalid file refuses
+//! all work.
 
 mod hours;
 
@@ -16,35 +16,35 @@ use serde::Deserialize;
 use super::toml_lines;
 use hours::{Hours, Moment};
 
-/// Names the file if there is no `--rules`.
+/// Names the file if `--rules` is absent.
 const VARIABLE: &str = "DIPOLE_AGENT_RULES";
 const EXPECTED: &str = "max-load = 1.0, hours = [\"Mon-Fri 19:00-07:00\", \"Sat-Sun\"], users-logged-in = \
                         \"allow\", \"refuse-others\" or \"refuse\", max-ranks = 8";
 
-/// What the owner allows.
+/// The owner's rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Rules {
-    /// Load of the last minute, per core.
+    /// Maximum load of the last minute, per core.
     max_load: Option<f64>,
-    /// Empty: at any time.
+    /// Times at which work is accepted; empty for any time.
     hours: Vec<Hours>,
     users: Users,
     max_ranks: Option<u32>,
 }
 
-/// What happens while users are logged in.
+/// What to do while users are logged in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Users {
     #[default]
     Allow,
-    /// Refuse work while anybody but the agent's own user is logged in.
+    /// Refuse work while users other than the agent's are logged in.
     RefuseOthers,
-    /// Refuse work while anybody is logged in.
+    /// Refuse work while any user is logged in.
     Refuse,
 }
 
-/// The file as it is written.
+/// The content of the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Written {
@@ -69,17 +69,17 @@ pub(crate) enum RulesError {
     },
 }
 
-/// The state of the node that the rules refer to.
+/// State of the node that the rules refer to.
 #[derive(Clone, Debug)]
 pub(crate) struct HostState {
     load_per_core: f64,
     moment: Moment,
-    /// Who is logged in.
+    /// Users who are logged in.
     users: Vec<String>,
     own_user: String,
 }
 
-/// Where the rules are: the given file, that of the environment, or the default one if it exists.
+/// The file of rules: the given one, that of the environment, or the default one if it exists.
 pub(crate) fn locate(given: Option<&Path>) -> Option<PathBuf> {
     let set = |name| variable(name).map(PathBuf::from);
     if let Some(file) = given.map(Path::to_owned).or_else(|| set(VARIABLE)) {
@@ -107,7 +107,7 @@ impl Rules {
         })
     }
 
-    /// Errors carry their line.
+    /// Errors have line numbers.
     fn parse(text: &str) -> Result<Rules, (usize, String)> {
         let line_at = |at| toml_lines::line_at(text, at);
         let written: Written = toml_lines::parsed(text)?;
@@ -128,10 +128,10 @@ impl Rules {
         })
     }
 
-    /// How many of the requested ranks may start beside those that run; `None` for any number.
+    /// How many of the requested ranks may start in addition to `running` ones; `None` for all.
     ///
     /// # Errors
-    /// All reasons why none may start.
+    /// All reasons for a refusal.
     pub(crate) fn evaluate(
         &self,
         state: &HostState,
@@ -201,7 +201,7 @@ impl fmt::Display for Rules {
         match self.users {
             Users::Allow => {}
             Users::RefuseOthers => parts.push("while no other user is logged in".to_owned()),
-            Users::Refuse => parts.push("while nobody is logged in".to_owned()),
+            Users::Refuse => parts.push("while no user is logged in".to_owned()),
         }
         parts.extend(self.max_ranks.map(|most| format!("up to {most} ranks")));
         f.write_str(&parts.join("; "))
@@ -209,7 +209,7 @@ impl fmt::Display for Rules {
 }
 
 impl HostState {
-    /// The present state.
+    /// Gathers the current state.
     pub(crate) fn gather(rules: &Rules) -> io::Result<HostState> {
         let users = match rules.users {
             Users::Allow => Vec::new(),
@@ -231,7 +231,7 @@ fn load_per_core() -> io::Result<f64> {
         .next()
         .and_then(|word| word.parse().ok());
     let load: f64 = load.ok_or_else(|| io::Error::other("/proc/loadavg holds no load"))?;
-    // All cores, not those that this process may use.
+    // All cores, not only those that this process may use.
     let stat = std::fs::read_to_string("/proc/stat")?;
     let is_core = |line: &&str| {
         line.strip_prefix("cpu")
@@ -241,7 +241,7 @@ fn load_per_core() -> io::Result<f64> {
     Ok(load / f64::from(cores.max(1)))
 }
 
-/// By `who`, which every system has and which knows where its system records logins.
+/// Users who are logged in, from `who`, which knows where the system records logins.
 fn logged_in() -> io::Result<Vec<String>> {
     let failed =
         |why: String| io::Error::other(format!("`who` failed to list the users logged in: {why}"));
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_rules_allow_is_welcome_up_to_the_most_ranks() {
+    fn what_the_rules_allow_is_welcome_up_to_the_max_ranks() {
         let all = rules(
             "max-load = 0.5\nhours = ['Mon 12:00-12:01']\nusers-logged-in = 'refuse'\n\
              max-ranks = 4",
@@ -346,7 +346,7 @@ mod tests {
             (
                 "hours = [\n'Sat',\n'Sat-'\n]",
                 3,
-                "`Sat-` is no time of the week",
+                "`Sat-` is not a time of the week",
             ),
             ("max-ranks = -1", 1, "invalid value"),
             ("users-logged-in = 'maybe'", 1, "maybe"),
@@ -365,6 +365,9 @@ mod tests {
     fn the_facts_of_this_machine_can_be_had() {
         let state = HostState::gather(&Rules::default()).unwrap();
         assert!(state.load_per_core >= 0.0);
-        assert!(state.users.is_empty(), "nobody asked");
+        assert!(
+            state.users.is_empty(),
+            "users are not listed without a rule"
+        );
     }
 }

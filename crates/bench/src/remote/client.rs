@@ -113,7 +113,7 @@ impl Drop for Remote {
 /// The address of a node, also of one that has joined since the configuration was read.
 pub(super) fn address_of(config: &Config, node: NodeId) -> Option<IpAddr> {
     let known = config.hosts.get(node).map(|host| host.address);
-    known.or_else(|| Some(config.hosts.again()?.get(node)?.address))
+    known.or_else(|| Some(config.hosts.reload()?.get(node)?.address))
 }
 
 fn unreachable(node: NodeId, error: &SendError) -> RemoteError {

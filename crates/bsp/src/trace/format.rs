@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use dipole_trace::bytes::{
-    front, narrow, put_field, put32, put64, take_field, take32, take64, text,
+    len_u32, printable, put_field, put32, put64, take_field, take32, take64, truncated,
 };
 use dipole_trace::{
     BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCKS_AT, Frame, HEAD_BYTES, Module, Records, STACKS_AT,
@@ -144,7 +144,7 @@ impl Step {
         self.entered_ns.saturating_add(self.sync_ns())
     }
 
-    /// Appends the record with its length in front.
+    /// Appends the record with its length in truncated.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         let start = into.len();
         put32(into, 0);
@@ -166,7 +166,7 @@ impl Step {
         }
         let lists = [&self.put, &self.got, &self.waits];
         for list in lists {
-            put32(into, narrow(list.len().min(MOST_PEERS)));
+            put32(into, len_u32(list.len().min(MOST_PEERS)));
         }
         for list in lists {
             let named = match list.len() > MOST_PEERS {
@@ -182,7 +182,7 @@ impl Step {
                 put64(into, list[named..].iter().map(|(_, value)| value).sum());
             }
         }
-        let length = narrow(into.len() - start - 4);
+        let length = len_u32(into.len() - start - 4);
         into[start..start + 4].copy_from_slice(&length.to_le_bytes());
     }
 
@@ -407,8 +407,8 @@ impl Site {
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         put32(into, self.line);
         for text in [&self.call, &self.file] {
-            let text = front(text, 1024);
-            put32(into, narrow(text.len()));
+            let text = truncated(text, 1024);
+            put32(into, len_u32(text.len()));
             into.extend_from_slice(text.as_bytes());
         }
     }
@@ -423,7 +423,7 @@ fn decode_sites(mut bytes: &[u8]) -> Option<Vec<Site>> {
         let length = take32(at)? as usize;
         let (field, rest) = at.split_at_checked(length)?;
         *at = rest;
-        text(field)
+        printable(field)
     };
     let mut sites = Vec::new();
     while !at.is_empty() {
@@ -489,7 +489,7 @@ mod tests {
             line: 7,
         };
         site.encode(&mut sites);
-        put32(&mut bytes, narrow(sites.len()));
+        put32(&mut bytes, len_u32(sites.len()));
         bytes.extend(sites);
         bytes.resize(BLOCKS_AT, 0);
         for (sequence, steps) in blocks {

@@ -204,7 +204,7 @@ impl Tracer {
         self.step.epoch = epoch;
         self.step.site = self.site(call);
         let now_ns = self.since_ns;
-        self.step.stack = self.stacks.here(self.step.site, now_ns, &mut self.ring);
+        self.step.stack = self.stacks.record(self.step.site, now_ns, &mut self.ring);
         let grown = |now: u64, then: u64| u32::try_from(now - then.min(now)).unwrap_or(u32::MAX);
         self.step.repeats = grown(counters.0, self.counters.0);
         self.step.prods = grown(counters.1, self.counters.1);
@@ -226,7 +226,7 @@ impl Tracer {
         }
         step.stalls = 0;
         // Looking at the stack is no computation of the program's.
-        step.began_ns = self.since_ns + self.stacks.looked_ns();
+        step.began_ns = self.since_ns + self.stacks.walk_ns();
     }
 
     fn site(&mut self, call: Call) -> u32 {

@@ -1,4 +1,4 @@
-//! Both directions of a call: frames in Noise messages, each with its length.
+//! Both directions of a call: frames in Noise messages with a length prefix.
 //!
 //! A message that was damaged, dropped, repeated or reordered is an error, and so is an end without
 //! [`Frame::Last`] where one is expected. One message holds at most [`MAX_CHUNK_BYTES`] of a stream.
@@ -9,15 +9,14 @@ use std::sync::Arc;
 use dipole_node::ClusterKey;
 use snow::{Error, StatelessTransportState};
 
-use super::greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, prove, proven};
-use super::standing::{Side, Standing};
+use super::greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, accept_proof, prove};
 
-/// Bytes of a stream in one message.
+/// Maximum bytes of a stream in one message.
 pub const MAX_CHUNK_BYTES: usize = 32 << 10;
 const TAG_BYTES: usize = 16;
-/// A kind, a payload, a tag.
+/// Kind, payload and tag.
 const LONGEST_MESSAGE: usize = 1 + MAX_CHUNK_BYTES + TAG_BYTES;
-/// The second message of the handshake: a public key and the tag of nothing.
+/// The second message of the handshake: a public key, and the tag of an empty payload.
 const REPLY_BYTES: usize = 48;
 
 /// The content of one message.
@@ -29,31 +28,39 @@ pub enum Frame {
     Errors(Vec<u8>),
     /// Standard input ends.
     InputEnd,
-    /// Nothing follows; the status of the guard.
+    /// The last frame: the exit status of the guard.
     Last(u8),
     /// A [`Request`](super::Request).
     Request(Vec<u8>),
     /// An [`Answer`](super::Answer).
     Answer(Vec<u8>),
-    /// This end is there.
+    /// Keepalive.
     Alive,
-    /// This end holds the key: see [`Standing`].
+    /// Proof that this end still holds the key: see [`Standing`](super::Standing).
     Proof(Vec<u8>),
 }
 
-/// A call whose ends have authenticated each other; the caller is proven by its first frame.
+/// An end of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Caller,
+    Called,
+}
+
+/// A call whose ends have authenticated each other. The first frame completes the caller's proof.
 pub struct Channel {
     cipher: Arc<StatelessTransportState>,
-    handshake: Vec<u8>,
-    side: Side,
+    /// Hash of the handshake, which is unique to this call.
+    pub(super) handshake: Vec<u8>,
+    pub(super) side: Side,
 }
 
 impl Channel {
-    /// Proves to the agent that this caller holds the key, and checks the agent's proof.
+    /// Proves to the agent that this caller holds the key, and verifies the agent's proof.
     ///
     /// # Errors
-    /// Among others [`io::ErrorKind::ResourceBusy`]: another caller took the place of this one.
-    /// [`io::ErrorKind::PermissionDenied`]: the agent says that the proof is of another key.
+    /// Among others [`io::ErrorKind::ResourceBusy`] if the agent is busy, and
+    /// [`io::ErrorKind::PermissionDenied`] if the agent reports that it holds another key.
     pub fn call(
         stream: &mut (impl Read + Write),
         key: &ClusterKey,
@@ -65,11 +72,11 @@ impl Channel {
         let mut length = 0;
         while length < REPLY_BYTES {
             match stream.read(&mut reply[length..]) {
-                Ok(0) => return Err(ended(&reply[..length])),
+                Ok(0) => return Err(closed(&reply[..length])),
                 Ok(read) => length += read,
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => {
-                    return Err(ended(&reply[..length]));
+                    return Err(closed(&reply[..length]));
                 }
                 Err(cause) => return Err(cause),
             }
@@ -80,15 +87,19 @@ impl Channel {
         Channel::from(state, Side::Caller)
     }
 
-    /// Answers a caller that proved itself so.
+    /// Completes the handshake with a caller that sent this proof.
     pub fn answer(
         stream: &mut impl Write,
         key: &ClusterKey,
         greeting: &Greeting,
         proof: &[u8; PROOF_BYTES],
     ) -> io::Result<Channel> {
-        let mut state = proven(key, greeting, proof)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "of another cluster key"))?;
+        let mut state = accept_proof(key, greeting, proof).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the proof is of another cluster key",
+            )
+        })?;
         let mut reply = [0; REPLY_BYTES];
         state.write_message(&[], &mut reply).map_err(broken)?;
         stream.write_all(&reply)?;
@@ -105,13 +116,7 @@ impl Channel {
         })
     }
 
-    /// For proofs in this call, that its ends hold the key still.
-    #[must_use]
-    pub fn standing(&self, key: &ClusterKey) -> Standing {
-        Standing::new(key, &self.handshake, self.side)
-    }
-
-    /// The two directions, for a thread each.
+    /// Splits the call into its two directions, so that each can have a thread.
     pub fn split<R: Read, W: Write>(self, from: R, to: W) -> (Receiver<R>, Sender<W>) {
         let receiver = Receiver {
             from,
@@ -127,7 +132,7 @@ impl Channel {
     }
 }
 
-/// What goes out.
+/// The sending direction of a call.
 pub struct Sender<W> {
     to: W,
     cipher: Arc<StatelessTransportState>,
@@ -135,7 +140,7 @@ pub struct Sender<W> {
 }
 
 impl<W: Write> Sender<W> {
-    /// Where it goes.
+    /// The underlying stream.
     pub fn stream(&self) -> &W {
         &self.to
     }
@@ -175,7 +180,7 @@ impl<W: Write> Sender<W> {
     }
 }
 
-/// What comes in.
+/// The receiving direction of a call.
 pub struct Receiver<R> {
     from: R,
     cipher: Arc<StatelessTransportState>,
@@ -183,7 +188,7 @@ pub struct Receiver<R> {
 }
 
 impl<R: Read> Receiver<R> {
-    /// The next frame; `None` if the stream ends before one.
+    /// Receives the next frame; `None` if the stream has ended.
     pub fn receive(&mut self) -> io::Result<Option<Frame>> {
         let mut prefix = [0; 2];
         let first = loop {
@@ -224,13 +229,13 @@ impl<R: Read> Receiver<R> {
     }
 }
 
-/// Why the agent hung up, by what it sent in place of its reply. Anybody on the way can have
-/// written that, as they can hang up.
-fn ended(said: &[u8]) -> io::Error {
-    let said: Option<[u8; GREETING_BYTES]> = said.try_into().ok();
-    match said.map(Greeting::from_bytes) {
-        Some(said) if said.is_busy() => io::ErrorKind::ResourceBusy.into(),
-        Some(said) if said == Greeting::other_key() => io::ErrorKind::PermissionDenied.into(),
+/// Why the agent closed the connection, from what it sent instead of its reply. It is not
+/// authenticated: an attacker on the path can forge it, as it can close the connection.
+fn closed(reply: &[u8]) -> io::Error {
+    let reply: Option<[u8; GREETING_BYTES]> = reply.try_into().ok();
+    match reply.map(Greeting::from_bytes) {
+        Some(reply) if reply.is_busy() => io::ErrorKind::ResourceBusy.into(),
+        Some(reply) if reply == Greeting::other_key() => io::ErrorKind::PermissionDenied.into(),
         _ => io::ErrorKind::UnexpectedEof.into(),
     }
 }
@@ -239,7 +244,7 @@ fn broken(error: Error) -> io::Error {
     match error {
         Error::Decrypt => io::Error::new(
             io::ErrorKind::InvalidData,
-            "the other side holds another key, or somebody changed what it sent",
+            "the other end holds another key, or its data was changed on the way",
         ),
         other => io::Error::other(other),
     }
@@ -252,7 +257,7 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use std::os::unix::net::UnixStream;
 
-    /// A call over a socket pair: caller, then called.
+    /// A call over a socket pair: caller and called.
     fn call() -> (Channel, Channel) {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let key = ClusterKey::new([3; 32]);
@@ -281,7 +286,7 @@ mod tests {
         ]
     }
 
-    /// What a caller's frames are on the wire, and who can read them.
+    /// A caller's frames on the wire, and the cipher of the receiver.
     fn sent() -> (Vec<u8>, Arc<StatelessTransportState>) {
         let (caller, called) = call();
         let mut wire = Vec::new();
@@ -355,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_tells_why_the_agent_hung_up() {
+    fn a_caller_reports_why_the_agent_closed_the_connection() {
         use io::ErrorKind::{PermissionDenied, ResourceBusy, UnexpectedEof};
         for (said, kind) in [
             (Some(Greeting::busy()), ResourceBusy),

@@ -1,8 +1,8 @@
-//! How a call begins: the agent says who it is, the caller verify that it holds the key.
+//! The start of a call: the agent sends a greeting, the caller proves that it holds the key.
 //!
-//! The greeting holds a number drawn for this call and is part of what the proof, the first
-//! message of the Noise handshake, covers. So a proof cannot be used twice, and the agent can
-//! check it without the costly part of the handshake.
+//! The greeting has a random number for this call, which the proof (the first message of the Noise
+//! handshake) covers. So a proof cannot be reused, and the agent can verify it without the expensive
+//! part of the handshake.
 
 use std::io;
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ use snow::{Builder, HandshakeState};
 
 /// Length of the agent's greeting.
 pub const GREETING_BYTES: usize = 26;
-/// Length of the caller's proof: a public key and the tag of nothing.
+/// Length of the caller's proof: a public key, and the tag of an empty payload.
 pub const PROOF_BYTES: usize = 48;
 
 const MAGIC: [u8; 8] = *b"dipole\x1a\n";
@@ -30,22 +30,22 @@ static PARAMETERS: LazyLock<NoiseParams> = LazyLock::new(|| {
         .expect("a pattern of the Noise specification")
 });
 
-/// What an agent says first.
+/// The first message of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting([u8; GREETING_BYTES]);
 
 impl Greeting {
-    /// For a new call.
+    /// A greeting for a new call.
     pub fn draw() -> io::Result<Greeting> {
         Ok(Greeting::of(0, random_bytes()?))
     }
 
-    /// For one too many; also in place of the reply to a proof.
+    /// For a call that is refused because the agent is busy; also sent instead of the reply to a proof.
     pub fn busy() -> Greeting {
         Greeting::of(1, [0; NUMBER_BYTES])
     }
 
-    /// In place of the reply to a proof of another key.
+    /// Sent instead of the reply to a proof of another key.
     pub fn other_key() -> Greeting {
         Greeting::of(2, [0; NUMBER_BYTES])
     }
@@ -59,59 +59,59 @@ impl Greeting {
         Greeting(bytes)
     }
 
-    /// One that was sent by [`draw`](Self::draw), handed from process to process.
+    /// A greeting that [`draw`](Self::draw) made in another process.
     pub fn from_bytes(bytes: [u8; GREETING_BYTES]) -> Greeting {
         Greeting(bytes)
     }
 
-    /// As they go over the wire.
+    /// Its bytes on the wire.
     pub fn bytes(&self) -> &[u8; GREETING_BYTES] {
         &self.0
     }
 
-    /// True if the agent has no time for this call, but may have for a later one.
+    /// True if the agent is too busy for this call; a later one may succeed.
     pub fn is_busy(&self) -> bool {
         *self == Greeting::busy()
     }
 
-    /// Errors say why no call comes of it.
+    /// Checks that the agent accepts calls; the error says why not.
     pub fn check(&self) -> Result<(), String> {
         if self.0[..8] != MAGIC {
-            return Err("something else than an agent of Dipole listens there".to_owned());
+            return Err("another program than an agent of Dipole listens there".to_owned());
         }
         if self.0[8] != VERSION {
             let version = self.0[8];
             return Err(format!(
-                "its agent speaks version {version} of calls, not {VERSION}; install the same \
+                "its agent uses version {version} of the call protocol, not {VERSION}; install the same \
                  dipole there"
             ));
         }
         match self.0[STATUS_AT] {
             0 => Ok(()),
             2 => Err("its agent holds another cluster key".to_owned()),
-            _ => Err("its agent tends too many jobs or callers already".to_owned()),
+            _ => Err("its agent already has too many jobs or callers".to_owned()),
         }
     }
 }
 
-/// Begins a handshake as the one who calls, with its proof.
+/// Starts a handshake as the caller, with its proof.
 pub(super) fn prove(
     key: &ClusterKey,
     greeting: &Greeting,
 ) -> Result<(HandshakeState, [u8; PROOF_BYTES]), snow::Error> {
     let secret = key.derive(PURPOSE).next().expect("the key's own");
-    let mut calling = Builder::new(PARAMETERS.clone())
+    let mut caller = Builder::new(PARAMETERS.clone())
         .prologue(&greeting.0)?
         .psk(0, &secret)?
         .build_initiator()?;
     let mut proof = [0; PROOF_BYTES];
-    calling.write_message(&[], &mut proof)?;
-    Ok((calling, proof))
+    caller.write_message(&[], &mut proof)?;
+    Ok((caller, proof))
 }
 
-/// Goes on with the handshake of a caller that sent this proof, as the one who is called; `None`
-/// if the caller holds no key that is taken.
-pub(super) fn proven(
+/// Continues the handshake of a caller that sent this proof; `None` if the caller holds no accepted
+/// key.
+pub(super) fn accept_proof(
     key: &ClusterKey,
     greeting: &Greeting,
     proof: &[u8; PROOF_BYTES],
@@ -124,10 +124,10 @@ pub(super) fn proven(
     })
 }
 
-/// True if whoever got this greeting and sent this proof holds the key.
+/// True if the sender of this proof holds the key and received this greeting.
 #[must_use]
 pub fn verify(key: &ClusterKey, greeting: &Greeting, proof: &[u8; PROOF_BYTES]) -> bool {
-    proven(key, greeting, proof).is_some()
+    accept_proof(key, greeting, proof).is_some()
 }
 
 #[cfg(test)]
@@ -163,6 +163,6 @@ mod tests {
         let said = Greeting::from_bytes(bytes).check().unwrap_err();
         assert!(said.contains("version 9"), "{said}");
         let ssh = Greeting::from_bytes(*b"SSH-2.0-OpenSSH_9.2 Debian");
-        assert!(ssh.check().unwrap_err().contains("something else"));
+        assert!(ssh.check().unwrap_err().contains("another program"));
     }
 }

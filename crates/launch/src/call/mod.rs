@@ -1,7 +1,7 @@
 //! A call from a launcher to a node's agent: authentication and the encrypted channel.
 //!
-//! Both ends prove that they hold the cluster key; what follows is encrypted. Of jobs this module
-//! knows only the first request and its answer. The bytes are in `docs/design/protocol.md` §11.
+//! Both ends prove that they hold the cluster key, then everything is encrypted. Of jobs this module
+//! knows only the first request and its answer. `docs/design/protocol.md` §11 specifies the bytes.
 
 mod channel;
 mod greeting;
@@ -18,31 +18,31 @@ pub use standing::{Standing, send_keepalives, watch_standing};
 /// A caller's request for work.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Request {
-    /// The user and machine of the caller, as it claims.
+    /// User and machine of the caller, as it claims.
     pub who: String,
     /// The job's program and its arguments, for display.
     pub command: String,
-    /// How many ranks may be placed there.
+    /// Number of ranks that may be placed there.
     pub ranks: u32,
 }
 
-/// The answer to it.
+/// The answer to a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
     /// A guard has been started.
     Accepted {
-        /// How many ranks may be started there; `None` for no limit.
-        most_ranks: Option<u32>,
+        /// Maximum number of ranks; `None` for no limit.
+        max_ranks: Option<u32>,
     },
     /// The rules of the machine's owner do not allow it.
     Refused {
-        /// For the caller to read.
+        /// Explanation for the user.
         reason: String,
     },
 }
 
-/// How long an end may be silent before its machine is taken for gone.
+/// How long an end may be silent before its machine is considered dead.
 ///
-/// The kernel's keepalives would not do: they cannot tell a machine that is gone from one whose
-/// program is not reading at the moment.
+/// TCP keepalives do not suffice: they cannot distinguish a dead machine from a program that does not
+/// read at the moment.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(30);

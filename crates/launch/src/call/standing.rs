@@ -1,9 +1,9 @@
-//! Whether the other end of a call is still a member.
+//! Checks during a call that the other end is still a member.
 //!
 //! Each end proves that it holds the cluster key when the call begins and whenever the key that it
-//! proves with has changed. A proof covers the handshake, so it holds for this call and from
-//! that end only. Once a key is withdrawn, an end whose last proof was of that key has a while to
-//! give another, then the call is over.
+//! makes proofs with has changed. A proof covers the handshake, so it is valid for this call and that
+//! end only. After a key is withdrawn, an end whose last proof was made with it has 10 s to send
+//! another; then the call ends.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,23 +12,16 @@ use std::time::{Duration, Instant};
 use dipole_naming::key::MacKey;
 use dipole_node::ClusterKey;
 
-use super::channel::{Frame, Sender};
+use super::channel::{Channel, Frame, Sender, Side};
 
-/// How often each end of an accepted call sends a keepalive, and looks at its key.
+/// How often each end of an accepted call sends a keepalive, and checks its key.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
-/// How long an end may take to prove itself again, seen from the other.
+/// How long an end may take to send a new proof.
 const RENEWAL_LIMIT: Duration = Duration::from_secs(10);
-/// How often that is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The purpose of the codes.
+/// How often that is checked.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
+/// Purpose of the MAC key.
 const PURPOSE: &str = "dipole 2026 call standing";
-
-/// An end of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Caller,
-    Called,
-}
 
 impl Side {
     fn other(self) -> Side {
@@ -39,24 +32,30 @@ impl Side {
     }
 }
 
-/// What both ends of a call have proven last.
+/// The proofs of both ends of a call.
 pub struct Standing {
     key: ClusterKey,
     codes: MacKey,
-    /// The hash of the handshake, which no other call has.
+    /// Hash of the handshake, which is unique to this call.
     handshake: Vec<u8>,
     side: Side,
-    heard: Mutex<Vec<u8>>,
+    last_proof: Mutex<Vec<u8>>,
 }
 
 impl Standing {
-    pub(super) fn new(key: &ClusterKey, handshake: &[u8], side: Side) -> Standing {
+    /// The standing of the ends of this call.
+    #[must_use]
+    pub fn of(channel: &Channel, key: &ClusterKey) -> Standing {
+        Standing::new(key, &channel.handshake, channel.side)
+    }
+
+    fn new(key: &ClusterKey, handshake: &[u8], side: Side) -> Standing {
         Standing {
             key: key.clone(),
             codes: key.mac_key(PURPOSE),
             handshake: handshake.to_vec(),
             side,
-            heard: Mutex::default(),
+            last_proof: Mutex::default(),
         }
     }
 
@@ -66,32 +65,40 @@ impl Standing {
         covered
     }
 
-    /// Proves that this end holds the key.
+    /// A proof that this end holds the key.
     #[must_use]
     pub fn proof(&self) -> Frame {
         Frame::Proof(self.codes.mac(&self.covered(self.side)).to_vec())
     }
 
-    /// The other end has sent this [`Frame::Proof`].
-    pub fn heard(&self, proof: Vec<u8>) {
-        // A wrong one takes nothing back.
-        if self.is_right(&proof) {
-            *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = proof;
+    /// Handles a [`Frame::Proof`] of the other end.
+    pub fn on_proof(&self, proof: Vec<u8>) {
+        // An invalid proof does not replace a valid one.
+        if self.is_valid(&proof) {
+            *self
+                .last_proof
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = proof;
         }
     }
 
-    /// True if the other end's last proof is of a key that is still taken.
+    /// True if the other end's last proof was made with a key that is still accepted.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.is_right(&self.heard.lock().unwrap_or_else(PoisonError::into_inner))
+        self.is_valid(
+            &self
+                .last_proof
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
-    fn is_right(&self, proof: &[u8]) -> bool {
+    fn is_valid(&self, proof: &[u8]) -> bool {
         self.codes.verify(&self.covered(self.side.other()), proof)
     }
 }
 
-/// Sends keepalives and proofs, on a thread of its own, until sending fails.
+/// Starts a thread that sends keepalives and proofs until sending fails.
 pub fn send_keepalives<W: Write + Send + 'static>(
     sender: Arc<Mutex<Sender<W>>>,
     standing: Arc<Standing>,
@@ -117,16 +124,16 @@ pub fn send_keepalives<W: Write + Send + 'static>(
     });
 }
 
-/// Calls `expel`, on a thread of its own, when the other end has nothing but a withdrawn key. It
-/// must not wait for the other end, which may not read.
+/// Starts a thread that calls `expel` when the other end has only a withdrawn key. `expel` must not
+/// wait for the other end, which may not read.
 pub fn watch_standing(standing: Arc<Standing>, expel: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
-        let mut doubted_since: Option<Instant> = None;
+        let mut invalid_since: Option<Instant> = None;
         loop {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_EVERY);
             if standing.key.withdrawals() == 0 || standing.holds() {
-                doubted_since = None;
-            } else if doubted_since.get_or_insert_with(Instant::now).elapsed() >= RENEWAL_LIMIT {
+                invalid_since = None;
+            } else if invalid_since.get_or_insert_with(Instant::now).elapsed() >= RENEWAL_LIMIT {
                 return expel();
             }
         }
@@ -148,7 +155,7 @@ mod tests {
         let called = Standing::new(&key, b"this call", Side::Called);
         let withdrawn = Standing::new(&stale, b"this call", Side::Caller);
         let hear = |from: &Standing| match from.proof() {
-            Frame::Proof(proof) => called.heard(proof),
+            Frame::Proof(proof) => called.on_proof(proof),
             other => panic!("{other:?}"),
         };
         assert!(!called.holds(), "nothing is proven yet");
@@ -162,7 +169,7 @@ mod tests {
         assert!(!called.holds(), "its own, of another call, of another key");
         hear(&withdrawn);
         assert!(called.holds());
-        // Whoever follows the file goes on, whoever has the old key alone is out.
+        // An end that follows the file stays a member, one that has only the old key does not.
         for step in 0..3 {
             ClusterKey::rotate(&file, step > 0).unwrap();
             std::thread::sleep(Duration::from_millis(60));
@@ -174,6 +181,9 @@ mod tests {
         hear(&caller);
         assert!(called.holds());
         hear(&withdrawn);
-        assert!(called.holds(), "a wrong one takes nothing back");
+        assert!(
+            called.holds(),
+            "an invalid proof does not replace a valid one"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Decides what happens to ranks that failed or were lost with their host.
+//! Policy for ranks that failed or were lost with their host.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,30 +6,30 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use dipole_node::NodeId;
 
-/// Between a loss and the first restart; doubles with each attempt.
+/// Time between a loss and the first restart; doubled with each attempt.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What a failed rank means for its job.
+/// What to do when a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
-    /// The other ranks are ended
+    /// Terminate the other ranks
     End,
-    /// The others go on
+    /// Let the others continue
     Continue,
-    /// The others go on, and the rank is started again where it was as soon as its host answers
+    /// Let the others continue, and start the rank again on its host as soon as that answers
     Restart,
 }
 
-/// Ranks whose restart is due.
+/// Ranks that wait for a restart.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// The node they ran on.
+    /// The node on which they ran.
     pub(super) node: NodeId,
     pub(super) ranks: Vec<u32>,
     /// How often they have been restarted.
     pub(super) restarts: u32,
-    /// The status of the job if they do not return.
+    /// Exit status of the job if they do not return.
     pub(super) status: u8,
     pub(super) since: Instant,
     at: Instant,
@@ -87,7 +87,7 @@ impl Losses {
         Some(self.due.swap_remove(index))
     }
 
-    /// Their host did not answer.
+    /// Schedules another attempt, because their host did not answer.
     pub(super) fn try_later(&mut self, now: Instant, due: Due) {
         let pause = (due.pause * 2).min(LONGEST_PAUSE);
         let at = now + pause;

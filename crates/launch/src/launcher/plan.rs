@@ -1,4 +1,4 @@
-//! What ranks are told: the same for all of a job, and for those of one host.
+//! What ranks need to start: the same for a whole job, and parts for each host.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,24 +10,24 @@ use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
 use crate::host::Contact;
-use crate::message::{RankStart, Secret, Start};
+use crate::message::{LocalRank, RankStart, Secret, Start};
 use crate::{HostsFile, Program, RunArgs, RunError};
 
-/// Tells a rank how often it was started before.
+/// Variable with the number of earlier starts of a rank.
 pub(super) const RESTARTS: &str = "DIPOLE_RESTARTS";
 
 pub(super) struct Plan {
     /// The programs with their arguments.
     commands: Vec<Vec<OsString>>,
-    /// What each rank is and where, by rank.
+    /// Program and position of each rank.
     ranks: Vec<RankStart>,
     bind: bool,
     environment: BTreeMap<String, OsString>,
     directory: PathBuf,
     directory_required: bool,
-    /// The text of the hosts file, if there is one.
+    /// Text of the hosts file, if there is one.
     hosts: Option<String>,
-    /// The cluster key, if ranks get it from here. It follows its file.
+    /// The cluster key, if ranks get it from here. It follows changes of its file.
     key: Option<ClusterKey>,
 }
 
@@ -41,7 +41,7 @@ impl Plan {
         let system = |doing| move |cause| RunError::System { doing, cause };
         let random: [u8; 8] = random_bytes().map_err(system("drawing a job number"))?;
         let id = u64::from_le_bytes(random);
-        // The upper half is the launcher's; two jobs at once get different parts of it.
+        // Launchers use the upper half; two jobs at the same time get different parts of it.
         let base = 0x8000_0000 | (u32::from(u16::from_le_bytes([random[0], random[1]]) >> 1) << 16);
         let mut environment = given_environment(&args.environment);
         for (name, value) in [
@@ -52,7 +52,7 @@ impl Plan {
         ] {
             environment.insert(name.to_owned(), value.into());
         }
-        // Whoever passes the variable itself on means a file that each host has.
+        // A user who passes the variable on refers to a file that exists on each host.
         let key = hosts.key.clone();
         let key = key.filter(|_| !environment.contains_key(variables::KEY));
         Ok(Plan {
@@ -61,7 +61,7 @@ impl Plan {
                 .iter()
                 .map(|one| one.command.clone())
                 .collect(),
-            ranks: placed(&args.programs, nodes),
+            ranks: positions(&args.programs, nodes),
             bind: args.bind,
             environment,
             directory: match &args.wdir {
@@ -75,12 +75,12 @@ impl Plan {
         })
     }
 
-    /// What the key's file holds now.
+    /// The current content of the key file.
     pub(super) fn key(&self) -> Option<String> {
         self.key.as_ref().map(ClusterKey::text)
     }
 
-    /// What the shim of a host must know to start these ranks for the n-th time, from 0.
+    /// The start message for the shim of a host; `restarts` is the number of earlier starts.
     pub(super) fn start(&self, contact: &Contact, ranks: Vec<u32>, restarts: u32) -> Start {
         let host = &contact.host;
         let mut environment = self.environment.clone();
@@ -105,16 +105,16 @@ impl Plan {
             directory: self.directory.clone(),
             directory_required: self.directory_required,
             hosts: self.hosts.clone(),
-            // Whoever called an agent has seen that it has a key, but not that it has each key
-            // that is taken at the moment: an agent's ranks use its own file.
+            // Ranks started by an agent use its key file: the call has proven that the agent holds a
+            // key, but not that it holds both keys during a rotation.
             key: self.key().filter(|_| !contact.by_agent).map(Secret),
-            keeps_key: contact.by_agent && self.key.is_some(),
+            uses_agent_key: contact.by_agent && self.key.is_some(),
         }
     }
 }
 
-/// What each rank runs, and its place among those of its node.
-fn placed(programs: &[Program], nodes: &[NodeId]) -> Vec<RankStart> {
+/// Program of each rank, and its position among the ranks of its node.
+fn positions(programs: &[Program], nodes: &[NodeId]) -> Vec<RankStart> {
     let mut counts: BTreeMap<NodeId, u32> = BTreeMap::new();
     let runs = (0..)
         .zip(programs)
@@ -125,19 +125,21 @@ fn placed(programs: &[Program], nodes: &[NodeId]) -> Vec<RankStart> {
         RankStart {
             rank,
             program,
-            place: (*count - 1, 0),
+            local: LocalRank {
+                index: *count - 1,
+                count: 0,
+            },
         }
     });
     let mut ranks: Vec<RankStart> = ranks.collect();
     for (one, node) in ranks.iter_mut().zip(nodes) {
-        one.place.1 = counts[node];
+        one.local.count = counts[node];
     }
     ranks
 }
 
-/// Variables that say something of this machine, this user here, or this login, and so nothing
-/// of another host's.
-const OF_THE_MACHINE: [&str; 16] = [
+/// Variables that refer to this machine, user or login and are not passed to other hosts.
+const MACHINE_VARIABLES: [&str; 16] = [
     "HOME",
     "HOSTNAME",
     "LOGNAME",
@@ -155,8 +157,8 @@ const OF_THE_MACHINE: [&str; 16] = [
     "DISPLAY",
     "_",
 ];
-/// How names of further ones begin.
-const OF_THE_LOGIN: [&str; 8] = [
+/// Prefixes of further such variables.
+const LOGIN_PREFIXES: [&str; 8] = [
     "SSH_",
     "XDG_",
     "DBUS_",
@@ -166,11 +168,11 @@ const OF_THE_LOGIN: [&str; 8] = [
     "INVOCATION_",
     "WAYLAND_",
 ];
-/// What names a place for Dipole.
-const PLACES: [&str; 6] = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"];
+/// Variables of Dipole that refer to this machine, without their prefix.
+const MACHINE_OPTIONS: [&str; 6] = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"];
 
-/// The same for all ranks, whichever way their host is reached: this process's environment, but
-/// for what means something else on another machine, and what `--env` says.
+/// The environment of all ranks, however their host is reached: the environment of this process
+/// without variables that refer to this machine, and the variables of `--env`.
 fn given_environment(names: &[String]) -> BTreeMap<String, OsString> {
     let mut environment = BTreeMap::new();
     for given in names {
@@ -198,10 +200,10 @@ fn given_environment(names: &[String]) -> BTreeMap<String, OsString> {
 
 fn is_portable(name: &str) -> bool {
     !match name.strip_prefix("DIPOLE_") {
-        Some(rest) => PLACES.contains(&rest),
+        Some(rest) => MACHINE_OPTIONS.contains(&rest),
         None => {
-            OF_THE_MACHINE.contains(&name)
-                || OF_THE_LOGIN.iter().any(|login| name.starts_with(login))
+            MACHINE_VARIABLES.contains(&name)
+                || LOGIN_PREFIXES.iter().any(|login| name.starts_with(login))
         }
     }
 }
@@ -217,9 +219,13 @@ mod tests {
             command: Vec::new(),
         };
         let nodes = [1, 1, 2, 1].map(NodeId);
-        let placed = placed(&[program(1), program(3)], &nodes);
-        let told: Vec<_> = placed.iter().map(|one| (one.program, one.place)).collect();
-        assert_eq!(told, [(0, (0, 3)), (1, (1, 3)), (1, (0, 1)), (1, (2, 3))]);
+        let placed = super::positions(&[program(1), program(3)], &nodes);
+        let position = |one: &RankStart| (one.program, (one.local.index, one.local.count));
+        let positions: Vec<_> = placed.iter().map(position).collect();
+        assert_eq!(
+            positions,
+            [(0, (0, 3)), (1, (1, 3)), (1, (0, 1)), (1, (2, 3))]
+        );
         assert_eq!(placed[3].rank, 3);
     }
 

@@ -1,4 +1,4 @@
-//! Prints what the job prints, on a thread of its own, so that a slow reader stops no host.
+//! Prints the job's output on a thread of its own, so that a slow reader does not block hosts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::budget::Budget;
 use crate::output::{Printer, Style};
 use crate::{RunError, Stream};
 
-/// A file for each output of each rank.
+/// One file for each output of each rank.
 pub(super) struct Files {
     directory: PathBuf,
     open: BTreeMap<(u32, Stream), File>,
@@ -57,7 +57,7 @@ pub(super) enum Print {
         stream: Stream,
         bytes: Vec<u8>,
     },
-    /// The rank runs.
+    /// The rank has started.
     Started(u32),
     Message(String),
     Event(serde_json::Value),
@@ -67,7 +67,7 @@ pub(super) enum Print {
     },
 }
 
-/// Prints until [`Print::Done`]'s sender is gone.
+/// Prints until the sender is closed after [`Print::Done`].
 pub(super) fn print_all(
     style: Style,
     mut files: Option<Files>,

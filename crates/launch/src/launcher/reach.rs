@@ -9,23 +9,23 @@ use serde_json::json;
 use signal_hook::consts::{SIGCONT, SIGTSTP};
 
 use super::plan::Plan;
-use super::{Event, FIRST_NOTICE, Launch, Means, NOTICE_EVERY, small};
+use super::{Event, FIRST_NOTICE, JobSetup, Launch, NOTICE_EVERY, small};
 use crate::RunError;
 use crate::host::{Contact, HostEvent, State};
-use crate::message::{Down, Ending, Up};
+use crate::message::{Ending, ToLauncher, ToShim};
 use crate::placement::{Capacity, candidates, distribute};
 
 impl Launch {
-    /// Contacts hosts until enough have answered; returns a status if a signal came first.
-    pub(super) fn reach(&mut self, means: &Means<'_>) -> Result<Option<u8>, RunError> {
-        let (mut list, args) = (means.list.clone(), means.args);
+    /// Contacts hosts until enough have answered; returns a status if a signal arrived first.
+    pub(super) fn reach(&mut self, setup: &JobSetup<'_>) -> Result<Option<u8>, RunError> {
+        let (mut list, args) = (setup.list.clone(), setup.args);
         let mut failed: Vec<usize> = Vec::new();
         let started = Instant::now();
         let mut next_notice = FIRST_NOTICE;
         loop {
             for (index, contact) in &self.contacts {
                 let slots = &mut list[*index].slots;
-                *slots = contact.most_ranks.map_or(*slots, |most| most.min(*slots));
+                *slots = contact.max_ranks.map_or(*slots, |max| max.min(*slots));
             }
             let wanted = candidates(&list, &failed, args.ranks);
             if wanted.is_empty() {
@@ -33,7 +33,7 @@ impl Launch {
             }
             for index in &wanted {
                 if !self.contacts.contains_key(index)
-                    && let Err(cause) = self.connect(*index, &list[*index], means)
+                    && let Err(cause) = self.connect(*index, &list[*index], setup)
                 {
                     self.print_message(format!("{} skipped: {cause}", list[*index]));
                     failed.push(*index);
@@ -77,7 +77,7 @@ impl Launch {
                 Some(Event::Host(event)) => self.on_start_event(event, &mut failed),
                 _ => {}
             }
-            for index in self.late(means) {
+            for index in self.late(setup) {
                 let seconds = args.start_timeout.as_secs_f64();
                 let reason = format!("no answer within {seconds} s");
                 self.skip(index, &reason, &mut failed);
@@ -86,20 +86,19 @@ impl Launch {
     }
 
     /// Contacts that have not answered in time.
-    pub(super) fn late(&self, means: &Means<'_>) -> Vec<usize> {
+    pub(super) fn late(&self, setup: &JobSetup<'_>) -> Vec<usize> {
         let late = self.contacts.iter().filter(|(_, contact)| {
-            contact.state == State::Waiting && contact.since.elapsed() >= means.args.start_timeout
+            contact.state == State::Waiting && contact.since.elapsed() >= setup.args.start_timeout
         });
         late.map(|(index, _)| *index).collect()
     }
 
-    /// Starts to contact a host. When ranks return there, the number of the contact is not the
-    /// index of the host.
+    /// Contacts a host. `number` is the index of the host, or a higher number for a restart.
     pub(super) fn connect(
         &mut self,
         number: usize,
         host: &Host,
-        means: &Means<'_>,
+        setup: &JobSetup<'_>,
     ) -> std::io::Result<()> {
         let (to_us, from_host) = channel();
         let events = self.events.clone();
@@ -108,7 +107,7 @@ impl Launch {
                 let _ = events.send(Event::Host(event));
             }
         });
-        let contact = Contact::start(number, host, &means.reach, &to_us, means.budget)?;
+        let contact = Contact::start(number, host, &setup.reach, &to_us, setup.budget)?;
         self.contacts.insert(number, contact);
         Ok(())
     }
@@ -124,12 +123,12 @@ impl Launch {
         self.event(json!({"event": "skipped", "node": node, "reason": reason}));
     }
 
-    /// Handles what a host reports before the ranks are placed.
+    /// Handles an event of a host before the ranks are placed.
     fn on_start_event(&mut self, event: HostEvent, failed: &mut Vec<usize>) {
         match event {
-            HostEvent::Message(index, Up::Hello(hello)) => {
+            HostEvent::Message(index, ToLauncher::Hello(hello)) => {
                 let contact = self.contacts.get_mut(&index);
-                // A late answer of a host that was skipped changes nothing.
+                // A late answer of a skipped host is ignored.
                 let Some(contact) = contact.filter(|contact| contact.state == State::Waiting)
                 else {
                     return;
@@ -137,7 +136,7 @@ impl Launch {
                 let own = env!("CARGO_PKG_VERSION");
                 if hello.version == own {
                     contact.state = State::Ready;
-                    contact.most_ranks = hello.most_ranks;
+                    contact.max_ranks = hello.max_ranks;
                     let node = contact.host.node.0;
                     self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
                 } else {
@@ -145,7 +144,7 @@ impl Launch {
                     self.skip(index, &reason, failed);
                 }
             }
-            HostEvent::ByAgent(index) => self.is_reached_by_agent(index),
+            HostEvent::ByAgent(index) => self.set_reached_by_agent(index),
             HostEvent::Ended(index, reason) => {
                 let contact = self.contacts.get(&index);
                 if contact.is_some_and(|contact| contact.state != State::Gone) {
@@ -153,7 +152,7 @@ impl Launch {
                     self.skip(index, &reason, failed);
                 }
             }
-            HostEvent::Message(index, Up::Refused { reason, .. }) => {
+            HostEvent::Message(index, ToLauncher::Refused { reason, .. }) => {
                 let contact = self.contacts.get(&index);
                 if contact.is_some_and(|contact| contact.state == State::Waiting) {
                     self.skip(index, &reason, failed);
@@ -164,27 +163,27 @@ impl Launch {
         }
     }
 
-    pub(super) fn is_reached_by_agent(&mut self, index: usize) {
+    pub(super) fn set_reached_by_agent(&mut self, index: usize) {
         if let Some(contact) = self.contacts.get_mut(&index) {
             contact.by_agent = true;
         }
     }
 
-    /// Distributes the ranks to the hosts that answered and starts them.
-    pub(super) fn start(&mut self, means: &Means<'_>) -> Result<Plan, RunError> {
-        let args = means.args;
+    /// Distributes the ranks to the hosts that answered, and starts them.
+    pub(super) fn start(&mut self, setup: &JobSetup<'_>) -> Result<Plan, RunError> {
+        let args = setup.args;
         let is_ready = |contact: &Contact| contact.state == State::Ready;
         let ready = || self.contacts.values().filter(|contact| is_ready(contact));
-        // This machine alone takes any number: it has no line that says otherwise.
-        let is_bounded = means.hosts.text.is_some() && !args.oversubscribe;
+        // Without a hosts file this machine takes any number of ranks.
+        let is_bounded = setup.hosts.text.is_some() && !args.oversubscribe;
         let capacities: Vec<Capacity> = ready()
             .map(|contact| {
-                let (slots, most) = (contact.host.slots, contact.most_ranks);
-                let most = match is_bounded {
-                    true => Some(most.map_or(slots, |most| most.min(slots))),
-                    false => most,
+                let (slots, max) = (contact.host.slots, contact.max_ranks);
+                let max = match is_bounded {
+                    true => Some(max.map_or(slots, |max| max.min(slots))),
+                    false => max,
                 };
-                Capacity { slots, most }
+                Capacity { slots, max }
             })
             .collect();
         let placed =
@@ -194,7 +193,7 @@ impl Launch {
             })?;
         let ready_nodes: Vec<NodeId> = ready().map(|contact| contact.host.node).collect();
         let nodes: Vec<NodeId> = placed.iter().map(|at| ready_nodes[*at]).collect();
-        let plan = Plan::new(args, means.hosts, &nodes)?;
+        let plan = Plan::new(args, setup.hosts, &nodes)?;
         let ready = self.contacts.iter_mut().filter(|(_, it)| is_ready(it));
         for (at, (index, contact)) in ready.enumerate() {
             let ranks: Vec<u32> = (0..args.ranks)
@@ -209,7 +208,7 @@ impl Launch {
             self.running
                 .extend(ranks.iter().map(|rank| (*rank, *index)));
             let start = plan.start(contact, ranks, 0);
-            contact.send(Down::Start(Box::new(start)));
+            contact.send(ToShim::Start(Box::new(start)));
         }
         self.forward_input();
         Ok(plan)

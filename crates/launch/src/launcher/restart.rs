@@ -1,4 +1,4 @@
-//! Ranks that fail or are lost, and return: carries out what [`Losses`](super::Losses) decides.
+//! Restarts of ranks that failed or were lost, as [`Losses`](super::Losses) decides.
 
 use std::time::Instant;
 
@@ -7,14 +7,14 @@ use serde_json::json;
 
 use super::loss::{Due, OnLoss};
 use super::plan::Plan;
-use super::{Launch, Means, NOTICE_EVERY};
+use super::{JobSetup, Launch, NOTICE_EVERY};
 use crate::host::State;
-use crate::message::{Down, Hello};
+use crate::message::{Hello, ToShim};
 
 impl Launch {
-    /// Some ranks have failed, or were lost together.
-    pub(super) fn lose(&mut self, ranks: &[u32], node: NodeId, status: u8, what: &str) {
-        // While the job is being ended, ends of ranks are expected.
+    /// Handles ranks that failed, or were lost together.
+    pub(super) fn on_loss(&mut self, ranks: &[u32], node: NodeId, status: u8, what: &str) {
+        // Ranks are expected to end while the job is being ended.
         if self.give_up_at.is_some() {
             return;
         }
@@ -28,52 +28,54 @@ impl Launch {
                 self.fail(status);
             }
             OnLoss::Continue => {
-                self.print_message(format!("{what}; the others go on"));
+                self.print_message(format!("{what}; the others continue"));
                 self.status.get_or_insert(status);
             }
-            OnLoss::Restart => self.print_message(format!("{what}; to be started again there")),
+            OnLoss::Restart => {
+                self.print_message(format!("{what}; it will be started again there"))
+            }
         }
     }
 
     /// Contacts the hosts of ranks whose restart is due.
-    pub(super) fn restart(&mut self, means: &Means<'_>) {
+    pub(super) fn restart(&mut self, setup: &JobSetup<'_>) {
         let now = Instant::now();
-        let waited = |since: Instant| now.duration_since(since) >= means.args.start_timeout;
-        for number in self.late(means) {
+        let waited = |since: Instant| now.duration_since(since) >= setup.args.start_timeout;
+        for number in self.late(setup) {
             self.disconnect(number);
-            self.has_not_returned(number, Some("no answer"));
+            self.retry_later(number, Some("no answer"));
         }
         while let Some(due) = self.losses.take_due(now) {
-            // The others have finished the job without them, or none is left that waits for them.
-            if self.running.is_empty() && (self.some_ended_well || waited(due.since)) {
-                self.print_message(format!("rank {} did not come back", names(&due.ranks)));
+            // The job has finished without them, or no running rank waits for them.
+            if self.running.is_empty() && (self.some_succeeded || waited(due.since)) {
+                self.print_message(format!("rank {} did not return", names(&due.ranks)));
                 self.status.get_or_insert(due.status);
                 continue;
             }
-            let Some(host) = means.list.iter().find(|host| host.node == due.node) else {
+            let Some(host) = setup.list.iter().find(|host| host.node == due.node) else {
                 continue;
             };
             let last = self.contacts.keys().next_back();
-            let number = last.map_or(0, |last| last + 1).max(means.list.len());
-            match self.connect(number, host, means) {
+            let number = last.map_or(0, |last| last + 1).max(setup.list.len());
+            match self.connect(number, host, setup) {
                 Ok(()) => {
                     self.returning.insert(number, due);
                 }
-                Err(cause) => self.not_yet(due, &cause.to_string()),
+                Err(cause) => self.reschedule(due, &cause.to_string()),
             }
         }
     }
 
-    /// When [`restart`](Self::restart) has something to do again.
-    pub(super) fn next_restart(&self, means: &Means<'_>) -> Option<Instant> {
+    /// When [`restart`](Self::restart) must be called again.
+    pub(super) fn next_restart(&self, setup: &JobSetup<'_>) -> Option<Instant> {
         let waiting = self.contacts.values();
         let waiting = waiting.filter(|contact| contact.state == State::Waiting);
-        let late = waiting.map(|contact| contact.since + means.args.start_timeout);
+        let late = waiting.map(|contact| contact.since + setup.args.start_timeout);
         late.chain(self.losses.next_at()).min()
     }
 
-    /// The shim of a host that was lost, or of ranks that failed, has answered.
-    pub(super) fn is_back(&mut self, number: usize, hello: &Hello, plan: &Plan) {
+    /// Starts ranks again on a host whose shim has answered.
+    pub(super) fn start_again(&mut self, number: usize, hello: &Hello, plan: &Plan) {
         let contact = self.contacts.get_mut(&number);
         let (Some(due), Some(contact)) = (self.returning.remove(&number), contact) else {
             return;
@@ -82,19 +84,19 @@ impl Launch {
         if hello.version != own {
             contact.disconnect();
             let reason = format!("its dipole is version {}, not {own}", hello.version);
-            self.not_yet(due, &reason);
+            self.reschedule(due, &reason);
             return;
         }
         contact.state = State::Ready;
         let start = plan.start(contact, due.ranks.clone(), due.restarts);
-        contact.send(Down::Start(Box::new(start)));
+        contact.send(ToShim::Start(Box::new(start)));
         let host = contact.host.to_string();
         self.running
             .extend(due.ranks.iter().map(|rank| (*rank, number)));
         let after = due.since.elapsed().as_secs_f64();
         let ranks = names(&due.ranks);
         self.print_message(format!(
-            "{host} answers: rank {ranks} started again {after:.1} s after the loss"
+            "{host} answers: rank {ranks} restarted {after:.1} s after the loss"
         ));
         self.event(
             json!({"event": "restarted", "ranks": due.ranks, "node": due.node.0,
@@ -102,16 +104,16 @@ impl Launch {
         );
     }
 
-    /// Schedules another attempt if the contact was one for a restart; returns whether it was.
-    pub(super) fn has_not_returned(&mut self, number: usize, reason: Option<&str>) -> bool {
+    /// Schedules another attempt, if the contact was for a restart; returns whether it was.
+    pub(super) fn retry_later(&mut self, number: usize, reason: Option<&str>) -> bool {
         let Some(due) = self.returning.remove(&number) else {
             return false;
         };
-        self.not_yet(due, reason.unwrap_or("it ended at once"));
+        self.reschedule(due, reason.unwrap_or("it ended at once"));
         true
     }
 
-    fn not_yet(&mut self, due: Due, reason: &str) {
+    fn reschedule(&mut self, due: Due, reason: &str) {
         if self
             .notified_at
             .is_none_or(|at| at.elapsed() >= NOTICE_EVERY)
@@ -126,7 +128,7 @@ impl Launch {
         self.losses.try_later(Instant::now(), due);
     }
 
-    /// Cancels all restarts: the job is to end.
+    /// Cancels all restarts because the job ends.
     pub(super) fn stop_restarts(&mut self) {
         for due in self.losses.stop() {
             self.status.get_or_insert(due.status);

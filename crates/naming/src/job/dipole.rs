@@ -1,9 +1,9 @@
-//! The environment that `dipole run` makes.
+//! The environment that `dipole run` sets.
 
 use super::{Job, JobError, Lookup, MAX_RANKS, node_from};
 use crate::address::{Address, EndpointId, NodeId};
 
-/// What only `dipole run` sets; the others also serve other launchers.
+/// Variables that only `dipole run` sets; the others are also used with other launchers.
 const OWN: [&str; 3] = ["DIPOLE_RANK", "DIPOLE_RANKS", "DIPOLE_JOB_BASE"];
 
 pub(super) fn is_here(get: Lookup<'_>) -> bool {
@@ -47,7 +47,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Job, JobError> {
     Ok(job)
 }
 
-/// Writes the nodes of all ranks the way `DIPOLE_RANKS` has them.
+/// Formats the nodes of all ranks for `DIPOLE_RANKS`.
 #[must_use]
 pub fn write_ranks(nodes: &[NodeId]) -> String {
     nodes

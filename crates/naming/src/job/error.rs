@@ -1,8 +1,8 @@
-//! Why the environment describes no job.
+//! Errors of environments that describe no valid job.
 
 use std::fmt;
 
-/// Who starts processes.
+/// A program that starts processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// A step of a Slurm job (`srun`).
@@ -23,12 +23,12 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Why the environment describes no job.
+/// Why the environment describes no valid job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// A variable is not set.
     #[error(
-        "this process belongs to no job: {variable} is not set; start it with \
+        "this process does not belong to a job: {variable} is not set; start it with \
          `dipole run -n P PROGRAM`, srun or mpirun"
     )]
     Missing {
@@ -42,15 +42,15 @@ pub enum JobError {
         variable: &'static str,
         /// Its value.
         found: String,
-        /// What it must be.
+        /// Valid values.
         expected: String,
     },
-    /// A launcher started this process but did not set every variable that is needed.
+    /// A launcher started this process but a variable is missing.
     #[error("{launcher} started this process but {variable} is not set; {advice}")]
     Lacking {
-        /// Which launcher.
+        /// The launcher.
         launcher: Launcher,
-        /// The variable that is not set.
+        /// The missing variable.
         variable: &'static str,
         /// What to do.
         advice: &'static str,
@@ -58,9 +58,9 @@ pub enum JobError {
     /// Two variables of a launcher, or the launcher and the hosts file, contradict each other.
     #[error("{launcher} started this process but {between}; {advice}")]
     Disagreement {
-        /// Which launcher.
+        /// The launcher.
         launcher: Launcher,
-        /// What contradicts what.
+        /// The contradiction.
         between: String,
         /// What to do.
         advice: &'static str,
@@ -68,10 +68,10 @@ pub enum JobError {
     /// The hosts file that `DIPOLE_HOSTS` names is wrong or cannot be read.
     #[error("{cause}")]
     Hosts {
-        /// What is wrong with it, and where.
+        /// The file and its fault.
         cause: String,
     },
-    /// A node's name leads to no address.
+    /// A node's name cannot be resolved.
     #[error(
         "no address of node `{name}` within {waited_s} s: {cause}; make the name \
          known to this machine (DNS or /etc/hosts), or give the nodes in a hosts file \
@@ -80,15 +80,15 @@ pub enum JobError {
     Unresolved {
         /// The name.
         name: String,
-        /// How long it was tried.
+        /// How long the process waited.
         waited_s: u64,
         /// The operating system's error.
         cause: String,
     },
-    /// The directory for what the job leaves on this node cannot be had.
+    /// The job's runtime directory cannot be created.
     #[error("{cause}")]
     Directory {
-        /// Which, and why.
+        /// The directory and the error.
         cause: String,
     },
 }

@@ -1,53 +1,53 @@
-//! Slurm's short form of many node names: `n[1-3,07-09],other[1-2]x`.
+//! Slurm's compact lists of node names: `n[1-3,07-09],other[1-2]x`.
 //!
-//! A list is either wholly right or refused. It comes from outside, so what it may
-//! unfold to is bounded before anything is unfolded.
+//! A malformed list is rejected as a whole. Its size is checked before it is expanded, because it
+//! comes from outside.
 
 use std::collections::HashSet;
 
-/// Longest list that is read.
+/// Longest list that is accepted.
 pub(super) const MAX_LIST_BYTES: usize = 1 << 20;
-/// Most names a list may unfold to.
+/// Maximum number of names in a list.
 pub(super) const MAX_NAMES: usize = super::MAX_RANKS as usize;
-/// Longest name: as long as a host's can be.
+/// Longest name: the limit of host names.
 pub(super) const MAX_NAME_BYTES: usize = 253;
-/// Most digits of a number in brackets.
+/// Maximum number of digits in brackets.
 const MAX_DIGITS: usize = 18;
 
-/// Why a list of nodes is refused.
+/// Why a list of nodes is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HostlistError {
-    /// It has no business to be so long.
+    /// It is too long.
     #[error("at most {MAX_LIST_BYTES} bytes, not {bytes}")]
     TooLong { bytes: usize },
     /// It names more nodes than a job can have.
     #[error("at most {MAX_NAMES} nodes")]
     TooMany,
-    /// A name would be longer than any host's.
+    /// A name would be longer than a host name may be.
     #[error("names of at most {MAX_NAME_BYTES} bytes (at byte {})", .at + 1)]
     NameTooLong { at: usize },
-    /// Something else than a name or a range.
+    /// Neither a name nor a range.
     #[error("{expected} at byte {}", .at + 1)]
     Unexpected { at: usize, expected: &'static str },
-    /// A name stands there twice.
+    /// A name occurs twice.
     #[error("every node once, not `{name}` again")]
     Twice { name: String },
 }
 
-/// All names of a list, in its order.
-pub(super) fn unfold(list: &str) -> Result<Vec<String>, HostlistError> {
+/// Expands a list, in its order.
+pub(super) fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
     if list.len() > MAX_LIST_BYTES {
         return Err(HostlistError::TooLong { bytes: list.len() });
     }
     let mut names: Vec<String> = Vec::new();
     let mut at = 0;
     loop {
-        let (mut item, next) = unfold_item(list, at, MAX_NAMES - names.len())?;
+        let (mut item, next) = expand_item(list, at, MAX_NAMES - names.len())?;
         names.append(&mut item);
         if next == list.len() {
             break;
         }
-        // What ends an item is a comma.
+        // Items are separated by commas.
         at = next + 1;
     }
     let mut seen = HashSet::new();
@@ -57,8 +57,8 @@ pub(super) fn unfold(list: &str) -> Result<Vec<String>, HostlistError> {
     }
 }
 
-/// The names, `most` at most, of the item that begins at `start`, and where it ends.
-fn unfold_item(
+/// Expands the item that begins at `start` to at most `most` names; also returns its end.
+fn expand_item(
     list: &str,
     start: usize,
     most: usize,
@@ -75,13 +75,13 @@ fn unfold_item(
             Some(b'[') => {
                 let close = rest.find(']');
                 let close = close.ok_or_else(|| unexpected(list.len(), "`]`"))?;
-                let numbers = unfold_ranges(&rest[1..close], at + 1, most / names.len())?;
+                let numbers = expand_ranges(&rest[1..close], at + 1, most / names.len())?;
                 let numbered = |name: String| numbers.iter().map(move |one| name.clone() + one);
                 names = names.into_iter().flat_map(numbered).collect();
                 at += close + 1;
             }
-            Some(byte) if is_of_name(byte) => {
-                let length = rest.bytes().take_while(|byte| is_of_name(*byte)).count();
+            Some(byte) if is_name_byte(byte) => {
+                let length = rest.bytes().take_while(|byte| is_name_byte(*byte)).count();
                 if length > MAX_NAME_BYTES {
                     return Err(HostlistError::NameTooLong { at: start });
                 }
@@ -103,12 +103,12 @@ fn unfold_item(
     }
 }
 
-fn is_of_name(byte: u8) -> bool {
+fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_')
 }
 
-/// The numbers, `most` at most, that stand in brackets: `1-3,07-09,12`.
-fn unfold_ranges(text: &str, start: usize, most: usize) -> Result<Vec<String>, HostlistError> {
+/// Expands numbers in brackets, at most `most`: `1-3,07-09,12`.
+fn expand_ranges(text: &str, start: usize, most: usize) -> Result<Vec<String>, HostlistError> {
     let mut numbers = Vec::new();
     let mut at = start;
     for part in text.split(',') {
@@ -153,7 +153,7 @@ mod tests {
             ("[3-4]", "3 4"),
             ("n[9-11]", "n9 n10 n11"),
         ] {
-            assert_eq!(unfold(list).unwrap().join(" "), names, "{list}");
+            assert_eq!(expand(list).unwrap().join(" "), names, "{list}");
         }
     }
 
@@ -185,13 +185,13 @@ mod tests {
             ),
             ("n\u{e9}", "at byte 2"),
         ] {
-            let said = unfold(list).unwrap_err().to_string();
+            let said = expand(list).unwrap_err().to_string();
             assert!(said.contains(wanted), "{list}: {said}");
         }
         let name = "n".repeat(MAX_NAME_BYTES + 1);
-        assert_eq!(unfold(&name), Err(HostlistError::NameTooLong { at: 0 }));
+        assert_eq!(expand(&name), Err(HostlistError::NameTooLong { at: 0 }));
         let long = "n,".repeat(MAX_LIST_BYTES);
-        assert!(matches!(unfold(&long), Err(HostlistError::TooLong { .. })));
+        assert!(matches!(expand(&long), Err(HostlistError::TooLong { .. })));
     }
 
     fn ranges() -> impl Strategy<Value = (String, Vec<String>)> {
@@ -225,7 +225,7 @@ mod tests {
                 );
             }
             let unique: HashSet<&String> = names.iter().collect();
-            let found = unfold(&list.join(","));
+            let found = expand(&list.join(","));
             if unique.len() == names.len() {
                 prop_assert_eq!(found, Ok(names));
             } else {
@@ -237,11 +237,11 @@ mod tests {
         fn no_text_makes_it_panic_or_grow_beyond_its_bounds(
             text in prop_oneof!["[n0-9,\\[\\]\\-x. é]{0,60}", any::<String>()]
         ) {
-            if let Ok(names) = unfold(&text) {
+            if let Ok(names) = expand(&text) {
                 prop_assert!(!names.is_empty() && names.len() <= MAX_NAMES);
                 for name in names {
                     prop_assert!(!name.is_empty() && name.len() <= MAX_NAME_BYTES);
-                    prop_assert!(name.bytes().all(is_of_name));
+                    prop_assert!(name.bytes().all(is_name_byte));
                 }
             }
         }

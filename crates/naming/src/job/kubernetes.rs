@@ -1,21 +1,21 @@
 //! A pod of an indexed Kubernetes job.
 //!
-//! Kubernetes tells a pod its index and nothing else: how many there are and what their
-//! names look like stands in the job's description, in two variables.
+//! Kubernetes passes a pod its index and nothing else. The number of pods and the pattern of their
+//! names must be set in two variables by the job's description.
 
 use std::time::Duration;
 
-use super::peers::{Names, hosts_file};
+use super::peers::{NodeNames, hosts_file};
 use super::{
     Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, id_from_name, node_at,
-    told,
+    required_number,
 };
 use crate::hosts::DEFAULT_DIRECTORY_PORT;
 
 const INDEX: &str = "JOB_COMPLETION_INDEX";
 const PATTERN: &str = "DIPOLE_PEERS_PATTERN";
-/// Pods start when their images are there, and their names are known after that.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Pods start after their images have been pulled, and their names are known only then.
+const NAME_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) fn is_here(get: Lookup<'_>) -> bool {
     get(INDEX).is_some()
@@ -23,14 +23,14 @@ pub(super) fn is_here(get: Lookup<'_>) -> bool {
 
 pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
     let kubernetes = Launcher::Kubernetes;
-    let size = told(
+    let size = required_number(
         get,
         kubernetes,
         "DIPOLE_SIZE",
         (1, MAX_RANKS),
-        "give the container that variable, with the job's `completions`",
+        "set it for the container to the job's `completions`",
     )?;
-    let rank = told(
+    let rank = required_number(
         get,
         kubernetes,
         INDEX,
@@ -40,7 +40,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
     let pattern = get(PATTERN);
     let id = match (given_id(get)?, &pattern) {
         (Some(id), _) => id,
-        // A pod has an address of its own: no other job is there.
+        // A pod has an IP address of its own, so no other job can use it.
         (None, Some(pattern)) => id_from_name(pattern),
         (None, None) => id_from_name("kubernetes"),
     };
@@ -69,7 +69,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         return Err(JobError::Lacking {
             launcher: kubernetes,
             variable: PATTERN,
-            advice: "give the container the names of all pods, `{}` standing for the index, as \
+            advice: "set it for the container to the names of all pods, with `{}` for the index, as \
                      in `JOBNAME-{}.SERVICE`",
         });
     };
@@ -81,11 +81,11 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
     })?;
     Ok(Launched {
         job,
-        nodes: Nodes::Names(Names {
+        nodes: Nodes::Names(NodeNames {
             names: (0..size).map(|index| pattern.name(index)).collect(),
             own: rank as usize,
             port: DEFAULT_DIRECTORY_PORT,
-            patience: PATIENCE,
+            timeout: NAME_TIMEOUT,
         }),
     })
 }

@@ -1,34 +1,34 @@
-//! A process that `mpirun` or `mpiexec` started, as a launcher only: no MPI is used.
+//! Processes that `mpirun` or `mpiexec` starts, as launchers only: no MPI is used.
 //!
-//! Open MPI, MPICH's Hydra and whatever speaks PMI tell a process its rank and how many
-//! there are, here and in all; they name no nodes. Those come from the hosts file, whose
-//! slots are filled in order, or all ranks are here.
+//! Open MPI, MPICH's Hydra and other launchers with PMI pass a process its rank and the number of
+//! ranks on its node and in the job, but no nodes. Those come from the hosts file, whose slots are
+//! filled in order; without one all ranks are on this node.
 
 use rustix::process::{getpid, getsid};
 
 use super::peers::{hosts_file, is_own};
 use super::{
     Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, id_from_name, number,
-    told,
+    required_number,
 };
 use crate::address::NodeId;
 use crate::hosts::Hosts;
 
-/// What one family of launchers calls things.
-struct Names {
+/// Variables of one family of launchers.
+struct Variables {
     rank: &'static str,
     size: &'static str,
     local_rank: &'static str,
     local_size: &'static str,
 }
 
-const OPEN_MPI: Names = Names {
+const OPEN_MPI: Variables = Variables {
     rank: "OMPI_COMM_WORLD_RANK",
     size: "OMPI_COMM_WORLD_SIZE",
     local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
     local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
 };
-const HYDRA: Names = Names {
+const HYDRA: Variables = Variables {
     rank: "PMI_RANK",
     size: "PMI_SIZE",
     local_rank: "MPI_LOCALRANKID",
@@ -36,23 +36,23 @@ const HYDRA: Names = Names {
 };
 /// Only Hydra sets it.
 const HYDRA_CONTROL: &str = "HYDI_CONTROL_FD";
-/// PMIx keeps its numbers for those who ask its server, but for the rank.
-const PMIX: Names = Names {
+/// PMIx passes only the rank; the other numbers are available from its server.
+const PMIX: Variables = Variables {
     rank: "PMIX_RANK",
     size: "DIPOLE_SIZE",
     local_rank: "PMIX_LOCAL_RANK",
     local_size: "PMIX_LOCAL_SIZE",
 };
 
-/// Every rank is told the same of these, and other jobs something else.
+/// Variables that are the same for all ranks of a job and different for other jobs.
 const JOB_NAMES: [&str; 3] = [
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
     "OMPI_MCA_orte_hnp_uri",
 ];
 
-/// True if the variables are surely those of the launcher that started this process:
-/// neither a resource manager below it nor one around it sets them.
+/// True if the variables certainly come from the launcher that started this process: no resource
+/// manager sets them.
 pub(super) fn is_innermost(get: Lookup<'_>) -> bool {
     get(OPEN_MPI.rank).is_some()
         || (get(HYDRA.rank).is_some()
@@ -69,21 +69,22 @@ pub(super) fn is_here(get: Lookup<'_>) -> bool {
 
 pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
     let mpi = Launcher::Mpi;
-    let names = [OPEN_MPI, HYDRA]
+    let variables = [OPEN_MPI, HYDRA]
         .into_iter()
-        .find(|names| get(names.rank).is_some())
+        .find(|variables| get(variables.rank).is_some())
         .unwrap_or(PMIX);
     let advice = "pass it on with the launcher's option for variables (-x NAME=VALUE, \
                   -genv NAME VALUE), or use `dipole run`";
-    let size = told(get, mpi, names.size, (1, MAX_RANKS), advice)?;
-    let rank = told(get, mpi, names.rank, (0, size - 1), advice)?;
+    let size = required_number(get, mpi, variables.size, (1, MAX_RANKS), advice)?;
+    let rank = required_number(get, mpi, variables.rank, (0, size - 1), advice)?;
     let optional = |variable: &'static str, least, most| {
         get(variable)
             .map(|found| number(variable, found, least, most))
             .transpose()
     };
-    let local_size: Option<u32> = optional(names.local_size, 1, size)?;
-    let local_rank: Option<u32> = optional(names.local_rank, 0, local_size.unwrap_or(size) - 1)?;
+    let local_size: Option<u32> = optional(variables.local_size, 1, size)?;
+    let local_rank: Option<u32> =
+        optional(variables.local_rank, 0, local_size.unwrap_or(size) - 1)?;
     let hosts = hosts_file(get)?;
     let is_here = local_size == Some(size);
     let id = match given_id(get)? {
@@ -91,7 +92,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         None => JOB_NAMES
             .iter()
             .find_map(|variable| get(variable))
-            .or_else(|| is_here.then(|| starter(get)))
+            .or_else(|| is_here.then(|| launcher_id(get)))
             .map(|name| id_from_name(&name))
             .ok_or(JobError::Lacking {
                 launcher: mpi,
@@ -121,7 +122,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         between: format!("the slots of the hosts file do not suffice for {size} ranks"),
         advice: "give its lines as many slots= as ranks run there",
     })?;
-    check_place(&hosts, &placed, rank, local_rank, local_size)?;
+    check_placement(&hosts, &placed, rank, local_rank, local_size)?;
     Ok(Launched {
         job: Job::launched(id, rank, placed),
         nodes: Nodes::File(hosts),
@@ -138,8 +139,8 @@ fn fill(hosts: &Hosts, size: u32) -> Option<Vec<NodeId>> {
     (placed.len() == size as usize).then_some(placed)
 }
 
-/// The hosts file and the launcher must mean the same node for this rank.
-fn check_place(
+/// Checks that the hosts file and the launcher place this rank on the same node.
+fn check_placement(
     hosts: &Hosts,
     placed: &[NodeId],
     rank: u32,
@@ -157,13 +158,13 @@ fn check_place(
     let own = placed[rank as usize];
     let same = |ranks: &[NodeId]| ranks.iter().filter(|node| **node == own).count();
     let (before, all) = (same(&placed[..rank as usize]), same(placed));
-    if local_size.is_some_and(|told| told as usize != all) {
+    if local_size.is_some_and(|count| count as usize != all) {
         return Err(disagreement(format!(
             "it has {} ranks on the node of rank {rank} while the hosts file has {all} on node {own}",
             local_size.unwrap_or_default()
         )));
     }
-    if local_rank.is_some_and(|told| told as usize != before) {
+    if local_rank.is_some_and(|count| count as usize != before) {
         return Err(disagreement(format!(
             "rank {rank} is number {} on its node while the hosts file makes it number {before} \
              on node {own}",
@@ -178,11 +179,11 @@ fn check_place(
     }
 }
 
-/// What the ranks of a job have in common where nothing else tells them: whoever started
-/// them, on a machine they are all on.
-fn starter(get: Lookup<'_>) -> String {
+/// Identifies a job by its launcher process, for ranks that are all on this machine and have no
+/// other common name.
+fn launcher_id(get: Lookup<'_>) -> String {
     let own = getpid().as_raw_nonzero().get();
-    // Hydra begins a session for each rank; what stands between, a shell say, is inside.
+    // Hydra starts a session for each rank; a shell in between belongs to that session.
     let first = match get(HYDRA_CONTROL) {
         Some(_) => getsid(None).map_or(own, |leader| leader.as_raw_nonzero().get()),
         None => own,
@@ -192,11 +193,10 @@ fn starter(get: Lookup<'_>) -> String {
     format!("started by {parent} of {}", started.unwrap_or_default())
 }
 
-/// A word of what the kernel says of a process, counted from its state: 1 is the parent,
-/// 19 the time it started.
+/// A field of `/proc/PID/stat`, counted from the state: 1 is the parent, 19 the start time.
 fn stat(process: i32, word: usize) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The command's name stands in brackets and may contain any.
+    // The command's name is in brackets and may contain brackets.
     let (_, after) = text.rsplit_once(')')?;
     after.split_whitespace().nth(word).map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! From the names of a job's nodes to where they can be reached.
+//! Resolves the names of a job's nodes to addresses.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,24 +14,24 @@ use crate::lines::Word;
 /// Pauses between two attempts to resolve a name.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// When it is first said which name is waited for.
-const FIRST_WORD: Duration = Duration::from_secs(2);
+/// After this time the name that is waited for is logged.
+const WARN_AFTER: Duration = Duration::from_secs(2);
 
 /// The nodes of a job by name, node 1 first.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Names {
+pub(super) struct NodeNames {
     /// Host names or IP addresses.
     pub(super) names: Vec<String>,
     /// The index of this node.
     pub(super) own: usize,
-    /// The directory's port of the first node at an address; those of others at the
-    /// same address follow.
+    /// The directory's port of the first node at an address; further nodes at the same address use
+    /// the following ports.
     pub(super) port: u16,
-    /// How long a name may stay unknown.
-    pub(super) patience: Duration,
+    /// How long to wait for a name to become known.
+    pub(super) timeout: Duration,
 }
 
-/// How a name becomes addresses.
+/// Resolves a name to addresses.
 type Resolve<'a> = &'a dyn Fn(&str) -> io::Result<Vec<IpAddr>>;
 
 /// The hosts file that `DIPOLE_HOSTS` names.
@@ -49,27 +49,27 @@ pub(super) fn is_own(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-impl Names {
-    /// Asks the system for all addresses; waits for names that are not known yet.
+impl NodeNames {
+    /// Resolves all names; waits for names that are not known yet.
     pub(super) fn resolve(&self) -> Result<Hosts, JobError> {
-        self.resolve_by(&|name| {
+        self.resolve_with(&|name| {
             let addresses = (name, 0).to_socket_addrs()?;
             Ok(addresses.map(|address| address.ip()).collect())
         })
     }
 
-    fn resolve_by(&self, resolve: Resolve<'_>) -> Result<Hosts, JobError> {
+    fn resolve_with(&self, resolve: Resolve<'_>) -> Result<Hosts, JobError> {
         let started = Instant::now();
         let mut found = Vec::with_capacity(self.names.len());
         for name in &self.names {
-            found.push(wait_for(name, started, self.patience, resolve)?);
+            found.push(wait_for(name, started, self.timeout, resolve)?);
         }
         let mut addresses = of_one_family(&found);
         addresses[self.own] = self.own_address(&addresses);
         let mut at_address: HashMap<IpAddr, u16> = HashMap::new();
         let mut entries = Vec::with_capacity(addresses.len());
         for (index, (address, name)) in addresses.into_iter().zip(&self.names).enumerate() {
-            // Names of one machine are nodes of their own, with a directory each.
+            // Several names may belong to one machine; each is a node with its own directory.
             let before = at_address.entry(address).or_default();
             let port = self.port.checked_add(*before).ok_or_else(|| {
                 let cause = format!("more than {before} nodes have the address {address}");
@@ -89,8 +89,8 @@ impl Names {
         Ok(Hosts::of(entries))
     }
 
-    /// This node's address as the others see it. Many systems resolve their own name to
-    /// the loopback address, from which nobody else can be reached.
+    /// This node's address as other nodes see it. Many systems resolve their own name to the
+    /// loopback address, at which other nodes cannot reach it.
     fn own_address(&self, addresses: &[IpAddr]) -> IpAddr {
         let own = addresses[self.own];
         let elsewhere = addresses.iter().find(|address| !address.is_loopback());
@@ -104,11 +104,11 @@ impl Names {
 fn wait_for(
     name: &str,
     started: Instant,
-    patience: Duration,
+    timeout: Duration,
     resolve: Resolve<'_>,
 ) -> Result<Vec<IpAddr>, JobError> {
     let mut pause = FIRST_PAUSE;
-    let mut said = false;
+    let mut has_warned = false;
     loop {
         let cause = match resolve(name) {
             Ok(addresses) if !addresses.is_empty() => return Ok(addresses),
@@ -116,23 +116,23 @@ fn wait_for(
             Err(cause) => cause.to_string(),
         };
         let waited = started.elapsed();
-        if waited >= patience {
+        if waited >= timeout {
             return Err(JobError::Unresolved {
                 name: name.to_owned(),
                 waited_s: waited.as_secs(),
                 cause,
             });
         }
-        if waited >= FIRST_WORD && !said {
+        if waited >= WARN_AFTER && !has_warned {
             tracing::warn!(name, %cause, "waiting for a node's name to be known");
-            said = true;
+            has_warned = true;
         }
-        std::thread::sleep(pause.min(patience.saturating_sub(waited)));
+        std::thread::sleep(pause.min(timeout.saturating_sub(waited)));
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// One address of each: all IPv4 if every node has one, else IPv6 where there is one.
+/// Selects one address of each node: IPv4 if every node has one, else IPv6 where there is one.
 fn of_one_family(found: &[Vec<IpAddr>]) -> Vec<IpAddr> {
     let all_v4 = found.iter().all(|of| of.iter().any(IpAddr::is_ipv4));
     found
@@ -150,12 +150,12 @@ mod tests {
     use crate::address::NodeId;
     use std::cell::Cell;
 
-    fn names(names: &[&str], own: usize) -> Names {
-        Names {
+    fn names(names: &[&str], own: usize) -> NodeNames {
+        NodeNames {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             own,
             port: 7000,
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn names_of_one_address_become_nodes_with_directories_of_their_own() {
         let hosts = names(&["a", "b", "c", "d"], 0)
-            .resolve_by(&|name| {
+            .resolve_with(&|name| {
                 Ok(vec![match name {
                     "c" => ip("10.0.0.3"),
                     _ => ip("10.0.0.1"),
@@ -212,11 +212,11 @@ mod tests {
                 _ => Ok(vec![ip("10.0.0.1")]),
             }
         };
-        assert!(names(&["late"], 0).resolve_by(&late).is_ok());
+        assert!(names(&["late"], 0).resolve_with(&late).is_ok());
         let mut never = names(&["10.0.0.1", "never"], 0);
-        never.patience = Duration::ZERO;
+        never.timeout = Duration::ZERO;
         let said = never
-            .resolve_by(&|name| match name {
+            .resolve_with(&|name| match name {
                 "never" => Err(io::Error::other("not known")),
                 _ => Ok(vec![ip("10.0.0.1")]),
             })
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn an_own_name_that_means_loopback_gives_way_to_the_address_the_others_see() {
-        // 127.0.0.1 is the only address of which every machine is sure.
+        // 127.0.0.1 exists on every machine.
         let alone = names(&["a", "b"], 0);
         assert_eq!(
             alone.own_address(&[ip("127.0.1.1"), ip("127.0.0.1")]),

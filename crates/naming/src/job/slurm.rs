@@ -1,26 +1,27 @@
-//! A task of a Slurm step: `srun` sets its number and the list of nodes.
+//! Tasks of a Slurm step: `srun` sets their number and the list of nodes.
 //!
-//! The step's variables count, not the job's: a step may use a part of the job's nodes.
-//! A batch script and an interactive shell are steps too, but no tasks of a job.
+//! The variables of the step take precedence over those of the job, because a step may use only some
+//! of the job's nodes. A batch script and an interactive shell are steps too, but not tasks.
 
 use super::hostlist::{self, MAX_NAMES};
-use super::peers::Names;
+use super::peers::NodeNames;
 use super::{
-    Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, node_at, number, told,
+    Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, node_at, number,
+    required_number,
 };
 use crate::address::NodeId;
 use crate::hosts::{Host, Hosts};
 
-/// Steps from here on are Slurm's own: the batch script, an interactive shell.
+/// Higher step numbers are Slurm's own: the batch script, an interactive shell.
 const FIRST_OWN_STEP: u32 = 0xffff_ff00;
-/// The directory's port is this one or one of the next [`PORTS`]: below those that the
-/// kernel gives to whoever asks for any.
+/// The directory's port is one of [`PORTS`] from here on, below those that the kernel assigns
+/// dynamically.
 const FIRST_PORT: u16 = 10_000;
 const PORTS: u64 = 20_000;
-/// Jobs follow each other; so many ports lie between two for their steps.
+/// Distance between the ports of consecutive jobs, for their steps.
 const PORTS_PER_JOB: u64 = 31;
 
-const ADVICE: &str = "start it by `srun` (with its environment: --export=ALL)";
+const ADVICE: &str = "start it with `srun` (and its environment: --export=ALL)";
 
 pub(super) fn is_here(get: Lookup<'_>) -> bool {
     get("SLURM_PROCID").is_some()
@@ -39,16 +40,16 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
                 .to_owned(),
         });
     }
-    let job: u32 = told(get, slurm, "SLURM_JOB_ID", (0, u32::MAX), ADVICE)?;
-    let step: u32 = told(get, slurm, "SLURM_STEP_ID", (0, u32::MAX), ADVICE)?;
+    let job: u32 = required_number(get, slurm, "SLURM_JOB_ID", (0, u32::MAX), ADVICE)?;
+    let step: u32 = required_number(get, slurm, "SLURM_STEP_ID", (0, u32::MAX), ADVICE)?;
     let size = match get("SLURM_STEP_NUM_TASKS") {
         Some(found) => number("SLURM_STEP_NUM_TASKS", found, 1, MAX_RANKS)?,
-        None => told(get, slurm, "SLURM_NTASKS", (1, MAX_RANKS), ADVICE)?,
+        None => required_number(get, slurm, "SLURM_NTASKS", (1, MAX_RANKS), ADVICE)?,
     };
-    let rank = told(get, slurm, "SLURM_PROCID", (0, size - 1), ADVICE)?;
+    let rank = required_number(get, slurm, "SLURM_PROCID", (0, size - 1), ADVICE)?;
     let names = node_names(get)?;
     let tasks = tasks_per_node(get, names.len(), size)?;
-    let own = told(get, slurm, "SLURM_NODEID", (0, names.len() - 1), ADVICE)?;
+    let own = required_number(get, slurm, "SLURM_NODEID", (0, names.len() - 1), ADVICE)?;
     let placed = place(get, &tasks)?;
     if placed[rank as usize] != own {
         return Err(JobError::Disagreement {
@@ -57,7 +58,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
                 "rank {rank} is on node {own} of the list (SLURM_NODEID), not on {}",
                 placed[rank as usize]
             ),
-            advice: "say how tasks are dealt: srun --distribution=block or cyclic",
+            advice: "set the distribution of tasks: srun --distribution=block or cyclic",
         });
     }
     if let Some(name) = get("SLURMD_NODENAME").filter(|name| *name != names[own]) {
@@ -67,7 +68,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
                 "this is node {name} (SLURMD_NODENAME), while node {own} of the list is {}",
                 names[own]
             ),
-            advice: "tell SLURM_STEP_NODELIST as srun set it",
+            advice: "leave SLURM_STEP_NODELIST as srun set it",
         });
     }
     let id = given_id(get)?.unwrap_or((u64::from(job) << 32) | u64::from(step));
@@ -86,17 +87,17 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
 }
 
 fn known_by_name(names: Vec<String>, own: usize, job: u32, step: u32) -> Nodes {
-    // Another job may have this node too, and its directory a port of its own.
+    // Another job may use this node too, and needs a different port for its directory.
     let offset = (u64::from(job) * PORTS_PER_JOB + u64::from(step)) % PORTS;
-    Nodes::Names(Names {
+    Nodes::Names(NodeNames {
         names,
         own,
         port: FIRST_PORT + u16::try_from(offset).unwrap_or_default(),
-        patience: std::time::Duration::from_secs(10),
+        timeout: std::time::Duration::from_secs(10),
     })
 }
 
-/// The numbers that the hosts file gives to Slurm's names.
+/// Node numbers in the hosts file for Slurm's names.
 fn in_file(names: &[String], hosts: &Hosts) -> Result<Vec<NodeId>, JobError> {
     names
         .iter()
@@ -116,7 +117,7 @@ fn in_file(names: &[String], hosts: &Hosts) -> Result<Vec<NodeId>, JobError> {
         .collect()
 }
 
-/// The first of two variables that is set: the step's, else the job's.
+/// The variable of the step, else that of the job.
 fn either(
     get: Lookup<'_>,
     of_step: &'static str,
@@ -134,14 +135,14 @@ fn either(
 
 fn node_names(get: Lookup<'_>) -> Result<Vec<String>, JobError> {
     let (variable, list) = either(get, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")?;
-    hostlist::unfold(&list).map_err(|error| JobError::Bad {
+    hostlist::expand(&list).map_err(|error| JobError::Bad {
         variable,
         found: shortened(list),
         expected: format!("node names as in `n[1-3],m`: {error}"),
     })
 }
 
-/// How many tasks each node has, from `2(x3),1`.
+/// Number of tasks of each node, from `2(x3),1`.
 fn tasks_per_node(get: Lookup<'_>, nodes: usize, size: u32) -> Result<Vec<usize>, JobError> {
     let (variable, text) = either(get, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")?;
     let tasks = parse_tasks(&text)
@@ -170,14 +171,14 @@ fn parse_tasks(text: &str) -> Option<Vec<usize>> {
     Some(tasks)
 }
 
-/// The index of every rank's node.
+/// Index of the node of every rank.
 fn place(get: Lookup<'_>, tasks: &[usize]) -> Result<Vec<usize>, JobError> {
     let found = get("SLURM_DISTRIBUTION").unwrap_or_else(|| "block".to_owned());
-    // What follows is about sockets and cores inside a node.
+    // The rest is about sockets and cores within a node.
     let run = match found.split([':', ',']).next().unwrap_or_default() {
         "block" | "unknown" => usize::MAX,
         "cyclic" => 1,
-        "plane" => told(
+        "plane" => required_number(
             get,
             Launcher::Slurm,
             "SLURM_DIST_PLANESIZE",
@@ -196,7 +197,7 @@ fn place(get: Lookup<'_>, tasks: &[usize]) -> Result<Vec<usize>, JobError> {
     Ok(deal(tasks, run))
 }
 
-/// Deals ranks to nodes in turn, up to `run` at a time, until each has its number.
+/// Assigns ranks to nodes in turn, up to `run` at a time, until each node has its number.
 fn deal(tasks: &[usize], run: usize) -> Vec<usize> {
     let mut left = tasks.to_vec();
     let mut placed = Vec::new();
@@ -212,7 +213,7 @@ fn deal(tasks: &[usize], run: usize) -> Vec<usize> {
     placed
 }
 
-/// A value as an error shows it.
+/// A value, shortened for an error message.
 fn shortened(mut value: String) -> String {
     if let Some((cut, _)) = value.char_indices().nth(200) {
         value.truncate(cut);

@@ -329,7 +329,7 @@ fn a_number_of_a_job_that_is_none_is_refused_without_a_launcher_too() {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        let error = place_from(&get).expect_err("no number").to_string();
+        let error = placement_from(&get).expect_err("no number").to_string();
         assert!(error.contains("DIPOLE_JOB is `abc`"), "{error}");
     }
 }

@@ -1,9 +1,8 @@
-//! The keys that a process holds: one that it proves with, and, while the cluster's key is
-//! exchanged, one more that it takes.
+//! The keys that a process accepts: one that it makes proofs with and, during a key rotation, a
+//! second one.
 //!
-//! What a file holds is read again when it has changed, so that a key can be exchanged without
-//! restarting anything. The file is looked at only when a proof is made or checked, and not
-//! for each of them.
+//! The key file is read again when it has changed, so that a rotation needs no restart. It is
+//! checked for changes when a proof is made or verified, at most every 50 ms.
 
 use std::fs::Metadata;
 use std::io;
@@ -16,34 +15,34 @@ use blake3::Hash;
 
 use super::{ClusterKey, KEY_BYTES, KeyError};
 
-/// Between two looks at the file.
-const LOOK_INTERVAL: Duration = match cfg!(test) {
+/// Minimum time between two checks of the file.
+const CHECK_INTERVAL: Duration = match cfg!(test) {
     false => Duration::from_millis(50),
     true => Duration::ZERO,
 };
 
 pub(super) type Secret = [u8; KEY_BYTES];
 
-/// The keys themselves.
+/// The keys in a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Secrets {
-    /// What proofs are made with.
+    /// Proofs are made with this key.
     pub(super) own: Secret,
-    /// Proofs made with it are taken as well.
+    /// Proofs made with this key are also accepted.
     pub(super) other: Option<(Role, Secret)>,
 }
 
-/// What a second key is for.
+/// Purpose of a second key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Proofs will be made with it.
+    /// Proofs will be made with it after the next step.
     Next,
-    /// Proofs were made with it.
+    /// Proofs were made with it before the last step.
     Old,
 }
 
 impl Role {
-    /// What a key file calls it.
+    /// Its name in key files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,14 +53,14 @@ impl Role {
 }
 
 impl Secrets {
-    /// All of them, the one that proofs are made with first.
+    /// All keys; the one that proofs are made with comes first.
     pub(super) fn each(&self) -> impl Iterator<Item = &Secret> {
         [Some(&self.own), self.other.as_ref().map(|(_, other)| other)]
             .into_iter()
             .flatten()
     }
 
-    /// As after the next step of an exchange; `fresh` is the key that begins one.
+    /// The keys after the next step of a rotation. `fresh` is the new key, used if this is the first.
     pub(super) fn rotated(&self, fresh: Secret) -> Secrets {
         let (own, other) = match self.other {
             None => (self.own, Some((Role::Next, fresh))),
@@ -72,7 +71,7 @@ impl Secrets {
     }
 }
 
-/// Keys, and the file they are from.
+/// Keys, and the file that they were read from.
 pub(super) struct Ring {
     file: Option<PathBuf>,
     state: Mutex<State>,
@@ -80,15 +79,15 @@ pub(super) struct Ring {
 
 struct State {
     secrets: Secrets,
-    /// Grows whenever the keys change.
+    /// Incremented whenever the keys change.
     version: u64,
-    /// Grows whenever one that was taken is not any more.
+    /// Incremented whenever a key is no longer accepted.
     withdrawals: u64,
     stamp: Stamp,
-    look_at: Option<Instant>,
+    check_at: Option<Instant>,
 }
 
-/// What tells that a file is another than before: device, inode, size, time of its last change.
+/// Identifies a version of a file: device, inode, size, and time of its last change.
 type Stamp = (u64, u64, u64, (i64, i64));
 
 impl Ring {
@@ -96,9 +95,9 @@ impl Ring {
         Ring::with_file(secrets, None, Stamp::default())
     }
 
-    /// Keys that were read from this file when it was like that.
+    /// Keys that were read from a file with this metadata.
     pub(super) fn of_file(secrets: Secrets, file: &Path, facts: &Metadata) -> io::Result<Ring> {
-        // The process may go to another directory.
+        // The process may change its working directory.
         let file = std::path::absolute(file)?;
         Ok(Ring::with_file(secrets, Some(file), stamp(facts)))
     }
@@ -109,7 +108,7 @@ impl Ring {
             version: 0,
             withdrawals: 0,
             stamp,
-            look_at: None,
+            check_at: None,
         };
         Ring {
             file,
@@ -117,30 +116,30 @@ impl Ring {
         }
     }
 
-    /// The keys as they are now, and their version.
+    /// The current keys and their version.
     pub(super) fn current(&self) -> (Secrets, u64) {
-        let state = self.looked();
+        let state = self.refreshed();
         (state.secrets, state.version)
     }
 
-    /// How many times keys have been withdrawn.
+    /// How often keys have been withdrawn.
     pub(super) fn withdrawals(&self) -> u64 {
-        self.looked().withdrawals
+        self.refreshed().withdrawals
     }
 
-    fn looked(&self) -> MutexGuard<'_, State> {
+    fn refreshed(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
         if let Some(file) = &self.file {
             let now = Instant::now();
-            if state.look_at.is_none_or(|at| at <= now) {
-                state.look_at = Some(now + LOOK_INTERVAL);
-                state.look(file);
+            if state.check_at.is_none_or(|at| at <= now) {
+                state.check_at = Some(now + CHECK_INTERVAL);
+                state.reload_if_changed(file);
             }
         }
         state
     }
 
-    /// The keys as they were known last.
+    /// The keys that were read last.
     pub(super) fn known(&self) -> Secrets {
         self.state().secrets
     }
@@ -151,8 +150,8 @@ impl Ring {
 }
 
 impl State {
-    /// Reads the file again if it has changed. One that cannot be read changes nothing.
-    fn look(&mut self, file: &Path) {
+    /// Reads the file again if it has changed. Keeps the keys if it cannot be read.
+    fn reload_if_changed(&mut self, file: &Path) {
         let found =
             std::fs::metadata(file).map_or_else(|_| Stamp::default(), |facts| stamp(&facts));
         if found == self.stamp {
@@ -176,10 +175,10 @@ impl State {
                 }
             }
             Err(KeyError::System { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
-                tracing::warn!(file = %file.display(), "the cluster key's file is gone; going on with the key it held");
+                tracing::warn!(file = %file.display(), "the file of the cluster key is gone; keeping its last key");
             }
             Err(error) => {
-                tracing::warn!(%error, "going on with the cluster key as it was");
+                tracing::warn!(%error, "keeping the last cluster key");
             }
         }
     }
@@ -190,7 +189,7 @@ fn stamp(facts: &Metadata) -> Stamp {
     (facts.dev(), facts.ino(), facts.len(), changed)
 }
 
-/// A name by which people can compare keys; it gives nothing of them away.
+/// Fingerprint of a key, for people to compare. It reveals nothing about the key.
 pub(super) fn fingerprint(secret: &Secret) -> String {
     let derived = blake3::derive_key("dipole 2026 fingerprint", secret);
     Hash::from_bytes(derived).to_hex()[..16].to_owned()

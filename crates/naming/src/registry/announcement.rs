@@ -1,4 +1,4 @@
-//! How a node's agent announces itself: one packet that says everything about the node.
+//! The packet by which a node's agent announces itself and describes the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -10,53 +10,53 @@ use crate::hosts::{MAX_INTERFACES, MAX_SLOTS};
 
 /// Longest name of a cluster or a node, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;
-/// All announcements have this length, so that one that answers another is no longer.
+/// All announcements have this length, so that a reply is never longer than its cause.
 pub const ANNOUNCEMENT_BYTES: usize = 384;
 
-/// What a node's agent announces.
+/// Announcement of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// The cluster it belongs to; agents of other clusters ignore it.
+    /// Its cluster; agents of other clusters ignore it.
     pub cluster: String,
     /// The node.
     pub node: NodeId,
-    /// When the agent started, which tells its runs apart.
+    /// Incarnation of the agent: its start time.
     pub life: u64,
-    /// How long it has run, in milliseconds by its own clock.
+    /// Running time in milliseconds by its own clock.
     pub age_ms: u64,
-    /// If not 0, addressed to the agent with this life: its node number is already taken.
+    /// If not 0: tells the agent with this incarnation that its node number is already taken.
     pub taken: u64,
-    /// The node as it describes itself.
+    /// Description of the node.
     pub facts: NodeFacts,
 }
 
-/// What an agent tells others about its node, besides its number.
+/// What an agent publishes about its node, besides its number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFacts {
     /// The directory's port.
     pub port: u16,
-    /// How many ranks the launcher places there.
+    /// Ranks that the launcher places there.
     pub slots: u32,
     /// The addresses of its interfaces, best first; 1 to [`MAX_INTERFACES`].
     pub addresses: Vec<IpAddr>,
-    /// The address for questions and membership, if not those of its interfaces.
+    /// The address for look-ups and membership, if not those of its interfaces.
     pub control: Option<IpAddr>,
-    /// A name for people, may be empty.
+    /// Name for display; may be empty.
     pub name: String,
     /// The agent's version.
     pub version: String,
 }
 
 impl NodeFacts {
-    /// Where the node is asked, on the control network first, then best first.
+    /// Addresses of the directory: on the control network first, then on each interface.
     #[must_use]
     pub fn directories(&self) -> Vec<SocketAddr> {
         let all = self.control.iter().chain(&self.addresses);
         all.map(|ip| SocketAddr::new(*ip, self.port)).collect()
     }
 
-    /// Strangers must not fill files, terminals or memory, nor have packets sent to more addresses
-    /// than a node may have.
+    /// Checks the limits: other nodes must not be able to fill files, terminals or memory, or have
+    /// packets sent to more addresses than a node may have.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let mut addresses = self.addresses.iter().chain(&self.control);
@@ -80,15 +80,15 @@ impl Message for Announcement {
     }
 }
 
-/// True if a text may name a cluster or a node: printable, without white space or `#`, so
-/// that it can stand in a hosts file.
+/// True if a text may name a cluster or a node: printable, without white space or `#`, so that it
+/// can be written into a hosts file.
 #[must_use]
 pub fn is_name(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'#';
     text.len() <= MAX_NAME_BYTES && text.bytes().all(fits)
 }
 
-/// True if a packet is an announcement by its header.
+/// True if the header of a packet is that of an announcement.
 #[must_use]
 pub fn is_announcement(packet: &[u8]) -> bool {
     envelope::kind_of(packet) == Some(Announcement::KIND)

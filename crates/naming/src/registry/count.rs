@@ -1,4 +1,4 @@
-//! How many processes and endpoints a registry has: for the limits of its user.
+//! Counts processes and endpoints of a registry, for the limits of its user.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,12 +7,12 @@ use super::folder::names;
 use super::{RegistryError, owner, sweep};
 use crate::limits::{LimitReached, UserLimits};
 
-/// Refuses this process if the user has as many others as they may. Call it locked.
+/// Fails if the user's limit of processes is reached. Call it with the registry locked.
 pub(super) fn admit_process(folder: &Path, limits: &UserLimits) -> Result<(), RegistryError> {
     let Some(bound) = &limits.processes else {
         return Ok(());
     };
-    // Several nodes of one process are one process.
+    // Several nodes of one process count as one process.
     let mut living = BTreeSet::new();
     for name in names(folder)? {
         if name.starts_with("owner-") {
@@ -29,7 +29,7 @@ pub(super) fn admit_process(folder: &Path, limits: &UserLimits) -> Result<(), Re
     }))
 }
 
-/// Refuses one more endpoint if the user has as many as they may. Call it locked.
+/// Fails if the user's limit of endpoints is reached. Call it with the registry locked.
 pub(super) fn admit_endpoint(folder: &Path, limits: &UserLimits) -> Result<(), RegistryError> {
     let Some(bound) = &limits.endpoints else {
         return Ok(());
@@ -39,7 +39,7 @@ pub(super) fn admit_endpoint(folder: &Path, limits: &UserLimits) -> Result<(), R
     if !is_full()? {
         return Ok(());
     }
-    // Those of the dead do not count.
+    // Endpoints of dead processes do not count.
     sweep::sweep(folder)?;
     if !is_full()? {
         return Ok(());

@@ -1,19 +1,17 @@
-//! Answers other nodes' questions about endpoints and processes of this node.
+//! Replies to queries from other nodes about endpoints and processes of this node.
 //!
-//! Every process of a node that has a hosts file keeps one thread that waits,
-//! blocked in the kernel, for the lock of `directory.lock`. Its holder
-//! binds the node's well-known UDP port and answers from the registry; when
-//! that process dies the kernel passes the lock on. Nothing is remembered
-//! between two questions, so nothing is lost in between.
+//! Every process of a node with a hosts file keeps one thread that blocks on the lock of
+//! `directory.lock`. The holder binds the node's well-known UDP port and replies from the registry;
+//! when that process dies, the kernel passes the lock on. The service has no state, so nothing is
+//! lost in between.
 //!
 //! The node's agent takes precedence ([`DirectoryLock`](super::DirectoryLock)): the process that
-//! answers hands over to it, and all processes wait for its end.
+//! serves hands over to it, and all processes wait until the agent ends.
 //!
-//! A thread that waits for the lock cannot be called back, so it stays when
-//! the last [`Directory`] of the process is dropped, and is used again by the
-//! next one for the same registry: at most one thread per registry and process.
-//! A child forked without `exec` shares the port and the lock of a parent that
-//! answers: if the parent dies, nobody answers until the child ends as well.
+//! A thread that waits for the lock cannot be cancelled. It stays when the last [`Directory`] of the
+//! process is dropped, and the next one for the same registry uses it again: at most one thread per
+//! registry and process. A child forked without `exec` shares the port and the lock of a parent that
+//! serves: if the parent dies, the node is not served until the child ends as well.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,19 +25,19 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
 
-use super::answer::{Answers, Reply, bound};
 use super::folder::{failed, flock, open_lock};
 use super::messages::ProbeLength;
+use super::responder::{Action, Responder, bind};
 use super::{Registry, RegistryError, directory_lock, holder};
 use crate::envelope::Authenticator;
 
-/// How long to wait before a port that somebody else holds is tried again.
+/// Time between two attempts to bind a port that another process holds.
 const REBIND: Duration = Duration::from_secs(2);
 
-/// The longest time between two warnings about that.
+/// Longest time between two warnings about that.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Keeps this process ready to answer for its node, until it is dropped.
+/// Keeps this process ready to serve its node, until it is dropped.
 #[derive(Debug)]
 pub struct Directory {
     service: Arc<Service>,
@@ -53,7 +51,7 @@ struct Service {
     binds: Mutex<(Vec<SocketAddr>, Authenticator)>,
 }
 
-/// A thread does not survive a fork, hence the pid.
+/// Process and registry. The pid is included because threads do not survive a fork.
 type Key = (u32, PathBuf);
 
 struct Entry {
@@ -63,19 +61,19 @@ struct Entry {
 
 static SERVICES: Mutex<BTreeMap<Key, Entry>> = Mutex::new(BTreeMap::new());
 
-/// No critical section here can leave the map half changed, so poisoning is harmless.
+/// The map is consistent after every statement, so poisoning is harmless.
 fn services() -> MutexGuard<'static, BTreeMap<Key, Entry>> {
     SERVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Directory {
-    /// Stands by to answer at `binds`, one for each interface, for the node of `registry`;
+    /// Starts a thread that serves the node of `registry` at `binds`, one address per interface;
     /// returns at once.
     ///
-    /// A port held by somebody else is reported by a warning and tried again.
+    /// A port that another process holds is logged and tried again.
     ///
     /// # Errors
-    /// The lock file cannot be opened or no thread can be started.
+    /// The lock file cannot be opened, or no thread can be started.
     pub fn start(registry: &Registry, binds: Vec<SocketAddr>) -> Result<Directory, RegistryError> {
         let key = (std::process::id(), registry.path().to_owned());
         let mut services = services();
@@ -119,7 +117,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // In a forked child the key is another's: nothing happens.
+        // A forked child does not own the service.
         if self.service.key.0 != std::process::id() {
             return;
         }
@@ -139,7 +137,7 @@ fn run(service: &Service, lock: &File, path: &Path) {
     let mut warning = WarningInterval::default();
     loop {
         let waited = flock(lock, FlockOperation::LockExclusive).and_then(|()| {
-            // Until nobody in this process wants it; then the lock goes to the next process.
+            // As long as this process serves; then the lock goes to the next process.
             let mut next = Next::Again;
             while next == Next::Again && !directory_lock::has_agent(&service.registry)? {
                 next = serve(service, &mut warning);
@@ -166,18 +164,18 @@ fn run(service: &Service, lock: &File, path: &Path) {
     }
 }
 
-/// What comes after answering for a while.
+/// What to do after serving for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// More of it, maybe at another address.
+    /// Serve again, perhaps at another address.
     Again,
-    /// The agent wants to answer.
+    /// Let the agent serve.
     Yield,
-    /// The last user has gone.
+    /// Stop: the last user has gone.
     End,
 }
 
-/// Limits warnings about a port that another user's program holds, possibly for ever.
+/// Limits warnings about a port that another user's program may hold forever.
 #[derive(Debug, Default)]
 struct WarningInterval {
     last: Option<Instant>,
@@ -189,7 +187,7 @@ impl WarningInterval {
         self.last.is_none_or(|last| last.elapsed() >= self.pause)
     }
 
-    /// A warning that was due has been logged.
+    /// Counts a logged warning.
     fn logged(&mut self) {
         if self.is_due() {
             self.last = Some(Instant::now());
@@ -198,9 +196,9 @@ impl WarningInterval {
     }
 }
 
-/// Answers until something else is to be done.
+/// Serves until something else has to be done.
 fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
-    // Cloned in one go: the lock must not be held while this answers.
+    // Cloned at once: the lock must not be held while serving.
     let (binds, authenticator) = service
         .binds
         .lock()
@@ -211,16 +209,16 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
         ..service.registry.clone()
     };
     let mut sockets = Vec::new();
-    for bind in &binds {
-        match bound(*bind) {
-            Ok(socket) => sockets.push((socket, Answers::new(&registry, bind.ip()))),
+    for address in &binds {
+        match bind(*address) {
+            Ok(socket) => sockets.push((socket, Responder::new(&registry, address.ip()))),
             Err(cause) if warning.is_due() => tracing::warn!(
                 node = %service.registry.node(),
-                address = %bind,
+                %address,
                 %cause,
                 "cannot bind the directory port{}; other nodes cannot find this one's endpoints \
-                 by this address until it is free (`port=` in the hosts file chooses another)",
-                holder::suffix(*bind)
+                 at this address until it is free (`port=` in the hosts file chooses another)",
+                holder::suffix(*address)
             ),
             Err(_) => {}
         }
@@ -237,7 +235,7 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
             Ok(0) => return Next::Again,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
-                tracing::warn!(%error, "the directory cannot wait for questions");
+                tracing::warn!(%error, "the directory cannot wait for queries");
                 return Next::Again;
             }
         }
@@ -254,39 +252,39 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
                 services.remove(&service.key);
                 return Next::End;
             }
-            // Someone came back meanwhile, maybe with another address.
+            // A user came back in the meantime, perhaps with another address.
             return Next::Again;
         }
-        for (socket, answers) in &sockets {
-            if answer_all(service, socket, answers) {
+        for (socket, responder) in &sockets {
+            if handle_all(service, socket, responder) {
                 return Next::Yield;
             }
         }
     }
 }
 
-/// True if the agent wants to answer from now on.
-fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool {
-    // One byte more than a question, so that an over-long one shows.
+/// Handles all pending packets; true if the agent takes over.
+fn handle_all(service: &Service, socket: &UdpSocket, responder: &Responder) -> bool {
+    // One byte more than a query, so that an over-long one is detected.
     let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
     loop {
         let (length, from) = match socket.recv_from(&mut buffer) {
             Ok(received) => received,
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => continue,
-            // Nothing left, or a report about an answer that nobody awaited.
+            // No packet, or an ICMP error for a reply.
             Err(_) => return false,
         };
         let packet = &buffer[..length];
-        match answers.reply(packet) {
-            Ok(Reply::Answer(reply) | Reply::Refusal(reply)) => {
-                // Who gets no answer asks again.
+        match responder.handle(packet) {
+            Ok(Action::Respond(reply) | Action::Refuse(reply)) => {
+                // A lost reply is queried again.
                 let _lost = socket.send_to(&reply, from);
             }
-            // The agent's lock shows whether it was the agent that asked.
-            Ok(Reply::Yield) if directory_lock::has_agent(&service.registry).unwrap_or(false) => {
+            // The lock shows whether the sender is the agent.
+            Ok(Action::Yield) if directory_lock::has_agent(&service.registry).unwrap_or(false) => {
                 return true;
             }
-            Ok(Reply::Nothing | Reply::Yield) | Err(_) => {}
+            Ok(Action::Ignore | Action::Yield) | Err(_) => {}
         }
     }
 }

@@ -1,8 +1,7 @@
-//! The lock by which a node's agent answers other nodes in place of the node's processes.
+//! The lock with which a node's agent serves look-ups in place of the node's processes.
 //!
-//! The agent holds `agent.lock`, then asks the process that answers now to release
-//! `directory.lock`. When the agent ends, for whatever reason, the kernel frees both, and the
-//! processes of the node answer again.
+//! The agent takes `agent.lock`, then requests `directory.lock` from the process that serves. When
+//! the agent ends, for whatever reason, the kernel releases both, and the processes serve again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,43 +11,43 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use super::answer::{Answers, Reply, bound, settled};
 use super::folder::{failed, flock, open_lock};
-use super::messages::{QUESTION_BYTES, Question};
+use super::messages::{QUERY_BYTES, Query};
+use super::responder::{Action, Responder, bind, configured};
 use super::{Registry, RegistryError, holder, is_locked, random_number};
 use crate::envelope::Header;
 use crate::key::KeyMismatch;
 
-/// Readers of the lock hold it for a moment.
+/// Processes that test the lock hold it for a moment.
 const MOMENT: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-const FIRST_WORD: Duration = Duration::from_secs(2);
+const FIRST_WARNING: Duration = Duration::from_secs(2);
 
 /// Why a process cannot become the node's agent.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryLockError {
-    /// There is one.
+    /// The node has an agent.
     #[error("{} already; end it first", taken(*.pid))]
     Taken {
         /// Its process id, if it could be read.
         pid: Option<u32>,
     },
-    /// The port at which the node is asked cannot be had.
+    /// The directory's port is not available.
     #[error(
         "cannot bind {address}: {cause}{}; end its process (`ss -ulpn`), or choose another \
-         port by `port=` in the hosts file",
+         port with `port=` in the hosts file",
         holder::suffix(*.address)
     )]
     Port {
-        /// Which.
+        /// The address.
         address: SocketAddr,
         /// The operating system's error.
         cause: io::Error,
     },
-    /// The process that answers now is of another cluster, or only one of the two has a key.
+    /// The process that serves belongs to another cluster, or only one of the two has a key.
     #[error(
-        "the process that answers for this node does not hand over to the agent: {mismatch}; \
+        "the process that serves this node does not hand over to the agent: {mismatch}; \
          give all processes of the node the same DIPOLE_KEY, and end those with another"
     )]
     OtherCluster {
@@ -70,21 +69,21 @@ fn taken(pid: Option<u32>) -> String {
 /// Held by the node's agent until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    sockets: Vec<(UdpSocket, Answers)>,
+    sockets: Vec<(UdpSocket, Responder)>,
     refused: AtomicU64,
-    /// Of the agent, then of the directory; none beside an agent that holds them.
-    _locks: Option<[File; 2]>,
+    /// Of the agent, then of the directory.
+    _locks: [File; 2],
 }
 
 impl DirectoryLock {
-    /// Takes the lock, and the port at which the node is asked on each of its interfaces, from the
-    /// process that has them. Waits for one that is stopped, and logs that.
+    /// Takes the lock, and the directory's port on each interface, from the process that has them.
+    /// Waits for a process that is stopped, and logs that.
     ///
-    /// `kept` are sockets that an earlier agent left with a service manager; those bound to one of
-    /// the addresses are used, so packets queued in them are not lost.
+    /// `kept` are sockets that an earlier agent left with a service manager. Those bound to one of
+    /// the addresses are used, so that packets queued in them are not lost.
     ///
     /// # Errors
-    /// [`DirectoryLockError::Taken`] names the agent there is.
+    /// [`DirectoryLockError::Taken`] names the present agent.
     pub fn take(
         registry: &Registry,
         addresses: &[SocketAddr],
@@ -112,15 +111,15 @@ impl DirectoryLock {
             .map_err(failed("writing", &path))?;
         let directory = take_over(registry, addresses)?;
         let mut kept = kept;
-        let mut bound = |address: SocketAddr| {
+        let mut open = |address: SocketAddr| {
             let at = |socket: &UdpSocket| socket.local_addr().is_ok_and(|at| at == address);
             match kept.iter().position(at) {
-                Some(index) => settled(kept.swap_remove(index)),
-                None => bound(address),
+                Some(index) => configured(kept.swap_remove(index)),
+                None => bind(address),
             }
         };
-        let socket = |address: &SocketAddr| match bound(*address) {
-            Ok(socket) => Ok((socket, Answers::new(registry, address.ip()))),
+        let socket = |address: &SocketAddr| match open(*address) {
+            Ok(socket) => Ok((socket, Responder::new(registry, address.ip()))),
             Err(cause) => Err(DirectoryLockError::Port {
                 address: *address,
                 cause,
@@ -129,61 +128,44 @@ impl DirectoryLock {
         Ok(DirectoryLock {
             sockets: addresses.iter().map(socket).collect::<Result<_, _>>()?,
             refused: AtomicU64::new(0),
-            _locks: Some([agent, directory]),
+            _locks: [agent, directory],
         })
     }
 
-    /// For a process that shares the sockets of the agent, which holds the locks.
-    ///
-    /// # Errors
-    /// They are no bound sockets.
-    pub fn beside(registry: &Registry, sockets: Vec<UdpSocket>) -> io::Result<DirectoryLock> {
-        let answering = |socket: UdpSocket| {
-            let address = socket.local_addr()?.ip();
-            Ok((socket, Answers::new(registry, address)))
-        };
-        let sockets: io::Result<_> = sockets.into_iter().map(answering).collect();
-        Ok(DirectoryLock {
-            sockets: sockets?,
-            refused: AtomicU64::new(0),
-            _locks: None,
-        })
-    }
-
-    /// The sockets at which the node is asked, by interface; reading them does not block.
+    /// The directory's sockets, one per interface. They do not block.
     pub fn sockets(&self) -> impl Iterator<Item = &UdpSocket> + Clone {
         self.sockets.iter().map(|(socket, _)| socket)
     }
 
-    /// The answer to another node's question that arrived at an interface; `None` if the packet is
-    /// no question or cannot be answered. Questions of strangers are refused and counted.
+    /// The reply to a packet that arrived at an interface; `None` if it is not a query or cannot be
+    /// answered. Queries from outside the cluster are refused and counted.
     #[must_use]
     pub fn reply(&self, interface: usize, packet: &[u8]) -> Option<Vec<u8>> {
-        let (_, answers) = self.sockets.get(interface)?;
-        match answers.reply(packet) {
-            Ok(Reply::Answer(answer)) => Some(answer),
-            Ok(Reply::Refusal(refusal)) => {
+        let (_, responder) = self.sockets.get(interface)?;
+        match responder.handle(packet) {
+            Ok(Action::Respond(answer)) => Some(answer),
+            Ok(Action::Refuse(refusal)) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 Some(refusal)
             }
-            Ok(Reply::Nothing | Reply::Yield) | Err(_) => None,
+            Ok(Action::Ignore | Action::Yield) | Err(_) => None,
         }
     }
 
-    /// Questions of strangers refused so far.
+    /// Number of queries refused.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 }
 
-/// Takes the lock of the directory from the process that answers now.
+/// Takes the lock of the directory from the process that serves.
 fn take_over(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, DirectoryLockError> {
     let path = registry.path().join("directory.lock");
     let lock = open_lock(&path)?;
     let begun = Instant::now();
-    let (mut pause, mut word) = (FIRST_PAUSE, FIRST_WORD);
-    let mut asked_somebody = false;
+    let (mut pause, mut warn_after) = (FIRST_PAUSE, FIRST_WARNING);
+    let mut has_requested = false;
     let nonce = random_number().map_err(failed("drawing a number for", &path))?;
     let header = Header {
         from: registry.node(),
@@ -191,7 +173,7 @@ fn take_over(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, Dire
         nonce,
     };
     let authenticator = registry.authenticator();
-    let question = authenticator.seal_to_length(header, &Question::Yield, QUESTION_BYTES);
+    let query = authenticator.seal_to_length(header, &Query::Yield, QUERY_BYTES);
     let mut sockets = Vec::new();
     for address in addresses {
         let from: (IpAddr, u16) = (address.ip(), 0);
@@ -207,12 +189,12 @@ fn take_over(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, Dire
     loop {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
-                if asked_somebody {
+                if has_requested {
                     let node = registry.node().0;
                     tracing::info!(
-                        event = "yielded",
+                        event = "directory-taken-over",
                         node,
-                        "a process handed the directory over to the agent"
+                        "the agent took over the directory from a process"
                     );
                 }
                 return Ok(lock);
@@ -220,29 +202,29 @@ fn take_over(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, Dire
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(error) => return Err(failed("locking", &path)(error.into()).into()),
         }
-        asked_somebody = true;
-        // The process that answers has bound at least one of them.
+        has_requested = true;
+        // The process that serves has bound at least one of them.
         for (socket, address) in sockets.iter().zip(addresses) {
-            if let Err(cause) = socket.send_to(&question, address) {
+            if let Err(cause) = socket.send_to(&query, address) {
                 return Err(DirectoryLockError::Port {
                     address: *address,
                     cause,
                 });
             }
         }
-        if begun.elapsed() > word {
+        if begun.elapsed() > warn_after {
             tracing::warn!(
                 path = %path.display(),
                 seconds = begun.elapsed().as_secs(),
-                "waiting for the process that answers for this node to hand over; is it stopped? \
+                "waiting for the process that serves this node to hand over; is it stopped? \
                  `fuser` names it"
             );
-            word *= 2;
+            warn_after *= 2;
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LAST_PAUSE);
         for socket in &sockets {
-            let mut buffer = [0; QUESTION_BYTES + 1];
+            let mut buffer = [0; QUERY_BYTES + 1];
             // Errors are ignored: the holder of the lock may not have bound the port yet.
             while let Ok((length, _)) = socket.recv_from(&mut buffer) {
                 let refused = authenticator.refused(&buffer[..length], nonce);
@@ -263,7 +245,7 @@ pub(super) fn has_agent(registry: &Registry) -> io::Result<bool> {
     }
 }
 
-/// Returns when the node has no agent.
+/// Blocks until the node has no agent.
 pub(super) fn wait_for_agent_end(registry: &Registry) -> io::Result<()> {
     match File::open(registry.path().join("agent.lock")) {
         Ok(file) => flock(&file, FlockOperation::LockShared),

@@ -1,8 +1,8 @@
-//! Statistics of the edges of each process, while somebody watches.
+//! Statistics of the edges of each process, on request of a watcher.
 //!
-//! A watcher keeps the file `watched` fresh. Processes look at it a few times a second and, while
-//! it is fresh, write their edges and their traffic to `edges-<incarnation>`, in postcard's format.
-//! Without a watcher nothing is written.
+//! A watcher touches the file `watched` regularly. Processes check its age a few times per second
+//! and, while it is fresh, write their edges and traffic to `edges-<incarnation>`, encoded with
+//! postcard. Without a watcher nothing is written.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -16,38 +16,38 @@ use super::folder::{failed, names};
 use super::{Owner, Registry, RegistryError};
 use crate::address::{Address, EndpointId};
 
-/// A watcher that has not come back for so long is gone.
+/// A watcher that has not touched the file for this time is gone.
 const STALE: Duration = Duration::from_secs(5);
 const WATCHED: &str = "watched";
 
-/// An edge of a process and what has gone along it since it was made.
+/// An edge of a process and its traffic since it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeTraffic {
-    /// The endpoint it begins at.
+    /// Endpoint at which it begins.
     pub source: EndpointId,
-    /// Where it ends.
+    /// Endpoint at which it ends.
     pub target: Address,
-    /// True if it goes by shared memory.
+    /// True if it uses shared memory.
     pub local: bool,
     /// Messages sent.
     pub messages: u64,
-    /// Their payload bytes.
+    /// Payload bytes sent.
     pub bytes: u64,
 }
 
-/// What the registry knows about one process.
+/// Registry entries of one process.
 #[derive(Clone, Debug)]
 pub struct OwnerSurvey {
-    /// Who it is.
+    /// The process.
     pub owner: Owner,
-    /// Endpoints it has open, in order.
+    /// Its open endpoints, sorted.
     pub endpoints: Vec<EndpointId>,
-    /// Its edges, as it last wrote them.
+    /// Its edges, as last written.
     pub edges: Vec<EdgeTraffic>,
 }
 
 impl Registry {
-    /// Asks the processes of this node to show their edges for the next seconds.
+    /// Requests edge statistics from the processes of this node for the next seconds.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -64,15 +64,15 @@ impl Registry {
             .map_err(failed("touching", &path))
     }
 
-    /// Nobody watches any more.
+    /// Withdraws the request.
     pub fn unwatch(&self) {
         let _ = std::fs::remove_file(self.folder.join(WATCHED));
     }
 
-    /// All living processes of this node, what they have open and where it leads.
+    /// All live processes of this node with their endpoints and edges.
     ///
     /// # Errors
-    /// The directory cannot be read, or a living owner's file is damaged.
+    /// The directory cannot be read, or a live owner's file is damaged.
     pub fn survey(&self) -> Result<Vec<OwnerSurvey>, RegistryError> {
         let mut found: Vec<(String, OwnerSurvey)> = Vec::new();
         let mut links = Vec::new();
@@ -133,7 +133,7 @@ impl EdgeStatsFile {
         }
     }
 
-    /// True if somebody watches.
+    /// True if a watcher requests statistics.
     pub fn is_watched(&self) -> bool {
         let touched = std::fs::metadata(&self.watched).and_then(|found| found.modified());
         touched.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < STALE))
@@ -160,7 +160,7 @@ impl Drop for EdgeStatsFile {
     }
 }
 
-/// The edges in such a file; none if it is not there or malformed.
+/// Edges in a statistics file; none if it does not exist or is malformed.
 fn read(path: &Path) -> Vec<EdgeTraffic> {
     let bytes = std::fs::read(path).unwrap_or_default();
     postcard::from_bytes(&bytes).unwrap_or_default()

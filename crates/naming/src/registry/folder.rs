@@ -1,4 +1,4 @@
-//! The registry's directory: made, checked, locked for a change.
+//! The registry's directory: creation, checks, and the lock for changes.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -10,23 +10,23 @@ use rustix::fs::FlockOperation;
 
 use super::RegistryError;
 
-/// Nobody changes the directory for longer than this unless it was stopped.
+/// A process that holds the lock longer than this has probably been stopped.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// An `io::Error` with what was being done to which file.
+/// Adds the operation and the file to an `io::Error`.
 pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
     let path = path.to_owned();
     move |cause| RegistryError::Io { doing, path, cause }
 }
 
-/// Makes `path` with mode 0700 if it is not there, and refuses one that others can change.
+/// Creates `path` with mode 0700 if it does not exist, and rejects a directory that others can change.
 pub(super) fn make_private(path: &Path) -> Result<(), RegistryError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(path)
         .or_else(|cause| match cause.kind() {
-            // Judged below, with a better message.
+            // Checked below, with a better message.
             io::ErrorKind::AlreadyExists => Ok(()),
             _ => Err(cause),
         })
@@ -54,9 +54,9 @@ pub(super) fn make_private(path: &Path) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// Refuses a directory that another user could replace: its group or everybody can write to one
-/// of the directories that it lies in.
-pub(super) fn check_way(path: &Path) -> Result<(), RegistryError> {
+/// Rejects a directory that another user could replace, because its group or everyone can write to
+/// one of its parents.
+pub(super) fn check_parents(path: &Path) -> Result<(), RegistryError> {
     let whole = path.canonicalize().map_err(failed("checking", path))?;
     for parent in whole.ancestors().skip(1) {
         let mode = std::fs::metadata(parent)
@@ -74,8 +74,8 @@ pub(super) fn check_way(path: &Path) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// Makes the registry's own directory below a checked one, closed to everybody else.
-pub(super) fn make_own(path: &Path) -> Result<(), RegistryError> {
+/// Creates the registry's own directory below a checked one, closed to all other users.
+pub(super) fn make_registry_dir(path: &Path) -> Result<(), RegistryError> {
     make_private(path)?;
     let found = std::fs::symlink_metadata(path).map_err(failed("checking", path))?;
     if found.mode() & 0o077 != 0 {
@@ -85,19 +85,19 @@ pub(super) fn make_own(path: &Path) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// The right to change the directory, until it is dropped.
+/// The lock for changes of the directory; released when dropped.
 pub(super) struct Guard {
     file: File,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Unlocked by name, not by closing: a child forked meanwhile has a copy open.
+        // Unlocked explicitly: a child forked in the meantime has a copy of the descriptor.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 
-/// Waits for the right to change the directory.
+/// Takes the lock for changes of the directory.
 pub(super) fn lock(folder: &Path) -> Result<Guard, RegistryError> {
     let path = folder.join("registry.lock");
     let file = open_lock(&path)?;
@@ -121,7 +121,7 @@ pub(super) fn lock(folder: &Path) -> Result<Guard, RegistryError> {
     }
 }
 
-/// Waits for a lock.
+/// Takes or releases a lock, again after signals.
 pub(super) fn flock(file: &File, operation: FlockOperation) -> io::Result<()> {
     loop {
         match rustix::fs::flock(file, operation) {
@@ -131,7 +131,7 @@ pub(super) fn flock(file: &File, operation: FlockOperation) -> io::Result<()> {
     }
 }
 
-/// Opens a lock file, which is made once and never removed.
+/// Opens a lock file, which is created once and never removed.
 pub(super) fn open_lock(path: &Path) -> Result<File, RegistryError> {
     OpenOptions::new()
         .read(true)
@@ -143,7 +143,7 @@ pub(super) fn open_lock(path: &Path) -> Result<File, RegistryError> {
         .map_err(failed("opening", path))
 }
 
-/// The names of what lies in a directory, without those that are no text: they are not ours.
+/// Names of the entries of a directory. Names that are not UTF-8 are not ours and are left out.
 pub(super) fn names(folder: &Path) -> Result<Vec<String>, RegistryError> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
@@ -153,7 +153,7 @@ pub(super) fn names(folder: &Path) -> Result<Vec<String>, RegistryError> {
     Ok(names)
 }
 
-/// Removes a file that may be gone already.
+/// Removes a file that may not exist.
 pub(super) fn remove(path: &Path) -> Result<(), RegistryError> {
     match std::fs::remove_file(path) {
         Err(cause) if cause.kind() != io::ErrorKind::NotFound => {

@@ -1,8 +1,8 @@
-//! Which user's process has bound a UDP port of this machine, as /proc/net shows everybody.
+//! The user whose process has bound a UDP port of this machine, from /proc/net.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Who has bound this port, in brackets behind an error; empty if /proc does not show it.
+/// The holder of this port, in brackets for an error message; empty if unknown.
 pub(super) fn suffix(address: SocketAddr) -> String {
     match user_of(address) {
         None => String::new(),
@@ -13,7 +13,7 @@ pub(super) fn suffix(address: SocketAddr) -> String {
     }
 }
 
-/// The user whose process has bound this port, if /proc shows it.
+/// The user whose process has bound this port, if known.
 fn user_of(address: SocketAddr) -> Option<u32> {
     ["/proc/net/udp", "/proc/net/udp6"]
         .into_iter()
@@ -21,8 +21,8 @@ fn user_of(address: SocketAddr) -> Option<u32> {
         .find_map(|table| holder(&table, address))
 }
 
-/// The fields of a line: number, local address, remote address, state, queues, timer,
-/// retransmits, uid.
+/// Finds the uid in a table whose lines have the fields: number, local address, remote address,
+/// state, queues, timer, retransmits, uid.
 fn holder(table: &str, address: SocketAddr) -> Option<u32> {
     table.lines().find_map(|line| {
         let mut fields = line.split_whitespace();
@@ -34,7 +34,7 @@ fn holder(table: &str, address: SocketAddr) -> Option<u32> {
     })
 }
 
-/// An address as words of this machine's byte order in hexadecimal digits.
+/// Parses an address written as hexadecimal words in this machine's byte order.
 fn local_ip(digits: &str) -> Option<IpAddr> {
     let word = |at: usize| {
         let text = digits.get(8 * at..8 * at + 8)?;

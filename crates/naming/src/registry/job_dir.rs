@@ -1,7 +1,7 @@
-//! A directory for each job whose node numbers are its own, and the end of old ones.
+//! Runtime directories of jobs with their own node numbers, and removal of old ones.
 //!
-//! A job's processes come and go without knowing which is the last, so the directory
-//! stays; the next job on this machine removes those in which nobody has lived for long.
+//! The processes of a job do not know which of them ends last, so the directory stays. The next job
+//! on this machine removes directories that have not been used for an hour.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use super::{Registry, RegistryError, folder, own_key};
 use crate::address::NodeId;
 use crate::envelope::Authenticator;
 
-/// An empty directory may belong to a job that is about to start; not after so long.
+/// An empty directory may belong to a job that is starting, but not after this time.
 const OLD: Duration = Duration::from_secs(3600);
 const PREFIX: &str = "job-";
 
-/// Makes the runtime directory of job `id` below the user's own and marks it as used now.
+/// Creates the runtime directory of job `id` below the user's own and marks it as used now.
 ///
 /// # Errors
-/// The user's directory cannot be made, or is open to others.
+/// The user's directory cannot be created, or is open to others.
 pub(crate) fn job_dir(user_dir: &Path, id: u64) -> Result<PathBuf, RegistryError> {
     folder::make_private(user_dir)?;
     let own = user_dir.join(format!("{PREFIX}{id:016x}"));
-    // Another job that starts now must not take the new directory for one that was left.
+    // Another job that starts now must not take the new directory for an abandoned one.
     let _guard = folder::lock(user_dir)?;
     folder::make_private(&own)?;
     File::open(&own)
@@ -32,14 +32,14 @@ pub(crate) fn job_dir(user_dir: &Path, id: u64) -> Result<PathBuf, RegistryError
     for entry in std::fs::read_dir(user_dir).into_iter().flatten().flatten() {
         let is_job = entry.file_name().to_string_lossy().starts_with(PREFIX);
         if is_job && entry.path() != own {
-            // What cannot be removed now is tried again by the next job.
+            // The next job tries again to remove what cannot be removed now.
             let _ = remove_if_left(&entry.path(), OLD);
         }
     }
     Ok(own)
 }
 
-/// True if nothing was made, removed or marked in this directory for so long.
+/// True if the directory has not been changed or marked for this time.
 fn is_older(path: &Path, old: Duration) -> bool {
     std::fs::symlink_metadata(path)
         .and_then(|found| found.modified())
@@ -48,7 +48,7 @@ fn is_older(path: &Path, old: Duration) -> bool {
         .is_some_and(|age| age >= old)
 }
 
-/// Removes a job's directory if nobody lives in it.
+/// Removes a job's directory if no process uses it.
 fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
     if !is_older(job, old) {
         return Ok(());
@@ -56,7 +56,7 @@ fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
     for entry in std::fs::read_dir(job).map_err(folder::failed("reading", job))? {
         let path = entry.map_err(folder::failed("reading", job))?.path();
         let registry = Registry {
-            // Sweeping asks nobody for the number.
+            // Sweeping does not use the number.
             node: NodeId(1),
             folder: path.clone().into(),
             authenticator: Authenticator::default(),
@@ -99,7 +99,7 @@ mod tests {
             incarnation: 5,
         });
         remove_if_left(&job, Duration::ZERO).unwrap();
-        assert!(job.exists(), "somebody lives there");
+        assert!(job.exists(), "a process uses it");
         drop(living);
         assert!(job_dir(&user_dir, 8).is_ok());
         assert!(job.exists(), "it is not old");

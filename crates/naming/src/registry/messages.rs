@@ -1,4 +1,4 @@
-//! What nodes ask each other's directories, and what those answer.
+//! Queries of directories and their replies.
 
 use std::net::SocketAddr;
 
@@ -8,76 +8,76 @@ use super::Ports;
 use crate::address::EndpointId;
 use crate::envelope::Message;
 
-/// Length of a question: no answer to one is longer, so that nobody can have a directory send
-/// much to others by asking in their name.
-pub const QUESTION_BYTES: usize = 100;
+/// Length of a query. No reply is longer, so directories cannot be used to amplify traffic to a
+/// forged address.
+pub const QUERY_BYTES: usize = 100;
 
-/// What a node's directory can be asked.
+/// A query of a node's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Question {
+pub enum Query {
     /// Where is this endpoint?
     Lookup(EndpointId),
-    /// Does the process with this incarnation live?
+    /// Does the process with this incarnation run?
     Liveness(u64),
-    /// Who answers? The answer is as long as the question.
+    /// Which node is this? The reply is as long as the query.
     Probe,
-    /// Will the process that answers make room for the node's agent? It has no answer.
+    /// Asks the serving process to make room for the node's agent. It has no reply.
     Yield,
 }
 
-impl Message for Question {
+impl Message for Query {
     const KIND: u8 = 1;
 }
 
-/// What a directory answers.
+/// A reply of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum Response {
     /// The endpoint is at these ports.
     Found(Ports),
-    /// Nobody has that endpoint open now.
+    /// No process has the endpoint open.
     NoSuchEndpoint,
-    /// The process lives, whether it makes progress or not.
+    /// The process runs, whether it makes progress or not.
     Alive,
-    /// No living process has that incarnation.
+    /// No live process has that incarnation.
     Ended,
-    /// To a probe.
+    /// Reply to a probe.
     Present(Presence),
-    /// Another node answers at this address: the hosts file is wrong.
+    /// This address belongs to another node: the hosts file is wrong.
     WrongNode,
 }
 
-impl Message for Answer {
+impl Message for Response {
     const KIND: u8 = 2;
 
     fn is_valid(&self) -> bool {
         let has_port = |socket: SocketAddr| socket.port() != 0;
         match self {
-            Answer::Found(ports) => has_port(ports.small) && has_port(ports.bulk),
+            Response::Found(ports) => has_port(ports.small) && has_port(ports.bulk),
             _ => true,
         }
     }
 }
 
-/// The answer to a probe.
+/// Reply to a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Presence {
-    /// The longest packet that processes of this node take; 0 if unknown.
+    /// Longest packet that processes of this node accept; 0 if unknown.
     pub max_packet_bytes: u16,
-    /// Version of the program that answers: major, minor, patch.
+    /// Version of the program: major, minor, patch.
     pub version: [u16; 3],
 }
 
-/// Length of a probe in bytes (the UDP payload), and of its answer.
+/// Length of a probe in bytes of UDP payload, and of its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProbeLength(usize);
 
 impl ProbeLength {
-    /// As long as any question.
-    pub const SHORTEST: ProbeLength = ProbeLength(QUESTION_BYTES);
+    /// As long as any query.
+    pub const SHORTEST: ProbeLength = ProbeLength(QUERY_BYTES);
     /// As long as the longest frame of a link.
     pub const LONGEST: ProbeLength = ProbeLength(dipole_link::udp::MAX_FRAME_BYTES);
 
-    /// The length nearest to this many bytes.
+    /// The closest valid length.
     #[must_use]
     pub fn nearest(bytes: usize) -> ProbeLength {
         ProbeLength(bytes.clamp(Self::SHORTEST.0, Self::LONGEST.0))
@@ -103,27 +103,27 @@ mod tests {
         nonce: u64::MAX,
     };
 
-    fn found(small: &str, bulk: &str) -> Answer {
-        Answer::Found(Ports {
+    fn found(small: &str, bulk: &str) -> Response {
+        Response::Found(Ports {
             small: small.parse().unwrap(),
             bulk: bulk.parse().unwrap(),
             incarnation: u64::MAX,
         })
     }
 
-    fn answers() -> [Answer; 7] {
+    fn responses() -> [Response; 7] {
         let longest = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535";
         [
             found(longest, longest),
             found("10.0.0.1:80", "0.0.0.0:81"),
-            Answer::NoSuchEndpoint,
-            Answer::Alive,
-            Answer::Ended,
-            Answer::Present(Presence {
+            Response::NoSuchEndpoint,
+            Response::Alive,
+            Response::Ended,
+            Response::Present(Presence {
                 max_packet_bytes: u16::MAX,
                 version: [u16::MAX; 3],
             }),
-            Answer::WrongNode,
+            Response::WrongNode,
         ]
     }
 
@@ -132,22 +132,22 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_is_longer_than_a_question_with_a_key_and_without() {
+    fn no_response_is_longer_than_a_query_with_a_key_or_without() {
         for authenticator in authenticators() {
-            for question in [
-                Question::Lookup(EndpointId(u32::MAX)),
-                Question::Liveness(u64::MAX),
-                Question::Probe,
-                Question::Yield,
+            for query in [
+                Query::Lookup(EndpointId(u32::MAX)),
+                Query::Liveness(u64::MAX),
+                Query::Probe,
+                Query::Yield,
             ] {
-                let packet = authenticator.seal_to_length(HEADER, &question, QUESTION_BYTES);
-                assert_eq!(packet.len(), QUESTION_BYTES);
-                assert_eq!(authenticator.open(&packet).unwrap().read(), Ok(question));
+                let packet = authenticator.seal_to_length(HEADER, &query, QUERY_BYTES);
+                assert_eq!(packet.len(), QUERY_BYTES);
+                assert_eq!(authenticator.open(&packet).unwrap().read(), Ok(query));
             }
-            for answer in answers() {
-                let packet = authenticator.seal(HEADER, &answer);
-                assert!(packet.len() <= QUESTION_BYTES, "{answer:?}");
-                assert_eq!(authenticator.open(&packet).unwrap().read(), Ok(answer));
+            for response in responses() {
+                let packet = authenticator.seal(HEADER, &response);
+                assert!(packet.len() <= QUERY_BYTES, "{response:?}");
+                assert_eq!(authenticator.open(&packet).unwrap().read(), Ok(response));
             }
         }
     }
@@ -160,17 +160,17 @@ mod tests {
             found("10.0.0.1:1", "[::1]:0"),
         ] {
             let packet = authenticator.seal(HEADER, &bad);
-            let read = authenticator.open(&packet).unwrap().read::<Answer>();
+            let read = authenticator.open(&packet).unwrap().read::<Response>();
             assert_eq!(read, Err(EnvelopeError::Body));
         }
     }
 
     #[test]
     fn a_probe_of_any_length_asked_for_can_be_written() {
-        for bytes in [0, 84, QUESTION_BYTES, 1472, usize::MAX] {
+        for bytes in [0, 84, QUERY_BYTES, 1472, usize::MAX] {
             let length = ProbeLength::nearest(bytes).bytes();
             for authenticator in authenticators() {
-                let packet = authenticator.seal_to_length(HEADER, &Question::Probe, length);
+                let packet = authenticator.seal_to_length(HEADER, &Query::Probe, length);
                 assert_eq!(packet.len(), length);
             }
         }

@@ -1,19 +1,19 @@
-//! The key of a node without a hosts file, by which its user's processes know each other.
+//! The key of a node without a hosts file, with which the processes of its user authenticate
+//! each other.
 //!
-//! It lies in the registry, where the kernel lets nobody else read it, and is made by
-//! the first process that asks. By it packets between processes of this user are told from
-//! those that other users' processes send to the same ports.
+//! It is a private file in the registry, created by the first process that needs it. It protects
+//! the processes of this user from packets that other users send to the same ports.
 
 use std::io;
 
 use super::{Registry, RegistryError, folder};
 use crate::key::{ClusterKey, KeyError, Security};
 
-/// Its file.
+/// Name of the file.
 pub(super) const NAME: &str = "key";
 
 impl Registry {
-    /// The key of this node and user, made if there is none yet.
+    /// The key of this node and user, created if there is none yet.
     ///
     /// # Errors
     /// It cannot be read or written, or is damaged.
@@ -35,7 +35,7 @@ impl Registry {
             Err(KeyError::System { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {}
             known => return known.map_err(failed),
         }
-        // It never leaves the machine, where nobody reads or changes what others send.
+        // Packets stay on this machine, where other users cannot read or change them.
         let key = ClusterKey::random().map_err(folder::failed("making", &path))?;
         let key = key.with_security(Security::Off);
         // Renamed into place whole: a process killed here leaves no truncated key.
@@ -64,7 +64,7 @@ mod tests {
         assert!(open(2).own_key().unwrap() != key);
         let file = first.path().join(NAME);
         assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
-        // What a killed process left is in nobody's way.
+        // Files of a killed process are overwritten.
         std::fs::remove_file(&file).unwrap();
         std::fs::write(first.path().join("key.new"), "half").unwrap();
         assert!(first.own_key().unwrap() != key);

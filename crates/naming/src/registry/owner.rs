@@ -1,4 +1,4 @@
-//! The file of one owner, in postcard's format, locked while the owner lives.
+//! The file of one owner, encoded with postcard and locked while the owner lives.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use super::folder::failed;
 use super::{Owner, Ports, RegistryError, is_locked, random_number};
 
-/// Longest command line kept, in characters.
+/// Longest command line that is stored, in characters.
 const MAX_COMMAND_CHARS: usize = 200;
 /// Longest owner file read.
 const MAX_FILE_BYTES: u64 = 4096;
 
-/// Makes and locks the file of this process; returns its name. Call it with the registry locked.
+/// Creates and locks the file of this process; returns its name. Call it with the registry locked.
 pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), RegistryError> {
     let pid = std::process::id();
     let random = random_number().map_err(failed("naming an owner in", folder))?;
@@ -47,7 +47,7 @@ pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), Reg
     Ok((name, file))
 }
 
-/// What an owner file says, if its owner lives.
+/// Reads an owner file, if its owner lives.
 fn living(path: &Path) -> Result<Option<Record>, RegistryError> {
     let Some(file) = open(path)? else {
         return Ok(None);
@@ -68,16 +68,16 @@ pub(super) fn read_living(folder: &Path, name: &Path) -> Result<Option<Owner>, R
 pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
     match living(path) {
         Ok(record) => Ok(record.is_some()),
-        // Locked and unreadable: somebody lives, so it is not ours to remove.
+        // Locked, so its owner lives and it must not be removed.
         Err(RegistryError::Corrupt { .. }) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Tells processes apart: pid namespace and pid.
+/// Identifies a process: pid namespace and pid.
 pub(super) type ProcessKey = (u64, u32);
 
-/// Us.
+/// This process.
 pub(super) fn this_process() -> ProcessKey {
     (pid_namespace(), std::process::id())
 }
@@ -87,7 +87,7 @@ pub(super) fn living_process(path: &Path) -> Result<Option<ProcessKey>, Registry
     Ok(living(path)?.map(|record| (record.namespace, record.owner.pid)))
 }
 
-/// The incarnation that an owner file tells, as its other files have it in their names.
+/// The incarnation in an owner file, as it appears in the names of its other files.
 pub(super) fn incarnation(path: &Path) -> Option<String> {
     let record = read(open(path).ok()??, path).ok()?;
     Some(format!("{:016x}", record.owner.ports.incarnation))
@@ -104,16 +104,16 @@ fn open(path: &Path) -> Result<Option<File>, RegistryError> {
 #[derive(Serialize, Deserialize)]
 struct Record {
     owner: Owner,
-    /// Of pids; 0 if unknown.
+    /// Pid namespace; 0 if unknown.
     namespace: u64,
-    /// When the process started; 0 if unknown.
+    /// Start time of the process; 0 if unknown.
     started: u64,
 }
 
 impl Record {
-    /// False if the process is certainly gone and only a forked child keeps its lock.
+    /// False if the process has ended and only a forked child keeps its lock.
     fn runs(&self) -> bool {
-        // A pid means something only where it was given.
+        // A pid is valid only in its own namespace.
         if self.namespace != pid_namespace() || self.started == 0 {
             return true;
         }
@@ -132,19 +132,19 @@ fn read(file: File, path: &Path) -> Result<Record, RegistryError> {
     })
 }
 
-/// Tells pid namespaces apart; 0 where /proc is not there.
+/// Identifies the pid namespace; 0 without /proc.
 fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
 }
 
-/// When a process started, in clock ticks since boot; `None` if it is gone or a zombie.
+/// Start time of a process in clock ticks since boot; `None` if it has ended or is a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in brackets and may hold anything.
+    // The second field is the program's name in brackets and may contain brackets.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     let threads: u32 = fields.nth(16)?.parse().ok()?;
-    // A process whose first thread alone has ended shows as a zombie too.
+    // A process whose first thread has ended is reported as a zombie too.
     if matches!(state, "Z" | "X") && threads < 2 {
         return None;
     }

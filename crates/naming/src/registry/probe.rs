@@ -1,4 +1,4 @@
-//! Probes a node's directory with packets of a given length, for `dipole doctor`.
+//! Probes of a node's directory with packets of a given length, for `dipole doctor`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -8,31 +8,31 @@ use std::time::{Duration, Instant};
 use dipole_link::busy_poll::{BusyPolling, receive_queue};
 use rustix::net::sockopt;
 
-use super::messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
+use super::messages::{Presence, ProbeLength, QUERY_BYTES, Query, Response};
 use super::random_number;
 use crate::address::{EndpointId, NodeId};
 use crate::envelope::{Authenticator, Header};
 use crate::key::{ClusterKey, KeyMismatch};
 use crate::net::any_like;
 
-/// What became of a question.
+/// Result of a query.
 #[derive(Debug)]
-pub enum Reply<T> {
-    /// An answer, and how long it took.
+pub enum ProbeResult<T> {
+    /// The reply and the round trip time.
     Answered(T, Duration),
-    /// The node that answers is not of our cluster.
+    /// The node is not a member of our cluster.
     Stranger(KeyMismatch),
-    /// Nothing came in time.
+    /// No reply within the timeout.
     Silent,
-    /// The host reports that no process has the port.
+    /// The host reports that no process has bound the port.
     Refused,
-    /// This kernel knows that the path does not take packets of that length.
+    /// The kernel knows that packets of that length do not fit the path.
     TooLong,
     /// The packet could not be sent.
     Failed(io::Error),
 }
 
-/// A socket towards one node's directory. Its packets are never fragmented.
+/// A socket for queries of one node's directory. Its packets are never fragmented.
 #[derive(Debug)]
 pub struct Prober {
     socket: UdpSocket,
@@ -41,11 +41,11 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Makes the socket, bound to `from` or, without it, to the address the route gives. With a `key`
-    /// questions prove that they are of its cluster, and answers must.
+    /// Opens the socket, bound to `from` or to the address that the route selects. With a `key`
+    /// queries and replies are authenticated.
     ///
     /// # Errors
-    /// There is no route, or `from` is no address of this machine.
+    /// There is no route, or `from` is not an address of this machine.
     pub fn open(
         from: Option<IpAddr>,
         directory: SocketAddr,
@@ -62,18 +62,18 @@ impl Prober {
         })
     }
 
-    /// The address that packets leave from.
+    /// The source address of packets.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// From the kernel.
     pub fn source(&self) -> io::Result<IpAddr> {
         Ok(self.socket.local_addr()?.ip())
     }
 
-    /// The MTU of the path in bytes, as far as this kernel knows.
+    /// The path MTU in bytes, as far as the kernel knows.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// From the kernel.
     pub fn path_mtu_bytes(&self) -> io::Result<usize> {
         let mtu = match self.socket.local_addr()? {
             SocketAddr::V4(_) => sockopt::ip_mtu(&self.socket)?,
@@ -82,17 +82,16 @@ impl Prober {
         usize::try_from(mtu).map_err(io::Error::other)
     }
 
-    /// The number of the receive queue by which the last answer came, if a process can poll it.
+    /// Number of the receive queue of the last reply, if a process can poll it.
     #[must_use]
     pub fn receive_queue(&self) -> Option<u32> {
         receive_queue(self.socket.as_fd())
     }
 
-    /// From now on waits for answers without sleeping; with `polls` each look polls the receive
-    /// queue.
+    /// From now on waits for replies without sleeping, and busy-polls the receive queue if `polls`.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// From the kernel.
     pub fn spin(&self, polls: bool) -> io::Result<()> {
         self.socket.set_nonblocking(true)?;
         if !polls {
@@ -103,37 +102,37 @@ impl Prober {
         Ok(())
     }
 
-    /// Asks where an endpoint of the node is, once.
+    /// Looks up an endpoint of the node, once.
     #[must_use]
-    pub fn look_up(&self, endpoint: EndpointId, timeout: Duration) -> Reply<Answer> {
-        self.ask(
-            &Question::Lookup(endpoint),
-            QUESTION_BYTES,
+    pub fn look_up(&self, endpoint: EndpointId, timeout: Duration) -> ProbeResult<Response> {
+        self.query(
+            &Query::Lookup(endpoint),
+            QUERY_BYTES,
             timeout,
-            |_, answer, _| Some(answer),
+            |_, response, _| Some(response),
         )
     }
 
-    /// Asks who answers, once, by a packet of this length.
+    /// Sends one probe of this length.
     #[must_use]
-    pub fn probe(&self, length: ProbeLength, timeout: Duration) -> Reply<Presence> {
-        let read = |from, answer, length_bytes| match answer {
-            Answer::Present(presence) if from == self.node && length_bytes == length.bytes() => {
+    pub fn probe(&self, length: ProbeLength, timeout: Duration) -> ProbeResult<Presence> {
+        let read = |from, response, length_bytes| match response {
+            Response::Present(presence) if from == self.node && length_bytes == length.bytes() => {
                 Some(presence)
             }
             _ => None,
         };
-        self.ask(&Question::Probe, length.bytes(), timeout, read)
+        self.query(&Query::Probe, length.bytes(), timeout, read)
     }
 
-    fn ask<T>(
+    fn query<T>(
         &self,
-        question: &Question,
+        query: &Query,
         length_bytes: usize,
         timeout: Duration,
-        read: impl Fn(NodeId, Answer, usize) -> Option<T>,
-    ) -> Reply<T> {
-        let asked = random_number().and_then(|nonce| {
+        read: impl Fn(NodeId, Response, usize) -> Option<T>,
+    ) -> ProbeResult<T> {
+        let sent = random_number().and_then(|nonce| {
             let header = Header {
                 from: NodeId(0),
                 to: self.node,
@@ -141,17 +140,17 @@ impl Prober {
             };
             let packet = self
                 .authenticator
-                .seal_to_length(header, question, length_bytes);
+                .seal_to_length(header, query, length_bytes);
             let started = Instant::now();
             self.socket.send(&packet)?;
             Ok((nonce, started))
         });
-        let answered = asked.and_then(|(nonce, started)| {
+        let answered = sent.and_then(|(nonce, started)| {
             let mut buffer = vec![0; ProbeLength::LONGEST.bytes() + 1];
             loop {
                 let left = timeout.saturating_sub(started.elapsed());
                 if left.is_zero() {
-                    return Ok(Reply::Silent);
+                    return Ok(ProbeResult::Silent);
                 }
                 self.socket
                     .set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
@@ -159,7 +158,7 @@ impl Prober {
                     Ok(length) => {
                         let packet = &buffer[..length];
                         if let Some(mismatch) = self.authenticator.refused(packet, nonce) {
-                            return Ok(Reply::Stranger(mismatch));
+                            return Ok(ProbeResult::Stranger(mismatch));
                         }
                         let opened = self.authenticator.open(packet).ok();
                         let opened = opened.filter(|opened| opened.header.nonce == nonce);
@@ -167,28 +166,28 @@ impl Prober {
                             read(opened.header.from, opened.read().ok()?, length)
                         });
                         if let Some(answer) = answer {
-                            return Ok(Reply::Answered(answer, started.elapsed()));
+                            return Ok(ProbeResult::Answered(answer, started.elapsed()));
                         }
                     }
-                    Err(cause) if is_pause(&cause) => {}
+                    Err(cause) if is_timeout(&cause) => {}
                     Err(cause) => return Err(cause),
                 }
             }
         });
         answered.unwrap_or_else(|cause| match cause.raw_os_error() {
-            Some(code) if code == rustix::io::Errno::MSGSIZE.raw_os_error() => Reply::TooLong,
-            _ if cause.kind() == io::ErrorKind::ConnectionRefused => Reply::Refused,
-            _ => Reply::Failed(cause),
+            Some(code) if code == rustix::io::Errno::MSGSIZE.raw_os_error() => ProbeResult::TooLong,
+            _ if cause.kind() == io::ErrorKind::ConnectionRefused => ProbeResult::Refused,
+            _ => ProbeResult::Failed(cause),
         })
     }
 }
 
-fn is_pause(cause: &io::Error) -> bool {
+fn is_timeout(cause: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(cause.kind(), WouldBlock | TimedOut | Interrupted)
 }
 
-/// Packets leave whole or not at all, so that a probe's length is that of its packet.
+/// Forbids fragmentation, so that a probe arrives as one packet or not at all.
 pub(super) fn forbid_fragments(socket: &UdpSocket) -> io::Result<()> {
     match socket.local_addr()? {
         SocketAddr::V4(_) => {

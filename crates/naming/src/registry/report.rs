@@ -1,8 +1,8 @@
-//! What each process tells of itself for operators: its counters, and how it reaches its peers.
+//! Reports of each process for operators: its counters, and its links to peers.
 //!
-//! A process puts both in place now and then, in files named after its incarnation, in postcard's
-//! format. [`report`] reads them and changes nothing, so that they can be read of a process that hangs, or
-//! after one has died, until the next process that opens the registry removes its files.
+//! A process replaces both files regularly. They are named after its incarnation and encoded with
+//! postcard. [`report`] reads them and changes nothing, so it also works for a process that hangs, and
+//! for one that has died, until the next process that opens the registry removes its files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,49 +19,49 @@ use crate::address::{EndpointId, NodeId};
 /// Longest file read.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// How a process reaches a peer.
+/// Link of a process to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkUse {
     /// The peer's node.
     pub node: NodeId,
     /// The peer's incarnation.
     pub incarnation: u64,
-    /// What carries small messages: `shm`, `bpf` or `udp`.
+    /// Link of small messages: `shm`, `bpf` or `udp`.
     pub link: String,
-    /// The pairs of addresses, and what goes there; empty for shared memory.
-    pub ways: String,
-    /// Why not something better; empty if there is nothing better.
+    /// Pairs of addresses and their use; empty for shared memory.
+    pub paths: String,
+    /// Why no better link is used; empty if it is the best.
     pub why: String,
 }
 
-/// The counters of a process by name.
+/// Counters of a process, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Its process id.
     pub pid: u32,
-    /// What it has done so far, and what it holds now.
+    /// Counts so far, and current values.
     pub values: Vec<(String, u64)>,
 }
 
-/// What is known of one process.
+/// Report of one process.
 #[derive(Clone, Debug)]
 pub struct ProcessReport {
     /// Its incarnation.
     pub incarnation: u64,
-    /// Who it is; `None` if it has died and its files are left.
+    /// The process; `None` if it has died and its files are left.
     pub owner: Option<Owner>,
-    /// Endpoints it has open, in order.
+    /// Its open endpoints, sorted.
     pub endpoints: Vec<EndpointId>,
-    /// Its counters; none if it has shown none, or the file cannot be understood.
+    /// Its counters, if it has written any that can be read.
     pub counters: Option<Counters>,
-    /// How it reaches its peers.
+    /// Its links to peers.
     pub links: Vec<LinkUse>,
 }
 
-/// What the processes of a node tell of themselves, living ones first, by process id.
+/// Reports of the processes of a node: live ones first, then by process id.
 ///
 /// # Errors
-/// The directory cannot be read, or a living owner's file is damaged.
+/// The directory cannot be read, or a live owner's file is damaged.
 pub fn report(runtime_dir: &Path, node: NodeId) -> Result<Vec<ProcessReport>, RegistryError> {
     let folder = runtime_dir.join(format!("node-{node}"));
     let mut reports: Vec<ProcessReport> = Vec::new();
@@ -115,19 +115,19 @@ impl ProcessReport {
         report
     }
 
-    /// Root prints what others have written: no text may steer a terminal.
+    /// Removes control characters: root prints what other users have written.
     fn clean(&mut self) {
         let values = self.counters.iter_mut().flat_map(|it| &mut it.values);
         let names = values.map(|(name, _)| name);
         let links = self.links.iter_mut();
-        let links = links.flat_map(|it| [&mut it.link, &mut it.ways, &mut it.why]);
+        let links = links.flat_map(|it| [&mut it.link, &mut it.paths, &mut it.why]);
         let commands = self.owner.iter_mut().map(|owner| &mut owner.command);
         for text in names.chain(links).chain(commands) {
             text.retain(|c| !c.is_control());
         }
     }
 
-    /// Its process id, if that is known.
+    /// Its process id, if known.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         let told = self.counters.as_ref().map(|counters| counters.pid);
@@ -135,9 +135,9 @@ impl ProcessReport {
     }
 }
 
-/// What such a file tells; `None` if it is not there or malformed.
+/// Reads a report file; `None` if it does not exist or is malformed.
 fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
-    // Root reads what others have written: no link is followed, no pipe waited for.
+    // Root reads files of other users: symbolic links are not followed, pipes do not block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     let file = OpenOptions::new()
         .read(true)
@@ -152,7 +152,7 @@ fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
     postcard::from_bytes(&bytes).ok()
 }
 
-/// Puts a file in place whole: a reader never sees half of it.
+/// Replaces a file atomically, so that readers never see a part of it.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file: File = OpenOptions::new()
@@ -165,7 +165,7 @@ pub(super) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     std::fs::rename(&fresh, path)
 }
 
-/// The files in which a process shows its counters and links. They go with it.
+/// The report files of a process, which are removed when this is dropped.
 #[derive(Debug)]
 pub struct ReportFiles {
     counters: PathBuf,
@@ -185,24 +185,24 @@ impl ReportFiles {
         }
     }
 
-    /// Shows the counters.
+    /// Writes the counters.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn show_counters(&self, values: Vec<(String, u64)>) -> Result<(), RegistryError> {
+    pub fn write_counters(&self, values: Vec<(String, u64)>) -> Result<(), RegistryError> {
         let pid = self.pid;
-        self.show(&self.counters, &Counters { pid, values })
+        self.write(&self.counters, &Counters { pid, values })
     }
 
-    /// Shows how peers are reached.
+    /// Writes the links to peers.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn show_links(&self, links: &[LinkUse]) -> Result<(), RegistryError> {
-        self.show(&self.links, links)
+    pub fn write_links(&self, links: &[LinkUse]) -> Result<(), RegistryError> {
+        self.write(&self.links, links)
     }
 
-    fn show(&self, path: &Path, what: &(impl Serialize + ?Sized)) -> Result<(), RegistryError> {
+    fn write(&self, path: &Path, what: &(impl Serialize + ?Sized)) -> Result<(), RegistryError> {
         postcard::to_allocvec(what)
             .map_err(io::Error::other)
             .and_then(|bytes| put(path, &bytes))
@@ -214,7 +214,7 @@ impl Drop for ReportFiles {
     fn drop(&mut self) {
         if self.pid == std::process::id() {
             for path in [&self.counters, &self.links] {
-                // It was never written, or its directory is gone.
+                // It may never have been written, or its directory is gone.
                 let _missing = std::fs::remove_file(path);
             }
         }
@@ -231,7 +231,7 @@ mod tests {
             node: NodeId(2),
             incarnation: 9,
             link: "udp".to_owned(),
-            ways: "10.0.0.1 <-> 10.0.0.2 small and bulk".to_owned(),
+            paths: "10.0.0.1 <-> 10.0.0.2 small and bulk".to_owned(),
             why: "because".to_owned(),
         }
     }
@@ -258,10 +258,10 @@ mod tests {
         );
         let values = vec![("packets sent".to_owned(), 12)];
         files
-            .show_counters(vec![("\u{7}packets sent\u{1b}".to_owned(), 12)])
+            .write_counters(vec![("\u{7}packets sent\u{1b}".to_owned(), 12)])
             .unwrap();
-        files.show_links(&[link()]).unwrap();
-        dead.show_counters(Vec::new()).unwrap();
+        files.write_links(&[link()]).unwrap();
+        dead.write_counters(Vec::new()).unwrap();
         let pid = std::process::id();
         let reports = told();
         assert_eq!(reports.len(), 2);

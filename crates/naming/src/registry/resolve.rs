@@ -1,4 +1,4 @@
-//! Finds the ports of an endpoint, here or on another node.
+//! Look-up of the ports of an endpoint, on this node or another.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::messages::{self, QUESTION_BYTES};
+use super::messages::{self, QUERY_BYTES};
 use super::{Ports, Registry, RegistryError, random_number};
 use crate::address::{Address, NodeId};
 use crate::envelope::{Authenticator, Header};
@@ -14,16 +14,16 @@ use crate::hosts::{Host, Hosts};
 use crate::key::KeyMismatch;
 use crate::net::any_like;
 
-/// First pause between two attempts; it doubles up to the last.
+/// First pause between two attempts; doubled up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// When a look-up first logs that it is still waiting, and how often after that.
 const FIRST_WARNING: Duration = Duration::from_secs(1);
 const WARNING_INTERVAL: Duration = Duration::from_secs(5);
-/// How long to wait for an answer from one of a node's interfaces.
-const INTERFACE_PATIENCE: Duration = Duration::from_millis(100);
+/// How long to wait for a reply from one of a node's interfaces.
+const INTERFACE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Where the list of nodes comes from.
+/// Source of the list of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownBy {
     /// Neither hosts file nor agent.
@@ -32,7 +32,7 @@ pub enum KnownBy {
     File,
     /// This node's agent.
     Agent {
-        /// How long the node was waited for.
+        /// How long the look-up waited for the node.
         waited: Duration,
     },
 }
@@ -43,67 +43,67 @@ pub enum ResolveError {
     /// Neither the hosts file nor this node's agent knows the node.
     #[error("{}", unknown(.address.node, *.hosts))]
     UnknownNode {
-        /// The endpoint that was looked for.
+        /// The endpoint.
         address: Address,
-        /// Where it was looked for.
+        /// Source of the list of nodes.
         hosts: KnownBy,
     },
-    /// The node answers, but nobody opened the endpoint in time.
+    /// The node replied, but no process opened the endpoint in time.
     #[error(
-        "nobody opened it within {:.1} s; is the program that opens it running, by the \
+        "no process opened it within {:.1} s; is the program that opens it running, by the \
          same user and with the same runtime directory?",
         .waited.as_secs_f64()
     )]
     NoSuchEndpoint {
-        /// The endpoint that was looked for.
+        /// The endpoint.
         address: Address,
-        /// How long it was tried.
+        /// How long the look-up waited.
         waited: Duration,
     },
-    /// Nobody answered at the node's directory port.
+    /// No reply from the node's directory port.
     #[error(
-        "nobody answered at {directory} within {:.1} s{}; is a program with the hosts file \
+        "no reply from {directory} within {:.1} s{}; is a program with the hosts file \
          running there, and does UDP get through?",
         .waited.as_secs_f64(), in_brackets(.cause.as_ref())
     )]
     NoAnswer {
-        /// The endpoint that was looked for.
+        /// The endpoint.
         address: Address,
-        /// The address that was asked.
+        /// The address that was queried.
         directory: SocketAddr,
-        /// How long it was tried.
+        /// How long the look-up waited.
         waited: Duration,
-        /// What the network last said, if anything.
+        /// The last error of the network, if any.
         #[source]
         cause: Option<io::Error>,
     },
-    /// Another node answers there.
+    /// Another node replied.
     #[error(
-        "at {directory} node {answered} answers, not node {}; correct the hosts file or \
+        "node {answered} replied from {directory}, not node {}; correct the hosts file or \
          DIPOLE_NID there",
         .address.node
     )]
     WrongNode {
-        /// The endpoint that was looked for.
+        /// The endpoint.
         address: Address,
-        /// The address that was asked.
+        /// The address that was queried.
         directory: SocketAddr,
-        /// The node that answered.
+        /// The node that replied.
         answered: NodeId,
     },
-    /// The node is not of our cluster.
+    /// The node is not a member of our cluster.
     #[error(
-        "node {} at {directory} tells this process nothing: {}",
+        "node {} at {directory} refuses the look-up: {}",
         .address.node, .mismatch.explain(.fingerprint.as_deref())
     )]
     OtherCluster {
-        /// The endpoint that was looked for.
+        /// The endpoint.
         address: Address,
-        /// The address that was asked.
+        /// The address that was queried.
         directory: SocketAddr,
         /// How the keys differ.
         mismatch: KeyMismatch,
-        /// Our key's fingerprint, if we have one.
+        /// Fingerprint of our key, if we have one.
         fingerprint: Option<String>,
     },
     /// The registry of this node cannot be read.
@@ -118,7 +118,7 @@ fn unknown(node: NodeId, hosts: KnownBy) -> String {
              let an agent of this node find the others (`dipole agent --discover`)"
         ),
         KnownBy::Agent { waited } => format!(
-            "this node's agent did not hear of node {node} within {:.1} s; does an agent run \
+            "this node's agent did not find node {node} within {:.1} s; does an agent run \
              there, and here (`dipole agent status`)?",
             waited.as_secs_f64()
         ),
@@ -130,14 +130,14 @@ fn in_brackets(cause: Option<&io::Error>) -> String {
     cause.map_or(String::new(), |cause| format!(" ({cause})"))
 }
 
-/// Finds where `address` is, waiting up to `timeout` for it to be opened.
+/// Looks up `address`, waiting up to `timeout` until it is opened.
 ///
-/// On the node of `registry` the registry is read; another node's directory is
-/// asked over UDP, again and again with growing pauses. Warns when it lasts.
+/// For the node of `registry` this reads the registry. The directory of another node is queried over
+/// UDP with growing pauses. Logs a warning if it takes long.
 ///
 /// # Errors
-/// See [`ResolveError`]; only [`ResolveError::UnknownNode`], `WrongNode`, `OtherCluster` and
-/// `Registry` come before the time is over.
+/// See [`ResolveError`]. Only [`ResolveError::UnknownNode`], `WrongNode`, `OtherCluster` and
+/// `Registry` are returned before the timeout.
 pub fn resolve(
     registry: &Registry,
     hosts: &Hosts,
@@ -146,50 +146,50 @@ pub fn resolve(
 ) -> Result<Ports, ResolveError> {
     let mut wait = Wait::new(timeout);
     if address.node == registry.node() {
-        return resolve_here(registry, address, &mut wait);
+        return resolve_local(registry, address, &mut wait);
     }
-    let host = place(registry, hosts, address, &mut wait)?;
-    resolve_there(registry, hosts, host, address, &mut wait)
+    let location = locate_node(registry, hosts, address, &mut wait)?;
+    resolve_remote(registry, hosts, location, address, &mut wait)
 }
 
-/// Where a node is asked.
+/// Addresses of a node's directory.
 #[derive(PartialEq, Eq)]
-struct Place {
+struct NodeLocation {
     host: Host,
     directories: Vec<SocketAddr>,
 }
 
-impl Place {
-    fn of(registry: &Registry, hosts: &Hosts, node: NodeId) -> Option<Place> {
+impl NodeLocation {
+    fn of(registry: &Registry, hosts: &Hosts, node: NodeId) -> Option<NodeLocation> {
         let host = hosts.get(node)?;
-        Some(Place {
+        Some(NodeLocation {
             host: host.clone(),
             directories: hosts.directories_as_seen_from(registry.node(), host),
         })
     }
 }
 
-/// Where the node of an address is. A file of hosts is read again if it lacks the node;
-/// where an agent keeps it, until the node is there or the time is over.
-fn place(
+/// Locates the node of an address. Reads the hosts file again if the node is missing; if an agent
+/// writes the file, repeatedly until the node appears or the time is over.
+fn locate_node(
     registry: &Registry,
     hosts: &Hosts,
     address: Address,
     wait: &mut Wait,
-) -> Result<Place, ResolveError> {
-    let mut found = Place::of(registry, hosts, address.node);
+) -> Result<NodeLocation, ResolveError> {
+    let mut found = NodeLocation::of(registry, hosts, address.node);
     loop {
-        found = found.or_else(|| Place::of(registry, &hosts.again()?, address.node));
-        if let Some(place) = found {
-            return Ok(place);
+        found = found.or_else(|| NodeLocation::of(registry, &hosts.reload()?, address.node));
+        if let Some(location) = found {
+            return Ok(location);
         }
-        if !hosts.is_of_agent() || wait.is_over() {
+        if !hosts.is_from_agent() || wait.is_over() {
             return Err(ResolveError::UnknownNode {
                 address,
-                hosts: match (hosts.is_local_only(), hosts.is_of_agent()) {
+                hosts: match (hosts.is_local_only(), hosts.is_from_agent()) {
                     (true, _) => KnownBy::Nothing,
                     (_, true) => KnownBy::Agent {
-                        waited: wait.so_far(),
+                        waited: wait.elapsed(),
                     },
                     _ => KnownBy::File,
                 },
@@ -202,7 +202,7 @@ fn place(
     }
 }
 
-fn resolve_here(
+fn resolve_local(
     registry: &Registry,
     address: Address,
     wait: &mut Wait,
@@ -214,7 +214,7 @@ fn resolve_here(
         if wait.is_over() {
             return Err(ResolveError::NoSuchEndpoint {
                 address,
-                waited: wait.so_far(),
+                waited: wait.elapsed(),
             });
         }
         wait.warn(|seconds| {
@@ -224,64 +224,42 @@ fn resolve_here(
     }
 }
 
-fn resolve_there(
+fn resolve_remote(
     registry: &Registry,
     hosts: &Hosts,
-    mut place: Place,
+    mut location: NodeLocation,
     address: Address,
     wait: &mut Wait,
 ) -> Result<Ports, ResolveError> {
-    let authenticator = registry.authenticator();
-    let mut question =
-        Question::new(registry, address).map_err(|cause| ResolveError::NoAnswer {
+    let mut lookup =
+        PendingLookup::new(registry, address).map_err(|cause| ResolveError::NoAnswer {
             address,
-            directory: place.host.directory(),
-            waited: wait.so_far(),
+            directory: location.host.directory(),
+            waited: wait.elapsed(),
             cause: Some(cause),
         })?;
     let mut last_cause = None;
-    let mut answered = false;
+    let mut has_replied = false;
     let mut attempts = 0;
     loop {
         // Any interface of the node will do.
-        let directory = place.directories[attempts % place.directories.len()];
+        let directory = location.directories[attempts % location.directories.len()];
         attempts += 1;
         let attempt_ends = Instant::now() + wait.next_pause();
-        let answer = question
-            .ask(directory)
-            .and_then(|()| question.answer(attempt_ends));
-        match answer {
-            Ok(Some((directory, Err(mismatch)))) => {
-                return Err(ResolveError::OtherCluster {
-                    address,
-                    directory,
-                    mismatch,
-                    fingerprint: authenticator.fingerprint(),
-                });
-            }
-            Ok(Some((directory, Ok(found)))) => match found {
-                Found::At(ports) => {
-                    let interface = match place.host.control == Some(directory.ip()) {
-                        true => interface_that_answers(registry, &place, address),
-                        false => directory.ip(),
-                    };
-                    return Ok(reachable(ports, place.host.address, interface));
-                }
-                Found::WrongNode(answered) => {
-                    return Err(ResolveError::WrongNode {
-                        address,
-                        directory,
-                        answered,
-                    });
-                }
-                Found::Nowhere => answered = true,
+        let reply = lookup
+            .send(directory)
+            .and_then(|()| lookup.wait(attempt_ends));
+        match reply {
+            Ok(Some(reply)) => match ports(registry, &location, address, reply)? {
+                Some(ports) => return Ok(ports),
+                None => has_replied = true,
             },
             Ok(None) => {}
             Err(cause) => last_cause = Some(cause),
         }
         if wait.is_over() {
-            let waited = wait.so_far();
-            return Err(if answered {
+            let waited = wait.elapsed();
+            return Err(if has_replied {
                 ResolveError::NoSuchEndpoint { address, waited }
             } else {
                 ResolveError::NoAnswer {
@@ -294,65 +272,99 @@ fn resolve_there(
         }
         let mut moved = None;
         wait.warn(|seconds| {
-            let state = if answered {
+            let state = if has_replied {
                 "not opened yet"
             } else {
-                "no answer yet"
+                "no response yet"
             };
             tracing::warn!(%address, %directory, seconds, state, "waiting for another node's endpoint");
-            // It may be at another address by now.
-            moved = hosts.again();
+            // The node may have moved to another address.
+            moved = hosts.reload();
         });
-        if let Some(now) = moved.and_then(|hosts| Place::of(registry, &hosts, address.node))
-            && now != place
+        if let Some(now) = moved.and_then(|hosts| NodeLocation::of(registry, &hosts, address.node))
+            && now != location
         {
-            place = now;
+            location = now;
             attempts = 0;
-            // What it was asked where it was is of no interest.
-            question.sockets.clear();
+            // Replies from the old address no longer matter.
+            lookup.sockets.clear();
         }
-        // An early "no" is no reason to ask at once again.
+        // Not repeated at once after an early negative reply.
         std::thread::sleep(attempt_ends.saturating_duration_since(Instant::now()));
     }
 }
 
-/// The interface of a node that answers first, when its control network has told where the endpoint
-/// is: messages go by interfaces only. The first one if there is no other, or none answers.
-fn interface_that_answers(registry: &Registry, place: &Place, address: Address) -> IpAddr {
-    let first = place.host.address;
-    if place.host.interfaces.is_empty() {
+/// The ports in a reply; `None` if the endpoint is not open.
+fn ports(
+    registry: &Registry,
+    location: &NodeLocation,
+    address: Address,
+    (directory, result): Reply,
+) -> Result<Option<Ports>, ResolveError> {
+    match result {
+        Ok(LookupResult::Ports(ports)) => {
+            let interface = match location.host.control == Some(directory.ip()) {
+                true => interface_that_replies(registry, location, address),
+                false => directory.ip(),
+            };
+            Ok(Some(reachable(ports, location.host.address, interface)))
+        }
+        Ok(LookupResult::NotOpen) => Ok(None),
+        Ok(LookupResult::WrongNode(answered)) => Err(ResolveError::WrongNode {
+            address,
+            directory,
+            answered,
+        }),
+        Err(mismatch) => Err(ResolveError::OtherCluster {
+            address,
+            directory,
+            mismatch,
+            fingerprint: registry.authenticator().fingerprint(),
+        }),
+    }
+}
+
+/// The interface of a node that replies first, after its control network has reported the ports:
+/// messages use interfaces only. The first interface if there is no other, or none replies.
+fn interface_that_replies(
+    registry: &Registry,
+    location: &NodeLocation,
+    address: Address,
+) -> IpAddr {
+    let first = location.host.address;
+    if location.host.interfaces.is_empty() {
         return first;
     }
-    let Ok(mut question) = Question::new(registry, address) else {
+    let Ok(mut lookup) = PendingLookup::new(registry, address) else {
         return first;
     };
-    let is_interface = |at: &&SocketAddr| place.host.control != Some(at.ip());
-    for interface in place.directories.iter().filter(is_interface) {
-        if let Err(cause) = question.ask(*interface) {
-            tracing::debug!(%interface, %cause, "an interface cannot be asked");
+    let is_interface = |at: &&SocketAddr| location.host.control != Some(at.ip());
+    for interface in location.directories.iter().filter(is_interface) {
+        if let Err(cause) = lookup.send(*interface) {
+            tracing::debug!(%interface, %cause, "cannot query an interface");
         }
     }
-    match question.answer(Instant::now() + INTERFACE_PATIENCE) {
+    match lookup.wait(Instant::now() + INTERFACE_TIMEOUT) {
         Ok(Some((interface, _))) => interface.ip(),
         _ => first,
     }
 }
 
-/// What a directory knows of an endpoint.
-enum Found {
-    At(Ports),
-    /// Nobody has it open.
-    Nowhere,
-    /// This node is another one.
+/// Result of a look-up at a directory.
+enum LookupResult {
+    Ports(Ports),
+    /// No process has it open.
+    NotOpen,
+    /// The directory belongs to this other node.
     WrongNode(NodeId),
 }
 
-/// A directory's answer, and where it came from; an error if we are strangers there.
-type Answer = (SocketAddr, Result<Found, KeyMismatch>);
+/// Reply of a directory and its address; an error if the keys differ.
+type Reply = (SocketAddr, Result<LookupResult, KeyMismatch>);
 
-/// A look-up under way, on a socket for each directory: an answer may take longer than the pause
-/// before it is asked again.
-struct Question<'a> {
+/// A look-up in progress, with a socket for each directory: a reply may take longer than the pause
+/// before the query is repeated.
+struct PendingLookup<'a> {
     address: Address,
     own: NodeId,
     nonce: u64,
@@ -360,9 +372,9 @@ struct Question<'a> {
     sockets: Vec<(SocketAddr, UdpSocket)>,
 }
 
-impl Question<'_> {
-    fn new(registry: &Registry, address: Address) -> io::Result<Question<'_>> {
-        Ok(Question {
+impl PendingLookup<'_> {
+    fn new(registry: &Registry, address: Address) -> io::Result<PendingLookup<'_>> {
+        Ok(PendingLookup {
             address,
             own: registry.node(),
             nonce: random_number()?,
@@ -371,14 +383,14 @@ impl Question<'_> {
         })
     }
 
-    fn ask(&mut self, directory: SocketAddr) -> io::Result<()> {
+    fn send(&mut self, directory: SocketAddr) -> io::Result<()> {
         let known = self.sockets.iter().position(|(at, _)| *at == directory);
         let index = match known {
             Some(index) => index,
             None => {
                 let socket = UdpSocket::bind((any_like(directory), 0))?;
-                // Connected: only the directory's packets arrive, and "port unreachable" is
-                // reported.
+                // Connected, so that only packets of the directory arrive, and "port unreachable"
+                // is reported.
                 socket.connect(directory)?;
                 socket.set_nonblocking(true)?;
                 self.sockets.push((directory, socket));
@@ -390,23 +402,23 @@ impl Question<'_> {
             to: self.address.node,
             nonce: self.nonce,
         };
-        let lookup = messages::Question::Lookup(self.address.endpoint);
+        let query = messages::Query::Lookup(self.address.endpoint);
         let packet = self
             .authenticator
-            .seal_to_length(header, &lookup, QUESTION_BYTES);
+            .seal_to_length(header, &query, QUERY_BYTES);
         self.sockets[index].1.send(&packet)?;
         Ok(())
     }
 
-    /// Waits for an answer to whichever time it was asked; `None` if there is none until then.
-    fn answer(&self, until: Instant) -> io::Result<Option<Answer>> {
+    /// Waits for a reply to any of the queries sent so far; `None` if there is none in time.
+    fn wait(&self, until: Instant) -> io::Result<Option<Reply>> {
         let mut failed = None;
         loop {
             for (directory, socket) in &self.sockets {
                 match self.read(*directory, socket) {
                     Ok(Some(answer)) => return Ok(Some((*directory, answer))),
                     Ok(None) => {}
-                    // Another interface may still answer.
+                    // Another interface may still reply.
                     Err(cause) => failed = Some(cause),
                 }
             }
@@ -430,8 +442,8 @@ impl Question<'_> {
         &self,
         directory: SocketAddr,
         socket: &UdpSocket,
-    ) -> io::Result<Option<Result<Found, KeyMismatch>>> {
-        let mut buffer = [0; QUESTION_BYTES + 1];
+    ) -> io::Result<Option<Result<LookupResult, KeyMismatch>>> {
+        let mut buffer = [0; QUERY_BYTES + 1];
         loop {
             let length = match socket.recv(&mut buffer) {
                 Ok(length) => length,
@@ -443,30 +455,30 @@ impl Question<'_> {
             if let Some(mismatch) = self.authenticator.refused(packet, self.nonce) {
                 return Ok(Some(Err(mismatch)));
             }
-            match self.found(packet) {
+            match self.decode(packet) {
                 Some(found) => return Ok(Some(Ok(found))),
-                None => tracing::debug!(%directory, "not an answer to our question"),
+                None => tracing::debug!(%directory, "not a response to our query"),
             }
         }
     }
 
-    fn found(&self, packet: &[u8]) -> Option<Found> {
+    fn decode(&self, packet: &[u8]) -> Option<LookupResult> {
         let opened = self.authenticator.open(packet).ok()?;
         if opened.header.nonce != self.nonce {
             return None;
         }
-        let (from, is_asked) = (opened.header.from, opened.header.from == self.address.node);
+        let (from, is_expected) = (opened.header.from, opened.header.from == self.address.node);
         match opened.read().ok()? {
-            messages::Answer::Found(ports) if is_asked => Some(Found::At(ports)),
-            messages::Answer::NoSuchEndpoint if is_asked => Some(Found::Nowhere),
-            messages::Answer::WrongNode if !is_asked => Some(Found::WrongNode(from)),
+            messages::Response::Found(ports) if is_expected => Some(LookupResult::Ports(ports)),
+            messages::Response::NoSuchEndpoint if is_expected => Some(LookupResult::NotOpen),
+            messages::Response::WrongNode if !is_expected => Some(LookupResult::WrongNode(from)),
             _ => None,
         }
     }
 }
 
-/// A process is reached by the interface by which its node answered, one bound to "any address"
-/// as well; its ports are the same on all.
+/// Replaces the node's first address, or the unspecified one, with the interface that replied. The
+/// ports are the same on all interfaces.
 fn reachable(mut ports: Ports, first: IpAddr, answered: IpAddr) -> Ports {
     for socket in [&mut ports.small, &mut ports.bulk] {
         if socket.ip().is_unspecified() || socket.ip() == first {
@@ -494,23 +506,23 @@ impl Wait {
         }
     }
 
-    fn so_far(&self) -> Duration {
+    fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
     fn is_over(&self) -> bool {
-        self.so_far() >= self.timeout
+        self.elapsed() >= self.timeout
     }
 
     fn next_pause(&mut self) -> Duration {
         let pause = self.pause;
         self.pause = (self.pause * 2).min(LAST_PAUSE);
-        // At least something, so that even a timeout of zero lets an answer arrive.
-        pause.min(self.timeout.saturating_sub(self.so_far()).max(FIRST_PAUSE))
+        // At least the first pause, so that a reply can arrive even with a timeout of zero.
+        pause.min(self.timeout.saturating_sub(self.elapsed()).max(FIRST_PAUSE))
     }
 
     fn warn(&mut self, log: impl FnOnce(u64)) {
-        let so_far = self.so_far();
+        let so_far = self.elapsed();
         if so_far >= self.next_warning {
             log(so_far.as_secs());
             self.next_warning = so_far + WARNING_INTERVAL;

@@ -1,14 +1,14 @@
-//! Which owners live, and the end of what dead ones left.
+//! Liveness of owners, and removal of the files of dead ones.
 
 use std::path::{Path, PathBuf};
 
 use super::folder::{names, remove};
 use super::{COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, RegistryError, SOCKET_PREFIX, owner};
 
-/// What the names of files begin with that end with an incarnation.
+/// Prefixes of file names that end with an incarnation.
 const INCARNATE: [&str; 4] = [SOCKET_PREFIX, EDGES_PREFIX, COUNTERS_PREFIX, LINKS_PREFIX];
 
-/// True if a living owner has this incarnation, or cannot be read.
+/// True if a live owner has this incarnation, or may have it because its file is unreadable.
 pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
     let wanted = format!("{incarnation:016x}");
     for name in names(folder)? {
@@ -23,11 +23,11 @@ pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryErr
     Ok(false)
 }
 
-/// Removes the files of dead owners and the endpoints that name them. Call it locked.
+/// Removes the files of dead owners and their endpoints. Call it with the registry locked.
 pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
     let mut owners: Vec<PathBuf> = Vec::new();
     let mut endpoints: Vec<PathBuf> = Vec::new();
-    // Files named after an incarnation, and which.
+    // Files named after an incarnation.
     let mut incarnate: Vec<(PathBuf, String)> = Vec::new();
     for name in names(folder)? {
         let path = folder.join(&name);
@@ -51,12 +51,12 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
         }
     }
     for link in endpoints {
-        // Follows the link: an endpoint whose owner is gone leads nowhere.
+        // Follows the link: it is broken if the owner's file was removed.
         if matches!(link.try_exists(), Ok(false)) {
             remove(&link)?;
         }
     }
-    // An owner that cannot be read may be the one of any file.
+    // Any file may belong to an owner whose file is unreadable.
     if living.iter().all(Option::is_some) {
         for (path, incarnation) in incarnate {
             let lives = living.iter().flatten().any(|one| *one == incarnation);

@@ -1,4 +1,4 @@
-//! The registry under real processes and threads, killed at will.
+//! Tests of the registry with real processes and threads that are killed at any moment.
 
 use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
@@ -25,12 +25,12 @@ fn registry(folder: &Path) -> Registry {
     Registry::open(folder, NodeId(1)).unwrap()
 }
 
-/// The directory this process was given, if a test started it as its child.
+/// The directory of the parent, if a test started this process as its child.
 fn as_child() -> Option<PathBuf> {
     std::env::var_os(CHILD).map(PathBuf::from)
 }
 
-/// This test program once more, running only the named test, killed when dropped.
+/// This test program again, running only the named test; killed when dropped.
 struct Process {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -179,7 +179,7 @@ fn of_many_processes_exactly_one_takes_over_from_a_killed_owner() {
     if let Some(folder) = as_child() {
         let registration = registry(&folder).register(ports(1)).unwrap();
         say("ready");
-        // All start together: the parent opens this lock when everyone is there.
+        // The parent opens this lock when all are ready, so that they start together.
         let gate = folder::open_lock(&folder.join("gate")).unwrap();
         rustix::fs::flock(&gate, FlockOperation::LockShared).unwrap();
         let claim = registration.claim(EndpointId(7));
@@ -203,7 +203,7 @@ fn of_many_processes_exactly_one_takes_over_from_a_killed_owner() {
         assert_eq!(winners.len(), 1, "{words:?}");
         let owner = observer.lookup(EndpointId(7)).unwrap().unwrap();
         assert_eq!(owner.pid, processes[winners[0]].child.id());
-        // All die without a chance to clean up; the next round must not care.
+        // All die without cleaning up; the next round must not be affected.
         for process in &mut processes {
             process.kill();
         }
@@ -232,7 +232,7 @@ fn killed_in_the_middle_of_claiming_nobody_is_held_up() {
     for _ in 0..12 {
         let mut process = Process::start(NAME, folder.path());
         assert_eq!(process.says(), "ready");
-        // Some work later than "ready", so that the kill meets it anywhere.
+        // After some work, so that the kill happens at any point.
         for _ in 0..50 {
             let _ = registry(folder.path()).lookup(EndpointId(7)).unwrap();
         }
@@ -251,7 +251,7 @@ fn a_forked_child_that_outlives_its_parent_does_not_keep_the_claim() {
     if let Some(folder) = as_child() {
         let registration = registry(&folder).register(ports(1)).unwrap();
         let _claim = registration.claim(EndpointId(7)).unwrap();
-        // What fork leaves: another process with the same open file description.
+        // The result of a fork: another process with the same open file description.
         let shared = registration.inner._locked.try_clone().unwrap();
         let mut heir = Command::new("sleep")
             .arg("1000")
@@ -260,7 +260,7 @@ fn a_forked_child_that_outlives_its_parent_does_not_keep_the_claim() {
             .spawn()
             .unwrap();
         say(heir.id());
-        // Killed while it waits here.
+        // The process is killed while it waits here.
         heir.wait().unwrap();
         return;
     }
@@ -344,7 +344,7 @@ fn another_node_is_asked_and_answers_what_its_registry_says() {
     announced.bulk = "0.0.0.0:1002".parse().unwrap();
     let registration = there.register(announced).unwrap();
     let _claim = registration.claim(EndpointId(7)).unwrap();
-    // "Any address" comes back as the node's own.
+    // The unspecified address is replaced by the node's own.
     assert_eq!(ask(7, PATIENCE).unwrap(), ports(77));
     let error = ask(8, Duration::from_millis(50)).unwrap_err();
     assert!(
@@ -353,14 +353,14 @@ fn another_node_is_asked_and_answers_what_its_registry_says() {
     );
     let wrong = Hosts::parse(&format!("3 127.0.0.1 port={port}\n")).unwrap();
     let error = resolve(&here, &wrong, Address::new(3, 7), PATIENCE).unwrap_err();
-    assert!(error.to_string().contains("node 2 answers"), "{error}");
+    assert!(error.to_string().contains("node 2 replied"), "{error}");
     let error = resolve(&here, &wrong, Address::new(4, 7), PATIENCE).unwrap_err();
     assert!(error.to_string().contains("no node 4"), "{error}");
-    // A broken packet gets no answer; a whole one after it does.
+    // A malformed packet gets no reply; a valid one after it does.
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_nonblocking(true).unwrap();
     let target = hosts.get(NodeId(2)).unwrap().directory();
-    socket.send_to(&[0x17; QUESTION_BYTES], target).unwrap();
+    socket.send_to(&[0x17; QUERY_BYTES], target).unwrap();
     socket.send_to(&[], target).unwrap();
     assert!(ask(7, PATIENCE).is_ok());
     let nothing = socket.recv(&mut [0; 9]).unwrap_err();
@@ -376,16 +376,16 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
     let prober = Prober::open(None, at, NodeId(2), None).unwrap();
     assert!(matches!(
         prober.probe(ProbeLength::SHORTEST, PATIENCE),
-        Reply::Refused
+        ProbeResult::Refused
     ));
     let directory = Directory::start(&there, vec![at]).unwrap();
     let started = Instant::now();
     for length in [0, 1472, usize::MAX].map(ProbeLength::nearest) {
         let presence = loop {
             match prober.probe(length, PATIENCE) {
-                Reply::Answered(presence, _) => break presence,
-                // Its thread has not bound the port yet.
-                Reply::Refused => assert!(started.elapsed() < PATIENCE),
+                ProbeResult::Answered(presence, _) => break presence,
+                // The thread has not bound the port yet.
+                ProbeResult::Refused => assert!(started.elapsed() < PATIENCE),
                 other => panic!("{length:?}: {other:?}"),
             }
         };
@@ -396,19 +396,25 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
         );
     }
     let found = prober.look_up(EndpointId(1), PATIENCE);
-    assert!(matches!(found, Reply::Answered(Answer::NoSuchEndpoint, _)));
+    assert!(matches!(
+        found,
+        ProbeResult::Answered(Response::NoSuchEndpoint, _)
+    ));
     let wrong = Prober::open(None, at, NodeId(3), None).unwrap();
     let found = wrong.look_up(EndpointId(1), PATIENCE);
-    assert!(matches!(found, Reply::Answered(Answer::WrongNode, _)));
+    assert!(matches!(
+        found,
+        ProbeResult::Answered(Response::WrongNode, _)
+    ));
     let shown = wrong.probe(ProbeLength::SHORTEST, Duration::from_millis(20));
-    assert!(matches!(shown, Reply::Silent), "{shown:?}");
+    assert!(matches!(shown, ProbeResult::Silent), "{shown:?}");
     drop(directory);
     let short = Duration::from_millis(20);
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2), None).unwrap();
     assert!(matches!(
         prober.probe(ProbeLength::SHORTEST, short),
-        Reply::Silent
+        ProbeResult::Silent
     ));
 }
 
@@ -438,7 +444,7 @@ fn nobody_at_the_directory_port_is_an_error_that_names_it() {
     let timeout = Duration::from_millis(30);
     let error = resolve(&registry, &hosts, Address::new(2, 7), timeout).unwrap_err();
     assert!(
-        error.to_string().contains("nobody answered at 127.0.0.1:"),
+        error.to_string().contains("no reply from 127.0.0.1:"),
         "{error}"
     );
 }
@@ -490,7 +496,7 @@ fn a_directory_ends_with_its_last_user_and_can_be_started_again() {
         drop(first);
         drop(second);
     }
-    // The thread frees the port on its own time.
+    // The thread releases the port some time later.
     let started = Instant::now();
     while UdpSocket::bind(address).is_err() {
         assert!(started.elapsed() < PATIENCE, "the port is still held");
@@ -520,9 +526,9 @@ fn a_directory_with_a_key_tells_strangers_only_that_they_are() {
             let shown = prober.probe(ProbeLength::SHORTEST, PATIENCE);
             if ours == theirs {
                 assert_eq!(found.unwrap(), ports(77));
-                assert!(matches!(shown, Reply::Answered(..)));
+                assert!(matches!(shown, ProbeResult::Answered(..)));
                 let longer = prober.probe(ProbeLength::nearest(1472), PATIENCE);
-                assert!(matches!(longer, Reply::Answered(..)));
+                assert!(matches!(longer, ProbeResult::Answered(..)));
                 continue;
             }
             let between = KeyMismatch::between(ours.is_some(), theirs.is_some());
@@ -535,10 +541,10 @@ fn a_directory_with_a_key_tells_strangers_only_that_they_are() {
             if let Some(ours) = ours {
                 assert!(error.to_string().contains(&ours.fingerprint()), "{error}");
             }
-            assert!(matches!(shown, Reply::Stranger(mismatch) if mismatch == between));
+            assert!(matches!(shown, ProbeResult::Stranger(mismatch) if mismatch == between));
         }
         drop(directory);
-        // The thread frees the port on its own time.
+        // The thread releases the port some time later.
         let started = Instant::now();
         while UdpSocket::bind(at).is_err() {
             assert!(started.elapsed() < PATIENCE, "the port is still held");

@@ -13,7 +13,7 @@ use dipole_engine::AnyLink;
 use dipole_engine::{Destination, Engine};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_naming::envelope::{Authenticator, Header};
-use dipole_node::registry::{Answer, Ports, QUESTION_BYTES, Question, Registry, RegistryError};
+use dipole_node::registry::{Ports, QUERY_BYTES, Query, Registry, RegistryError, Response};
 use dipole_node::{ClusterKey, GoneReason, KeyMismatch, Links, Node, NodeId, OpenError};
 use dipole_proto::Instant;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -280,7 +280,7 @@ pub(crate) fn ask_to_yield(address: SocketAddr) {
         to: NodeId(1),
         nonce: 1,
     };
-    let wish = Authenticator::new(None).seal_to_length(header, &Question::Yield, QUESTION_BYTES);
+    let wish = Authenticator::new(None).seal_to_length(header, &Query::Yield, QUERY_BYTES);
     for _ in 0..50 {
         socket.send_to(&wish, address).expect("loopback takes it");
     }
@@ -317,7 +317,7 @@ impl Liar {
                     to: NodeId(1),
                     nonce,
                 };
-                let answer = Answer::Found(Ports {
+                let answer = Response::Found(Ports {
                     small: address,
                     bulk: address,
                     incarnation: LIE,

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use dipole_node::registry::{Presence, ProbeLength, Prober, Reply};
+use dipole_node::registry::{Presence, ProbeLength, ProbeResult, Prober};
 use rustix::thread::CapabilitySet;
 
 use super::finding::Finding;
@@ -64,8 +64,8 @@ fn measure(prober: &Prober, patience: Duration) -> Option<Measured> {
         for (polls, times) in [false, true].into_iter().zip(&mut times) {
             prober.spin(polls).ok()?;
             for _ in 0..RUN {
-                let reply: Reply<Presence> = prober.probe(ProbeLength::SHORTEST, patience);
-                if let Reply::Answered(_, took) = reply {
+                let reply: ProbeResult<Presence> = prober.probe(ProbeLength::SHORTEST, patience);
+                if let ProbeResult::Answered(_, took) = reply {
                     times.push(took);
                 }
             }

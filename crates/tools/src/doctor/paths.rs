@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dipole_node::hosts::Host;
-use dipole_node::registry::{ProbeLength, Prober, Reply};
+use dipole_node::registry::{ProbeLength, ProbeResult, Prober};
 
 use super::finding::Finding;
 use super::peer::{Answer, Own, TRIES, headers, who};
@@ -56,7 +56,7 @@ fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
     // What both devices take, as sessions agree on it.
     let longest = dipole_link::udp::longest_frame_bytes(ours).unwrap_or(0);
     let theirs = match prober.probe(ProbeLength::SHORTEST, patience) {
-        Reply::Answered(presence, _) if presence.max_packet_bytes != 0 => {
+        ProbeResult::Answered(presence, _) if presence.max_packet_bytes != 0 => {
             usize::from(presence.max_packet_bytes)
         }
         _ => longest,
@@ -64,7 +64,7 @@ fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
     let length = ProbeLength::nearest(longest.min(theirs));
     let bytes = length.bytes() + headers(ours);
     for _ in 0..TRIES {
-        if let Reply::Answered(..) = prober.probe(length, patience / TRIES) {
+        if let ProbeResult::Answered(..) = prober.probe(length, patience / TRIES) {
             return Outcome::Answers(bytes);
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dipole_naming::key::random_bytes;
 use dipole_node::hosts::Host;
-use dipole_node::registry::{self, Presence, ProbeLength, Prober, Reply};
+use dipole_node::registry::{self, Presence, ProbeLength, ProbeResult, Prober};
 use dipole_node::{ClusterKey, EndpointId, KeyMismatch, PortRange};
 
 use super::busy_poll;
@@ -98,14 +98,14 @@ pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
     let mut last = Answer::Silent;
     for _ in 0..TRIES {
         last = match prober.look_up(EndpointId(1), patience / TRIES) {
-            Reply::Answered(registry::Answer::WrongNode, _) => return Answer::Wrong,
-            Reply::Answered(..) => return Answer::Right,
-            Reply::Stranger(mismatch) => return Answer::Stranger(mismatch),
-            Reply::Silent => last,
+            ProbeResult::Answered(registry::Response::WrongNode, _) => return Answer::Wrong,
+            ProbeResult::Answered(..) => return Answer::Right,
+            ProbeResult::Stranger(mismatch) => return Answer::Stranger(mismatch),
+            ProbeResult::Silent => last,
             // Nobody has the port. Kernels refuse a few times in a row only.
-            Reply::Refused => return Answer::Refused,
-            Reply::TooLong => Answer::Failed(rustix::io::Errno::MSGSIZE.into()),
-            Reply::Failed(cause) => Answer::Failed(cause),
+            ProbeResult::Refused => return Answer::Refused,
+            ProbeResult::TooLong => Answer::Failed(rustix::io::Errno::MSGSIZE.into()),
+            ProbeResult::Failed(cause) => Answer::Failed(cause),
         };
     }
     last
@@ -118,7 +118,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
     // The first answer sets how long the others are waited for.
     let mut patience = own.patience;
     for _ in 0..ROUNDS {
-        if let Reply::Answered(told, took) = prober.probe(ProbeLength::SHORTEST, patience) {
+        if let ProbeResult::Answered(told, took) = prober.probe(ProbeLength::SHORTEST, patience) {
             presence = Some(told);
             patience = patience.min((took * 10).max(Duration::from_millis(50)));
             times.push(took);
@@ -198,8 +198,8 @@ fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> S
     let passes = |length: usize| -> Option<bool> {
         for _ in 0..TRIES {
             match prober.probe(ProbeLength::nearest(length), patience) {
-                Reply::Answered(..) => return Some(true),
-                Reply::TooLong => return None,
+                ProbeResult::Answered(..) => return Some(true),
+                ProbeResult::TooLong => return None,
                 _ => {}
             }
         }

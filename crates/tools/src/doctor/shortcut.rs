@@ -85,14 +85,12 @@ fn judge(access: &Access, has_tcx: bool, path: &Path) -> Finding {
                 ),
                 Reason::Version => Finding::slow(NAME, fact, "install the same version"),
                 Reason::Limit => Finding::slow(NAME, fact, "end processes, or have it raised"),
-                _ => Finding::unknown(NAME, fact, "the agent's log says more"),
+                _ => Finding::unknown(NAME, fact, "see the broker's log"),
             }
         }
-        Access::Granted(Err(error)) => Finding::unknown(
-            NAME,
-            error.to_string(),
-            "`dipole agent status` of that agent",
-        ),
+        Access::Granted(Err(error)) => {
+            Finding::unknown(NAME, error.to_string(), "`systemctl status dipole-broker`")
+        }
     }
 }
 

@@ -222,7 +222,7 @@ impl Check<'_> {
             if *node.get_ref() == 0 {
                 self.fault(
                     Some(node.span()),
-                    "node 0 names nobody; nodes begin at 1".into(),
+                    "node 0 does not exist; nodes begin at 1".into(),
                 );
             } else if !nodes.insert(*node.get_ref()) {
                 let what = format!("node {} is listed twice; take one away", node.get_ref());
@@ -256,7 +256,7 @@ impl Check<'_> {
             if node == 0 {
                 self.fault(
                     Some(process.node.span()),
-                    "node 0 names nobody; nodes begin at 1".into(),
+                    "node 0 does not exist; nodes begin at 1".into(),
                 );
             } else if nodes.is_some_and(|nodes| !nodes.contains(&node)) {
                 let what = format!(

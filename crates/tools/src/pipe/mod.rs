@@ -179,7 +179,7 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
         config.settle();
     }
     let hosts = &config.hosts;
-    if !hosts.is_local_only() && !hosts.is_of_agent() && hosts.get(config.node).is_none() {
+    if !hosts.is_local_only() && !hosts.is_from_agent() && hosts.get(config.node).is_none() {
         return Err(PipeError::NotListed { node: config.node });
     }
     if let Some(plan) = &args.fault {

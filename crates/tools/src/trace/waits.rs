@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use dipole_trace::total;
-use dipole_trace::waits::{Cause, Place, Wait, WaitFile, is_wait_name};
+use dipole_trace::waits::{Cause, EndpointAddress, Wait, WaitFile, is_wait_name};
 use serde::Serialize;
 
 use super::files::{bytes, named};
@@ -157,7 +157,7 @@ pub(super) fn summarise(files: &[WaitFile]) -> Waits {
 }
 
 /// The processes of endpoints.
-fn owners(files: &[WaitFile]) -> BTreeMap<Place, String> {
+fn owners(files: &[WaitFile]) -> BTreeMap<EndpointAddress, String> {
     let all = files.iter().flat_map(|file| {
         let own = file.endpoints.iter();
         own.map(|own| (*own, name(file)))
@@ -390,7 +390,7 @@ mod tests {
 
     /// A rank of three that lived for 1000 ns, and its waits for others.
     fn file(rank: u32, waits: &[(u64, u64, u32)]) -> WaitFile {
-        let endpoint = |rank: u32| Place {
+        let endpoint = |rank: u32| EndpointAddress {
             node: 1,
             endpoint: 100 + rank,
         };

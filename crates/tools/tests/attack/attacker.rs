@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dipole_naming::address::EndpointId;
-use dipole_naming::registry::{Answer, Ports, Question};
+use dipole_naming::registry::{Ports, Query, Response};
 use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
@@ -199,7 +199,7 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
         for (from, to) in [(one, two), (two, one)] {
             for proven in [false, true] {
                 let nodes = [from.node, to.node];
-                for question in [Question::Lookup(EndpointId(7)), Question::Yield] {
+                for question in [Query::Lookup(EndpointId(7)), Query::Yield] {
                     let bytes = packets::control(&mut random, &question, nodes, proven);
                     counts[0] += u64::from(own.send_to(&bytes, to.directory).is_ok());
                     counts[0] += raw.forge(from.directory, to.directory, &bytes);
@@ -209,7 +209,7 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
                     bulk: from.directory.into(),
                     incarnation: random.next(),
                 };
-                for answer in [Answer::Found(lie), Answer::Ended] {
+                for answer in [Response::Found(lie), Response::Ended] {
                     // Where a process that asks may wait for its answer.
                     let port = u16::try_from(32_768 + random.next() % 28_000).expect("a port");
                     let to = SocketAddrV4::new(*to.small.ip(), port);

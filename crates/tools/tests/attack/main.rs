@@ -459,7 +459,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
             "agent of node {node} dropped {} packets of strangers",
             status["strangers"]
         );
-        assert_eq!(state(3 - node), "there", "{status}");
+        assert_eq!(state(3 - node), "up", "{status}");
         assert_eq!(state(3), "never seen", "{status}");
         assert!(status["strangers"].as_u64() > Some(0), "{status}");
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use dipole_naming::address::EndpointId;
-use dipole_naming::registry::Question;
+use dipole_naming::registry::Query;
 use dipole_node::Security;
 
 use super::{Scene, attacker, packets, rate, seconds};
@@ -24,7 +24,7 @@ fn flood(nodes: &[(u32, SocketAddrV4)], seed: u64, over: &AtomicBool, sent: &Ato
             let bytes = match random.next() % 4 {
                 0 => random.bytes(64),
                 1 => {
-                    let question = Question::Lookup(EndpointId(7));
+                    let question = Query::Lookup(EndpointId(7));
                     packets::control(&mut random, &question, numbers, true)
                 }
                 _ => {
@@ -69,7 +69,7 @@ fn a_node_that_comes_while_strangers_flood_the_known_ports_is_there_soon() {
                 let members = status["members"].as_array().expect("a list");
                 others.iter().all(|other| {
                     let mut found = members.iter().filter(|member| member["node"] == *other);
-                    found.any(|member| member["state"] == "there")
+                    found.any(|member| member["state"] == "up")
                 })
             });
         };

@@ -6,7 +6,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use dipole_naming::address::NodeId;
 use dipole_naming::envelope::{Authenticator, Header, Message};
 use dipole_naming::key::{ClusterKey, KEY_BYTES};
-use dipole_naming::registry::QUESTION_BYTES;
+use dipole_naming::registry::QUERY_BYTES;
 use serde::{Deserialize, Serialize};
 
 pub(crate) const HELLO: u8 = 0x10;
@@ -187,7 +187,7 @@ pub(crate) fn control(
         nonce: random.next(),
     };
     let authenticator = Authenticator::new(with_key.then_some(&key));
-    authenticator.seal_to_length(header, message, QUESTION_BYTES)
+    authenticator.seal_to_length(header, message, QUERY_BYTES)
 }
 
 /// Puts headers of IP and UDP before a payload; the kernel fills in what is zero.

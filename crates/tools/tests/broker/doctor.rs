@@ -1,15 +1,15 @@
-//! What `dipole doctor` tells users of interfaces that are granted, or not.
+//! Findings of `dipole doctor` about granted interfaces.
 
 use std::process::Command;
 
 use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene};
 
-/// What it says about something, in words.
-type Told = Vec<(String, String, String)>;
+/// Name, subject and fact of findings.
+type Findings = Vec<(String, String, String)>;
 
 impl Scene {
-    /// Name, subject and fact of all findings, for a user.
-    fn doctor(&self, uid: u32) -> Told {
+    /// All findings, as a user sees them.
+    fn doctor(&self, uid: u32) -> Findings {
         let program = self.program();
         let runtime = self.runtime_of(uid);
         let ask = || {
@@ -43,7 +43,7 @@ impl Scene {
     }
 }
 
-fn expect(told: &Told, name: &str, subject: &str, words: &str) {
+fn expect(told: &Findings, name: &str, subject: &str, words: &str) {
     let mut all = told.iter();
     let found = all.any(|one| one.0 == name && one.1 == subject && one.2.contains(words));
     assert!(found, "{name} of {subject}, {words}: {told:#?}");
@@ -51,7 +51,7 @@ fn expect(told: &Told, name: &str, subject: &str, words: &str) {
 
 #[test]
 fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
-    let Some(mut scene) = Scene::with_agent() else {
+    let Some(mut scene) = Scene::with_broker() else {
         return;
     };
     expect(
@@ -78,7 +78,7 @@ fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
     let fact = &firewall.expect("what it goes around").2;
     assert!(fact.contains("rules"), "{fact}");
     drop(grant);
-    scene.kill_agent();
+    scene.kill_broker();
     expect(
         &scene.doctor(ALICE),
         "bpf link",

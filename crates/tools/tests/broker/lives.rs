@@ -1,4 +1,4 @@
-//! An agent that dies, with and without a service manager that keeps what it had.
+//! A broker that is killed, with and without a service manager that stores its descriptors.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::scene::{ALICE, BOB, CAROL, Scene, now_ns, numbers, wait_for};
 
-/// Sends numbers to a link, which gets them all, in order.
+/// Sends numbers to a link, which must receive all of them in order.
 fn talk(scene: &Scene, link: &mut dipole_bpf::Bpf) {
     let (peer, _) = scene.peer();
     let at = link.local(Class::Small);
@@ -26,8 +26,8 @@ fn talk(scene: &Scene, link: &mut dipole_bpf::Bpf) {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
-    let Some(mut scene) = Scene::with_agent() else {
+fn a_broker_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
+    let Some(mut scene) = Scene::with_broker() else {
         return;
     };
     let mut link = scene.link(ALICE);
@@ -35,7 +35,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     assert!(raw.sends_raw());
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (50, 0));
-    scene.kill_agent();
+    scene.kill_broker();
     assert_eq!(scene.attached(), [], "the kernel has taken it away");
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (50, 50));
@@ -43,8 +43,8 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
         spin(&scene, CAROL, &mut raw);
         (!raw.sends_raw()).then_some(())
     });
-    let mut agent = scene.command();
-    scene.start(&mut agent);
+    let mut broker = scene.command();
+    scene.start(&mut broker);
     wait_for("the ring again", || {
         spin(&scene, ALICE, &mut link);
         spin(&scene, CAROL, &mut raw);
@@ -57,7 +57,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     talk(&scene, &mut raw);
 }
 
-/// Long enough for it to look after its grant, which it does now and then; as its user.
+/// Polls as the link's user until the link has checked its grant, which it does regularly.
 fn spin(scene: &Scene, uid: u32, link: &mut dipole_bpf::Bpf) {
     scene.being(uid, || {
         for _ in 0..1 << 18 {
@@ -106,7 +106,7 @@ impl Manager {
         names
     }
 
-    /// Waits until it has so much of the broker's.
+    /// Waits until it has stored this number of the broker's descriptors.
     fn has(&self, wanted: usize) {
         wait_for("descriptors in keeping", || {
             let names = self.names();
@@ -115,7 +115,7 @@ impl Manager {
         });
     }
 
-    /// Starts the agent with what it has, in an order of its own.
+    /// Starts the broker with the stored descriptors, in a different order.
     fn start(&self, scene: &mut Scene) {
         let mut command = scene.command();
         command.env("NOTIFY_SOCKET", scene.path("notify"));
@@ -151,7 +151,7 @@ impl Drop for Manager {
     }
 }
 
-/// Does one thing that it is told.
+/// Handles one notification.
 fn attend(socket: &UnixDatagram, kept: &Mutex<Vec<(String, OwnedFd)>>) {
     let mut text = [0; 512];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -176,7 +176,7 @@ fn attend(socket: &UnixDatagram, kept: &Mutex<Vec<(String, OwnedFd)>>) {
 }
 
 #[test]
-fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_swept() {
+fn rings_are_filled_while_a_broker_is_started_again_and_those_of_the_dead_are_swept() {
     let Some(mut scene) = Scene::set() else {
         return;
     };
@@ -186,12 +186,12 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     let dying = scene.link(ALICE);
     let raw = scene.link(CAROL);
     talk(&scene, &mut link);
-    // What it counts by, the program, and the guard.
+    // The list of live grants, the program, and the guard.
     manager.has(1 + 4 + 3);
-    scene.kill_agent();
+    scene.kill_broker();
     assert_eq!(scene.attached().len(), 2, "program and guard");
 
-    // Nobody grants, and the ring is filled.
+    // The ring is filled without a broker.
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (100, 0));
     drop(dying);
@@ -199,17 +199,17 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     manager.start(&mut scene);
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (150, 0));
-    // The link asks again, and the ring is counted once.
+    // The link requests again, and the ring is counted once.
     wait_for("one user", || {
         spin(&scene, BOB, &mut link);
         let status = scene.status();
         let users = status["interfaces"][0]["users"].as_array()?.clone();
         (users.len() == 1 && users[0]["uid"] == BOB && status["rings"] == 1).then_some(())
     });
-    // The guard goes with its last socket.
+    // The guard is detached with its last socket.
     manager.has(1 + 4);
     assert_eq!(scene.attached().len(), 1, "the program");
-    // When others are swept, what was asked for again stays.
+    // Unclaimed rings are removed, the claimed one stays.
     wait_for("the sweep", || {
         let text = scene.said();
         text.contains("was not claimed").then_some(())
@@ -222,10 +222,10 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     });
     manager.has(1);
 
-    // A process that dies with the agent: its ring is swept, the program goes with it.
+    // The ring of a process that dies while no broker runs is removed with its program.
     let last = scene.link(ALICE);
     manager.has(1 + 4);
-    scene.kill_agent();
+    scene.kill_broker();
     drop(last);
     assert_eq!(scene.attached().len(), 1);
     manager.start(&mut scene);

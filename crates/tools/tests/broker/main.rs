@@ -1,5 +1,5 @@
-//! An agent that grants rings and sockets for raw frames to other users: who gets what, what
-//! they can do with it, and what is left when anybody dies. Needs root and namespaces.
+//! The broker grants rings and sockets for raw frames to other users: permissions, limits, attacks,
+//! and what remains when a process dies. Needs root and namespaces.
 
 #![allow(missing_docs, reason = "tests")]
 

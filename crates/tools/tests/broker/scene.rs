@@ -1,4 +1,4 @@
-//! Two nodes with real interfaces; on the first an agent that grants, and processes of several users.
+//! Two nodes with real interfaces; the first has a broker, and processes of several users.
 
 use std::fs::OpenOptions;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use dipole_bpf::grant::status::read_status;
 use dipole_bpf::grant::{Grant, GrantError, pin_port, request};
 use dipole_bpf::hook::{Attached, attached};
 use dipole_bpf::{Bpf, BpfOptions, FastPath, InterfaceId};
@@ -20,20 +21,20 @@ use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// May have rings.
+/// A user who may have rings.
 pub(crate) const ALICE: u32 = 60_001;
-/// May have rings, and is of a group that may.
+/// A user who may have rings as a member of a group.
 pub(crate) const BOB: u32 = 65_534;
-/// May have sockets for raw frames, too.
+/// A user who may also have raw sockets.
 pub(crate) const CAROL: u32 = 60_003;
-/// May have nothing.
+/// A user without permissions.
 pub(crate) const MALLORY: u32 = 60_004;
 const GROUP: u32 = 60_100;
 pub(crate) const RING_BYTES: u32 = 1 << 16;
-/// Rings that a user may have.
+/// Maximum number of rings per user.
 pub(crate) const RINGS: u32 = 4;
 
-/// Waits until something is there.
+/// Waits for a result.
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -45,14 +46,34 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
     }
 }
 
-/// One at a time: what a test hands to a process that it starts is nobody else's.
+/// One test at a time, because descriptors that a test passes to a child must not leak into others.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A testbed whose first node has an agent, or has had one.
+/// A testbed whose first node has a broker, or has had one.
 pub(crate) struct Scene {
     pub(crate) testbed: Testbed,
-    agent: Option<Child>,
+    broker: Option<Child>,
     _alone: MutexGuard<'static, ()>,
+}
+
+/// The broker's program, built with the same profile as this test.
+fn broker_program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let profile = Path::new(env!("CARGO_BIN_EXE_dipole"));
+        let profile = profile.parent().expect("a target directory");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "dipole-broker"]);
+        build.arg("--manifest-path");
+        build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
+        build.arg("--target-dir");
+        build.arg(profile.parent().expect("a target directory"));
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success());
+        profile.join("dipole-broker")
+    })
 }
 
 /// Nanoseconds since the first call.
@@ -63,7 +84,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Scene {
-    /// `None`, said aloud, where there can be no testbed.
+    /// `None`, with a message, where no testbed can be created.
     pub(crate) fn set() -> Option<Scene> {
         if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
@@ -73,7 +94,7 @@ impl Scene {
         let testbed = Testbed::builder().nodes(2).networks(2).build();
         let scene = Scene {
             testbed: testbed.expect("a testbed can be made here"),
-            agent: None,
+            broker: None,
             _alone: alone,
         };
         let open = PermissionsExt::from_mode(0o755);
@@ -86,11 +107,11 @@ impl Scene {
         Some(scene)
     }
 
-    /// The same with an agent that grants.
-    pub(crate) fn with_agent() -> Option<Scene> {
+    /// The same with a broker.
+    pub(crate) fn with_broker() -> Option<Scene> {
         let mut scene = Scene::set()?;
-        let mut agent = scene.command();
-        scene.start(&mut agent);
+        let mut broker = scene.command();
+        scene.start(&mut broker);
         Some(scene)
     }
 
@@ -102,7 +123,7 @@ impl Scene {
         self.testbed.folder().join(name)
     }
 
-    /// The agent of the first node, as it is to be started.
+    /// The broker of the first node, to be started.
     pub(crate) fn command(&self) -> Command {
         let mut command = self.inside(&self.words());
         let mut log = OpenOptions::new();
@@ -116,17 +137,17 @@ impl Scene {
         command
     }
 
-    /// What the agents have said.
+    /// The log of all brokers.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.path("log")).expect("our own folder")
     }
 
-    /// The program, where every user may start it: the original may lie elsewhere.
+    /// A copy of the program that every user may run.
     pub(crate) fn program(&self) -> PathBuf {
         let program = self.path("dipole");
         if !program.exists() {
-            // By another process, so that none that a test beside this one starts inherits the
-            // open copy: what is open for writing cannot be executed.
+            // Copied by another process: otherwise a process that another test starts could inherit the
+            // open copy, which then could not be executed.
             let this = Path::new(env!("CARGO_BIN_EXE_dipole"));
             let copied = Command::new("cp").args([this, &program]).status();
             assert!(copied.expect("cp").success());
@@ -136,7 +157,7 @@ impl Scene {
         program
     }
 
-    /// A directory for what programs of a user keep.
+    /// A runtime directory for programs of a user.
     pub(crate) fn runtime_of(&self, uid: u32) -> PathBuf {
         let runtime = self.path(&format!("runtime-{uid}"));
         std::fs::create_dir_all(&runtime).expect("our own folder");
@@ -146,44 +167,39 @@ impl Scene {
 
     pub(crate) fn words(&self) -> Vec<String> {
         let interfaces = self.path("interfaces.toml").display().to_string();
-        let program = env!("CARGO_BIN_EXE_dipole");
-        [program, "agent", "--interfaces", &interfaces]
-            .map(str::to_owned)
-            .to_vec()
+        [broker_program().display().to_string(), interfaces].to_vec()
     }
 
-    /// A program of the first node.
+    /// The command of a program on the first node.
     pub(crate) fn inside(&self, words: &[String]) -> Command {
         let mut command = self.testbed.command(1, &words[0]);
         command.args(&words[1..]);
         command.env("DIPOLE_BROKER", self.path("broker"));
-        command.env("XDG_CONFIG_HOME", self.path("config"));
         command.env("DIPOLE_LOG", "info");
-        command.env_remove("DIPOLE_KEY");
         command
     }
 
-    /// Returns when it grants.
+    /// Starts the broker and waits until it grants rings.
     pub(crate) fn start(&mut self, command: &mut Command) {
-        self.agent = Some(command.spawn().expect("it starts"));
+        self.broker = Some(command.spawn().expect("it starts"));
         self.answers();
     }
 
     pub(crate) fn answers(&self) {
-        wait_for("an agent that grants", || {
+        wait_for("a broker that grants", || {
             (self.asked(ALICE, RING_BYTES).is_ok()).then_some(())
         });
     }
 
-    /// The agent, for who wants to end it at a moment.
-    pub(crate) fn take_agent(&mut self) -> Child {
-        self.agent.take().expect("there is one")
+    /// The broker, for a test that ends it itself.
+    pub(crate) fn take_broker(&mut self) -> Child {
+        self.broker.take().expect("there is one")
     }
 
-    pub(crate) fn kill_agent(&mut self) {
-        let mut agent = self.take_agent();
-        agent.kill().expect("our child");
-        agent.wait().expect("our child");
+    pub(crate) fn kill_broker(&mut self) {
+        let mut broker = self.take_broker();
+        broker.kill().expect("our child");
+        broker.wait().expect("our child");
     }
 
     pub(crate) fn broker(&self) -> PathBuf {
@@ -194,7 +210,7 @@ impl Scene {
         self.testbed.node(node).addresses[0].into()
     }
 
-    /// Does something on a thread of the first node, as a user who is in one group.
+    /// Runs a function on a thread of the first node, as a user who belongs to one group.
     pub(crate) fn being<T: Send>(&self, uid: u32, function: impl FnOnce() -> T + Send) -> T {
         let done = self.testbed.inside(1, || {
             let group = if uid == BOB { GROUP } else { uid };
@@ -209,7 +225,7 @@ impl Scene {
         done.expect("the node")
     }
 
-    /// A grant of a user's, with the socket that it is for.
+    /// A grant for a user, and its socket.
     pub(crate) fn grant(&self, uid: u32) -> Result<(Grant, UdpSocket), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
@@ -218,7 +234,7 @@ impl Scene {
         })
     }
 
-    /// What a broker says of a ring of some length, which is given back at once.
+    /// Requests a ring of some length and releases it at once.
     pub(crate) fn asked(&self, uid: u32, ring_bytes: u32) -> Result<(), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
@@ -226,7 +242,7 @@ impl Scene {
         })
     }
 
-    /// A bound socket of the thread that calls.
+    /// A socket bound by the calling thread.
     pub(crate) fn bound(&self) -> UdpSocket {
         let socket = UdpSocket::bind((self.address(1), 0)).expect("our own address");
         pin_port(socket.as_fd()).expect("a port");
@@ -234,7 +250,7 @@ impl Scene {
         socket
     }
 
-    /// A whole link of a user's, by what the agent grants.
+    /// A complete link of a user, with what the broker grants.
     pub(crate) fn link(&self, uid: u32) -> Bpf {
         self.being(uid, || {
             let udp = Udp::bind(self.address(1), &UdpOptions::default()).expect("a link");
@@ -247,7 +263,7 @@ impl Scene {
         })
     }
 
-    /// A socket of the other node, of which packets come and to which they go.
+    /// A socket of the other node that exchanges packets with the first.
     pub(crate) fn peer(&self) -> (UdpSocket, SocketAddr) {
         let socket = self
             .testbed
@@ -269,22 +285,17 @@ impl Scene {
         }
     }
 
-    /// What is attached to the first node's interface.
+    /// Programs attached to the first node's interface.
     pub(crate) fn attached(&self) -> Vec<Attached> {
         let interface = self.interface();
         let found = self.testbed.inside(1, || attached(&interface));
         found.expect("the node").expect("root may ask")
     }
 
-    /// What the agent says of the interface that it grants.
+    /// The broker's status.
     pub(crate) fn status(&self) -> serde_json::Value {
-        let words = ["--json", "agent", "status"].map(str::to_owned);
-        let program = [env!("CARGO_BIN_EXE_dipole").to_owned()];
-        let output = self.inside(&[&program[..], &words].concat()).output();
-        let output = output.expect("it runs");
-        assert!(output.status.success(), "{output:?}");
-        let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        status["broker"].clone()
+        let status = read_status(&self.broker()).expect("a broker");
+        serde_json::to_value(status).expect("JSON")
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
@@ -303,14 +314,14 @@ impl Drop for Scene {
         if std::thread::panicking() {
             eprintln!("{}", self.said());
         }
-        if let Some(agent) = &mut self.agent {
-            let _gone = agent.kill();
-            let _gone = agent.wait();
+        if let Some(broker) = &mut self.broker {
+            let _gone = broker.kill();
+            let _gone = broker.wait();
         }
     }
 }
 
-/// Receives so many small packets, each a number of eight bytes, from whichever way.
+/// Receives this many small packets, each a number of eight bytes, from the ring or the socket.
 pub(crate) fn numbers(link: &mut Bpf, count: usize) -> Vec<u64> {
     let mut found = Vec::new();
     let begun = Instant::now();

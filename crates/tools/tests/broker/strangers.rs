@@ -1,5 +1,4 @@
-//! Those who want more than is theirs: what they hand in is looked at, what they do harms
-//! nobody but themselves.
+//! Attacks on the broker: requests are checked, and harm no one but their sender.
 
 use std::fs::OpenOptions;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -25,7 +24,7 @@ const QUESTION: Request = Request {
 };
 
 impl Scene {
-    /// What is said to a user who sends this; none if the broker hangs up.
+    /// The refusal of a request with these bytes and files; none if the broker closes the connection.
     fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Reply> {
         self.being(uid, || {
             let connection = connect(&self.broker()).expect("it listens");
@@ -50,7 +49,7 @@ impl Scene {
 
 #[test]
 fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (address, victim) = (scene.address(1), scene.being(BOB, || scene.bound()));
@@ -84,7 +83,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
         assert_eq!(reason, Reason::Proof, "{text}");
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
-    // In a namespace of one's own one may have any address: Bob's, with his port.
+    // In a namespace of its own a process can have any address: Bob's, with his port.
     let elsewhere = scene.testbed.inside(2, || {
         let socket = rustix::net::socket(
             rustix::net::AddressFamily::INET,
@@ -101,7 +100,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
     let (reason, text) = scene.refused(ALICE, &[elsewhere.as_fd()]);
     assert_eq!(reason, Reason::Proof, "{text}");
     assert!(text.contains("another network namespace"), "{text}");
-    // Addresses of no interface that is granted.
+    // Addresses of interfaces that are not granted.
     for ip in [
         scene.testbed.node(1).addresses[1].into(),
         [127, 0, 0, 1].into(),
@@ -112,7 +111,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
             Reason::Interface
         );
     }
-    // And Bob's own socket, in the hands of another user while it is granted to him.
+    // Bob's own socket, passed by another user while it is granted to Bob.
     let asked = |uid, socket: &UdpSocket| scene.told(uid, &QUESTION.encode(), &[socket.as_fd()]);
     let (grant, granted) = scene.grant(BOB).expect("he may");
     assert_eq!(
@@ -126,7 +125,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
 
 #[test]
 fn rings_that_are_none_too_long_or_too_many_are_refused() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     for bytes in [RING_BYTES * 4, RING_BYTES + 4096, 2048, 0, u32::MAX] {
@@ -159,7 +158,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         assert_eq!(reason, Reason::Ring, "{what}: {text}");
     }
 
-    // A ring counts until nobody has it any more, granted or not.
+    // A ring counts until it is closed in all processes, even after its grant has ended.
     wait_for("no rings", || (scene.status()["rings"] == 0).then_some(()));
     let grants: Vec<_> = (0..RINGS)
         .map(|_| scene.grant(ALICE).expect("she may"))
@@ -185,7 +184,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
 
 #[test]
 fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let socket = scene.being(MALLORY, || scene.bound());
@@ -207,7 +206,7 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
     }
     assert_eq!(scene.refused(ALICE, &[]).0, Reason::Nonsense, "no proof");
 
-    // Sockets that linger for ten minutes when they are closed: the broker has the last copy.
+    // Sockets that linger for ten minutes when they are closed; the broker has the last copy.
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let mut unread = Vec::new();
     let silent: Vec<OwnedFd> = scene.being(MALLORY, || {
@@ -224,7 +223,7 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
         while std::io::Write::write(&mut &stream, &filler).is_ok() {}
         scene.being(MALLORY, || {
             let connection = connect(&scene.broker()).expect("it listens");
-            // Not even heard where that user has too much open already.
+            // Refused at once if that user has too many open connections.
             let _refused = send(
                 connection.as_fd(),
                 &QUESTION.encode(),
@@ -245,11 +244,11 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
 }
 
 impl Scene {
-    /// The reason why a socket gets nothing.
+    /// Why a socket gets no ring.
     fn refused_or_not(&self, uid: u32, socket: &UdpSocket) -> Option<Reason> {
         self.being(uid, || {
             let connection = connect(&self.broker()).expect("it listens");
-            // It may have been refused before it could ask.
+            // The connection may have been refused before the request.
             let _sent = send(connection.as_fd(), &QUESTION.encode(), &[socket.as_fd()]);
             let heard = wait_for("an answer", || match recv(connection.as_fd()) {
                 Received::Nothing => None,
@@ -266,7 +265,7 @@ impl Scene {
     }
 }
 
-/// Where this process has the pages mapped in which readers say how far they are.
+/// Addresses of the mapped pages with the readers' positions.
 fn consumer_pages() -> Vec<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
     let rings = maps
@@ -278,7 +277,7 @@ fn consumer_pages() -> Vec<u64> {
 
 #[test]
 fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (peer, _) = scene.peer();
@@ -326,12 +325,12 @@ fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
 
 #[test]
 fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (_grant, socket) = scene.grant(CAROL).expect("she may");
     assert_eq!(scene.attached().len(), 2, "program and guard");
-    // Now others could bind it, too.
+    // Now another process could bind the port, too.
     sockopt::set_socket_reuseaddr(&socket, true).expect("an option");
     wait_for("the grant's end", || {
         let left = scene.attached();
@@ -340,7 +339,7 @@ fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
     let loose = scene.being(ALICE, || {
         let socket = UdpSocket::bind((scene.address(1), 0)).expect("bound");
         pin_port(socket.as_fd()).expect("a port");
-        // It cannot be given up any more.
+        // The pinned port stays bound.
         rustix::net::connect_unspec(&socket).expect("nobody");
         socket.local_addr().expect("bound").port()
     });

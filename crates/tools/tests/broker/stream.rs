@@ -1,4 +1,4 @@
-//! A user's messages go on while the ring is taken away in mid-stream, and comes back.
+//! Messages of a user while the ring is taken away in mid-stream and comes back.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
 
 use crate::scene::{CAROL, PATIENCE, RING_BYTES, Scene};
 
-/// Messages of one part, and of the window that is under way.
+/// Number of messages per part, and in flight.
 const PART: u64 = 20_000;
 const WINDOW: u64 = 64;
-/// Where this user's nodes are asked.
+/// Port of the directories of this user's nodes.
 const PORT: u16 = 7500;
 
 fn content(number: u64) -> Vec<u8> {
@@ -22,7 +22,7 @@ fn content(number: u64) -> Vec<u8> {
 
 fn open(scene: &Scene, node: u32, uid: u32, links: Links) -> (Node, Endpoint) {
     let runtime = scene.runtime_of(uid);
-    // The agent is root's and answers for root's programs only.
+    // An agent of root would serve only root's programs.
     let line = |node| format!("{node} {} port={PORT}\n", scene.address(node));
     let hosts = line(1) + &line(2);
     let make = || {
@@ -42,7 +42,7 @@ fn open(scene: &Scene, node: u32, uid: u32, links: Links) -> (Node, Endpoint) {
     }
 }
 
-/// Sends back what comes, which is in order and each message once.
+/// Sends back messages, which must arrive in order and once.
 fn echo(far: &Endpoint, from: u64, count: u64) {
     for number in from..from + count {
         let message = far.receive_timeout(PATIENCE).expect("it comes");
@@ -55,7 +55,7 @@ fn echo(far: &Endpoint, from: u64, count: u64) {
     far.drain(PATIENCE).expect("all is acknowledged");
 }
 
-/// So many messages to the other side, which come back in order and each once.
+/// Sends messages, which must come back in order and once.
 fn ask(near: &Endpoint, from: u64, count: u64) {
     if from == 0 {
         near.target(Address::new(2, 7)).expect("it is there");
@@ -77,7 +77,7 @@ fn ask(near: &Endpoint, from: u64, count: u64) {
 
 #[test]
 fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_again() {
-    let Some(mut scene) = Scene::with_agent() else {
+    let Some(mut scene) = Scene::with_broker() else {
         return;
     };
     let (user, near) = open(&scene, 1, CAROL, Links::Bpf);
@@ -87,7 +87,7 @@ fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_agai
             let echo = scope.spawn(|| scene.testbed.inside(2, || echo(&far, from, count)));
             scene.being(CAROL, || {
                 ask(&near, from, count);
-                // It acknowledges until the other side has nothing to wait for.
+                // Continues to acknowledge until the other end has finished.
                 while !echo.is_finished() {
                     let more = near.receive_timeout(Duration::from_millis(1));
                     assert!(more.is_err(), "a message too many");
@@ -102,20 +102,20 @@ fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_agai
     let before = stats();
     assert!(before.by_ring > PART / 100 && before.raw > 0, "{before:?}");
 
-    let mut agent = scene.take_agent();
+    let mut broker = scene.take_broker();
     std::thread::scope(|scope| {
         let going_on = scope.spawn(|| exchange(&scene, PART, 2 * PART));
         std::thread::sleep(Duration::from_millis(20));
-        agent.kill().expect("our child");
-        agent.wait().expect("our child");
+        broker.kill().expect("our child");
+        broker.wait().expect("our child");
         going_on.join().expect("all in order");
     });
     exchange(&scene, 3 * PART, PART);
     let without = stats();
     assert!(without.by_socket > before.by_socket, "{without:?}");
 
-    let mut agent = scene.command();
-    scene.start(&mut agent);
+    let mut broker = scene.command();
+    scene.start(&mut broker);
     let begun = Instant::now();
     let mut next = 4 * PART;
     let by_ring = stats().by_ring;

@@ -1,4 +1,4 @@
-//! What those may do whom the administrator lets, and those whom not.
+//! Users with and without permission.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -22,8 +22,8 @@ pub(crate) fn reason(error: &GrantError) -> Reason {
 }
 
 #[test]
-fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_says_why() {
-    let Some(scene) = Scene::with_agent() else {
+fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_broker_says_why() {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (peer, to) = scene.peer();
@@ -40,7 +40,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
         assert_eq!(scene.counter("deposited"), before + 100);
         let user = &scene.status()["interfaces"][0]["users"][0];
         assert_eq!((&user["uid"], &user["rings"]), (&uid.into(), &1.into()));
-        // What it sends takes the socket.
+        // Outgoing packets use the socket.
         let frame = Outgoing {
             class: Class::Small,
             to,
@@ -67,7 +67,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
     assert!(scene.attached().is_empty(), "not for those who are refused");
 }
 
-/// The way from the first node to a peer.
+/// The route from the first node to a peer.
 fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
     let interface = scene.interface();
     let all = scene
@@ -87,12 +87,12 @@ fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
     })
 }
 
-/// A frame of a guarded socket, and whether it is let through.
+/// Sends a frame on a guarded socket.
 fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
     let socket = socket.as_fd().try_clone_to_owned().expect("a descriptor");
     let mut sender = RawSender::from_socket(socket);
     match sender.send(route, from, to, [payload, &[]]) {
-        // One that is dropped looks to its sender as if the interface had no room.
+        // A frame that the guard drops looks to the sender like a full interface.
         Ok(Sent::Taken | Sent::Full) => {}
         other => panic!("{other:?}"),
     }
@@ -100,7 +100,7 @@ fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, pay
 
 #[test]
 fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
     let (peer, to) = scene.peer();
@@ -131,18 +131,18 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
         sent(&sender, &strange, own, to, b"another's interface");
         sent(&sender, &way, own, to, b"mine again");
     });
-    // In order: had one of the others been let through, it would have come first.
+    // Frames arrive in order, so a forged frame that passed would have arrived first.
     assert_eq!(next(), ("mine again".to_owned(), own));
     assert_eq!(scene.counter("refused"), 3);
 
-    // It hears nothing.
+    // The socket receives nothing.
     scene.being(CAROL, || {
         peer.send_to(b"to you", own).expect("sent");
         let heard = rustix::net::recv(&sender, &mut [0; 64], RecvFlags::DONTWAIT);
         assert_eq!(heard.err(), Some(rustix::io::Errno::AGAIN));
     });
 
-    // Given back, it sends nothing more, though she has it still.
+    // After the grant has ended the socket can no longer send, although it is still open.
     drop(grant);
     wait_for("the grant's end", || {
         let status = scene.status();
@@ -161,10 +161,10 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
 
 #[test]
 fn programs_of_a_user_without_privileges_use_what_is_lent() {
-    let Some(scene) = Scene::with_agent() else {
+    let Some(scene) = Scene::with_broker() else {
         return;
     };
-    // The agent has the usual port.
+    // Another process may use the default port.
     let hosts = scene.path("hosts-of-alice");
     let lines = [1, 2].map(|node| format!("{node} {} port=7499\n", scene.address(node)));
     std::fs::write(&hosts, lines.concat()).expect("our own folder");
@@ -193,7 +193,7 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
     let received = receiver.wait_with_output().expect("our child");
     assert!(received.status.success(), "{received:?}");
     assert_eq!(received.stdout, text);
-    // One to see whether there is a broker, and this one.
+    // One grant to see whether there is a broker, and one for the link.
     let log = scene.said();
     let uid = format!("uid={ALICE}");
     let granted = log.lines().filter(|line| line.contains("ring granted"));

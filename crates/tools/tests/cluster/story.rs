@@ -36,7 +36,7 @@ fn survivors_lose_nothing_while_an_interface_and_then_a_node_fail_and_come_back(
     for rank in [6, 7] {
         job.wait_for(6, &format!("rank {rank} is lost"));
     }
-    job.wait_for(1, "rank 6, 7 started again");
+    job.wait_for(1, "rank 6, 7 restarted");
     for rank in [6, 7] {
         job.wait_for(6, &format!("rank {rank} sends again"));
     }

@@ -117,7 +117,7 @@ fn talk(from: &mut Talker, to: &mut Talker, text: &str) {
 fn assert_nobody_went(agents: &[Agent]) {
     for agent in agents {
         let said = agent.said();
-        assert!(!said.contains("node is gone"), "{said}");
+        assert!(!said.contains("node is down"), "{said}");
     }
 }
 

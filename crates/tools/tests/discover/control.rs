@@ -27,7 +27,7 @@ fn nobody_is_missed(cluster: &Cluster, agents: &[&Agent]) {
     std::thread::sleep(LONG);
     for agent in agents {
         let said = agent.said();
-        assert!(!said.contains("node is gone"), "{said}");
+        assert!(!said.contains("node is down"), "{said}");
     }
     cluster.wait_for(&[1, 2, 3, 4]);
 }

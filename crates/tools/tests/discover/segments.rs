@@ -126,7 +126,7 @@ fn the_later_of_two_nodes_with_one_number_refuses_to_run() {
         let status = cluster.status(3);
         assert_eq!(status["members"][1]["address"], "10.0.0.2:7411", "{status}");
         for agent in others {
-            assert!(!agent.said().contains("node is gone"), "{}", agent.said());
+            assert!(!agent.said().contains("node is down"), "{}", agent.said());
             agent.kill();
         }
         first.kill();

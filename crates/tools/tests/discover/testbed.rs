@@ -66,7 +66,7 @@ impl Cluster {
     pub(crate) fn there(&self, node: u32) -> Vec<u64> {
         let status = self.status(node);
         let members = status["members"].as_array().expect("a list");
-        let there = members.iter().filter(|member| member["state"] == "there");
+        let there = members.iter().filter(|member| member["state"] == "up");
         let number = |member: &serde_json::Value| member["node"].as_u64().expect("a number");
         there.map(number).collect()
     }

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use dipole_naming::envelope::Authenticator;
-use dipole_naming::registry::{Answer, Presence};
+use dipole_naming::registry::{Presence, Response};
 
 use crate::testbed::{Report, cleaned, once_answered};
 
@@ -36,7 +36,7 @@ fn relay(at: &UdpSocket, directory: SocketAddr) {
         let keyless = Authenticator::new(None);
         let opened = keyless.open(&buffer[..length]).expect("an answer");
         let answer = match opened.read().expect("an answer") {
-            Answer::Present(presence) => Answer::Present(Presence {
+            Response::Present(presence) => Response::Present(Presence {
                 version: [9, 8, 7],
                 ..presence
             }),

@@ -118,7 +118,7 @@ fn no_host_that_answers_is_an_error() {
     ]);
     assert_eq!(status(&output), 1);
     assert!(
-        err(&output).contains("none of the 2 hosts takes the job"),
+        err(&output).contains("none of the 2 hosts accepted the job"),
         "{}",
         err(&output)
     );

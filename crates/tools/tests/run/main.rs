@@ -422,7 +422,7 @@ fn a_job_ends_when_its_time_is_up() {
     let output = run(&["-n", "2", "--timeout", "0.2", "sleep", "1000"]);
     assert_eq!(status(&output), 124);
     assert!(
-        err(&output).contains("the time of --timeout is up"),
+        err(&output).contains("timed out (--timeout)"),
         "{}",
         err(&output)
     );

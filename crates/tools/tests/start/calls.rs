@@ -79,15 +79,15 @@ fn callers_that_send_garbage_or_nothing_are_sent_away_and_hold_nobody_up() {
         );
     }
     agent.says("it sent no proof in time");
-    agent.says("it gave way to a later caller");
+    agent.says("it was displaced by a later caller");
     agent.says("it hung up without a proof");
     // A session for each who proved something, for nobody else.
     assert_eq!(agent.said().matches("work started").count(), 2);
-    wait_for("its children but its standby are reaped", || {
+    wait_for("its children are reaped", || {
         let pid = agent.child.id();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
         let count = children.expect("it runs").split_whitespace().count();
-        (count <= 1).then_some(())
+        (count == 0).then_some(())
     });
 }
 
@@ -161,7 +161,7 @@ fn strangers_displace_themselves_and_neither_each_other_nor_members() {
         let served = tries.find(|said| said.contains("dipole-shim"));
         assert!(served.is_some(), "{}", agent.said());
     }
-    agent.says("it gave way to a later caller");
+    agent.says("it was displaced by a later caller");
     assert_eq!(rest_of(&strangers[0]), *BUSY);
     assert_it_answers(&node);
 }
@@ -226,7 +226,7 @@ fn a_proof_that_was_overheard_serves_nobody_else() {
     agent_side.write_all(&proof).expect("open");
     agent_side.write_all(&[7; 100]).expect("open");
     rest_of(&agent_side);
-    agent.says("a caller hung up");
+    agent.says("a caller disconnected");
     assert!(!agent.said().contains("work started"), "{}", agent.said());
     let said = said(&caller.join().expect("no panic"));
     assert!(
@@ -263,7 +263,7 @@ fn what_is_no_agent_and_what_does_not_listen_is_told_apart() {
         .write_all(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
         .expect("open");
     let said = call.join().expect("no panic");
-    assert!(said.contains("something else than an agent"), "{said}");
+    assert!(said.contains("another program than an agent"), "{said}");
 }
 
 #[test]

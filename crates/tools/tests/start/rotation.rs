@@ -95,7 +95,7 @@ fn jobs_follow_an_exchange_of_the_key_and_who_has_only_the_old_one_is_out() {
 
     // The call of whoever did not follow ends, and with it all that it started.
     assert_gone(&of_left);
-    agent.says("nothing but a cluster key that was withdrawn; its job is ended");
+    agent.says("only a cluster key that was withdrawn; its job is ended");
     assert_eq!(agent.said().matches("its job is ended").count(), 1);
     let (status, said) = left.ends_saying();
     assert_eq!(status, Some(137), "{said}");

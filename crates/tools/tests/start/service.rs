@@ -8,7 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 
 use dipole_naming::envelope::{Authenticator, Header};
-use dipole_naming::registry::{Answer, Question};
+use dipole_naming::registry::{Query, Response};
 use dipole_node::NodeId;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
@@ -124,7 +124,7 @@ fn questions_that_come_while_an_agent_is_started_again_wait_for_it() {
         nonce: 7,
     };
     let keyless = Authenticator::new(None);
-    let question = keyless.seal_to_length(header, &Question::Probe, 200);
+    let question = keyless.seal_to_length(header, &Query::Probe, 200);
     let ((), agent) = started_again(&node, false, || {
         client.send_to(&question, node.address).expect("sent");
     });
@@ -132,7 +132,7 @@ fn questions_that_come_while_an_agent_is_started_again_wait_for_it() {
     let (length, from) = client.recv_from(&mut answer).expect("an answer");
     assert_eq!(from, node.address);
     let opened = keyless.open(&answer[..length]).expect("an answer");
-    assert!(matches!(opened.read(), Ok(Answer::Present(_))));
+    assert!(matches!(opened.read(), Ok(Response::Present(_))));
     assert_eq!((opened.header.nonce, opened.header.from), (7, NodeId(1)));
     end(agent);
 }

@@ -1,6 +1,6 @@
 //! What programs that use endpoints wait for is found, with its place in their source and for whom.
 
-use dipole_trace::waits::{Cause, LEAST};
+use dipole_trace::waits::{Cause, MIN_WAIT};
 use serde_json::Value;
 
 use crate::jobs::Job;
@@ -86,7 +86,7 @@ fn files_of_waits_hold_what_was_waited_for() {
     );
     for wait in &files[1].waits.records {
         assert!(
-            wait.ns() >= u64::try_from(LEAST.as_nanos()).expect("short"),
+            wait.ns() >= u64::try_from(MIN_WAIT.as_nanos()).expect("short"),
             "{wait:?}"
         );
         assert_eq!((wait.cause, wait.bytes), (Cause::Message, 100));

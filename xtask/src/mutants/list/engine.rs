@@ -6,7 +6,7 @@ use crate::mutants::suite::Suite;
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "assemblies-kept-on-close",
-        effect: "the pieces of a message to an endpoint that was closed are kept",
+        effect: "the parts of a message to a closed endpoint are kept",
         file: "crates/engine/src/dispatch.rs",
         suite: Suite::Simulator,
         snippet: "        self.assemblies.retain(|assembly| assembly.target != target);
@@ -17,7 +17,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "pieces-before-announcement",
-        effect: "pieces of a long message overtake the record that announces it",
+        effect: "parts of a long message overtake the record that announces it",
         file: "crates/engine/src/shared_memory/long.rs",
         suite: Suite::Simulator,
         snippet: "let may_go = is_next && !machine.has_queued_records(id.0.peer);",
@@ -25,7 +25,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "read-past-inbox",
-        effect: "a message is handed to its reader before others that wait to be read",
+        effect: "a message is delivered before earlier unread ones",
         file: "crates/engine/src/shared_memory.rs",
         suite: Suite::Simulator,
         snippet: "if !state.inbox.is_empty() {
@@ -35,7 +35,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "announced-beside-offer",
-        effect: "a long message comes in pieces while an earlier one's may be asked for",
+        effect: "a long message is sent in parts while those of an earlier one may be requested",
         file: "crates/engine/src/shared_memory/long.rs",
         suite: Suite::Simulator,
         snippet: "*other == edge && message.streamed.is_none()",
@@ -43,7 +43,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "withdrawn-without-copy",
-        effect: "what lies in memory of a reader who left is lost",
+        effect: "data in the memory of a reader that timed out is lost",
         file: "crates/engine/src/receives.rs",
         suite: Suite::Simulator,
         snippet: "    let copied = memory.read(0, buffer.bytes_mut());",
@@ -51,7 +51,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "kept-once",
-        effect: "a long message whose sender does not wait goes on only once",
+        effect: "a long message of a non-blocking sender makes progress only once",
         file: "crates/engine/src/send.rs",
         suite: Suite::Simulator,
         snippet: "            !is_open || rest.show(go_on).unwrap_or(true)",
@@ -59,7 +59,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "put-piece-at-start",
-        effect: "each piece of a put is written to where the put begins",
+        effect: "each part of a put is written to the start of the put",
         file: "crates/engine/src/operations.rs",
         suite: Suite::Simulator,
         snippet: "let at = place_in(operation.offset, at as u64);",
@@ -67,7 +67,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "region-outlives-endpoint",
-        effect: "operations change memory of an endpoint that was closed",
+        effect: "operations change memory of a closed endpoint",
         file: "crates/engine/src/operations.rs",
         suite: Suite::Simulator,
         snippet: "        let keys: Vec<u64> = of.map(|(key, _)| *key).collect();
@@ -77,7 +77,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "answer-of-a-get-forgets-its-place",
-        effect: "pieces of an answer are written over each other",
+        effect: "parts of a reply overwrite each other",
         file: "crates/engine/src/operations/requests.rs",
         suite: Suite::Simulator,
         snippet: "        pending.place.fill(at, length, write)",
@@ -85,7 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "credit-of-answers-lost",
-        effect: "the credit of an answered question is never given back",
+        effect: "the credit of an answered request is never returned",
         file: "crates/engine/src/operations/answers.rs",
         suite: Suite::Simulator,
         snippet: "                    self.core.operations.consumed.extend(answer.charge);",
@@ -93,7 +93,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "tag-unchecked",
-        effect: "packets are taken whatever their tag is",
+        effect: "packets with any tag are accepted",
         file: "crates/engine/src/trailer/session.rs",
         suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "opened.map_err(|_| DropReason::Forged)?;",
@@ -101,7 +101,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "damage-taken-for-forgery",
-        effect: "a packet with a tag that was damaged on its way is counted as forged",
+        effect: "a damaged packet with a tag is counted as forged",
         file: "crates/engine/src/trailer/session.rs",
         suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "DropReason::Forged if !is_whole(packet, length) => DropReason::Damaged,",
@@ -109,7 +109,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "replays-taken",
-        effect: "a packet that was taken before is taken again",
+        effect: "a duplicate packet is accepted",
         file: "crates/engine/src/trailer/session.rs",
         suite: Suite::Unit("dipole-engine", "trailer"),
         snippet: "if !incoming.window.is_new(counter) {",

@@ -6,7 +6,7 @@ use crate::mutants::suite::Suite;
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "tail-repeats-off",
-        effect: "a tail that was lost is never sent again",
+        effect: "a lost tail is never retransmitted",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Simulator,
         snippet: "for piece in [first, last] {
@@ -16,7 +16,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "hole-repeats-off",
-        effect: "units that are asked for count as lost, but are not sent again",
+        effect: "requested units count as lost, but are not retransmitted",
         file: "crates/proto/src/send.rs",
         suite: Suite::Simulator,
         snippet: "self.repeats.push_back(piece.unit);",
@@ -24,7 +24,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "duplicates-accepted",
-        effect: "a unit that came before is taken again",
+        effect: "a duplicate unit is accepted",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
         snippet: "            Arrival::Duplicate => {
@@ -35,7 +35,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "credit-unchecked",
-        effect: "messages begin without credit",
+        effect: "messages are started without credit",
         file: "crates/proto/src/channel/outgoing.rs",
         suite: Suite::Simulator,
         snippet: "if need > self.limit || self.is_ending() {",
@@ -43,7 +43,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "credit-wish-once",
-        effect: "a lost wish for credit is not repeated",
+        effect: "a lost credit request is not repeated",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Simulator,
         snippet: "self.channel.wants_due = self.channel.is_wanting();",
@@ -51,7 +51,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "window-told-once",
-        effect: "a window that was lost is not told again",
+        effect: "a lost window update is not repeated",
         file: "crates/proto/src/session/transmit.rs",
         suite: Suite::Simulator,
         snippet: "if small_change && !shared.grants.is_limited() || bytes.len() < 8 {",
@@ -59,7 +59,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reserve-for-others",
-        effect: "the pool's reserve is open to all units but the next in sequence",
+        effect: "the pool's reserve is used for all units except the next in sequence",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
         snippet: "shared.pool.admit(cost, unit == self.units.next())",
@@ -67,7 +67,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "released-too-early",
-        effect: "the slot after the last acknowledged one is given back as well",
+        effect: "the slot after the last acknowledged one is released as well",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
         snippet: "self.units_arrived(unit_next.min(self.window.top()), shared);",
@@ -75,7 +75,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "holes-forgotten",
-        effect: "the receiver never misses what came before",
+        effect: "the receiver never detects earlier missing units",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
         snippet: "let floor = number.saturating_sub(u64::from(header.settled));
@@ -85,7 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "order-unchecked",
-        effect: "a message is handed over though an earlier one is missing",
+        effect: "a message is delivered although an earlier one is missing",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
         snippet: "if piece.sequence == self.next && whole && self.pending.is_empty() {",
@@ -93,7 +93,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "unanswered-lanes-used",
-        effect: "data go to addresses that have never answered",
+        effect: "data is sent to addresses that have never responded",
         file: "crates/proto/src/session/transmit.rs",
         suite: Suite::Simulator,
         snippet: "lane.reach.is_proven() && !(detour.is_some()",
@@ -101,7 +101,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "detours-by-one-lane",
-        effect: "where all lanes are suspect, repeats go by the first of them, dead or not",
+        effect: "if all lanes are suspect, retransmissions use the first one, even if it is dead",
         file: "crates/proto/src/session/transmit.rs",
         suite: Suite::Simulator,
         snippet: "let first = before.map_or(first, |index| index + 1);",
@@ -109,7 +109,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "old-news-as-news",
-        effect: "an acknowledgement that says again what was known makes a dead lane look alive",
+        effect: "a duplicate acknowledgement makes a dead lane look alive",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
         snippet: "if lane.out.is_news(to) {",
@@ -117,7 +117,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "absence-as-dead-lane",
-        effect: "a peer that does not run for a while has lost the lane that was waited for",
+        effect: "a peer that does not run for a while loses the lane that was waited for",
         file: "crates/proto/src/lane.rs",
         suite: Suite::Protocol("paths"),
         snippet: "self.count >= MAX_STRIKES && self.elsewhere.is_some_and(known)",
@@ -125,7 +125,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "one-lane-after-the-other",
-        effect: "a peer that has answered by one lane has no time left to answer by another",
+        effect: "a peer that has responded on one lane has no time left to respond on another",
         file: "crates/proto/src/lane.rs",
         suite: Suite::Protocol("paths"),
         snippet: "let known = |at: Instant| at < self.before;",
@@ -133,7 +133,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "late-news-ignored",
-        effect: "what was repeated by another lane and arrives all the same does not speak for its own",
+        effect: "a packet that arrives after its retransmission on another lane does not count for its own lane",
         file: "crates/proto/src/lane.rs",
         suite: Suite::Unit("dipole-proto", "is_no_news"),
         snippet: "let news = end > self.arrived;",
@@ -141,7 +141,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "parts-not-sent",
-        effect: "a unit that is too long for its path is cut, but its parts stay",
+        effect: "a unit that is too long for its path is split, but its old parts stay",
         file: "crates/proto/src/send.rs",
         suite: Suite::Simulator,
         snippet: "self.cuts.iter().take(MAX_CUT)",
@@ -149,7 +149,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "parts-misjoined",
-        effect: "the parts of a unit are put together from behind",
+        effect: "the parts of a unit are joined in reverse order",
         file: "crates/proto/src/parts.rs",
         suite: Suite::Simulator,
         snippet: "            for (index, known) in assembly.parts.iter().enumerate() {",
@@ -157,7 +157,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "proof-unchecked",
-        effect: "whoever carries a proof gets a session, right or wrong",
+        effect: "any proof opens a session, even an invalid one",
         file: "crates/proto/src/machine/packets.rs",
         suite: Suite::Simulator,
         snippet: "let refusal = if keyed != packet.header().flags.has(Flags::PROVEN) || keyed && !proven {",
@@ -165,7 +165,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "wishes-overtake",
-        effect: "a wish that overtakes messages counts as one for all of them together",
+        effect: "a credit request that overtakes messages counts for all of them together",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
         snippet: "            && self.consumed >= self.begun
@@ -174,7 +174,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "wishes-of-earlier-lives",
-        effect: "a late wish of an edge that ended counts for its next life",
+        effect: "a late credit request of an ended edge counts for its next incarnation",
         file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Protocol("pipes"),
         snippet: "        if edge.key() != key {",
@@ -182,7 +182,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "lives-fill-the-pool",
-        effect: "each life of an edge gets its first credit whatever lies unread of those before",
+        effect: "each incarnation of an edge gets its first credit despite unread messages of earlier ones",
         file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Protocol("delivery"),
         snippet: " || unread + next_life > room",
@@ -190,7 +190,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "silent-while-an-edge-ends",
-        effect: "a peer that keeps an edge of which messages lie unread counts as silent",
+        effect: "a peer with an edge that has unread messages counts as silent",
         file: "crates/proto/src/channel/mod.rs",
         suite: Suite::Protocol("delivery"),
         snippet: "edge.is_ending() == is_ending",
@@ -198,7 +198,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "credit-given-back-twice",
-        effect: "a message that an application gives back counts twice",
+        effect: "a message that the application returns counts twice",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
         snippet: "        self.consumed += charge;
@@ -208,7 +208,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "edges-never-forgotten",
-        effect: "who has read all of an edge that ended does not say so",
+        effect: "a receiver that has read everything of an ended edge does not report it",
         file: "crates/proto/src/pipe.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "Notice::Forgotten { key } => self.queue_keyed(PipeKind::Forgotten, key, 0),",
@@ -216,7 +216,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "notices-wait-for-no-frame",
-        effect: "a session whose notices found no frame free is not asked again",
+        effect: "a session whose notices found no free frame is not polled again",
         file: "crates/proto/src/machine.rs",
         suite: Suite::Simulator,
         snippet: "self.turn_left == 0 || session.has_notice();",
@@ -224,7 +224,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "taken-untold",
-        effect: "a long message that is taken is not said to be",
+        effect: "acceptance of a long message is not reported",
         file: "crates/proto/src/pipe.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "        self.channel.filled(edge, sequence, now, shared);
@@ -239,7 +239,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "credit-twice-on-close",
-        effect: "an endpoint that is closed unread gives its senders their credit back twice",
+        effect: "an endpoint closed with unread messages returns credit twice",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
         snippet: "self.consumed = self.charged - waiting;",
@@ -247,7 +247,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "hand-over-forgotten",
-        effect: "what flies on a lane that was given up stays there until its own time-outs",
+        effect: "packets in flight on an abandoned lane stay there until their own timeouts",
         file: "crates/proto/src/session/paths.rs",
         suite: Suite::Protocol("recovery"),
         snippet: "        self.window.abandon_lane(id);
@@ -256,7 +256,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "prods-repeat-at-once",
-        effect: "whoever is asked repeats what left less than a round trip ago",
+        effect: "requested packets are retransmitted although they were sent less than a round trip ago",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Protocol("recovery"),
         snippet: "let fresh = self.trip.smoothed_ns().unwrap_or(0);",
@@ -264,7 +264,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "tail-without-back-off",
-        effect: "a tail that nothing answers is repeated at the same short pause for ever",
+        effect: "an unanswered tail is retransmitted with the same short pause forever",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Protocol("recovery"),
         snippet: "self.tail.again(now, shared.config.max_timeout_ns);",
@@ -272,7 +272,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "holes-go-back-n",
-        effect: "all that was sent after a lost packet is repeated with it",
+        effect: "everything sent after a lost packet is retransmitted with it",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Protocol("recovery"),
         snippet: "        for number in from.max(lane.out.floor())..to.min(lane.out.next()) {
@@ -282,7 +282,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "asked-once",
-        effect: "a silent peer is asked once whether it lives, though packets are lost",
+        effect: "a silent peer is probed only once, although packets may be lost",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Protocol("crowd"),
         snippet: "            true => shared.config.max_timeout_ns,
@@ -292,7 +292,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "watch-ignored",
-        effect: "a watched peer is asked no sooner than others",
+        effect: "a watched peer is not probed sooner than others",
         file: "crates/proto/src/session.rs",
         suite: Suite::Protocol("recovery"),
         snippet: "self.watched || self.channel.awaits_pieces()",
@@ -308,7 +308,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "one-more-acknowledged",
-        effect: "an implied acknowledgement covers one unit more",
+        effect: "an implied acknowledgement covers one unit too many",
         file: "crates/proto/src/session.rs",
         suite: Suite::Protocol("recovery"),
         snippet: "self.units_arrived(unit, shared);",
@@ -316,7 +316,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "unit-not-widened",
-        effect: "numbers of units are taken for all of what they are the low 32 bits of",
+        effect: "truncated unit numbers are not extended to 64 bits",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
         snippet: "let unit = widen(header.unit, self.units.next());
@@ -326,7 +326,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "number-not-widened",
-        effect: "packet numbers are taken for all of what they are the low 32 bits of",
+        effect: "truncated packet numbers are not extended to 64 bits",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Protocol("recovery"),
         snippet: "let number = widen(header.number, lane.incoming.next());
@@ -338,7 +338,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "sequence-not-widened",
-        effect: "numbers of messages are taken for all of what they are the low 32 bits of",
+        effect: "truncated message numbers are not extended to 64 bits",
         file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Simulator,
         snippet: "edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))",
@@ -346,7 +346,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "edges-end-early",
-        effect: "an edge is forgotten though its last message has not come",
+        effect: "an edge is forgotten although its last message has not arrived",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
         snippet: "self.end.is_some_and(|end| self.next >= end)",
@@ -354,7 +354,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "refusal-untold-by-memory",
-        effect: "a process of the same node is not told that a message was refused",
+        effect: "a process of the same node is not notified that a message was refused",
         file: "crates/proto/src/pipe.rs",
         suite: Suite::Protocol("pipes"),
         snippet: "                    self.queue
@@ -365,7 +365,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "credit-lost-on-close",
-        effect: "an endpoint that is closed unread keeps the credit of what it held",
+        effect: "an endpoint closed with unread messages keeps their credit",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
         snippet: "self.consumed = self.charged - waiting;",
@@ -373,7 +373,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "old-credit-lowers",
-        effect: "a grant that was overtaken takes back what a later one gave",
+        effect: "a credit grant that was overtaken revokes a later one",
         file: "crates/proto/src/channel/outgoing.rs",
         suite: Suite::Simulator,
         snippet: "self.limit = self.limit.max(limit);",
@@ -381,7 +381,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "hello-taken-again",
-        effect: "a handshake that was recorded opens a session again",
+        effect: "a replayed handshake opens a session",
         file: "crates/proto/src/machine/packets.rs",
         suite: Suite::Protocol("membership"),
         snippet: "_ if keyed && !self.cookies.spend(now, hello.cookie) => {",
@@ -389,7 +389,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "refused-offers-unanswered",
-        effect: "a long message that nobody takes keeps its sender's memory",
+        effect: "a long message without a reader keeps its sender's memory",
         file: "crates/proto/src/pipe.rs",
         suite: Suite::Simulator,
         snippet: "                self.answer(PipeKind::Taken, number, sequence);
@@ -400,18 +400,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "prods-off",
-        effect: "what is missing is not asked for",
+        effect: "missing packets are not requested",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "            self.prod_due = true;
-            self.ask(now);
+            self.output_of(now);
             self.prod.again",
-        replacement: "            self.ask(now);
+        replacement: "            self.output_of(now);
             self.prod.again",
     },
     Mutant {
         name: "run-out-of-order",
-        effect: "a packet of messages is taken though one before it is missing",
+        effect: "a packet of messages is accepted although an earlier one is missing",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
         snippet: "sequence == self.next
@@ -423,7 +423,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "run-counted-once",
-        effect: "of several messages taken with a packet only one is numbered",
+        effect: "only one of several messages in a packet is numbered",
         file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Simulator,
         snippet: "edge.take_next(count.into(), charge);",
@@ -431,7 +431,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "alone-without-deadline",
-        effect: "for a message that left alone no repeat is planned",
+        effect: "no retransmission is scheduled for a message that was sent alone",
         file: "crates/proto/src/machine.rs",
         suite: Suite::Protocol("prediction"),
         snippet: "self.timers.arm(session_index(peer), deadline);
@@ -443,7 +443,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "run-charged-once",
-        effect: "of several messages taken with a packet only one is charged its overhead",
+        effect: "only one of several messages in a packet is charged its overhead",
         file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Simulator,
         snippet: "u64::from(run.count) * charge(0)",
@@ -451,7 +451,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "read-at-once-unconsumed",
-        effect: "the room of a message that its reader has at once is never granted again",
+        effect: "the space of a message that is delivered at once is never granted again",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "self.charged += charge;
@@ -460,7 +460,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "last-piece-as-any",
-        effect: "the piece that makes a message whole is taken by the short way: nobody gets it",
+        effect: "the part that completes a message takes the fast path and is not delivered",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Protocol("prediction"),
         snippet: "wanted && partial.total == total && partial.got + length < total",
@@ -484,7 +484,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "room-of-operations-lost",
-        effect: "when an endpoint closes, the room of operations that go on is given back twice",
+        effect: "when an endpoint closes, the space of running operations is released twice",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "let freed = self.held.saturating_sub(kept);",
@@ -492,7 +492,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "pieces-of-a-put-as-message",
-        effect: "a put that cannot be fetched comes in pieces that count as a message's",
+        effect: "a put that cannot be fetched arrives in parts that count as those of a message",
         file: "crates/proto/src/pipe.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "let operation = self.channel.is_operation(edge, sequence);",
@@ -500,7 +500,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "keys-of-the-living-wiped",
-        effect: "keys go before the goodbye that they close",
+        effect: "keys are dropped before the goodbye that they authenticate",
         file: "crates/proto/src/machine.rs",
         suite: Suite::Protocol("membership"),
         snippet: "match self.outbox.front() {
@@ -519,7 +519,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "renewal-by-anybody",
-        effect: "who stood between two members passes for one",
+        effect: "a man in the middle passes for a member",
         file: "crates/proto/src/machine/packets.rs",
         suite: Suite::Protocol("membership"),
         snippet: ".filter(|_| is_peer);",

@@ -6,7 +6,7 @@ use crate::mutants::suite::Suite;
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-puts-before-answers",
-        effect: "what a rank has got is written over what others put there",
+        effect: "results of a rank's gets overwrite what other ranks put there",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "        self.take_local_answers(epoch)?;
@@ -18,7 +18,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-puts-before-reads",
-        effect: "what was put is there when gets read",
+        effect: "gets read data of puts of the same superstep",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "        let own_answers = self.answer_all(&own, &came, epoch)?;",
@@ -27,7 +27,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-both-arenas-cleared",
-        effect: "memory goes back to the system while others read it",
+        effect: "memory is returned to the system while other ranks read it",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "            self.arenas[epoch as usize % 2].clear(&mates.window);",
@@ -37,7 +37,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-other-arena-cleared",
-        effect: "records are written where others still read",
+        effect: "records overwrite data that other ranks still read",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "self.arenas[epoch as usize % 2].clear(&mates.window);",
@@ -45,7 +45,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-nobody-finishes",
-        effect: "a rank leaves while others copy its memory",
+        effect: "a rank exits while other ranks copy its memory",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "        if self.exchange.knowledge().has_pulls() {",
@@ -53,7 +53,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-answers-unawaited",
-        effect: "answers of ranks of the node are taken before they are there",
+        effect: "results of local ranks are read before they have been written",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "            self.wait_for(mate, (Milestone::Answered, epoch), None)?;",
@@ -61,7 +61,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-parcels-incomplete",
-        effect: "a rank reads for others before all of their gets have come",
+        effect: "a rank reads for other ranks before all of their gets have arrived",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "        self.pump(|process| process.is_complete())?;",
@@ -69,7 +69,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-queue-kept",
-        effect: "messages that were not taken stay in the queue",
+        effect: "unread messages stay in the queue",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "        self.queue.clear();",
@@ -77,7 +77,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-parcels-kept",
-        effect: "records of a superstep are applied again in the next",
+        effect: "records of a superstep are applied again in the next one",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "        self.local.fill(LocalParcel::default());",
@@ -85,7 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-first-chunk-is-all",
-        effect: "a parcel counts as complete with its first chunk",
+        effect: "a parcel counts as complete after its first chunk",
         file: "crates/bsp/src/superstep/exchange.rs",
         suite: Suite::Supersteps,
         snippet: "self.total == Some(self.came)",
@@ -93,7 +93,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-counts-kept",
-        effect: "parcels of a superstep count for the next",
+        effect: "parcels of a superstep count for the next one",
         file: "crates/bsp/src/superstep/exchange.rs",
         suite: Suite::Supersteps,
         snippet: "        self.parcels.fill(Count::default());",
@@ -109,7 +109,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-pullers-only",
-        effect: "only who gets without a copy says that memory is read",
+        effect: "only gets without a copy report that memory is read",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "let pulls = self.is_pulled || !self.pulls.is_empty();",
@@ -117,7 +117,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-placed-early",
-        effect: "bytes are written where their owner is still in the superstep before",
+        effect: "bytes are written while their owner is still in the previous superstep",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "        self.send_parcels();
@@ -128,7 +128,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-lent-memory-left",
-        effect: "a rank leaves while its memory is still read",
+        effect: "a rank exits while its memory is still read",
         file: "crates/bsp/src/process/sync/transmit.rs",
         suite: Suite::Supersteps,
         snippet: "        Ok(!self.is_placing())",
@@ -136,7 +136,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-kept-too-late",
-        effect: "what is got is placed where others have not been read yet",
+        effect: "results of gets overwrite data that has not been read yet",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "if direct.iter().any(|(.., is_ready)| !is_ready) {",
@@ -144,7 +144,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-last-message-stays",
-        effect: "a rank whose last message has gone waits for another",
+        effect: "a rank waits for another message after the last one",
         file: "crates/bsp/src/process/sync/transmit.rs",
         suite: Suite::Supersteps,
         snippet: "            if has_waited && is_sent {",

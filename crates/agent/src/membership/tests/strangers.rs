@@ -1,8 +1,10 @@
-//! Strangers who send what they like.
+//! Attacks of senders outside the cluster.
+
+use foca::Codec as _;
 
 use super::*;
 
-/// A bystander, or a stranger who hears what is sent there.
+/// A bystander's address, or an attacker who receives packets there.
 fn outside(number: u8) -> SocketAddr {
     SocketAddr::new([10, 9, 9, number].into(), STRANGE_PORT)
 }
@@ -11,12 +13,12 @@ const STRANGE_PORT: u16 = 9;
 
 const SEEDS: u64 = 40;
 
-/// What seals a stranger's packets.
+/// Seals an attacker's packets.
 fn strange(node: u32) -> PacketAuth {
     PacketAuth::new(None, node, 7, STRANGE_PORT)
 }
 
-/// A node of a stranger's making.
+/// A node that an attacker makes up.
 fn forged(node: u32, life: u64, at: SocketAddr) -> Member {
     let mut forged = member(0, life);
     forged.node = node;
@@ -24,7 +26,7 @@ fn forged(node: u32, life: u64, at: SocketAddr) -> Member {
     forged
 }
 
-/// What foca would send, with news.
+/// A SWIM packet with updates, as foca would send it.
 fn swim(
     src: &Member,
     dst: &Member,
@@ -41,11 +43,11 @@ fn swim(
     PostcardCodec
         .encode_header(&header, &mut data)
         .expect("a vector");
-    Body::Swim(Swim::written(&data, news))
+    Body::Swim(Swim::encode(&data, news))
 }
 
 impl Cluster {
-    /// Lets a stranger who receives at `at` answer what comes there as a node, with its digest.
+    /// Lets an attacker who receives at `at` respond to challenges there as a node, with its digest.
     fn answer_as(&mut self, at: SocketAddr, said: &Member, auth: &mut PacketAuth, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -56,7 +58,7 @@ impl Cluster {
                 } else if let Some(received) = auth.open(&packet)
                     && let Body::Challenge { token, .. } = received.body
                 {
-                    let answer = Body::Answer {
+                    let answer = Body::Response {
                         token,
                         digest: digest(said),
                         least_life: said.life.to_le_bytes(),
@@ -87,7 +89,7 @@ fn a_bystander_gets_no_more_than_a_stranger_sends() {
         victim.facts.addresses = vec![bystander.ip(); 4];
         let mut stranger = strange(100);
         let mut sent = 0;
-        // In the bystander's name.
+        // With the bystander's address as the source.
         let named = forged(100, 9, bystander);
         let dst = member(0, 1);
         for body in [
@@ -99,7 +101,7 @@ fn a_bystander_gets_no_more_than_a_stranger_sends() {
             sent += packet.len();
             cluster.put(DELAY, bystander, address(0), packet);
         }
-        // As somebody who has answered, about others and about more of its own addresses.
+        // From an address that has responded, about other nodes and more addresses of its own.
         let mut speaker = forged(100, 9, own);
         speaker.facts.addresses.push(bystander.ip());
         let told: Vec<_> = (200..230)
@@ -137,7 +139,7 @@ fn a_bystander_gets_no_more_than_a_stranger_sends() {
             let time = Duration::from_secs(if round == 2 { 30 } else { 2 });
             cluster.answer_as(own, &speaker, &mut stranger, time);
         }
-        // And by an announcement that all hear.
+        // And in a broadcast announcement.
         if !with_hosts_file {
             let said = Member {
                 node: 300,
@@ -165,13 +167,13 @@ fn recorded_packets_do_not_bring_a_dead_node_back_to_an_agent_that_was_restarted
     cluster.run(Duration::from_secs(20));
     let recorded = std::mem::take(&mut cluster.recorded);
     cluster.record = false;
-    // The second dies, the first is restarted and knows nothing of earlier times.
+    // The second node dies, the first is restarted and has no memory of earlier packets.
     cluster.nodes[1] = None;
     cluster.until_agreed(2, Duration::from_secs(30));
     cluster.start(0, 2);
     cluster.until_agreed(2, Duration::from_secs(30));
     for membership in cluster.nodes.iter_mut().flatten() {
-        membership.take_news();
+        membership.take_events();
     }
     let to_first = [address(0), private(0)];
     let replayed = recorded.iter().filter(|(_, to, _)| to_first.contains(to));
@@ -184,7 +186,7 @@ fn recorded_packets_do_not_bring_a_dead_node_back_to_an_agent_that_was_restarted
     }
     cluster.run(Duration::from_secs(10));
     for membership in cluster.nodes.iter_mut().flatten() {
-        assert_eq!(membership.take_news(), []);
+        assert_eq!(membership.take_events(), []);
     }
 }
 
@@ -196,12 +198,12 @@ fn nobody_is_missed_while_the_ports_that_strangers_know_are_full() {
         cluster.until_agreed(5, Duration::from_secs(10));
         cluster.run(Duration::from_secs(60));
         for membership in cluster.nodes.iter_mut().flatten() {
-            membership.take_news();
+            membership.take_events();
         }
         cluster.junk = 100;
         cluster.run(Duration::from_secs(60));
         for membership in cluster.nodes.iter_mut().flatten() {
-            assert_eq!(membership.take_news(), []);
+            assert_eq!(membership.take_events(), []);
         }
         cluster.nodes[3] = None;
         cluster.until_agreed(4, Duration::from_secs(30));
@@ -220,16 +222,16 @@ fn clocks_set_back_by_an_hour_or_a_year_hurt_nobody_and_that_is_said() {
                 cluster.start(node, begun);
             }
             cluster.until_agreed(4, Duration::from_secs(10));
-            // One restarts with an earlier clock, then the whole cluster one by one.
+            // One node restarts with an earlier clock, then the whole cluster one by one.
             for node in [1, 0, 1, 2, 3] {
                 cluster.nodes[node] = None;
                 let sent: u64 = cluster.sent.iter().sum();
                 cluster.start(node, begun - back + node as u64);
                 cluster.until_agreed(4, Duration::from_secs(10));
-                let news = cluster.nodes[node].as_mut().expect("alive").take_news();
-                let said = |news: &&News| matches!(news, News::ClockSetBack(by) if by.as_micros() + 10 > u128::from(back));
+                let news = cluster.nodes[node].as_mut().expect("alive").take_events();
+                let said = |news: &&MembershipEvent| matches!(news, MembershipEvent::ClockSetBack(by) if by.as_micros() + 10 > u128::from(back));
                 assert_eq!(news.iter().filter(said).count(), 1, "{news:?}");
-                // No storm.
+                // The traffic stays low.
                 cluster.run(Duration::from_secs(5));
                 let sent = cluster.sent.iter().sum::<u64>() - sent;
                 assert!(sent < 200_000, "{sent} bytes");
@@ -243,7 +245,7 @@ fn a_life_that_a_stranger_names_holds_no_node_for_ever() {
     for life in [u64::MAX, 1 << 63, (1 << 63) + 1, 1] {
         let mut cluster = Cluster::new(3);
         cluster.until_agreed(3, Duration::from_secs(10));
-        // It says it is the third, which is down, and answers for it.
+        // It claims to be node 3, which is down, and responds as that.
         cluster.nodes[2] = None;
         cluster.until_agreed(2, Duration::from_secs(30));
         let own = outside(2);
@@ -271,7 +273,7 @@ fn a_life_that_a_stranger_names_holds_no_node_for_ever() {
 #[test]
 fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
     let mut one = Membership::new(member(0, 1), Vec::new(), secrets(1), None);
-    // Who was not asked has no answer: tokens cannot be guessed, nor used from elsewhere.
+    // An address that was not challenged cannot respond: tokens cannot be guessed or reused.
     let now = Duration::from_secs(1);
     let mut stranger = PacketAuth::new(None, 2, 7, address(1).port());
     let claim = member(1, 9);
@@ -286,7 +288,7 @@ fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
         other => panic!("{} packets", other.len()),
     };
     let mut answer = |one: &mut Membership, now, token, from| {
-        let body = Body::Answer {
+        let body = Body::Response {
             token,
             digest: digest(&claim),
             least_life: [0; 8],
@@ -332,11 +334,11 @@ fn strangers_fill_no_memory() {
         bytes += packet.len() + again.len();
         one.on_packet(now, from, &packet);
         for (to, packet) in one.take_outgoing(now, |to, _| to.facts.directories()) {
-            // It answers at as many addresses as it likes.
+            // It responds from as many addresses as it likes.
             if let Some(received) = stranger.open(&packet)
                 && let Body::Challenge { token, .. } = received.body
             {
-                let body = Body::Answer {
+                let body = Body::Response {
                     token,
                     digest: digest(&claim),
                     least_life: [0; 8],
@@ -346,7 +348,7 @@ fn strangers_fill_no_memory() {
         }
         one.on_packet(now, from, &again);
         let challenged = one.take_outgoing(now, |to, _| to.facts.directories());
-        // All are asked while there is room to remember them.
+        // All are challenged while there is room to remember them.
         let [_, _, hints, ..] = one.contacts.counts();
         assert!(
             challenged.len() > 5 || hints == 1 << 12,
@@ -358,7 +360,7 @@ fn strangers_fill_no_memory() {
         }
     }
     assert!(bytes > 500_000, "{bytes}");
-    assert_eq!(one.members().count(), 1, "nobody else has answered");
+    assert_eq!(one.members().count(), 1, "no other node has responded");
     let counts = one.contacts.counts();
     assert!(counts.iter().all(|count| *count <= 1 << 13), "{counts:?}");
 }
@@ -378,7 +380,7 @@ fn members_of_strangers_are_bounded_and_take_no_place_of_one_who_was_there() {
             if let Some(received) = stranger.open(&packet).filter(|_| to == at)
                 && let Body::Challenge { token, .. } = received.body
             {
-                let body = Body::Answer {
+                let body = Body::Response {
                     token,
                     digest: digest(&claim),
                     least_life: [0; 8],
@@ -399,7 +401,7 @@ fn members_of_strangers_are_bounded_and_take_no_place_of_one_who_was_there() {
         assert!(count <= MAX_MEMBERS, "{count}");
         assert_eq!(is_there, number <= most + 1, "{number}");
     }
-    // Of another run, as after a restart.
+    // From another run, as after a restart.
     assert_eq!(join(2, address(1)), (MAX_MEMBERS, true));
     let counts = one.contacts.counts();
     assert!(
@@ -431,7 +433,7 @@ fn newcomers_get_in_while_strangers_fill_the_known_ports() {
         ("on a segment", &on_a_segment),
     ];
     for (way, make) in ways {
-        // What is lost there is lost on the way to the newcomer, too.
+        // What is lost there is also lost on the way to the new node.
         for junk in [60, 90] {
             let mut times: Vec<Duration> = (0..SEEDS)
                 .map(|seed| {
@@ -462,7 +464,7 @@ fn a_forged_word_that_a_number_is_taken_ends_nobody_and_starts_no_storm() {
     cluster.until_agreed(4, Duration::from_secs(20));
     cluster.run(Duration::from_secs(15));
     let (before, sent) = (cluster.announced, cluster.count);
-    // To each node in the name of each, with what all hear of it, and addresses of all.
+    // To each node in the name of each, with the incarnation from its announcement.
     let mut forged = 0;
     for (to, named, whose) in (0..64).map(|at| (at % 4, at / 4 % 4, at / 16)) {
         let claim = Member {
@@ -480,7 +482,7 @@ fn a_forged_word_that_a_number_is_taken_ends_nobody_and_starts_no_storm() {
             cluster.said.insert(at, (said, Some(to)));
         }
     }
-    // None gives way (`hear` would say so), and each is answered once at most.
+    // No node stops (`hear` would fail), and each forged packet causes at most one response.
     cluster.run(Duration::from_secs(15));
     let spoken = cluster.count - sent - forged;
     let swims = 4 * 15 * 40;

@@ -1,5 +1,5 @@
-//! The BPF programs of interfaces with grants: attached with the first grant, detached with the
-//! last, and kept by the service manager while the agent restarts.
+//! BPF programs of interfaces with grants: attached with the first grant, detached with the last, and
+//! stored by the service manager while the broker restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,26 +14,26 @@ use nix::net::if_::if_nametoindex;
 use super::policy::Policy;
 use crate::fd_store;
 
-/// How long a ring from before a restart stays in place for its process to ask again.
+/// How long a ring of an earlier broker stays until its process requests it again.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
-/// What the service manager has: names, in full or up to the number of the part.
+/// Names of descriptors stored by the service manager; all but `LIVE` are followed by numbers.
 const PREFIX: &str = "broker-";
 pub(super) const LIVE: &str = "broker-live";
 const HOOK: &str = "broker-hook";
 const GUARD: &str = "broker-guard";
 
-/// What an earlier agent left.
+/// Descriptors of an earlier broker.
 #[derive(Debug, Default)]
-pub(crate) struct InheritedPrograms {
+pub(super) struct InheritedPrograms {
     pub(super) live: Option<OwnedFd>,
     /// By name.
     pub(super) programs: Vec<(String, OwnedFd)>,
 }
 
 impl InheritedPrograms {
-    /// Picks the broker's descriptors out of all that were inherited.
-    pub(crate) fn of(files: Vec<(String, OwnedFd)>) -> InheritedPrograms {
+    /// Selects the broker's descriptors from all that were inherited.
+    pub(super) fn of(files: Vec<(String, OwnedFd)>) -> InheritedPrograms {
         let mut kept = InheritedPrograms::default();
         for (name, file) in files {
             match &*name {
@@ -44,35 +44,25 @@ impl InheritedPrograms {
         }
         kept
     }
-
-    /// Drops everything: programs are detached from their interfaces.
-    pub(super) fn forget(self) {
-        for (name, _) in &self.programs {
-            fd_store::forget(name);
-        }
-        if self.live.is_some() {
-            fd_store::forget(LIVE);
-        }
-    }
 }
 
 pub(super) struct Programs {
     hooks: Vec<Open>,
     guards: Vec<Guard>,
-    /// By cookie: the interface on which each raw socket may send.
+    /// Interface on which each raw socket may send, by cookie.
     senders: BTreeMap<u64, InterfaceId>,
-    /// Sockets that may not send any more and are not closed yet.
+    /// Sockets that may no longer send and are not closed yet.
     forbidden: BTreeSet<u64>,
 }
 
 struct Open {
     hook: Hook,
-    /// Rings from before a restart whose processes have not asked again.
+    /// Rings of an earlier broker that have not been requested again.
     unclaimed: BTreeSet<(IpAddr, u16)>,
     until: Instant,
 }
 
-/// One descriptor of a program, as its name at the service manager says.
+/// A descriptor of a program, as described by its name at the service manager.
 struct Part {
     kind: String,
     part: usize,
@@ -99,7 +89,7 @@ impl Part {
 
 fn keep_all(kind: &str, interface: &InterfaceId, files: &[BorrowedFd<'_>]) {
     for (part, file) in files.iter().enumerate() {
-        fd_store::store_one(&Part::name(kind, part, interface), *file);
+        fd_store::store(&Part::name(kind, part, interface), *file);
     }
 }
 
@@ -113,7 +103,7 @@ const HOOK_PARTS: usize = 4;
 const GUARD_PARTS: usize = 3;
 
 impl Programs {
-    /// Takes over what an earlier agent left, as far as the interfaces and their policy still exist.
+    /// Takes over programs of an earlier broker whose interfaces still exist and are in the policy.
     pub(super) fn adopt(kept: Vec<(String, OwnedFd)>, rules: &Policy, now: Instant) -> Programs {
         let mut programs = Programs {
             hooks: Vec::new(),
@@ -139,14 +129,14 @@ impl Programs {
             let files: Vec<OwnedFd> = parts.into_values().collect();
             let taken = is_allowed && programs.adopt_one(&kind, &interface, files, now);
             if !taken {
-                // The program is detached once the service manager has closed it, too.
+                // The program is detached when the service manager closes its copy.
                 forget_all(&kind, &interface, count);
             }
         }
         programs
     }
 
-    /// True if it is in use from now on.
+    /// True if the program is now in use.
     fn adopt_one(
         &mut self,
         kind: &str,
@@ -180,12 +170,12 @@ impl Programs {
             _ => return false,
         };
         if let Err(cause) = &taken {
-            tracing::warn!(interface = %interface.name, %cause, "a program that an earlier agent left on an interface is not used");
+            tracing::warn!(interface = %interface.name, %cause, "cannot use a program of an earlier broker");
         }
         taken.is_ok()
     }
 
-    /// From now on packets for this address and port go into this ring.
+    /// Directs packets for this address and port into this ring.
     pub(super) fn insert_ring(
         &mut self,
         interface: &InterfaceId,
@@ -214,7 +204,7 @@ impl Programs {
         let added = open.hook.add(at.ip(), at.port(), ring);
         open.unclaimed.remove(&(at.ip(), at.port()));
         added.map_err(|error| {
-            // Without a ring the program is not needed.
+            // The program is not needed without a ring.
             if known.is_none() {
                 self.detach(interface);
             }
@@ -222,7 +212,7 @@ impl Programs {
         })
     }
 
-    /// From now on packets for this address and port go to the socket.
+    /// Directs packets for this address and port to the socket again.
     pub(super) fn remove_ring(&mut self, interface: &InterfaceId, at: SocketAddr) {
         let open = self
             .hooks
@@ -247,8 +237,8 @@ impl Programs {
         tracing::info!(event = "detached", interface = %interface.name, "program detached");
     }
 
-    /// Removes rings from before a restart whose processes have not asked again in time; returns the
-    /// interfaces that may be idle now.
+    /// Removes rings of an earlier broker that were not requested again in time; returns interfaces
+    /// that may be idle now.
     pub(super) fn expire_unclaimed(&mut self, now: Instant) -> Vec<InterfaceId> {
         let mut idle_interfaces = Vec::new();
         for open in &mut self.hooks {
@@ -271,7 +261,7 @@ impl Programs {
         idle_interfaces
     }
 
-    /// A raw socket that can only send from this address and port, and its cookie.
+    /// Opens a raw socket that can send only from this address and port; also returns its cookie.
     pub(super) fn open_raw(
         &mut self,
         interface: &InterfaceId,
@@ -297,7 +287,7 @@ impl Programs {
         };
         let (socket, cookie) = guarded_socket(interface).map_err(|cause| cause.to_string())?;
         for (other, guard) in self.guards.iter().enumerate() {
-            // The socket's holder can name another interface when sending, so all guards know it.
+            // The holder can name another interface when sending, so all guards must know the socket.
             let done = match other == index {
                 true => guard.allow(
                     cookie,
@@ -315,7 +305,7 @@ impl Programs {
         Ok((socket, cookie))
     }
 
-    /// From now on the socket may not send: its grant has ended, though it may still be open.
+    /// Stops a socket from sending. Its grant has ended, though it may still be open.
     pub(super) fn forbid(&mut self, cookie: u64) {
         self.senders.remove(&cookie);
         self.forbidden.insert(cookie);
@@ -326,7 +316,7 @@ impl Programs {
         }
     }
 
-    /// Forgets sockets that no process has any more, and detaches the guards with the last.
+    /// Forgets closed sockets, and detaches the guards with the last one.
     pub(super) fn forget_senders(&mut self, is_dead: &dyn Fn(u64) -> bool) {
         let dead: Vec<u64> = self
             .forbidden
@@ -349,7 +339,7 @@ impl Programs {
         }
     }
 
-    /// For an interface: where the program is attached, its counters, and how many frames were refused.
+    /// For an interface: where the program is attached, its counters, and the number of refused frames.
     pub(super) fn counters(&self, interface: &str) -> (Option<String>, BTreeMap<String, u64>, u64) {
         let open = self
             .hooks

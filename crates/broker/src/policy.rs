@@ -1,50 +1,43 @@
-//! Which users may have rings on which interfaces: the administrator's TOML file.
+//! The policy: which users may have rings on which interfaces. It is the administrator's TOML file.
 
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use dipole_bpf::grant::ownership::Caller;
-use dipole_naming::environment::variable;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
-use crate::toml_lines;
-
-/// The file, unless another is named.
-const DEFAULT_FILE: &str = "/etc/dipole/interfaces.toml";
-/// Names the file if there is no `--interfaces`.
-const VARIABLE: &str = "DIPOLE_AGENT_INTERFACES";
 const EXPECTED: &str = "rings-per-user = 64 and, for each interface, [[interface]] with name = \"eth0\", \
                         users, groups, raw-users, raw-groups = [\"alice\", \"1000\"] or [\"*\"], \
                         ring-bytes = 1048576";
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Of a ring, unless the file says otherwise.
+/// Default of `ring-bytes`.
 const RING_BYTES: u32 = 1 << 20;
-/// The longest that an administrator may allow.
-const MOST_RING_BYTES: u32 = 1 << 28;
+/// Maximum of `ring-bytes`.
+const MAX_RING_BYTES: u32 = 1 << 28;
 const RINGS_PER_USER: u32 = 64;
-const MOST_RINGS_PER_USER: u32 = 4096;
+const MAX_RINGS_PER_USER: u32 = 4096;
 
-/// What the administrator allows.
+/// The administrator's policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Policy {
-    /// Rings that one user may have on this machine, including those that their processes keep
-    /// after a grant has ended.
-    pub(crate) rings_per_user: u32,
-    pub(crate) interfaces: Vec<InterfacePolicy>,
+pub(super) struct Policy {
+    /// Rings that one user may have on this machine, including rings whose grants have ended and that
+    /// processes still keep.
+    pub(super) rings_per_user: u32,
+    pub(super) interfaces: Vec<InterfacePolicy>,
 }
 
-/// One interface, and which users may use it.
+/// The policy of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct InterfacePolicy {
-    pub(crate) name: String,
-    /// Who gets a ring.
+pub(super) struct InterfacePolicy {
+    pub(super) name: String,
+    /// Users and groups that get a ring.
     users: Principals,
-    /// Who gets a socket for raw frames, too.
+    /// Users and groups that also get a raw socket.
     raw_users: Principals,
-    /// The longest ring.
-    pub(crate) ring_bytes: u32,
+    /// Longest ring.
+    pub(super) ring_bytes: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,15 +47,15 @@ struct Principals {
     groups: Vec<u32>,
 }
 
-/// What a user may have on an interface.
+/// Permission of a user on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Permission {
+pub(super) enum Permission {
     Nothing,
     Ring,
     RingAndSender,
 }
 
-/// The file as it is written.
+/// The content of the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct PolicyFile {
@@ -96,12 +89,12 @@ enum Named {
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PolicyError {
+pub(super) enum PolicyError {
     #[error("cannot read the policy for interfaces, {file}: {cause}")]
     Unreadable { file: PathBuf, cause: io::Error },
     #[error(
         "{file} belongs to user {owner} with mode {mode:04o}: it must belong to root or the \
-         agent's user, and nobody else may write to it (`chown root`, `chmod go-w`)"
+         broker's user, and no other user may write to it (`chown root`, `chmod go-w`)"
     )]
     NotOurs {
         file: PathBuf,
@@ -116,27 +109,15 @@ pub(crate) enum PolicyError {
     },
 }
 
-/// The policy file, if there is one, and whether it was named.
-pub(crate) fn locate(given: Option<&Path>) -> Option<(PathBuf, bool)> {
-    let set = variable(VARIABLE).map(PathBuf::from);
-    match given.map(Path::to_owned).or(set) {
-        Some(file) => Some((file, true)),
-        None => {
-            let file = PathBuf::from(DEFAULT_FILE);
-            file.exists().then_some((file, false))
-        }
-    }
-}
-
 impl Policy {
-    /// Reads a file that nobody but root or the agent's user can write to.
-    pub(crate) fn load(file: &Path) -> Result<Policy, PolicyError> {
+    /// Loads a file that only root or the broker's user can write to.
+    pub(super) fn load(file: &Path) -> Result<Policy, PolicyError> {
         let unreadable = |cause| PolicyError::Unreadable {
             file: file.to_owned(),
             cause,
         };
         let opened = std::fs::File::open(file).map_err(unreadable)?;
-        // Of the open file: the path could lead elsewhere a moment later.
+        // Metadata of the open file, because the path may be replaced at any moment.
         let facts = opened.metadata().map_err(unreadable)?;
         let own = rustix::process::geteuid().as_raw();
         if (facts.uid() != 0 && facts.uid() != own) || facts.mode() & 0o022 != 0 {
@@ -156,16 +137,19 @@ impl Policy {
         })
     }
 
-    /// Errors carry their line.
+    /// Errors have line numbers.
     fn parse(text: &str) -> Result<Policy, (usize, String)> {
-        let line_at = |at| toml_lines::line_at(text, at);
-        let written: PolicyFile = toml_lines::parsed(text)?;
+        let line_at = |at| line_at(text, at);
+        let written: PolicyFile = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            (line_at(at), error.message().trim().replace('\n', ", "))
+        })?;
         let rings_per_user = match &written.rings_per_user {
             None => RINGS_PER_USER,
-            Some(rings) if (1..=MOST_RINGS_PER_USER).contains(rings.get_ref()) => *rings.get_ref(),
+            Some(rings) if (1..=MAX_RINGS_PER_USER).contains(rings.get_ref()) => *rings.get_ref(),
             Some(rings) => {
                 let what = format!(
-                    "rings-per-user {} is not from 1 to {MOST_RINGS_PER_USER}",
+                    "rings-per-user {} is not from 1 to {MAX_RINGS_PER_USER}",
                     rings.get_ref()
                 );
                 return Err((line_at(rings.span().start), what));
@@ -189,8 +173,8 @@ impl Policy {
         })
     }
 
-    /// The interface with a name.
-    pub(crate) fn get(&self, name: &str) -> Option<&InterfacePolicy> {
+    /// The policy of an interface.
+    pub(super) fn get(&self, name: &str) -> Option<&InterfacePolicy> {
         self.interfaces
             .iter()
             .find(|interface| interface.name == name)
@@ -204,10 +188,10 @@ impl FileInterface {
     ) -> Result<InterfacePolicy, (usize, String)> {
         let ring_bytes = match &self.ring_bytes {
             None => RING_BYTES,
-            Some(bytes) if is_ring_size(*bytes.get_ref(), MOST_RING_BYTES) => *bytes.get_ref(),
+            Some(bytes) if is_ring_size(*bytes.get_ref(), MAX_RING_BYTES) => *bytes.get_ref(),
             Some(bytes) => {
                 let what = format!(
-                    "ring-bytes {} is no power of two from {} to {MOST_RING_BYTES}",
+                    "ring-bytes {} is not a power of two from {} to {MAX_RING_BYTES}",
                     bytes.get_ref(),
                     rustix::param::page_size()
                 );
@@ -223,13 +207,19 @@ impl FileInterface {
     }
 }
 
-/// True for a size that a ring may have.
-pub(crate) fn is_ring_size(bytes: u32, most: u32) -> bool {
+/// The line, from 1, that contains a byte.
+fn line_at(text: &str, byte: usize) -> usize {
+    let before = text.as_bytes().iter().take(byte);
+    before.filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// True for a valid size of a ring.
+pub(super) fn is_ring_size(bytes: u32, most: u32) -> bool {
     let page = u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX);
     bytes.is_power_of_two() && (page..=most).contains(&bytes)
 }
 
-/// Finds the number for a name.
+/// Resolves a name to a number.
 type Find<'a> = &'a dyn Fn(&str) -> Option<u32>;
 
 fn who(
@@ -264,7 +254,7 @@ fn who(
                 let Named::Text(text) = one.get_ref() else {
                     return String::new();
                 };
-                format!("there is no {kind} {text:?} on this machine")
+                format!("{kind} {text:?} does not exist on this machine")
             };
             numbers.push(number.ok_or_else(|| (line_at(one.span().start), unknown()))?);
         }
@@ -284,8 +274,8 @@ impl Principals {
 }
 
 impl InterfacePolicy {
-    /// What a caller may have.
-    pub(crate) fn permits(&self, caller: &Caller) -> Permission {
+    /// The permission of a caller.
+    pub(super) fn permits(&self, caller: &Caller) -> Permission {
         if self.raw_users.has(caller) {
             Permission::RingAndSender
         } else if self.users.has(caller) {
@@ -341,27 +331,27 @@ mod tests {
             (
                 "[[interface]]\nname = 'a'\nusers = [\n'root',\n'no body']",
                 5,
-                "no user \"no body\"",
+                "user \"no body\" does not exist",
             ),
             (
                 "[[interface]]\nname = 'a'\nraw-groups = ['no body']",
                 3,
-                "no group",
+                "group \"no body\"",
             ),
             (
                 "[[interface]]\nname = 'a'\nring-bytes = 5000",
                 3,
-                "5000 is no",
+                "5000 is not",
             ),
             (
                 "[[interface]]\nname = 'a'\nring-bytes = 2048",
                 3,
-                "2048 is no",
+                "2048 is not",
             ),
             (
                 "[[interface]]\nname = 'a'\nring-bytes = 1073741824",
                 3,
-                "1073741824 is no",
+                "1073741824 is not",
             ),
             ("rings-per-user = 0", 1, "rings-per-user 0"),
             (

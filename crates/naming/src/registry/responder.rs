@@ -1,4 +1,4 @@
-//! What a node answers to others' questions, whichever of its processes does.
+//! Replies to queries from other nodes, in whichever process of the node serves them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -6,29 +6,30 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Registry;
-use super::messages::{Answer, Presence, Question};
+use super::messages::{Presence, Query, Response};
 use super::probe::forbid_fragments;
 use crate::address::EndpointId;
 use crate::envelope::{EnvelopeError, Header, Message};
 
-/// The answers of a node.
+/// Replies for a node.
 #[derive(Debug)]
-pub(super) struct Answers {
+pub(super) struct Responder {
     registry: Registry,
     max_packet_bytes: u16,
     refusals: Mutex<Refusals>,
 }
 
-/// What is to be done about a packet.
+/// Reaction to a packet.
 #[derive(Debug)]
-pub(super) enum Reply {
-    /// Send this answer.
-    Answer(Vec<u8>),
-    /// Send this: the asker is not of our cluster.
-    Refusal(Vec<u8>),
-    /// Nothing: the registry cannot give an answer, or too many strangers ask.
-    Nothing,
-    /// The node's agent wants to answer from now on.
+pub(super) enum Action {
+    /// Send this reply.
+    Respond(Vec<u8>),
+    /// Send this refusal: the sender is not a member of our cluster.
+    Refuse(Vec<u8>),
+    /// Send nothing: the registry cannot be read, or too many packets come from outside the
+    /// cluster.
+    Ignore,
+    /// The node's agent takes over.
     Yield,
 }
 
@@ -36,11 +37,11 @@ pub(super) enum Reply {
 const REFUSALS_PER_SECOND: f64 = 500.0;
 const REFUSAL_BURST: f64 = 100.0;
 
-/// How long a port may be in use by who has just ended.
-const MOMENT: Duration = Duration::from_millis(200);
-const PAUSE: Duration = Duration::from_millis(5);
+/// A killed process releases its lock a moment before its port.
+const RELEASE_TIME: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
-/// How many strangers may be refused now.
+/// Rate limiter for refusals.
 #[derive(Debug)]
 struct Refusals {
     left: f64,
@@ -48,7 +49,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// True if one more may go.
+    /// True if one more may be sent.
     fn take(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * REFUSALS_PER_SECOND;
         self.left = (self.left + earned).min(REFUSAL_BURST);
@@ -59,15 +60,15 @@ impl Refusals {
     }
 }
 
-impl Answers {
-    /// Those of the node of this registry, asked at this address.
-    pub(super) fn new(registry: &Registry, address: IpAddr) -> Answers {
-        // As of now: processes that were opened under another MTU keep theirs.
+impl Responder {
+    /// For the node of this registry, with its directory at this address.
+    pub(super) fn new(registry: &Registry, address: IpAddr) -> Responder {
+        // As of now. Processes opened under another MTU keep theirs.
         let max_packet_bytes = dipole_link::udp::longest_frame_bytes(address)
             .ok()
             .and_then(|bytes| u16::try_from(bytes).ok())
             .unwrap_or(0);
-        Answers {
+        Responder {
             registry: registry.clone(),
             max_packet_bytes,
             refusals: Mutex::new(Refusals {
@@ -77,44 +78,44 @@ impl Answers {
         }
     }
 
-    /// What is to be done about a packet.
+    /// Handles a packet.
     ///
     /// # Errors
-    /// The packet is no question.
-    pub(super) fn reply(&self, packet: &[u8]) -> Result<Reply, EnvelopeError> {
+    /// The packet is not a query.
+    pub(super) fn handle(&self, packet: &[u8]) -> Result<Action, EnvelopeError> {
         let authenticator = self.registry.authenticator();
         let node = self.registry.node();
         let opened = match authenticator.open(packet) {
             Err(EnvelopeError::Stranger) => {
-                let refusal = authenticator.refuse(packet, Question::KIND, node);
+                let refusal = authenticator.refuse(packet, Query::KIND, node);
                 let refusal = refusal.ok_or(EnvelopeError::Stranger)?;
                 let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
                 return Ok(match refusals.take(Instant::now()) {
-                    true => Reply::Refusal(refusal),
-                    false => Reply::Nothing,
+                    true => Action::Refuse(refusal),
+                    false => Action::Ignore,
                 });
             }
             opened => opened?,
         };
-        let question: Question = opened.read()?;
+        let query: Query = opened.read()?;
         let is_ours = opened.header.to == node;
-        let answer = match question {
-            Question::Yield if is_ours => return Ok(Reply::Yield),
-            Question::Yield => return Ok(Reply::Nothing),
-            // Who answers shows by the sender of the answer.
-            Question::Probe => Some(Answer::Present(Presence {
+        let response = match query {
+            Query::Yield if is_ours => return Ok(Action::Yield),
+            Query::Yield => return Ok(Action::Ignore),
+            // The sender of the reply shows which node it is.
+            Query::Probe => Some(Response::Present(Presence {
                 max_packet_bytes: self.max_packet_bytes,
                 version: version(),
             })),
-            Question::Lookup(_) | Question::Liveness(_) if !is_ours => Some(Answer::WrongNode),
-            Question::Lookup(endpoint) => self.find(endpoint),
-            Question::Liveness(incarnation) => self.liveness(incarnation),
+            Query::Lookup(_) | Query::Liveness(_) if !is_ours => Some(Response::WrongNode),
+            Query::Lookup(endpoint) => self.look_up(endpoint),
+            Query::Liveness(incarnation) => self.liveness(incarnation),
         };
-        let Some(answer) = answer else {
-            return Ok(Reply::Nothing);
+        let Some(response) = response else {
+            return Ok(Action::Ignore);
         };
-        let length_bytes = match question {
-            Question::Probe => packet.len(),
+        let length_bytes = match query {
+            Query::Probe => packet.len(),
             _ => 0,
         };
         let header = Header {
@@ -122,55 +123,56 @@ impl Answers {
             to: opened.header.from,
             nonce: opened.header.nonce,
         };
-        let answer = authenticator.seal_to_length(header, &answer, length_bytes);
-        // Never more than was asked for: the asker's address may be somebody else's.
-        Ok(match answer.len() <= packet.len() {
-            true => Reply::Answer(answer),
-            false => Reply::Nothing,
+        let response = authenticator.seal_to_length(header, &response, length_bytes);
+        // Never longer than the query: its source address may be forged.
+        Ok(match response.len() <= packet.len() {
+            true => Action::Respond(response),
+            false => Action::Ignore,
         })
     }
 
-    fn find(&self, endpoint: EndpointId) -> Option<Answer> {
+    fn look_up(&self, endpoint: EndpointId) -> Option<Response> {
         match self.registry.lookup(endpoint) {
-            Ok(Some(owner)) => Some(Answer::Found(owner.ports)),
-            Ok(None) => Some(Answer::NoSuchEndpoint),
+            Ok(Some(owner)) => Some(Response::Found(owner.ports)),
+            Ok(None) => Some(Response::NoSuchEndpoint),
             Err(error) => {
-                tracing::warn!(%error, "a look-up of another node stays unanswered");
+                tracing::warn!(%error, "cannot answer a look-up of another node");
                 None
             }
         }
     }
 
-    fn liveness(&self, incarnation: u64) -> Option<Answer> {
+    fn liveness(&self, incarnation: u64) -> Option<Response> {
         match self.registry.lives(incarnation) {
-            Ok(true) => Some(Answer::Alive),
-            Ok(false) => Some(Answer::Ended),
+            Ok(true) => Some(Response::Alive),
+            Ok(false) => Some(Response::Ended),
             Err(error) => {
-                tracing::warn!(%error, "a question about a process stays unanswered");
+                tracing::warn!(%error, "cannot answer a liveness query of another node");
                 None
             }
         }
     }
 }
 
-/// The socket at which a node is asked. A killed agent's standby has it for a moment longer than
-/// the agent.
-pub(super) fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
+/// Binds the directory's socket.
+pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let begun = Instant::now();
     loop {
         match UdpSocket::bind(address) {
-            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < MOMENT => {
-                std::thread::sleep(PAUSE);
+            Err(cause)
+                if cause.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < RELEASE_TIME =>
+            {
+                std::thread::sleep(RETRY_PAUSE);
             }
-            socket => return settled(socket?),
+            socket => return configured(socket?),
         }
     }
 }
 
-/// A bound socket, set up to be asked at.
-pub(super) fn settled(socket: UdpSocket) -> io::Result<UdpSocket> {
+/// Configures the directory's socket.
+pub(super) fn configured(socket: UdpSocket) -> io::Result<UdpSocket> {
     socket.set_nonblocking(true)?;
-    // A long answer shows whether its length gets through.
+    // A long reply then shows whether packets of its length get through.
     forbid_fragments(&socket)?;
     Ok(socket)
 }

@@ -1,4 +1,4 @@
-//! Which interface has which address, and its MAC address.
+//! IP addresses and MAC addresses of the interfaces.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,11 +13,11 @@ use nix::net::if_::if_nametoindex;
 pub(super) struct Address {
     pub(super) ip: IpAddr,
     pub(super) interface: InterfaceId,
-    /// Loopback has none of its own.
+    /// None for loopback.
     pub(super) mac: Option<[u8; 6]>,
 }
 
-/// All of this network namespace.
+/// All addresses in this network namespace.
 pub(super) fn addresses() -> io::Result<Vec<Address>> {
     let mut macs: BTreeMap<String, [u8; 6]> = BTreeMap::new();
     let mut ips: Vec<(String, IpAddr)> = Vec::new();
@@ -32,7 +32,7 @@ pub(super) fn addresses() -> io::Result<Vec<Address>> {
         }
     }
     let found = ips.into_iter().filter_map(|(name, ip)| {
-        // An alias such as eth0:1 is of the interface eth0; one that is gone meanwhile is none.
+        // An alias such as eth0:1 belongs to eth0. The interface may have been removed meanwhile.
         let name = name.split(':').next().unwrap_or_default().to_owned();
         let index = if_nametoindex(name.as_str()).ok()?;
         Some(Address {

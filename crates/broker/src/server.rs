@@ -1,15 +1,13 @@
-//! The broker's loop: one thread that accepts connections, answers requests and notices
-//! disconnects.
+//! The broker's loop: one thread that accepts connections, handles requests and detects disconnects.
 //!
-//! It never waits for a client: a connection that has requested nothing within two seconds is
-//! closed, and so is one that does not read its answer. See [`super::quota`] for what bounds a
-//! user.
+//! It never waits for a client: a connection without a request within two seconds is closed, and so is
+//! one that does not read its reply. [`super::quota`] has the limits per user.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use dipole_bpf::grant::channel::{self, Received};
@@ -18,29 +16,33 @@ use dipole_bpf::grant::wire::{Reason, Refusal, Reply, Request, WireError};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::grants::{GrantReply, GrantTable};
+use super::Sockets;
+use super::grants::{GrantReply, GrantTable, refusal};
 use super::quota::UserQuotas;
 
 const LISTENER: u64 = 0;
 const SHUTDOWN: u64 = 1;
-const FIRST_CONNECTION: u64 = 2;
-/// Events handled, or connections accepted, in one go.
+const STATUS: u64 = 2;
+const FIRST_CONNECTION: u64 = 3;
+/// Maximum number of events handled, or connections accepted, at once.
 const MAX_EVENTS: usize = 64;
-/// Connections of all users.
+/// Maximum number of connections of all users.
 const MAX_CONNECTIONS: usize = 8192;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often grants are revalidated.
 const REVALIDATE_EVERY: Duration = Duration::from_secs(1);
-/// How long no connection is accepted after that failed, for want of descriptors.
+/// Pause after accepting failed for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,
-    /// Readable when the agent ends.
+    status: UnixListener,
+    path: String,
+    /// Readable after a signal to stop.
     _shutdown: UnixStream,
-    grants: Arc<Mutex<GrantTable>>,
+    grants: GrantTable,
     quotas: UserQuotas,
     connections: HashMap<u64, Connection>,
     next: u64,
@@ -50,16 +52,19 @@ pub(super) struct Server {
 struct Connection {
     socket: OwnedFd,
     caller: Caller,
-    /// When its request is overdue; `None` once it has sent one.
+    /// Deadline of its request; `None` after the request.
     until: Option<Instant>,
 }
 
 impl Server {
     pub(super) fn new(
-        listener: OwnedFd,
+        sockets: &Sockets,
         shutdown: UnixStream,
-        grants: Arc<Mutex<GrantTable>>,
+        grants: GrantTable,
+        path: &Path,
     ) -> io::Result<Server> {
+        let listener = sockets.clients.try_clone()?;
+        let status = sockets.status.try_clone()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch = |file: &dyn AsFd, token| {
             let data = epoll::EventData::new_u64(token);
@@ -67,9 +72,12 @@ impl Server {
         };
         watch(&listener, LISTENER)?;
         watch(&shutdown, SHUTDOWN)?;
+        watch(&status, STATUS)?;
         Ok(Server {
             epoll,
             listener,
+            status,
+            path: path.display().to_string(),
             _shutdown: shutdown,
             grants,
             quotas: UserQuotas::default(),
@@ -79,7 +87,7 @@ impl Server {
         })
     }
 
-    /// Returns when the agent ends.
+    /// Runs until a signal stops the broker.
     pub(super) fn run(mut self) -> io::Result<()> {
         let mut revalidate_at = Instant::now();
         loop {
@@ -96,6 +104,7 @@ impl Server {
                 match token {
                     LISTENER => self.accept(),
                     SHUTDOWN => return Ok(()),
+                    STATUS => self.send_status(),
                     connection => self.receive(connection),
                 }
             }
@@ -112,7 +121,7 @@ impl Server {
 
     fn wait(&self, timeout: Duration) -> io::Result<Vec<u64>> {
         let mut ready = Vec::with_capacity(MAX_EVENTS);
-        // At least a millisecond, so that a deadline that is nearly due is not spun for.
+        // At least 1 ms, so that the loop does not spin until an imminent deadline.
         let timeout = timeout.max(Duration::from_millis(1));
         let timeout = Timespec::try_from(timeout).ok();
         let into = rustix::buffer::spare_capacity(&mut ready);
@@ -123,8 +132,19 @@ impl Server {
         Ok(ready.iter().map(|event| event.data.u64()).collect())
     }
 
-    fn grants(&self) -> std::sync::MutexGuard<'_, GrantTable> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Sends the status to one reader, without waiting for it: what does not fit its socket is
+    /// lost, and the reader reports a truncated status.
+    fn send_status(&self) {
+        let Ok((mut reader, _)) = self.status.accept() else {
+            return;
+        };
+        let bytes = self.grants.status(self.path.clone()).encode();
+        let sent = reader
+            .set_nonblocking(true)
+            .and_then(|()| reader.write_all(&bytes));
+        if let Err(cause) = sent {
+            tracing::debug!(%cause, "cannot send the status");
+        }
     }
 
     fn accept(&mut self) {
@@ -157,7 +177,11 @@ impl Server {
             _ => self.quotas.admit(caller.uid, now),
         };
         if let Err(text) = admitted {
-            tracing::debug!(uid = caller.uid, pid = caller.pid, "turned away: {text}");
+            tracing::debug!(
+                uid = caller.uid,
+                pid = caller.pid,
+                "connection refused: {text}"
+            );
             refuse(&socket, Reason::Busy, text);
             self.quotas.close(caller.uid, vec![socket], now);
             return;
@@ -193,19 +217,19 @@ impl Server {
         }
         let now = Instant::now();
         let caller = connection.caller.clone();
-        self.quotas.has_asked(caller.uid);
-        let allowed = self.quotas.take_question(caller.uid, now);
+        self.quotas.has_requested(caller.uid);
+        let allowed = self.quotas.take_request(caller.uid, now);
         let answer = match (allowed, Request::decode(&bytes)) {
             (Err(text), _) => Err(refusal(Reason::Busy, text)),
             (Ok(()), Err(error)) => Err(misunderstood(error)),
-            (Ok(()), Ok(question)) => self.grants().grant(token, &caller, question, &mut files),
+            (Ok(()), Ok(request)) => self.grants.grant(token, &caller, request, &mut files),
         };
         let reply = match answer {
             Ok(reply) => reply,
             Err(refusal) => {
                 let (uid, pid) = (caller.uid, caller.pid);
                 tracing::debug!(event = "ring-refused", uid, pid, "{}", refusal.text);
-                self.grants().count_refusal();
+                self.grants.count_refusal();
                 if let Some(connection) = self.connections.get(&token) {
                     let answer = Reply::Refused(refusal);
                     let _hung_up = channel::send(connection.socket.as_fd(), &answer.encode(), &[]);
@@ -223,7 +247,7 @@ impl Server {
         }
     }
 
-    /// Sends a grant with its descriptors; false if the client did not take it.
+    /// Sends a grant with its descriptors; false if that failed.
     fn send_grant(&self, token: u64, reply: &GrantReply) -> bool {
         let Some(connection) = self.connections.get(&token) else {
             return false;
@@ -242,19 +266,19 @@ impl Server {
             return;
         };
         if connection.until.is_some() {
-            self.quotas.has_asked(connection.caller.uid);
+            self.quotas.has_requested(connection.caller.uid);
         }
-        files.extend(self.grants().revoke(token));
-        // It stays open, and would be reported, until the closing thread gets to it.
+        files.extend(self.grants.revoke(token));
+        // The socket stays open, and would be reported, until the closing thread closes it.
         let _ = epoll::delete(&self.epoll, &connection.socket);
         files.push(connection.socket);
         self.quotas
             .close(connection.caller.uid, files, Instant::now());
     }
 
-    /// Revokes grants that are no longer justified, and drops clients that requested nothing.
+    /// Revokes invalid grants and closes connections whose request is overdue.
     fn revalidate(&mut self, now: Instant) {
-        let ended = self.grants().revalidate(now);
+        let ended = self.grants.revalidate(now);
         for token in ended {
             self.disconnect(token, Vec::new());
         }
@@ -268,20 +292,15 @@ impl Server {
     }
 }
 
-pub(super) fn refusal(reason: Reason, text: impl Into<String>) -> Refusal {
-    Refusal {
-        reason,
-        text: text.into(),
-    }
-}
-
 fn misunderstood(error: WireError) -> Refusal {
     match error {
         WireError::Version { found } => refusal(
             Reason::Version,
-            format!("the question is of version {found}; install the same Dipole as the agent's"),
+            format!(
+                "the request has version {found}; install the same version of Dipole as the broker's"
+            ),
         ),
-        WireError::Nonsense => refusal(Reason::Nonsense, "the question makes no sense"),
+        WireError::Nonsense => refusal(Reason::Nonsense, "the request is malformed"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Which process has been granted what: the rings in each interface's program and the sockets for
-//! raw frames; and whether a caller may have more.
+//! The grants of each process (rings in the interfaces' programs, and raw sockets), and the checks of
+//! new requests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,6 +10,7 @@ use std::time::Instant;
 use dipole_bpf::InterfaceId;
 use dipole_bpf::grant::ownership::{self, Caller, Namespace, NotOwned};
 use dipole_bpf::grant::ring_info;
+use dipole_bpf::grant::status::{BrokerStatus, InterfaceStatus, UserStatus};
 use dipole_bpf::grant::wire::{Granted, Reason, Refusal, Request};
 use dipole_bpf::hook::create_ring;
 
@@ -17,8 +18,6 @@ use super::addresses::{Address, addresses};
 use super::live::{LiveGrants, LiveItem};
 use super::policy::{InterfacePolicy, Permission, Policy, is_ring_size};
 use super::programs::{InheritedPrograms, LIVE, Programs};
-use super::server::refusal;
-use super::{BrokerStatus, InterfaceStatus, UserStatus};
 use crate::fd_store;
 
 pub(super) struct GrantTable {
@@ -31,31 +30,31 @@ pub(super) struct GrantTable {
     refused: u64,
 }
 
-/// One ring that a process has.
+/// A ring granted to a process.
 struct Grant {
     uid: u32,
     pid: i32,
     interface: InterfaceId,
     at: SocketAddr,
     ring_bytes: u32,
-    /// The socket that proves who owns the port: nobody else gets it while this is open.
+    /// The UDP socket that owns the port. No other process can bind the port while this is open.
     proof: OwnedFd,
-    /// The cookie of its raw socket.
+    /// Cookie of the raw socket, if there is one.
     cookie: Option<u64>,
 }
 
-/// The answer to a request that is granted, with its descriptors.
+/// Reply to a granted request, with its descriptors.
 pub(super) struct GrantReply {
     pub(super) granted: Granted,
-    /// The client only asked whether it could have a ring.
+    /// The request was a dry run.
     pub(super) dry: bool,
     pub(super) ring: Option<OwnedFd>,
     pub(super) sender: Option<OwnedFd>,
-    /// The connection of an earlier grant of the same port, which this one replaces.
+    /// Connection of an earlier grant of the same port, which this one replaces.
     pub(super) replaces: Option<u64>,
 }
 
-/// What a request is entitled to.
+/// Result of the checks of a request.
 struct Claim<'a> {
     address: &'a Address,
     permission: Permission,
@@ -63,7 +62,7 @@ struct Claim<'a> {
 }
 
 impl GrantTable {
-    /// Starts with what an earlier agent left.
+    /// Starts with the rings and programs of an earlier broker.
     pub(super) fn open(
         rules: Policy,
         kept: InheritedPrograms,
@@ -74,9 +73,9 @@ impl GrantTable {
         let live = LiveGrants::open(live)?;
         let mut programs = Programs::adopt(programs, &rules, now);
         if begins {
-            fd_store::store_one(LIVE, live.descriptor());
+            fd_store::store(LIVE, live.descriptor());
         }
-        // Their owners are not known any more; they get new ones when they ask again.
+        // The owners are unknown now; they get new sockets when they request again.
         for item in live.alive()? {
             if let LiveItem::Sender { cookie } = item {
                 programs.forbid(cookie);
@@ -96,13 +95,13 @@ impl GrantTable {
         self.refused += 1;
     }
 
-    /// Grants a ring to the client of a connection. The proof is taken out of `files`; what
-    /// remains there is to be closed.
+    /// Grants a ring to the client of a connection. Takes the proof out of `files`; the caller must
+    /// close the rest.
     pub(super) fn grant(
         &mut self,
         connection: u64,
         caller: &Caller,
-        question: Request,
+        request: Request,
         files: &mut Vec<OwnedFd>,
     ) -> Result<GrantReply, Refusal> {
         let (proof, offered) = match &files[..] {
@@ -110,7 +109,7 @@ impl GrantTable {
             [proof, ring] => (proof, Some(ring.as_fd())),
             _ => {
                 let text = format!(
-                    "{} descriptors came, not one or two: a bound UDP socket, and a ring to be used again",
+                    "received {} descriptors, expected one or two: a bound UDP socket, and a ring to reuse",
                     files.len()
                 );
                 return Err(refusal(Reason::Nonsense, text));
@@ -118,49 +117,40 @@ impl GrantTable {
         };
         let at = ownership::owned(proof.as_fd(), self.here).map_err(unproven)?;
         let all = addresses().map_err(kernel("listing the addresses of the interfaces"))?;
-        let claim = self.authorize(caller, question, at, &all)?;
-        let map = offered.map(|ring| is_ring(ring, question.ring_bytes));
+        let claim = self.authorize(caller, request, at, &all)?;
+        let map = offered.map(|ring| is_ring(ring, request.ring_bytes));
         let map = map.transpose()?;
         self.check_quota(caller, map)?;
         let interface = &claim.address.interface;
         let mut reply = GrantReply {
             granted: Granted {
                 interface: interface.clone(),
-                ring_bytes: question.ring_bytes,
+                ring_bytes: request.ring_bytes,
                 sender: claim.permission == Permission::RingAndSender,
             },
-            dry: question.dry,
+            dry: request.dry,
             ring: None,
             sender: None,
             replaces: claim.replaces,
         };
-        if question.dry {
+        if request.dry {
             reply.granted.sender &= claim.address.mac.is_some();
             reply.replaces = None;
             return Ok(reply);
         }
         let ring = match offered {
             Some(ring) => ring.try_clone_to_owned(),
-            None => create_ring(question.ring_bytes),
+            None => create_ring(request.ring_bytes),
         };
-        let ring = ring.map_err(kernel("making a ring"))?;
+        let ring = ring.map_err(kernel("creating a ring"))?;
         self.count_ring(caller, &ring)?;
         self.programs
             .insert_ring(interface, at, ring.as_fd())
             .map_err(|text| refusal(Reason::Kernel, text))?;
-        let mut cookie = None;
-        if claim.permission == Permission::RingAndSender {
-            match self.sender(claim.address, at) {
-                Ok((socket, number)) => {
-                    reply.sender = Some(socket);
-                    cookie = Some(number);
-                }
-                // The ring is good without it.
-                Err(text) => {
-                    tracing::warn!(interface = %interface.name, "a ring is granted without a raw socket: {text}")
-                }
-            }
-        }
+        let cookie = match claim.permission {
+            Permission::RingAndSender => self.add_sender(claim.address, at, &mut reply),
+            _ => None,
+        };
         reply.granted.sender = reply.sender.is_some();
         reply.ring = Some(ring);
         let grant = Grant {
@@ -168,14 +158,14 @@ impl GrantTable {
             pid: caller.pid,
             interface: interface.clone(),
             at,
-            ring_bytes: question.ring_bytes,
+            ring_bytes: request.ring_bytes,
             proof: files.remove(0),
             cookie,
         };
         let (uid, pid, raw) = (grant.uid, grant.pid, cookie.is_some());
         tracing::info!(event = "ring-granted", uid, pid, %at, raw, interface = %grant.interface.name, "ring granted");
         self.grants.insert(connection, grant);
-        // The port belongs to the new grant now: ending the old one must leave its ring in place.
+        // The port belongs to the new grant: ending the old one must not remove the ring.
         if let Some(replaced) = claim.replaces
             && let Some(grant) = self.grants.get_mut(&replaced)
         {
@@ -184,11 +174,30 @@ impl GrantTable {
         Ok(reply)
     }
 
-    /// Whether this caller may have such a ring for this address.
+    /// Adds a raw socket to a reply, if possible; returns its cookie. The ring is useful without it.
+    fn add_sender(
+        &mut self,
+        address: &Address,
+        at: SocketAddr,
+        reply: &mut GrantReply,
+    ) -> Option<u64> {
+        match self.sender(address, at) {
+            Ok((socket, cookie)) => {
+                reply.sender = Some(socket);
+                Some(cookie)
+            }
+            Err(text) => {
+                tracing::warn!(interface = %address.interface.name, "a ring is granted without a raw socket: {text}");
+                None
+            }
+        }
+    }
+
+    /// Checks that the caller may have such a ring for this address.
     fn authorize<'a>(
         &self,
         caller: &Caller,
-        question: Request,
+        request: Request,
         at: SocketAddr,
         all: &'a [Address],
     ) -> Result<Claim<'a>, Refusal> {
@@ -209,11 +218,11 @@ impl GrantTable {
             refusal(Reason::Interface, text)
         })?;
         let permission = self.permission(interface, caller)?;
-        if !is_ring_size(question.ring_bytes, interface.ring_bytes) {
+        if !is_ring_size(request.ring_bytes, interface.ring_bytes) {
             let text = format!(
                 "a ring of {} bytes is not allowed on {}: the size must be a power of two from {} to \
-                 {} (ring-bytes of the agent's interfaces file)",
-                question.ring_bytes,
+                 {} (ring-bytes of the broker's interfaces file)",
+                request.ring_bytes,
                 interface.name,
                 rustix::param::page_size(),
                 interface.ring_bytes
@@ -244,7 +253,7 @@ impl GrantTable {
             Permission::Nothing => {
                 let text = format!(
                     "user {} may not use interface {}; the administrator of this machine can allow it \
-                     (users, groups in the agent's interfaces file)",
+                     (users, groups in the broker's interfaces file)",
                     caller.uid, interface.name
                 );
                 Err(refusal(Reason::User, text))
@@ -253,7 +262,7 @@ impl GrantTable {
         }
     }
 
-    /// Whether a user may have one more ring; a ring offered for reuse does not count twice.
+    /// Checks that the user may have one more ring. A ring offered for reuse does not count twice.
     fn check_quota(&self, caller: &Caller, offered: Option<u32>) -> Result<(), Refusal> {
         let alive = self.live.alive();
         let alive = alive.map_err(kernel("counting the rings of a user"))?;
@@ -266,8 +275,8 @@ impl GrantTable {
             return Ok(());
         }
         let text = format!(
-            "user {} has {count} rings, of {most} (rings-per-user of the agent's interfaces file); a ring \
-             is there until every process that has it has ended",
+            "user {} has {count} rings, of {most} (rings-per-user of the broker's interfaces file); a ring \
+             exists until every process that has it has ended",
             caller.uid
         );
         Err(refusal(Reason::Limit, text))
@@ -280,7 +289,7 @@ impl GrantTable {
                 uid: caller.uid,
                 map: facts.map,
             };
-            // A ring that was granted before is known already.
+            // A ring that is reused is already known.
             match self.live.alive()?.contains(&item) {
                 true => Ok(()),
                 false => self.live.watch(ring.as_fd(), item),
@@ -289,7 +298,7 @@ impl GrantTable {
         counted.map_err(kernel("counting a ring"))
     }
 
-    /// A socket that can only send frames from this address.
+    /// Opens a raw socket that can send only from this address.
     fn sender(&mut self, address: &Address, at: SocketAddr) -> Result<(OwnedFd, u64), String> {
         let mac = address.mac.ok_or("the interface has no MAC address")?;
         let (socket, cookie) = self.programs.open_raw(&address.interface, mac, at)?;
@@ -301,7 +310,7 @@ impl GrantTable {
         Ok((socket, cookie))
     }
 
-    /// Revokes the grant of a connection, if it has one; returns the descriptors to be closed.
+    /// Revokes the grant of a connection, if it has one; returns descriptors to close.
     pub(super) fn revoke(&mut self, connection: u64) -> Vec<OwnedFd> {
         let Some(grant) = self.grants.remove(&connection) else {
             return Vec::new();
@@ -310,7 +319,7 @@ impl GrantTable {
         if let Some(cookie) = grant.cookie {
             self.programs.forbid(cookie);
         }
-        // Port 0: another grant has replaced this one.
+        // Port 0 marks a grant that has been replaced.
         if grant.at.port() != 0 {
             self.programs.remove_ring(&grant.interface, grant.at);
             tracing::info!(event = "ring-released", uid, pid, %at, interface = %grant.interface.name, "ring released");
@@ -330,8 +339,7 @@ impl GrantTable {
         }
     }
 
-    /// Drops what has changed unannounced (closed sockets, lost addresses); returns the connections
-    /// whose grants end.
+    /// Finds grants whose socket was closed or whose address was lost; returns their connections.
     pub(super) fn revalidate(&mut self, now: Instant) -> Vec<u64> {
         for interface in self.programs.expire_unclaimed(now) {
             self.detach_if_idle(&interface);
@@ -368,7 +376,7 @@ impl GrantTable {
         ended
     }
 
-    /// For `dipole agent status`.
+    /// The status for `dipole agent status`.
     pub(super) fn status(&self, socket: String) -> BrokerStatus {
         let alive = self.live.alive().unwrap_or_default();
         let interfaces = self.rules.interfaces.iter().map(|interface| {
@@ -407,7 +415,7 @@ impl GrantTable {
     }
 }
 
-/// The number of the map, if it is a ring of this length.
+/// The id of the map, if it is a ring of this length.
 fn is_ring(ring: BorrowedFd<'_>, bytes: u32) -> Result<u32, Refusal> {
     match ring_info(ring) {
         Ok(facts) if facts.bytes == bytes => Ok(facts.map),
@@ -416,9 +424,17 @@ fn is_ring(ring: BorrowedFd<'_>, bytes: u32) -> Result<u32, Refusal> {
             Err(refusal(Reason::Ring, text))
         }
         Err(cause) => {
-            let text = format!("the descriptor offered is no ring: {cause}");
+            let text = format!("the descriptor offered is not a ring: {cause}");
             Err(refusal(Reason::Ring, text))
         }
+    }
+}
+
+/// A refusal with its explanation.
+pub(super) fn refusal(reason: Reason, text: impl Into<String>) -> Refusal {
+    Refusal {
+        reason,
+        text: text.into(),
     }
 }
 

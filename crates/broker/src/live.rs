@@ -1,8 +1,9 @@
-//! Which of the rings and sockets that were handed out still exist, in whatever process.
+//! Finds out which granted rings and sockets still exist in any process.
 //!
-//! A process can keep a ring after its grant has ended, and the ring takes kernel memory until
-//! then. An epoll instance forgets a file when its last descriptor is closed anywhere, and `/proc`
-//! lists the files it knows: so no process has to be trusted. The epoll is never waited on.
+//! A process can keep a ring after its grant has ended, and the ring uses kernel memory until it is
+//! closed. An epoll instance forgets a file when its last descriptor is closed anywhere, and
+//! `/proc/self/fdinfo` lists the files it watches. So no process has to be trusted. The broker never
+//! waits on this epoll.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,12 +17,12 @@ pub(super) struct LiveGrants {
     epoll: OwnedFd,
 }
 
-/// A ring or socket that was handed out.
+/// A granted ring or socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LiveItem {
     /// A ring, by its map id, and the user whose quota it counts towards.
     Ring { uid: u32, map: u32 },
-    /// A socket for raw frames, by its cookie.
+    /// A raw socket, by its cookie.
     Sender { cookie: u64 },
 }
 
@@ -52,7 +53,7 @@ impl LiveItem {
 }
 
 impl LiveGrants {
-    /// Starts empty, or with the epoll that an earlier agent left.
+    /// Starts empty, or with the epoll of an earlier broker.
     pub(super) fn open(kept: Option<OwnedFd>) -> io::Result<LiveGrants> {
         let epoll = match kept {
             Some(epoll) => epoll,
@@ -74,7 +75,7 @@ impl LiveGrants {
         }
     }
 
-    /// All that still exist.
+    /// All items that still exist.
     pub(super) fn alive(&self) -> io::Result<BTreeSet<LiveItem>> {
         let number = self.epoll.as_raw_fd();
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
@@ -85,7 +86,8 @@ impl LiveGrants {
             let token = u64::from_str_radix(words.next()?, 16).ok()?;
             Some(LiveItem::of(token))
         });
-        let strange = || io::Error::other(format!("/proc/self/fdinfo/{number} is not understood"));
+        let strange =
+            || io::Error::other(format!("/proc/self/fdinfo/{number} has an unknown format"));
         items.map(|item| item.ok_or_else(strange)).collect()
     }
 }
@@ -114,7 +116,7 @@ mod tests {
         assert_eq!(live.alive().unwrap(), [ring, sender].into());
         drop(other);
         assert_eq!(live.alive().unwrap(), [ring].into());
-        // As after a restart, by another descriptor of the same epoll.
+        // As after a restart, with another descriptor of the same epoll.
         let live = LiveGrants::open(Some(live.epoll.try_clone().unwrap())).unwrap();
         assert_eq!(live.alive().unwrap(), [ring].into());
         drop(copy);

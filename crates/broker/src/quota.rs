@@ -1,25 +1,25 @@
-//! How much of the broker one user may take: questions, idle connections, and descriptors that
-//! wait to be closed.
+//! Limits for each user: the rate of requests, the number of connections without a request, and
+//! descriptors that wait to be closed.
 //!
-//! Closing a descriptor that a stranger sent can take as long as the stranger likes (a lingering
-//! socket, a file system in user space), so the broker's own thread never does it. Each user has
-//! one closing thread while there is something to close: a user can only hold up themselves.
+//! Closing a descriptor that a client sent can take arbitrarily long (a lingering socket, a file
+//! system in user space), so the broker's main thread never does it. Each user has a closing thread
+//! while there is something to close, so that users can only block themselves.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Questions that a user may ask at once: a job that starts.
+/// Requests that a user may send at once, for example when a job starts.
 const BURST: u32 = 512;
-/// How soon there is one more.
+/// Time until one more request is allowed.
 const REFILL: Duration = Duration::from_millis(10);
-/// Connections of a user that have not asked anything yet.
+/// Maximum number of connections of a user without a request.
 const MAX_SILENT: usize = 64;
-/// How long closing may take before its user gets nothing more.
+/// If closing takes longer, the user's connections are refused.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// All users who were there lately.
+/// All recent users.
 #[derive(Debug, Default)]
 pub(super) struct UserQuotas {
     users: HashMap<u32, UserQuota>,
@@ -27,20 +27,20 @@ pub(super) struct UserQuotas {
 
 #[derive(Debug)]
 struct UserQuota {
-    questions: u32,
+    requests: u32,
     refilled: Instant,
     silent: usize,
     closing: Closing,
 }
 
-/// Closes descriptors in turn; `None` while it has nothing to do and no thread.
+/// Closes descriptors in turn; `None` while there is nothing to do and no thread.
 #[derive(Clone, Debug, Default)]
 struct Closing(Arc<Mutex<Option<Backlog>>>);
 
 #[derive(Debug)]
 struct Backlog {
     files: Vec<OwnedFd>,
-    /// Since when the thread is busy with those taken before.
+    /// When the thread began to close the current descriptors.
     busy_since: Instant,
 }
 
@@ -61,13 +61,13 @@ impl Closing {
             .name("dipole-close".to_owned())
             .stack_size(64 << 10);
         if let Err(cause) = thread.spawn(move || closing.run()) {
-            tracing::warn!(%cause, "no thread to close what a process sent");
-            // Closed here, at the risk of waiting: better than never.
+            tracing::warn!(%cause, "cannot start a thread to close descriptors of a client");
+            // Closed here, which may block, but is better than never.
             *backlog = None;
         }
     }
 
-    /// Closes until nothing is left.
+    /// Closes descriptors until none is left.
     fn run(&self) {
         loop {
             let mut guard = self.backlog();
@@ -86,67 +86,67 @@ impl Closing {
 impl UserQuotas {
     fn user(&mut self, uid: u32, now: Instant) -> &mut UserQuota {
         self.users.entry(uid).or_insert_with(|| UserQuota {
-            questions: BURST,
+            requests: BURST,
             refilled: now,
             silent: 0,
             closing: Closing::default(),
         })
     }
 
-    /// Admits one more connection of a user, which has not asked anything yet.
+    /// Admits a connection of a user.
     pub(super) fn admit(&mut self, uid: u32, now: Instant) -> Result<(), String> {
         let user = self.user(uid, now);
         if user.silent >= MAX_SILENT {
             return Err(format!(
-                "user {uid} has {} connections that ask nothing",
+                "user {uid} has {} connections without a request",
                 user.silent
             ));
         }
         let late =
             |backlog: &Backlog| now.saturating_duration_since(backlog.busy_since) > CLOSE_LIMIT;
         if user.closing.backlog().as_ref().is_some_and(late) {
-            return Err(format!(
-                "descriptors that user {uid} sent do not get closed"
-            ));
+            return Err(format!("descriptors that user {uid} sent cannot be closed"));
         }
         user.silent += 1;
         Ok(())
     }
 
-    /// An admitted connection has asked, or is gone.
-    pub(super) fn has_asked(&mut self, uid: u32) {
+    /// Counts the first request, or the end, of an admitted connection.
+    pub(super) fn has_requested(&mut self, uid: u32) {
         if let Some(user) = self.users.get_mut(&uid) {
             user.silent = user.silent.saturating_sub(1);
         }
     }
 
-    /// Takes one question off a user's allowance.
-    pub(super) fn take_question(&mut self, uid: u32, now: Instant) -> Result<(), String> {
+    /// Takes a request off a user's allowance.
+    pub(super) fn take_request(&mut self, uid: u32, now: Instant) -> Result<(), String> {
         let user = self.user(uid, now);
         let since = now.saturating_duration_since(user.refilled);
         let more = since.as_nanos() / REFILL.as_nanos();
         if more > 0 {
             let more = u32::try_from(more).unwrap_or(u32::MAX);
-            user.questions = user.questions.saturating_add(more).min(BURST);
+            user.requests = user.requests.saturating_add(more).min(BURST);
             user.refilled = now;
         }
-        match user.questions.checked_sub(1) {
+        match user.requests.checked_sub(1) {
             Some(left) => {
-                user.questions = left;
+                user.requests = left;
                 Ok(())
             }
-            None => Err(format!("user {uid} asks too often; try again in a second")),
+            None => Err(format!(
+                "user {uid} sends too many requests; try again in a second"
+            )),
         }
     }
 
-    /// Closes what a user sent, on that user's closing thread.
+    /// Closes descriptors of a user on the user's closing thread.
     pub(super) fn close(&mut self, uid: u32, files: Vec<OwnedFd>, now: Instant) {
         if !files.is_empty() {
             self.user(uid, now).closing.add(files);
         }
     }
 
-    /// Forgets users about whom nothing is left to know.
+    /// Forgets users whose limits are unused.
     pub(super) fn tidy(&mut self, now: Instant) {
         let full = REFILL * BURST;
         self.users.retain(|_, user| {
@@ -166,16 +166,16 @@ mod tests {
         let mut quotas = UserQuotas::default();
         let now = Instant::now();
         for _ in 0..BURST {
-            quotas.take_question(7, now).unwrap();
+            quotas.take_request(7, now).unwrap();
         }
-        let refused = quotas.take_question(7, now).unwrap_err();
+        let refused = quotas.take_request(7, now).unwrap_err();
         assert!(refused.contains("user 7"), "{refused}");
-        quotas.take_question(8, now).unwrap();
+        quotas.take_request(8, now).unwrap();
         let later = now + REFILL;
-        quotas.take_question(7, later).unwrap();
-        quotas.take_question(7, later).unwrap_err();
+        quotas.take_request(7, later).unwrap();
+        quotas.take_request(7, later).unwrap_err();
         quotas.tidy(later);
-        quotas.take_question(7, later).unwrap_err();
+        quotas.take_request(7, later).unwrap_err();
         quotas.tidy(later + REFILL * BURST);
         assert!(quotas.users.is_empty());
     }
@@ -189,7 +189,7 @@ mod tests {
         }
         quotas.admit(7, now).unwrap_err();
         quotas.admit(8, now).unwrap();
-        quotas.has_asked(7);
+        quotas.has_requested(7);
         quotas.admit(7, now).unwrap();
     }
 
@@ -200,7 +200,7 @@ mod tests {
         let mut quotas = UserQuotas::default();
         let now = Instant::now();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // It lingers until the other side has read what fills both buffers.
+        // Closing blocks until the peer has read everything, because of SO_LINGER.
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let peer = listener.accept().unwrap();
         sockopt::set_socket_linger(&stream, Some(Duration::from_secs(600))).unwrap();
@@ -212,13 +212,13 @@ mod tests {
             .map(|(reader, writer)| (writer, reader))
             .unwrap();
         quotas.close(8, vec![open.into()], now);
-        // The end of the file: the other user's descriptor is closed.
+        // End of file shows that the other user's descriptor is closed.
         assert_eq!(std::io::Read::read(&mut &seen, &mut [0]).unwrap(), 0);
         quotas.admit(7, now).unwrap();
         let later = Instant::now() + 2 * CLOSE_LIMIT;
         let refused = quotas.admit(7, later).unwrap_err();
-        assert!(refused.contains("do not get closed"), "{refused}");
-        // Its closing thread may still have to notice that nothing is left.
+        assert!(refused.contains("cannot be closed"), "{refused}");
+        // The closing thread may not have finished yet.
         while quotas.admit(8, later).is_err() {
             std::thread::yield_now();
         }

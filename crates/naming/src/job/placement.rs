@@ -1,5 +1,4 @@
-//! Where a process stands among its job's nodes, when another launcher than `dipole run`
-//! started it.
+//! Placement of a process among its job's nodes by another launcher than `dipole run`.
 
 use std::path::PathBuf;
 
@@ -8,25 +7,25 @@ use crate::address::NodeId;
 use crate::environment::user_dir;
 use crate::hosts::Hosts;
 
-/// What a process needs to know to open its node.
+/// What a process needs to open its node.
 #[derive(Debug)]
-pub struct Place {
+pub struct RankPlacement {
     /// Its node.
     pub node: NodeId,
-    /// All nodes; `None` if the job has no other.
+    /// All nodes; `None` if the job has only one.
     pub hosts: Option<Hosts>,
-    /// Where the registry lives, unless the default or the hosts file says.
+    /// Directory of the registry, unless it is the default or given in the hosts file.
     pub runtime_dir: Option<PathBuf>,
 }
 
-impl Place {
-    pub(super) fn of(launched: Launched, get: Lookup<'_>) -> Result<Place, JobError> {
+impl RankPlacement {
+    pub(super) fn of(launched: Launched, get: Lookup<'_>) -> Result<RankPlacement, JobError> {
         let node = launched.job.own_address().node;
         let (hosts, runtime_dir) = match launched.nodes {
             Nodes::Here => (None, None),
             Nodes::File(hosts) => (Some(hosts), None),
             Nodes::Names(names) => {
-                // Node numbers are the job's own: another job's nodes here have the same.
+                // Node numbers are the job's own: nodes of other jobs here may have the same.
                 let runtime_dir = match get("DIPOLE_RUNTIME_DIR") {
                     Some(_) => None,
                     None => Some(job_dir(launched.job.id)?),
@@ -34,7 +33,7 @@ impl Place {
                 (Some(names.resolve()?), runtime_dir)
             }
         };
-        Ok(Place {
+        Ok(RankPlacement {
             node,
             hosts,
             runtime_dir,
@@ -42,8 +41,8 @@ impl Place {
     }
 }
 
-/// The job's directory. Not below the session's: launchers hand on the variable of the
-/// machine they were started on, and a session may end before the job does.
+/// The job's directory. It is not below `XDG_RUNTIME_DIR`: launchers pass on that variable from
+/// another machine, and a session may end before the job does.
 fn job_dir(id: u64) -> Result<PathBuf, JobError> {
     crate::registry::job_dir(&user_dir(), id).map_err(|error| JobError::Directory {
         cause: error.to_string(),
