@@ -65,7 +65,7 @@ impl TxPath {
             let payload = [frame.head, frame.payload];
             match self.sender.send(route, own, frame.to, payload) {
                 Ok(Sent::Taken) => taken += 1,
-                Ok(Sent::Full | Sent::NotThisWay) => break,
+                Ok(Sent::Full | Sent::CannotSend) => break,
                 Err(cause) => {
                     tracing::warn!(
                         "sending a frame to {} through the socket: {cause}",

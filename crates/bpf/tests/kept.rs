@@ -6,7 +6,7 @@ mod testbed;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use dipole_bpf::hook::{Allowed, Guard, Hook, attached, create_ring};
+use dipole_bpf::hook::{AllowedSource, Guard, Hook, attached, create_ring};
 use dipole_testbed::Testbed;
 use testbed::{interface, make};
 
@@ -32,7 +32,7 @@ fn attached_programs_are_taken_over_with_all_rings_and_go_with_the_last_descript
             }
         }
         entered.sort_unstable();
-        let allowed = Allowed {
+        let allowed = AllowedSource {
             mac: [2; 6],
             address: [10, 0, 0, 1].into(),
             ports: [1, 1],
@@ -45,13 +45,13 @@ fn attached_programs_are_taken_over_with_all_rings_and_go_with_the_last_descript
             Hook::from_descriptors(&interface, kept.0).expect("the same"),
             Guard::from_descriptors(&interface, kept.1).expect("the same"),
         );
-        let mut found = hook.entered().expect("the kernel lists them");
+        let mut found = hook.entries().expect("the kernel lists them");
         found.sort_unstable();
         assert_eq!(found, entered);
         for (ip, port) in found {
             hook.remove(ip, port).expect("it is there");
         }
-        assert_eq!(hook.entered().expect("the kernel lists them"), []);
+        assert_eq!(hook.entries().expect("the kernel lists them"), []);
         let mut mixed = copies(hook.descriptors());
         mixed.reverse();
         assert!(Hook::from_descriptors(&interface, mixed).is_err());

@@ -120,7 +120,7 @@ fn a_run_of_small_frames_goes_into_a_ring_as_one_record() {
         }
         assert!(got == frames[..run].concat(), "{run} frames");
     }
-    assert_eq!(to.stats().by_socket, 0);
+    assert_eq!(to.stats().from_socket, 0);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn frames_of_every_length_arrive_with_both_ip_versions_with_and_without_queueing
         let sent = pair
             .sender
             .send(&route, pair.from, pair.to, [&payload(most + 1), &[]]);
-        assert_eq!(sent.expect("works"), Sent::NotThisWay);
+        assert_eq!(sent.expect("works"), Sent::CannotSend);
     }
 }
 
@@ -92,7 +92,7 @@ fn many_frames_leave_in_order() {
             match offer().expect("works") {
                 Sent::Taken => break,
                 Sent::Full => std::thread::yield_now(),
-                Sent::NotThisWay => panic!("{} bytes", payload.len()),
+                Sent::CannotSend => panic!("{} bytes", payload.len()),
             }
         }
     }
@@ -133,7 +133,7 @@ fn an_interface_that_is_down_refuses_frames_until_it_is_up_again() {
     pair.testbed.set_interface(1, 0, false).expect("ip works");
     for _ in 0..2 {
         let sent = pair.sender.send(&route, pair.from, pair.to, [b"lost", &[]]);
-        assert_eq!(sent.expect("works"), Sent::NotThisWay);
+        assert_eq!(sent.expect("works"), Sent::CannotSend);
     }
     pair.testbed.set_interface(1, 0, true).expect("ip works");
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);

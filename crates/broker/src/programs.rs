@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dipole_bpf::InterfaceId;
-use dipole_bpf::hook::{Allowed, Guard, Hook};
+use dipole_bpf::hook::{AllowedSource, Guard, Hook};
 use dipole_bpf::raw::guarded_socket;
 use nix::net::if_::if_nametoindex;
 
@@ -151,7 +151,7 @@ impl Programs {
                 };
                 let hook = Hook::from_descriptors(interface, files);
                 hook.and_then(|hook| {
-                    let unclaimed = hook.entered()?.into_iter().collect();
+                    let unclaimed = hook.entries()?.into_iter().collect();
                     let until = now + GRACE;
                     self.hooks.push(Open {
                         hook,
@@ -291,7 +291,7 @@ impl Programs {
             let done = match other == index {
                 true => guard.allow(
                     cookie,
-                    &Allowed {
+                    &AllowedSource {
                         mac,
                         address: at.ip(),
                         ports: [at.port(); 2],
@@ -366,7 +366,7 @@ impl Programs {
             .find(|guard| guard.interface().name == interface);
         let refused = guard.and_then(|guard| guard.refused().ok());
         (
-            open.map(|open| open.hook.place().to_string()),
+            open.map(|_| "TCX".to_owned()),
             named.unwrap_or_default(),
             refused.unwrap_or(0),
         )

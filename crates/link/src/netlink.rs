@@ -56,10 +56,10 @@ impl Socket {
         acknowledged: bool,
     ) -> io::Result<Option<A>>
     where
-        NetlinkPayload<Q>: From<Q>,
+        Q: Into<NetlinkPayload<Q>>,
     {
         self.sequence = self.sequence.wrapping_add(1);
-        let mut message = NetlinkMessage::from(NetlinkPayload::from(request));
+        let mut message = NetlinkMessage::from(request);
         message.header.flags = NLM_F_REQUEST | if acknowledged { NLM_F_ACK } else { 0 };
         message.header.sequence_number = self.sequence;
         message.finalize();

@@ -99,16 +99,16 @@ impl Stats {
         }
         if let Some(bpf) = bpf {
             let BpfStats {
-                by_ring,
-                by_socket,
+                from_ring,
+                from_socket,
                 raw,
                 socket,
                 joined,
                 raw_bulk,
             } = bpf;
             values.extend([
-                ("bpf received by ring", by_ring),
-                ("bpf received by socket", by_socket),
+                ("bpf received from ring", from_ring),
+                ("bpf received from socket", from_socket),
                 ("bpf sent as raw frames", raw),
                 ("bpf sent by socket", socket),
                 ("bpf sent in runs", joined),

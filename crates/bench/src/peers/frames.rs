@@ -78,7 +78,7 @@ impl Channel for Frames {
 
     fn finish(self, _: &mut Outcome) -> io::Result<()> {
         let stats = self.link.stats();
-        if stats.raw < stats.socket || stats.by_ring < stats.by_socket {
+        if stats.raw < stats.socket || stats.from_ring < stats.from_socket {
             return Err(broken(format!(
                 "frames and rings were to carry the messages, but sockets did: {stats:?}"
             )));

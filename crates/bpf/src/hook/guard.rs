@@ -30,7 +30,7 @@ const REFUSED: MapShape<'static> = MapShape {
 
 /// What a guarded socket may send: UDP over IP without options, from this source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowed {
+pub struct AllowedSource {
     /// Source MAC address.
     pub mac: [u8; 6],
     /// Source IP address.
@@ -106,7 +106,7 @@ impl Guard {
     ///
     /// # Errors
     /// There are 4096 sockets already, or the kernel refuses.
-    pub fn allow(&self, cookie: u64, allowed: &Allowed) -> Result<(), HookError> {
+    pub fn allow(&self, cookie: u64, allowed: &AllowedSource) -> Result<(), HookError> {
         let value = maps::allowed(allowed.mac, allowed.address, allowed.ports);
         let set = self.cookies.set(&cookie.to_ne_bytes(), &value);
         set.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))

@@ -54,7 +54,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
         frame
     };
     let (mut granted, cookie) = frame_socket(&testbed, 1, &interface);
-    let allowed = Allowed {
+    let allowed = AllowedSource {
         mac,
         address: own.into(),
         ports: [1, model::FROM_PORT],

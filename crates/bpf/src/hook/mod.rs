@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use counters::Counters;
 pub use error::{HookError, Step};
-pub use guard::{Allowed, Guard};
+pub use guard::{AllowedSource, Guard};
 
 use super::InterfaceId;
 use super::program::assembler::Program;
@@ -189,7 +189,7 @@ impl Hook {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn entered(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
+    pub fn entries(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
         let keys = self.rings.keys(MAX_RINGS);
         let keys =
             keys.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))?;
@@ -302,9 +302,9 @@ fn load(
 
 /// A program attached to an interface, of Dipole or another application.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
+pub struct AttachedProgram {
     /// Its attach point.
-    pub side: Side,
+    pub side: TrafficDirection,
     /// Its id, as shown by `bpftool`.
     pub id: u32,
     /// Its name; `None` if this process may not query it.
@@ -313,7 +313,7 @@ pub struct Attached {
 
 /// The traffic that a program sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum TrafficDirection {
     /// Incoming packets, at TCX.
     Ingress,
     /// Outgoing packets, at TCX.
@@ -324,16 +324,16 @@ pub enum Side {
 ///
 /// # Errors
 /// The kernel's: CAP_NET_ADMIN is missing, or it has no TCX.
-pub fn attached(interface: &InterfaceId) -> io::Result<Vec<Attached>> {
+pub fn attached(interface: &InterfaceId) -> io::Result<Vec<AttachedProgram>> {
     let mut found = Vec::new();
     let sides = [
-        (Side::Ingress, AttachKind::TcxIngress),
-        (Side::Egress, AttachKind::TcxEgress),
+        (TrafficDirection::Ingress, AttachKind::TcxIngress),
+        (TrafficDirection::Egress, AttachKind::TcxEgress),
     ];
     for (side, kind) in sides {
         for id in sys::attached(interface.index, kind)? {
             let name = sys::program_name(id).ok();
-            found.push(Attached { side, id, name });
+            found.push(AttachedProgram { side, id, name });
         }
     }
     Ok(found)

@@ -10,7 +10,7 @@ use super::guard;
 use super::interpreter::{Input, Maps, Ring, run};
 use super::maps::{self, Reason, key};
 use super::model::damaged_packet;
-use super::model::{self, Around, Fate, MAC, PORT, fate, our_address, packet, samples};
+use super::model::{self, Around, Fate, PORT, fate, our_address, packet, samples};
 use super::packet::skb;
 use crate::hook::drain;
 use crate::layout::RECORD_HEADER_BYTES;

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 pub(crate) use map::{Map, MapKind, MapShape, create_map, map_facts};
-pub(crate) use program::{AttachKind, ProgramKind, attach, attached, detach, load, program_name};
+pub(crate) use program::{AttachKind, attach, attached, detach, load, program_name};
 #[cfg(test)]
 pub(crate) use program::{TestRun, test_run};
 

@@ -191,7 +191,7 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
     let long = [QUESTION.encode(), vec![0; 4000]].concat();
     for bytes in [&b"?"[..], &[0; 12], &long] {
         match scene.told(MALLORY, bytes, &[socket.as_fd()]) {
-            Some(Reply::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Nonsense),
+            Some(Reply::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Malformed),
             other => panic!("{other:?}"),
         }
     }
@@ -204,7 +204,7 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(scene.refused(ALICE, &[]).0, Reason::Nonsense, "no proof");
+    assert_eq!(scene.refused(ALICE, &[]).0, Reason::Malformed, "no proof");
 
     // Sockets that linger for ten minutes when they are closed; the broker has the last copy.
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -312,7 +312,7 @@ fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
         assert_eq!(found, (seen..seen + 50).collect::<Vec<_>>(), "{round}");
         seen += 50;
     }
-    assert_eq!(good.stats().by_ring, seen, "none took the socket");
+    assert_eq!(good.stats().from_ring, seen, "none took the socket");
     drop(bad);
     for _ in 0..200 {
         peer.send_to(&[7; 1000], to_bad).expect("sent");
