@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use dipole_testbed::c_programs::compile;
+
 use common::{LIMIT, Place, finished, finished_within, two_nodes};
 
 fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
@@ -102,15 +104,8 @@ fn between_namespaces_a_program_sees_no_difference_either() {
 fn semantics(place: &Place) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/semantics.c");
     let program = place.folder.path().join("semantics");
-    let compiled = Command::new("cc")
-        .args([
-            "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o",
-        ])
-        .args([&program, &source])
-        .output()
-        .expect("the compiler starts");
-    let said = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "{said}");
+    let options = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"];
+    compile("cc", &source, &program, &options, &[]);
     program
 }
 

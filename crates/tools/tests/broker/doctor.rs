@@ -50,7 +50,7 @@ fn expect(told: &Findings, name: &str, subject: &str, words: &str) {
 }
 
 #[test]
-fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
+fn doctor_reports_grants_attached_programs_and_bypasses_to_each_user() {
     let Some(mut scene) = Scene::with_broker() else {
         return;
     };

@@ -48,7 +48,7 @@ impl Scene {
 }
 
 #[test]
-fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
+fn a_socket_that_does_not_prove_ownership_of_its_port_gets_nothing() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -124,7 +124,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
 }
 
 #[test]
-fn rings_that_are_none_too_long_or_too_many_are_refused() {
+fn invalid_too_long_or_too_many_rings_are_refused() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -183,7 +183,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
 }
 
 #[test]
-fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
+fn invalid_silent_or_lingering_clients_do_not_delay_others() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -276,7 +276,7 @@ fn consumer_pages() -> Vec<u64> {
 }
 
 #[test]
-fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
+fn a_user_who_corrupts_and_floods_a_ring_harms_only_himself() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -324,7 +324,7 @@ fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
 }
 
 #[test]
-fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
+fn a_grant_ends_when_its_owner_shares_the_port() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
