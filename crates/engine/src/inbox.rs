@@ -13,7 +13,7 @@ use dipole_link::arena::{Arena, ArenaSlice};
 use dipole_proto::{EdgeId, PeerId};
 
 use crate::address::Address;
-use crate::operation::{Notice, RegionKey};
+use crate::region::{Notice, RegionKey};
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;

@@ -26,26 +26,37 @@ impl fmt::Display for Member {
 
 /// Why a call of a group was not done. But for the first two, the generation has ended for all
 /// of its members, who get the same error from their calls.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// The list of members cannot be that of a group here, or a rank is none of it.
+    #[error("this cannot be a group's member: {cause}")]
     Members {
         /// What is wrong with it.
         cause: String,
     },
     /// The member's own port cannot be opened.
+    #[error(transparent)]
     Open(OpenError),
     /// Processes of members are gone.
+    #[error(
+        "members of the group are gone: {}; go on without them (reform_without)",
+        List(.members)
+    )]
     Gone {
         /// Whose.
         members: Vec<Member>,
     },
     /// A member closed its group before a call that others made.
+    #[error("{member} closed its group before this call; all members make the same calls")]
     Left {
         /// Which.
         member: Member,
     },
     /// A member waited for others as long as its caller allowed.
+    #[error(
+        "{member} waited in vain for {}; are they late, or do they make other calls?",
+        List(.waited_for)
+    )]
     TimedOut {
         /// Who waited; it may be this one.
         member: Member,
@@ -53,6 +64,10 @@ pub enum GroupError {
         waited_for: Vec<Member>,
     },
     /// Two members did not make the same call.
+    #[error(
+        "members do not make the same calls: as call {number}, {} made {}, {} made {}",
+        .calls[0].0, .calls[0].1, .calls[1].0, .calls[1].1
+    )]
     Mismatch {
         /// The how many-th call of the generation it was, the group's own included.
         number: u64,
@@ -60,18 +75,29 @@ pub enum GroupError {
         calls: [(Member, String); 2],
     },
     /// Others have another list of members, or a newer generation.
+    #[error(
+        "others have another list of members, generation {} of {} members; give all the same \
+         list",
+        .theirs.generation, .theirs.addresses.len()
+    )]
     Disagreement {
         /// Theirs.
         theirs: Members,
     },
     /// Others go on without this member.
+    #[error(
+        "the others go on without this member, as generation {} of {} members",
+        .theirs.generation, .theirs.addresses.len()
+    )]
     Excluded {
         /// The members they go on with.
         theirs: Members,
     },
     /// Nothing can be sent.
+    #[error(transparent)]
     Send(SendError),
     /// The member's own port has ended.
+    #[error(transparent)]
     Port(PortError),
 }
 
@@ -98,60 +124,6 @@ pub(super) fn in_words(call: &GroupCall) -> String {
         ANY_LENGTH => format!("{operation} of rank {root}"),
         0 => format!("{operation}"),
         length => format!("{operation} of {length} bytes, root {root}"),
-    }
-}
-
-impl fmt::Display for GroupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GroupError::Members { cause } => write!(f, "this cannot be a group's member: {cause}"),
-            GroupError::Open(cause) => cause.fmt(f),
-            GroupError::Gone { members } => write!(
-                f,
-                "members of the group are gone: {}; go on without them (reform_without)",
-                List(members)
-            ),
-            GroupError::Left { member } => write!(
-                f,
-                "{member} closed its group before this call; all members make the same calls"
-            ),
-            GroupError::TimedOut { member, waited_for } => write!(
-                f,
-                "{member} waited in vain for {}; are they late, or do they make other calls?",
-                List(waited_for)
-            ),
-            GroupError::Mismatch { number, calls } => write!(
-                f,
-                "members do not make the same calls: as call {number}, {} made {}, {} made {}",
-                calls[0].0, calls[0].1, calls[1].0, calls[1].1
-            ),
-            GroupError::Disagreement { theirs } => write!(
-                f,
-                "others have another list of members, generation {} of {} members; \
-                 give all the same list",
-                theirs.generation,
-                theirs.addresses.len()
-            ),
-            GroupError::Excluded { theirs } => write!(
-                f,
-                "the others go on without this member, as generation {} of {} members",
-                theirs.generation,
-                theirs.addresses.len()
-            ),
-            GroupError::Send(cause) => cause.fmt(f),
-            GroupError::Port(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for GroupError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            GroupError::Open(cause) => cause.source(),
-            GroupError::Send(cause) => cause.source(),
-            GroupError::Port(cause) => cause.source(),
-            _ => None,
-        }
     }
 }
 

@@ -204,7 +204,7 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
 
 #[test]
 fn peers_that_overwrite_shared_memory_harm_only_themselves() {
-    let name = "peers_that_scribble_over_shared_memory_harm_nobody_else";
+    let name = "peers_that_overwrite_shared_memory_harm_only_themselves";
     if let Some(path) = role() {
         let number: u64 = std::env::var(NUMBER)
             .expect("set")
@@ -553,7 +553,7 @@ fn both_sides_refuse_another_user_that_file_modes_would_admit() {
     };
     std::fs::set_permissions(side.path(), Permissions::from_mode(0o666)).expect("own");
     as_nobody(
-        "where_modes_let_another_user_connect_both_sides_refuse",
+        "both_sides_refuse_another_user_that_file_modes_would_admit",
         &side,
     );
     side.poll_connections();

@@ -151,9 +151,10 @@ pub struct Config {
 }
 
 /// Why the environment does not make a configuration.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A variable's value cannot be used.
+    #[error("{name}=\"{}\" cannot be used: expected {expected}", excerpt(.value))]
     Variable {
         /// Which.
         name: &'static str,
@@ -163,44 +164,21 @@ pub enum ConfigError {
         expected: String,
     },
     /// The hosts file is wrong or cannot be read.
+    #[error("{0}")]
     Hosts(FileError),
     /// `DIPOLE_NID` names a node that the hosts file lacks.
+    #[error(
+        "{var}={0}, but the hosts file has no node {0}; correct one of them",
+        var = variables::NODE
+    )]
     UnknownNode(NodeId),
     /// The cluster key cannot be had.
+    #[error("{var}: {0}", var = variables::KEY)]
     Key(KeyError),
     /// What the launcher says does not tell where this process and its peers are.
+    #[error("{0} (or set {var} to use this process without its job)", var = variables::NODE)]
     Launcher(JobError),
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConfigError::Variable {
-                name,
-                value,
-                expected,
-            } => write!(
-                f,
-                "{name}=\"{}\" cannot be used: expected {expected}",
-                excerpt(value)
-            ),
-            ConfigError::Hosts(error) => write!(f, "{error}"),
-            ConfigError::UnknownNode(node) => write!(
-                f,
-                "{}={node}, but the hosts file has no node {node}; correct one of them",
-                variables::NODE
-            ),
-            ConfigError::Key(error) => write!(f, "{}: {error}", variables::KEY),
-            ConfigError::Launcher(error) => write!(
-                f,
-                "{error} (or set {} to use this process without its job)",
-                variables::NODE
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// Far more than a program opens on purpose; they cost some 32 MiB.
 const MAX_ENDPOINTS: u32 = 65_536;

@@ -1,6 +1,5 @@
 //! What can go wrong, per family of operations; each variant carries its numbers.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,9 +15,13 @@ use crate::limits::LimitReached;
 use crate::lines::FileError;
 
 /// Why a node or an endpoint could not be opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The endpoint belongs to another process of this node.
+    #[error(
+        "cannot open endpoint {address}: process {pid} ({command}) has it; end that process \
+         or choose another DPID"
+    )]
     Taken {
         /// Which endpoint.
         address: Address,
@@ -28,6 +31,11 @@ pub enum OpenError {
         command: String,
     },
     /// The registry directory cannot be used.
+    #[error(
+        "cannot use the registry in {}: {cause}; set DIPOLE_RUNTIME_DIR to a directory of \
+         your own",
+        .directory.display()
+    )]
     Registry {
         /// The directory.
         directory: PathBuf,
@@ -35,10 +43,16 @@ pub enum OpenError {
         cause: String,
     },
     /// This process, or this user on this node, has as much as it may.
+    #[error(transparent)]
     Limit(LimitReached),
     /// What this user may have cannot be known.
+    #[error(transparent)]
     UserLimits(FileError),
     /// The sockets cannot be opened.
+    #[error(
+        "cannot open UDP sockets on {bind}: {cause}; check that the address is this node's \
+         (DIPOLE_BIND, hosts file)"
+    )]
     Link {
         /// The address to bind.
         bind: std::net::IpAddr,
@@ -46,6 +60,10 @@ pub enum OpenError {
         cause: String,
     },
     /// None of the ports that this process may have is free.
+    #[error(
+        "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process needs \
+         two: end processes, or give a wider range"
+    )]
     NoPort {
         /// The address to bind.
         bind: std::net::IpAddr,
@@ -53,6 +71,10 @@ pub enum OpenError {
         ports: PortRange,
     },
     /// Processes of this node cannot meet in shared memory.
+    #[error(
+        "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to go without",
+        .socket.display()
+    )]
     SharedMemory {
         /// The socket file at which they would.
         socket: PathBuf,
@@ -60,6 +82,10 @@ pub enum OpenError {
         cause: String,
     },
     /// No token buffer pool of that size can be had.
+    #[error(
+        "no token buffer pool of {bytes} bytes for endpoint {endpoint}: there is not so much \
+         memory, or the endpoint has ended"
+    )]
     Pool {
         /// For which endpoint.
         endpoint: Address,
@@ -67,6 +93,7 @@ pub enum OpenError {
         bytes: usize,
     },
     /// The capture file cannot be written.
+    #[error("cannot write the capture {}: {cause}", .file.display())]
     Capture {
         /// The file.
         file: PathBuf,
@@ -74,74 +101,14 @@ pub enum OpenError {
         cause: String,
     },
     /// No descriptor can be had: of an epoll or eventfd, or of anything for want of descriptors.
-    Sleep(io::Error),
+    #[error("no descriptor can be had: {0}; raise the limit of open files (ulimit -n)")]
+    Sleep(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint has been ended.
+    #[error("{}", ENDED)]
     Ended,
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::Taken {
-                address,
-                pid,
-                command,
-            } => write!(
-                f,
-                "cannot open endpoint {address}: process {pid} ({command}) has it; \
-                 end that process or choose another DPID"
-            ),
-            OpenError::Registry { directory, cause } => write!(
-                f,
-                "cannot use the registry in {}: {cause}; \
-                 set DIPOLE_RUNTIME_DIR to a directory of your own",
-                directory.display()
-            ),
-            OpenError::Limit(reached) => reached.fmt(f),
-            OpenError::UserLimits(error) => error.fmt(f),
-            OpenError::Link { bind, cause } => write!(
-                f,
-                "cannot open UDP sockets on {bind}: {cause}; \
-                 check that the address is this node's (DIPOLE_BIND, hosts file)"
-            ),
-            OpenError::NoPort { bind, ports } => write!(
-                f,
-                "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process \
-                 needs two: end processes, or give a wider range"
-            ),
-            OpenError::SharedMemory { socket, cause } => write!(
-                f,
-                "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to go without",
-                socket.display()
-            ),
-            OpenError::Pool { endpoint, bytes } => write!(
-                f,
-                "no token buffer pool of {bytes} bytes for endpoint {endpoint}: there is not so \
-                 much memory, or the endpoint has ended"
-            ),
-            OpenError::Capture { file, cause } => {
-                write!(f, "cannot write the capture {}: {cause}", file.display())
-            }
-            OpenError::Sleep(cause) => write!(
-                f,
-                "no descriptor can be had: {cause}; raise the limit of open files (ulimit -n)"
-            ),
-            OpenError::Forked => f.write_str(FORKED),
-            OpenError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            OpenError::Sleep(cause) => Some(cause),
-            OpenError::UserLimits(cause) => Some(cause),
-            _ => None,
-        }
-    }
 }
 
 /// What it comes to if descriptors are all that lacks.
@@ -164,10 +131,38 @@ const FORKED: &str =
 const ENDED: &str =
     "this endpoint has ended (its descriptor was closed, or it was ended); open it anew";
 
+/// What follows "is gone" where the reason is known.
+fn because(reason: &Option<GoneReason>) -> String {
+    reason.map_or(String::new(), |reason| format!(": {reason}"))
+}
+
+fn full(target: &Address, by_receiver: bool) -> String {
+    match by_receiver {
+        true => {
+            format!("endpoint {target} has not read enough to take this message; send again later")
+        }
+        false => format!(
+            "all frames are in flight, none is free for {target}; send again later, or raise \
+             DIPOLE_FRAMES"
+        ),
+    }
+}
+
+fn refusal(reason: RefusedReason) -> &'static str {
+    match reason {
+        RefusedReason::NoEndpoint => "its process has no such endpoint open",
+        RefusedReason::Closed => "it was closed",
+        RefusedReason::TooLong => "the message is longer than it takes",
+        RefusedReason::TooManyEdges => "its process keeps as many edges as it can; close some",
+        RefusedReason::OverCredit => "more was sent than it had granted",
+    }
+}
+
 /// Why an endpoint could not be pointed at another.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// Nobody could say where the endpoint is.
+    #[error("cannot find endpoint {target}: {cause}")]
     Unresolved {
         /// Which endpoint.
         target: Address,
@@ -175,6 +170,10 @@ pub enum TargetError {
         cause: String,
     },
     /// Its process did not complete the handshake.
+    #[error(
+        "the process of endpoint {target} did not answer within {waited:.1?}; is it waiting \
+         or receiving? Does a firewall drop UDP?"
+    )]
     TimedOut {
         /// Which endpoint.
         target: Address,
@@ -182,6 +181,7 @@ pub enum TargetError {
         waited: Duration,
     },
     /// The session ended during the handshake.
+    #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
         /// Which endpoint.
         target: Address,
@@ -189,6 +189,10 @@ pub enum TargetError {
         reason: Option<GoneReason>,
     },
     /// Its process is not of our cluster.
+    #[error(
+        "endpoint {target} takes nothing from this process; of node {}: {}",
+        .target.node, .mismatch.explain(.fingerprint.as_deref())
+    )]
     OtherCluster {
         /// Which endpoint.
         target: Address,
@@ -199,11 +203,21 @@ pub enum TargetError {
     },
     /// Its process protects packets in another way: its cluster key has another security
     /// setting.
+    #[error(
+        "endpoint {target} takes nothing from this process: the cluster key of node {} has \
+         another security setting (off, auth or encrypt) than ours; copy the key file of one \
+         node to the other",
+        .target.node
+    )]
     OtherSecurity {
         /// Which endpoint.
         target: Address,
     },
     /// Only shared memory may be used (`DIPOLE_LINK=shm`), and it cannot.
+    #[error(
+        "endpoint {target} cannot be reached by shared memory: {cause}; DIPOLE_LINK=auto uses \
+         UDP then"
+    )]
     NoSharedMemory {
         /// Which endpoint.
         target: Address,
@@ -211,6 +225,7 @@ pub enum TargetError {
         cause: String,
     },
     /// Another user's process is at the socket of its process.
+    #[error("endpoint {target} is not talked to: {cause}")]
     OtherUser {
         /// Which endpoint.
         target: Address,
@@ -218,11 +233,19 @@ pub enum TargetError {
         cause: String,
     },
     /// Its process has as many peers as it may.
+    #[error(
+        "the process of endpoint {target} has as many peers as it may; raise DIPOLE_MAX_PEERS \
+         there, or end some of them"
+    )]
     PeerFull {
         /// Which endpoint.
         target: Address,
     },
     /// As many edges lead to its process as may.
+    #[error(
+        "cannot point at endpoint {target}: {limit} edges lead to its process already, as \
+         many as may; close some"
+    )]
     TooManyEdges {
         /// Which endpoint.
         target: Address,
@@ -230,101 +253,33 @@ pub enum TargetError {
         limit: u32,
     },
     /// This process has as many peers as it may.
+    #[error("this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS")]
     TooManyPeers {
         /// The limit.
         limit: u32,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint has been ended.
+    #[error("{}", ENDED)]
     Ended,
 }
 
-impl fmt::Display for TargetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TargetError::Unresolved { target, cause } => {
-                write!(f, "cannot find endpoint {target}: {cause}")
-            }
-            TargetError::TimedOut { target, waited } => write!(
-                f,
-                "the process of endpoint {target} did not answer within {waited:.1?}; \
-                 is it waiting or receiving? Does a firewall drop UDP?"
-            ),
-            TargetError::PeerGone {
-                target,
-                reason: Some(reason),
-            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
-            TargetError::PeerGone {
-                target,
-                reason: None,
-            } => write!(f, "the process of endpoint {target} is gone"),
-            TargetError::OtherCluster {
-                target,
-                mismatch,
-                fingerprint,
-            } => write!(
-                f,
-                "endpoint {target} takes nothing from this process; of node {}: {}",
-                target.node,
-                mismatch.explain(fingerprint.as_deref())
-            ),
-            TargetError::OtherSecurity { target } => write!(
-                f,
-                "endpoint {target} takes nothing from this process: the cluster key of node {} \
-                 has another security setting (off, auth or encrypt) than ours; copy the key \
-                 file of one node to the other",
-                target.node
-            ),
-            TargetError::NoSharedMemory { target, cause } => write!(
-                f,
-                "endpoint {target} cannot be reached by shared memory: {cause}; \
-                 DIPOLE_LINK=auto uses UDP then"
-            ),
-            TargetError::OtherUser { target, cause } => {
-                write!(f, "endpoint {target} is not talked to: {cause}")
-            }
-            TargetError::PeerFull { target } => write!(
-                f,
-                "the process of endpoint {target} has as many peers as it may; raise \
-                 DIPOLE_MAX_PEERS there, or end some of them"
-            ),
-            TargetError::TooManyEdges { target, limit } => write!(
-                f,
-                "cannot point at endpoint {target}: {limit} edges lead to its process already, \
-                 as many as may; close some"
-            ),
-            TargetError::TooManyPeers { limit } => write!(
-                f,
-                "this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS"
-            ),
-            TargetError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            TargetError::Forked => f.write_str(FORKED),
-            TargetError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for TargetError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            TargetError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 /// Why a message was not sent.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// The endpoint points nowhere: use [`target`](crate::Endpoint::target) first.
+    #[error("endpoint {from} has no target; point it somewhere first")]
     NoTarget {
         /// This endpoint.
         from: Address,
     },
     /// Nothing was queued: frames or the receiver's credit are used up.
+    #[error("{}", full(.target, *.by_receiver))]
     Full {
         /// To whom.
         target: Address,
@@ -332,6 +287,7 @@ pub enum SendError {
         by_receiver: bool,
     },
     /// Nothing was queued, or not everything acknowledged, within the time given.
+    #[error("endpoint {target} took nothing for {waited:.1?}")]
     TimedOut {
         /// To whom (the first of several).
         target: Address,
@@ -339,6 +295,7 @@ pub enum SendError {
         waited: Duration,
     },
     /// Longer than a message may be in this way of sending; nothing was queued.
+    #[error("a message of {length} bytes is too long, the limit is {limit}; split it")]
     TooLong {
         /// Its length in bytes.
         length: usize,
@@ -346,6 +303,7 @@ pub enum SendError {
         limit: u64,
     },
     /// The receiving process has no such endpoint (any more).
+    #[error("endpoint {target} refused messages: {}", refusal(*.reason))]
     Refused {
         /// To whom.
         target: Address,
@@ -353,6 +311,7 @@ pub enum SendError {
         reason: RefusedReason,
     },
     /// An operation on memory was not done, or not all puts before a flush.
+    #[error("endpoint {target} did not do the operation: {outcome}")]
     NotDone {
         /// Of whose memory.
         target: Address,
@@ -360,6 +319,7 @@ pub enum SendError {
         outcome: Outcome,
     },
     /// The peer is gone; point the endpoint anew if it comes back.
+    #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
         /// To whom.
         target: Address,
@@ -367,96 +327,30 @@ pub enum SendError {
         reason: Option<GoneReason>,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The target cannot be reached.
+    #[error(transparent)]
     Unreachable(Arc<TargetError>),
     /// It was withdrawn before it began.
+    #[error("a message to {target} was withdrawn before it began")]
     Cancelled {
         /// The target.
         target: Address,
     },
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint has been ended.
+    #[error("{}", ENDED)]
     Ended,
 }
 
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SendError::NoTarget { from } => {
-                write!(f, "endpoint {from} has no target; point it somewhere first")
-            }
-            SendError::Full {
-                target,
-                by_receiver: true,
-            } => write!(
-                f,
-                "endpoint {target} has not read enough to take this message; send again later"
-            ),
-            SendError::Full {
-                target,
-                by_receiver: false,
-            } => write!(
-                f,
-                "all frames are in flight, none is free for {target}; send again later, or raise \
-                 DIPOLE_FRAMES"
-            ),
-            SendError::TimedOut { target, waited } => {
-                write!(f, "endpoint {target} took nothing for {waited:.1?}")
-            }
-            SendError::TooLong { length, limit } => write!(
-                f,
-                "a message of {length} bytes is too long, the limit is {limit}; split it"
-            ),
-            SendError::Refused { target, reason } => {
-                let why = match reason {
-                    RefusedReason::NoEndpoint => "its process has no such endpoint open",
-                    RefusedReason::Closed => "it was closed",
-                    RefusedReason::TooLong => "the message is longer than it takes",
-                    RefusedReason::TooManyEdges => {
-                        "its process keeps as many edges as it can; close some"
-                    }
-                    RefusedReason::OverCredit => "more was sent than it had granted",
-                };
-                write!(f, "endpoint {target} refused messages: {why}")
-            }
-            SendError::NotDone { target, outcome } => {
-                write!(f, "endpoint {target} did not do the operation: {outcome}")
-            }
-            SendError::PeerGone {
-                target,
-                reason: Some(reason),
-            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
-            SendError::PeerGone {
-                target,
-                reason: None,
-            } => write!(f, "the process of endpoint {target} is gone"),
-            SendError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            SendError::Unreachable(cause) => cause.fmt(f),
-            SendError::Cancelled { target } => {
-                write!(f, "a message to {target} was withdrawn before it began")
-            }
-            SendError::Forked => f.write_str(FORKED),
-            SendError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for SendError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            SendError::Broken(cause) => Some(cause),
-            SendError::Unreachable(cause) => cause.source(),
-            _ => None,
-        }
-    }
-}
-
 /// Why no message was received.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
     /// None came in time.
+    #[error("no message came to endpoint {endpoint} within {waited:.1?}")]
     TimedOut {
         /// At which endpoint.
         endpoint: Address,
@@ -464,6 +358,10 @@ pub enum ReceiveError {
         waited: Duration,
     },
     /// The buffer is shorter than the message, which stays where it is.
+    #[error(
+        "the message has {needed} bytes, the buffer {given}; it was left in place, receive it \
+         with a longer buffer"
+    )]
     TooShort {
         /// Bytes of the message.
         needed: usize,
@@ -471,59 +369,30 @@ pub enum ReceiveError {
         given: usize,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
     /// The endpoint has been ended.
+    #[error("{}", ENDED)]
     Ended,
     /// A posted receive was withdrawn.
+    #[error("the posted receive was withdrawn")]
     Cancelled,
     /// So many posted receives wait at the endpoint.
+    #[error("{limit} posted receives wait at the endpoint; take completions before you post more")]
     TooManyPosted {
         /// How many may.
         limit: usize,
     },
 }
 
-impl fmt::Display for ReceiveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReceiveError::TimedOut { endpoint, waited } => {
-                write!(
-                    f,
-                    "no message came to endpoint {endpoint} within {waited:.1?}"
-                )
-            }
-            ReceiveError::TooShort { needed, given } => write!(
-                f,
-                "the message has {needed} bytes, the buffer {given}; \
-                 it was left in place, receive it with a longer buffer"
-            ),
-            ReceiveError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            ReceiveError::Forked => f.write_str(FORKED),
-            ReceiveError::Ended => f.write_str(ENDED),
-            ReceiveError::Cancelled => f.write_str("the posted receive was withdrawn"),
-            ReceiveError::TooManyPosted { limit } => write!(
-                f,
-                "{limit} posted receives wait at the endpoint; take completions before you post more"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ReceiveError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ReceiveError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 /// Why an active port handles no more messages, or why it cannot be waited for.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// Its handler panicked: the port is closed, and its senders are refused.
+    #[error("the handler of port {port} panicked: {message}; the port is closed, open it anew")]
     Panicked {
         /// Which port.
         port: Address,
@@ -531,82 +400,43 @@ pub enum PortError {
         message: String,
     },
     /// It was closed, by its handler or its owner.
+    #[error("port {port} is closed")]
     Closed {
         /// Which port.
         port: Address,
     },
     /// Its own handler waits for it, which would never end.
+    #[error("the handler of port {port} waits for its own port; it handles one message at a time")]
     WithinHandler {
         /// Which port.
         port: Address,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
 }
 
-impl fmt::Display for PortError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PortError::Panicked { port, message } => write!(
-                f,
-                "the handler of port {port} panicked: {message}; the port is closed, open it anew"
-            ),
-            PortError::Closed { port } => write!(f, "port {port} is closed"),
-            PortError::WithinHandler { port } => write!(
-                f,
-                "the handler of port {port} waits for its own port; it handles one message at a time"
-            ),
-            PortError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            PortError::Forked => f.write_str(FORKED),
-        }
-    }
-}
-
-impl std::error::Error for PortError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            PortError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 /// Why closing did not end cleanly.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CloseError {
     /// Some peer had not acknowledged everything in time.
+    #[error(
+        "after {waited:.1?} some messages were still unacknowledged; their receivers may not \
+         have them"
+    )]
     Unacknowledged {
         /// How long was waited.
         waited: Duration,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
-}
-
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CloseError::Unacknowledged { waited } => write!(
-                f,
-                "after {waited:.1?} some messages were still unacknowledged; their receivers may not have them"
-            ),
-            CloseError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            CloseError::Forked => f.write_str(FORKED),
-        }
-    }
-}
-
-impl std::error::Error for CloseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            CloseError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
 }
 
 impl SendError {

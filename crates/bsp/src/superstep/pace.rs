@@ -26,7 +26,7 @@ pub struct Slots {
     pub bytes: u32,
     /// Duration of a full slot.
     pub epsilon_ns: u64,
-    /// What senders share.
+    /// The resource that senders share.
     pub medium: Medium,
 }
 
@@ -34,11 +34,11 @@ impl Slots {
     /// Number of slots in a cycle if `senders` processes send.
     #[must_use]
     pub fn in_cycle(&self, senders: u32) -> u32 {
-        let most = match self.medium {
+        let max = match self.medium {
             Medium::Switch => 1,
             Medium::Bus => u32::MAX,
         };
-        senders.clamp(1, most)
+        senders.clamp(1, max)
     }
 
     /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) if so many processes

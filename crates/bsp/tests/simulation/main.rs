@@ -7,25 +7,26 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod carrier;
+#[path = "../common/mod.rs"]
 mod common;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
+use carrier::{Outgoing, Pause, ROOM, RankState, SimulatedCarrier};
 use common::{Program, run_rank};
-use dipole_bsp::carrier::Carrier;
 use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::{Failure, Process};
 use dipole_engine::AnyLink;
 use dipole_engine::{Begun, Blocked, Destination, Engine, LongSend};
 use dipole_link::sim::{Network, NetworkConfig, PathConfig};
-use dipole_node::{Operation, RegionKey, RegionMemory, Rights};
+use dipole_node::{Operation, RegionKey, Rights};
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,168 +36,6 @@ const MICROSECOND: u64 = 1_000;
 const SECOND: u64 = 1_000_000_000;
 /// Virtual time within which each program must end or fail.
 const LONGEST_NS: u64 = 600 * SECOND;
-/// Messages that a rank may have queued.
-const ROOM: usize = 16;
-
-/// State shared by a rank and the simulation.
-#[derive(Debug, Default)]
-struct RankState {
-    outgoing: VecDeque<(u32, Outgoing)>,
-    /// One for each remote write, dead once its bytes are no longer needed.
-    pending_writes: Vec<Weak<()>>,
-    /// The key of the memory opened last.
-    opened_key: u64,
-    received: VecDeque<(u32, Vec<u8>)>,
-    departed: Vec<u32>,
-    /// Ranks that must be checked for being alive.
-    watched: Vec<u32>,
-    has_crashed: bool,
-}
-
-/// Data that a rank sends.
-#[derive(Debug)]
-enum Outgoing {
-    Message(Vec<u8>),
-    Write(RegionKey, u64, Bytes),
-}
-
-/// Bytes, and a token that lives as long as they are needed.
-struct Tracked(
-    Bytes,
-    #[expect(dead_code, reason = "dropped with the bytes")] Arc<()>,
-);
-
-impl AsRef<[u8]> for Tracked {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl RankState {
-    fn has_pending_writes(&self) -> bool {
-        let mut writes = self.pending_writes.iter();
-        writes.any(|bytes| bytes.strong_count() > 0)
-    }
-}
-
-/// Why a rank's thread has returned control.
-enum Pause {
-    OpenMemory(RegionMemory),
-    CloseMemory(u64),
-    /// Until no bytes of remote writes are needed.
-    ReclaimMemory,
-    /// Until a message arrives, there is room again if there was none, or this time has passed.
-    Receive(Duration, bool),
-    Compute(u64),
-    /// Until everything has arrived.
-    Drain(Duration),
-    /// The program has ended.
-    Ended(Result<(), Failure>),
-    /// The program has panicked.
-    Panicked,
-}
-
-struct SimulatedCarrier {
-    rank: u32,
-    state: Arc<Mutex<RankState>>,
-    pauses: Sender<(u32, Pause)>,
-    resumes: Arc<Mutex<Receiver<()>>>,
-}
-
-impl SimulatedCarrier {
-    /// Returns control to the simulation until that resumes this rank.
-    fn pause(&self, why: Pause) {
-        let sent = self.pauses.send((self.rank, why));
-        sent.expect("the simulation outlives its ranks");
-        let resumes = self.resumes.lock().expect("one at a time");
-        resumes.recv().expect("the simulation outlives its ranks");
-    }
-
-    fn state(&self) -> std::sync::MutexGuard<'_, RankState> {
-        self.state.lock().expect("one at a time")
-    }
-}
-
-impl Carrier for SimulatedCarrier {
-    type Message = Vec<u8>;
-
-    fn has_room(&mut self) -> Result<bool, Failure> {
-        Ok(self.state().outgoing.len() < ROOM)
-    }
-
-    fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
-        let message = Outgoing::Message(message);
-        self.state().outgoing.push_back((to, message));
-        Ok(())
-    }
-
-    fn open_memory(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
-        self.pause(Pause::OpenMemory(memory.clone()));
-        Ok(Some(self.state().opened_key))
-    }
-
-    fn close_memory(&mut self, key: u64) {
-        self.pause(Pause::CloseMemory(key));
-    }
-
-    fn write_remote(
-        &mut self,
-        to: u32,
-        key: u64,
-        offset: u64,
-        bytes: Bytes,
-    ) -> Result<(), Failure> {
-        let token = Arc::new(());
-        let mut state = self.state();
-        state.pending_writes.retain(|it| it.strong_count() > 0);
-        state.pending_writes.push(Arc::downgrade(&token));
-        let bytes = Bytes::from_owner(Tracked(bytes, token));
-        let write = Outgoing::Write(RegionKey(key), offset, bytes);
-        state.outgoing.push_back((to, write));
-        Ok(())
-    }
-
-    fn has_pending_writes(&self) -> bool {
-        self.state().has_pending_writes()
-    }
-
-    fn reclaim_memory(&mut self) {
-        (self.state().outgoing).retain(|(_, next)| matches!(next, Outgoing::Message(_)));
-        self.pause(Pause::ReclaimMemory);
-    }
-
-    fn receive(&mut self, timeout: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
-        let is_full = self.state().outgoing.len() >= ROOM;
-        if self.state().received.is_empty() {
-            self.pause(Pause::Receive(timeout, is_full));
-        }
-        let mut state = self.state();
-        if state.has_crashed {
-            let rank = self.rank;
-            let cause = "it has crashed".to_owned();
-            return Err(Failure::Gone { rank, cause });
-        }
-        Ok(state.received.pop_front())
-    }
-
-    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
-        let mut state = self.state();
-        state.watched.extend(ranks);
-        match ranks.iter().find(|rank| state.departed.contains(rank)) {
-            None => Ok(()),
-            Some(&rank) => Err(Failure::Gone {
-                rank,
-                cause: "its session has ended".to_owned(),
-            }),
-        }
-    }
-
-    fn close(&mut self, timeout: Duration) {
-        if !self.state().has_crashed {
-            self.pause(Pause::Drain(timeout));
-        }
-    }
-}
 
 /// A rank as the simulation sees it.
 struct Rank {
@@ -500,11 +339,8 @@ impl Rank {
     }
 }
 
-/// Runs a program on a cluster that is derived from the seed. Returns the result of each rank.
-fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Failure>>) {
-    let mut rng = ChaCha8Rng::seed_from_u64(!seed);
-    let size = rng.random_range(2..8_usize);
-    let program = Program::random(seed, size, 12);
+/// A network with random properties.
+fn random_network(seed: u64, rng: &mut ChaCha8Rng) -> Network {
     let path = PathConfig {
         latency_ns: rng.random_range(1..50) * MICROSECOND,
         jitter_ns: rng.random_range(0..20) * MICROSECOND,
@@ -524,18 +360,57 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         path,
         ..NetworkConfig::default()
     };
-    let network = Network::new(seed, config);
-    let (sender, pauses) = channel();
-    let mut world = World {
-        now_ns: 1,
-        ranks: Vec::new(),
-        pauses,
-        crash: None,
-        network,
-    };
-    let mut threads = Vec::new();
-    for index in 0..size {
-        let port = world
+    Network::new(seed, config)
+}
+
+/// The side of a rank that runs on its thread.
+struct RankThread {
+    rank: u32,
+    state: Arc<Mutex<RankState>>,
+    resumes: Receiver<()>,
+    /// Duration of the computation in each superstep.
+    skew: Vec<u64>,
+}
+
+impl RankThread {
+    /// Runs a program, and reports how it ended.
+    fn run(self, pauses: Sender<(u32, Pause)>, node_map: &NodeMap, program: &Program) {
+        let RankThread {
+            rank,
+            state,
+            resumes,
+            skew,
+        } = self;
+        let resumes = Arc::new(Mutex::new(resumes));
+        let own = || SimulatedCarrier {
+            rank,
+            state: Arc::clone(&state),
+            pauses: pauses.clone(),
+            resumes: Arc::clone(&resumes),
+        };
+        let first = resumes.lock().expect("not shared yet").recv();
+        first.expect("the simulation begins");
+        let clock = own();
+        let size = u32::try_from(node_map.nodes()).expect("few");
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let joined = Process::join(own(), rank, size, None, node_map)?;
+            run_rank(joined.expect("all take part"), |process| {
+                let compute = |superstep: usize| {
+                    clock.pause(Pause::Compute(skew[superstep]));
+                };
+                program.run(process, compute)
+            })
+        }));
+        let pause = ended.map_or(Pause::Panicked, Pause::Ended);
+        // The simulation may have panicked.
+        let _sent = pauses.send((rank, pause));
+    }
+}
+
+impl World {
+    /// Adds a rank with a port on the network.
+    fn add_rank(&mut self, index: usize, size: usize, rng: &mut ChaCha8Rng) -> RankThread {
+        let port = self
             .network
             .attach(address(index, 7000), address(index, 7001));
         let port = port.expect("the addresses are unique");
@@ -550,7 +425,7 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         engine.open_endpoint(ENDPOINT);
         let state = Arc::new(Mutex::new(RankState::default()));
         let (resumes, own_resumes) = channel();
-        world.ranks.push(Rank {
+        self.ranks.push(Rank {
             engine,
             state: Arc::clone(&state),
             resumes,
@@ -562,15 +437,37 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
             ended: None,
             has_crashed: false,
         });
-        let rank = u32::try_from(index).expect("few");
-        let skew: Vec<u64> = (0..13)
-            .map(|_| match rng.random_range(0..5) {
-                0 => rng.random_range(0..5_000) * MICROSECOND,
-                _ => rng.random_range(0..20) * MICROSECOND,
-            })
-            .collect();
-        threads.push((rank, state, own_resumes, skew));
+        let skew = (0..13).map(|_| match rng.random_range(0..5) {
+            0 => rng.random_range(0..5_000) * MICROSECOND,
+            _ => rng.random_range(0..20) * MICROSECOND,
+        });
+        RankThread {
+            rank: u32::try_from(index).expect("few"),
+            state,
+            resumes: own_resumes,
+            skew: skew.collect(),
+        }
     }
+}
+
+/// Runs a program on a cluster that is derived from the seed. Returns the number of ranks, the rank
+/// that crashes, if any, and the result of each rank.
+fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Failure>>) {
+    let mut rng = ChaCha8Rng::seed_from_u64(!seed);
+    let size = rng.random_range(2..8_usize);
+    let program = Program::random(seed, size, 12);
+    let network = random_network(seed, &mut rng);
+    let (sender, pauses) = channel();
+    let mut world = World {
+        now_ns: 1,
+        ranks: Vec::new(),
+        pauses,
+        crash: None,
+        network,
+    };
+    let threads: Vec<_> = (0..size)
+        .map(|index| world.add_rank(index, size, &mut rng))
+        .collect();
     if has_crash {
         let victim = rng.random_range(0..size);
         world.crash = Some((victim, rng.random_range(0..20_000) * MICROSECOND));
@@ -580,33 +477,9 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
     let ranks = thread::scope(|scope| {
         // Dropped if the simulation panics, so that the threads of the ranks end as well.
         let mut world = world;
-        for (rank, state, resumes, skew) in threads {
-            let (sender, node_map, program) = (sender.clone(), &node_map, &program);
-            scope.spawn(move || {
-                let resumes = Arc::new(Mutex::new(resumes));
-                let own = || SimulatedCarrier {
-                    rank,
-                    state: Arc::clone(&state),
-                    pauses: sender.clone(),
-                    resumes: Arc::clone(&resumes),
-                };
-                let first = resumes.lock().expect("not shared yet").recv();
-                first.expect("the simulation begins");
-                let clock = own();
-                let size = u32::try_from(node_map.nodes()).expect("few");
-                let ended = catch_unwind(AssertUnwindSafe(|| {
-                    let joined = Process::join(own(), rank, size, None, node_map)?;
-                    run_rank(joined.expect("all take part"), |process| {
-                        let compute = |superstep: usize| {
-                            clock.pause(Pause::Compute(skew[superstep]));
-                        };
-                        program.run(process, compute)
-                    })
-                }));
-                let pause = ended.map_or(Pause::Panicked, Pause::Ended);
-                // The simulation may have panicked.
-                let _sent = sender.send((rank, pause));
-            });
+        for thread in threads {
+            let (pauses, node_map, program) = (sender.clone(), &node_map, &program);
+            scope.spawn(move || thread.run(pauses, node_map, program));
         }
         world.run(seed);
         world.ranks
