@@ -202,24 +202,29 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
     }
 }
 
+/// Runs one child of the next test: number 0 is honest, the others are hostile.
+fn run_child(path: &Path) {
+    let number: u64 = std::env::var(NUMBER)
+        .expect("set")
+        .parse()
+        .expect("a number");
+    if number > 0 {
+        be_hostile(path, &mut StdRng::seed_from_u64(seed() + number));
+        return;
+    }
+    let mut side = Side::greeting(b"honest");
+    let conn = side.connect(path);
+    for number in 0..HONEST_RECORDS {
+        side.push(conn, number, &pattern(number, (number % 700) as usize));
+    }
+    side.flush(conn);
+}
+
 #[test]
 fn peers_that_overwrite_shared_memory_harm_only_themselves() {
     let name = "peers_that_overwrite_shared_memory_harm_only_themselves";
     if let Some(path) = role() {
-        let number: u64 = std::env::var(NUMBER)
-            .expect("set")
-            .parse()
-            .expect("a number");
-        if number > 0 {
-            be_hostile(&path, &mut StdRng::seed_from_u64(seed() + number));
-            return;
-        }
-        let mut side = Side::greeting(b"honest");
-        let conn = side.connect(&path);
-        for number in 0..HONEST_RECORDS {
-            side.push(conn, number, &pattern(number, (number % 700) as usize));
-        }
-        side.flush(conn);
+        run_child(&path);
         return;
     }
     let mut random = StdRng::seed_from_u64(seed());

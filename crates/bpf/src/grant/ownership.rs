@@ -100,7 +100,10 @@ impl Namespace {
 ///
 /// # Errors
 /// Why ownership is not proven.
-pub fn check_ownership(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, OwnershipError> {
+pub fn check_ownership(
+    socket: BorrowedFd<'_>,
+    here: Namespace,
+) -> Result<SocketAddr, OwnershipError> {
     let family = sockopt::socket_domain(socket).map_err(|_| OwnershipError::NotUdp)?;
     let is_udp = [AddressFamily::INET, AddressFamily::INET6].contains(&family)
         && sockopt::socket_type(socket)? == SocketType::DGRAM
@@ -232,7 +235,10 @@ mod tests {
         assert!(matches!(judged(one), Err(OwnershipError::NotUdp)));
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(matches!(judged(file), Err(OwnershipError::NotUdp)));
-        assert!(matches!(judged(udp("0.0.0.0:0")), Err(OwnershipError::Unbound)));
+        assert!(matches!(
+            judged(udp("0.0.0.0:0")),
+            Err(OwnershipError::Unbound)
+        ));
         let none = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
         assert!(matches!(judged(none), Err(OwnershipError::Unbound)));
         let connected = udp("127.0.0.1:0");
@@ -242,7 +248,10 @@ mod tests {
         sockopt::set_socket_reuseaddr(&shared, true).unwrap();
         assert!(matches!(judged(shared), Err(OwnershipError::Shared)));
         // The kernel chose it, and takes it back as soon as its holder wants.
-        assert!(matches!(judged(udp("127.0.0.1:0")), Err(OwnershipError::ReleasablePort)));
+        assert!(matches!(
+            judged(udp("127.0.0.1:0")),
+            Err(OwnershipError::ReleasablePort)
+        ));
     }
 
     #[test]

@@ -243,7 +243,9 @@ fn ingress(testbed: &Testbed, node: u32) -> Vec<String> {
         .inside(node, || attached(&interface))
         .unwrap()
         .unwrap();
-    let ingress = all.into_iter().filter(|found| found.side == TrafficDirection::Ingress);
+    let ingress = all
+        .into_iter()
+        .filter(|found| found.side == TrafficDirection::Ingress);
     ingress.map(|found| found.name.unwrap()).collect()
 }
 

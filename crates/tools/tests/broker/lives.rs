@@ -53,7 +53,10 @@ fn a_broker_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
         (users == 2 && raw.sends_raw()).then_some(())
     });
     talk(&scene, &mut link);
-    assert_eq!((link.stats().from_ring, link.stats().from_socket), (100, 50));
+    assert_eq!(
+        (link.stats().from_ring, link.stats().from_socket),
+        (100, 50)
+    );
     talk(&scene, &mut raw);
 }
 
