@@ -1,4 +1,4 @@
-//! Groups through the public API, in this process and with one that is killed.
+//! Groups through the public API, in this process and with a process that is killed.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -42,7 +42,7 @@ fn join(node: &Node, size: usize, rank: usize) -> Group {
         .unwrap_or_else(|error| panic!("{rank}: {error}"))
 }
 
-/// Runs each rank on a thread with a node of its own.
+/// Runs each rank on its own thread with its own node.
 fn each<R: Send>(links: Links, size: usize, body: impl Fn(&Node, usize) -> R + Sync) -> Vec<R> {
     let directory = directory();
     std::thread::scope(|scope| {
@@ -68,13 +68,13 @@ fn each_in_group<R: Send>(
     })
 }
 
-/// Bytes that tell who made them, and in which round.
+/// Bytes that identify their sender and round.
 fn pattern(length: usize, rank: usize, round: usize) -> Vec<u8> {
     let byte = |at: usize| (at.wrapping_mul(31) ^ (rank * 17) ^ (round * 101)).to_le_bytes()[0];
     (0..length).map(byte).collect()
 }
 
-/// A 2 x 2 matrix of words: products are associative and not commutative.
+/// A 2 x 2 matrix of words, whose product is associative but not commutative.
 type Matrix = [u64; 4];
 
 fn matrix(rank: usize, round: usize) -> Matrix {
@@ -109,7 +109,7 @@ fn all_product(size: usize, round: usize) -> Matrix {
 }
 
 #[test]
-fn nobody_leaves_a_barrier_before_all_have_entered_it() {
+fn no_member_leaves_a_barrier_before_all_have_entered_it() {
     for links in BOTH {
         for size in SIZES {
             let entered = AtomicUsize::new(0);
@@ -126,7 +126,7 @@ fn nobody_leaves_a_barrier_before_all_have_entered_it() {
 }
 
 #[test]
-fn a_broadcast_from_any_root_and_of_any_length_comes_to_all() {
+fn a_broadcast_from_any_root_and_of_any_length_reaches_all() {
     for links in BOTH {
         for size in SIZES {
             each_in_group(links, size, |group| {
@@ -155,7 +155,7 @@ fn a_broadcast_from_any_root_and_of_any_length_comes_to_all() {
 }
 
 #[test]
-fn reductions_combine_in_the_order_of_ranks_and_give_equal_bits() {
+fn reductions_combine_in_rank_order_and_give_identical_bits() {
     for links in BOTH {
         for size in SIZES {
             let sums = each_in_group(links, size, |group| {
@@ -172,7 +172,7 @@ fn reductions_combine_in_the_order_of_ranks_and_give_equal_bits() {
                     (group.allreduce(&mut data, multiply, PATIENCE)).expect("all come");
                     assert_eq!(data, expected);
                 }
-                // Sums of these depend on the order.
+                // The sum of these depends on the order.
                 let own = [0.1 * (group.rank() + 1) as f64, 1e16, -1e16];
                 let mut everywhere = own;
                 let mut at_last = own;
@@ -197,7 +197,7 @@ fn reductions_combine_in_the_order_of_ranks_and_give_equal_bits() {
 }
 
 #[test]
-fn long_vectors_are_combined_too() {
+fn long_vectors_can_be_reduced() {
     for links in BOTH {
         for size in [2, 3, 5] {
             each_in_group(links, size, |group| {
@@ -212,7 +212,7 @@ fn long_vectors_are_combined_too() {
 }
 
 #[test]
-fn members_come_one_after_the_other() {
+fn members_join_one_after_the_other() {
     for links in BOTH {
         for size in [2, 5] {
             let (present, turn) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -234,12 +234,12 @@ fn members_come_one_after_the_other() {
 }
 
 #[test]
-fn a_member_that_computes_does_not_hold_up_broadcasts_that_pass_through_it() {
+fn a_computing_member_does_not_delay_broadcasts_through_it() {
     for links in BOTH {
         let size = 8;
         let done = Barrier::new(size);
         each_in_group(links, size, |group| {
-            // Rank 4 has rank 5, 6 and 7 below it.
+            // Ranks 5, 6 and 7 are below rank 4 in the tree.
             if group.rank() == 4 {
                 done.wait();
             }
@@ -254,7 +254,7 @@ fn a_member_that_computes_does_not_hold_up_broadcasts_that_pass_through_it() {
 }
 
 #[test]
-fn who_runs_ahead_of_a_slow_member_waits_in_the_end() {
+fn a_member_far_ahead_of_a_slow_one_waits() {
     for links in BOTH {
         let sent = AtomicUsize::new(0);
         each_in_group(links, 2, |group| {
@@ -275,11 +275,11 @@ fn who_runs_ahead_of_a_slow_member_waits_in_the_end() {
 }
 
 #[test]
-fn groups_that_overlap_do_not_meet() {
+fn overlapping_groups_do_not_interfere() {
     for links in BOTH {
         each(links, 5, |node, rank| {
             let mut whole = join(node, 5, rank);
-            // Those in the middle are in another one, in reverse.
+            // The members in the middle form another group, in reverse order.
             let addresses: Vec<_> = (1..4)
                 .rev()
                 .map(|rank| Address::new(1, 500 + rank))
@@ -303,7 +303,7 @@ fn groups_that_overlap_do_not_meet() {
 }
 
 #[test]
-fn members_with_different_lists_are_told_and_do_not_hang() {
+fn members_with_different_lists_get_an_error_and_do_not_hang() {
     for links in BOTH {
         for size in [2, 3, 5, 8] {
             let wrong = size - 1;
@@ -334,7 +334,7 @@ fn members_with_different_lists_are_told_and_do_not_hang() {
 }
 
 #[test]
-fn members_that_make_different_calls_are_told_who_made_which() {
+fn different_calls_are_reported_with_their_members() {
     for links in BOTH {
         for size in [2, 3, 8] {
             let told = each_in_group(links, size, |group| {
@@ -342,7 +342,7 @@ fn members_that_make_different_calls_are_told_who_made_which() {
                 let mut word = [0_u64];
                 match group.rank() {
                     1 => loop {
-                        // The root of a broadcast is done before the others notice.
+                        // The root of a broadcast may finish before the others notice.
                         group.broadcast(1, &mut vec![1], PATIENCE)?;
                     },
                     _ => group.allreduce_numbers(&mut word, Combine::Sum, PATIENCE),
@@ -360,7 +360,7 @@ fn members_that_make_different_calls_are_told_who_made_which() {
 }
 
 #[test]
-fn lengths_that_differ_are_told() {
+fn different_lengths_are_reported() {
     for links in BOTH {
         let told = each_in_group(links, 3, |group| {
             let mut bytes = vec![0; 8 * (1 + usize::from(group.rank() == 2))];
@@ -374,7 +374,7 @@ fn lengths_that_differ_are_told() {
 }
 
 #[test]
-fn who_waits_in_vain_says_for_whom_and_so_do_the_others() {
+fn a_time_out_names_the_missing_member_to_all() {
     for links in BOTH {
         let done = Barrier::new(3);
         let told = each_in_group(links, 3, |group| {
@@ -402,7 +402,7 @@ fn who_waits_in_vain_says_for_whom_and_so_do_the_others() {
 }
 
 #[test]
-fn who_does_not_come_is_named() {
+fn a_missing_member_is_named() {
     let directory = directory();
     let node = open(directory.path(), Links::Shm);
     let error = Group::join(&node, members(2), 0, Duration::from_millis(200));
@@ -422,7 +422,7 @@ fn who_does_not_come_is_named() {
 }
 
 #[test]
-fn who_has_done_all_calls_may_leave_while_others_are_in_the_last() {
+fn a_member_may_leave_while_others_are_in_the_last_call() {
     for links in BOTH {
         for size in [2, 5, 8] {
             for _ in 0..20 {
@@ -438,7 +438,7 @@ fn who_has_done_all_calls_may_leave_while_others_are_in_the_last() {
 }
 
 #[test]
-fn who_leaves_too_early_is_named() {
+fn a_member_that_leaves_too_early_is_named() {
     for links in BOTH {
         let told = each(links, 5, |node, rank| {
             let mut group = join(node, 5, rank);
@@ -461,7 +461,7 @@ fn who_leaves_too_early_is_named() {
 }
 
 #[test]
-fn members_that_join_and_go_are_other_generations() {
+fn joining_and_leaving_members_start_new_generations() {
     for links in BOTH {
         each(links, 5, |node, rank| {
             let later = Members {
@@ -487,9 +487,9 @@ fn members_that_join_and_go_are_other_generations() {
 }
 
 #[test]
-fn a_member_that_others_exclude_is_told() {
+fn an_excluded_member_gets_an_error() {
     for links in BOTH {
-        // Who comes when the others have left already would be a group of its own.
+        // A member that comes after the others have left would form its own group.
         let is_told = AtomicBool::new(false);
         each_in_group(links, 4, |group| {
             group.barrier(PATIENCE).expect("all come");
@@ -514,7 +514,7 @@ fn a_member_that_others_exclude_is_told() {
 }
 
 #[test]
-fn members_that_miss_different_ones_agree_on_those_whom_nobody_misses() {
+fn members_that_miss_different_ones_agree_on_the_rest() {
     for links in BOTH {
         each_in_group(links, 6, |group| {
             group.barrier(PATIENCE).expect("all come");
@@ -532,7 +532,7 @@ fn members_that_miss_different_ones_agree_on_those_whom_nobody_misses() {
     }
 }
 
-/// The calls that a member is killed in.
+/// The calls during which a member is killed.
 #[derive(Clone, Copy, Debug)]
 enum Repeated {
     Barrier,
@@ -579,7 +579,7 @@ impl Repeated {
     }
 }
 
-/// Part of the test below: a member that calls until it is killed.
+/// A member that makes calls until it is killed; started by the test below.
 #[test]
 fn victim() {
     let Ok(part) = std::env::var("DIPOLE_GROUPS_VICTIM") else {
@@ -615,7 +615,7 @@ impl Victim {
         Victim(child.expect("it starts"))
     }
 
-    /// Kills it with SIGKILL, which is waited for.
+    /// Kills it with SIGKILL and waits for its end.
     fn kill(&mut self) {
         self.0.kill().expect("our child");
         self.0.wait().expect("our child");
@@ -630,7 +630,7 @@ impl Drop for Victim {
 }
 
 #[test]
-fn a_member_killed_in_the_middle_of_a_call_is_named_to_all_and_the_others_go_on() {
+fn a_member_killed_during_a_call_is_reported_to_all_and_the_others_continue() {
     for (at, links) in BOTH.into_iter().enumerate() {
         for (which, repeated) in Repeated::ALL.into_iter().enumerate() {
             for (size, killed) in [(2, 0), (3, 1), (5, 4), (8, 0)] {
@@ -661,7 +661,7 @@ fn a_member_killed_in_the_middle_of_a_call_is_named_to_all_and_the_others_go_on(
 }
 
 #[test]
-fn a_member_that_crashes_before_all_are_there_may_come_back() {
+fn a_member_that_crashes_before_the_group_starts_may_come_back() {
     for (at, links) in BOTH.into_iter().enumerate() {
         let directory = directory();
         let path = directory.path();
@@ -672,7 +672,7 @@ fn a_member_that_crashes_before_all_are_there_may_come_back() {
                 group.barrier(PATIENCE).expect("all are there");
             };
             scope.spawn(move || come(0));
-            // Rank 0 tells the first rank 1 that it is there, and must tell the second, too.
+            // Rank 0 announced itself to the first rank 1, and must do so to the second, too.
             std::thread::sleep(Duration::from_millis(500));
             victim.kill();
             scope.spawn(move || come(1));
@@ -681,7 +681,7 @@ fn a_member_that_crashes_before_all_are_there_may_come_back() {
     }
 }
 
-/// Calls until the victim is killed, then goes on without; who was killed.
+/// Makes calls until the victim is killed, then continues without it; returns the killed rank.
 fn survive(path: &Path, links: Links, (size, rank): (usize, usize), repeated: Repeated) -> usize {
     let node = open(path, links);
     let mut group = join(&node, size, rank);
@@ -736,7 +736,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_of_calls_gives_what_one_process_alone_would(
+    fn any_sequence_of_calls_equals_a_sequential_computation(
         size in 1_usize..8,
         links in prop::sample::select(&BOTH[..]),
         calls in calls(),

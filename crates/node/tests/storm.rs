@@ -1,5 +1,5 @@
-//! Processes of a node killed at random moments of their traffic: survivors are told,
-//! lose nothing of others, and nothing is left behind.
+//! Processes of a node are killed at random moments of their traffic. Survivors are notified and
+//! lose nothing from others, and nothing is left behind.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -33,7 +33,7 @@ fn config(runtime: &Path, connect_timeout: Duration) -> Config {
     }
 }
 
-/// Number of a message, and bytes that follow from it.
+/// Message with a sequence number, and bytes that follow from it.
 fn message(endpoint: u32, sequence: u32, length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + length);
     bytes.extend(endpoint.to_le_bytes());
@@ -46,7 +46,7 @@ fn pattern(endpoint: u32, sequence: u32, at: usize) -> u8 {
     (at.wrapping_mul(31) ^ endpoint as usize ^ (sequence as usize).wrapping_mul(7)).to_le_bytes()[0]
 }
 
-/// A child's part: sends for ever, or until its input ends.
+/// Body of a child process: sends until its input ends.
 fn send_for_ever(runtime: &Path, own: u32, longest: usize) {
     let node = Node::open(config(runtime, PATIENCE)).expect("a node");
     let endpoint = node.endpoint(EndpointId(own)).expect("free");
@@ -81,7 +81,7 @@ fn send_for_ever(runtime: &Path, own: u32, longest: usize) {
 struct Sender {
     endpoint: u32,
     child: Child,
-    /// When it is killed; set by its first message.
+    /// When it is killed; set when its first message arrives.
     dies: Option<Instant>,
 }
 
@@ -119,7 +119,7 @@ fn shared_mappings() -> usize {
         .count()
 }
 
-/// Other programs of the machine keep files there, too.
+/// Other programs on this machine have files there, too.
 fn our_shared_memory() -> Vec<String> {
     let mut names = entries(Path::new("/dev/shm"));
     names.retain(|name| name.starts_with("dipole"));
@@ -163,7 +163,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     let shared_memory_files = our_shared_memory();
     let node = Node::open(config(&runtime, Duration::from_millis(500))).expect("a node");
     let survivor = node.endpoint(EndpointId(SURVIVOR)).expect("free");
-    // A peer that came and went leaves the progress thread, which has descriptors of its own.
+    // The first peer starts the progress thread, which has its own descriptors.
     let first = start(&runtime, FIRST_VICTIM + victims);
     survivor.receive_timeout(PATIENCE).expect("it sends");
     drop(first);
@@ -171,7 +171,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     while !is_quiet || node.stats().local_peers > 0 || node.stats().pool_used_bytes > 0 {
         is_quiet = survivor.receive_timeout(Duration::from_millis(20)).is_err();
     }
-    assert_eq!(node.departed().len(), 1);
+    assert_eq!(node.take_departures().len(), 1);
     let (descriptors_before, mappings_before) = (descriptors(), shared_mappings());
 
     let mut steady = start(&runtime, STEADY);
@@ -205,7 +205,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
             if let Some(victim) = victim.filter(|victim| victim.dies.is_none()) {
                 victim.dies =
                     Some(Instant::now() + Duration::from_micros(random.random_range(0..5000)));
-                // Some are talked to as well, and die with messages under way to them.
+                // Some also get messages, and die while some are in flight to them.
                 if random.random_bool(0.25) && survivor.target(Address::new(1, from)).is_ok() {
                     let _dies_meanwhile = survivor.try_send(&[7; 1000]);
                     survivor.untarget(Address::new(1, from));
@@ -227,14 +227,14 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
             }
             alive
         });
-        departed.extend(node.departed());
+        departed.extend(node.take_departures());
         assert!(
             begun.elapsed() < Duration::from_secs(600),
             "stuck: {received:?}, seed {seed}"
         );
     }
 
-    // The one that was never killed lost nothing.
+    // The process that was never killed lost nothing.
     drop(steady.child.stdin.take());
     let told = BufReader::new(steady.child.stdout.take().expect("piped"));
     let (send, lines) = std::sync::mpsc::channel();
@@ -253,7 +253,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
         } else if let Ok(last) = lines.try_recv() {
             break last.expect("it says how many it sent");
         }
-        departed.extend(node.departed());
+        departed.extend(node.take_departures());
     };
     while survivor
         .receive_timeout(Duration::from_millis(50))
@@ -267,14 +267,14 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     assert_eq!(received[&STEADY], sent, "seed {seed}");
     steady.child.wait().expect("it ends");
 
-    // Every victim that was heard is reported as dead, once.
+    // Every victim that sent a message is reported as dead exactly once.
     let heard = received
         .keys()
         .filter(|endpoint| **endpoint >= FIRST_VICTIM)
         .count();
     let deadline = Instant::now() + PATIENCE;
     let died = loop {
-        departed.extend(node.departed());
+        departed.extend(node.take_departures());
         let died = departed
             .iter()
             .filter(|one| one.reason == GoneReason::Died)
@@ -290,12 +290,12 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     );
     assert_eq!(died, heard, "seed {seed}");
 
-    // Nothing of them is left.
+    // Nothing of the victims is left.
     let held = || {
         let pool_bytes = node.stats().pool_used_bytes;
         (shared_mappings(), descriptors(), pool_bytes)
     };
-    // At any moment the survivor may have the file open in which it shows its counters.
+    // The survivor may have its counter file open at the moment.
     let mut found = held();
     let is_settled = |found: (usize, usize, u64)| {
         found.0 <= mappings_before && found.1 <= descriptors_before && found.2 == 0
@@ -311,7 +311,7 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     assert_eq!(node.stats().local_peers, 0, "seed {seed}");
     assert_eq!(our_shared_memory(), shared_memory_files);
     let mut left = entries(&runtime.join("node-1"));
-    // The survivor may be about to show its counters.
+    // The survivor may be writing its counters.
     left.retain(|name| !name.ends_with(".new"));
     let own = |name: &String| {
         let of_survivor = ["owner-", "shm-", "counters-", "links-"];

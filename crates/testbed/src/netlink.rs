@@ -1,4 +1,5 @@
-//! Sets a device's features, as `ethtool -K` does, through the generic netlink family `ethtool`.
+//! Sets features of network devices, like `ethtool -K`, through the kernel's generic netlink family
+//! `ethtool`.
 //!
 //! Source: Linux, Documentation/networking/ethtool-netlink.rst (FEATURES_SET) and
 //! include/uapi/linux/ethtool_netlink.h.
@@ -23,7 +24,7 @@ const BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
 const BIT_VALUE: u16 = 3;
 
-/// A request to turn features on or off.
+/// A FEATURES_SET request.
 #[derive(Debug)]
 struct SetFeatures([DefaultNla; 2]);
 
@@ -51,7 +52,7 @@ impl Emitable for SetFeatures {
     }
 }
 
-/// Turns features of a device in the calling thread's namespace on or off.
+/// Enables or disables features of a device in the namespace of the calling thread.
 pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<()> {
     let mut socket = Socket::open(Some(netlink::GENERIC), 0)?;
     let name = SetFeatures::family_name().to_owned();
@@ -65,8 +66,9 @@ pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<
         GenlCtrlAttrs::FamilyId(family) => Some(*family),
         _ => None,
     });
-    let family =
-        family.ok_or_else(|| io::Error::other("the kernel has no netlink family ethtool"))?;
+    let family = family.ok_or_else(|| {
+        io::Error::other("the kernel did not return the id of the family ethtool")
+    })?;
     let mut request = GenlMessage::from_payload(features(device, wanted));
     request.set_resolved_family_id(family);
     let _reply: Option<GenlMessage<GenlCtrl>> = socket.request(request, true)?;

@@ -1,9 +1,9 @@
-//! `bare-bpf`: one frame per message, compared with the kernel's sockets, spinning.
+//! `bare-bpf`: one raw frame per message, bypassing the kernel's sockets, spinning.
 //!
-//! The kernel's program puts each packet into a ring of the process, which sends raw frames through an
-//! AF_PACKET socket: the parts of our bpf link without any protocol. Fair: headers and UDP checksums
-//! are written, and the payload is copied into the frame and out of the ring into the receiver's
-//! buffer. Nothing is acknowledged or repeated, so this is the limit for anything built on it.
+//! Work: the kernel's program deposits each packet in a ring of the process, and raw frames are sent
+//! through an AF_PACKET socket: the parts of our bpf link without a protocol. Headers and UDP
+//! checksums are written, and the payload is copied into the frame and out of the ring. There are no
+//! acknowledgements and retransmissions, so this is the limit for protocols over such a link.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,19 +12,19 @@ use dipole_bpf::{Bpf, BpfOptions, FastPath};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::{Job, Outcome};
 use super::{Meet, only_port};
+use crate::channel::{Channel, SendMode, broken};
+use crate::control::{Job, Outcome};
 
-/// What a send takes at least, by which time goes on for the routes: reading a clock is no
-/// part of what is measured.
+/// Assumed minimum duration of a send, which advances the clock of routes. Reading the real clock
+/// would be part of the measurement.
 const SEND_NS: u64 = 500;
 
 pub(crate) struct Frames {
     link: Bpf,
     other: SocketAddr,
     now_ns: u64,
-    /// The message received last.
+    /// The last received message.
     message: Vec<u8>,
 }
 
@@ -44,7 +44,7 @@ impl Frames {
 }
 
 impl Channel for Frames {
-    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         let frame = Outgoing {
             class: Class::Small,
             to: self.other,

@@ -24,7 +24,7 @@ use common::{Program, run_rank};
 use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::{Failure, Process};
 use dipole_engine::AnyLink;
-use dipole_engine::{Begun, Blocked, Destination, Engine, LongSend};
+use dipole_engine::{Blocked, Destination, Engine, LongSend, OperationStart};
 use dipole_link::sim::{Network, NetworkConfig, PathConfig};
 use dipole_node::{Operation, RegionKey, Rights};
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
@@ -217,7 +217,7 @@ impl World {
             Pause::Ended(result) => {
                 rank.ended = Some(result);
                 if !rank.has_crashed {
-                    rank.engine.say_goodbye();
+                    rank.engine.send_goodbye();
                 }
             }
             Pause::Panicked => panic!("a rank has found a violation"),
@@ -292,8 +292,8 @@ impl Rank {
     ) -> bool {
         let put = Operation::PutUnanswered { key, offset };
         match self.engine.begin_operation(now, edge, &put, bytes) {
-            Ok(Begun::Sent | Begun::GoesOn) => true,
-            Ok(Begun::Asked(_)) => panic!("the operation wants no reply"),
+            Ok(OperationStart::Sent | OperationStart::InBackground) => true,
+            Ok(OperationStart::AwaitsAnswer(_)) => panic!("the operation wants no reply"),
             Err(Blocked::NoCredit | Blocked::NoFrame | Blocked::Opening) => false,
             Err(_) => true,
         }
@@ -418,7 +418,7 @@ impl World {
         let config = Config {
             node: u32::try_from(number).expect("small"),
             peer_timeout_ns: 2 * SECOND,
-            quiet_ns: SECOND / 2,
+            suspect_after_ns: SECOND / 2,
             ..Config::default()
         };
         let mut engine = Engine::new(AnyLink::from(port), config, number, [number, !number], None);

@@ -1,4 +1,4 @@
-//! How a scenario is drawn from its seed.
+//! Generates a scenario from its seed.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::scenario::{
     Presence, Reader, SECOND, Scenario, Stuck,
 };
 
-/// Packets that one seed may take, about.
+/// Approximate number of packets per seed.
 const PACKETS: u64 = 4000;
 /// One seed in this many has a cluster key.
 const KEY_EVERY: u64 = 3;
@@ -25,12 +25,12 @@ const REGIONS_EVERY: u64 = 4;
 const STUCK_EVERY: u64 = 9;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
-/// Tells a second generator from the first: what it decides leaves the rest as it is.
+/// Selects a second random generator, whose choices do not affect those of the first.
 const APART: u64 = 0x0A9A_0000_0000_0000;
-/// Drawn apart: what the network's packet sizes do.
+/// Generator for changes of the network's packet size.
 const NARROW: u64 = 0x0A9B_0000_0000_0000;
 const WITHDRAW: u64 = 0x0B9B_0000_0000_0000;
-/// Which process gets stuck.
+/// Generator for the process that gets stuck.
 const STUCK: u64 = 0x0A9C_0000_0000_0000;
 
 pub struct Draw(pub ChaCha8Rng);
@@ -48,7 +48,7 @@ impl Draw {
         self.0.random_range(0..nodes)
     }
 
-    /// Evenly over orders of magnitude.
+    /// Uniformly distributed over orders of magnitude.
     pub fn scale(&mut self, low: u64, high: u64) -> u64 {
         let (low_log, high_log) = ((low.max(1) as f64).ln(), (high.max(low).max(1) as f64).ln());
         let drawn = (low_log + (high_log - low_log) * self.0.random::<f64>()).exp();
@@ -61,7 +61,7 @@ impl Draw {
         drawn.clamp(low, high)
     }
 
-    /// A probability, or none.
+    /// A probability, or zero.
     pub fn share(&mut self, percent: u32, most: f64) -> f64 {
         if self.chance(percent) {
             most * self.0.random::<f64>()
@@ -72,7 +72,7 @@ impl Draw {
 }
 
 impl Scenario {
-    /// What this seed means.
+    /// Generates the scenario of a seed.
     pub fn draw(seed: u64) -> Scenario {
         let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed));
         let count = match seed % CROWD_EVERY {
@@ -101,7 +101,7 @@ impl Scenario {
         let mut apart = Draw(ChaCha8Rng::seed_from_u64(seed ^ APART));
         let (places, memory) = places(&mut apart, count);
         for (process, place) in places.iter().enumerate() {
-            // Processes of a node have its interfaces.
+            // Processes of a node share its interfaces.
             let first = process - place.rank;
             interfaces[process] = interfaces[first].clone();
         }
@@ -114,7 +114,7 @@ impl Scenario {
                     place: places[node],
                     shares_memory: several && apart.chance(85),
                     config: Config {
-                        // Half of the seeds see numbers outgrow 32 bits, sooner or later.
+                        // In half of the seeds, numbers exceed 32 bits at some point.
                         first_number: match seed % 4 {
                             0 | 1 => 0,
                             2 => u32::MAX - 40,
@@ -151,7 +151,7 @@ impl Scenario {
         let (nodes, mut flows) = number_endpoints(nodes, flows);
         for flow in &mut flows {
             let mut endpoints = nodes[flow.to].endpoints.iter();
-            // What a closed edge was refused, nobody could be told of.
+            // Refusals on an edge that was closed cannot be reported.
             let suits = endpoints.any(|endpoint| {
                 endpoint.id == flow.target && endpoint.presence == Presence::Always
             });
@@ -170,7 +170,7 @@ impl Scenario {
         if has_key {
             withdraw(seed, count, calm_at_ns, &mut faults);
         }
-        // Half of them, with each way of using it.
+        // Half of them exchange the key, with each security setting.
         let is_exchanged = seed / KEY_EVERY % 6 >= 3;
         let keys = (0..count)
             .filter(|_| has_key)
@@ -196,8 +196,8 @@ impl Scenario {
     }
 }
 
-/// Which process of the cluster runs where, and what the memory of a node does. Half the
-/// clusters have one process on each node.
+/// Which process of the cluster runs on which node, and the properties of shared memory. Half of
+/// the clusters have one process per node.
 fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig) {
     let mut places = vec![Place::default()];
     let share = [0, 0, 50, 90][draw.node(4)];
@@ -226,7 +226,7 @@ fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig)
     (places, memory)
 }
 
-/// Endpoints of a node have different numbers, whichever process they belong to.
+/// Gives the endpoints of a node distinct numbers across its processes.
 fn number_endpoints(
     mut nodes: Vec<NodePlan>,
     mut flows: Vec<FlowPlan>,
@@ -239,7 +239,7 @@ fn number_endpoints(
         let first = node.place.endpoints();
         node.config.node = u32::try_from(node.place.node + 1).expect("small");
         if node.shares_memory {
-            // What comes through memory cannot be refused: the pool has room for it.
+            // Records in shared memory cannot be refused, so the pool must have room for them.
             let most =
                 u64::from(node.config.initial_credit_bytes).max(node.config.edge_window_bytes);
             node.config.pool_bytes += flows.len() as u64 * (most + LONGEST_BYTES as u64 + 64);
@@ -251,7 +251,7 @@ fn number_endpoints(
     (nodes, flows)
 }
 
-/// Keys go while messages flow: processes make each other prove anew that they are members.
+/// Withdraws keys while messages flow, so that processes must prove their membership again.
 fn withdraw(seed: u64, nodes: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ WITHDRAW));
     for node in 0..nodes {
@@ -262,8 +262,8 @@ fn withdraw(seed: u64, nodes: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fau
     faults.sort_by_key(|(at_ns, _)| *at_ns);
 }
 
-/// The same key as nodes hold it while it is exchanged: every other one proves with the old key
-/// still, and all take both.
+/// The key as nodes hold it during its exchange: every other node still uses the old key for its
+/// proofs, and all accept both.
 pub fn exchanged(number: u64, node: usize) -> ClusterKey {
     let (old, new) = (key(number), key(number ^ 1 << 63));
     let digits = |key: &ClusterKey| key.text()[..2 * KEY_BYTES].to_owned();
@@ -280,7 +280,7 @@ pub fn exchanged(number: u64, node: usize) -> ClusterKey {
     ClusterKey::parse(&text).expect("as a file has it")
 }
 
-/// A key that every number has for its own, and uses in one of three ways.
+/// The key of a cluster, with one of three security settings.
 pub fn key(number: u64) -> ClusterKey {
     let mut bytes = [0; KEY_BYTES];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -320,7 +320,7 @@ fn network(draw: &mut Draw) -> NetworkConfig {
             draw.scale(4_000_000, 3_000_000_000)
         },
         transmit_queue_bytes: draw.scale(2 << 10, 1 << 20),
-        // A few packets at least: with fewer, every burst loses its tail for ever.
+        // A few packets at least; with fewer, every burst would lose its tail for ever.
         switch_queue_bytes: draw.scale(6 * max_frame_bytes as u64, 1 << 20),
         receive_queue_frames: usize::try_from(draw.scale(16, 1024)).expect("small"),
         path,
@@ -358,7 +358,7 @@ fn endpoints(draw: &mut Draw, calm_at_ns: u64) -> Vec<EndpointPlan> {
         .collect()
 }
 
-/// Sender, its endpoint, receiver, its endpoint.
+/// Sender and its endpoint, receiver and its endpoint.
 type Ends = (usize, u32, usize, u32);
 
 fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
@@ -368,7 +368,7 @@ fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
     let wanted = if nodes > 6 { nodes } else { 1 + draw.node(12) };
     for index in 0..wanted {
         let (from, to) = match shape {
-            // A ring, many to one, anybody to anybody (sometimes itself).
+            // A ring, many to one, or random (sometimes to itself).
             0 => (index % nodes, (index + 1) % nodes),
             1 => (1 + index % (nodes - 1), 0),
             _ => (draw.node(nodes), draw.node(nodes)),
@@ -401,10 +401,10 @@ fn config(
     };
     let edge_window_bytes = draw.scale(initial, 1 << 20);
     let idle = endpoints.iter().any(|endpoint| endpoint.reader.is_idle());
-    // The reserve holds the longest pooled message and the packet it begins in.
+    // The reserve holds the longest pooled message and the packet in which it begins.
     let longest = edge_window_bytes.min(LONGEST_BYTES as u64 + 64);
     let reserve = longest + costliest_packet(packet_bytes);
-    // What idle readers may hold at first, and as much again for the others.
+    // What idle receivers may hold initially, and as much again for the others.
     let held = if idle || draw.chance(70) {
         2 * incoming * initial
     } else {
@@ -434,7 +434,7 @@ fn config(
     }
 }
 
-/// What a packet full of empty messages takes from the pool.
+/// Pool bytes used by a packet full of empty messages.
 fn costliest_packet(packet_bytes: usize) -> u64 {
     (packet_bytes / 16 * 64 + packet_bytes) as u64
 }
@@ -469,7 +469,7 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
             }
             3..5 => faults.push((at_ns, Fault::Pause { node, for_ns })),
             5..9 => {
-                // One end per node, or a process would begin twice.
+                // At most one end per node, or a process would start twice.
                 if busy.insert(node) {
                     let orderly = draw.chance(30);
                     faults.push((at_ns, Fault::End { node, orderly }));
@@ -501,8 +501,7 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
     faults
 }
 
-/// A process to which others send, while others yet have to do with each other, gets stuck: its
-/// application, or all of it.
+/// A process gets stuck, its application or all of it, while others send to it and to each other.
 fn stick(
     seed: u64,
     flows: &[FlowPlan],
@@ -529,10 +528,11 @@ fn stick(
     Some(stuck)
 }
 
-/// Some seeds' network takes shorter packets for a time. Small ones pass, so no peer is lost.
+/// In some seeds the network temporarily accepts only shorter packets. Small packets pass, so that
+/// no peer is lost.
 fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ NARROW));
-    let least = Config::default().least_packet_bytes;
+    let least = Config::default().base_packet_bytes;
     if most <= least || !draw.chance(25) {
         return;
     }
@@ -557,7 +557,7 @@ fn flows(
     network: &NetworkConfig,
     calm_at_ns: u64,
 ) -> Vec<FlowPlan> {
-    // Small pools and long paths move little per round trip.
+    // Small pools and long paths allow little per round trip.
     let rate = if network.bytes_per_second == 0 {
         u64::MAX
     } else {
@@ -595,7 +595,7 @@ fn flows(
                     (length, length)
                 }
             };
-            // A single message may well be all that fits.
+            // A single message may use the whole budget.
             let most = usize::try_from(budget).unwrap_or(LONGEST_BYTES).max(64);
             bytes = (bytes.0.min(most), bytes.1.min(most));
             if endpoint.presence != Presence::Always {
