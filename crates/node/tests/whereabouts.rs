@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::io::IoSlice;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,17 @@ fn a_key_is_exchanged_with_packet_loss_and_nothing_leaks_or_is_lost() {
 /// A message of the sender in the test below, long enough to be recognised in a capture.
 fn said(number: u64) -> String {
     format!("this is what the program says, number {number:016}")
+}
+
+/// A capture of all packets contains the text, or none of it.
+fn check_captures(directory: &Path, security: Security) {
+    for node in [1, 2] {
+        let capture = std::fs::read(directory.join(format!("capture{node}"))).unwrap();
+        assert!(capture.len() > 10_000, "{} bytes", capture.len());
+        let words = b"what the program says";
+        let is_read = capture.windows(words.len()).any(|part| part == words);
+        assert_eq!(is_read, security == Security::Auth);
+    }
 }
 
 fn exchange_key(security: Security, faults: Option<&str>) {
@@ -149,14 +161,7 @@ fn exchange_key(security: Security, faults: Option<&str>) {
     for node in [first, second] {
         node.close(PATIENCE).unwrap();
     }
-    // A capture of all packets contains the text, or none of it.
-    for node in [1, 2] {
-        let capture = std::fs::read(directory.path().join(format!("capture{node}"))).unwrap();
-        assert!(capture.len() > 10_000, "{} bytes", capture.len());
-        let words = b"what the program says";
-        let is_read = capture.windows(words.len()).any(|part| part == words);
-        assert_eq!(is_read, security == Security::Auth);
-    }
+    check_captures(directory.path(), security);
 }
 
 /// Longer than members may take to prove their membership again.

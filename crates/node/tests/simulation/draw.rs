@@ -1,5 +1,7 @@
 //! Generates a scenario from its seed.
 
+mod flows;
+
 use std::collections::BTreeSet;
 
 use dipole_link::sim::{Bursts, NetworkConfig, PathConfig, SharedMemoryConfig};
@@ -14,6 +16,7 @@ use crate::scenario::{
     EndpointPlan, FIRST_SOURCE, Fault, FlowPlan, MICROSECOND, MILLISECOND, Narrow, NodePlan, Place,
     Presence, Reader, SECOND, Scenario, Stuck,
 };
+use flows::flows;
 
 /// Approximate number of packets per seed.
 const PACKETS: u64 = 4000;
@@ -75,23 +78,12 @@ impl Scenario {
     /// Generates the scenario of a seed.
     pub fn draw(seed: u64) -> Scenario {
         let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed));
-        let count = match seed % CROWD_EVERY {
-            49 => 16 + draw.node(49),
-            _ => [2, 2, 2, 3, 3, 4, 5, 6][draw.node(8)],
-        };
+        let count = count(seed, &mut draw);
         let network = NetworkConfig {
-            join: match seed % 3 {
-                0 => 0.0,
-                1 => 0.5,
-                _ => 1.0,
-            },
+            join: join(seed),
             ..network(&mut draw)
         };
-        let calm_path = PathConfig {
-            latency_ns: network.path.latency_ns,
-            jitter_ns: network.path.jitter_ns,
-            ..PathConfig::default()
-        };
+        let calm_path = calm(&network.path);
         let mut calm_at_ns = draw.scale(MILLISECOND, 3 * SECOND);
         let mut endpoints: Vec<Vec<EndpointPlan>> = (0..count)
             .map(|_| endpoints(&mut draw, calm_at_ns))
@@ -114,19 +106,10 @@ impl Scenario {
                     place: places[node],
                     shares_memory: several && apart.chance(85),
                     config: Config {
-                        // In half of the seeds, numbers exceed 32 bits at some point.
-                        first_number: match seed % 4 {
-                            0 | 1 => 0,
-                            2 => u32::MAX - 40,
-                            _ => u32::MAX - 2_000,
-                        },
+                        first_number: first_number(seed),
                         ..config(&mut draw, node, &network, &endpoints, incoming)
                     },
-                    busy_ns: if draw.chance(15) {
-                        draw.scale(10 * MICROSECOND, 3 * MILLISECOND)
-                    } else {
-                        0
-                    },
+                    busy_ns: busy_ns(&mut draw),
                     interfaces: interfaces[node].clone(),
                     watches: draw.chance(30),
                     closes_unread: apart.chance(50),
@@ -143,22 +126,10 @@ impl Scenario {
             &mut network,
         );
         let mut faults = faults(&mut draw, &nodes, &mut calm_at_ns);
-        if let Some((at_ns, lost)) = lost_network {
-            faults.push((at_ns, Fault::LoseNetwork(lost)));
-            faults.sort_by_key(|(at_ns, _)| *at_ns);
-        }
+        lose(lost_network, &mut faults);
         let flows = flows(&mut draw, &ends, &nodes, &network, calm_at_ns);
         let (nodes, mut flows) = number_endpoints(nodes, flows);
-        for flow in &mut flows {
-            let mut endpoints = nodes[flow.to].endpoints.iter();
-            // Refusals on an edge that was closed cannot be reported.
-            let suits = endpoints.any(|endpoint| {
-                endpoint.id == flow.target && endpoint.presence == Presence::Always
-            });
-            if apart.chance(30) && suits {
-                flow.edge_messages = small(apart.scale(1, 100));
-            }
-        }
+        close_edges(&mut apart, &nodes, &mut flows);
         let stuck = match seed % STUCK_EVERY {
             4 => stick(seed, &flows, calm_at_ns, &mut faults),
             _ => None,
@@ -166,18 +137,9 @@ impl Scenario {
         let keeps_peers = network.path.bursts.begin == 0.0
             && faults.iter().all(|(_, fault)| fault.is_harmless(&nodes));
         narrow(seed, network.max_frame_bytes, calm_at_ns, &mut faults);
-        let has_key = seed.is_multiple_of(KEY_EVERY);
-        if has_key {
+        if has_key(seed) {
             withdraw(seed, count, calm_at_ns, &mut faults);
         }
-        // Half of them exchange the key, with each security setting.
-        let is_exchanged = seed / KEY_EVERY % 6 >= 3;
-        let keys = (0..count)
-            .filter(|_| has_key)
-            .map(|node| match is_exchanged {
-                true => exchanged(seed, node),
-                false => key(seed),
-            });
         Scenario {
             seed,
             network,
@@ -189,11 +151,89 @@ impl Scenario {
             calm_at_ns,
             keeps_peers,
             lost_network,
-            keys: keys.collect(),
+            keys: keys(seed, count),
             has_regions: seed % REGIONS_EVERY == 3,
             stuck,
         }
     }
+}
+
+fn count(seed: u64, draw: &mut Draw) -> usize {
+    match seed % CROWD_EVERY {
+        49 => 16 + draw.node(49),
+        _ => [2, 2, 2, 3, 3, 4, 5, 6][draw.node(8)],
+    }
+}
+
+fn join(seed: u64) -> f64 {
+    match seed % 3 {
+        0 => 0.0,
+        1 => 0.5,
+        _ => 1.0,
+    }
+}
+
+/// The path after the last fault.
+fn calm(path: &PathConfig) -> PathConfig {
+    PathConfig {
+        latency_ns: path.latency_ns,
+        jitter_ns: path.jitter_ns,
+        ..PathConfig::default()
+    }
+}
+
+/// In half of the seeds, numbers exceed 32 bits at some point.
+fn first_number(seed: u64) -> u32 {
+    match seed % 4 {
+        0 | 1 => 0,
+        2 => u32::MAX - 40,
+        _ => u32::MAX - 2_000,
+    }
+}
+
+fn busy_ns(draw: &mut Draw) -> u64 {
+    match draw.chance(15) {
+        true => draw.scale(10 * MICROSECOND, 3 * MILLISECOND),
+        false => 0,
+    }
+}
+
+/// Adds the loss of a network to the faults, in order of time.
+fn lose(lost_network: Option<(u64, u8)>, faults: &mut Vec<(u64, Fault)>) {
+    if let Some((at_ns, lost)) = lost_network {
+        faults.push((at_ns, Fault::LoseNetwork(lost)));
+        faults.sort_by_key(|(at_ns, _)| *at_ns);
+    }
+}
+
+/// Some flows start a new edge now and then.
+fn close_edges(apart: &mut Draw, nodes: &[NodePlan], flows: &mut [FlowPlan]) {
+    for flow in flows {
+        let mut endpoints = nodes[flow.to].endpoints.iter();
+        // Refusals on an edge that was closed cannot be reported.
+        let suits = endpoints
+            .any(|endpoint| endpoint.id == flow.target && endpoint.presence == Presence::Always);
+        if apart.chance(30) && suits {
+            flow.edge_messages = small(apart.scale(1, 100));
+        }
+    }
+}
+
+fn has_key(seed: u64) -> bool {
+    seed.is_multiple_of(KEY_EVERY)
+}
+
+/// The key of each node, if the cluster has one.
+fn keys(seed: u64, count: usize) -> Vec<ClusterKey> {
+    // Half of them exchange the key, with each security setting.
+    let is_exchanged = seed / KEY_EVERY % 6 >= 3;
+    let keys = (0..count)
+        .filter(|_| has_key(seed))
+        .map(|node| match is_exchanged {
+            true => exchanged(seed, node),
+            false => key(seed),
+        });
+    keys.collect()
 }
 
 /// Which process of the cluster runs on which node, and the properties of shared memory. Half of
@@ -548,100 +588,6 @@ fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)
         faults.push((over_ns, Fault::Narrow { bytes: most, by }));
     }
     faults.sort_by_key(|(at_ns, _)| *at_ns);
-}
-
-fn flows(
-    draw: &mut Draw,
-    ends: &[Ends],
-    nodes: &[NodePlan],
-    network: &NetworkConfig,
-    calm_at_ns: u64,
-) -> Vec<FlowPlan> {
-    // Small pools and long paths allow little per round trip.
-    let rate = if network.bytes_per_second == 0 {
-        u64::MAX
-    } else {
-        network.bytes_per_second
-    };
-    let round_ns = 2 * (network.path.latency_ns + network.path.jitter_ns)
-        + nodes.iter().map(|node| node.busy_ns).sum::<u64>()
-        + MILLISECOND;
-    let at_once = nodes.iter().map(|node| {
-        let config = &node.config;
-        let packets = u64::from(config.frames.min(config.window_packets));
-        packets
-            .min(config.pool_bytes / config.packet_bytes as u64)
-            .max(1)
-    });
-    let packets = PACKETS.min(5 * SECOND / round_ns * at_once.min().unwrap_or(1));
-    let shortest = nodes.iter().map(|node| node.config.packet_bytes).min();
-    let each = shortest.unwrap_or(256).min(1472) as u64;
-    let budget = (packets * each).min(rate) / ends.len() as u64;
-    ends.iter()
-        .map(|&(from, source, to, target)| {
-            let endpoint = nodes[to]
-                .endpoints
-                .iter()
-                .find(|endpoint| endpoint.id == target);
-            let endpoint = endpoint.expect("drawn from them");
-            let mut bytes = match draw.below(6) {
-                0 => (0, 64),
-                1 => (0, 1400),
-                2 => (0, 9000),
-                3 => (1000, 40_000),
-                4 => (0, LONGEST_BYTES),
-                _ => {
-                    let length = draw.node(LONGEST_BYTES);
-                    (length, length)
-                }
-            };
-            // A single message may use the whole budget.
-            let most = usize::try_from(budget).unwrap_or(LONGEST_BYTES).max(64);
-            bytes = (bytes.0.min(most), bytes.1.min(most));
-            if endpoint.presence != Presence::Always {
-                bytes = (bytes.0.max(TAG_BYTES), bytes.1.max(TAG_BYTES));
-            }
-            let average = (bytes.0 + bytes.1) as u64 / 2 + 100;
-            let mut messages = (budget / average).clamp(1, 300);
-            if let Reader::Slow { every_ns } = endpoint.reader {
-                messages = messages.min((2 * SECOND / every_ns).max(1));
-            }
-            if nodes.len() > 6 {
-                messages = messages.min(20);
-            }
-            FlowPlan {
-                from,
-                source,
-                to,
-                target,
-                messages: small(messages),
-                bytes,
-                unreliable_permille: if draw.chance(70) {
-                    0
-                } else {
-                    small(draw.below(1000))
-                },
-                impatient_permille: if draw.chance(85) {
-                    0
-                } else {
-                    small(draw.below(60))
-                },
-                more_permille: if draw.chance(60) {
-                    0
-                } else {
-                    small(draw.below(1000))
-                },
-                gap_ns: if draw.chance(35) {
-                    0
-                } else {
-                    draw.below(calm_at_ns.min(20 * SECOND) / messages)
-                },
-                early: draw.chance(20),
-                particular: draw.chance(20),
-                edge_messages: 0,
-            }
-        })
-        .collect()
 }
 
 fn small(value: u64) -> u32 {

@@ -62,6 +62,33 @@ pub struct Ledger {
     settled: usize,
 }
 
+impl Stream {
+    /// Checks a reliable message, which must be the next in order.
+    fn take_next(&mut self, tag: &Tag, length: usize, here: &str) -> Result<(), String> {
+        match self.lengths.get(tag.index as usize) {
+            None => return Err(format!("{here}: never accepted")),
+            Some(sent) if *sent as usize != length => {
+                return Err(format!("{here}: sent with {sent} bytes"));
+            }
+            Some(_) => {}
+        }
+        if tag.index < self.next {
+            return Err(format!("{here}: delivered twice or out of order"));
+        }
+        if tag.index > self.next {
+            if !self.may_refuse {
+                return Err(format!(
+                    "{here}: message {} is missing before it",
+                    self.next
+                ));
+            }
+            self.owed_below = tag.index;
+        }
+        self.next = tag.index + 1;
+        Ok(())
+    }
+}
+
 impl Ledger {
     /// A process starts; messages of its predecessor no longer matter.
     pub fn born(&mut self, process: Life) {
@@ -204,26 +231,7 @@ impl Ledger {
             }
             return Ok(tag);
         }
-        match entry.lengths.get(tag.index as usize) {
-            None => return Err(format!("{here}: never accepted")),
-            Some(length) if *length as usize != message.len() => {
-                return Err(format!("{here}: sent with {length} bytes"));
-            }
-            Some(_) => {}
-        }
-        if tag.index < entry.next {
-            return Err(format!("{here}: delivered twice or out of order"));
-        }
-        if tag.index > entry.next {
-            if !entry.may_refuse {
-                return Err(format!(
-                    "{here}: message {} is missing before it",
-                    entry.next
-                ));
-            }
-            entry.owed_below = tag.index;
-        }
-        entry.next = tag.index + 1;
+        entry.take_next(&tag, message.len(), &here)?;
         let newest = self.current.entry(edge).or_insert(tag.stream);
         if *newest > tag.stream {
             return Err(format!(

@@ -98,6 +98,22 @@ pub struct Regions {
     open: BTreeMap<(usize, u32), u64>,
 }
 
+/// The edge that an operation takes.
+pub struct By<'a> {
+    pub engine: &'a mut Engine,
+    pub edge: EdgeId,
+    pub now: Instant,
+}
+
+/// Mostly a short length.
+fn draw_length(dice: &mut ChaCha8Rng) -> usize {
+    let length = dice.random_range(0..=SLOT_BYTES);
+    match dice.random_range(0..3) {
+        0 => length,
+        _ => length / 64,
+    }
+}
+
 impl Regions {
     /// Opens the region of an endpoint.
     pub fn open(&mut self, at: (usize, u32), flows: usize, engine: &mut Engine) {
@@ -135,9 +151,10 @@ impl Regions {
         &mut self,
         (flow, asking): (usize, &mut Asking),
         at: (usize, u32),
-        (engine, edge, now): (&mut Engine, EdgeId, Instant),
+        by: By<'_>,
         dice: &mut ChaCha8Rng,
     ) {
+        let By { engine, edge, now } = by;
         if asking.asked.len() >= MOST_OPEN {
             return;
         }
@@ -147,12 +164,7 @@ impl Regions {
         let cell = cell.unwrap_or_default();
         let region = RegionKey(key);
         let (slot, word) = (slot_of(flow) as u64, 8 * flow as u64);
-        let length = dice.random_range(0..=SLOT_BYTES);
-        let length = if dice.random_range(0..3) == 0 {
-            length
-        } else {
-            length / 64
-        };
+        let length = draw_length(dice);
         let mut bytes = Vec::new();
         let index = asking.puts;
         let get = |length| Operation::Get {

@@ -13,6 +13,7 @@ use rand::Rng;
 use super::RETRY_NS;
 use super::flow::{Carrier, Pending};
 use crate::ledger::{Ends, Life};
+use crate::memory::By;
 use crate::payload::TAG_BYTES;
 use crate::scenario::{MILLISECOND, Presence, address};
 use crate::trace::What;
@@ -134,7 +135,11 @@ impl World {
             && state.done < state.plan.messages
             && self.dice.random_range(0..3) == 0
         {
-            let by = (&mut process.engine, edge, Instant(self.now_ns));
+            let by = By {
+                engine: &mut process.engine,
+                edge,
+                now: Instant(self.now_ns),
+            };
             let asking = (flow, &mut state.asking);
             self.regions.ask(asking, at, by, &mut self.dice);
         }
@@ -147,7 +152,6 @@ impl World {
         flow: usize,
         process: &mut Process,
     ) -> Result<bool, String> {
-        let now = Instant(self.now_ns);
         let plan = self.flows[flow].plan.clone();
         let carrier = match self.flows[flow].carrier {
             Some(carrier) => carrier,
@@ -158,14 +162,12 @@ impl World {
         };
         self.flows[flow].carrier = Some(carrier);
         let edge = self.flows[flow].edge;
-        let early = plan.early;
         let reached = |peer, early| {
             let is_open = process.engine.is_open(peer)?;
             Ok((is_open || early).then_some(peer))
         };
-        let known = self.flows[flow].peer;
-        let peer = match (carrier, known) {
-            (Carrier::Packets { peer }, _) => reached(peer, early),
+        let peer = match (carrier, self.flows[flow].peer) {
+            (Carrier::Packets { peer }, _) => reached(peer, plan.early),
             // Two processes that connect to each other at once may use either connection.
             (Carrier::Memory { .. }, Some(peer)) => reached(peer, false),
             (Carrier::Memory { conn, .. }, None) => process.engine.memory_peer(conn),
@@ -177,8 +179,8 @@ impl World {
             (Err(Blocked::Gone(_)), Carrier::Memory { .. })
                 if self.flows[flow].stream.is_none() =>
             {
-                self.flows[flow].forget_session(now.0);
-                self.wake_app(index, now.0 + RETRY_NS);
+                self.flows[flow].forget_session(self.now_ns);
+                self.wake_app(index, self.now_ns + RETRY_NS);
                 return Ok(false);
             }
             (Err(blocked), _) => {
@@ -293,94 +295,22 @@ impl World {
         flow: usize,
         process: &mut Process,
     ) -> Result<bool, String> {
-        let now = Instant(self.now_ns);
         self.prepare(flow);
-        let node_memory = self.memory(index).clone();
-        let state = &mut self.flows[flow];
+        let state = &self.flows[flow];
         let (Some(carrier), Some(edge), Some(pending)) =
             (state.carrier, state.edge, &state.pending)
         else {
             return Ok(false);
         };
         let (tag, length) = (pending.tag, pending.bytes.len());
-        let engine = &mut process.engine;
-        if let Some(long) = &mut state.long {
-            return match engine.continue_long(long, &pending.bytes) {
-                Ok(true) => {
-                    self.keep_no_longer(index, flow);
-                    self.dealt_with(flow);
-                    Ok(true)
-                }
-                Ok(false) => {
-                    state.blocked = Some(Blocked::NoFrame);
-                    Ok(false)
-                }
-                Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
-            };
+        if state.long.is_some() {
+            return self.continue_one(index, flow, process);
         }
         if tag.unreliable {
-            let sent = engine.send_unreliable(now, edge, &pending.bytes);
-            match sent {
-                Ok(()) => {
-                    self.ledger.accepted(tag, length);
-                    self.totals.unreliable_accepted += 1;
-                    let (stream, number) = (tag.stream, tag.index);
-                    self.trace.note(
-                        self.now_ns,
-                        index,
-                        What::SentLoose {
-                            stream,
-                            index: number,
-                            bytes: length,
-                        },
-                    );
-                }
-                Err(Blocked::NoFrame | Blocked::TooLong { .. }) => {}
-                // The peer has not forgotten the edge's previous use.
-                Err(Blocked::NoCredit) if state.plan.edge_messages > 0 => {}
-                Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
-                    self.refused(index, flow, process)?;
-                    return Ok(false);
-                }
-                Err(Blocked::Opening) => return Ok(false),
-                // The peer is gone, which is reported next.
-                Err(Blocked::Gone(None)) => return Ok(false),
-                Err(blocked) => return Err(format!("flow {flow}, unreliably: {blocked:?}")),
-            }
-            self.dealt_with(flow);
-            return Ok(true);
+            return self.send_loose(index, flow, process);
         }
-        let sent = if length <= engine.whole_limit(edge.peer) {
-            // On the fast path or the general one.
-            let alone = !pending.more
-                && tag.index % 2 == 0
-                && engine
-                    .send_alone(now, edge, &pending.bytes)
-                    .map_err(|error| error.to_string())?;
-            match alone {
-                true => Ok(()),
-                false => engine.send_whole(now, edge, &pending.bytes, pending.more),
-            }
-        } else {
-            // A sender that cannot wait lets the engine copy or share the message.
-            let in_memory = matches!(carrier, Carrier::Memory { .. });
-            if pending.more && tag.index.is_multiple_of(2) {
-                let lent = Lent {
-                    bytes: pending.bytes.clone(),
-                    socket: self.scenario.nodes[index].socket(),
-                    memory: node_memory,
-                };
-                self.totals.shared += 1;
-                let bytes = Bytes::from_owner(lent);
-                let begun = engine.begin_operation(now, edge, &Operation::Message, &bytes);
-                begun.map(drop)
-            } else {
-                let kept = pending.more && in_memory;
-                let begun = engine.begin_long(now, edge, &pending.bytes, kept);
-                begun.map(|long| state.long = (!kept).then_some(long))
-            }
-        };
-        state.blocked = sent.err();
+        let sent = self.begin_one(index, flow, process)?;
+        self.flows[flow].blocked = sent.err();
         match sent {
             Ok(()) => {
                 self.ledger.accepted(tag, length);
@@ -427,6 +357,127 @@ impl World {
             }
             Err(blocked) => Err(format!("flow {flow}: {blocked:?}")),
         }
+    }
+    /// Continues a long message; false if it has to wait.
+    fn continue_one(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<bool, String> {
+        let state = &mut self.flows[flow];
+        let (Some(long), Some(pending)) = (&mut state.long, &state.pending) else {
+            return Ok(false);
+        };
+        match process.engine.continue_long(long, &pending.bytes) {
+            Ok(true) => {
+                self.keep_no_longer(index, flow);
+                self.dealt_with(flow);
+                Ok(true)
+            }
+            Ok(false) => {
+                state.blocked = Some(Blocked::NoFrame);
+                Ok(false)
+            }
+            Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
+        }
+    }
+
+    /// Sends an unreliable message; false if it has to wait.
+    fn send_loose(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<bool, String> {
+        let now = Instant(self.now_ns);
+        let state = &mut self.flows[flow];
+        let (Some(carrier), Some(edge), Some(pending)) =
+            (state.carrier, state.edge, &state.pending)
+        else {
+            return Ok(false);
+        };
+        let (tag, length) = (pending.tag, pending.bytes.len());
+        let sent = process.engine.send_unreliable(now, edge, &pending.bytes);
+        match sent {
+            Ok(()) => {
+                self.ledger.accepted(tag, length);
+                self.totals.unreliable_accepted += 1;
+                let (stream, number) = (tag.stream, tag.index);
+                self.trace.note(
+                    self.now_ns,
+                    index,
+                    What::SentLoose {
+                        stream,
+                        index: number,
+                        bytes: length,
+                    },
+                );
+            }
+            Err(Blocked::NoFrame | Blocked::TooLong { .. }) => {}
+            // The peer has not forgotten the edge's previous use.
+            Err(Blocked::NoCredit) if state.plan.edge_messages > 0 => {}
+            Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
+                self.refused(index, flow, process)?;
+                return Ok(false);
+            }
+            Err(Blocked::Opening) => return Ok(false),
+            // The peer is gone, which is reported next.
+            Err(Blocked::Gone(None)) => return Ok(false),
+            Err(blocked) => return Err(format!("flow {flow}, unreliably: {blocked:?}")),
+        }
+        self.dealt_with(flow);
+        Ok(true)
+    }
+
+    /// Starts to send a message.
+    fn begin_one(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<Result<(), Blocked>, String> {
+        let now = Instant(self.now_ns);
+        let node_memory = self.memory(index).clone();
+        let state = &mut self.flows[flow];
+        let (Some(carrier), Some(edge), Some(pending)) =
+            (state.carrier, state.edge, &state.pending)
+        else {
+            return Ok(Err(Blocked::Opening));
+        };
+        let (tag, length) = (pending.tag, pending.bytes.len());
+        let engine = &mut process.engine;
+        let sent = if length <= engine.whole_limit(edge.peer) {
+            // On the fast path or the general one.
+            let alone = !pending.more
+                && tag.index % 2 == 0
+                && engine
+                    .send_alone(now, edge, &pending.bytes)
+                    .map_err(|error| error.to_string())?;
+            match alone {
+                true => Ok(()),
+                false => engine.send_whole(now, edge, &pending.bytes, pending.more),
+            }
+        } else {
+            // A sender that cannot wait lets the engine copy or share the message.
+            let in_memory = matches!(carrier, Carrier::Memory { .. });
+            if pending.more && tag.index.is_multiple_of(2) {
+                let lent = Lent {
+                    bytes: pending.bytes.clone(),
+                    socket: self.scenario.nodes[index].socket(),
+                    memory: node_memory,
+                };
+                self.totals.shared += 1;
+                let bytes = Bytes::from_owner(lent);
+                let begun = engine.begin_operation(now, edge, &Operation::Message, &bytes);
+                begun.map(drop)
+            } else {
+                let kept = pending.more && in_memory;
+                let begun = engine.begin_long(now, edge, &pending.bytes, kept);
+                begun.map(|long| state.long = (!kept).then_some(long))
+            }
+        };
+        Ok(sent)
     }
 
     /// A long message has been fetched: its memory is overwritten.
