@@ -344,16 +344,9 @@ fn traced(
         "basis",
     ]);
     for p in all {
-        let Some(parameters) = machine.at(p) else {
-            let folder = dipole_node::profile_dir().unwrap_or_default();
-            return Err(Failure::from(format!(
-                "there is no measurement of supersteps of {p} ranks by {} in {}, nor of two other numbers \
-                 of ranks to draw a line through; run dipole calibrate supersteps --link {} first",
-                program.link,
-                folder.display(),
-                program.link
-            )));
-        };
+        let parameters = machine
+            .at(p)
+            .ok_or_else(|| no_measurement(p, &program.link))?;
         let forecast = program.forecast(parameters, (at_once(program.ranks), at_once(p)));
         let measured_ns = (p == program.ranks).then(|| program.took_ns());
         let off = measured_ns.map(|took| (forecast.ns / took - 1.0) * 100.0);
@@ -396,6 +389,15 @@ fn traced(
         )?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn no_measurement(p: u32, link: &str) -> Failure {
+    let folder = dipole_node::profile_dir().unwrap_or_default();
+    Failure::from(format!(
+        "no supersteps of {p} ranks over {link} were measured in {}, nor two other numbers of ranks to \
+         extrapolate from; run dipole calibrate supersteps --link {link} first",
+        folder.display()
+    ))
 }
 
 fn basis(basis: Basis) -> String {

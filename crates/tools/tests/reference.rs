@@ -10,7 +10,6 @@ fn help(words: &[&str]) -> String {
     let output = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
         .args(words)
         .arg("--help")
-        .env_clear()
         .output()
         .expect("dipole starts");
     assert!(output.status.success(), "{words:?}");

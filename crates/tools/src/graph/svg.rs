@@ -72,20 +72,7 @@ pub(super) fn draw(graph: &Graph) -> String {
         } else {
             LEGEND
         };
-    let mut out = String::new();
-    let _ = write!(
-        out,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" role="img" aria-label="directed point graph">
-<style>
-svg {{ color: #1d2733; background: #ffffff; font: 13px system-ui, sans-serif; }}
-.node {{ fill: #7f8c9a22; stroke: #7f8c9a; }} .process {{ fill: #ffffff; stroke: currentColor; stroke-width: 1.5; }}
-.vertex {{ fill: #2f6fb2; }} .broadcast, .reduction {{ fill: none; stroke-width: 3; }} .broadcast {{ stroke: #2e8b57; }} .reduction {{ stroke: #8a4fbf; stroke-dasharray: 5 3; }} .edge {{ fill: none; stroke: #c4622d; stroke-width: 2; }} .head {{ fill: #c4622d; }}
-text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
-@media (prefers-color-scheme: dark) {{ svg {{ color: #e6e9ee; background: #14181d; }} .process {{ fill: #1d232b; }} .vertex {{ fill: #3d84cf; }} .broadcast {{ stroke: #5cc48d; }} .reduction {{ stroke: #b98ae6; }} .edge {{ stroke: #e98a55; }} .head {{ fill: #e98a55; }} }}
-</style>
-<defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="head" d="M0 0 10 5 0 10z"/></marker></defs>
-"##
-    );
+    let mut out = header(width, height);
     for node_box in &boxes {
         let Point { x, y } = node_box.corner;
         let _ = writeln!(
@@ -137,10 +124,41 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
             address.endpoint
         );
     }
+    draw_rings(&mut out, &rings, height, at);
+    out += "</svg>\n";
+    out
+}
+
+/// Opens the picture: its style and the head of arrows.
+fn header(width: f64, height: f64) -> String {
+    format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" role="img" aria-label="directed point graph">
+<style>
+svg {{ color: #1d2733; background: #ffffff; font: 13px system-ui, sans-serif; }}
+.node {{ fill: #7f8c9a22; stroke: #7f8c9a; }} .process {{ fill: #ffffff; stroke: currentColor; stroke-width: 1.5; }}
+.vertex {{ fill: #2f6fb2; }} .broadcast, .reduction {{ fill: none; stroke-width: 3; }} .broadcast {{ stroke: #2e8b57; }} .reduction {{ stroke: #8a4fbf; stroke-dasharray: 5 3; }} .edge {{ fill: none; stroke: #c4622d; stroke-width: 2; }} .head {{ fill: #c4622d; }}
+text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
+@media (prefers-color-scheme: dark) {{ svg {{ color: #e6e9ee; background: #14181d; }} .process {{ fill: #1d232b; }} .vertex {{ fill: #3d84cf; }} .broadcast {{ stroke: #5cc48d; }} .reduction {{ stroke: #b98ae6; }} .edge {{ stroke: #e98a55; }} .head {{ fill: #e98a55; }} }}
+</style>
+<defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="head" d="M0 0 10 5 0 10z"/></marker></defs>
+"##
+    )
+}
+
+/// A class of endpoints with a ring: its name, its meaning and its members.
+type Ring<'a> = (&'static str, &'static str, &'a Vec<Address>);
+
+/// Draws rings around endpoints, and a legend of those that are used.
+fn draw_rings(
+    out: &mut String,
+    rings: &[Ring<'_>],
+    height: f64,
+    at: impl Fn(Address) -> Option<Point>,
+) {
     let mut x = MARGIN;
-    for (index, (class, what, addresses)) in rings.into_iter().enumerate() {
+    for (index, (class, what, addresses)) in rings.iter().enumerate() {
         let radius = VERTEX + 3.5 * float(index + 1);
-        for address in addresses {
+        for address in *addresses {
             if let Some(Point { x, y }) = at(*address) {
                 let _ = writeln!(
                     out,
@@ -160,8 +178,6 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
             x += LEGEND_ITEM;
         }
     }
-    out += "</svg>\n";
-    out
 }
 
 /// Arranges nodes in a grid, and processes in a grid inside each.

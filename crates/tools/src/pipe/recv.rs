@@ -104,30 +104,27 @@ pub(crate) fn recv(
         Arc::clone(&partner),
     )
     .map_err(failed("catching signals"))?;
-    receive_all(args, as_json, out, &node, &endpoint, &reply, partner)
+    let listener = Listener {
+        args,
+        node: &node,
+        endpoint: &endpoint,
+        reply: &reply,
+        partner,
+        rejected: HashSet::new(),
+    };
+    receive_all(listener, as_json, out)
 }
 
 /// Receives from one sender, or from one after the other.
 fn receive_all(
-    args: &RecvArgs,
+    mut listener: Listener<'_>,
     as_json: bool,
     out: &mut dyn Write,
-    node: &Node,
-    endpoint: &Endpoint,
-    reply: &Endpoint,
-    partner: Partner,
 ) -> Result<ExitCode, Failure> {
-    let mut receiver = Listener {
-        args,
-        node,
-        endpoint,
-        reply,
-        partner,
-        rejected: HashSet::new(),
-    };
+    let args = listener.args;
     loop {
         let mut told = Ok(());
-        let outcome = receiver.transfer(&mut |summary| {
+        let outcome = listener.transfer(&mut |summary| {
             told = match &args.out {
                 Some(_) if as_json => writeln!(out, "{}", json(&summary)),
                 // Standard output carries the stream itself.

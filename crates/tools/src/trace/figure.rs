@@ -224,90 +224,36 @@ fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
     if bars.is_empty() || all_ns <= 0.0 {
         return None;
     }
-    let y = Axis::over(Scale::Linear, std::iter::once(most * to_bytes))?;
-    let x = |ns: f64| LEFT + ns / all_ns * (WIDTH - LEFT - RIGHT);
-    let middle = TOP + HALF;
-    let height = |value: f64| y.position(value * to_bytes) * HALF;
-    let full = middle + HALF + BOTTOM;
-    let mut svg = format!(
-        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {full}\" role=\"img\" aria-label=\"Supersteps: bytes \
-         over time\">\n<g class=\"axes\">"
-    );
-    for Tick { value, label } in y.ticks() {
-        let up = y.position(value) * HALF;
-        for at in [middle - up, middle + up] {
-            let _fits = write!(
-                svg,
-                "<path class=\"major\" d=\"M{LEFT} {at:.1}H{}\"/><text class=\"y\" x=\"{:.1}\" \
-                 y=\"{:.1}\">{label}</text>",
-                WIDTH - RIGHT,
-                LEFT - 8.0,
-                at + 4.0
-            );
-        }
-    }
-    let of_time = Axis::over(Scale::Linear, std::iter::once(all_ns * to_time))?;
-    let ticks = of_time
-        .ticks()
-        .into_iter()
-        .filter(|tick| tick.value <= all_ns * to_time);
-    for Tick { value, label } in ticks {
-        let at = x(value / to_time);
-        let _fits = write!(
-            svg,
-            "<text class=\"x\" x=\"{at:.1}\" y=\"{:.1}\">{label}</text>",
-            middle + HALF + 20.0
-        );
-    }
-    let _fits = write!(
-        svg,
-        "<text class=\"x label\" x=\"{:.1}\" y=\"{:.1}\">time, {time}</text><text class=\"x label\" \
-         transform=\"translate(16 {:.1}) rotate(-90)\">out, {bytes}</text><text class=\"x label\" \
-         transform=\"translate(16 {:.1}) rotate(-90)\">in, {bytes}</text></g>",
-        f64::midpoint(LEFT, WIDTH - RIGHT),
-        full - 8.0,
-        middle - HALF / 2.0,
-        middle + HALF / 2.0
-    );
+    let frame = Frame {
+        all_ns,
+        time,
+        to_time,
+        bytes,
+        to_bytes,
+        height: Axis::over(Scale::Linear, std::iter::once(most * to_bytes))?,
+    };
+    let mut svg = frame.axes()?;
     let mut now_ns = 0.0;
     let mut last_key = f64::NEG_INFINITY;
     let mut last_call = None;
     for bar in bars {
         now_ns += float(bar.compute_ns);
-        let from = x(now_ns);
+        let from = frame.x(now_ns);
         now_ns += float(bar.communicate_ns);
         // Anything thinner would not be visible.
-        let width = (x(now_ns) - from).max(0.6);
+        let width = (frame.x(now_ns) - from).max(0.6);
         let _fits = write!(
             svg,
             "<g data-superstep=\"{}\"><title>{}</title>",
             bar.first,
             note(bar, run)
         );
-        for (values, is_up) in [(&bar.out, true), (&bar.inward, false)] {
-            let mut done = 0.0;
-            for (band, value) in values.iter().enumerate().take(bands.count) {
-                let tall = height(*value);
-                if tall > 0.0 {
-                    let top = if is_up {
-                        middle - done - tall
-                    } else {
-                        middle + done
-                    };
-                    let _fits = write!(
-                        svg,
-                        "<path class=\"bar {}\" d=\"M{from:.2} {top:.2}h{width:.2}v{tall:.2}h-{width:.2}Z\"/>",
-                        FAMILIES[band]
-                    );
-                }
-                done += tall;
-            }
-        }
+        frame.bands(&mut svg, bar, bands, from, width);
         // Includes supersteps without any bytes.
         let _fits = write!(
             svg,
             "<path class=\"span\" d=\"M{from:.2} {:.1}h{width:.2}v2h-{width:.2}Z\"/>",
-            middle - 1.0
+            MIDDLE - 1.0
         );
         if from - last_key >= KEY_DISTANCE
             || bar.call != last_call && from - last_key >= KEY_DISTANCE / 2.0
@@ -325,6 +271,99 @@ fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
         svg += "</g>\n";
     }
     Some(svg + "</svg>\n")
+}
+
+/// Vertical centre of the figure: the axis of time.
+const MIDDLE: f64 = TOP + HALF;
+/// Height of the figure.
+const FULL: f64 = MIDDLE + HALF + BOTTOM;
+
+/// Scales of the figure.
+struct Frame {
+    /// Duration of all bars.
+    all_ns: f64,
+    /// Unit of time, and its factor from nanoseconds.
+    time: &'static str,
+    to_time: f64,
+    /// Unit of bytes, and its factor.
+    bytes: &'static str,
+    to_bytes: f64,
+    height: Axis,
+}
+
+impl Frame {
+    fn x(&self, ns: f64) -> f64 {
+        LEFT + ns / self.all_ns * (WIDTH - LEFT - RIGHT)
+    }
+
+    /// Opens the figure and draws its axes.
+    fn axes(&self) -> Option<String> {
+        let (time, bytes) = (self.time, self.bytes);
+        let mut svg = format!(
+            "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {FULL}\" role=\"img\" aria-label=\"Supersteps: bytes \
+             over time\">\n<g class=\"axes\">"
+        );
+        for Tick { value, label } in self.height.ticks() {
+            let up = self.height.position(value) * HALF;
+            for at in [MIDDLE - up, MIDDLE + up] {
+                let _fits = write!(
+                    svg,
+                    "<path class=\"major\" d=\"M{LEFT} {at:.1}H{}\"/><text class=\"y\" x=\"{:.1}\" \
+                     y=\"{:.1}\">{label}</text>",
+                    WIDTH - RIGHT,
+                    LEFT - 8.0,
+                    at + 4.0
+                );
+            }
+        }
+        let of_time = Axis::over(Scale::Linear, std::iter::once(self.all_ns * self.to_time))?;
+        let ticks = of_time
+            .ticks()
+            .into_iter()
+            .filter(|tick| tick.value <= self.all_ns * self.to_time);
+        for Tick { value, label } in ticks {
+            let at = self.x(value / self.to_time);
+            let _fits = write!(
+                svg,
+                "<text class=\"x\" x=\"{at:.1}\" y=\"{:.1}\">{label}</text>",
+                MIDDLE + HALF + 20.0
+            );
+        }
+        let _fits = write!(
+            svg,
+            "<text class=\"x label\" x=\"{:.1}\" y=\"{:.1}\">time, {time}</text><text class=\"x label\" \
+             transform=\"translate(16 {:.1}) rotate(-90)\">out, {bytes}</text><text class=\"x label\" \
+             transform=\"translate(16 {:.1}) rotate(-90)\">in, {bytes}</text></g>",
+            f64::midpoint(LEFT, WIDTH - RIGHT),
+            FULL - 8.0,
+            MIDDLE - HALF / 2.0,
+            MIDDLE + HALF / 2.0
+        );
+        Some(svg)
+    }
+
+    /// Draws the bytes of a bar, by group of ranks.
+    fn bands(&self, svg: &mut String, bar: &Bar, bands: &Bands, from: f64, width: f64) {
+        for (values, is_up) in [(&bar.out, true), (&bar.inward, false)] {
+            let mut done = 0.0;
+            for (band, value) in values.iter().enumerate().take(bands.count) {
+                let tall = self.height.position(*value * self.to_bytes) * HALF;
+                if tall > 0.0 {
+                    let top = if is_up {
+                        MIDDLE - done - tall
+                    } else {
+                        MIDDLE + done
+                    };
+                    let _fits = write!(
+                        svg,
+                        "<path class=\"bar {}\" d=\"M{from:.2} {top:.2}h{width:.2}v{tall:.2}h-{width:.2}Z\"/>",
+                        FAMILIES[band]
+                    );
+                }
+                done += tall;
+            }
+        }
+    }
 }
 
 fn note(bar: &Bar, run: &Run<'_>) -> String {
