@@ -14,7 +14,7 @@ fn members_with_different_lists_get_an_error_and_do_not_hang() {
                 if rank == wrong {
                     list.addresses.push(Address::new(1, 999));
                 }
-                Group::join(&node, list, rank, PATIENCE).map(drop)
+                Group::join(node, list, rank, PATIENCE).map(drop)
             });
             for (rank, told) in told.into_iter().enumerate() {
                 let error = told.expect_err("they disagree");
@@ -177,7 +177,7 @@ fn joining_and_leaving_members_start_new_generations() {
                 group.reform(later, PATIENCE).expect("all come");
                 group
             } else {
-                Group::join(&node, later, 0, PATIENCE).expect("all come")
+                Group::join(node, later, 0, PATIENCE).expect("all come")
             };
             let mut ranks = [1 << (8 * group.rank())];
             (group.allreduce_numbers::<u64>(&mut ranks, Combine::Sum, PATIENCE)).expect("all come");
