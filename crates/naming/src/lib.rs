@@ -4,8 +4,9 @@
 //! addresses, [`key`] the secret that the members share, [`job`] what a launcher passes to a
 //! process, and [`limits`] the limits of a user. [`lines`] parses configuration files, [`profile`]
 //! files with measurements of links. [`registry`] records which process of this node owns which
-//! endpoint, and queries other nodes for theirs; [`liveness`] queries whether a silent process still
-//! runs. [`envelope`] is the format of their packets. Messages between endpoints do not pass here.
+//! endpoint, and queries other nodes for theirs; [`liveness`] queries whether a silent process
+//! still runs. [`envelope`] is the format of their packets. Messages between endpoints do not pass
+//! here.
 
 #![forbid(unsafe_code)]
 

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_found_beside_whatever_else_was_measured() {
+    fn choices_are_found_among_other_measurements() {
         let directory = tempfile::tempdir().expect("a directory");
         let of = |link| Choices::load(directory.path(), link).expect("readable");
         assert_eq!(of("shm"), Choices::default());

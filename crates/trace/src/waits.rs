@@ -2,7 +2,8 @@
 //!
 //! A wait of at least [`MIN_WAIT`] is recorded when it ends: its call stack, duration, peer and
 //! result. Shorter ones are not recorded. The file has the layout of [`Ring`](crate::Ring); its
-//! section of call sites lists the process's endpoints, which identify it in the traces of its peers.
+//! section of call sites lists the process's endpoints, which identify it in the traces of its
+//! peers.
 
 mod recorder;
 

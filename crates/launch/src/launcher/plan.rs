@@ -105,8 +105,8 @@ impl Plan {
             directory: self.directory.clone(),
             directory_required: self.directory_required,
             hosts: self.hosts.clone(),
-            // Ranks started by an agent use its key file: the call has proven that the agent holds a
-            // key, but not that it holds both keys during a rotation.
+            // Ranks started by an agent use its key file: the call has proven that the agent holds
+            // a key, but not that it holds both keys during a rotation.
             key: self.key().filter(|_| !contact.by_agent).map(Secret),
             uses_agent_key: contact.by_agent && self.key.is_some(),
         }

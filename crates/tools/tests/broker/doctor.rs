@@ -50,7 +50,7 @@ fn expect(told: &Findings, name: &str, subject: &str, words: &str) {
 }
 
 #[test]
-fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
+fn each_user_is_listed_with_their_grants_attachments_and_bypasses() {
     let Some(mut scene) = Scene::with_broker() else {
         return;
     };

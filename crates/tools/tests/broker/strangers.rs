@@ -24,7 +24,8 @@ const QUESTION: Request = Request {
 };
 
 impl Scene {
-    /// The refusal of a request with these bytes and files; none if the broker closes the connection.
+    /// The refusal of a request with these bytes and files; none if the broker closes the
+    /// connection.
     fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Reply> {
         self.being(uid, || {
             let connection = connect(&self.broker()).expect("it listens");
@@ -124,7 +125,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
 }
 
 #[test]
-fn rings_that_are_none_too_long_or_too_many_are_refused() {
+fn rings_that_are_invalid_too_long_or_too_many_are_refused() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -183,7 +184,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
 }
 
 #[test]
-fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
+fn a_client_that_sends_nonsense_or_nothing_or_is_not_closed_holds_up_no_other() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -276,7 +277,7 @@ fn consumer_pages() -> Vec<u64> {
 }
 
 #[test]
-fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
+fn a_user_who_corrupts_and_floods_a_ring_harms_no_other_user() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };

@@ -22,7 +22,7 @@ pub(crate) fn reason(error: &GrantError) -> Reason {
 }
 
 #[test]
-fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_broker_says_why() {
+fn with_permission_packets_arrive_by_a_granted_ring_and_without_the_broker_states_why() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -99,7 +99,7 @@ fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, pay
 }
 
 #[test]
-fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() {
+fn raw_frames_must_come_from_their_owner_and_their_socket_receives_nothing() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };

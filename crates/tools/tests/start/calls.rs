@@ -80,7 +80,7 @@ fn callers_that_send_garbage_or_nothing_are_sent_away_and_hold_nobody_up() {
     }
     agent.says("it sent no proof in time");
     agent.says("it was displaced by a later caller");
-    agent.says("it hung up without a proof");
+    agent.says("it disconnected without a proof");
     // A session for each who proved something, for nobody else.
     assert_eq!(agent.said().matches("work started").count(), 2);
     wait_for("its children are reaped", || {
@@ -230,7 +230,7 @@ fn a_proof_that_was_overheard_serves_nobody_else() {
     assert!(!agent.said().contains("work started"), "{}", agent.said());
     let said = said(&caller.join().expect("no panic"));
     assert!(
-        said.contains("hung up on the proof of cluster key"),
+        said.contains("closed the connection after the proof of cluster key"),
         "{said}"
     );
 }
