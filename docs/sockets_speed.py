@@ -50,7 +50,7 @@ def environment(mode):
     found = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     found["DIPOLE_RUNTIME_DIR"] = FOLDER
     if mode is not None:
-        found |= {"LD_PRELOAD": os.path.abspath(LIBRARY), "DIPOLE_SOCKETS_LEAST": str(mode)}
+        found |= {"LD_PRELOAD": os.path.abspath(LIBRARY), "DIPOLE_SOCKETS_MIN_BYTES": str(mode)}
     return found
 
 

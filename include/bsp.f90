@@ -1,4 +1,4 @@
-! BSPlib for Fortran 2008: the functions of bsp.h by their names, with memory named by c_loc.
+! BSPlib for Fortran 2008: the functions of bsp.h under their names. Use c_loc to pass memory.
 !
 !     use bsp
 !     integer, target :: left
@@ -9,9 +9,9 @@
 !     call bsp_sync()
 !     call bsp_end()
 !
-! Sizes and offsets are bytes: default integers, or integer(c_size_t) for areas and messages
-! beyond 2 GiB, all of a call of one kind. What is registered, sent or received in place
-! needs the target attribute.
+! Sizes and offsets are in bytes: default integers, or integer(c_size_t) for areas and messages
+! beyond 2 GiB, with one kind for all arguments of a call. Memory that is registered, sent or
+! received in place needs the target attribute.
 !
 ! SPDX-License-Identifier: Apache-2.0 OR MIT
 module bsp
@@ -236,7 +236,7 @@ module bsp
     end subroutine
   end interface
 
-  ! Points to the first message and takes it; -1 if there is none.
+  ! Returns the address of the first message and removes it from the queue; -1 if there is none.
   interface bsp_hpmove
     integer(c_int) function hpmove_int(tag, payload) bind(c, name="bsp_hpmove")
       import :: c_int, c_ptr
@@ -358,7 +358,7 @@ module bsp
     end subroutine
   end interface
 
-  ! Of one value of each process: over all of them, and over those up to the caller.
+  ! Combine one value of each process: of all processes, or of those up to the caller.
   interface
     integer(c_int) function c_all(own) bind(c, name="bsp_all")
       import :: c_int
@@ -491,7 +491,7 @@ module bsp
   end interface
 contains
 
-  ! Names the subroutine, which has bind(c) and no arguments, that is the parallel part.
+  ! Names the subroutine that is the parallel part. It must have bind(c) and no arguments.
   subroutine bsp_init(spmd)
     interface
       subroutine spmd() bind(c)
@@ -506,13 +506,13 @@ contains
     call abort_text(trim(text) // c_null_char)
   end subroutine
 
-  ! True if it is on all processes.
+  ! True if the value is true on all processes.
   logical function bsp_all(own)
     logical, intent(in) :: own
     bsp_all = c_all(merge(1_c_int, 0_c_int, own)) /= 0
   end function
 
-  ! True if it is on some process.
+  ! True if the value is true on any process.
   logical function bsp_any(own)
     logical, intent(in) :: own
     bsp_any = c_any(merge(1_c_int, 0_c_int, own)) /= 0

@@ -1,9 +1,9 @@
 /*
  * bsp.h - BSPlib: programs in supersteps (libbsp)
  *
- * The processes of a program compute, ask for communication, and end the superstep
- * together by bsp_sync(), after which all of it has happened. The manual pages say more:
- * bsp(7), and one in section 3 for each group below.
+ * The processes of a program compute, request communication, and end the superstep together
+ * with bsp_sync(), which completes all of it. For details see the manual pages: bsp(7), and a
+ * page in section 3 for each group below.
  *
  *     int main(void)
  *     {
@@ -21,17 +21,16 @@
  *
  *     cc program.c $(pkg-config --cflags --libs bsp) && dipole run -n 4 ./a.out
  *
- * Two dialects. The classic one (Hill et al., 1998; Oxford BSP toolset, BSPonMPI) has int
- * for processes, sizes and offsets. With BSP_MULTICORE defined before this header, or by
- * including <mcbsp.h>, it is MulticoreBSP's: unsigned int for processes, size_t for
- * sizes, so that areas and messages may be larger than 2 GiB. One library serves both,
- * also within one program.
+ * There are two dialects. The classic one (Hill et al., 1998; Oxford BSP toolset, BSPonMPI)
+ * uses int for processes, sizes and offsets. Define BSP_MULTICORE before this header, or
+ * include <mcbsp.h>, for MulticoreBSP's: unsigned int for processes and size_t for sizes, so
+ * that areas and messages may exceed 2 GiB. One library serves both, even in one program.
  *
- * A call that breaks a rule ends the whole job, with a message that says which rule,
- * process, superstep, and file and line of the call. Macros of the functions' names find
- * out the latter; with BSP_NO_CALL_SITES defined there are none.
+ * A call that breaks a rule ends the whole job. The message names the rule, the process, the
+ * superstep, and the file and line of the call. Macros with the names of the functions provide
+ * file and line, unless BSP_NO_CALL_SITES is defined.
  *
- * All calls of a process are made by the thread that called bsp_begin().
+ * The thread that called bsp_begin() must make all calls of a process.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */
@@ -40,18 +39,18 @@
 
 #include <stdarg.h>
 #include <stddef.h>
-/* Programs written for the Oxford toolset rely on it. */
+/* Programs written for the Oxford toolset rely on this. */
 #include <stdio.h>
 
 #ifdef BSP_MULTICORE
-/* By this name portable programs find out that the types are these. */
+/* Portable programs test this macro to detect the types. */
 #ifndef _H_MCBSP
 #define _H_MCBSP
 #endif
 typedef unsigned int bsp_pid_t;
 typedef unsigned int bsp_nprocs_t;
 typedef size_t bsp_size_t;
-/* What differs in types has another symbol in the library, but the same name. */
+/* Functions whose types differ have another symbol in the library, but the same name. */
 #define BSP_DIALECT_(symbol) __asm__(symbol)
 #else
 typedef int bsp_pid_t;
@@ -85,7 +84,7 @@ bsp_pid_t bsp_pid(void);
 void bsp_abort(const char *format, ...) BSP_PRINTF_(1) BSP_NORETURN_;
 void bsp_vabort(const char *format, va_list arguments) BSP_VPRINTF_(1) BSP_NORETURN_;
 void bsp_abort_va(const char *format, va_list arguments) BSP_VPRINTF_(1) BSP_NORETURN_;
-/* The same with a text as it stands, for languages without printf. */
+/* The same with a plain text, for languages without printf. */
 void bsp_abort_text(const char *text) BSP_NORETURN_;
 void bsp_fix_argv(int *argc, char ***argv);
 
@@ -96,7 +95,7 @@ void bsp_sync(void);
 double bsp_time(void);
 double bsp_dtime(void);
 double bsp_cputime(void);
-/* Seconds of a superstep, as measured on this machine; below 0 if nothing was. */
+/* Predicts the seconds of a superstep from measurements of this machine; negative without them. */
 double bsp_predict(int nprocs, double work, double h);
 
 /*
@@ -118,7 +117,7 @@ void bsp_get(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
              bsp_size_t nbytes) BSP_DIALECT_("mcbsp_get");
 void bsp_hpget(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
                bsp_size_t nbytes) BSP_DIALECT_("mcbsp_hpget");
-/* At once, of a process of the same node. */
+/* Copies before it returns, from a process of the same node. */
 void bsp_direct_get(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
                     bsp_size_t nbytes) BSP_DIALECT_("mcbsp_direct_get");
 
@@ -160,7 +159,7 @@ void bsp_fold(bsp_operator op, const void *src, void *dst, bsp_size_t nbytes)
 void bsp_scan(bsp_operator op, const void *src, void *dst, bsp_size_t nbytes)
     BSP_DIALECT_("mcbsp_scan");
 
-/* Of one value of each process: over all of them, and over those up to the caller. */
+/* Combine one value of each process: of all processes, or of those up to the caller. */
 int bsp_all(int value);
 int bsp_any(int value);
 int bsp_sumI(int value);
@@ -189,15 +188,15 @@ double bsp_minD_prefix(double value);
 double bsp_maxD_prefix(double value);
 
 /*
- * Where the program is: what the macros below tell the library.
+ * Position of the next call. The macros below use these.
  */
 void bsp_call_site(const char *file, int line);
 bsp_pid_t bsp_pid_at(const char *file, int line);
 double bsp_time_at(const char *file, int line);
 
 /*
- * The same for what was compiled with the header of the Oxford toolset, whose macros call
- * these, in its types.
+ * For programs compiled with the header of the Oxford toolset, whose macros call these
+ * functions with its types.
  */
 void bsp_init_cpp(void (*spmd)(void), int argc, char **argv, int line, const char *file);
 void bsp_sync_cpp(int line, const char *file);
@@ -220,8 +219,8 @@ void bsp_move_cpp(void *payload, int size, int line, const char *file);
 int bsp_hpmove_cpp(void **tag, void **payload, int line, const char *file);
 
 /*
- * MulticoreBSP's checkpoints: mcbsp_checkpoint(3). There are none: the program ends where
- * one would be made.
+ * MulticoreBSP's checkpoints: mcbsp_checkpoint(3). They are not supported: the program ends
+ * where a checkpoint would be made.
  */
 void mcbsp_checkpoint(void);
 void mcbsp_enable_checkpoints(void);
@@ -235,7 +234,7 @@ size_t mcbsp_get_safe_checkpoint_frequency(void);
 }
 #endif
 
-/* The name of a function without parentheses is the function. */
+/* A function's name without parentheses still refers to the function. */
 #if !defined BSP_NO_CALL_SITES && \
     (!defined __STRICT_ANSI__ || (defined __cplusplus && __cplusplus >= 201103L) || \
      (defined __STDC_VERSION__ && __STDC_VERSION__ >= 199901L))
@@ -270,11 +269,11 @@ size_t mcbsp_get_safe_checkpoint_frequency(void);
 #define bsp_scatter(...) BSP_AT_(bsp_scatter(__VA_ARGS__))
 #define bsp_allgather(...) BSP_AT_(bsp_allgather(__VA_ARGS__))
 #define bsp_total_exchange(...) BSP_AT_(bsp_total_exchange(__VA_ARGS__))
-/* Operators are mostly written for pointers to what they combine. */
+/* Most operators are declared with pointers to the type that they combine. */
 #define bsp_reduce(root, op, ...) BSP_AT_(bsp_reduce(root, (bsp_operator)(op), __VA_ARGS__))
 #define bsp_fold(op, ...) BSP_AT_(bsp_fold((bsp_operator)(op), __VA_ARGS__))
 #define bsp_scan(op, ...) BSP_AT_(bsp_scan((bsp_operator)(op), __VA_ARGS__))
-/* These stand in the arguments of others. */
+/* These are used as arguments of other calls. */
 #define bsp_pid() bsp_pid_at(__FILE__, __LINE__)
 #define bsp_time() bsp_time_at(__FILE__, __LINE__)
 #endif

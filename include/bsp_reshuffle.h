@@ -1,9 +1,9 @@
 /*
- * bsp_reshuffle.h - arrays from one block-cyclic distribution to another (libbsp)
+ * bsp_reshuffle.h - moves arrays between block-cyclic distributions (libbsp)
  *
- * An array of any number of dimensions lies in the processes of a program in parts. A
- * distribution says how: along each dimension there are so many processes, which have
- * blocks of so many indices in turn. Rows of a matrix to columns:
+ * An array of any number of dimensions lies in parts on the processes of a program. A
+ * distribution gives, for each dimension, the number of processes and the size of the blocks
+ * of indices that they have in turn. From rows of a matrix to columns:
  *
  *     size_t extents[] = {1000, 800};
  *     int rows[] = {p, 1}, columns[] = {1, p};
@@ -13,10 +13,9 @@
  *     bsp_reshuffle_execute(plan, before, after);
  *     bsp_reshuffle_plan_destroy(plan);
  *
- * The slowest dimension is the first, as in arrays of C; so are processes numbered, and
- * the elements of a part, which lie in memory without gaps. All processes make the same
- * calls. The manual page bsp_reshuffle_plan_create(3) says more. The types are the same
- * in both dialects.
+ * The first dimension is the slowest, as in C arrays. Processes have the same order, and so
+ * have the elements of a part, which lie in memory without gaps. All processes make the same
+ * calls. See bsp_reshuffle_plan_create(3). The types are the same in both dialects.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */

@@ -1,5 +1,5 @@
 /*
- * mcbsp.h - bsp.h under the name and with the types that MulticoreBSP has
+ * mcbsp.h - bsp.h with the name and the types that MulticoreBSP uses
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */

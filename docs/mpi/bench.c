@@ -1,5 +1,5 @@
-/* What an MPI library does between two ranks, measured as `dipole bench` measures Dipole: each
- * rank spins, on a core of its own.
+/* Communication between two ranks of an MPI library, measured like `dipole bench` measures Dipole:
+ * each rank spins on a core of its own.
  *
  *     mpicc -O2 -o bench bench.c
  *     mpirun -n 2 ./bench pingpong|stream BYTES SECONDS
@@ -35,7 +35,7 @@ static void round_trip(void)
     }
 }
 
-/* Messages one after the other, as many under way as the window has, then an answer. */
+/* Messages one after the other, as many outstanding as the window allows, then a reply. */
 static void window(void)
 {
     MPI_Request requests[WINDOW];
@@ -53,7 +53,7 @@ static void window(void)
         MPI_Send(NULL, 0, MPI_BYTE, 0, 1, MPI_COMM_WORLD);
 }
 
-/* Both ranks do something as often as it fits the time. */
+/* Both ranks repeat something for the given time. */
 static long count_for(double seconds, void (*what)(void), int trials)
 {
     double begun = MPI_Wtime();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Dipole beside the MPI libraries of this machine, in turns of one run.
+"""Dipole compared with the MPI libraries of this machine, alternating in one run.
 
     cargo build --release -p dipole-tools
     docs/mpi/compare.py                 # inside one node
@@ -30,9 +30,9 @@ TIMEOUT_S = 60
 
 
 def last_json(command, environment=None):
-    """The last line of JSON that a command prints, or None, with a word about why."""
+    """The last line of JSON that a command prints; None, with a message, if it fails."""
     environment = {**os.environ, **(environment or {})}
-    # A group of its own: the ranks end with their launcher.
+    # Its own process group, so that the ranks end with their launcher.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           env=environment, start_new_session=True) as running:
         try:
@@ -56,7 +56,7 @@ def last_json(command, environment=None):
 def dipole(program, link, subject="dipole"):
     def measure(kind, size, seconds):
         where = "node" if link == "shm" else "veth"
-        # Small messages that follow each other may share packets, as MPI may join them.
+        # Successive small messages may share packets, because MPI may aggregate them as well.
         kind = "rate" if kind == "stream" and size < 1400 else kind
         words = [program, "--json", "bench", kind, "--on", where, "--link", link]
         words += ["--size", str(size), "--seconds", str(seconds), "--rounds", "3"]
@@ -74,7 +74,7 @@ def open_mpi(program, wire):
             run = ["mpirun.openmpi", "--mca", "pml", "ob1", "--mca", "btl", "vader,self"]
             return last_json(run + ["-n", "2", *work], own)
         subnet = f"{SUBNET}.0/24"
-        # Its daemon must be reached from the other namespace.
+        # Its daemon must be reachable from the other namespace.
         known = {f"PMIX_MCA_ptl_{part}_{name}": value for part in ("base", "tcp")
                  for name, value in (("remote_connections", "1"), ("if_include", subnet))}
         run = ["ip", "netns", "exec", NAMESPACES[0], "mpirun.openmpi", "--mca", "pml", "ob1"]
@@ -154,7 +154,7 @@ def main():
         libraries = {}
         for name, compiler, make in (("Open MPI", "mpicc.openmpi", open_mpi), ("MPICH", "mpicc.mpich", mpich)):
             if shutil.which(compiler) is None:
-                print(f"{name} is left out: there is no {compiler}", file=sys.stderr)
+                print(f"{name} is skipped: {compiler} is not installed", file=sys.stderr)
                 continue
             program = str(Path(folder) / compiler)
             subprocess.run([compiler, "-O2", "-o", program, str(HERE / "bench.c")], check=True)

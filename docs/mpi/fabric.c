@@ -1,11 +1,12 @@
-/* What a provider of libfabric does between two processes, without an MPI: what MPI itself adds
- * is the difference to `figures.c` beside it in a run.
+/* Communication between two processes over a libfabric provider, without MPI. The difference from
+ * `figures.c` in the same run is the cost of MPI itself.
  *
  *     cc -O2 -o fabric fabric.c -lfabric
  *     FI_PROVIDER_PATH=... ./fabric PROVIDER pingpong|rate BYTES COUNT [WHERE WHERE]
  *
  * The processes are pinned to the first two cores. WHERE is a network namespace for one of them
- * and variables of its environment, as NETNS[,NAME=VALUE]... COUNT is in messages one way. Prints one line of JSON: p50_ns one way, or messages_per_s.
+ * and variables of its environment, as NETNS[,NAME=VALUE]... COUNT is in messages one way. Prints
+ * one line of JSON: p50_ns one way, or messages_per_s.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -32,7 +33,7 @@ static fi_addr_t peer;
 static char *out, *in;
 static size_t bytes;
 static struct fi_context2 contexts[2 * WINDOW];
-/* Completions that were read and nobody has waited for. */
+/* Completions that were read before they were waited for. */
 static int sent, received;
 
 static void give_up(const char *what, long number)
@@ -91,7 +92,7 @@ static void send_one(int place)
     check("fi_tsend", done);
 }
 
-/* As MPI_Send and MPI_Recv do it. */
+/* Like MPI_Send and MPI_Recv. */
 static void round_trip(int rank)
 {
     for (int turn = 0; turn < 2; turn++)
@@ -104,7 +105,7 @@ static void round_trip(int rank)
         }
 }
 
-/* Many one way, as MPI_Isend and MPI_Irecv do it, then a word back. */
+/* Many messages one way, like MPI_Isend and MPI_Irecv, then a reply. */
 static void stream(int rank)
 {
     for (int i = 0; i < WINDOW; i++)
@@ -122,7 +123,7 @@ static void stream(int rank)
     }
 }
 
-/* Puts this process where WHERE says, and tells its provider so. */
+/* Moves this process to the place that WHERE names, and sets its environment. */
 static void enter(char *where)
 {
     char path[256];
@@ -215,7 +216,7 @@ int main(int argc, char **argv)
     else if (rank == 0)
         printf("{\"p50_ns\": %.0f}\n", median * 1e9 / 2);
     fflush(stdout);
-    /* What is under way is lost with its sender. */
+    /* Outstanding messages are lost when their sender ends. */
     char end = 0;
     if (write(ends[rank], &end, 1) != 1 || read(ends[rank], &end, 1) != 1)
         perror("fabric: the other process");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Short messages of MPI over Dipole beside Open MPI's own ways, in turns of one run.
+"""Short MPI messages over Dipole compared with Open MPI's own transports, alternating in one run.
 
     cargo build --release -p dipole-fabric
     docs/mpi/figures.py                 # inside one node: Dipole, vader
@@ -25,7 +25,7 @@ from compare import HERE, NAMESPACES, SUBNET, join_namespaces, leave_namespaces
 ROOT = HERE.parents[1]
 TIMEOUT_S = 30
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            # Each rank has a core, whatever Open MPI thinks of two of them.
+            # Each rank has a core of its own, although Open MPI assumes oversubscription.
             "OMPI_MCA_mpi_yield_when_idle": "0"}
 OVER_DIPOLE = {"OMPI_MCA_pml": "cm", "OMPI_MCA_mtl": "ofi",
                "OMPI_MCA_mtl_ofi_provider_include": "dipole",
@@ -47,7 +47,7 @@ def output(command, environment):
 
 
 class Bench:
-    """The programs, and where they run."""
+    """The programs and the place where they run."""
 
     def __init__(self, folder, wire, seconds):
         self.folder, self.wire, self.seconds = Path(folder), wire, seconds
@@ -64,7 +64,7 @@ class Bench:
                 "DIPOLE_RUNTIME_DIR": str(self.folder / f"node{number}")}
 
     def provider(self, library, name):
-        """A folder where libfabric finds this build."""
+        """A folder in which libfabric finds the provider of this build."""
         place = self.folder / name
         place.mkdir()
         (place / "libdipole-fi.so").symlink_to(Path(library).resolve())
@@ -73,7 +73,7 @@ class Bench:
         return environment
 
     def mpi(self, environment):
-        """Figures of the MPI program, by their names."""
+        """Results of the MPI program by name."""
         work = [self.figures, self.seconds, "0,1"]
         if self.wire:
             subnet = f"{SUBNET}.0/24"
@@ -93,7 +93,7 @@ class Bench:
         return {f"{line[0]}, {line[1]}": float(line[2]) for line in lines if len(line) == 4}
 
     def bare(self, environment):
-        """The same of the provider alone."""
+        """Results of the provider alone."""
         found = {}
         for kind, count, key, name, scale in (
             ("pingpong", 40_000, "p50_ns", "provider alone, latency-8B, us", 1e-3),
@@ -104,7 +104,7 @@ class Bench:
                 for number, name_space in enumerate(NAMESPACES, 1):
                     own = [f"{key}={value}" for key, value in self.node(number).items()]
                     command.append(",".join([name_space, *own]))
-            # The first packets after a namespace was made may be lost.
+            # The first packets in a new namespace may be lost.
             lines = output(command, environment) or output(command, environment)
             for line in lines:
                 found[name] = json.loads(line)[key] * scale
@@ -112,7 +112,7 @@ class Bench:
 
 
 def subjects(bench, libraries):
-    """What is compared: by name, how to measure it."""
+    """The measurements to compare, by name."""
     def over_dipole(environment):
         return lambda: {**bench.bare(environment), **bench.mpi({**environment, **OVER_DIPOLE})}
 

@@ -1,5 +1,5 @@
 /*
- * What the examples share: input that is the same on all processes, blocks, and a way to give up.
+ * Shared by the examples: input that is the same on all processes, blocks, and error handling.
  */
 #ifndef EXAMPLES_BSP_COMMON_H
 #define EXAMPLES_BSP_COMMON_H
@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* A number that looks random and depends on its argument only. */
+/* A pseudo-random number that depends on the argument only. */
 static inline uint32_t noise(uint32_t of)
 {
     of = (of ^ 61) ^ (of >> 16);
@@ -17,13 +17,13 @@ static inline uint32_t noise(uint32_t of)
     return of ^ (of >> 15);
 }
 
-/* The first of n items that process pid of p has, in blocks that differ by one at most. */
+/* The first of n items on process pid of p, with blocks whose sizes differ by at most one. */
 static inline int block_begin(int n, int pid, int p)
 {
     return (int)((int64_t)n * pid / p);
 }
 
-/* The process that has item i. */
+/* The process that owns item i. */
 static inline int block_owner(int n, int i, int p)
 {
     return (int)(((int64_t)p * (i + 1) - 1) / n);
@@ -37,7 +37,7 @@ static inline void *allocate(size_t count, size_t size)
     return memory;
 }
 
-/* Ends the program unless a result is as it should be. */
+/* Ends the program if a result is wrong. */
 #define REQUIRE(is_right, ...)          \
     do {                                \
         if (!(is_right))                \

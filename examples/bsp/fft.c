@@ -1,6 +1,6 @@
 /*
- * Fourier transform of 1024 points, seen as a matrix of 32 rows: transforms of the rows,
- * twiddle factors, one transposition by puts, transforms of the rows again.
+ * Fourier transform of 1024 points, arranged as a matrix of 32 rows: transforms of the rows,
+ * twiddle factors, one transposition with puts, and transforms of the rows again.
  *
  *     fft: 1024 points, greatest 39.31 at 869
  */
@@ -43,7 +43,7 @@ static void transform(double complex *row, int n)
     }
 }
 
-/* Where a spectrum is greatest, to be combined over processes. */
+/* The maximum of a spectrum and its index, combined over processes. */
 struct peak {
     double height;
     int at;
@@ -67,7 +67,7 @@ int main(void)
     bsp_push_reg(turned, (end - begin) * (int)sizeof *turned);
     bsp_sync();
 
-    /* Row r has the points r, r + 32, r + 64, ... */
+    /* Row r contains the points r, r + 32, r + 64, ... */
     for (int r = begin; r < end; r++) {
         double complex row[SIDE];
         for (int i = 0; i < SIDE; i++)
@@ -87,7 +87,7 @@ int main(void)
         double complex *row = turned[r - begin];
         transform(row, SIDE);
         for (int k = 0; k < SIDE; k++) {
-            /* By the definition. */
+            /* Directly from the definition. */
             int at = k * SIDE + r;
             double complex expected = 0;
             for (int i = 0; i < POINTS; i++)

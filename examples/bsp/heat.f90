@@ -1,5 +1,5 @@
-! Heat in a rod, by the explicit method: each process has a piece of the rod and puts the
-! values at its ends into the ghost cells of its neighbours.
+! Heat in a rod, with the explicit method: each process has a piece of the rod and puts the values at
+! its ends into the ghost cells of its neighbours.
 !
 !     heat: 200 cells, 300 steps, 75.731556 in the middle
 program heat
@@ -25,7 +25,7 @@ program heat
   call bsp_sync()
 
   do step = 1, steps
-    ! The cell that follows the left neighbour's own, and the one before the right neighbour's.
+    ! The neighbours' cells next to this piece.
     if (me > 0) call bsp_put(me - 1, c_loc(rod(first)), c_loc(rod), &
       (first - cells * (me - 1) / p) * width, width)
     if (me < p - 1) call bsp_put(me + 1, c_loc(rod(last)), c_loc(rod), 0, width)
@@ -50,7 +50,7 @@ program heat
 
 contains
 
-  ! Cold ends, and a hot place.
+  ! Cold ends and a hot spot.
   function initial(from, to) result(values)
     integer, intent(in) :: from, to
     real(c_double) :: values(from:to)

@@ -1,6 +1,6 @@
 /*
  * The inner product of two vectors, distributed cyclically. Every process puts its partial
- * sum to every other one.
+ * sum into the memory of every other process.
  *
  *     inner_product: 1000 terms, 332833500
  */
@@ -19,7 +19,7 @@ static void spmd(void)
     double own = 0;
     double *sums = allocate(p, sizeof *sums);
     bsp_push_reg(sums, p * (int)sizeof *sums);
-    /* Only process 0 has read the arguments. */
+    /* The arguments exist on process 0 only. */
     bsp_push_reg(&terms, sizeof terms);
     bsp_sync();
     bsp_get(0, &terms, 0, &terms, sizeof terms);

@@ -1,6 +1,6 @@
 /*
- * LU decomposition with partial pivoting; rows are distributed cyclically. With -DBLOCKS each process has
- * rows that follow each other, so that those with the first have ever less to do: `dipole trace` finds it.
+ * LU decomposition with partial pivoting. Rows are distributed cyclically. With -DBLOCKS each process
+ * has consecutive rows, so that those with the first rows soon run out of work; `dipole trace` shows this.
  *
  *     lu: 48 x 48, 44 exchanges, determinant 2.914293e+02
  */
@@ -15,7 +15,7 @@
 #endif
 enum { N = ORDER };
 
-/* Who has a row, and where there. */
+/* The owner of a row, and the index of the row on that process. */
 #ifdef BLOCKS
 static int owner(int i, int p) { return i / (N / p + 1); }
 static int place(int i, int p) { return i % (N / p + 1); }
@@ -29,7 +29,7 @@ static double element(int i, int j)
     return (double)noise(i * N + j) / 4294967296.0 - 0.5;
 }
 
-/* The greatest entry of a column, and where; of equals the first. */
+/* The largest entry of a column, and its index; the first one if several are equal. */
 struct pivot {
     double value;
     int row;
@@ -47,7 +47,7 @@ static void eliminate(double *row, const double *pivot, int k)
         row[j] -= row[k] * pivot[j];
 }
 
-/* The same on one process; the number of exchanges. */
+/* The same on one process. Returns the number of exchanges. */
 static int sequential(double (*m)[N])
 {
     int exchanges = 0;
@@ -104,7 +104,7 @@ int main(void)
 
         for (int from = 0; from < p; from++)
             best = is_better(found[from], best) ? found[from] : best;
-        /* Both get the other's row before either is written. */
+        /* Each process reads the other's row before either is written. */
         if (best.row != k) {
             exchanges++;
             int here = owner(k, p), there = owner(best.row, p);
@@ -121,7 +121,7 @@ int main(void)
                 eliminate(rows[place(i, p)], pivot_row, k);
     }
 
-    /* The same operations in the same order: nothing may differ. */
+    /* The operations and their order are the same, so the results must be equal. */
     double(*expected)[N] = allocate(N, sizeof *expected);
     REQUIRE(sequential(expected) == exchanges, "%d exchanges", exchanges);
     double determinant = exchanges % 2 ? -1 : 1;

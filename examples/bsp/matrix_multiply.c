@@ -1,6 +1,6 @@
 /*
- * C = A B, by blocks of rows. Each process multiplies with the rows of B that it has, while
- * the rows that it had before travel to its left neighbour. With MulticoreBSP's types.
+ * C = A B by blocks of rows. Each process multiplies with its present rows of B, while its previous
+ * rows travel to its left neighbour. Uses MulticoreBSP's types.
  *
  *     matrix_multiply: 60 x 60, trace 7088
  */
@@ -28,7 +28,7 @@ int main(void)
     int most = N / p + 1;
 
     double *product = allocate((size_t)(end - begin) * N, sizeof *product);
-    /* The block at work, and the one that arrives meanwhile. */
+    /* The block in use, and the one that is arriving. */
     double *blocks = allocate((size_t)2 * most * N, sizeof *blocks);
     size_t half = (size_t)most * N * sizeof *blocks;
     bsp_push_reg(blocks, 2 * half);
@@ -51,7 +51,7 @@ int main(void)
         bsp_sync();
     }
 
-    /* Whole numbers: the order of additions makes no difference. */
+    /* All numbers are integers, so the order of additions does not matter. */
     double trace = 0;
     for (int i = begin; i < end; i++) {
         for (int j = 0; j < N; j++) {

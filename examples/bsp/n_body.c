@@ -1,6 +1,6 @@
 /*
- * Bodies attract each other. Each process has some of them; copies of all go round the ring
- * of processes, so that everyone meets everyone.
+ * Bodies attract each other. Each process has some of them. Copies of all bodies travel around the
+ * ring of processes, so that each process combines its own with all others.
  *
  *     n_body: 90 bodies, 10 steps, energy -0.857835
  */
@@ -27,7 +27,7 @@ static struct body initial(int i)
     return it;
 }
 
-/* What other does to the acceleration of one; the potential per mass of both. */
+/* Adds the acceleration of a body by another one. Returns the potential per mass of both. */
 static double attract(const struct body *one, const struct body *other, double *acceleration)
 {
     double away[3], square = softening;

@@ -1,6 +1,6 @@
 /*
- * PageRank: in each superstep a vertex sends its rank to its neighbours, in equal parts;
- * what goes to one vertex is added up before it is sent.
+ * PageRank: in each superstep a vertex sends equal parts of its rank to its neighbours. Contributions
+ * to the same vertex are added up before they are sent.
  *
  *     page_rank: 1000 vertices, the first is 9 with 0.009270
  */
@@ -13,7 +13,7 @@ enum { VERTICES = 1000, DEGREE = 4, STEPS = 15 };
 
 static const double damping = 0.85;
 
-/* Some vertices are more popular. */
+/* Some vertices have more links than others. */
 static int neighbour(int vertex, int edge)
 {
     uint32_t random = noise(vertex * DEGREE + edge);
@@ -68,7 +68,7 @@ int main(void)
         }
     }
 
-    /* Additions are in another order. */
+    /* The order of additions differs. */
     double *expected = allocate(VERTICES, sizeof *expected);
     sequential(expected);
     int best = 0;

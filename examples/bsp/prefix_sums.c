@@ -1,6 +1,6 @@
 /*
- * Prefix sums over blocks, in log p supersteps: after each of them a process has the sum of
- * twice as many blocks before its own. The collective does the same.
+ * Prefix sums over blocks, in log p supersteps. Each superstep doubles the number of preceding blocks
+ * in the sum of a process. The result is compared with the collective.
  *
  *     prefix_sums: 5000 numbers, the last sum is 2460425
  */
@@ -36,7 +36,7 @@ int main(void)
     long upto = own;
     for (int distance = 1; distance < p; distance *= 2) {
         left = 0;
-        /* A put in this superstep arrives after its end: 0 is not written over it. */
+        /* The put arrives after the superstep, so it is not overwritten with 0. */
         if (me + distance < p)
             bsp_put(me + distance, &upto, &left, 0, sizeof upto);
         bsp_sync();

@@ -1,10 +1,10 @@
 /*
- * Sorts by regular samples: each process sorts its keys and shows p of them to all, the
- * sample says which keys belong to whom, messages carry them there.
+ * Sorts by regular sampling: each process sorts its keys and sends p of them to all. From this sample
+ * follows which process gets which keys, and messages carry them there.
  *
  *     sample_sort: 20000 keys, median 2130214864
  *
- * With a number of keys as its argument it sorts so many, and says how long that took.
+ * With a number of keys as its argument, it sorts so many and prints the time.
  */
 #include <bsp.h>
 #include <string.h>
@@ -73,7 +73,7 @@ int main(int argc, char **argv)
     if (me == 0 && argc > 1)
         fprintf(stderr, "%.3f ms\n", 1e3 * (bsp_time() - begun));
 
-    /* The sequential result, of which this process should have its part. */
+    /* The sequential result, a part of which this process should have. */
     uint32_t *all = allocate(keys_of_all, sizeof *all);
     for (int i = 0; i < keys_of_all; i++)
         all[i] = noise(i);

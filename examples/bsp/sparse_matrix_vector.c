@@ -1,6 +1,6 @@
 /*
- * Five products of a sparse matrix and a vector. Rows and vector are distributed by blocks;
- * a process gets the entries of the vector that its rows ask for.
+ * Five products of a sparse matrix and a vector. Rows and vector are distributed in blocks. A process
+ * gets the entries of the vector that its rows need.
  *
  *     sparse_matrix_vector: 600 rows, sum 68845
  */

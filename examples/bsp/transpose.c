@@ -1,7 +1,7 @@
 /*
- * Rows to columns and back: a matrix by blocks of rows gets to one by blocks of columns, in
- * which each process sums its columns, then to one dealt out in small tiles in turn, and in
- * place back to where it began.
+ * Reshuffles a matrix from blocks of rows to blocks of columns, in which each process sums up its
+ * columns, then to small tiles that are distributed cyclically, and in place back to the first
+ * distribution.
  *
  *     transpose: 90 x 70, sum of squares of columns' sums 11612401
  */

@@ -1,4 +1,4 @@
-/* The same by one process, for comparison: prints what the viewer prints. */
+/* The same computation in one process, for comparison. Prints what the viewer prints. */
 #include <stdio.h>
 
 #include "grid.h"

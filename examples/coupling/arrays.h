@@ -1,9 +1,10 @@
 /*
- * Arrays by name, between programs of any kind that are processes of a cluster.
+ * Named arrays that programs of any kind share, as processes of a cluster.
  *
- * A board, an active port (board.c), knows which parts of which arrays lie where. Whoever has a part
- * offers it: a region that others may get from. Whoever wants some rows asks the board for the array's parts and
- * gets them straight from their owners' memory, whatever distribution either has, and tells the owners.
+ * A board, which is an active port (board.c), knows where the parts of the arrays are. The owner of a part
+ * offers it as a region from which others may get. A reader asks the board for the parts of an array, gets
+ * the rows that it needs straight from the memory of their owners, whatever the distribution, and notifies
+ * the owners.
  */
 #ifndef EXAMPLES_COUPLING_ARRAYS_H
 #define EXAMPLES_COUPLING_ARRAYS_H
@@ -36,7 +37,7 @@ struct board_answer {
     struct array_part part[ARRAY_PARTS];
 };
 
-/* Ends the process unless a call has done what it should. */
+/* Ends the process if a call fails. */
 #define NEED(what)                                                                    \
     do {                                                                              \
         if (!(what)) {                                                                \
@@ -45,10 +46,10 @@ struct board_answer {
         }                                                                             \
     } while (0)
 
-/* Longer than anything here takes: who waits longer waits for a process that is gone. */
+/* Longer than any wait here takes, unless a process has died. */
 static const int64_t ARRAY_WAIT_NS = 30000000000;
 
-/* The endpoints of this process: to ask the board, and to be told that something was taken. */
+/* The endpoints of this process: one for requests to the board, one for notifications by readers. */
 static struct {
     int asking, owning, board, edges;
     struct dp_address own;
@@ -66,7 +67,7 @@ static inline void array_begin(const char *board)
     arrays.owning = dp_open_with(DP_ANY, NULL);
     NEED(arrays.asking >= 0 && arrays.owning >= 0);
     NEED(dp_own_address(arrays.owning, &arrays.own) == 0);
-    arrays.board = dp_edge(arrays.asking, at);
+    arrays.board = dp_edge_open(arrays.asking, at);
     NEED(arrays.board >= 0);
 }
 
@@ -78,7 +79,7 @@ static inline void array_tell_board(uint64_t kind, const struct array_part *part
     NEED(dp_edge_send(arrays.board, &message, sizeof message, 0, ARRAY_WAIT_NS) >= 0);
 }
 
-/* Offers rows of an array; the number of the region in which they lie. */
+/* Offers rows of an array. Returns the number of their region. */
 static inline int array_offer(const char *name, uint64_t step, uint32_t rows, uint32_t columns,
                               uint32_t first, uint32_t count, double *data)
 {
@@ -92,7 +93,7 @@ static inline int array_offer(const char *name, uint64_t step, uint32_t rows, ui
     return region;
 }
 
-/* Waits until so many rows were taken, each reader's counted, and closes the region. */
+/* Waits until readers have taken so many rows, counted once for each reader, and closes the region. */
 static inline void array_withdraw(int region, uint64_t rows)
 {
     for (uint64_t taken = 0; taken < rows;) {
@@ -110,14 +111,14 @@ static inline int array_edge(struct dp_address to)
             return arrays.edge[at].edge;
     }
     NEED(arrays.edges < ARRAY_PARTS);
-    int edge = dp_edge(arrays.asking, to);
+    int edge = dp_edge_open(arrays.asking, to);
     NEED(edge >= 0);
     arrays.edge[arrays.edges].to = to;
     arrays.edge[arrays.edges++].edge = edge;
     return edge;
 }
 
-/* Gets rows of an array, once all that has been offered of it is all of it. */
+/* Gets rows of an array, once all of its parts have been offered. */
 static inline void array_get(const char *name, uint64_t step, uint32_t first, uint32_t count,
                              double *into)
 {

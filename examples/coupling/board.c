@@ -1,6 +1,6 @@
 /*
- * The board: says where arrays lie that were offered, and holds the connections to the outside, as an interface of
- * streams: board DPID INTERFACE VIEWER. It ends when it is told to, and its streams have ended.
+ * The board stores which arrays are offered where. As an interface of streams it also holds the TCP
+ * connections: board DPID INTERFACE VIEWER. It ends on request, after its streams have ended.
  */
 #include "arrays.h"
 
@@ -19,7 +19,7 @@ static void hear(int port, const struct dp_message *message, void *context)
     memcpy(&told, message->address, sizeof told);
     told.part.name[ARRAY_NAME - 1] = 0;
     if (told.kind == BOARD_OFFER) {
-        /* Nobody asks for steps before the last one any more. */
+        /* No process reads steps before the last one any more. */
         int kept = 0;
         for (int at = 0; at < count; at++) {
             int is_old = strcmp(known[at].name, told.part.name) == 0

@@ -1,7 +1,7 @@
 /*
- * The BSP job: gets the plate by its own parts of rows, whatever parts the job has that offers it, reshuffles it to
- * parts of columns, whose means it offers, and shows the plate to a program that knows nothing
- * of Dipole, by one stream that all ranks write: columns BOARD INTERFACE VIEWER TAKERS
+ * The BSP job: gets the plate in its own parts of rows, whatever parts the job that offers it has. It
+ * reshuffles the plate to parts of columns, offers the means of the columns, and sends the plate to a program
+ * that does not use Dipole, over one stream that all ranks write: columns BOARD INTERFACE VIEWER TAKERS
  */
 #include <bsp.h>
 #include <bsp_reshuffle.h>
@@ -9,7 +9,7 @@
 #include "arrays.h"
 #include "grid.h"
 
-/* Rank 0's list of all ranks' endpoints for the stream. */
+/* The endpoints of all ranks for the stream; rank 0 distributes the list. */
 static int open_stream(const char *interface, const char *viewer)
 {
     int me = bsp_pid(), p = bsp_nprocs();
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     free(rows);
     free(columns);
     free(means);
-    NEED(dp_finish(ARRAY_WAIT_NS) == 0);
+    NEED(dp_finalize(ARRAY_WAIT_NS) == 0);
     bsp_end();
     return 0;
 }

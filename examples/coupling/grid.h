@@ -1,6 +1,6 @@
 /*
- * What is computed: heat on a plate, whose columns are drawn towards their means after each step.
- * Rows of a part follow one row of the part before, and precede one of the part behind.
+ * The computation: heat on a plate whose columns are drawn towards their means after each step. The rows
+ * of a part lie between a row of the previous part and one of the next part.
  */
 #ifndef EXAMPLES_COUPLING_GRID_H
 #define EXAMPLES_COUPLING_GRID_H
@@ -14,13 +14,13 @@ static inline double heat_at_first(int row, int column)
     return (double)((uint32_t)(row * COLUMNS + column) * 2654435761u >> 22);
 }
 
-/* The first row of a part, of so many. */
+/* The first row of a part. */
 static inline int first_row(int part, int parts)
 {
     return ROWS * part / parts;
 }
 
-/* One iteration: `from` begins a row before `first`, `to` as well. */
+/* One iteration. `from` and `to` begin one row before `first`. */
 static inline void relax(const double *from, double *to, int first, int count)
 {
     for (int at = 1; at <= count; at++) {
@@ -34,7 +34,7 @@ static inline void relax(const double *from, double *to, int first, int count)
     }
 }
 
-/* The mean of a column of all rows, `stride` numbers apart. */
+/* The mean of a column over all rows, whose numbers are `stride` apart. */
 static inline double mean(const double *column, int stride)
 {
     double sum = 0;

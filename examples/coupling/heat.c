@@ -1,6 +1,6 @@
 /*
- * The MPI job: heat on a plate, by parts of rows. After each step it offers them as the array "heat", and gets
- * the means of its columns, which another job has found, as "means": heat BOARD
+ * The MPI job: heat on a plate, in parts of rows. After each step it offers the rows as the array "heat",
+ * and gets the means of the columns, which another job has computed, as "means": heat BOARD
  */
 #include <mpi.h>
 
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
     }
     free(now);
     free(next);
-    NEED(dp_finish(ARRAY_WAIT_NS) == 0);
+    NEED(dp_finalize(ARRAY_WAIT_NS) == 0);
     MPI_Finalize();
     return 0;
 }

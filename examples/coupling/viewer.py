@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A viewer that knows only TCP: viewer.py FOLDER [ADDRESS]
+"""A viewer that uses plain TCP, not Dipole: viewer.py FOLDER [ADDRESS]
 
-Prints its port, takes plates from one connection until that ends, prints each and draws it into FOLDER.
+Prints its port. Reads plates from one connection until it ends, prints each plate and draws it into FOLDER.
 """
 import array
 import pathlib

@@ -1,8 +1,8 @@
-/* Conjugate gradients with a sparse matrix whose nonzero places are random: as the kernel CG of
- * the NAS parallel benchmarks. Rows are dealt out in blocks; each turn all ranks
- * tell each other their part of a vector and add up two numbers.
+/* Conjugate gradients with a sparse matrix whose nonzero entries are at random positions, like the
+ * kernel CG of the NAS parallel benchmarks. Rows are distributed in blocks. In each iteration all
+ * ranks exchange their parts of a vector and add up two numbers.
  *
- *     mpicc -O3 -o cg cg.c -lm && mpirun -n 4 ./cg [ROWS [NONZEROS [TURNS [SOLVES]]]]
+ *     mpicc -O3 -o cg cg.c -lm && mpirun -n 4 ./cg [ROWS [NONZEROS [ITERATIONS [SOLVES]]]]
  */
 #include "common.h"
 #include <math.h>
@@ -24,12 +24,12 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int rows = argc > 1 ? atoi(argv[1]) : 14000, each = argc > 2 ? atoi(argv[2]) : 11;
-    int turns = argc > 3 ? atoi(argv[3]) : 60, solves = argc > 4 ? atoi(argv[4]) : 10;
+    int iterations = argc > 3 ? atoi(argv[3]) : 60, solves = argc > 4 ? atoi(argv[4]) : 10;
     int begin = (int)block_begin(rows, rank, size), end = (int)block_begin(rows, rank + 1, size);
     int own = end - begin;
 
     /* Entry k of row i lies at (i, j) and, so that the matrix is symmetric, at (j, i). All ranks
-     * draw all of them and keep what lies in their rows: first they count, then they store. */
+     * generate all entries and keep those in their rows: a first pass counts, a second one stores. */
     int *first = allocate((size_t)own + 1, sizeof *first);
     int *next = allocate((size_t)own, sizeof *next), *column = NULL;
     double *entry = NULL, *sum = allocate((size_t)own, sizeof *sum);
@@ -67,8 +67,8 @@ int main(int argc, char **argv)
         count[other] = (int)block_begin(rows, other + 1, size) - at[other];
     }
 
-    /* A diagonal that outweighs its row makes the matrix positive definite; the right side is
-     * chosen so that the solution is 1 everywhere. */
+    /* A dominant diagonal makes the matrix positive definite. The right side is chosen so that the
+     * solution is 1 everywhere. */
     double *x = allocate((size_t)own, sizeof *x), *r = allocate((size_t)own, sizeof *r);
     double *p = allocate((size_t)own, sizeof *p), *ap = allocate((size_t)own, sizeof *ap);
     double *whole = allocate((size_t)rows, sizeof *whole);
@@ -83,7 +83,7 @@ int main(int argc, char **argv)
             p[i] = r[i];
         }
         double square = dot(r, r, own), first_square = square;
-        for (int turn = 0; turn < turns && square > first_square * 1e-26; turn++) {
+        for (int iteration = 0; iteration < iterations && square > first_square * 1e-26; iteration++) {
             MPI_Allgatherv(p, own, MPI_DOUBLE, whole, count, at, MPI_DOUBLE, MPI_COMM_WORLD);
             for (int i = 0; i < own; i++) {
                 ap[i] = (sum[i] + 0.1) * p[i];
@@ -104,7 +104,7 @@ int main(int argc, char **argv)
     report("cg", began);
     for (int i = 0; i < own; i++)
         if (fabs(x[i] - 1) > 1e-8)
-            give_up("cg: after %d turns number %d is %.12g, not 1", turns, begin + i, x[i]);
+            give_up("cg: after %d iterations number %d is %.12g, not 1", iterations, begin + i, x[i]);
     MPI_Finalize();
     return 0;
 }

@@ -1,4 +1,4 @@
-/* What the examples share: random numbers that any rank can compute, blocks, a way to give up. */
+/* Shared by the examples: random numbers that any rank can compute, blocks, and error handling. */
 #ifndef EXAMPLES_MPI_COMMON_H
 #define EXAMPLES_MPI_COMMON_H
 
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Says what was wrong and ends the job. */
+/* Prints an error and ends the job. */
 static inline void give_up(const char *format, ...)
 {
     va_list arguments;
@@ -33,7 +33,7 @@ static inline void *allocate(size_t count, size_t bytes)
 #define SEQUENCE_FACTOR UINT64_C(1220703125)
 #define SEQUENCE_MASK ((UINT64_C(1) << 46) - 1)
 
-/* The number after n steps from a seed. */
+/* The number n steps after a seed. */
 static inline uint64_t sequence_at(uint64_t seed, uint64_t n)
 {
     uint64_t factor = SEQUENCE_FACTOR;
@@ -52,13 +52,13 @@ static inline double sequence_next(uint64_t *state)
     return (double)*state * (1.0 / (double)(UINT64_C(1) << 46));
 }
 
-/* The first of n items that a rank has, in blocks that differ by one at most. */
+/* The first of n items on a rank, with blocks whose sizes differ by at most one. */
 static inline int64_t block_begin(int64_t n, int rank, int size)
 {
     return n * rank / size;
 }
 
-/* Prints how long all took, of which the last rank decides. */
+/* Prints the time of the slowest rank. */
 static inline void report(const char *name, double began)
 {
     double took = MPI_Wtime() - began, longest;

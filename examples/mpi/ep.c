@@ -1,5 +1,5 @@
-/* Pairs of normally distributed numbers, counted by size: the kernel EP of the NAS parallel
- * benchmarks, whose sums are known. Ranks talk only at the end.
+/* Pairs of normally distributed numbers, counted by size, like the kernel EP of the NAS parallel
+ * benchmarks, whose sums are known. Ranks communicate only at the end.
  *
  *     mpicc -O3 -o ep ep.c -lm && mpirun -n 4 ./ep [S|W|A]
  */

@@ -1,10 +1,10 @@
-/* How fast an MPI is between two ranks, and among all: a line for each figure, as
+/* Measures an MPI library between two ranks and among all. Prints a line for each figure:
  *
  *     NAME UNIT MEDIAN P99
  *
  *     mpicc -O3 -o figures figures.c && mpirun -n 2 ./figures [SECONDS [CORE,CORE,..]]
  *
- * Rank r is pinned to the r-th core named. Each figure takes about SECONDS. */
+ * Rank r is pinned to the r-th core in the list. Each figure takes about SECONDS. */
 #define _GNU_SOURCE
 #include "common.h"
 #include <sched.h>
@@ -23,7 +23,7 @@ static int by_size(const void *one, const void *other)
     return difference < 0 ? -1 : difference > 0;
 }
 
-/* Per turn of between 1 and 2 ranks: there and back. */
+/* A round trip between ranks 0 and 1. */
 static void ping_pong(int bytes)
 {
     if (rank == 0) {
@@ -35,7 +35,7 @@ static void ping_pong(int bytes)
     }
 }
 
-/* Many one way; an empty message says that all came. */
+/* Many messages in one direction; an empty message confirms that all have arrived. */
 static void stream(int bytes, int window)
 {
     if (rank > 1)
@@ -68,10 +68,10 @@ static void exchange(void)
     MPI_Alltoall(out, PART, MPI_BYTE, in, PART, MPI_BYTE, MPI_COMM_WORLD);
 }
 
-/* How a turn's microseconds become the figure: divided by, or how much of something a turn. */
+/* How the microseconds of an iteration become the figure: a divisor, or an amount per iteration. */
 static const struct figure {
     const char *name, *unit;
-    void (*turn)(void);
+    void (*iterate)(void);
     double divided, amount;
 } FIGURES[] = {
     {"latency-8B", "us", latency, 2, 0},
@@ -84,21 +84,21 @@ static const struct figure {
     {"alltoall-4KiB", "us", exchange, 1, 0},
 };
 
-/* Turns until the time is over, as rank 0 says after each batch. */
+/* Iterates until rank 0 announces, after a batch, that the time is over. */
 static int measure(const struct figure *figure)
 {
     int count = 0, go_on = 1, batch = 1;
     MPI_Barrier(MPI_COMM_WORLD);
     double began = MPI_Wtime();
-    for (int turn = 0; turn < 20; turn++)
-        figure->turn();
+    for (int iteration = 0; iteration < 20; iteration++)
+        figure->iterate();
     double each = (MPI_Wtime() - began) / 20;
     batch = each < 1e-3 ? 1000 : 10;
     MPI_Bcast(&batch, 1, MPI_INT, 0, MPI_COMM_WORLD);
     while (go_on) {
-        for (int turn = 0; turn < batch && count < MOST; turn++) {
+        for (int iteration = 0; iteration < batch && count < MOST; iteration++) {
             double from = MPI_Wtime();
-            figure->turn();
+            figure->iterate();
             samples[count++] = (MPI_Wtime() - from) * 1e6;
         }
         go_on = count < MOST && MPI_Wtime() - began < seconds;
@@ -124,7 +124,7 @@ static void pin(const char *cores)
 
 int main(int argc, char **argv)
 {
-    /* Before MPI looks at its cores. */
+    /* MPI libraries read the affinity when they start, so set it before. */
     const char *own = getenv("OMPI_COMM_WORLD_RANK");
     own = own ? own : getenv("PMI_RANK");
     rank = own ? atoi(own) : 0;

@@ -1,7 +1,7 @@
-/* A Fourier transform in two dimensions and back: as the kernel FT of the NAS parallel
- * benchmarks. Rows are dealt out in blocks; between the dimensions all ranks transpose.
+/* A Fourier transform in two dimensions and back, like the kernel FT of the NAS parallel
+ * benchmarks. Rows are distributed in blocks. Between the dimensions all ranks transpose the matrix.
  *
- *     mpicc -O3 -o ft ft.c -lm && mpirun -n 4 ./ft [LOG2_SIDE [TURNS]]
+ *     mpicc -O3 -o ft ft.c -lm && mpirun -n 4 ./ft [LOG2_SIDE [ITERATIONS]]
  */
 #include "common.h"
 #include <complex.h>
@@ -14,7 +14,7 @@ static int rank, size, side, own;
 static number *roots;
 static number *packed;
 
-/* One row, in place; the inverse is not divided by its length. */
+/* Transforms one row in place. The inverse is not divided by the length. */
 static void transform(number *row, int inverse)
 {
     for (int i = 1, j = 0; i < side; i++) {
@@ -39,7 +39,7 @@ static void transform(number *row, int inverse)
             }
 }
 
-/* Rows become columns: each pair of ranks exchanges a square. */
+/* Transposes the matrix: each pair of ranks exchanges a square. */
 static void transpose(number *from, number *to)
 {
     for (int other = 0; other < size; other++)
@@ -69,7 +69,7 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     side = 1 << (argc > 1 ? atoi(argv[1]) : 9);
-    int turns = argc > 2 ? atoi(argv[2]) : 5;
+    int iterations = argc > 2 ? atoi(argv[2]) : 5;
     own = side / size;
     if (own * size != side)
         give_up("ft: %d rows cannot be dealt out evenly to %d ranks", side, size);
@@ -89,9 +89,9 @@ int main(int argc, char **argv)
     }
     MPI_Barrier(MPI_COMM_WORLD);
     double began = MPI_Wtime(), scale = 1.0 / side / side;
-    for (int turn = 0; turn < turns; turn++) {
+    for (int iteration = 0; iteration < iterations; iteration++) {
         both_dimensions(area, other, 0);
-        if (turn == 0)
+        if (iteration == 0)
             for (size_t i = 0; i < numbers; i++)
                 energy[1] += creal(other[i] * conj(other[i])) * scale;
         both_dimensions(other, area, 1);

@@ -1,7 +1,7 @@
-/* Keys sorted by their size, over and over: as the kernel IS of the NAS parallel benchmarks.
- * Each turn all ranks count keys, then send each other those that belong there.
+/* Sorts keys by counting, repeatedly, like the kernel IS of the NAS parallel benchmarks. In each
+ * iteration all ranks count their keys, then send each other the keys that belong there.
  *
- *     mpicc -O3 -o is is.c && mpirun -n 4 ./is [LOG2_KEYS [TURNS]]
+ *     mpicc -O3 -o is is.c && mpirun -n 4 ./is [LOG2_KEYS [ITERATIONS]]
  */
 #include "common.h"
 #include <string.h>
@@ -12,7 +12,7 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    int log_keys = argc > 1 ? atoi(argv[1]) : 20, turns = argc > 2 ? atoi(argv[2]) : 10;
+    int log_keys = argc > 1 ? atoi(argv[1]) : 20, iterations = argc > 2 ? atoi(argv[2]) : 10;
     enum { BUCKETS = 1024, LOG_BUCKETS = 10 };
     int log_most = log_keys > 15 ? log_keys - 4 : 11, shift = log_most - LOG_BUCKETS;
     int64_t keys = INT64_C(1) << log_keys;
@@ -33,11 +33,11 @@ int main(int argc, char **argv)
 
     MPI_Barrier(MPI_COMM_WORLD);
     double began = MPI_Wtime();
-    for (int turn = 0; turn < turns; turn++) {
+    for (int iteration = 0; iteration < iterations; iteration++) {
         if (own) {
-            /* Each turn sorts something else. */
-            key[turn % own] = turn;
-            key[(turn + turns) % own] = (1 << log_most) - 1 - turn;
+            /* Changes the keys, so that each iteration sorts other ones. */
+            key[iteration % own] = iteration;
+            key[(iteration + iterations) % own] = (1 << log_most) - 1 - iteration;
         }
         memset(counts, 0, sizeof counts);
         for (int i = 0; i < own; i++)
@@ -67,7 +67,7 @@ int main(int argc, char **argv)
         MPI_Alltoallv(sorted, to_count, to_at, MPI_INT, got, from_count, from_at, MPI_INT,
                       MPI_COMM_WORLD);
     }
-    /* What came is sorted by counting. */
+    /* Sorts the received keys by counting. */
     int *ranked = allocate((size_t)1 << log_most, sizeof *ranked);
     int least = (1 << log_most) - 1, most = 0;
     for (int i = 0; i < came; i++) {

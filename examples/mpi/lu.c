@@ -1,16 +1,16 @@
-/* Symmetric over-relaxation in a box, five numbers at each point: as the kernel LU of the NAS
- * parallel benchmarks, whose name comes from the lower and the upper half of a matrix that it solves
- * in turn. Columns are dealt out on a grid of ranks; a front goes through them plane by plane, so
- * that ranks tell each other many short messages.
+/* Symmetric over-relaxation in a box with five numbers at each point, like the kernel LU of the NAS
+ * parallel benchmarks, which is named after the lower and the upper half of a matrix that it solves
+ * alternately. Columns are distributed over a grid of ranks. A front moves through them plane by
+ * plane, so ranks exchange many short messages.
  *
- *     mpicc -O3 -o lu lu.c -lm && mpirun -n 4 ./lu [SIDE [TURNS]]
+ *     mpicc -O3 -o lu lu.c -lm && mpirun -n 4 ./lu [SIDE [ITERATIONS]]
  */
 #include "common.h"
 #include <math.h>
 
 enum { NUMBERS = 5, WEST = 0, EAST = 1, SOUTH = 2, NORTH = 3 };
 
-/* One of the neighbours before a point, and one behind it; the diagonal outweighs all six. */
+/* Weights of the neighbours before and after a point. The diagonal exceeds the sum of all six. */
 #define BEFORE (-1.1)
 #define BEHIND (-0.9)
 #define DIAGONAL(c) (6.8 + 0.1 * (c))
@@ -19,14 +19,14 @@ static int rank, size, wide, deep, high;
 static int neighbour[4];
 static double *line[4];
 
-/* The numbers of a point; there is a margin of one point around the columns of a rank. */
+/* The numbers of a point. The columns of a rank have a margin of one point around them. */
 static double *at(double *of, int x, int y, int z)
 {
     size_t row = ((size_t)(z + 1) * (size_t)(deep + 2) + (size_t)(y + 1)) * (size_t)(wide + 2);
     return of + (row + (size_t)(x + 1)) * NUMBERS;
 }
 
-/* The edge of a plane that lies at a neighbour, or, inside, next to it. */
+/* The edge of a plane: a neighbour's, or the one inside next to it. */
 static void edge(double *of, int z, int of_whom, int inside, double *into, const double *from)
 {
     int is_row = of_whom == SOUTH || of_whom == NORTH, length = is_row ? wide : deep;
@@ -63,7 +63,7 @@ static void receive_edge(double *of, int z, int from, double *packed)
     edge(of, z, from, 0, NULL, packed);
 }
 
-/* All edges at once, before a product with the matrix. */
+/* Exchanges all edges, before a product with the matrix. */
 static void exchange(double *of, double *packed, double *coming)
 {
     for (int to = 0; to < 4; to++) {
@@ -88,7 +88,7 @@ static double product(double *of, int x, int y, int z, int c)
            BEHIND * (at(of, x + 1, y, z)[c] + at(of, x, y + 1, z)[c] + at(of, x, y, z + 1)[c]);
 }
 
-/* The lower half: each point needs those before it. */
+/* The lower half: each point depends on those before it. */
 static void forward(double *r)
 {
     for (int z = 0; z < high; z++) {
@@ -106,7 +106,7 @@ static void forward(double *r)
     }
 }
 
-/* The upper half: the other way. */
+/* The upper half, in the opposite direction. */
 static void backward(double *r)
 {
     for (int z = high - 1; z >= 0; z--) {
@@ -124,7 +124,7 @@ static void backward(double *r)
     }
 }
 
-/* Margins are 0 where no rank is; those that a sweep does not hear of have to be, too. */
+/* Margins without a neighbouring rank must be 0, and so must those that a sweep does not receive. */
 static void clear_margins(double *r)
 {
     for (int z = -1; z <= high; z++)
@@ -140,7 +140,7 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    int side = argc > 1 ? atoi(argv[1]) : 48, turns = argc > 2 ? atoi(argv[2]) : 40;
+    int side = argc > 1 ? atoi(argv[1]) : 48, iterations = argc > 2 ? atoi(argv[2]) : 40;
     int grid[2] = {0, 0};
     MPI_Dims_create(size, 2, grid);
     int column = rank % grid[0], row = rank / grid[0];
@@ -176,7 +176,7 @@ int main(int argc, char **argv)
         u[i] = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     double began = MPI_Wtime(), norm = 0;
-    for (int turn = 0; turn < turns; turn++) {
+    for (int iteration = 0; iteration < iterations; iteration++) {
         exchange(u, packed, coming);
         norm = 0;
         EVERYWHERE
@@ -196,7 +196,7 @@ int main(int argc, char **argv)
     report("lu", began);
     EVERYWHERE
         if (fabs(at(u, x, y, z)[c] - SOLUTION(x, y, z, c)) > 1e-6)
-            give_up("lu: after %d turns number %d at (%d, %d, %d) is %.12g, not %d", turns, c,
+            give_up("lu: after %d iterations number %d at (%d, %d, %d) is %.12g, not %d", iterations, c,
                     left + x, front + y, z, at(u, x, y, z)[c], SOLUTION(x, y, z, c));
     MPI_Finalize();
     return 0;

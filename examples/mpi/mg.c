@@ -1,7 +1,7 @@
-/* Multigrid for Poisson's equation in a periodic cube: as the kernel MG of the NAS parallel
- * benchmarks. Planes are dealt out in slabs; neighbours tell each other the planes between them, on
- * every grid from the finest, where they are long, to one of a plane for each rank. Coarser grids
- * are told to all ranks, which each compute them whole.
+/* Multigrid for Poisson's equation in a periodic cube, like the kernel MG of the NAS parallel
+ * benchmarks. Planes are distributed in slabs. Neighbours exchange the planes between them on every
+ * grid, from the finest one with long planes to the one with a single plane per rank. Coarser grids
+ * are sent to all ranks, each of which computes them completely.
  *
  *     mpicc -O3 -o mg mg.c -lm && mpirun -n 4 ./mg [LOG2_SIDE [CYCLES]]
  */
@@ -11,8 +11,8 @@
 
 enum { SWEEPS = 2, MOST_LEVELS = 12 };
 
-/* A grid: a solution u for the right side f, what is left of it r; each has a plane of the
- * neighbours' on both sides. */
+/* A grid: a solution u for the right side f, and the residual r. Each has a plane of the neighbours
+ * on both sides. */
 typedef struct {
     int side, planes;
     double *u, *f, *r;
@@ -31,7 +31,7 @@ static double *plane(const grid *g, double *of, int z)
     return of + (size_t)(z + 1) * area_of(g);
 }
 
-/* The neighbours' planes, or, where each rank has all, those of the other end. */
+/* Fetches the neighbours' planes; where each rank has all planes, copies those of the other end. */
 static void exchange(const grid *g, double *of)
 {
     int area = (int)area_of(g), above = (rank + 1) % size, below = (rank + size - 1) % size;
@@ -43,7 +43,7 @@ static void exchange(const grid *g, double *of)
                  MPI_DOUBLE, above, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* r = f - A u, where A u is six times a point less its neighbours, by the square of the distance. */
+/* r = f - A u, where A u is six times a point minus its neighbours, divided by the square of the distance. */
 static void residual(const grid *g)
 {
     int n = g->side;
@@ -66,7 +66,7 @@ static void residual(const grid *g)
         }
 }
 
-/* Jacobi's method, damped so that what is rough goes first. */
+/* Jacobi's method, damped so that high frequencies decay first. */
 static void smooth(const grid *g, int sweeps)
 {
     double step = 6.0 / 7 / 6 / ((double)g->side * g->side);
@@ -79,7 +79,7 @@ static void smooth(const grid *g, int sweeps)
     }
 }
 
-/* The right side of the coarser grid: a mean of what is left around each of its points. */
+/* The right side of the coarser grid: a mean of the residual around each of its points. */
 static void restrict_to(const grid *fine, const grid *coarse, double *to)
 {
     int n = fine->side, half = coarse->side, planes = fine->planes / 2;
@@ -99,8 +99,8 @@ static void restrict_to(const grid *fine, const grid *coarse, double *to)
             }
 }
 
-/* Adds the coarser grid's solution, with means between its points. `from` has a plane more than
- * this rank's on top. */
+/* Adds the solution of the coarser grid, interpolated between its points. `from` has one plane more
+ * than this rank's at the top. */
 static void prolong_from(const grid *coarse, const double *from, const grid *fine)
 {
     int n = fine->side, half = coarse->side;
@@ -143,7 +143,7 @@ static void cycle(int level)
     smooth(g, SWEEPS);
 }
 
-/* The largest number of any rank, and the sum of all. */
+/* The maximum over all ranks, and the sum. */
 static double largest(const double *of, size_t points)
 {
     double most = 0;
@@ -153,11 +153,11 @@ static double largest(const double *of, size_t points)
     return most;
 }
 
-/* A product of waves, whose A u is known. */
+/* A product of waves, for which A u is known. */
 static double wave(int x, int y, int z, int n)
 {
-    double turn = 2 * acos(-1) / n;
-    return sin(turn * x) * cos(2 * turn * y) * sin(3 * turn * z + 1);
+    double iteration = 2 * acos(-1) / n;
+    return sin(iteration * x) * cos(2 * iteration * y) * sin(3 * iteration * z + 1);
 }
 
 int main(int argc, char **argv)
@@ -179,7 +179,7 @@ int main(int argc, char **argv)
     }
     grid *finest = &grids[0];
     size_t points = area_of(finest) * (size_t)finest->planes;
-    double turn = 2 * acos(-1) / side, factor = 6 - 2 * (cos(turn) + cos(2 * turn) + cos(3 * turn));
+    double iteration = 2 * acos(-1) / side, factor = 6 - 2 * (cos(iteration) + cos(2 * iteration) + cos(3 * iteration));
     double *f = plane(finest, finest->f, 0), *u = plane(finest, finest->u, 0);
     for (size_t i = 0; i < points; i++) {
         int x = (int)(i % (size_t)side), y = (int)(i / (size_t)side % (size_t)side);
@@ -201,7 +201,7 @@ int main(int argc, char **argv)
         int z = (int)(i / area_of(finest)) + rank * finest->planes;
         u[i] -= wave(x, y, z, side);
     }
-    /* Any constant may be added to a solution. */
+    /* A solution is only determined up to a constant. */
     double mean = 0;
     for (size_t i = 0; i < points; i++)
         mean += u[i];

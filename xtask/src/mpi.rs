@@ -1,4 +1,4 @@
-//! MPI libraries that no distribution's package has, and what is run with them over the provider.
+//! MPI libraries that are not packaged for Debian stable, and tasks that use them with the provider.
 
 mod kernels;
 mod library;
@@ -11,11 +11,11 @@ use crate::command::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Task {
-    /// Fetch Open MPI 5, MPICH, mpi4py with its tests, and headers of libfabric 2, for the tests.
+    /// Download Open MPI 5, MPICH, mpi4py with its tests, and headers of libfabric 2, for the tests.
     Prepare,
-    /// Run mpi4py's own tests over the provider, each module by itself.
+    /// Run mpi4py's own tests over the provider, each module separately.
     Mpi4py(suite::Arguments),
-    /// Run the kernels of examples/mpi over Dipole and over TCP, in turns.
+    /// Run the kernels of examples/mpi over Dipole and over TCP, alternating.
     Kernels(kernels::Arguments),
 }
 

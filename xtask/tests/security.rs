@@ -54,7 +54,7 @@ fn rows(text: &str) -> Vec<&str> {
             None => {
                 let head = row.trim_end_matches('|').rsplit('|').next();
                 let head = head.unwrap_or_default().trim();
-                is_about_tests = Some(head == "Tested by" || head == "test");
+                is_about_tests = Some(head == "Tested by" || head == "Test");
             }
             Some(true) if !row.starts_with("---") => rows.push(row),
             Some(_) => {}

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use std::net::SocketAddr;
 
 use dipole_bsp::superstep::pace::{Pace, Slots};
-use dipole_bsp::superstep::schedule::{Order, Turns};
+use dipole_bsp::superstep::schedule::{Order, RoundRobin};
 use dipole_engine::AnyLink;
 use dipole_engine::{Blocked, Destination, Engine, LongSend};
 use dipole_link::sim::{BusConfig, DropReason, Network, NetworkConfig, NetworkStats, PathConfig};
@@ -251,7 +251,7 @@ struct Process {
     engine: Engine,
     edges: Vec<Option<EdgeId>>,
     peers: Vec<Option<PeerId>>,
-    turns: Turns,
+    turns: RoundRobin,
     pace: Leaving,
     /// What is left for each.
     left: Vec<usize>,
@@ -346,7 +346,7 @@ impl Cluster {
                 engine,
                 edges: vec![None; count],
                 peers: vec![None; count],
-                turns: Turns::new(setup.order, index, count),
+                turns: RoundRobin::new(setup.order, index, count),
                 pace: Leaving::Paced(Pace::new(None, 1, 0)),
                 left: vec![0; count],
                 left_bytes: 0,
@@ -440,7 +440,7 @@ impl Cluster {
             process.left.clone_from(&relation.bytes[rank]);
             process.left_bytes = process.left.iter().sum();
             process.pace = leaving(process.begin_ns, self.dice.random());
-            process.turns = Turns::new(self.setup.order, rank, self.setup.processes);
+            process.turns = RoundRobin::new(self.setup.order, rank, self.setup.processes);
             process.received = 0;
             process.expected = received[rank];
         }

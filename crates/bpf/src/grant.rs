@@ -27,7 +27,7 @@ pub use dipole_link::sys::pin_port;
 pub use ring::{RingInfo, ring_info};
 use wire::{Granted, Refusal, Reply, Request, WireError};
 
-/// Where the broker listens, unless `DIPOLE_BROKER` says otherwise.
+/// Default socket of the broker; `DIPOLE_BROKER` overrides it.
 pub const DEFAULT_PATH: &str = "/run/dipole/broker";
 
 /// How long a broker may take to reply.
@@ -36,7 +36,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// How soon a broker that has gone is contacted again.
 const RETRY_NS: u64 = 1_000_000_000;
-/// How soon one that refused is asked again.
+/// How soon a broker that refused is contacted again.
 const REFUSED_RETRY_NS: u64 = 10_000_000_000;
 const TIMEOUT_NS: u64 = 2_000_000_000;
 
@@ -60,8 +60,7 @@ pub enum GrantError {
     Refused(Refusal),
     /// What listens there does not follow the protocol.
     #[error(
-        "what listens at {path} is no broker of this version; does DIPOLE_BROKER name \
-         the right place?"
+        "the process that listens at {path} is not a broker of this version; check DIPOLE_BROKER"
     )]
     Nonsense {
         /// The path.
@@ -290,7 +289,7 @@ impl Grant {
         match &self.state {
             State::Granted(connection) => match channel::recv(connection.as_fd()) {
                 Received::Nothing => GrantEvent::Unchanged,
-                // A broker sends nothing after its reply, so this is none any more.
+                // A broker sends nothing after its reply, so this is not a broker any more.
                 Received::Message(..) | Received::Closed => {
                     self.sender = None;
                     self.state = State::Lost { until_ns: None };

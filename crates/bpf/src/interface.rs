@@ -17,7 +17,7 @@ pub struct InterfaceId {
 }
 
 impl InterfaceId {
-    /// An error that says what cannot be done with this interface.
+    /// An error that names the interface and the failed action.
     pub(super) fn cannot(&self, what: &str, cause: &io::Error) -> io::Error {
         let InterfaceId { index, name } = self;
         let text = format!("cannot {what} interface {name} (number {index}): {cause}");
@@ -32,7 +32,12 @@ impl InterfaceId {
 pub fn interface_of(ip: IpAddr) -> io::Result<(InterfaceId, u32)> {
     let mut all = sys::interface_addresses()?.into_iter();
     let found = all.find(|address| address.ip == ip);
-    let none = || io::Error::new(io::ErrorKind::AddrNotAvailable, "no interface has it");
+    let none = || {
+        io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            "no interface has this address",
+        )
+    };
     let found = found.ok_or_else(none)?;
     let name = found.name;
     let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;

@@ -1,4 +1,4 @@
-//! What the kernel's part writes into a ring for each packet, and the process reads.
+//! The record that the kernel's program writes into a ring for each packet.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -7,14 +7,14 @@
 //! | 18..20 | bytes of payload, in the machine's order |
 //! | 20 | IP version: 4 or 6 |
 //! | 21..24 | zero |
-//! | 24.. | payload, then what is left of the size class, which means nothing |
+//! | 24.. | payload, then the unused rest of the size class |
 
 /// Bytes before the payload of a record.
 pub const RECORD_HEADER_BYTES: usize = 24;
 
-/// Room for payload in a record: the verifier wants reservations of constant size, so
-/// a packet takes the least class that holds it.
+/// Sizes of payload space: the verifier requires reservations of constant size, so a packet takes
+/// the smallest class that holds it.
 pub const CLASSES: [usize; 7] = [128, 256, 512, 1024, 1536, 4096, 9216];
 
-/// Longest payload that is taken; longer ones go to the socket.
+/// Longest payload that is put into a ring; longer ones go to the socket.
 pub const MAX_PAYLOAD_BYTES: usize = CLASSES[CLASSES.len() - 1];

@@ -1,8 +1,8 @@
-//! The link: a UDP link whose small packets take the fast path where there is one.
+//! The link: a UDP link whose small packets use the fast path if there is one.
 //!
-//! Received packets lie in the ring, sent ones leave as raw frames. What the kernel's program
-//! passes on, or has no route on this interface, takes the UDP socket. So does bulk, except for
-//! runs that are cheaper as raw frames.
+//! Received packets are in the ring, sent ones leave as raw frames. Packets that the kernel's
+//! program passes on, or that have no route on this interface, go through the UDP socket. So does
+//! bulk traffic, except for runs that are cheaper as raw frames.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use crate::layout::MAX_PAYLOAD_BYTES;
 use dipole_link::udp::Udp;
 use dipole_link::{Caps, Class, Incoming, Link, Outgoing};
 
-/// Polling the ring takes some 5 ns, polling a socket 150 to 300.
-const LOOKS_PER_CALL: u32 = 32;
+/// A poll of the ring takes about 5 ns, a poll of a socket 150 to 300 ns.
+const POLLS_PER_SYSCALL: u32 = 32;
 /// Empty polls of the ring between two polls of the small socket.
-const LOOKS_PER_SOCKET: u32 = 32 * LOOKS_PER_CALL;
+const POLLS_PER_SOCKET_POLL: u32 = 32 * POLLS_PER_SYSCALL;
 
 /// After this many packets at once the socket is polled next: the ring may have been full.
 const BURST: usize = 32;
@@ -29,13 +29,13 @@ const BURST: usize = 32;
 pub struct BpfStats {
     /// Small packets received from the ring or AF_XDP socket.
     pub by_ring: u64,
-    /// Small packets received from the UDP socket.
+    /// Small packets received through the UDP socket.
     pub by_socket: u64,
     /// Small packets sent as raw frames.
     pub raw: u64,
-    /// Small packets sent by the UDP socket one by one.
+    /// Small packets sent one by one through the UDP socket.
     pub socket: u64,
-    /// Small packets sent in runs, each as one message of the UDP socket.
+    /// Small packets sent in runs, each run as one message of the UDP socket.
     pub joined: u64,
     /// Bulk packets sent as raw frames, in runs too short for the socket.
     pub raw_bulk: u64,
@@ -56,15 +56,15 @@ impl std::ops::Add for BpfStats {
     }
 }
 
-/// See the module.
+/// A UDP link with a fast path.
 #[derive(Debug)]
 pub struct Bpf {
     udp: Udp,
     rx: Option<RxPath>,
     tx: Option<TxPath>,
-    /// True if the packets of the last poll lie in the fast path.
+    /// The packets of the last poll are in the fast path.
     by_ring: bool,
-    /// Polls of the ring in a row that found nothing.
+    /// Successive polls of the ring that found nothing.
     quiet: u32,
     /// Longest run of small frames that fits into a ring as one message.
     joined_frames: usize,
@@ -88,7 +88,7 @@ impl Bpf {
         }
     }
 
-    /// The UDP link beneath.
+    /// The underlying UDP link.
     #[must_use]
     pub fn udp(&self) -> &Udp {
         &self.udp
@@ -136,8 +136,12 @@ impl Bpf {
             Ok(0) => {}
             Ok(found) => {
                 self.by_ring = true;
-                // After a burst the ring may have been full: the rest lies in the socket.
-                self.quiet = if found < BURST { 0 } else { LOOKS_PER_SOCKET };
+                // After a burst the ring may have been full: the rest is in the socket.
+                self.quiet = if found < BURST {
+                    0
+                } else {
+                    POLLS_PER_SOCKET_POLL
+                };
                 self.stats.by_ring += found as u64;
                 return Ok(found);
             }
@@ -151,12 +155,12 @@ impl Bpf {
         }
         self.by_ring = false;
         self.quiet = self.quiet.saturating_add(1);
-        if self.quiet < LOOKS_PER_SOCKET {
+        if self.quiet < POLLS_PER_SOCKET_POLL {
             return Ok(0);
         }
         let found = self.udp.poll(now_ns, Class::Small)?;
-        // The socket's queue is emptied before the ring counts as idle again.
-        self.quiet = if found == 0 { 0 } else { LOOKS_PER_SOCKET };
+        // Empty the socket's queue before the ring counts as idle again.
+        self.quiet = if found == 0 { 0 } else { POLLS_PER_SOCKET_POLL };
         self.stats.by_socket += found as u64;
         if found == 0 {
             self.check_grant(now_ns);
@@ -164,8 +168,8 @@ impl Bpf {
         Ok(found)
     }
 
-    /// Follows the broker as it goes away and comes back: without it nothing is sent by its
-    /// socket.
+    /// Tracks the broker as it disappears and returns: without it, its socket must not be used for
+    /// sending.
     fn check_grant(&mut self, now_ns: u64) {
         let Some(rx) = &mut self.rx else { return };
         match rx.check_grant(now_ns) {
@@ -183,7 +187,7 @@ impl Bpf {
 impl Link for Bpf {
     fn caps(&self) -> Caps {
         Caps {
-            looks_per_call: LOOKS_PER_CALL,
+            polls_per_syscall: POLLS_PER_SYSCALL,
             ..self.udp.caps()
         }
     }
@@ -204,7 +208,7 @@ impl Link for Bpf {
             let small = small.count();
             let run = joined_run(&rest[..small], self.joined_frames);
             if run > 1 {
-                // One message is cheaper than several frames, and goes into the ring as it is.
+                // One message is cheaper than several frames, and fits into the ring as it is.
                 let sent = self.udp.send(now_ns, &rest[..run])?;
                 self.stats.joined += sent as u64;
                 taken += sent;
@@ -220,7 +224,7 @@ impl Link for Bpf {
                 if raw == small {
                     continue;
                 }
-                // The next one has no route on this interface now.
+                // The next frame has no route on this interface now.
                 let sent = self.udp.send(now_ns, &batch[taken..=taken])?;
                 self.stats.socket += sent as u64;
                 taken += sent;
@@ -282,7 +286,7 @@ impl Link for Bpf {
 
     fn arm(&mut self) -> bool {
         // After a sleep the socket is polled first.
-        self.quiet = LOOKS_PER_SOCKET;
+        self.quiet = POLLS_PER_SOCKET_POLL;
         self.by_ring = false;
         self.rx.as_mut().is_none_or(RxPath::arm)
     }
@@ -300,8 +304,8 @@ impl Link for Bpf {
     }
 }
 
-/// Length of the leading run of frames that may travel as one message of at most `longest`: all
-/// to one destination and as long as the first, but for the last, which may be shorter.
+/// Length of the leading run of frames that may be sent as one message of at most `longest`: all
+/// to one destination and of the first one's length, except that the last may be shorter.
 #[inline]
 fn joined_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
     let Some((first, others)) = batch.split_first() else {
@@ -320,8 +324,8 @@ fn joined_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
     run
 }
 
-/// Length of the leading run of bulk frames to one destination if it is short enough to leave
-/// as raw frames, else 0.
+/// Length of the leading run of bulk frames to one destination if it is short enough to be sent
+/// as raw frames, otherwise 0.
 #[inline]
 fn short_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
     let Some(first) = batch.first() else { return 0 };

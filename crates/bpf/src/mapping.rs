@@ -1,4 +1,4 @@
-//! A BPF ring buffer as its reader maps it: a page to write, and pages only to read.
+//! The mapping of a BPF ring buffer: one writable page, the rest read-only.
 //!
 //! | page | who writes | what |
 //! |---|---|---|
@@ -21,22 +21,22 @@ use super::ring::Memory;
 /// `BPF_MAP_TYPE_RINGBUF`.
 const RING_BUFFER: u64 = 27;
 
-/// Of the processor's caches.
+/// Size of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// See the module.
+/// A mapped BPF ring buffer.
 #[derive(Debug)]
 pub(super) struct Mapping {
     /// The reader's page.
     consumer: NonNull<u8>,
-    /// The kernel's page, and the data behind it.
+    /// The kernel's page, followed by the data.
     kernel: NonNull<u8>,
     page_bytes: usize,
     bytes: usize,
     _owned: Owned,
 }
 
-/// Where it all lies.
+/// Keeps the memory alive.
 #[derive(Debug)]
 enum Owned {
     Mapped {
@@ -55,15 +55,15 @@ struct Page {
     _bytes: [u8; 4096],
 }
 
-// SAFETY: the mappings belong to the value and are reached by atomics, and by slices of
-// records that the kernel has finished and the reader has not given back.
+// SAFETY: the mappings belong to the value and are accessed by atomics, and by slices of records
+// that the kernel has finished and the reader has not returned.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Maps a ring buffer.
     ///
     /// # Errors
-    /// It is none, or the kernel refuses.
+    /// The descriptor is not a ring buffer, or the kernel refuses.
     pub(super) fn new(ring: BorrowedFd<'_>) -> io::Result<Mapping> {
         let bytes = ring_bytes(ring)?;
         let page_bytes = rustix::param::page_size();
@@ -83,7 +83,7 @@ impl Mapping {
         })
     }
 
-    /// The same in memory of this process alone, where a test plays the kernel.
+    /// The same in private memory, where a test plays the kernel.
     #[cfg(test)]
     pub(super) fn on_heap(bytes: usize) -> Mapping {
         let page_bytes = size_of::<Page>();
@@ -100,7 +100,7 @@ impl Mapping {
         }
     }
 
-    /// Where the test that plays the kernel writes.
+    /// The pages to which a test that plays the kernel writes.
     #[cfg(test)]
     pub(super) fn kernel_side(&self) -> (NonNull<u8>, NonNull<u8>) {
         // SAFETY: the data follows the page within one allocation.
@@ -118,7 +118,7 @@ impl Memory for Mapping {
 
     #[inline]
     fn consumer(&self) -> &AtomicU64 {
-        // SAFETY: the start of a page of ours; the kernel loads the word atomically.
+        // SAFETY: the start of a page that we mapped; the kernel loads the word atomically.
         unsafe { self.consumer.cast().as_ref() }
     }
 
@@ -131,8 +131,8 @@ impl Memory for Mapping {
     #[inline]
     fn length(&self, at: usize) -> u32 {
         let at = self.data(at, size_of::<u32>());
-        // SAFETY: inside the data, aligned since records begin at multiples of 8; the
-        // kernel exchanges the word atomically.
+        // SAFETY: inside the data, and aligned since records start at multiples of 8; the kernel
+        // exchanges the word atomically.
         unsafe { at.cast::<AtomicU32>().as_ref() }.load(Ordering::Acquire)
     }
 
@@ -153,12 +153,12 @@ impl Memory for Mapping {
             at < self.bytes && length <= self.bytes,
             "inside the ring buffer"
         );
-        // SAFETY: below twice the size, which is mapped behind the kernel's page.
+        // SAFETY: below twice the ring size, which is mapped after the kernel's page.
         unsafe { self.kernel.add(self.page_bytes + at) }
     }
 }
 
-/// Bytes of data of a ring buffer, as the kernel reports it to every holder of its descriptor.
+/// Size of a ring buffer's data, as the kernel reports it to every holder of its descriptor.
 pub(super) fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<usize> {
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", ring.as_raw_fd()))?;
     let fact = |name: &str| {
@@ -170,7 +170,7 @@ pub(super) fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<usize> {
         (Some(RING_BUFFER), Some(bytes)) if bytes.is_power_of_two() && bytes >= 4096 => Ok(bytes),
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "the descriptor is no BPF ring buffer",
+            "the descriptor is not a BPF ring buffer",
         )),
     }
 }

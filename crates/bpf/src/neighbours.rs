@@ -1,12 +1,12 @@
-//! Where a raw frame must go: next hop, its hardware address, the MTU on the way.
+//! Where to send a raw frame: next hop, its hardware address, and the path MTU.
 //!
 //! The kernel decides, as it would for a packet of the process's socket; its answers are cached
-//! until something changes. Only destinations reached through this interface, by Ethernet, as one
-//! other host, have a route here; all others are for the socket.
+//! until something changes. Only destinations that are reached through this interface, over
+//! Ethernet, and as a single other host have a route here; all others use the socket.
 //!
-//! Raw frames do not show the kernel that a neighbour is in use, so it would never confirm
-//! it. Therefore an answer is believed for [`FRESH_NS`], and when the kernel then calls the
-//! neighbour stale, one packet is sent by the socket: that makes the kernel probe it.
+//! Raw frames do not show the kernel that a neighbour is in use, so it would never confirm it.
+//! Therefore an answer is valid for [`FRESH_NS`], and if the kernel then considers the neighbour
+//! stale, one packet is sent through the socket, which makes the kernel probe it.
 
 use std::collections::HashMap;
 use std::io;
@@ -32,7 +32,7 @@ pub const FOLLOW_NS: u64 = 1_000_000;
 const MAX_KNOWN: usize = 4096;
 /// Datagrams of notifications read at once.
 const MAX_NOTIFICATIONS: usize = 64;
-/// No IP packet is longer.
+/// Maximum IP packet length.
 const MAX_MTU: usize = 65_535;
 /// The kernel's default time to live.
 const HOPS: u8 = 64;
@@ -42,15 +42,15 @@ const HOPS: u8 = 64;
 pub struct Route {
     /// The next hop's hardware address.
     pub mac: [u8; 6],
-    /// This interface's.
+    /// This interface's hardware address.
     pub own_mac: [u8; 6],
     /// Bytes of the longest IP packet on this route.
     pub mtu: usize,
-    /// The address that frames are sent from.
+    /// The source address of frames.
     pub source: IpAddr,
     /// Time to live.
     pub hops: u8,
-    /// Changes whenever anything of the above may have changed.
+    /// Changes whenever any of the above may have changed.
     pub serial: u64,
 }
 
@@ -86,12 +86,12 @@ struct Last {
     route: Route,
 }
 
-/// The routes from one interface. See the module.
+/// The routes from one interface.
 #[derive(Debug)]
 pub struct Neighbours {
     interface: InterfaceId,
     own: IpAddr,
-    /// Cleared while the address is gone.
+    /// False while the address is gone.
     has_own: bool,
     state: InterfaceState,
     queries: Socket,
@@ -105,14 +105,14 @@ pub struct Neighbours {
 impl Neighbours {
     /// Opens the route cache of an interface, for packets from one of its addresses.
     ///
-    /// # Errors
+    /// The interface does not exist, or no netlink socket can be opened.
     /// When there is no such interface, or no socket to the kernel can be had.
     pub fn open(interface: &InterfaceId, own: IpAddr) -> io::Result<Neighbours> {
-        let tell = |cause| interface.cannot("ask the kernel about", &cause);
+        let failed = |cause| interface.cannot("query the kernel about", &cause);
         // Subscribed before the first query, so no change is missed in between.
-        let notifications = Socket::for_notifications().map_err(tell)?;
-        let mut queries = Socket::for_queries().map_err(tell)?;
-        let state = queries.query_link(interface.index).map_err(tell)?;
+        let notifications = Socket::for_notifications().map_err(failed)?;
+        let mut queries = Socket::for_queries().map_err(failed)?;
+        let state = queries.query_link(interface.index).map_err(failed)?;
         Ok(Neighbours {
             interface: interface.clone(),
             own,
@@ -133,8 +133,8 @@ impl Neighbours {
         self.state
     }
 
-    /// The route to an address. `None`: there is none from this interface now, or this packet is
-    /// to make the kernel confirm a neighbour; send it by the socket. Never waits.
+    /// The route to an address. `None` if there is none from this interface now, or if this packet
+    /// must make the kernel confirm a neighbour; send it through the socket. Never waits.
     #[inline]
     pub fn route(&mut self, now_ns: u64, to: IpAddr) -> Option<&Route> {
         let fresh = |last: &Last| last.to == to && now_ns < last.until_ns;
@@ -178,7 +178,7 @@ impl Neighbours {
             until_ns,
         };
         self.known.insert(to, known);
-        // This once, a packet by the socket makes the kernel confirm a stale neighbour.
+        // A single packet through the socket makes the kernel confirm a stale neighbour.
         let (route, _) = found.filter(|(_, stale)| !stale)?;
         Some(Last {
             to,
@@ -187,7 +187,7 @@ impl Neighbours {
         })
     }
 
-    /// The route by a next hop, and whether the kernel calls that stale.
+    /// The route through a next hop, and whether the kernel considers that stale.
     fn ask(&mut self, found: &RouteState, next_hop: IpAddr) -> Option<(Route, bool)> {
         let interface = self.interface.index;
         if !found.plain || found.interface != Some(interface) {
@@ -238,7 +238,7 @@ impl Neighbours {
         self.last = None;
     }
 
-    /// Notifications were lost: the state of the interface must be queried, too.
+    /// Resets the cache after notifications were lost: the interface must be queried again, too.
     fn start_over(&mut self) {
         self.forget();
         let found = self.queries.query_link(self.interface.index);
@@ -273,7 +273,7 @@ impl Neighbours {
     }
 }
 
-/// The hardware address of a neighbour that the kernel itself would send to now.
+/// The hardware address of a neighbour, if the kernel itself would send to it now.
 fn usable(neighbour: &Neighbour) -> Option<[u8; 6]> {
     use NeighbourState::{Delay, Noarp, Permanent, Probe, Reachable, Stale};
     let is_valid = matches!(
@@ -285,7 +285,7 @@ fn usable(neighbour: &Neighbour) -> Option<[u8; 6]> {
     (mac != [0; 6] && mac[0] & 1 == 0).then_some(mac)
 }
 
-/// True when an address is one of this machine's, in the namespace of the socket.
+/// True if an address belongs to this machine, in the namespace of the socket.
 fn is_local(queries: &mut Socket, interface: u32, own: IpAddr) -> bool {
     let found = queries.query_route(interface, own, own);
     found.is_ok_and(|found| found.local)
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn only_neighbours_whose_address_is_believed_are_sent_to() {
+    fn only_neighbours_with_a_valid_address_are_sent_to() {
         let mac = [2, 0, 0, 0, 0, 1];
         use NeighbourState::{
             Delay, Failed, Incomplete, Noarp, None as NoState, Permanent, Probe, Reachable, Stale,

@@ -1,5 +1,5 @@
-//! The kernel's routing netlink: queries about interfaces, routes and neighbours, and
-//! notifications of changes, reduced to what a sender of raw frames needs.
+//! Routing netlink: queries about interfaces, routes and neighbours, and notifications of
+//! changes, reduced to what a sender of raw frames needs.
 
 use std::io;
 use std::net::IpAddr;
@@ -29,13 +29,13 @@ const GROUPS: u32 = 1 | 1 << 2 | 1 << 4 | 1 << 8 | 1 << 6 | 1 << 10 | 1 << 7 | 1
 /// Larger than any datagram that the kernel sends.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// State of a network interface; the default is that of one that is gone.
+/// State of a network interface; the default is that of a missing one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceState {
     pub(super) index: u32,
-    /// Carries Ethernet frames.
+    /// It carries Ethernet frames.
     pub ethernet: bool,
-    /// Switched on, with a carrier.
+    /// It is up and has a carrier.
     pub up: bool,
     /// Its hardware address; zeros if it has none.
     pub mac: [u8; 6],
@@ -44,7 +44,7 @@ pub struct InterfaceState {
 }
 
 impl InterfaceState {
-    /// `None` for messages of other families, which use the same types (bridges).
+    /// `None` for messages of other families that use the same types (bridges).
     pub(super) fn of(message: &LinkMessage) -> Option<InterfaceState> {
         if message.header.interface_family != Family::Unspec {
             return None;
@@ -104,7 +104,7 @@ impl Neighbour {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RouteState {
     pub(super) interface: Option<u32>,
-    /// Leads to one other host through an interface: no tunnel, no multipath, not down.
+    /// Leads to a single other host through an interface: no tunnel, no multipath, not down.
     pub(super) plain: bool,
     /// Leads to this machine itself.
     pub(super) local: bool,
@@ -153,7 +153,7 @@ impl RouteState {
     }
 }
 
-/// The address of this machine that a message is about.
+/// The local address in an address message.
 pub(super) fn own_address(message: &AddressMessage) -> Option<IpAddr> {
     // On a point-to-point link IFA_ADDRESS is the peer's, and IFA_LOCAL ours.
     let mut address = None;
@@ -167,7 +167,7 @@ pub(super) fn own_address(message: &AddressMessage) -> Option<IpAddr> {
     address
 }
 
-/// The messages of a datagram; an error ends them, since where the next one begins is unknown.
+/// Parses the messages of a datagram; stops at an error, since the next start is unknown.
 fn messages(
     mut bytes: &[u8],
 ) -> impl Iterator<Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>> {
@@ -185,7 +185,7 @@ fn messages(
     })
 }
 
-/// A socket to the kernel.
+/// A netlink socket.
 #[derive(Debug)]
 pub(super) struct Socket {
     socket: OwnedFd,
@@ -194,12 +194,12 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// One for queries.
+    /// Opens a socket for queries.
     pub(super) fn for_queries() -> io::Result<Socket> {
         Self::open(0)
     }
 
-    /// One that is notified of all changes of links, addresses, routes, rules and neighbours.
+    /// Opens a socket for notifications of links, addresses, routes, rules and neighbours.
     pub(super) fn for_notifications() -> io::Result<Socket> {
         Self::open(GROUPS)
     }
@@ -220,11 +220,10 @@ impl Socket {
         })
     }
 
-    /// Fetches one datagram of notifications without waiting; `None` if there are no more at
-    /// present.
+    /// Reads one datagram of notifications without waiting; `None` if there are no more now.
     ///
     /// # Errors
-    /// Some were lost (the socket's buffer was full) or cannot be read.
+    /// Some were lost (the socket's buffer was full) or cannot be parsed.
     pub(super) fn notifications(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
         let length = match self.receive() {
             Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -239,7 +238,7 @@ impl Socket {
         Ok(Some(changes))
     }
 
-    /// The present state of an interface.
+    /// The current state of an interface.
     pub(super) fn query_link(&mut self, index: u32) -> io::Result<InterfaceState> {
         let mut query = LinkMessage::default();
         query.header.index = index;
@@ -250,7 +249,7 @@ impl Socket {
         state.ok_or_else(|| unreadable("not about an interface"))
     }
 
-    /// The route of a packet from `source`; link-local destinations are taken to be on
+    /// The route of a packet from `source`; link-local destinations are assumed to be on
     /// `interface`.
     pub(super) fn query_route(
         &mut self,
@@ -276,7 +275,7 @@ impl Socket {
         }
     }
 
-    /// The entry of a neighbour on an interface.
+    /// The table entry of a neighbour on an interface.
     pub(super) fn query_neighbour(&mut self, interface: u32, of: IpAddr) -> io::Result<Neighbour> {
         let mut query = NeighbourMessage::default();
         query.header.family = family(of).0;
@@ -289,8 +288,8 @@ impl Socket {
         neighbour.ok_or_else(|| unreadable("not about a neighbour"))
     }
 
-    /// Sends a query and reads its answer. The kernel answers before the sending returns, so
-    /// nothing is waited for.
+    /// Sends a query and reads the reply. The kernel replies before `sendto` returns, so this
+    /// never waits.
     fn query(&mut self, query: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut message = NetlinkMessage::from(query);
@@ -305,7 +304,7 @@ impl Socket {
             let length = self.receive()?;
             for answer in messages(&self.buffer[..length]) {
                 let answer = answer?;
-                // Skips what is left of an earlier query.
+                // Skip what is left of an earlier query.
                 if answer.header.sequence_number != self.sequence {
                     continue;
                 }
@@ -318,7 +317,7 @@ impl Socket {
         }
     }
 
-    /// Length of a datagram from the kernel, in the buffer.
+    /// Reads a datagram from the kernel into the buffer; returns its length.
     fn receive(&mut self) -> io::Result<usize> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         loop {
@@ -373,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_tells_gateway_limits_and_what_makes_it_unfit() {
+    fn a_route_has_gateway_limits_and_exclusions() {
         let mut message = RouteMessage::default();
         message.header.kind = RouteType::Unicast;
         message.attributes = vec![

@@ -1,4 +1,4 @@
-//! How a fast path is opened: what the caller decides.
+//! Options for opening a fast path.
 
 /// Default size of a process's ring on each interface, in bytes.
 pub const DEFAULT_RING_BYTES: u32 = 1 << 20;
@@ -6,7 +6,8 @@ pub const DEFAULT_RING_BYTES: u32 = 1 << 20;
 pub const RING_BYTES: std::ops::RangeInclusive<u32> = 64 << 10..=256 << 20;
 
 /// Longest run of full bulk frames to one destination that is cheaper as raw frames than as one
-/// message of the socket. (`docs/design/bpf.md`: one raw frame 2.5 us, by the socket 3.6; two 5.1 and 4.1.)
+/// message of the socket. (`docs/design/bpf.md`: one frame takes 2.5 us raw and 3.6 us through the
+/// socket; two take 5.1 and 4.1 us.)
 pub const DEFAULT_RAW_RUN_FRAMES: usize = 1;
 
 /// How small packets are received.

@@ -1,12 +1,12 @@
-//! Raw frames out by an AF_PACKET socket: the headers are ours, the kernel only hands
-//! frame after frame to the interface.
+//! Sends raw frames through an AF_PACKET socket: the headers are ours, the kernel only passes
+//! each frame to the interface.
 //!
-//! The socket is of protocol 0, so it receives nothing. With the kernel's queueing
-//! bypassed a frame goes to the interface's driver within the call; without, it passes the
-//! interface's queueing discipline and the programs at its egress.
+//! The socket has protocol 0, so it receives nothing. With the kernel's queueing bypassed a
+//! frame goes to the interface's driver within the call; otherwise it passes the interface's
+//! queueing discipline and egress programs.
 //!
-//! Headers and payload are copied into one buffer and sent by the plainest call: two pieces
-//! by `sendmsg` cost 0.2 us more at 64 bytes and no less at 8900.
+//! Headers and payload are copied into one buffer and sent with a plain `send`: two pieces with
+//! `sendmsg` cost 0.2 us more at 64 bytes and are no faster at 8900.
 
 use std::fmt;
 use std::io;
@@ -21,18 +21,19 @@ use super::headers::{MAX_HEADER_BYTES, Template};
 use super::neighbours::Route;
 use dipole_link::sys::{set_option, socklen_of};
 
-/// Room for any headers before any payload; what is never used takes no memory.
+/// Room for any headers and payload; unused pages take no memory.
 const BUFFER_BYTES: usize = MAX_HEADER_BYTES + 65_535;
 
 /// The outcome of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// The kernel has it.
+    /// The kernel has taken it.
     Taken,
     /// There is no room now: offer it again.
     Full,
-    /// It cannot be sent by this interface: that is down or gone, the frame is too long for it, or
-    /// the addresses are of two IP versions. The UDP socket may still reach the destination.
+    /// It cannot be sent through this interface: the interface is down or gone, the frame is too
+    /// long, or the addresses have different IP versions. The UDP socket may still reach the
+    /// destination.
     NotThisWay,
 }
 
@@ -41,15 +42,15 @@ pub enum Sent {
 pub struct RawFrame<'a> {
     /// Its route.
     pub route: Route,
-    /// The address and port that it comes from.
+    /// Source address and port.
     pub from: SocketAddr,
-    /// Where it goes.
+    /// Destination address and port.
     pub to: SocketAddr,
-    /// The UDP payload, in two parts of which either may be empty.
+    /// The UDP payload, in two parts, each possibly empty.
     pub payload: [&'a [u8]; 2],
 }
 
-/// The headers made for the frame before; most frames go where that went.
+/// The headers of the previous frame; most frames have the same addresses.
 #[derive(Debug, Default)]
 pub(super) struct Templates {
     last: Option<(u64, SocketAddr, SocketAddr, Template)>,
@@ -57,8 +58,8 @@ pub(super) struct Templates {
 }
 
 impl Templates {
-    /// Headers for such a frame, to be [finished](Template::finish) with this identification;
-    /// `None` when the addresses are of two IP versions.
+    /// Headers for a frame, to be [finished](Template::finish) with the returned identification;
+    /// `None` if the addresses have different IP versions.
     #[inline]
     pub(super) fn of(
         &mut self,
@@ -79,8 +80,7 @@ impl Templates {
     }
 }
 
-/// Writes a whole frame to the start of `room`, which has room for any headers and the
-/// payload; returns its length.
+/// Writes a whole frame to the start of `room`, which must be large enough; returns its length.
 #[inline]
 pub(super) fn write_frame(
     template: &Template,
@@ -98,7 +98,7 @@ pub(super) fn write_frame(
     end
 }
 
-/// Sends raw frames by one interface.
+/// Sends raw frames through one interface.
 pub struct RawSender {
     socket: OwnedFd,
     templates: Templates,
@@ -106,10 +106,10 @@ pub struct RawSender {
 }
 
 impl RawSender {
-    /// Opens a socket on an interface; with `bypass`, past the kernel's queueing.
+    /// Opens a socket on an interface; with `bypass`, it skips the kernel's queueing.
     ///
     /// # Errors
-    /// Without CAP_NET_RAW, or when there is no such interface.
+    /// CAP_NET_RAW is missing, or the interface does not exist.
     pub fn open(interface: &InterfaceId, bypass: bool) -> io::Result<RawSender> {
         let socket = packet_socket(interface)?;
         if bypass {
@@ -123,7 +123,7 @@ impl RawSender {
         Ok(RawSender::from_socket(socket))
     }
 
-    /// Sends by a socket that a broker has opened and bound to the interface.
+    /// Uses a socket that a broker has opened and bound to the interface.
     #[must_use]
     pub fn from_socket(socket: OwnedFd) -> RawSender {
         RawSender {
@@ -136,7 +136,7 @@ impl RawSender {
     /// Sends one frame; the payload is copied before this returns. Never waits.
     ///
     /// # Errors
-    /// When the socket is broken.
+    /// If the socket is broken.
     #[inline]
     pub fn send(
         &mut self,
@@ -180,18 +180,18 @@ impl fmt::Debug for RawSender {
     }
 }
 
-/// A socket that can send by this interface but receive nothing, and its cookie, by which a
-/// program at the interface's egress recognises its frames. It is bound to the interface,
-/// passes the kernel's queueing, and has a filter that lets nothing in and can't be
-/// taken off. `docs/design/bpf.md` lists what its holder can do nevertheless.
+/// Opens a socket that can send through this interface but receive nothing. Returns it with its
+/// cookie, by which the program at the interface's egress recognises its frames. It is bound to
+/// the interface, uses the kernel's queueing, and has a locked filter that rejects everything.
+/// `docs/design/bpf.md` lists what its holder can still do.
 ///
 /// # Errors
-/// Without CAP_NET_RAW, or when there is no such interface.
+/// CAP_NET_RAW is missing, or the interface does not exist.
 pub fn guarded_socket(interface: &InterfaceId) -> io::Result<(OwnedFd, u64)> {
     let socket = packet_socket(interface)?;
     let fd = socket.as_fd();
     let mut nothing = libc::sock_filter {
-        code: 0x06, // BPF_RET | BPF_K: so many bytes are kept
+        code: 0x06, // BPF_RET | BPF_K: number of bytes to keep
         jt: 0,
         jf: 0,
         k: 0,
@@ -200,7 +200,7 @@ pub fn guarded_socket(interface: &InterfaceId) -> io::Result<(OwnedFd, u64)> {
         len: 1,
         filter: &raw mut nothing,
     };
-    // The kernel follows the pointer in `program` to `nothing`, which lives here still.
+    // The kernel follows the pointer in `program` to `nothing`, which is still alive here.
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)?;
     set_option(fd, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1_i32)?;
     let cookie = sockopt::socket_cookie(fd)?;
@@ -222,7 +222,7 @@ pub(super) fn packet_socket(interface: &InterfaceId) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Binds a packet socket to an interface, for frames of no Ethernet type: none come.
+/// Binds a packet socket to an interface, for no Ethernet type, so that it receives nothing.
 fn bind_to(socket: BorrowedFd<'_>, interface: u32) -> io::Result<()> {
     // SAFETY: plain integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

@@ -1,11 +1,11 @@
 //! The reader of a ring buffer that the kernel fills.
 //!
-//! Records are read where they lie. Those of one [`poll`](Ring::poll) are given back to
-//! the kernel by the next, so they stay as they are in between.
+//! Records are read in place. Those of one [`poll`](Ring::poll) are returned to the kernel by the
+//! next one, so they do not change in between.
 //!
 //! The kernel wakes a sleeper when it finishes a record and the published consumer position is
-//! exactly the start of that record. A reader that is awake publishes a position that no record
-//! has (one more), and costs its senders no wake-up; before it sleeps it publishes the exact
+//! exactly the start of that record. While awake, the reader publishes a position that no record
+//! has (plus one), so senders pay for no wake-up; before it sleeps it publishes the exact
 //! position, and then polls once more. While awake it publishes rarely.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -15,34 +15,34 @@ use std::sync::atomic::Ordering;
 use super::layout::{MAX_PAYLOAD_BYTES, RECORD_HEADER_BYTES};
 use dipole_link::word::Word;
 
-/// Records shown by one poll.
+/// Maximum records per poll.
 const BATCH: usize = 64;
-/// Bytes of the header before a record, which has its length.
+/// Size of the header before a record, which holds its length.
 const PREFIX_BYTES: usize = 8;
-/// A record that is being written, and one that was given up.
+/// Flags of a record that is being written, and of a discarded one.
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 /// Added to the published position while the reader is awake.
 const AWAKE: u64 = 1;
 
-/// One part in this many of the ring may be read before the position is published again.
+/// While awake, the position is published after this fraction of the ring was read.
 const UNPUBLISHED_SHARE: u64 = 8;
 
 /// The memory of a ring buffer.
 pub(super) trait Memory {
     type Word: Word;
 
-    /// Of the data: a power of two.
+    /// Size of the data; a power of two.
     fn ring_bytes(&self) -> usize;
 
-    /// How far the reader has read.
+    /// The reader's position.
     fn consumer(&self) -> &Self::Word;
 
-    /// How far the kernel has written.
+    /// The kernel's position.
     fn producer(&self) -> &Self::Word;
 
-    /// The header word of the record at this place of the data. Once it reads as finished, the
-    /// whole record can be read.
+    /// The header word of the record at this offset. Once it reads as finished, the whole record
+    /// can be read.
     fn length(&self, at: usize) -> u32;
 
     /// Prefetches the first cache lines of a record that another core has just written, so that
@@ -51,47 +51,47 @@ pub(super) trait Memory {
         let _by_itself = at;
     }
 
-    /// Where this many bytes lie, which may reach over the end of the data.
+    /// Address of a range of bytes, which may extend past the end of the data.
     ///
     /// # Panics
-    /// When they do not lie inside.
+    /// If the range is out of bounds.
     fn data(&self, at: usize, length: usize) -> NonNull<u8>;
 }
 
-/// The ring contains what the kernel's program never writes: it must not be used any more.
+/// The ring contains data that the kernel's program never writes: it must not be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken(pub(super) &'static str);
 
-/// One packet.
+/// A received packet.
 #[derive(Clone, Copy, Debug)]
 struct Packet {
     from: SocketAddr,
-    /// Of the payload, in the data.
+    /// Offset of the payload in the data.
     at: usize,
     length: usize,
 }
 
-/// See the module.
+/// A reader's state.
 #[derive(Debug)]
 pub(super) struct Ring<M> {
     memory: M,
-    /// Of link-local senders: the interface that they are reached by.
+    /// Interface index for link-local senders.
     scope_id: u32,
-    /// The first record that was not shown.
+    /// The first record that was not returned by a poll.
     position: u64,
-    /// The position published last.
+    /// The last published position.
     published: u64,
-    /// Where the kernel was seen to be.
+    /// The kernel's last known position.
     written: u64,
-    /// Bytes that may be read before the position is published again, while awake.
+    /// While awake, the position is published after this many bytes were read.
     unpublished_bytes: u64,
     asleep: bool,
     packets: Vec<Packet>,
 }
 
 impl<M: Memory> Ring<M> {
-    /// Reads on from where the reader before has told that it was, which is where it slept
-    /// or a little before where it stopped: a fresh ring begins at zero.
+    /// Continues from the position that an earlier reader published, which is where it slept or
+    /// a little before where it stopped; a fresh ring starts at zero.
     pub(super) fn new(memory: M, scope_id: u32) -> Ring<M> {
         let position = memory.consumer().load(Ordering::Relaxed) & !7;
         let unpublished_bytes = memory.ring_bytes() as u64 / UNPUBLISHED_SHARE;
@@ -100,7 +100,7 @@ impl<M: Memory> Ring<M> {
             unpublished_bytes,
             scope_id,
             position,
-            // As if asleep: the first position published says that the reader is awake.
+            // As if asleep: the first published position announces that the reader is awake.
             published: position,
             written: position,
             asleep: false,
@@ -110,7 +110,7 @@ impl<M: Memory> Ring<M> {
         ring
     }
 
-    /// Gives back what the last call showed, and shows what has come since.
+    /// Returns the records of the last call to the kernel, and collects new ones.
     #[inline]
     pub(super) fn poll(&mut self) -> Result<usize, Broken> {
         self.give_back();
@@ -134,7 +134,7 @@ impl<M: Memory> Ring<M> {
         Ok(self.packets.len())
     }
 
-    /// Looks at the next record; false if it is still being written.
+    /// Parses the next record; false if it is still being written.
     #[inline]
     fn take(&mut self) -> Result<bool, Broken> {
         let at = self.place(self.position);
@@ -163,8 +163,8 @@ impl<M: Memory> Ring<M> {
             return Err(Broken("a record shorter than its header"));
         }
         let header = self.memory.data(at, RECORD_HEADER_BYTES).cast();
-        // SAFETY: inside the data by `data`, written in full before the record was
-        // finished, and left alone by the kernel until it is given back.
+        // SAFETY: inside the data (checked by `data`), fully written before the record was
+        // finished, and not changed by the kernel until it is returned.
         let header: [u8; RECORD_HEADER_BYTES] = unsafe { header.read() };
         let (address, rest) = header.split_at(16);
         let address: [u8; 16] = address.try_into().unwrap_or_default();
@@ -195,27 +195,28 @@ impl<M: Memory> Ring<M> {
         })
     }
 
-    /// A packet of the last poll: who sent it, and its payload.
+    /// A packet of the last poll: its sender and payload.
     ///
     /// # Panics
-    /// When `index` is not below what the poll returned.
+    /// If `index` is not below the number that `poll` returned.
     #[inline]
     pub(super) fn packet_at(&self, index: usize) -> (SocketAddr, &[u8]) {
         let packet = &self.packets[index];
         let start = self.memory.data(packet.at, packet.length);
-        // SAFETY: inside the data by `data`; finished records change no more until they are
-        // given back, which needs the ring mutably.
+        // SAFETY: inside the data (checked by `data`); finished records do not change until they
+        // are returned, which needs the ring mutably.
         let payload = unsafe { std::slice::from_raw_parts(start.as_ptr(), packet.length) };
         (packet.from, payload)
     }
 
-    /// Before sleeping on the ring's descriptor. False, and awake, if something is there.
+    /// Prepares to sleep on the ring's descriptor. Returns false, and stays awake, if a record is
+    /// pending.
     pub(super) fn arm(&mut self) -> bool {
         self.packets.clear();
         self.asleep = true;
         self.published = u64::MAX;
         self.give_back();
-        // A record that is finished before the kernel sees this is seen below.
+        // A record that is finished before the kernel sees this is found below.
         M::Word::full_fence();
         if self.has_record() {
             self.disarm();
@@ -223,21 +224,21 @@ impl<M: Memory> Ring<M> {
         self.asleep
     }
 
-    /// Awake: senders pay for no wake-up.
+    /// Ends the sleep state, so that senders pay for no wake-ups.
     pub(super) fn disarm(&mut self) {
         self.asleep = false;
         self.give_back();
     }
 
-    /// True if a finished record waits.
+    /// True if a finished record is pending.
     fn has_record(&self) -> bool {
         self.memory.producer().load(Ordering::Acquire) != self.position
             && self.memory.length(self.place(self.position)) & BUSY == 0
     }
 
-    /// Publishes how far the kernel may write, and whether it shall wake the reader. While awake
-    /// this is done rarely: each time the kernel's core must fetch the cache line, while
-    /// it takes in a packet.
+    /// Publishes the reader's position, which also tells the kernel whether to wake the reader.
+    /// While awake this happens rarely, because each time the kernel's core must fetch the cache
+    /// line again while it processes a packet.
     #[inline]
     fn give_back(&mut self) {
         let position = match self.asleep {

@@ -1,11 +1,12 @@
-//! Collectives, on top of registration and put.
+//! Algorithms of the collectives, built on registration and put.
 //!
-//! Each of them begins in one superstep of the program and ends in a later one, so that what the program has asked for
-//! before happens too. Which algorithm is used follows from the cost of a superstep, h g + l, as it was measured
-//! ([`Collectives`]): everyone to everyone directly while that is short, else in more supersteps with fewer bytes.
+//! Each collective begins in one superstep of the program and ends in a later one, so earlier calls of
+//! the program take effect as well. The algorithm follows from the measured cost of a superstep,
+//! h g + l ([`Collectives`]): each process to each other one directly while that is fast, otherwise
+//! more supersteps with fewer bytes.
 //!
-//! What is short goes to memory of the library's own, registered once ([`crate::scratch`]); what is long goes straight to the
-//! caller's, registered for the purpose, which costs a superstep.
+//! Short data go to memory of this library that stays registered ([`crate::scratch`]). Long data go
+//! straight to the caller's memory, whose registration costs a superstep.
 
 use std::ptr;
 
@@ -13,26 +14,26 @@ use dipole_bsp::Failure;
 use dipole_bsp::model::Collectives;
 
 use crate::scratch::{Cell, Process, cells, in_memory};
-use crate::section::Inside;
+use crate::section::ParallelPart;
 
-/// What is longer goes to the caller's memory.
-const MOST_SCRATCH: u64 = 64 << 10;
+/// Longer data go to the caller's memory.
+const MAX_SCRATCH: u64 = 64 << 10;
 
 /// Combines the second and the third value, in this order, into the first.
 pub(crate) type Combine<'a> = &'a mut dyn FnMut(*mut u8, *mut u8, *mut u8);
 
-/// Where bytes of others shall lie after the next superstep.
-struct Arrival {
+/// Data that arrive in the next superstep.
+struct Delivery {
     into: *mut u8,
-    /// How many come here.
+    /// Bytes for this process.
     here: u64,
-    /// The most that come to any process.
-    most: u64,
-    /// A block of this process's own: from where, and its offset and length there.
+    /// The largest number of bytes for any process.
+    max: u64,
+    /// A block of this process's own: its address, and offset and length at the destination.
     own: Option<(*const u8, u64, u64)>,
 }
 
-/// Puts to the others, at offsets of what they expect.
+/// Puts data to other processes, at offsets in their deliveries.
 struct Sender<'a> {
     process: &'a mut Process,
     handle: *mut u8,
@@ -41,7 +42,7 @@ struct Sender<'a> {
 
 impl Sender<'_> {
     /// # Safety
-    /// `from` is readable for so many bytes until the superstep ends.
+    /// `from` must be readable for `bytes` bytes until the superstep ends.
     unsafe fn put(
         &mut self,
         to: u32,
@@ -53,7 +54,7 @@ impl Sender<'_> {
             return Ok(());
         }
         let handle = self.handle.cast_const().cast();
-        // SAFETY: the contract is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe {
             self.process
                 .put_unbuffered(to, from, handle, self.base + offset, bytes)
@@ -61,43 +62,44 @@ impl Sender<'_> {
     }
 }
 
-impl Inside {
-    /// The same at all processes.
+impl ParallelPart {
+    /// The choice of algorithms, the same on all processes.
     fn choice(&self) -> Collectives {
         let size = self.process.size();
-        Collectives::new(size, self.process.machine().at(size), MOST_SCRATCH)
+        Collectives::new(size, self.process.machine().at(size), MAX_SCRATCH)
     }
 
     fn others(&self) -> impl Iterator<Item = u32> + use<> {
         let (rank, size) = (self.process.rank(), self.process.size());
-        // Beginning behind the caller, so that not all begin with the same.
+        // Each process starts with its successor, so that they do not all send to the same one.
         (1..size).map(move |ahead| (rank + ahead) % size)
     }
 
-    /// Ends a superstep in which all put to each other, `puts` those of this process.
+    /// Ends a superstep in which processes put to each other; `puts` makes the puts of this process.
     ///
     /// # Safety
-    /// `into` is writable for `here` bytes; its own block is readable and lies elsewhere or in its place.
+    /// `delivery.into` must be writable for `here` bytes. The own block must be readable, and lie outside
+    /// of them or at its destination.
     unsafe fn deliver(
         &mut self,
-        arrival: &Arrival,
+        delivery: &Delivery,
         puts: impl FnOnce(&mut Sender<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let Arrival {
+        let Delivery {
             into,
             here,
-            most,
+            max,
             own,
-        } = *arrival;
-        let Inside {
+        } = *delivery;
+        let ParallelPart {
             process, scratch, ..
         } = self;
-        if most <= MOST_SCRATCH {
-            let (handle, base) = scratch.turn(process, most)?;
-            // SAFETY: within the memory, whose halves have `most` bytes and more.
+        if max <= MAX_SCRATCH {
+            let (handle, base) = scratch.next_half(process, max)?;
+            // SAFETY: `base` is the offset of a half, which has at least `max` bytes.
             let ours = unsafe { handle.add(in_memory(base)) };
             if let Some((from, offset, bytes)) = own {
-                // SAFETY: within this half, to which nobody else writes this block.
+                // SAFETY: the block lies inside this half, and no other process writes there.
                 unsafe { ptr::copy(from, ours.add(in_memory(offset)), in_memory(bytes)) };
             }
             puts(&mut Sender {
@@ -106,15 +108,15 @@ impl Inside {
                 base,
             })?;
             process.sync()?;
-            // SAFETY: `into` is the caller's, the other memory the library's.
+            // SAFETY: `into` is memory of the caller, and `ours` memory of this library.
             unsafe { ptr::copy_nonoverlapping(ours, into, in_memory(here)) };
             return Ok(());
         }
-        // An address that stands for nothing, where nothing comes to.
+        // A unique address is needed even where nothing arrives.
         let dummy = (&raw mut self.lap).cast::<u8>();
         let handle = if here > 0 { into } else { dummy };
         let process = &mut self.process;
-        // SAFETY: the caller's memory stays while it waits here.
+        // SAFETY: the caller's memory stays valid while the caller waits here.
         unsafe { process.push_registration(handle.cast(), here) }?;
         process.sync()?;
         puts(&mut Sender {
@@ -125,16 +127,16 @@ impl Inside {
         process.pop_registration(handle.cast_const().cast())?;
         process.sync()?;
         if let Some((from, offset, bytes)) = own {
-            // SAFETY: within `into` by contract.
+            // SAFETY: the caller guarantees that `into` has room for the block.
             unsafe { ptr::copy(from, into.add(in_memory(offset)), in_memory(bytes)) };
         }
         Ok(())
     }
 
-    /// The root's bytes, to all.
+    /// Copies bytes from the root to all processes.
     ///
     /// # Safety
-    /// `src` is readable at the root, `dst` writable everywhere for so many bytes; they may be the same.
+    /// `src` must be readable on the root, `dst` writable on all, for `bytes` bytes. They may be the same.
     pub(crate) unsafe fn broadcast(
         &mut self,
         root: u32,
@@ -147,15 +149,15 @@ impl Inside {
         let others = self.others();
         if self.choice().broadcast_directly(bytes) {
             let here = if is_root { 0 } else { bytes };
-            let arrival = Arrival {
+            let delivery = Delivery {
                 into: dst,
                 here,
-                most: bytes,
+                max: bytes,
                 own: None,
             };
-            // SAFETY: as this function's contract has it.
+            // SAFETY: the caller guarantees that `dst` is writable, and `src` readable on the root.
             unsafe {
-                self.deliver(&arrival, |sender| match is_root {
+                self.deliver(&delivery, |sender| match is_root {
                     true => others
                         .into_iter()
                         .try_for_each(|to| sender.put(to, src, 0, bytes)),
@@ -169,7 +171,7 @@ impl Inside {
                 (begin, piece.min(bytes - begin))
             };
             let process = &mut self.process;
-            // SAFETY: the caller's memory stays while it waits here.
+            // SAFETY: the caller's memory stays valid while the caller waits here.
             unsafe { process.push_registration(dst.cast(), bytes) }?;
             process.sync()?;
             let mut sender = Sender {
@@ -180,7 +182,7 @@ impl Inside {
             if is_root {
                 for to in others {
                     let (begin, length) = part(to);
-                    // SAFETY: within `src`.
+                    // SAFETY: the part lies inside `src`.
                     unsafe { sender.put(to, src.add(in_memory(begin)), begin, length) }?;
                 }
             }
@@ -194,23 +196,23 @@ impl Inside {
                 base: 0,
             };
             for to in others.filter(|to| *to != root) {
-                // SAFETY: within `src` or `dst`; this piece is written by nobody in this superstep.
+                // SAFETY: the part lies inside `src` or `dst`. No process writes it in this superstep.
                 unsafe { sender.put(to, from.add(in_memory(begin)), begin, length) }?;
             }
             self.process.pop_registration(dst.cast_const().cast())?;
             self.process.sync()?;
         }
         if is_root {
-            // SAFETY: both have so many bytes.
+            // SAFETY: the caller guarantees that both have `bytes` bytes.
             unsafe { ptr::copy(src, dst, in_memory(bytes)) };
         }
         Ok(())
     }
 
-    /// A block of each, to the root, in order of their ranks.
+    /// Copies a block from each process to the root, in the order of ranks.
     ///
     /// # Safety
-    /// `src` is readable for so many bytes, at the root `dst` writable for all blocks.
+    /// `src` must be readable for `bytes` bytes; on the root, `dst` writable for all blocks.
     pub(crate) unsafe fn gather(
         &mut self,
         root: u32,
@@ -223,25 +225,25 @@ impl Inside {
             u64::from(self.process.size()),
         );
         let is_root = self.process.rank() == root;
-        let arrival = Arrival {
+        let delivery = Delivery {
             into: dst,
             here: if is_root { bytes * size } else { 0 },
-            most: bytes * size,
+            max: bytes * size,
             own: is_root.then_some((src, rank * bytes, bytes)),
         };
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees that `src` is readable, and `dst` writable on the root.
         unsafe {
-            self.deliver(&arrival, |sender| match is_root {
+            self.deliver(&delivery, |sender| match is_root {
                 true => Ok(()),
                 false => sender.put(root, src, rank * bytes, bytes),
             })
         }
     }
 
-    /// A block of the root's, to each.
+    /// Copies a block from the root to each process.
     ///
     /// # Safety
-    /// At the root `src` is readable for all blocks, `dst` writable everywhere for so many bytes.
+    /// On the root, `src` must be readable for all blocks; `dst` must be writable for `bytes` bytes.
     pub(crate) unsafe fn scatter(
         &mut self,
         root: u32,
@@ -250,18 +252,18 @@ impl Inside {
         bytes: u64,
     ) -> Result<(), Failure> {
         let is_root = self.process.rank() == root;
-        // SAFETY: within the root's blocks.
+        // SAFETY: the block lies inside `src`.
         let block = |of: u32| unsafe { src.add(in_memory(u64::from(of) * bytes)) };
         let others = self.others();
-        let arrival = Arrival {
+        let delivery = Delivery {
             into: dst,
             here: bytes,
-            most: bytes,
+            max: bytes,
             own: is_root.then(|| (block(root), 0, bytes)),
         };
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees that `dst` is writable, and `src` readable on the root.
         unsafe {
-            self.deliver(&arrival, |sender| match is_root {
+            self.deliver(&delivery, |sender| match is_root {
                 true => others
                     .into_iter()
                     .try_for_each(|to| sender.put(to, block(to), 0, bytes)),
@@ -270,36 +272,37 @@ impl Inside {
         }
     }
 
-    /// A block for each, to each: what came from a process lies at its rank.
+    /// Copies a block from each process to each other one. Blocks lie in the order of ranks.
     ///
     /// # Safety
-    /// `src` is readable and `dst` writable for so many blocks as there are processes, and they are apart.
+    /// `src` must be readable and `dst` writable for a block of each process. They must not overlap.
     pub(crate) unsafe fn total_exchange(
         &mut self,
         src: *const u8,
         dst: *mut u8,
         bytes: u64,
     ) -> Result<(), Failure> {
-        // SAFETY: within the blocks.
+        // SAFETY: the blocks lie inside `src`.
         unsafe { self.exchange(|to| src.add(in_memory(u64::from(to) * bytes)), dst, bytes) }
     }
 
-    /// A block of each, to all, in order of their ranks.
+    /// Copies a block from each process to all, in the order of ranks.
     ///
     /// # Safety
-    /// `src` is readable for so many bytes, `dst` writable for all blocks.
+    /// `src` must be readable for `bytes` bytes, `dst` writable for all blocks.
     pub(crate) unsafe fn all_gather(
         &mut self,
         src: *const u8,
         dst: *mut u8,
         bytes: u64,
     ) -> Result<(), Failure> {
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees the same.
         unsafe { self.exchange(|_to| src, dst, bytes) }
     }
 
     /// # Safety
-    /// What `block` answers is readable for so many bytes, `dst` writable for a block of each process.
+    /// What `block` returns must be readable for `bytes` bytes, and `dst` writable for a block of each
+    /// process.
     unsafe fn exchange(
         &mut self,
         block: impl Fn(u32) -> *const u8,
@@ -309,15 +312,15 @@ impl Inside {
         let rank = self.process.rank();
         let (at, size) = (u64::from(rank) * bytes, u64::from(self.process.size()));
         let others = self.others();
-        let arrival = Arrival {
+        let delivery = Delivery {
             into: dst,
             here: bytes * size,
-            most: bytes * size,
+            max: bytes * size,
             own: Some((block(rank), at, bytes)),
         };
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees that the blocks are readable, and `dst` is writable.
         unsafe {
-            self.deliver(&arrival, |sender| {
+            self.deliver(&delivery, |sender| {
                 others
                     .into_iter()
                     .try_for_each(|to| sender.put(to, block(to), at, bytes))
@@ -325,10 +328,10 @@ impl Inside {
         }
     }
 
-    /// All values combined, at all processes.
+    /// Combines the values of all processes on all.
     ///
     /// # Safety
-    /// `src` is readable and `dst` writable for so many bytes; they may be the same.
+    /// `src` must be readable and `dst` writable for `bytes` bytes. They may be the same.
     pub(crate) unsafe fn fold(
         &mut self,
         combine: Combine<'_>,
@@ -336,20 +339,21 @@ impl Inside {
         dst: *mut u8,
         bytes: u64,
     ) -> Result<(), Failure> {
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees the same.
         unsafe {
             if self.choice().fold_directly(bytes) {
                 return self.prefix_directly(self.process.size(), combine, src, dst, bytes);
             }
-            self.reduce_by_tree(combine, src, dst, bytes)?;
+            self.reduce_with_tree(combine, src, dst, bytes)?;
             self.broadcast(0, dst, dst, bytes)
         }
     }
 
-    /// All values combined, at the root.
+    /// Combines the values of all processes on the root.
     ///
     /// # Safety
-    /// `src` is readable everywhere, at the root `dst` is writable for so many bytes; they may be the same.
+    /// `src` must be readable on all, and `dst` writable on the root, for `bytes` bytes. They may be the
+    /// same.
     pub(crate) unsafe fn reduce(
         &mut self,
         root: u32,
@@ -363,11 +367,11 @@ impl Inside {
         if self.choice().reduce_directly(root, bytes) {
             let mut all = cells(in_memory(bytes * size));
             let values = all.as_mut_ptr().cast::<u8>();
-            // SAFETY: the memory has room for a value of each.
+            // SAFETY: `all` has room for a value of each process.
             unsafe { self.gather(root, src, values, bytes) }?;
             if is_root {
-                // SAFETY: the memory holds them all now.
-                unsafe { combined(values, size, combine, dst, bytes) };
+                // SAFETY: `all` now holds the values of all processes.
+                unsafe { combine_all(values, size, combine, dst, bytes) };
             }
             return Ok(());
         }
@@ -375,30 +379,31 @@ impl Inside {
         let result = result.as_mut_ptr().cast::<u8>();
         let here = if is_root { bytes } else { 0 };
         let is_first = self.process.rank() == 0;
-        // SAFETY: as this function's contract has it; the result's memory lives until the end.
+        // SAFETY: the caller guarantees that `src` is readable, and `dst` writable on the root. The memory
+        // of `result` lives until the function returns.
         unsafe {
-            self.reduce_by_tree(combine, src, result, bytes)?;
+            self.reduce_with_tree(combine, src, result, bytes)?;
             if root == 0 {
                 ptr::copy_nonoverlapping(result, dst, in_memory(here));
                 return Ok(());
             }
-            let arrival = Arrival {
+            let delivery = Delivery {
                 into: dst,
                 here,
-                most: bytes,
+                max: bytes,
                 own: None,
             };
-            self.deliver(&arrival, |sender| match is_first {
+            self.deliver(&delivery, |sender| match is_first {
                 true => sender.put(root, result, 0, bytes),
                 false => Ok(()),
             })
         }
     }
 
-    /// The values of all processes up to the caller, combined.
+    /// Combines the values of all processes up to this one.
     ///
     /// # Safety
-    /// `src` is readable and `dst` writable for so many bytes; they may be the same.
+    /// `src` must be readable and `dst` writable for `bytes` bytes. They may be the same.
     pub(crate) unsafe fn scan(
         &mut self,
         combine: Combine<'_>,
@@ -408,28 +413,28 @@ impl Inside {
     ) -> Result<(), Failure> {
         let (rank, size) = (self.process.rank(), self.process.size());
         if self.choice().scan_directly(bytes) {
-            // SAFETY: as this function's contract has it.
+            // SAFETY: the caller guarantees the same.
             return unsafe { self.prefix_directly(rank + 1, combine, src, dst, bytes) };
         }
         let length = in_memory(bytes);
-        let (mut sum, mut came, mut result) = (cells(length), cells(length), cells(length));
+        let (mut sum, mut received, mut result) = (cells(length), cells(length), cells(length));
         let bytes_of = |cells: &mut Vec<Cell>| cells.as_mut_ptr().cast::<u8>();
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees that `src` has `bytes` bytes, and so does `sum`.
         unsafe { ptr::copy_nonoverlapping(src, bytes_of(&mut sum), length) };
-        // After each round a process has the sum of twice as many.
+        // Each round doubles the number of values in the sum.
         let mut distance = 1;
         while distance < size {
             let here = if rank >= distance { bytes } else { 0 };
-            let arrival = Arrival {
-                into: bytes_of(&mut came),
+            let delivery = Delivery {
+                into: bytes_of(&mut received),
                 here,
-                most: bytes,
+                max: bytes,
                 own: None,
             };
             let from = bytes_of(&mut sum).cast_const();
-            // SAFETY: memory of this function, as long as said.
+            // SAFETY: both are buffers of this function with `bytes` bytes.
             unsafe {
-                self.deliver(&arrival, |sender| match rank + distance < size {
+                self.deliver(&delivery, |sender| match rank + distance < size {
                     true => sender.put(rank + distance, from, 0, bytes),
                     false => Ok(()),
                 })
@@ -437,22 +442,22 @@ impl Inside {
             if here > 0 {
                 combine(
                     bytes_of(&mut result),
-                    bytes_of(&mut came),
+                    bytes_of(&mut received),
                     bytes_of(&mut sum),
                 );
                 std::mem::swap(&mut result, &mut sum);
             }
             distance *= 2;
         }
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees that `dst` has `bytes` bytes, and so does `sum`.
         unsafe { ptr::copy_nonoverlapping(bytes_of(&mut sum), dst, length) };
         Ok(())
     }
 
-    /// The values of the first processes combined, after an exchange of all.
+    /// Combines the values of the first processes, after all have exchanged theirs.
     ///
     /// # Safety
-    /// `src` is readable and `dst` writable for so many bytes; they may be the same.
+    /// `src` must be readable and `dst` writable for `bytes` bytes. They may be the same.
     unsafe fn prefix_directly(
         &mut self,
         first: u32,
@@ -464,19 +469,20 @@ impl Inside {
         let size = u64::from(self.process.size());
         let mut all = cells(in_memory(bytes * size));
         let values = all.as_mut_ptr().cast::<u8>();
-        // SAFETY: the memory has room for a value of each, and holds them all afterwards.
+        // SAFETY: `all` has room for a value of each process, and holds them after the exchange.
         unsafe {
             self.all_gather(src, values, bytes)?;
-            combined(values, first.into(), combine, dst, bytes);
+            combine_all(values, first.into(), combine, dst, bytes);
         }
         Ok(())
     }
 
-    /// All values combined, at process 0, by a binomial tree; elsewhere `dst` holds anything.
+    /// Combines the values of all processes on process 0, with a binomial tree. On the others, the contents
+    /// of `dst` are undefined.
     ///
     /// # Safety
-    /// `src` is readable and `dst` writable for so many bytes; they may be the same.
-    unsafe fn reduce_by_tree(
+    /// `src` must be readable and `dst` writable for `bytes` bytes. They may be the same.
+    unsafe fn reduce_with_tree(
         &mut self,
         combine: Combine<'_>,
         src: *const u8,
@@ -485,33 +491,34 @@ impl Inside {
     ) -> Result<(), Failure> {
         let (rank, size) = (self.process.rank(), self.process.size());
         let length = in_memory(bytes);
-        let mut came = cells(length);
+        let mut received = cells(length);
         let mut sum = cells(length);
-        let (came, sum) = (
-            came.as_mut_ptr().cast::<u8>(),
+        let (received, sum) = (
+            received.as_mut_ptr().cast::<u8>(),
             sum.as_mut_ptr().cast::<u8>(),
         );
-        // SAFETY: as this function's contract has it.
+        // SAFETY: the caller guarantees that both have `bytes` bytes.
         unsafe { ptr::copy(src, dst, length) };
         let mut distance = 1;
         while distance < size {
             let sends = rank % (2 * distance) == distance;
             let receives = rank.is_multiple_of(2 * distance) && rank + distance < size;
             let here = if receives { bytes } else { 0 };
-            let arrival = Arrival {
-                into: came,
+            let delivery = Delivery {
+                into: received,
                 here,
-                most: bytes,
+                max: bytes,
                 own: None,
             };
-            // SAFETY: memory of this function, and the caller's, as long as said.
+            // SAFETY: `received` and `sum` are buffers of this function with `bytes` bytes, and the caller
+            // guarantees the same of `dst`.
             unsafe {
-                self.deliver(&arrival, |sender| match sends {
+                self.deliver(&delivery, |sender| match sends {
                     true => sender.put(rank - distance, dst, 0, bytes),
                     false => Ok(()),
                 })?;
                 if receives {
-                    combine(sum, dst, came);
+                    combine(sum, dst, received);
                     ptr::copy_nonoverlapping(sum, dst, length);
                 }
             }
@@ -521,14 +528,15 @@ impl Inside {
     }
 }
 
-/// The first so many of the values, combined from left to right.
+/// Combines the first `count` values from left to right.
 ///
 /// # Safety
-/// There are as many of them, of so many bytes each, and `dst` is writable for one.
-unsafe fn combined(values: *mut u8, count: u64, combine: Combine<'_>, dst: *mut u8, bytes: u64) {
+/// `values` must hold `count` values of `bytes` bytes, and `dst` must be writable for one.
+unsafe fn combine_all(values: *mut u8, count: u64, combine: Combine<'_>, dst: *mut u8, bytes: u64) {
     let length = in_memory(bytes);
     let (mut sum, mut result) = (cells(length), cells(length));
-    // SAFETY: the first value has so many bytes, the others lie behind it, all by contract.
+    // SAFETY: the caller guarantees that `count` values lie next to each other. The other memory belongs to
+    // this function.
     unsafe {
         ptr::copy_nonoverlapping(values, sum.as_mut_ptr().cast(), length);
         for index in 1..in_memory(count) {

@@ -1,4 +1,4 @@
-//! The collectives of the Oxford toolset's level 1, and those that go with them.
+//! The collectives of the Oxford toolset's level 1, and related ones.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -6,12 +6,12 @@ use dipole_bsp::Failure;
 use dipole_bsp::misuse::Misuse;
 
 use crate::number::{Rank, Size};
-use crate::section::{Inside, call_and_wait};
+use crate::section::{ParallelPart, call_and_wait};
 
-/// What combines two values of the caller's into a third place.
+/// Combines the second and the third value into the first.
 pub type Operator<S> = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut S);
 
-/// Memory that is read or written, unless there is nothing to be moved.
+/// Checks an address, unless there are no bytes to move.
 fn check(what: &'static str, address: *const c_void, bytes: u64) -> Result<(), Failure> {
     match address.is_null() && bytes > 0 {
         true => Err(Misuse::Null(what).into()),
@@ -22,54 +22,54 @@ fn check(what: &'static str, address: *const c_void, bytes: u64) -> Result<(), F
 const SOURCE: &str = "the source";
 const DESTINATION: &str = "the destination";
 
-/// A collective with a root: which memory it needs there, and which elsewhere.
+/// Arguments of a collective with a root.
 struct Rooted<R, S> {
     name: &'static str,
     root: R,
     src: *const c_void,
     dst: *mut c_void,
     bytes: S,
-    /// Everyone gives, or the root alone.
-    all_give: bool,
-    /// Everyone gets, or the root alone.
-    all_get: bool,
+    /// All processes provide a source, or only the root.
+    all_send: bool,
+    /// All processes provide a destination, or only the root.
+    all_receive: bool,
 }
 
 fn rooted<R: Rank, S: Size>(
     it: &Rooted<R, S>,
-    body: impl FnOnce(&mut Inside, u32, *const u8, *mut u8, u64) -> Result<(), Failure>,
+    body: impl FnOnce(&mut ParallelPart, u32, *const u8, *mut u8, u64) -> Result<(), Failure>,
 ) {
-    call_and_wait(it.name, |inside| {
+    call_and_wait(it.name, |part| {
         let bytes = it.bytes.number("the number of bytes")?;
-        let root = it.root.rank(inside.process.size())?;
-        let is_root = inside.process.rank() == root;
-        if it.all_give || is_root {
+        let root = it.root.rank(part.process.size())?;
+        let is_root = part.process.rank() == root;
+        if it.all_send || is_root {
             check(SOURCE, it.src, bytes)?;
         }
-        if it.all_get || is_root {
+        if it.all_receive || is_root {
             check(DESTINATION, it.dst, bytes)?;
         }
-        body(inside, root, it.src.cast(), it.dst.cast(), bytes)
+        body(part, root, it.src.cast(), it.dst.cast(), bytes)
     });
 }
 
 fn among_all<S: Size>(
     name: &'static str,
     (src, dst, bytes): (*const c_void, *mut c_void, S),
-    body: impl FnOnce(&mut Inside, *const u8, *mut u8, u64) -> Result<(), Failure>,
+    body: impl FnOnce(&mut ParallelPart, *const u8, *mut u8, u64) -> Result<(), Failure>,
 ) {
-    call_and_wait(name, |inside| {
+    call_and_wait(name, |part| {
         let bytes = bytes.number("the number of bytes")?;
         check(SOURCE, src, bytes)?;
         check(DESTINATION, dst, bytes)?;
-        body(inside, src.cast(), dst.cast(), bytes)
+        body(part, src.cast(), dst.cast(), bytes)
     });
 }
 
-/// The caller's operator as the algorithms call it.
+/// The caller's operator, as the algorithms call it.
 ///
 /// # Safety
-/// It may be called with memory for so many bytes.
+/// The operator must accept memory of `bytes` bytes.
 unsafe fn combiner<S: Size>(
     operator: Option<Operator<S>>,
     bytes: S,
@@ -79,19 +79,20 @@ unsafe fn combiner<S: Size>(
     };
     Ok(move |result: *mut u8, left: *mut u8, right: *mut u8| {
         let mut bytes = bytes;
-        // SAFETY: so it may by contract; the three are apart.
+        // SAFETY: the caller guarantees that the operator accepts this memory; the three do not overlap.
         unsafe { operator(result.cast(), left.cast(), right.cast(), &raw mut bytes) }
     })
 }
 
-/// The functions of a dialect, by its types and symbols.
+/// The functions of a dialect, given its types and symbols.
 macro_rules! dialect {
     ($rank:ty, $size:ty, $bcast:ident, $gather:ident, $scatter:ident, $allgather:ident, $total_exchange:ident,
      $reduce:ident, $fold:ident, $scan:ident) => {
-        /// Copies the root's bytes to all.
+        /// Copies bytes from the root to all processes.
         ///
         /// # Safety
-        /// `src` is readable at the root, `dst` writable everywhere for `nbytes`; they may be the same.
+        /// `src` must be readable on the root, `dst` writable on all, for `nbytes` bytes. They may be the
+        /// same.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $bcast(
             root: $rank,
@@ -105,19 +106,20 @@ macro_rules! dialect {
                 src,
                 dst,
                 bytes: nbytes,
-                all_give: false,
-                all_get: true,
+                all_send: false,
+                all_receive: true,
             };
-            rooted(&it, |inside, root, src, dst, bytes| {
-                // SAFETY: the contract is the same.
-                unsafe { inside.broadcast(root, src, dst, bytes) }
+            rooted(&it, |part, root, src, dst, bytes| {
+                // SAFETY: the caller guarantees the same.
+                unsafe { part.broadcast(root, src, dst, bytes) }
             });
         }
 
-        /// Copies a block of each to the root, in order of their ranks.
+        /// Copies a block from each process to the root, in the order of ranks.
         ///
         /// # Safety
-        /// `src` is readable for `nbytes`, at the root `dst` writable for as many blocks as there are processes.
+        /// `src` must be readable for `nbytes` bytes. On the root, `dst` must be writable for a block of
+        /// each process.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $gather(
             root: $rank,
@@ -131,19 +133,20 @@ macro_rules! dialect {
                 src,
                 dst,
                 bytes: nbytes,
-                all_give: true,
-                all_get: false,
+                all_send: true,
+                all_receive: false,
             };
-            rooted(&it, |inside, root, src, dst, bytes| {
-                // SAFETY: the contract is the same.
-                unsafe { inside.gather(root, src, dst, bytes) }
+            rooted(&it, |part, root, src, dst, bytes| {
+                // SAFETY: the caller guarantees the same.
+                unsafe { part.gather(root, src, dst, bytes) }
             });
         }
 
-        /// Copies a block of the root's to each.
+        /// Copies a block from the root to each process.
         ///
         /// # Safety
-        /// At the root `src` is readable for as many blocks as there are processes, `dst` writable for `nbytes`.
+        /// On the root, `src` must be readable for a block of each process. `dst` must be writable for
+        /// `nbytes` bytes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $scatter(
             root: $rank,
@@ -157,35 +160,35 @@ macro_rules! dialect {
                 src,
                 dst,
                 bytes: nbytes,
-                all_give: false,
-                all_get: true,
+                all_send: false,
+                all_receive: true,
             };
-            rooted(&it, |inside, root, src, dst, bytes| {
-                // SAFETY: the contract is the same.
-                unsafe { inside.scatter(root, src, dst, bytes) }
+            rooted(&it, |part, root, src, dst, bytes| {
+                // SAFETY: the caller guarantees the same.
+                unsafe { part.scatter(root, src, dst, bytes) }
             });
         }
 
-        /// Copies a block of each to all, in order of their ranks.
+        /// Copies a block from each process to all, in the order of ranks.
         ///
         /// # Safety
-        /// `src` is readable for `nbytes`, `dst` writable for as many blocks as there are processes.
+        /// `src` must be readable for `nbytes` bytes, `dst` writable for a block of each process.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $allgather(src: *const c_void, dst: *mut c_void, nbytes: $size) {
             among_all(
                 "bsp_allgather",
                 (src, dst, nbytes),
-                |inside, src, dst, bytes| {
-                    // SAFETY: the contract is the same.
-                    unsafe { inside.all_gather(src, dst, bytes) }
+                |part, src, dst, bytes| {
+                    // SAFETY: the caller guarantees the same.
+                    unsafe { part.all_gather(src, dst, bytes) }
                 },
             );
         }
 
-        /// Copies a block of each for each.
+        /// Copies a block from each process to each other one.
         ///
         /// # Safety
-        /// `src` is readable and `dst` writable for as many blocks as there are processes, and they are apart.
+        /// `src` must be readable and `dst` writable for a block of each process. They must not overlap.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $total_exchange(
             src: *const c_void,
@@ -195,17 +198,18 @@ macro_rules! dialect {
             among_all(
                 "bsp_total_exchange",
                 (src, dst, nbytes),
-                |inside, src, dst, bytes| {
-                    // SAFETY: the contract is the same.
-                    unsafe { inside.total_exchange(src, dst, bytes) }
+                |part, src, dst, bytes| {
+                    // SAFETY: the caller guarantees the same.
+                    unsafe { part.total_exchange(src, dst, bytes) }
                 },
             );
         }
 
-        /// Combines the values of all at the root.
+        /// Combines the values of all processes on the root.
         ///
         /// # Safety
-        /// `src` is readable for `nbytes`, at the root `dst` writable; the operator combines so many bytes.
+        /// `src` must be readable for `nbytes` bytes, and `dst` writable on the root. The operator must
+        /// accept values of that size.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $reduce(
             root: $rank,
@@ -220,19 +224,20 @@ macro_rules! dialect {
                 src,
                 dst,
                 bytes: nbytes,
-                all_give: true,
-                all_get: false,
+                all_send: true,
+                all_receive: false,
             };
-            rooted(&it, |inside, root, src, dst, bytes| {
-                // SAFETY: the contract is the same.
-                unsafe { inside.reduce(root, &mut combiner(op, nbytes)?, src, dst, bytes) }
+            rooted(&it, |part, root, src, dst, bytes| {
+                // SAFETY: the caller guarantees the same.
+                unsafe { part.reduce(root, &mut combiner(op, nbytes)?, src, dst, bytes) }
             });
         }
 
-        /// Combines the values of all, at all.
+        /// Combines the values of all processes on all.
         ///
         /// # Safety
-        /// `src` is readable and `dst` writable for `nbytes`; the operator combines so many.
+        /// `src` must be readable and `dst` writable for `nbytes` bytes. The operator must accept values
+        /// of that size.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $fold(
             op: Option<Operator<$size>>,
@@ -240,16 +245,17 @@ macro_rules! dialect {
             dst: *mut c_void,
             nbytes: $size,
         ) {
-            among_all("bsp_fold", (src, dst, nbytes), |inside, src, dst, bytes| {
-                // SAFETY: the contract is the same.
-                unsafe { inside.fold(&mut combiner(op, nbytes)?, src, dst, bytes) }
+            among_all("bsp_fold", (src, dst, nbytes), |part, src, dst, bytes| {
+                // SAFETY: the caller guarantees the same.
+                unsafe { part.fold(&mut combiner(op, nbytes)?, src, dst, bytes) }
             });
         }
 
-        /// Combines the values of all up to the caller.
+        /// Combines the values of all processes up to the caller.
         ///
         /// # Safety
-        /// `src` is readable and `dst` writable for `nbytes`; the operator combines so many.
+        /// `src` must be readable and `dst` writable for `nbytes` bytes. The operator must accept values
+        /// of that size.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $scan(
             op: Option<Operator<$size>>,
@@ -257,9 +263,9 @@ macro_rules! dialect {
             dst: *mut c_void,
             nbytes: $size,
         ) {
-            among_all("bsp_scan", (src, dst, nbytes), |inside, src, dst, bytes| {
-                // SAFETY: the contract is the same.
-                unsafe { inside.scan(&mut combiner(op, nbytes)?, src, dst, bytes) }
+            among_all("bsp_scan", (src, dst, nbytes), |part, src, dst, bytes| {
+                // SAFETY: the caller guarantees the same.
+                unsafe { part.scan(&mut combiner(op, nbytes)?, src, dst, bytes) }
             });
         }
     };
@@ -290,7 +296,7 @@ dialect!(
     mcbsp_scan
 );
 
-/// Over the values of all processes, or of those up to the caller.
+/// The processes whose values are combined: all, or those up to the caller.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
     All,
@@ -298,10 +304,11 @@ enum Over {
 }
 
 fn one_each<T: Copy>(name: &'static str, over: Over, own: T, combine: impl Fn(T, T) -> T) -> T {
-    call_and_wait(name, |inside| {
+    call_and_wait(name, |part| {
         let mut result = own;
         let mut combine = |result: *mut u8, left: *mut u8, right: *mut u8| {
-            // SAFETY: all three have room for a value; those that are read hold one of a process each, or a result.
+            // SAFETY: all three have room for a `T`. `left` and `right` hold the value of a process or
+            // an earlier result.
             unsafe {
                 let value = combine(
                     left.cast::<T>().read_unaligned(),
@@ -312,11 +319,11 @@ fn one_each<T: Copy>(name: &'static str, over: Over, own: T, combine: impl Fn(T,
         };
         let (src, dst) = ((&raw const own).cast(), (&raw mut result).cast());
         let bytes = size_of::<T>() as u64;
-        // SAFETY: both are values of this function.
+        // SAFETY: both are local variables.
         unsafe {
             match over {
-                Over::All => inside.fold(&mut combine, src, dst, bytes),
-                Over::Prefix => inside.scan(&mut combine, src, dst, bytes),
+                Over::All => part.fold(&mut combine, src, dst, bytes),
+                Over::Prefix => part.scan(&mut combine, src, dst, bytes),
             }
         }?;
         Ok(result)
@@ -336,29 +343,29 @@ macro_rules! one_each {
 
 one_each! {
     bsp_all, All, c_int, |a, b| c_int::from(a != 0 && b != 0), "1 if no process's value is 0.";
-    bsp_any, All, c_int, |a, b| c_int::from(a != 0 || b != 0), "1 if some process's value is not 0.";
+    bsp_any, All, c_int, |a, b| c_int::from(a != 0 || b != 0), "1 if any process's value is not 0.";
     bsp_sumI, All, c_int, c_int::wrapping_add, "The sum over all processes.";
     bsp_productI, All, c_int, c_int::wrapping_mul, "The product over all processes.";
-    bsp_minI, All, c_int, Ord::min, "The least over all processes.";
-    bsp_maxI, All, c_int, Ord::max, "The greatest over all processes.";
+    bsp_minI, All, c_int, Ord::min, "The minimum over all processes.";
+    bsp_maxI, All, c_int, Ord::max, "The maximum over all processes.";
     bsp_sumI_prefix, Prefix, c_int, c_int::wrapping_add, "The sum up to the caller.";
     bsp_productI_prefix, Prefix, c_int, c_int::wrapping_mul, "The product up to the caller.";
-    bsp_minI_prefix, Prefix, c_int, Ord::min, "The least up to the caller.";
-    bsp_maxI_prefix, Prefix, c_int, Ord::max, "The greatest up to the caller.";
+    bsp_minI_prefix, Prefix, c_int, Ord::min, "The minimum up to the caller.";
+    bsp_maxI_prefix, Prefix, c_int, Ord::max, "The maximum up to the caller.";
     bsp_sumR, All, f32, |a, b| a + b, "The sum over all processes.";
     bsp_productR, All, f32, |a, b| a * b, "The product over all processes.";
-    bsp_minR, All, f32, f32::min, "The least over all processes.";
-    bsp_maxR, All, f32, f32::max, "The greatest over all processes.";
+    bsp_minR, All, f32, f32::min, "The minimum over all processes.";
+    bsp_maxR, All, f32, f32::max, "The maximum over all processes.";
     bsp_sumR_prefix, Prefix, f32, |a, b| a + b, "The sum up to the caller.";
     bsp_productR_prefix, Prefix, f32, |a, b| a * b, "The product up to the caller.";
-    bsp_minR_prefix, Prefix, f32, f32::min, "The least up to the caller.";
-    bsp_maxR_prefix, Prefix, f32, f32::max, "The greatest up to the caller.";
+    bsp_minR_prefix, Prefix, f32, f32::min, "The minimum up to the caller.";
+    bsp_maxR_prefix, Prefix, f32, f32::max, "The maximum up to the caller.";
     bsp_sumD, All, f64, |a, b| a + b, "The sum over all processes.";
     bsp_productD, All, f64, |a, b| a * b, "The product over all processes.";
-    bsp_minD, All, f64, f64::min, "The least over all processes.";
-    bsp_maxD, All, f64, f64::max, "The greatest over all processes.";
+    bsp_minD, All, f64, f64::min, "The minimum over all processes.";
+    bsp_maxD, All, f64, f64::max, "The maximum over all processes.";
     bsp_sumD_prefix, Prefix, f64, |a, b| a + b, "The sum up to the caller.";
     bsp_productD_prefix, Prefix, f64, |a, b| a * b, "The product up to the caller.";
-    bsp_minD_prefix, Prefix, f64, f64::min, "The least up to the caller.";
-    bsp_maxD_prefix, Prefix, f64, f64::max, "The greatest up to the caller.";
+    bsp_minD_prefix, Prefix, f64, f64::min, "The minimum up to the caller.";
+    bsp_maxD_prefix, Prefix, f64, f64::max, "The maximum up to the caller.";
 }

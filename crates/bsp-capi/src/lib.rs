@@ -1,12 +1,9 @@
 //! The C interface of BSPlib: `libbsp`.
 //!
-//! A thin layer over `dipole_bsp`: it keeps the one process of the program, turns the argument types of both dialects
-//! into one, checks pointers and signs, and ends the job when a call fails. The interface is described where its users
-//! read it, in `include/bsp.h` and the manual pages; a test compares the header with the functions here.
-//!
-//! `section.rs` is the way into every call. `life.rs` begins and ends, `text.rs` is `bsp_abort`, `memory.rs` has registration, put and get,
-//! `messages.rs` sends and receives, `collectives.rs` has the algorithms and `level1.rs` the functions of the collectives, `scratch.rs` memory for them, `number.rs` the arguments of both dialects.
-//! `reshuffle.rs` and `plan.rs` get arrays from one distribution to another. `oxford.rs` and `checkpoint.rs` are calls that other libraries have.
+//! A thin layer over `dipole_bsp`. It holds the one process of the program, converts the argument types
+//! of both dialects, checks pointers and signs, and ends the job when a call fails. Users find the
+//! interface in `include/bsp.h` and in the manual pages; a test compares the header with the functions
+//! here. Every call enters through `section.rs`.
 
 mod checkpoint;
 mod collectives;

@@ -1,20 +1,20 @@
-//! How a program begins and ends, its supersteps and its clocks.
+//! Start and end of a program, its supersteps and clocks.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dipole_bsp::{Process, check_most};
+use dipole_bsp::{Process, check_max_ranks};
 
 use crate::checkpoint;
-use crate::section::{self, Site, Stage, call, call_and_wait, launched, refuse};
+use crate::section::{self, Site, Stage, call, call_and_wait, rank_and_size, refuse};
 
-/// Names the function that is the parallel part, if that is not `main`.
+/// Names the function that contains the parallel part, if that is not `main`.
 ///
-/// On all processes but the first one it runs that function, and does not return.
+/// On all processes but the first it runs that function, and does not return.
 ///
 /// # Safety
-/// `spmd` is null or a function.
+/// `spmd` must be null or a function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_init(
     spmd: Option<unsafe extern "C" fn()>,
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn bsp_init(
     let site = Site::of("bsp_init");
     match section::stage() {
         Stage::Before => {}
-        Stage::Announced => refuse(site, "called twice"),
+        Stage::Initialised => refuse(site, "called twice"),
         Stage::Inside => refuse(
             site,
             "called after bsp_begin: it must be the first statement of main",
@@ -37,33 +37,35 @@ pub unsafe extern "C" fn bsp_init(
     let Some(spmd) = spmd else {
         refuse(site, "the function must not be NULL");
     };
-    section::announce();
+    section::set_initialised();
     watch_the_end();
-    if launched().0 > 0 {
-        // SAFETY: a function by contract.
+    if rank_and_size().0 > 0 {
+        // SAFETY: the caller guarantees that `spmd` is a function.
         unsafe { spmd() };
-        // It must have called bsp_end, which does not return here.
+        // The function must call bsp_end, which does not return on this process.
         refuse(site, "the function returned without bsp_begin and bsp_end");
     }
 }
 
-/// Begins the parallel part with at most so many processes; only the first one's number counts.
-fn begin(most: i64) {
+/// Begins the parallel part with at most `max` processes. Only the first process's value counts.
+fn begin(max: i64) {
     let site = Site::of("bsp_begin");
     match section::stage() {
-        Stage::Before | Stage::Announced => {}
+        Stage::Before | Stage::Initialised => {}
         Stage::Inside => refuse(site, "called twice"),
         Stage::After => refuse(site, "called after bsp_end: there is one parallel part"),
     }
     dipole_bsp::log::of_library("libbsp");
-    // The arguments of others may be anything.
-    let most = (launched().0 == 0).then(|| check_most(most)).transpose();
-    let most = most.unwrap_or_else(|failure| refuse(site, &failure.to_string()));
-    match Process::begin(most) {
+    // On other processes the argument may be uninitialised.
+    let max = (rank_and_size().0 == 0)
+        .then(|| check_max_ranks(max))
+        .transpose();
+    let max = max.unwrap_or_else(|failure| refuse(site, &failure.to_string()));
+    match Process::begin(max) {
         Ok(Some(process)) => section::begin(process),
-        // More were launched than are wanted.
+        // More processes were launched than take part.
         Ok(None) => {
-            section::leave_out();
+            section::set_surplus();
             exit()
         }
         Err(failure) => section::fail_to_begin(site, &failure),
@@ -77,13 +79,13 @@ pub extern "C" fn bsp_begin(maxprocs: c_int) {
     begin(maxprocs.into());
 }
 
-/// The same with the other dialect's type.
+/// The same with the argument type of the other dialect.
 #[unsafe(no_mangle)]
 pub extern "C" fn mcbsp_begin(maxprocs: c_uint) {
     begin(maxprocs.into());
 }
 
-/// Ends the parallel part, and all processes but the first one.
+/// Ends the parallel part, and all processes but the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_end() {
     let rank = section::end("bsp_end");
@@ -93,32 +95,32 @@ pub extern "C" fn bsp_end() {
 }
 
 fn exit() -> ! {
-    // SAFETY: called by the thread that runs the program, as the program itself might.
+    // SAFETY: the thread that runs the program calls this, as the program itself could.
     unsafe { libc::exit(0) }
 }
 
-/// The process whose end is watched.
+/// The process that registered `at_exit`.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Sees to it that a program does not end in the middle, while others wait for it.
+/// Reports a program that ends in the middle, while other ranks wait for it.
 fn watch_the_end() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         PROCESS.store(std::process::id(), Ordering::Relaxed);
-        // SAFETY: the function stays, since the library is not unloaded (-z nodelete). That it cannot be
-        // registered takes away a message, no more.
+        // SAFETY: `at_exit` stays valid, because the library is never unloaded (-z nodelete). If the
+        // registration fails, only the error message is lost.
         let _status = unsafe { libc::atexit(at_exit) };
     });
 }
 
 extern "C" fn at_exit() {
-    // A child of it may end whenever it wants.
+    // A forked child may exit at any time.
     if PROCESS.load(Ordering::Relaxed) != std::process::id() {
         return;
     }
     match section::stage() {
         Stage::Inside => refuse(Site::of("exit"), "the program ends without bsp_end"),
-        Stage::Announced if launched().1 > 1 => {
+        Stage::Initialised if rank_and_size().1 > 1 => {
             refuse(
                 Site::of("exit"),
                 "the program ends without bsp_begin, in which the other ranks wait",
@@ -128,34 +130,34 @@ extern "C" fn at_exit() {
     }
 }
 
-/// How many processes there are; before `bsp_begin`, how many there can be.
+/// The number of processes; before `bsp_begin`, the number launched.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_nprocs() -> c_int {
-    let size = section::place().map_or_else(|| launched().1, |(size, _)| size);
+    let size = section::size_and_rank().map_or_else(|| rank_and_size().1, |(size, _)| size);
     c_int::try_from(size).unwrap_or(c_int::MAX)
 }
 
 fn pid(file: *const c_char, line: c_int) -> c_int {
-    match section::place() {
+    match section::size_and_rank() {
         Some((_, rank)) => c_int::try_from(rank).unwrap_or(c_int::MAX),
         None => {
-            // SAFETY: handed on as it was told by `bsp_pid_at`.
+            // SAFETY: `file` and `line` come from `bsp_pid_at`, which has the same contract.
             unsafe { section::bsp_call_site(file, line) };
-            call("bsp_pid", |inside| Ok(inside.process.rank().cast_signed()))
+            call("bsp_pid", |part| Ok(part.process.rank().cast_signed()))
         }
     }
 }
 
-/// Which of them this one is.
+/// The rank of this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_pid() -> c_int {
     pid(std::ptr::null(), 0)
 }
 
-/// The same, called from there.
+/// The same with the position of the call.
 ///
 /// # Safety
-/// `file` is null or a string that stays.
+/// `file` must be null or a string that stays valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_pid_at(file: *const c_char, line: c_int) -> c_int {
     pid(file, line)
@@ -164,28 +166,26 @@ pub unsafe extern "C" fn bsp_pid_at(file: *const c_char, line: c_int) -> c_int {
 /// Seconds since the parallel part began.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_time() -> f64 {
-    call("bsp_time", |inside| {
-        Ok(inside.process.elapsed().as_secs_f64())
-    })
+    call("bsp_time", |part| Ok(part.process.elapsed().as_secs_f64()))
 }
 
-/// The same, called from there.
+/// The same with the position of the call.
 ///
 /// # Safety
-/// `file` is null or a string that stays.
+/// `file` must be null or a string that stays valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_time_at(file: *const c_char, line: c_int) -> f64 {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller guarantees the same.
     unsafe { section::bsp_call_site(file, line) };
     bsp_time()
 }
 
-/// Seconds since this was called last, or since the parallel part began.
+/// Seconds since the last call, or since the parallel part began.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_dtime() -> f64 {
-    call("bsp_dtime", |inside| {
-        let now = inside.process.elapsed().as_secs_f64();
-        Ok(now - std::mem::replace(&mut inside.lap, now))
+    call("bsp_dtime", |part| {
+        let now = part.process.elapsed().as_secs_f64();
+        Ok(now - std::mem::replace(&mut part.lap, now))
     })
 }
 
@@ -196,7 +196,7 @@ pub extern "C" fn bsp_cputime() -> f64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes the struct, which is a local.
+    // SAFETY: `used` is a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
     #[allow(
         clippy::cast_precision_loss,
@@ -206,15 +206,16 @@ pub extern "C" fn bsp_cputime() -> f64 {
     seconds
 }
 
-/// Seconds that a superstep of so many processes takes (0: of those there are), in which the busiest one computes for
-/// `work` seconds and sends or receives `h` bytes at most; below 0 if it cannot be known.
+/// Predicts the seconds of a superstep with `nprocs` processes (0 for the present number), in which the
+/// busiest process computes for `work` seconds and sends or receives at most `h` bytes. Negative if it
+/// is not known.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_predict(nprocs: c_int, work: f64, h: f64) -> f64 {
-    call("bsp_predict", |inside| {
-        let process = &inside.process;
+    call("bsp_predict", |part| {
+        let process = &part.process;
         let size = match nprocs {
             0 => process.size(),
-            _ => check_most(nprocs.into())?,
+            _ => check_max_ranks(nprocs.into())?,
         };
         let seconds = process.machine().superstep_seconds(size, work, h);
         Ok(seconds.unwrap_or(-1.0))
@@ -225,9 +226,9 @@ pub extern "C" fn bsp_predict(nprocs: c_int, work: f64, h: f64) -> f64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_sync() {
     checkpoint::count_superstep();
-    call_and_wait("bsp_sync", |inside| inside.process.sync());
+    call_and_wait("bsp_sync", |part| part.process.sync());
 }
 
-/// Nothing: no launcher adds arguments that would have to be taken away.
+/// Does nothing: no launcher adds arguments that would have to be removed.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_fix_argv(_argc: *mut c_int, _argv: *mut *mut *mut c_char) {}

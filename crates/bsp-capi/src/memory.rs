@@ -8,16 +8,16 @@ use crate::number::{Rank, Size};
 use crate::section::call;
 
 /// # Safety
-/// As long as it is registered, other processes read and write the memory there when supersteps end.
+/// While the memory is registered, `sync` and other processes may read and write it.
 unsafe fn push(address: *const c_void, size: impl Size) {
-    call("bsp_push_reg", |inside| {
+    call("bsp_push_reg", |part| {
         let bytes = size.number("the size")?;
-        // SAFETY: the contract is the same.
-        unsafe { inside.process.push_registration(address.cast_mut(), bytes) }
+        // SAFETY: the caller guarantees the same.
+        unsafe { part.process.push_registration(address.cast_mut(), bytes) }
     });
 }
 
-/// What is to be put or got.
+/// Arguments of a put or a get.
 struct Transfer<R, S> {
     name: &'static str,
     rank: R,
@@ -26,28 +26,28 @@ struct Transfer<R, S> {
     when: When,
 }
 
-/// When bytes are moved.
+/// When the bytes are moved.
 #[derive(Clone, Copy)]
 enum When {
     /// At the end of the superstep.
     End,
-    /// At any time until then.
-    Whenever,
+    /// At any time until the superstep ends.
+    Anytime,
     /// Before the call returns.
-    AtOnce,
+    Now,
 }
 
 /// # Safety
-/// `from` is readable for so many bytes, now, or if unbuffered until the superstep ends.
+/// `from` must be readable for `bytes` bytes during the call; if unbuffered, until the superstep ends.
 #[inline]
 unsafe fn put<R: Rank, S: Size>(it: Transfer<R, S>, from: *const c_void, handle: *const c_void) {
-    call(it.name, |inside| {
+    call(it.name, |part| {
         let bytes = it.bytes.number("the number of bytes")?;
-        // Nothing is moved: nothing else is looked at.
+        // Without bytes, nothing else is checked.
         if bytes == 0 {
             return Ok(());
         }
-        let process = &mut inside.process;
+        let process = &mut part.process;
         let to = it.rank.rank(process.size())?;
         let offset = it.offset.number("the offset")?;
         if from.is_null() {
@@ -57,27 +57,27 @@ unsafe fn put<R: Rank, S: Size>(it: Transfer<R, S>, from: *const c_void, handle:
             return Err(Misuse::Null("the destination").into());
         }
         let from = from.cast();
-        // SAFETY: readable by contract.
+        // SAFETY: the caller guarantees that `from` is readable for as long as needed.
         unsafe {
             match it.when {
-                When::End | When::AtOnce => process.put(to, from, handle, offset, bytes),
-                When::Whenever => process.put_unbuffered(to, from, handle, offset, bytes),
+                When::End | When::Now => process.put(to, from, handle, offset, bytes),
+                When::Anytime => process.put_unbuffered(to, from, handle, offset, bytes),
             }
         }
     });
 }
 
 /// # Safety
-/// `into` is writable for so many bytes when the superstep ends, or from now on if they may be moved before.
+/// `into` must be writable for `bytes` bytes when they are moved, and not be used until then.
 #[inline]
 unsafe fn get<R: Rank, S: Size>(it: Transfer<R, S>, handle: *const c_void, into: *mut c_void) {
-    call(it.name, |inside| {
+    call(it.name, |part| {
         let bytes = it.bytes.number("the number of bytes")?;
         if bytes == 0 {
             return Ok(());
         }
-        let process = &mut inside.process;
-        let of = it.rank.rank(process.size())?;
+        let process = &mut part.process;
+        let from = it.rank.rank(process.size())?;
         let offset = it.offset.number("the offset")?;
         if handle.is_null() {
             return Err(Misuse::Null("the source").into());
@@ -86,23 +86,21 @@ unsafe fn get<R: Rank, S: Size>(it: Transfer<R, S>, handle: *const c_void, into:
             return Err(Misuse::Null("the destination").into());
         }
         let into = into.cast();
-        // SAFETY: writable by contract.
+        // SAFETY: the caller guarantees that `into` is writable for as long as needed.
         unsafe {
             match it.when {
-                When::End => process.get(of, handle, offset, into, bytes),
-                When::Whenever => process.get_unbuffered(of, handle, offset, into, bytes),
-                When::AtOnce => process.get_at_once(of, handle, offset, into, bytes),
+                When::End => process.get(from, handle, offset, into, bytes),
+                When::Anytime => process.get_unbuffered(from, handle, offset, into, bytes),
+                When::Now => process.direct_get(from, handle, offset, into, bytes),
             }
         }
     });
 }
 
-/// Takes a registration back.
+/// Removes a registration.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_pop_reg(address: *const c_void) {
-    call("bsp_pop_reg", |inside| {
-        inside.process.pop_registration(address)
-    });
+    call("bsp_pop_reg", |part| part.process.pop_registration(address));
 }
 
 /// As [`bsp_pop_reg`].
@@ -111,23 +109,24 @@ pub extern "C" fn bsp_popregister(address: *const c_void) {
     bsp_pop_reg(address);
 }
 
-/// The functions of a dialect, by its types and symbols.
+/// The functions of a dialect, given its types and symbols.
 macro_rules! dialect {
     ($rank:ty, $size:ty, $push:ident, $put:ident, $hpput:ident, $get:ident, $hpget:ident, $direct_get:ident) => {
         /// Registers memory for communication from the next superstep on.
         ///
         /// # Safety
-        /// Until it is popped the memory may be read and written when supersteps end, and by unbuffered calls before.
+        /// Until it is popped, the memory may be read and written when supersteps end, and by
+        /// unbuffered calls at any time.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $push(address: *const c_void, size: $size) {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { push(address, size) }
         }
 
-        /// Copies to registered memory of another process, when the superstep ends.
+        /// Copies to registered memory of another process when the superstep ends.
         ///
         /// # Safety
-        /// The source is readable for `nbytes`.
+        /// `src` must be readable for `nbytes` bytes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $put(
             pid: $rank,
@@ -143,14 +142,14 @@ macro_rules! dialect {
                 bytes: nbytes,
                 when: When::End,
             };
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { put(it, src, dst) }
         }
 
-        /// The same without buffers: at any time until the superstep ends.
+        /// The same without buffering, at any time until the superstep ends.
         ///
         /// # Safety
-        /// The source is readable for `nbytes` and unchanged until the superstep ends.
+        /// `src` must be readable for `nbytes` bytes, and unchanged, until the superstep ends.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $hpput(
             pid: $rank,
@@ -164,16 +163,16 @@ macro_rules! dialect {
                 rank: pid,
                 offset,
                 bytes: nbytes,
-                when: When::Whenever,
+                when: When::Anytime,
             };
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { put(it, src, dst) }
         }
 
-        /// Copies from registered memory of another process, when the superstep ends.
+        /// Copies from registered memory of another process when the superstep ends.
         ///
         /// # Safety
-        /// The destination is writable for `nbytes` then.
+        /// `dst` must be writable for `nbytes` bytes until then.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $get(
             pid: $rank,
@@ -189,14 +188,14 @@ macro_rules! dialect {
                 bytes: nbytes,
                 when: When::End,
             };
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { get(it, src, dst) }
         }
 
-        /// The same without buffers: at any time until the superstep ends.
+        /// The same without buffering, at any time until the superstep ends.
         ///
         /// # Safety
-        /// The destination is writable for `nbytes` until then, and nobody else's.
+        /// `dst` must be writable for `nbytes` bytes until then, and nothing else may use it.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $hpget(
             pid: $rank,
@@ -210,16 +209,16 @@ macro_rules! dialect {
                 rank: pid,
                 offset,
                 bytes: nbytes,
-                when: When::Whenever,
+                when: When::Anytime,
             };
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { get(it, src, dst) }
         }
 
         /// Copies from registered memory of another process of this node before it returns.
         ///
         /// # Safety
-        /// The destination is writable for `nbytes`.
+        /// `dst` must be writable for `nbytes` bytes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $direct_get(
             pid: $rank,
@@ -233,9 +232,9 @@ macro_rules! dialect {
                 rank: pid,
                 offset,
                 bytes: nbytes,
-                when: When::AtOnce,
+                when: When::Now,
             };
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { get(it, src, dst) }
         }
     };
@@ -268,6 +267,6 @@ dialect!(
 /// That of [`bsp_push_reg`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_pushregister(address: *const c_void, size: c_int) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller guarantees the same.
     unsafe { bsp_push_reg(address, size) }
 }

@@ -9,30 +9,30 @@ use dipole_bsp::misuse::Misuse;
 use crate::number::{Rank, Size};
 use crate::section::call;
 
-/// A place for an answer, which must be there.
-fn place<T>(what: &'static str, place: *mut T) -> Result<*mut T, Failure> {
-    match place.is_null() {
+/// A pointer to a result, which must not be null.
+fn not_null<T>(what: &'static str, pointer: *mut T) -> Result<*mut T, Failure> {
+    match pointer.is_null() {
         true => Err(Misuse::Null(what).into()),
-        false => Ok(place),
+        false => Ok(pointer),
     }
 }
 
 /// # Safety
-/// `size` is null, or valid for reads and writes.
+/// `size` must be null, or valid for reads and writes.
 unsafe fn set_tagsize<S: Size>(size: *mut S) {
-    call("bsp_set_tagsize", |inside| {
-        let size = place("the pointer to the size", size)?;
-        // SAFETY: not null, so valid by contract.
+    call("bsp_set_tagsize", |part| {
+        let size = not_null("the pointer to the size", size)?;
+        // SAFETY: `size` is not null, and the caller guarantees that it is valid then.
         let bytes = unsafe { size.read() }.number("the size of tags")?;
-        let before = inside.process.set_tag_size(bytes);
-        // SAFETY: as above.
+        let before = part.process.set_tag_size(bytes);
+        // SAFETY: `size` is not null, and the caller guarantees that it is valid then.
         unsafe { size.write(S::nearest(before)) };
         Ok(())
     });
 }
 
 /// # Safety
-/// `tag` is readable for the size of tags, `payload` for `bytes`.
+/// `tag` must be readable for the tag size, `payload` for `bytes` bytes.
 #[inline]
 unsafe fn send<R: Rank, S: Size>(
     name: &'static str,
@@ -41,8 +41,8 @@ unsafe fn send<R: Rank, S: Size>(
     payload: *const c_void,
     bytes: S,
 ) {
-    call(name, |inside| {
-        let process = &mut inside.process;
+    call(name, |part| {
+        let process = &mut part.process;
         let to = rank.rank(process.size())?;
         let bytes = bytes.number("the number of bytes")?;
         if tag.is_null() && process.tag_size() > 0 {
@@ -51,18 +51,18 @@ unsafe fn send<R: Rank, S: Size>(
         if payload.is_null() && bytes > 0 {
             return Err(Misuse::Null("the payload").into());
         }
-        // SAFETY: readable by contract, and not null unless nothing is read.
+        // SAFETY: the caller guarantees that both are readable, and null pointers are not read.
         unsafe { process.send(to, tag.cast(), payload.cast(), bytes) }
     });
 }
 
 /// # Safety
-/// Both are null or valid for writes.
+/// Both pointers must be null or valid for writes.
 unsafe fn qsize<R: Rank, S: Size>(messages: *mut R, bytes: *mut S) {
-    call("bsp_qsize", |inside| {
-        let messages = place("the pointer to the number of messages", messages)?;
-        let (count, total) = inside.process.queue_size();
-        // SAFETY: not null, so valid by contract; the second one may be.
+    call("bsp_qsize", |part| {
+        let messages = not_null("the pointer to the number of messages", messages)?;
+        let (count, total) = part.process.queue_size();
+        // SAFETY: pointers that are not null are valid, as the caller guarantees. `bytes` may be null.
         unsafe {
             messages.write(R::nearest(count));
             if !bytes.is_null() {
@@ -74,34 +74,35 @@ unsafe fn qsize<R: Rank, S: Size>(messages: *mut R, bytes: *mut S) {
 }
 
 /// # Safety
-/// `status` is null or valid for writes, `tag` null or writable for the size of tags.
+/// `status` must be null or valid for writes, `tag` null or writable for the tag size.
 unsafe fn get_tag<S: Size>(status: *mut S, tag: *mut c_void) {
-    call("bsp_get_tag", |inside| {
-        let status = place("the pointer to the status", status)?;
-        let length = match inside.process.first_message() {
+    call("bsp_get_tag", |part| {
+        let status = not_null("the pointer to the status", status)?;
+        let length = match part.process.first_message() {
             None => S::NONE,
             Some(message) => {
                 let found = message.tag;
                 if !found.is_empty() {
-                    let tag = place("the tag", tag.cast::<u8>())?;
-                    // SAFETY: not null, so writable for the size of tags by contract; the queue is the library's.
+                    let tag = not_null("the tag", tag.cast::<u8>())?;
+                    // SAFETY: the caller guarantees that `tag` is writable for the tag size. The queue
+                    // is memory of this library, so the two do not overlap.
                     unsafe { ptr::copy_nonoverlapping(found.as_ptr(), tag, found.len()) };
                 }
                 S::nearest(message.payload.len() as u64)
             }
         };
-        // SAFETY: not null, so valid by contract.
+        // SAFETY: `status` is not null, and the caller guarantees that it is valid then.
         unsafe { status.write(length) };
         Ok(())
     });
 }
 
 /// # Safety
-/// `payload` is null or writable for `size` bytes.
+/// `payload` must be null or writable for `size` bytes.
 unsafe fn move_next<S: Size>(payload: *mut c_void, size: S, may_be_empty: bool) {
-    call("bsp_move", |inside| {
+    call("bsp_move", |part| {
         let size = size.number("the size of the buffer")?;
-        let Some(message) = inside.process.take_message() else {
+        let Some(message) = part.process.take_message() else {
             return match may_be_empty {
                 true => Ok(()),
                 false => Err(Misuse::EmptyQueue.into()),
@@ -109,8 +110,9 @@ unsafe fn move_next<S: Size>(payload: *mut c_void, size: S, may_be_empty: bool) 
         };
         let copied = message.payload.len().min(usize::nearest(size));
         if copied > 0 {
-            let payload = place("the buffer", payload.cast::<u8>())?;
-            // SAFETY: the message has so many bytes; the buffer is not null, so writable for them by contract.
+            let payload = not_null("the buffer", payload.cast::<u8>())?;
+            // SAFETY: the message has at least `copied` bytes. The caller guarantees that the buffer is
+            // writable for `size` bytes, which are no fewer.
             unsafe { ptr::copy_nonoverlapping(message.payload.as_ptr(), payload, copied) };
         }
         Ok(())
@@ -118,15 +120,15 @@ unsafe fn move_next<S: Size>(payload: *mut c_void, size: S, may_be_empty: bool) 
 }
 
 /// # Safety
-/// Both are null or valid for writes.
+/// Both pointers must be null or valid for writes.
 unsafe fn hpmove<S: Size>(tag: *mut *mut c_void, payload: *mut *mut c_void) -> S {
-    call("bsp_hpmove", |inside| {
-        let tag = place("the pointer to the tag", tag)?;
-        let payload = place("the pointer to the payload", payload)?;
-        let Some(message) = inside.process.take_message() else {
+    call("bsp_hpmove", |part| {
+        let tag = not_null("the pointer to the tag", tag)?;
+        let payload = not_null("the pointer to the payload", payload)?;
+        let Some(message) = part.process.take_message() else {
             return Ok(S::NONE);
         };
-        // SAFETY: not null, so valid by contract.
+        // SAFETY: both are not null, and the caller guarantees that they are valid then.
         unsafe {
             tag.write(message.tag.as_ptr().cast_mut().cast());
             payload.write(message.payload.as_ptr().cast_mut().cast());
@@ -135,24 +137,25 @@ unsafe fn hpmove<S: Size>(tag: *mut *mut c_void, payload: *mut *mut c_void) -> S
     })
 }
 
-/// The functions of a dialect, by its types and symbols, and what it makes of a queue that is empty.
+/// The functions of a dialect, given its types and symbols, and whether moving from an empty queue is
+/// allowed.
 macro_rules! dialect {
     ($rank:ty, $size:ty, $empty:literal, $set_tagsize:ident, $send:ident, $hpsend:ident, $qsize:ident, $get_tag:ident,
      $move:ident, $hpmove:ident) => {
-        /// Sets the size of tags from the next superstep on, and answers the one set before.
+        /// Sets the tag size from the next superstep on, and returns the size set before.
         ///
         /// # Safety
-        /// `size` is null, or valid for reads and writes.
+        /// `size` must be null, or valid for reads and writes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $set_tagsize(size: *mut $size) {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { set_tagsize(size) }
         }
 
         /// Sends a message, which is in the queue of its destination in the next superstep.
         ///
         /// # Safety
-        /// `tag` is readable for the size of tags, `payload` for `nbytes`.
+        /// `tag` must be readable for the tag size, `payload` for `nbytes` bytes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $send(
             pid: $rank,
@@ -160,14 +163,14 @@ macro_rules! dialect {
             payload: *const c_void,
             nbytes: $size,
         ) {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { send("bsp_send", pid, tag, payload, nbytes) }
         }
 
-        /// The same; the caller leaves tag and payload as they are until the superstep ends.
+        /// The same. The caller must not change tag and payload until the superstep ends.
         ///
         /// # Safety
-        /// That of a send.
+        /// `tag` must be readable for the tag size, `payload` for `nbytes` bytes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $hpsend(
             pid: $rank,
@@ -175,50 +178,51 @@ macro_rules! dialect {
             payload: *const c_void,
             nbytes: $size,
         ) {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { send("bsp_hpsend", pid, tag, payload, nbytes) }
         }
 
-        /// How many messages are in the queue, and how many bytes their payloads have.
+        /// Gets the number of messages in the queue, and the bytes of their payloads.
         ///
         /// # Safety
-        /// Both are null or valid for writes.
+        /// Both pointers must be null or valid for writes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $qsize(messages: *mut $rank, bytes: *mut $size) {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { qsize(messages, bytes) }
         }
 
-        /// Length and tag of the first message in the queue.
+        /// Gets length and tag of the first message in the queue.
         ///
         /// # Safety
-        /// `status` is null or valid for writes, `tag` null or writable for the size of tags.
+        /// `status` must be null or valid for writes, `tag` null or writable for the tag size.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $get_tag(status: *mut $size, tag: *mut c_void) {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { get_tag(status, tag) }
         }
 
-        /// Copies the payload of the first message, and takes it from the queue.
+        /// Copies the payload of the first message, and removes it from the queue.
         ///
         /// # Safety
-        /// `payload` is null or writable for `size` bytes.
+        /// `payload` must be null or writable for `size` bytes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $move(payload: *mut c_void, size: $size) {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { move_next(payload, size, $empty) }
         }
 
-        /// Takes the first message from the queue and says where it lies until the superstep ends.
+        /// Removes the first message from the queue, and returns pointers into the library's buffer. They
+        /// are valid until the superstep ends.
         ///
         /// # Safety
-        /// Both are null or valid for writes.
+        /// Both pointers must be null or valid for writes.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $hpmove(
             tag: *mut *mut c_void,
             payload: *mut *mut c_void,
         ) -> $size {
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { hpmove(tag, payload) }
         }
     };
@@ -255,7 +259,7 @@ dialect!(
 /// That of [`bsp_set_tagsize`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_set_tag_size(size: *mut c_int) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller guarantees the same.
     unsafe { bsp_set_tagsize(size) }
 }
 
@@ -265,6 +269,6 @@ pub unsafe extern "C" fn bsp_set_tag_size(size: *mut c_int) {
 /// That of [`bsp_qsize`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_bsmp_info(messages: *mut c_int, bytes: *mut c_int) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller guarantees the same.
     unsafe { bsp_qsize(messages, bytes) }
 }

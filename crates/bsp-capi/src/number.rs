@@ -1,4 +1,4 @@
-//! Arguments of both dialects, which differ in the types of processes, sizes and offsets, as one.
+//! Converts arguments of both dialects, which use different types for ranks, sizes and offsets.
 
 use std::ffi::{c_int, c_uint};
 
@@ -6,13 +6,13 @@ use dipole_bsp::misuse::Misuse;
 
 /// A size or an offset: `int` in the classic dialect, `size_t` in MulticoreBSP's.
 pub(crate) trait Size: Copy {
-    /// What a call answers when there is no message.
+    /// Stands for the absence of a message.
     const NONE: Self;
 
-    /// The number, of the argument that is called `what`.
+    /// The value of the argument named `what`.
     fn number(self, what: &'static str) -> Result<u64, Misuse>;
 
-    /// The number as this type has it, or the nearest.
+    /// The value as this type, or the nearest that it can hold.
     fn nearest(number: u64) -> Self;
 }
 
@@ -47,16 +47,16 @@ impl Size for usize {
     }
 }
 
-/// A process, or a number of them: `int`, or `unsigned int`.
+/// A rank, or a number of processes: `int`, or `unsigned int`.
 pub(crate) trait Rank: Copy {
-    /// The rank, if it is one of so many.
+    /// The rank, if it is below `size`.
     fn rank(self, size: u32) -> Result<u32, Misuse>;
 
-    /// The number as this type has it, or the nearest.
+    /// The value as this type, or the nearest that it can hold.
     fn nearest(number: u64) -> Self;
 }
 
-/// A rank within the program, of a number of any sign.
+/// A rank below `size`, from a number of any sign.
 #[inline]
 fn within(number: i64, size: u32) -> Result<u32, Misuse> {
     let rank = u32::try_from(number).ok().filter(|rank| *rank < size);
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn negative_numbers_are_told_and_large_ones_become_the_nearest() {
+    fn negative_numbers_are_refused_and_large_ones_become_the_nearest() {
         assert_eq!(Size::number(7, "size"), Ok(7));
         let negative = Size::number(-3, "offset").unwrap_err();
         assert_eq!(negative.to_string(), "offset must not be negative: -3");
@@ -105,9 +105,9 @@ mod tests {
     fn a_rank_is_at_least_0_and_below_the_number_of_processes() {
         assert_eq!(Rank::rank(3, 4), Ok(3));
         for wrong in [-1, 4] {
-            let said = Rank::rank(wrong, 4).unwrap_err();
+            let misuse = Rank::rank(wrong, 4).unwrap_err();
             let rank = wrong.into();
-            assert_eq!(said, Misuse::NoSuchRank { rank, size: 4 });
+            assert_eq!(misuse, Misuse::NoSuchRank { rank, size: 4 });
         }
         assert_eq!(
             Rank::rank(c_uint::MAX, 4).unwrap_err(),

@@ -1,5 +1,5 @@
-//! The functions that the Oxford toolset's macros call, with line and file behind the arguments: for what was compiled
-//! with its header.
+//! Functions that the macros of the Oxford toolset's header call, with line and file as last arguments.
+//! Programs compiled with that header need them.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -10,10 +10,10 @@ use crate::section::bsp_call_site;
 
 macro_rules! located {
     ($($located:ident is $call:ident ( $($name:ident : $kind:ty),* ) $(-> $answer:ty)?;)*) => {$(
-        /// The same as the function of the shorter name, called from there.
+        /// The function of the shorter name, with the position of the call.
         ///
         /// # Safety
-        /// That of the other function; `file` is null or a string that stays.
+        /// That of the other function; `file` must be null or a string that stays valid.
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, reason = "some of the functions are safe to call")]
         pub unsafe extern "C" fn $located(
@@ -21,7 +21,7 @@ macro_rules! located {
             line: c_int,
             file: *const c_char,
         ) $(-> $answer)? {
-            // SAFETY: the contracts are the same.
+            // SAFETY: the caller guarantees the same.
             unsafe {
                 bsp_call_site(file, line);
                 $call($($name),*)

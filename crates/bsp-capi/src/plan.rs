@@ -1,65 +1,68 @@
-//! A plan to reshuffle, and how a process does its part of it.
+//! A reshuffle plan, and how a process executes its part of it.
 //!
-//! It keeps memory for messages, registered once. In its superstep each process packs what it sends. Processes of other
-//! nodes are put to; those of this node fetch what they get, in the superstep after: packed, some at a time, or if runs are
-//! long straight from the other's array to where it belongs, which is one copy in all.
+//! A plan owns memory for messages, which is registered once. In one superstep each process packs what it
+//! sends, and puts it to processes of other nodes. Processes of this node fetch their data in the
+//! next superstep: packed, in pieces, or if runs are long, straight from the source array to their
+//! destination, which needs one copy only.
 
 use std::ffi::c_void;
 use std::slice;
 
 use dipole_bsp::misuse::Misuse;
-use dipole_bsp::{Failure, Piece};
+use dipole_bsp::{Failure, PullRange};
 use dipole_reshuffle::{Message, Plan};
 
 use crate::scratch::{Cell, Process};
 
-/// Runs of as many bytes and more on average are fetched straight from the other's array.
+/// If runs have at least so many bytes on average, they are fetched straight from the source array.
 const DIRECT_RUN_BYTES: usize = 2 << 10;
-/// Packed elements are fetched so many bytes at a time, which stay in the cache.
-pub(crate) const FETCHED_BYTES: usize = 64 << 10;
-/// Runs that are fetched by one call.
-const RUNS_OF_A_CALL: usize = 1023;
+/// Packed elements are fetched in pieces of this size, which stay in the cache.
+pub(crate) const FETCH_BYTES: usize = 64 << 10;
+/// Runs fetched by one call.
+const RUNS_PER_CALL: usize = 1023;
 
-/// How a message comes to its receiver.
+/// How a message moves to its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Put into its memory for messages.
+pub(crate) enum Transport {
+    /// The sender puts it into the receiver's memory for messages.
     Put = 0,
-    /// Fetched from the sender's memory for messages.
-    Fetched = 1,
-    /// Fetched from the sender's array.
-    Direct = 2,
+    /// The receiver fetches it from the sender's memory for messages.
+    Fetch = 1,
+    /// The receiver fetches it from the sender's array.
+    FetchDirect = 2,
 }
 
-impl Way {
-    fn of(number: u64) -> Way {
-        match number & 3 {
-            1 => Way::Fetched,
-            2 => Way::Direct,
-            _ => Way::Put,
+impl Transport {
+    fn from_word(word: u64) -> Transport {
+        match word & 3 {
+            1 => Transport::Fetch,
+            2 => Transport::FetchDirect,
+            _ => Transport::Put,
         }
     }
 }
 
-/// What a sender tells each of its receivers: how often this plan was run before, in place or not and by which way,
-/// and where the message begins in its memory for messages.
-pub(crate) type Told = [u64; 2];
+/// A sender puts this to each of its receivers: a word with the number of earlier runs of this plan,
+/// whether it runs in place, and the transport; and the offset of the message in its memory for
+/// messages.
+pub(crate) type Notice = [u64; 2];
 
-/// A plan, as programs have it by its address.
+/// A plan. Programs hold its address.
 pub struct Reshuffle {
     pub(crate) plan: Plan,
-    /// Bytes of what the plan counts as an element: 1, 2, 4, 8 or 16.
+    /// Size of the plan's elements in bytes: 1, 2, 4, 8 or 16.
     pub(crate) unit: usize,
     pub(crate) outgoing: Vec<Cell>,
     pub(crate) incoming: Vec<Cell>,
-    pub(crate) told: Vec<Told>,
-    /// Some process has a message that goes by that way, or by any but being put.
+    /// Notices of the other processes, by rank.
+    pub(crate) notices: Vec<Notice>,
+    /// Some process has a message that is fetched directly, or is fetched at all.
     pub(crate) has_direct: bool,
-    pub(crate) has_fetched: bool,
+    pub(crate) has_fetch: bool,
     pub(crate) runs: u64,
     pub(crate) buffer: Vec<u8>,
     pub(crate) staying: Vec<u8>,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) ranges: Vec<PullRange>,
 }
 
 pub(crate) fn rule(text: impl Into<String>) -> Failure {
@@ -67,7 +70,7 @@ pub(crate) fn rule(text: impl Into<String>) -> Failure {
 }
 
 impl Reshuffle {
-    /// Bytes of this process's parts before and afterwards.
+    /// Bytes of this process's parts before and after.
     pub(crate) fn bytes(&self) -> (usize, usize) {
         let bytes = |elements: usize| elements * self.unit;
         (
@@ -76,17 +79,22 @@ impl Reshuffle {
         )
     }
 
-    pub(crate) fn way(&self, process: &Process, message: &Message, in_place: bool) -> Way {
+    pub(crate) fn transport(
+        &self,
+        process: &Process,
+        message: &Message,
+        in_place: bool,
+    ) -> Transport {
         let is_long = message.elements() * self.unit >= message.runs() * DIRECT_RUN_BYTES;
-        match process.can_get_at_once(message.transfer().peer) {
-            true if is_long && !in_place => Way::Direct,
-            true => Way::Fetched,
-            false => Way::Put,
+        match process.can_direct_get(message.transfer().peer) {
+            true if is_long && !in_place => Transport::FetchDirect,
+            true => Transport::Fetch,
+            false => Transport::Put,
         }
     }
 
     /// # Safety
-    /// That of the call.
+    /// That of [`run`](Self::run).
     pub(crate) unsafe fn dispatch(
         &mut self,
         process: &mut Process,
@@ -94,7 +102,7 @@ impl Reshuffle {
         target: *mut u8,
         in_place: bool,
     ) -> Result<(), Failure> {
-        // SAFETY: that of the call; units of bytes need no alignment.
+        // SAFETY: the caller guarantees the same. Arrays of bytes need no alignment.
         unsafe {
             match self.unit {
                 1 => self.run::<1>(process, source.cast(), target.cast(), in_place),
@@ -107,7 +115,8 @@ impl Reshuffle {
     }
 
     /// # Safety
-    /// The source is readable and the target writable for this process's parts; they are one if `in_place`, else apart.
+    /// `source` must be readable and `target` writable for this process's parts. They must be the same if
+    /// `in_place`, and must not overlap otherwise.
     unsafe fn run<const UNIT: usize>(
         &mut self,
         process: &mut Process,
@@ -117,7 +126,8 @@ impl Reshuffle {
     ) -> Result<(), Failure> {
         let (before, after) = (self.plan.source_elements(), self.plan.target_elements());
         let mut nothing: [u8; UNIT] = [0; UNIT];
-        // Registered by all where some fetch from it; what has no elements needs an address all the same.
+        // All processes register their source if any of them fetches directly. An empty source needs a
+        // unique address, too.
         let handle: *const c_void = match before {
             0 => (&raw const nothing).cast(),
             _ => source.cast(),
@@ -125,7 +135,8 @@ impl Reshuffle {
         {
             let source: &[[u8; UNIT]] = match before {
                 0 => &[],
-                // SAFETY: by contract; nobody writes there before this borrow ends.
+                // SAFETY: the caller guarantees that the source is readable for its part. Nothing writes
+                // there before this borrow ends.
                 _ => unsafe { slice::from_raw_parts(source, before) },
             };
             self.send(process, source, in_place)?;
@@ -138,18 +149,19 @@ impl Reshuffle {
         }
         let registers = self.has_direct && !in_place;
         if registers {
-            // SAFETY: it stays until it is popped, and others read it only.
+            // SAFETY: the source stays valid until it is popped, and other processes only read it.
             unsafe { process.push_registration(handle.cast_mut(), (before * UNIT) as u64) }?;
         }
         let local: &mut [[u8; UNIT]] = match after {
             0 => slice::from_mut(&mut nothing),
-            // SAFETY: by contract; the source is not borrowed any more.
+            // SAFETY: the caller guarantees that the target is writable for its part. The source, which
+            // may be the same memory, is no longer borrowed.
             _ => unsafe { slice::from_raw_parts_mut(target, after) },
         };
         if in_place {
             self.plan.unpack_staying(self.staying.as_chunks().0, local);
         } else if before > 0 {
-            // SAFETY: apart from the target by contract.
+            // SAFETY: the caller guarantees that source and target do not overlap.
             let source = unsafe { slice::from_raw_parts(source, before) };
             self.plan.copy_staying(source, local);
         }
@@ -158,17 +170,17 @@ impl Reshuffle {
         if registers {
             process.pop_registration(handle)?;
         }
-        if self.has_fetched {
-            // Nobody reads what others may write now.
+        if self.has_fetch {
+            // Afterwards no process reads memory that another one may write.
             process.sync()?;
         }
         self.runs += 1;
         Ok(())
     }
 
-    fn word(&self, way: Way, in_place: bool) -> u64 {
-        // Never 0, which is what the table begins with.
-        (self.runs + 1) << 3 | u64::from(in_place) << 2 | way as u64
+    fn word(&self, transport: Transport, in_place: bool) -> u64 {
+        // Never 0, which is the initial value of a notice.
+        (self.runs + 1) << 3 | u64::from(in_place) << 2 | transport as u64
     }
 
     fn send<const UNIT: usize>(
@@ -178,37 +190,46 @@ impl Reshuffle {
         in_place: bool,
     ) -> Result<(), Failure> {
         let rank = u64::from(process.rank());
-        let told = self.told.as_ptr().cast::<c_void>();
+        let notices = self.notices.as_ptr().cast::<c_void>();
         let into = self.incoming.as_ptr().cast::<c_void>();
         let packed = self.outgoing.as_mut_ptr().cast::<[u8; UNIT]>();
         for message in self.plan.outgoing() {
-            let (transfer, way) = (message.transfer(), self.way(process, message, in_place));
+            let transfer = message.transfer();
+            let transport = self.transport(process, message, in_place);
             let (to, start) = (transfer.peer, transfer.range.start);
-            // SAFETY: the message's place in the memory for all of them.
+            // SAFETY: the message lies inside the memory for all outgoing messages.
             let start_there = unsafe { packed.add(start) };
             let mut from = start_there.cast_const();
             let mut whole = None;
-            if way == Way::Put && !in_place && message.runs() == 1 {
+            if transport == Transport::Put && !in_place && message.runs() == 1 {
                 message.each_run(|own, _, _| whole = Some(own));
             }
             match whole {
-                // It leaves from where it lies.
+                // A message in one run leaves from the source array.
                 Some(own) => from = source[own..].as_ptr(),
-                None if way == Way::Direct => {}
+                None if transport == Transport::FetchDirect => {}
                 None => {
-                    // SAFETY: as long as the message, and nobody reads it in this superstep.
+                    // SAFETY: the memory has room for the message, and no process reads it in this
+                    // superstep.
                     let packed =
                         unsafe { slice::from_raw_parts_mut(start_there, message.elements()) };
                     message.pack(source, packed);
                 }
             }
-            let word: Told = [self.word(way, in_place), (start * UNIT) as u64];
-            let length = size_of::<Told>() as u64;
+            let notice: Notice = [self.word(transport, in_place), (start * UNIT) as u64];
+            let length = size_of::<Notice>() as u64;
             let (at, bytes) = (transfer.at * UNIT, message.elements() * UNIT);
-            // SAFETY: both are as long as said; what is not copied at once stays until the superstep has ended.
+            // SAFETY: both sources have the given lengths. The notice is copied at once; the message
+            // stays unchanged until the superstep has ended.
             unsafe {
-                process.put(to, (&raw const word).cast(), told, rank * length, length)?;
-                if way == Way::Put {
+                process.put(
+                    to,
+                    (&raw const notice).cast(),
+                    notices,
+                    rank * length,
+                    length,
+                )?;
+                if transport == Transport::Put {
                     process.put_unbuffered(to, from.cast(), into, at as u64, bytes as u64)?;
                 }
             }
@@ -225,15 +246,17 @@ impl Reshuffle {
     ) -> Result<(), Failure> {
         let outgoing = self.outgoing.as_ptr().cast::<c_void>();
         for message in self.plan.incoming() {
-            let of = message.transfer().peer;
-            let told = self.told[of as usize];
-            let way = Way::of(told[0]);
-            if told[0] != self.word(way, in_place) {
-                return Err(differs(of, told[0], self.word(way, in_place)));
+            let from = message.transfer().peer;
+            let notice = self.notices[from as usize];
+            let transport = Transport::from_word(notice[0]);
+            let expected = self.word(transport, in_place);
+            if notice[0] != expected {
+                return Err(mismatch(from, notice[0], expected));
             }
-            match way {
-                Way::Put => {
-                    // SAFETY: the memory is ours, as long as all messages, and written in `sync` only.
+            match transport {
+                Transport::Put => {
+                    // SAFETY: the message lies inside the memory for all incoming messages, which is
+                    // written in `sync` only.
                     let packed = unsafe {
                         let all = self.incoming.as_ptr().cast::<[u8; UNIT]>();
                         slice::from_raw_parts(
@@ -243,38 +266,38 @@ impl Reshuffle {
                     };
                     message.unpack(packed, target);
                 }
-                Way::Fetched => {
+                Transport::Fetch => {
                     let buffer = self.buffer.as_chunks_mut().0;
                     message.unpack_parts(target, buffer, |at, into| {
                         let (offset, bytes) =
-                            (told[1] + (at * UNIT) as u64, size_of_val(into) as u64);
+                            (notice[1] + (at * UNIT) as u64, size_of_val(into) as u64);
                         let into = into.as_mut_ptr().cast();
-                        // SAFETY: a slice of ours.
-                        unsafe { process.get_at_once(of, outgoing, offset, into, bytes) }
+                        // SAFETY: `into` and `bytes` are those of a slice of this process.
+                        unsafe { process.direct_get(from, outgoing, offset, into, bytes) }
                     })?;
                 }
-                Way::Direct => {
+                Transport::FetchDirect => {
                     let start = target.as_mut_ptr();
-                    let pieces = &mut self.pieces;
+                    let ranges = &mut self.ranges;
                     let mut outcome = Ok(());
-                    pieces.clear();
+                    ranges.clear();
                     message.each_run(|own, other, length| {
-                        pieces.push(Piece {
+                        ranges.push(PullRange {
                             from: (other * UNIT) as u64,
-                            // Within the target: the plan has seen to that.
+                            // Plan::new ensures that runs lie inside the target.
                             into: target[own..own + length].as_mut_ptr().cast(),
                             length: length * UNIT,
                         });
-                        if pieces.len() == RUNS_OF_A_CALL && outcome.is_ok() {
-                            // SAFETY: runs lie in the target, and apart.
-                            outcome = unsafe { process.get_pieces_at_once(of, handle, pieces) };
-                            pieces.clear();
+                        if ranges.len() == RUNS_PER_CALL && outcome.is_ok() {
+                            // SAFETY: the ranges lie inside the target, and do not overlap.
+                            outcome = unsafe { process.direct_get_ranges(from, handle, ranges) };
+                            ranges.clear();
                         }
                     });
                     outcome?;
                     debug_assert_eq!(start, target.as_mut_ptr());
-                    // SAFETY: as above.
-                    unsafe { process.get_pieces_at_once(of, handle, pieces) }?;
+                    // SAFETY: the ranges lie inside the target, and do not overlap.
+                    unsafe { process.direct_get_ranges(from, handle, ranges) }?;
                 }
             }
         }
@@ -282,20 +305,21 @@ impl Reshuffle {
     }
 }
 
-fn differs(of: u32, found: u64, wanted: u64) -> Failure {
-    let place = |word: u64| match word >> 2 & 1 {
+/// The error of a notice from rank `from` that is not the expected one.
+fn mismatch(from: u32, found: u64, expected: u64) -> Failure {
+    let mode = |word: u64| match word >> 2 & 1 {
         1 => "in place",
-        _ => "from one memory to another",
+        _ => "between two memories",
     };
-    let all = "all ranks must call the same, by the same plan";
-    match found >> 3 == wanted >> 3 {
+    let rule_text = "all ranks must make the same call with the same plan";
+    match found >> 3 == expected >> 3 {
         true => rule(format!(
-            "rank {of} reshuffles {}, this rank {}: {all}",
-            place(found),
-            place(wanted)
+            "rank {from} reshuffles {}, this rank {}: {rule_text}",
+            mode(found),
+            mode(expected)
         )),
         false => rule(format!(
-            "rank {of} has not reshuffled by this plan in this superstep: {all}"
+            "rank {from} has not reshuffled with this plan in this superstep: {rule_text}"
         )),
     }
 }

@@ -1,4 +1,5 @@
-//! Arrays from one block-cyclic distribution to another: `include/bsp_reshuffle.h`. `plan.rs` does it.
+//! Reshuffles arrays between block-cyclic distributions: `include/bsp_reshuffle.h`. `plan.rs` executes
+//! the plans.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -8,20 +9,20 @@ use dipole_bsp::misuse::Misuse;
 use dipole_reshuffle::{Distribution, Plan, ReshuffleError};
 
 use crate::number::Size;
-use crate::plan::{FETCHED_BYTES, Told, Way, rule};
+use crate::plan::{FETCH_BYTES, Notice, Transport, rule};
 use crate::scratch::{Cell, Process, cells};
-use crate::section::{Inside, Site, call, call_and_wait, refuse};
+use crate::section::{ParallelPart, Site, call, call_and_wait, refuse};
 
 pub use crate::plan::Reshuffle;
 
-fn wrong(error: &ReshuffleError) -> Failure {
+fn failure(error: &ReshuffleError) -> Failure {
     Misuse::Rule(error.to_string()).into()
 }
 
-/// The arguments of a distribution, which all of `count` dimensions have.
+/// An argument of a distribution: a list with a value for each dimension.
 ///
 /// # Safety
-/// What is not null has so many values.
+/// `start` must be null or point to `count` values.
 unsafe fn list<'a, A>(
     what: &'static str,
     start: *const A,
@@ -30,12 +31,12 @@ unsafe fn list<'a, A>(
     match (count, start.is_null()) {
         (0, _) => Ok(&[]),
         (_, true) => Err(Misuse::Null(what).into()),
-        // SAFETY: so many values by contract.
+        // SAFETY: `start` is not null, so it points to `count` values, as the caller guarantees.
         _ => Ok(unsafe { slice::from_raw_parts(start, count) }),
     }
 }
 
-/// A distribution of elements of `size` bytes, as units of that many bytes.
+/// A distribution in which each element consists of `units` units.
 fn distribution(
     extents: &[usize],
     procs: &[c_int],
@@ -49,10 +50,10 @@ fn distribution(
     }
     let (extents, blocks) = ([extents, &[units]].concat(), [blocks, &[units]].concat());
     processes.push(1);
-    Distribution::new(&extents, &processes, &blocks).map_err(|error| wrong(&error))
+    Distribution::new(&extents, &processes, &blocks).map_err(|error| failure(&error))
 }
 
-/// Bytes of the largest unit of which elements are made, and how many they are.
+/// The size of the largest unit that elements consist of, and the number of units per element.
 fn units(size: usize) -> Result<(usize, usize), Failure> {
     let unit = [16, 8, 4, 2, 1]
         .into_iter()
@@ -63,10 +64,10 @@ fn units(size: usize) -> Result<(usize, usize), Failure> {
     }
 }
 
-/// Elements that process `pid` has of an array.
+/// The number of elements of an array on process `pid`.
 ///
 /// # Safety
-/// The lists have a value for each dimension.
+/// The lists must have a value for each dimension.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_distribution_elements(
     ndims: c_int,
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn bsp_distribution_elements(
     let count = || -> Result<usize, Failure> {
         let ndims = usize::try_from(ndims.number("the number of dimensions")?).unwrap_or(0);
         let pid = u32::try_from(pid.number("the process")?).unwrap_or(u32::MAX);
-        // SAFETY: so many values by contract.
+        // SAFETY: the caller guarantees that each list has `ndims` values.
         let (extents, procs, blocks) = unsafe {
             (
                 list("the list of extents", extents, ndims)?,
@@ -92,10 +93,10 @@ pub unsafe extern "C" fn bsp_distribution_elements(
     count().unwrap_or_else(|failure| refuse(site, &failure.to_string()))
 }
 
-/// Plans to get arrays from one distribution to another; all processes call it.
+/// Creates a plan to move arrays from one distribution to another. All processes call it.
 ///
 /// # Safety
-/// The lists have a value for each dimension.
+/// The lists must have a value for each dimension.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_reshuffle_plan_create(
     ndims: c_int,
@@ -106,9 +107,9 @@ pub unsafe extern "C" fn bsp_reshuffle_plan_create(
     to_procs: *const c_int,
     to_blocks: *const usize,
 ) -> *mut Reshuffle {
-    call_and_wait("bsp_reshuffle_plan_create", |inside| {
+    call_and_wait("bsp_reshuffle_plan_create", |part| {
         let ndims = usize::try_from(ndims.number("the number of dimensions")?).unwrap_or(0);
-        // SAFETY: so many values by contract.
+        // SAFETY: the caller guarantees that each list has `ndims` values.
         let (extents, from, to) = unsafe {
             (
                 list("the list of extents", extents, ndims)?,
@@ -127,25 +128,25 @@ pub unsafe extern "C" fn bsp_reshuffle_plan_create(
             distribution(extents, from.0, from.1, units)?,
             distribution(extents, to.0, to.1, units)?,
         ];
-        let mut made = Box::new(create(inside, &sides, unit)?);
-        let address: *mut Reshuffle = &raw mut *made;
-        inside.plans.push(made);
+        let mut plan = Box::new(create(part, &sides, unit)?);
+        let address: *mut Reshuffle = &raw mut *plan;
+        part.plans.push(plan);
         Ok(address)
     })
 }
 
-/// Reshuffles from one memory to another; all processes call it.
+/// Reshuffles from one memory to another. All processes call it.
 ///
 /// # Safety
-/// The source is readable and the destination writable for this process's parts.
+/// `src` must be readable and `dst` writable for this process's parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_reshuffle_execute(
     plan: *mut Reshuffle,
     src: *const c_void,
     dst: *mut c_void,
 ) {
-    call_and_wait("bsp_reshuffle_execute", |inside| {
-        with(inside, plan, |it, process| {
+    call_and_wait("bsp_reshuffle_execute", |part| {
+        with(part, plan, |it, process| {
             let (before, after) = it.bytes();
             let (from, to) = (src.addr(), dst.addr());
             if before > 0 && src.is_null() {
@@ -156,155 +157,155 @@ pub unsafe extern "C" fn bsp_reshuffle_execute(
             }
             if before > 0 && after > 0 && from < to + after && to < from + before {
                 return Err(rule(
-                    "source and destination overlap: use bsp_reshuffle_in_place for one memory",
+                    "source and destination overlap: use bsp_reshuffle_in_place for a single memory",
                 ));
             }
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees that both are accessible, and they do not overlap.
             unsafe { it.dispatch(process, src.cast(), dst.cast(), false) }
         })
     });
 }
 
-/// Reshuffles within one memory; all processes call it.
+/// Reshuffles within one memory. All processes call it.
 ///
 /// # Safety
-/// The memory is readable and writable for this process's larger part.
+/// `memory` must be readable and writable for the larger one of this process's parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_reshuffle_in_place(plan: *mut Reshuffle, memory: *mut c_void) {
-    call_and_wait("bsp_reshuffle_in_place", |inside| {
-        with(inside, plan, |it, process| {
+    call_and_wait("bsp_reshuffle_in_place", |part| {
+        with(part, plan, |it, process| {
             let (before, after) = it.bytes();
             if before.max(after) > 0 && memory.is_null() {
                 return Err(Misuse::Null("the memory").into());
             }
             let memory = memory.cast::<u8>();
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller guarantees that the memory is accessible.
             unsafe { it.dispatch(process, memory, memory, true) }
         })
     });
 }
 
-/// Gives a plan's memory back; all processes call it.
+/// Frees a plan. All processes call it.
 ///
 /// # Safety
-/// None: what is no plan is refused.
+/// None: invalid plans are refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_reshuffle_plan_destroy(plan: *mut Reshuffle) {
-    call("bsp_reshuffle_plan_destroy", |inside| {
-        let at = find(inside, plan)?;
-        // Others still read its memory, and are known not to once they are in a later superstep.
-        let gone = inside.plans.remove(at);
+    call("bsp_reshuffle_plan_destroy", |part| {
+        let at = find(part, plan)?;
+        // Other processes may still read its memory. They no longer do in a later superstep.
+        let destroyed = part.plans.remove(at);
         for address in [
-            gone.outgoing.as_ptr().cast::<c_void>(),
-            gone.incoming.as_ptr().cast(),
-            gone.told.as_ptr().cast(),
+            destroyed.outgoing.as_ptr().cast::<c_void>(),
+            destroyed.incoming.as_ptr().cast(),
+            destroyed.notices.as_ptr().cast(),
         ] {
-            inside.process.pop_registration(address)?;
+            part.process.pop_registration(address)?;
         }
-        inside.leaving.push((inside.process.superstep(), gone));
+        part.destroyed.push((part.process.superstep(), destroyed));
         Ok(())
     });
 }
 
-fn find(inside: &Inside, plan: *const Reshuffle) -> Result<usize, Failure> {
-    let mut plans = inside.plans.iter();
+fn find(part: &ParallelPart, plan: *const Reshuffle) -> Result<usize, Failure> {
+    let mut plans = part.plans.iter();
     let found = plans.position(|it| std::ptr::eq(&raw const **it, plan));
-    found.ok_or_else(|| rule("the plan is none: it was not created, or has been destroyed"))
+    found.ok_or_else(|| rule("the plan is not valid: it was not created, or has been destroyed"))
 }
 
 fn with(
-    inside: &mut Inside,
+    part: &mut ParallelPart,
     plan: *const Reshuffle,
     body: impl FnOnce(&mut Reshuffle, &mut Process) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let at = find(inside, plan)?;
-    let now = inside.process.superstep();
-    inside.leaving.retain(|(since, _)| *since == now);
-    body(&mut inside.plans[at], &mut inside.process)
+    let at = find(part, plan)?;
+    let now = part.process.superstep();
+    part.destroyed.retain(|(since, _)| *since == now);
+    body(&mut part.plans[at], &mut part.process)
 }
 
-/// A number that differs where distributions do.
+/// A hash of both distributions.
 fn fingerprint(sides: &[Distribution; 2], unit: usize) -> u64 {
     let text = format!("{sides:?} {unit}");
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// Memory that has an address, also if it is for nothing.
+/// Memory that has a unique address even if it is empty.
 fn memory(bytes: usize) -> Vec<Cell> {
     cells(bytes.max(1))
 }
 
-/// Made by all processes together.
+/// Creates a plan on all processes together.
 fn create(
-    inside: &mut Inside,
+    part: &mut ParallelPart,
     sides: &[Distribution; 2],
     unit: usize,
 ) -> Result<Reshuffle, Failure> {
     let [from, to] = sides;
-    let (rank, size) = (inside.process.rank(), inside.process.size());
-    let plan = Plan::new(from, to, rank).map_err(|error| wrong(&error))?;
+    let (rank, size) = (part.process.rank(), part.process.size());
+    let plan = Plan::new(from, to, rank).map_err(|error| failure(&error))?;
     if plan.ranks() > size {
         let (wanted, found) = (plan.ranks(), size);
-        return Err(wrong(&ReshuffleError::Processes { wanted, found }));
+        return Err(failure(&ReshuffleError::Processes { wanted, found }));
     }
     let bytes = |elements: usize| {
         let bytes = elements
             .checked_mul(unit)
             .filter(|bytes| isize::try_from(*bytes).is_ok());
-        bytes.ok_or_else(|| wrong(&ReshuffleError::TooLarge))
+        bytes.ok_or_else(|| failure(&ReshuffleError::TooLarge))
     };
     bytes(plan.source_elements())?;
     bytes(plan.target_elements())?;
-    let mut it = Reshuffle {
+    let mut plan = Reshuffle {
         outgoing: memory(bytes(plan.outgoing_elements())?),
         incoming: memory(bytes(plan.incoming_elements())?),
-        told: vec![[0; 2]; size as usize],
+        notices: vec![[0; 2]; size as usize],
         plan,
         unit,
         has_direct: false,
-        has_fetched: false,
+        has_fetch: false,
         runs: 0,
-        buffer: vec![0; FETCHED_BYTES],
+        buffer: vec![0; FETCH_BYTES],
         staying: Vec::new(),
-        pieces: Vec::new(),
+        ranges: Vec::new(),
     };
-    // All find out that they want the same, and which ways there are.
-    let ways = it
+    // All processes check that they plan the same, and learn which transports are in use.
+    let transports = plan
         .plan
         .outgoing()
         .iter()
-        .map(|message| it.way(&inside.process, message, false));
-    let ways = ways.fold(0, |all, way| all | 1_u64 << way as u64);
-    let own: Told = [fingerprint(sides, unit), ways];
+        .map(|message| plan.transport(&part.process, message, false));
+    let transports = transports.fold(0, |all, transport| all | 1_u64 << transport as u64);
+    let own: Notice = [fingerprint(sides, unit), transports];
     let mut all = vec![own; size as usize];
-    let length = size_of::<Told>() as u64;
-    // SAFETY: both are as long as said: a value, and one of each process.
-    unsafe { inside.all_gather((&raw const own).cast(), all.as_mut_ptr().cast(), length) }?;
-    if let Some(other) = all.iter().position(|told| told[0] != own[0]) {
+    let length = size_of::<Notice>() as u64;
+    // SAFETY: `own` is one notice, and `all` has room for one of each process.
+    unsafe { part.all_gather((&raw const own).cast(), all.as_mut_ptr().cast(), length) }?;
+    if let Some(other) = all.iter().position(|notice| notice[0] != own[0]) {
         return Err(rule(format!(
-            "rank {other} plans to reshuffle another array, or by other distributions: all ranks must plan the same"
+            "rank {other} plans another reshuffle: all ranks must plan the same array and distributions"
         )));
     }
-    let ways = all.iter().fold(0, |all, told| all | told[1]);
-    it.has_direct = ways & 1 << Way::Direct as u64 != 0;
-    it.has_fetched = it.has_direct || ways & 1 << Way::Fetched as u64 != 0;
-    let told = it.told.len() * size_of::<Told>();
+    let transports = all.iter().fold(0, |all, notice| all | notice[1]);
+    plan.has_direct = transports & 1 << Transport::FetchDirect as u64 != 0;
+    plan.has_fetch = plan.has_direct || transports & 1 << Transport::Fetch as u64 != 0;
+    let notice_bytes = plan.notices.len() * size_of::<Notice>();
     let parts = [
         (
-            it.outgoing.as_mut_ptr().cast(),
-            it.outgoing.len() * size_of::<Cell>(),
+            plan.outgoing.as_mut_ptr().cast(),
+            plan.outgoing.len() * size_of::<Cell>(),
         ),
         (
-            it.incoming.as_mut_ptr().cast(),
-            it.incoming.len() * size_of::<Cell>(),
+            plan.incoming.as_mut_ptr().cast(),
+            plan.incoming.len() * size_of::<Cell>(),
         ),
-        (it.told.as_mut_ptr().cast(), told),
+        (plan.notices.as_mut_ptr().cast(), notice_bytes),
     ];
     for (address, bytes) in parts {
-        // SAFETY: they stay where they are until they have been popped and that superstep has ended.
-        unsafe { inside.process.push_registration(address, bytes as u64) }?;
+        // SAFETY: the memory stays valid until it has been popped and that superstep has ended.
+        unsafe { part.process.push_registration(address, bytes as u64) }?;
     }
-    inside.process.sync()?;
-    Ok(it)
+    part.process.sync()?;
+    Ok(plan)
 }

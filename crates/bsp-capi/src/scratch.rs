@@ -1,28 +1,28 @@
-//! Memory of the library's own that other processes put into, for collectives.
+//! Memory of this library that other processes put into, for collectives.
 //!
-//! Registered once, and again when more is needed, on all processes alike.
+//! All processes register it together, and again when they need more.
 
 use dipole_bsp::Failure;
 use dipole_bsp::carrier::AnyCarrier;
 
-/// A rank over whatever link there is.
+/// A rank over any kind of link.
 pub(crate) type Process = dipole_bsp::Process<AnyCarrier>;
 
-/// A value of any type: aligned for all of them.
+/// A unit of memory, aligned for values of any type.
 pub(crate) type Cell = u128;
 
-/// So many bytes, aligned for values of any type.
+/// Memory for so many bytes, aligned for values of any type.
 pub(crate) fn cells(bytes: usize) -> Vec<Cell> {
     vec![0; bytes.div_ceil(size_of::<Cell>())]
 }
 
-/// An amount that lies in memory, and so has an address.
+/// A number of bytes in memory as `usize`.
 pub(crate) fn in_memory(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Memory that others put into, in two halves that take turns: while one process still reads what came in the last
-/// superstep, others are writing already what comes in this one.
+/// Memory that other processes put into, in two halves that are used in turn: while one process still
+/// reads what arrived in the last superstep, others may already write the next half.
 #[derive(Default)]
 pub(crate) struct Scratch {
     memory: Vec<Cell>,
@@ -31,8 +31,9 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// The registered address, and the offset behind it of a half that so many bytes may be put into in this superstep.
-    pub(crate) fn turn(
+    /// The registered address, and the offset of the half that others may put `bytes` bytes into in this
+    /// superstep.
+    pub(crate) fn next_half(
         &mut self,
         process: &mut Process,
         bytes: u64,
@@ -47,14 +48,14 @@ impl Scratch {
         self.memory.as_mut_ptr().cast()
     }
 
-    /// Makes halves of at least so many bytes, on all processes alike.
+    /// Makes halves of at least `bytes` bytes, on all processes together.
     fn reserve(&mut self, process: &mut Process, bytes: u64) -> Result<(), Failure> {
         if bytes <= self.half {
             return Ok(());
         }
         let half = bytes.next_power_of_two().max(1 << 10);
         let mut larger = cells(in_memory(2 * half));
-        // SAFETY: the memory stays until it is popped, and is reached by pointers only.
+        // SAFETY: the memory lives until it is popped, and is only accessed through pointers.
         unsafe { process.push_registration(larger.as_mut_ptr().cast(), 2 * half) }?;
         if self.half > 0 {
             process.pop_registration(self.handle().cast_const().cast())?;

@@ -1,7 +1,7 @@
-//! The process of this program between `bsp_begin` and `bsp_end`, and the way into every call.
+//! The process of this program between `bsp_begin` and `bsp_end`, and the entry into every call.
 //!
-//! [`call`] finds the process, tells it where the program is, and ends the job if the call fails or panics: nothing
-//! unwinds into C, and no failure is returned to it.
+//! [`call`] finds the process, sets its position in the source, and ends the job if the call fails or
+//! panics: nothing unwinds into C, and no failure is returned to it.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -17,56 +17,57 @@ use dipole_bsp::{Call, Failure};
 use crate::plan::Reshuffle;
 use crate::scratch::{Process, Scratch};
 
-/// What belongs to the program's parallel part.
-pub(crate) struct Inside {
+/// State of the program's parallel part.
+pub(crate) struct ParallelPart {
     pub(crate) process: Process,
     pub(crate) scratch: Scratch,
-    /// Plans to reshuffle, and those that were destroyed in a superstep, whose memory others may still reach.
+    /// Reshuffle plans, and those destroyed in this superstep, whose memory other processes may still
+    /// access.
     #[allow(clippy::vec_box, reason = "programs hold their addresses")]
     pub(crate) plans: Vec<Box<Reshuffle>>,
-    pub(crate) leaving: Vec<(u32, Box<Reshuffle>)>,
-    /// When `bsp_dtime` was called last, in seconds since the beginning.
+    pub(crate) destroyed: Vec<(u32, Box<Reshuffle>)>,
+    /// Time of the last call of `bsp_dtime`, in seconds since the start.
     pub(crate) lap: f64,
-    /// The place of the last call that may have waited, as it was told and in words.
+    /// Position of the last call that may have waited, as it was given and as strings.
     last: ((*const c_char, c_int), Option<(&'static str, u32)>),
 }
 
-/// Where the program is on its way.
+/// The stage of the program's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Stage {
     Before = 0,
     /// `bsp_init` has been called.
-    Announced = 1,
+    Initialised = 1,
     Inside = 2,
     After = 3,
 }
 
 static STAGE: AtomicU32 = AtomicU32::new(Stage::Before as u32);
-/// The thread that is inside; 0 for none.
+/// The thread that runs the parallel part; 0 outside of it.
 static OWNER: AtomicU64 = AtomicU64::new(0);
-/// How many processes there are, and which this is, while the program is inside.
-static PLACE: (AtomicU32, AtomicU32) = (AtomicU32::new(0), AtomicU32::new(0));
+/// Number of processes, and the rank of this one, during the parallel part.
+static SIZE_AND_RANK: (AtomicU32, AtomicU32) = (AtomicU32::new(0), AtomicU32::new(0));
 static FILE: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 static LINE: AtomicI32 = AtomicI32::new(0);
 
 struct Section {
-    inside: UnsafeCell<Option<Inside>>,
+    part: UnsafeCell<Option<ParallelPart>>,
     busy: UnsafeCell<bool>,
 }
 
-// SAFETY: both cells are reached by the thread in `OWNER` only (`enter`, `begin`), and there is one at a time.
+// SAFETY: only the thread in `OWNER` accesses the cells (`enter`, `begin`), and there is one at a time.
 unsafe impl Sync for Section {}
 
 static SECTION: Section = Section {
-    inside: UnsafeCell::new(None),
+    part: UnsafeCell::new(None),
     busy: UnsafeCell::new(false),
 };
 
-/// This thread, as a number that no other living thread has; never 0.
+/// An identifier of this thread that no other living thread has. Never 0.
 #[inline]
 fn thread() -> u64 {
-    // SAFETY: has no preconditions.
+    // SAFETY: the call has no preconditions.
     let own = unsafe { libc::pthread_self() };
     own as u64
 }
@@ -74,32 +75,32 @@ fn thread() -> u64 {
 pub(crate) fn stage() -> Stage {
     match STAGE.load(Ordering::Relaxed) {
         0 => Stage::Before,
-        1 => Stage::Announced,
+        1 => Stage::Initialised,
         2 => Stage::Inside,
         _ => Stage::After,
     }
 }
 
-pub(crate) fn announce() {
-    STAGE.store(Stage::Announced as u32, Ordering::Relaxed);
+pub(crate) fn set_initialised() {
+    STAGE.store(Stage::Initialised as u32, Ordering::Relaxed);
 }
 
-/// This process takes no part.
-pub(crate) fn leave_out() {
+/// Marks this process as surplus: it takes no part.
+pub(crate) fn set_surplus() {
     STAGE.store(Stage::After as u32, Ordering::Relaxed);
 }
 
-/// Tells the library where the call is that follows; what the macros of `bsp.h` do.
+/// Sets the position of the next call. The macros of `bsp.h` call this.
 ///
 /// # Safety
-/// `file` is null or a string that stays.
+/// `file` must be null or a string that stays valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_call_site(file: *const c_char, line: c_int) {
     FILE.store(file.cast_mut(), Ordering::Relaxed);
     LINE.store(line, Ordering::Relaxed);
 }
 
-/// The call being made, and where it is if the program has said so.
+/// The current call, with its position if the program gives it.
 #[derive(Clone, Copy)]
 pub(crate) struct Site {
     name: &'static str,
@@ -108,7 +109,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// What has been said counts for one call.
+    /// Takes the position set for this call.
     #[inline]
     pub(crate) fn of(name: &'static str) -> Site {
         let file = FILE.load(Ordering::Relaxed);
@@ -117,11 +118,11 @@ impl Site {
         Site { name, file, line }
     }
 
-    /// In words; that a file's name is looked at waits until here.
+    /// The call with its position as strings. The file name is checked only here.
     pub(crate) fn call(self) -> Call {
         let file = match self.file.is_null() {
             true => None,
-            // SAFETY: a string that stays, by the contract of `bsp_call_site`.
+            // SAFETY: the caller of `bsp_call_site` guarantees that it is a string that stays valid.
             false => unsafe { CStr::from_ptr(self.file) }.to_str().ok(),
         };
         let place = file.map(|file| (file, self.line.unsigned_abs()));
@@ -132,31 +133,31 @@ impl Site {
     }
 }
 
-/// This process's rank and how many were launched.
-pub(crate) fn launched() -> (u32, u32) {
-    static LAUNCHED: OnceLock<(u32, u32)> = OnceLock::new();
-    *LAUNCHED.get_or_init(|| match dipole_bsp::launched() {
-        Ok(launched) => launched,
+/// The rank of this process, and the number of processes launched.
+pub(crate) fn rank_and_size() -> (u32, u32) {
+    static RANK_AND_SIZE: OnceLock<(u32, u32)> = OnceLock::new();
+    *RANK_AND_SIZE.get_or_init(|| match dipole_bsp::rank_and_size() {
+        Ok(found) => found,
         Err(failure) => {
             eprintln!("bsp: {failure}");
-            leave()
+            terminate()
         }
     })
 }
 
-/// The program is inside from now on.
+/// Begins the parallel part.
 pub(crate) fn begin(process: Process) {
-    PLACE.0.store(process.size(), Ordering::Relaxed);
-    PLACE.1.store(process.rank(), Ordering::Relaxed);
+    SIZE_AND_RANK.0.store(process.size(), Ordering::Relaxed);
+    SIZE_AND_RANK.1.store(process.rank(), Ordering::Relaxed);
     OWNER.store(thread(), Ordering::Relaxed);
-    // SAFETY: this thread is the owner as of the line before, and there was none until then, since the stage is not
-    // yet `Inside`.
+    // SAFETY: this thread is the owner since the line before. There was no owner until then, because the
+    // stage is not yet `ParallelPart`.
     unsafe {
-        *SECTION.inside.get() = Some(Inside {
+        *SECTION.part.get() = Some(ParallelPart {
             process,
             scratch: Scratch::default(),
             plans: Vec::new(),
-            leaving: Vec::new(),
+            destroyed: Vec::new(),
             lap: 0.0,
             last: ((ptr::null(), 0), None),
         });
@@ -164,129 +165,131 @@ pub(crate) fn begin(process: Process) {
     STAGE.store(Stage::Inside as u32, Ordering::Relaxed);
 }
 
-/// How many processes there are and which this is, from inside; also for operators of collectives.
+/// The number of processes and the rank of this one, during the parallel part. Operators of collectives
+/// may call it, too.
 #[inline]
-pub(crate) fn place() -> Option<(u32, u32)> {
-    let (size, rank) = &PLACE;
+pub(crate) fn size_and_rank() -> Option<(u32, u32)> {
+    let (size, rank) = &SIZE_AND_RANK;
     (stage() == Stage::Inside).then(|| (size.load(Ordering::Relaxed), rank.load(Ordering::Relaxed)))
 }
 
-/// What a call finds, and that it is the only one under way.
+/// Begins a call, which must be the only one in progress.
 #[inline]
-fn enter(site: Site) -> (&'static mut Option<Inside>, &'static mut bool) {
+fn enter(site: Site) -> (&'static mut Option<ParallelPart>, &'static mut bool) {
     if OWNER.load(Ordering::Relaxed) != thread() {
-        refuse(site, why_not());
+        refuse(site, stage_error());
     }
-    // SAFETY: this thread is the owner, and `busy` tells whether a call of it is under way already (it would be an
-    // operator's, called by a collective), so the reference to `inside` is the only one.
-    let (inside, busy) = unsafe { (&mut *SECTION.inside.get(), &mut *SECTION.busy.get()) };
+    // SAFETY: this thread is the owner. `busy` shows whether one of its calls is already in progress, as
+    // when the operator of a collective makes a call; that is refused. So the reference to `part` is the
+    // only one that is used.
+    let (part, busy) = unsafe { (&mut *SECTION.part.get(), &mut *SECTION.busy.get()) };
     if *busy {
         refuse(site, "an operator of a collective may not communicate");
     }
     *busy = true;
-    (inside, busy)
+    (part, busy)
 }
 
-/// Runs the body of the function `name` from inside the parallel part.
+/// Runs the body of the function `name` in the parallel part.
 #[inline]
 pub(crate) fn call<A>(
     name: &'static str,
-    body: impl FnOnce(&mut Inside) -> Result<A, Failure>,
+    body: impl FnOnce(&mut ParallelPart) -> Result<A, Failure>,
 ) -> A {
     run(Site::of(name), body)
 }
 
 #[inline]
-fn run<A>(site: Site, body: impl FnOnce(&mut Inside) -> Result<A, Failure>) -> A {
-    let (inside, busy) = enter(site);
-    let Some(inside) = inside else {
-        refuse(site, why_not());
+fn run<A>(site: Site, body: impl FnOnce(&mut ParallelPart) -> Result<A, Failure>) -> A {
+    let (part, busy) = enter(site);
+    let Some(part) = part else {
+        refuse(site, stage_error());
     };
-    match catch_unwind(AssertUnwindSafe(|| body(inside))) {
-        Ok(Ok(answer)) => {
+    match catch_unwind(AssertUnwindSafe(|| body(part))) {
+        Ok(Ok(result)) => {
             *busy = false;
-            answer
+            result
         }
-        Ok(Err(failure)) => fail(site, &mut inside.process, &failure),
-        Err(panic) => end_for(site, &mut inside.process, &internal(&*panic)),
+        Ok(Err(failure)) => fail(site, &mut part.process, &failure),
+        Err(panic) => end_for(site, &mut part.process, &internal(&*panic)),
     }
 }
 
-/// The same for what may take long, where the process is to say for whom it waits.
+/// The same for calls that may take long, which log what they wait for.
 pub(crate) fn call_and_wait<A>(
     name: &'static str,
-    body: impl FnOnce(&mut Inside) -> Result<A, Failure>,
+    body: impl FnOnce(&mut ParallelPart) -> Result<A, Failure>,
 ) -> A {
     let site = Site::of(name);
-    run(site, |inside| {
-        if inside.last.0 != (site.file, site.line) {
-            inside.last = ((site.file, site.line), site.call().place);
+    run(site, |part| {
+        if part.last.0 != (site.file, site.line) {
+            part.last = ((site.file, site.line), site.call().place);
         }
-        let place = inside.last.1;
-        inside.process.at(Call { name, place });
-        body(inside)
+        let place = part.last.1;
+        part.process.set_call(Call { name, place });
+        body(part)
     })
 }
 
-/// Ends the parallel part for good; which rank this was.
+/// Ends the parallel part. Returns the rank of this process.
 pub(crate) fn end(name: &'static str) -> u32 {
-    let rank = call_and_wait(name, |inside| {
-        inside.process.end()?;
-        Ok(inside.process.rank())
+    let rank = call_and_wait(name, |part| {
+        part.process.end()?;
+        Ok(part.process.rank())
     });
     // SAFETY: this thread is the owner, and the call is over.
-    unsafe { *SECTION.inside.get() = None };
+    unsafe { *SECTION.part.get() = None };
     STAGE.store(Stage::After as u32, Ordering::Relaxed);
     OWNER.store(0, Ordering::Relaxed);
     rank
 }
 
-fn say(position: &str, what: &str) {
+fn report(position: &str, what: &str) {
     eprintln!("bsp: {position}: {what}");
 }
 
-/// How long processes that say nothing leave to the one that says why the job ends: their launcher ends all as soon
-/// as one has ended.
-const TIME_TO_TELL: Duration = Duration::from_millis(200);
+/// Time that processes leave to the one that reports why the job ends. The launcher kills all of them
+/// as soon as one has ended.
+const REPORT_TIME: Duration = Duration::from_millis(200);
 
 /// Ends this process, which could not begin.
 #[cold]
 pub(crate) fn fail_to_begin(site: Site, failure: &Failure) -> ! {
     match failure {
-        Failure::Aborted { .. } => std::thread::sleep(TIME_TO_TELL),
+        Failure::Aborted { .. } => std::thread::sleep(REPORT_TIME),
         _ => {
-            let rank = launched().0;
-            say(
+            let rank = rank_and_size().0;
+            report(
                 &format!("rank {rank}: {}", site.call()),
                 &failure.to_string(),
             );
         }
     }
-    leave()
+    terminate()
 }
 
 #[cold]
 fn fail(site: Site, process: &mut Process, failure: &Failure) -> ! {
-    let speaks = process.fail(failure);
-    end_with(site, process, speaks, &failure.to_string())
+    let reports = process.fail(failure);
+    end_with(site, process, reports, &failure.to_string())
 }
 
 /// Ends the job for a reason.
 #[cold]
 fn end_for(site: Site, process: &mut Process, why: &str) -> ! {
-    let speaks = process.abort();
-    end_with(site, process, speaks, why)
+    let reports = process.abort();
+    end_with(site, process, reports, why)
 }
 
 #[cold]
-fn end_with(site: Site, process: &mut Process, speaks: bool, why: &str) -> ! {
-    if speaks {
-        process.at(site.call());
-        say(&process.position(), why);
+fn end_with(site: Site, process: &mut Process, reports: bool, why: &str) -> ! {
+    if reports {
+        process.set_call(site.call());
+        report(&process.position(), why);
     } else {
-        std::thread::sleep(TIME_TO_TELL);
+        std::thread::sleep(REPORT_TIME);
     }
-    leave()
+    terminate()
 }
 
 #[cold]
@@ -301,31 +304,32 @@ fn internal(panic: &(dyn Any + Send)) -> String {
     )
 }
 
-fn why_not() -> &'static str {
+fn stage_error() -> &'static str {
     match stage() {
-        Stage::Before | Stage::Announced => "called before bsp_begin",
+        Stage::Before | Stage::Initialised => "called before bsp_begin",
         Stage::Inside => "called by another thread than the one that called bsp_begin",
         Stage::After => "called after bsp_end",
     }
 }
 
-/// Ends the job with a reason, from wherever the program is.
+/// Ends the job for a reason, at any stage.
 #[cold]
 pub(crate) fn refuse(site: Site, why: &str) -> ! {
     if OWNER.load(Ordering::Relaxed) == thread() {
-        // SAFETY: this thread is the owner. If a call of it is under way (an operator's collective), that one never
-        // goes on.
-        if let Some(inside) = unsafe { &mut *SECTION.inside.get() } {
-            end_for(site, &mut inside.process, why);
+        // SAFETY: this thread is the owner. If one of its calls is in progress, because an operator has
+        // made another one, it never continues.
+        if let Some(part) = unsafe { &mut *SECTION.part.get() } {
+            end_for(site, &mut part.process, why);
         }
     }
-    say(&format!("rank {}: {}", launched().0, site.call()), why);
-    leave()
+    report(&format!("rank {}: {}", rank_and_size().0, site.call()), why);
+    terminate()
 }
 
-/// Ends this process with a status that says so; what it has printed is written out.
-fn leave() -> ! {
-    // SAFETY: both may be called at any time; handlers of `atexit` are left out, since one may be running.
+/// Ends this process with an error status, after writing buffered output.
+fn terminate() -> ! {
+    // SAFETY: both may be called at any time. Handlers of `atexit` are skipped, because one of them may be
+    // running.
     unsafe {
         libc::fflush(ptr::null_mut());
         libc::_exit(1)

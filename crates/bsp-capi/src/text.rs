@@ -1,14 +1,14 @@
-//! `bsp_abort`, whose arguments are printf's.
+//! `bsp_abort`, with arguments like those of printf.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::section::{Site, refuse};
 
-/// Longer messages are cut off.
-const LONGEST_MESSAGE: usize = 4096;
+/// Longer messages are truncated.
+const MAX_MESSAGE: usize = 4096;
 
 unsafe extern "C" {
-    /// A `va_list` is handed over as a pointer on every platform named below.
+    /// A `va_list` is passed as a pointer on each platform below.
     fn vsnprintf(
         into: *mut c_char,
         size: usize,
@@ -17,19 +17,19 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Ends the job with a message, made as by printf.
+/// Ends the job with a message that is formatted as by printf.
 ///
-/// Variadic functions cannot be written in stable Rust: this one spills the registers that arguments may lie in, as the
-/// System V ABI has it, and goes on with [`bsp_vabort`].
+/// Stable Rust cannot define variadic functions. So this one stores the registers that may contain
+/// arguments, as in the System V ABI, and calls [`bsp_vabort`].
 ///
 /// # Safety
-/// `format` is null or a string, followed by arguments of what it asks for.
+/// `format` must be null or a string, followed by the arguments that it needs.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
     core::arch::naked_asm!(
-        // 176 bytes of registers, 24 of the list, and 16 that align the stack.
+        // 176 bytes for registers, 24 for the list, and 16 that align the stack.
         "sub rsp, 216",
         "mov [rsp + 8], rsi",
         "mov [rsp + 16], rdx",
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
         "movaps [rsp + 144], xmm6",
         "movaps [rsp + 160], xmm7",
         "2:",
-        // One general register has been used, none of the others.
+        // One general register has been used, and none of the others.
         "mov dword ptr [rsp + 176], 8",
         "mov dword ptr [rsp + 180], 48",
         "lea rax, [rsp + 224]",
@@ -60,16 +60,16 @@ pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
     )
 }
 
-/// The same, as the procedure call standard for this architecture has it.
+/// The same for the procedure call standard of this architecture.
 ///
 /// # Safety
-/// `format` is null or a string, followed by arguments of what it asks for.
+/// `format` must be null or a string, followed by the arguments that it needs.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
     core::arch::naked_asm!(
-        // 128 bytes of vector registers, 64 of general ones, 32 of the list.
+        // 128 bytes for vector registers, 64 for general ones, 32 for the list.
         "sub sp, sp, #224",
         "stp q0, q1, [sp]",
         "stp q2, q3, [sp, #32]",
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
         "str x9, [sp, #200]",
         "add x9, sp, #128",
         "str x9, [sp, #208]",
-        // One general register has been used, no vector register.
+        // One general register has been used, and no vector register.
         "mov w9, #-56",
         "str w9, [sp, #216]",
         "mov w9, #-128",
@@ -98,17 +98,18 @@ pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("bsp_abort(3) needs to be told how this architecture passes variable arguments");
+compile_error!("bsp_abort(3) is not implemented for the calling convention of this architecture");
 
 /// The same with a list of arguments.
 ///
 /// # Safety
-/// `format` is null or a string, and `arguments` the address of a `va_list` of what it asks for.
+/// `format` must be null or a string, and `arguments` the address of a `va_list` with what it needs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_vabort(format: *const c_char, arguments: *mut c_void) -> ! {
-    let mut text = [0_u8; LONGEST_MESSAGE];
+    let mut text = [0_u8; MAX_MESSAGE];
     if !format.is_null() {
-        // SAFETY: writes at most as many bytes as there are, the last a zero; format and arguments fit by contract.
+        // SAFETY: writes at most `text.len()` bytes, the last of which is 0. The caller guarantees that
+        // `format` and `arguments` fit together.
         unsafe { vsnprintf(text.as_mut_ptr().cast(), text.len(), format, arguments) };
     }
     let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
@@ -121,19 +122,19 @@ pub unsafe extern "C" fn bsp_vabort(format: *const c_char, arguments: *mut c_voi
 /// That of [`bsp_vabort`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_abort_va(format: *const c_char, arguments: *mut c_void) -> ! {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller guarantees the same.
     unsafe { bsp_vabort(format, arguments) }
 }
 
-/// The same with a text as it stands.
+/// The same with a plain text.
 ///
 /// # Safety
-/// `text` is null or a string.
+/// `text` must be null or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_abort_text(text: *const c_char) -> ! {
     let text = match text.is_null() {
         true => c"",
-        // SAFETY: not null, so a string by contract.
+        // SAFETY: `text` is not null, so it is a string, as the caller guarantees.
         false => unsafe { CStr::from_ptr(text) },
     };
     end_with(&text.to_string_lossy())

@@ -1,5 +1,5 @@
-//! The examples print the same on every number of ranks, by every link, on one node and on two, also when packets are
-//! lost. Each compares itself with a sequential result.
+//! The examples print the same on any number of ranks, over each link, on one node and on two, and with packet loss.
+//! Each example compares its result with a sequential one.
 
 mod harness;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 use dipole_testbed::{Faults, Testbed};
 use harness::{Bench, Done, Job, root};
 
-/// The examples in C; those whose head does not say what they print are no programs.
+/// The C examples, and the lines that they print according to their first comments.
 fn examples() -> Vec<(PathBuf, String)> {
     let folder = root().join("examples/bsp");
     let mut found = Vec::new();
@@ -25,17 +25,18 @@ fn examples() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// What a program prints, as its head says.
+/// The line that a program prints according to its first comment.
 fn expected(path: &Path, indent: &str) -> String {
     let text = std::fs::read_to_string(path).expect("a program is text");
     let name = path.file_stem().expect("a file").to_string_lossy();
     let begin = format!("{indent}{name}: ");
     let line = text.lines().find(|line| line.starts_with(&begin));
-    let line = line.unwrap_or_else(|| panic!("{name} does not say what it prints"));
+    let line =
+        line.unwrap_or_else(|| panic!("the first comment of {name} lacks the line that it prints"));
     format!("{}\n", &line[indent.len()..])
 }
 
-/// Compiles the examples and runs each in some way.
+/// Compiles each example, and runs it with `run`.
 fn each(run: impl Fn(&Bench, &Path, &dyn Fn(Done))) {
     let bench = Bench::new();
     let options = ["-std=c11", "-Wno-unused-function"];
@@ -56,19 +57,19 @@ fn on_some_ranks(sizes: &[u32], change: impl Fn(Job<'_>) -> Job<'_>) {
 }
 
 #[test]
-fn by_shared_memory() {
+fn over_shared_memory() {
     on_some_ranks(&[1, 2, 3, 4, 7, 8], |job| job);
 }
 
 #[test]
-fn by_udp() {
+fn over_udp() {
     on_some_ranks(&[1, 2, 3, 4, 7, 8], |job| {
         job.variable("DIPOLE_LINK", "udp")
     });
 }
 
 #[test]
-fn by_tcp() {
+fn over_tcp() {
     on_some_ranks(&[1, 2, 3, 4, 7, 8], |job| {
         job.variable("DIPOLE_LINK", "tcp")
     });
@@ -84,7 +85,7 @@ fn on_two_nodes() {
 }
 
 #[test]
-fn though_packets_are_lost() {
+fn with_packet_loss() {
     let lossy = "drop=0.01,seed=7";
     each(|bench, program, check| {
         let job = |size| bench.job(program, size).variable("DIPOLE_FAULT", lossy);
@@ -94,15 +95,12 @@ fn though_packets_are_lost() {
 }
 
 #[test]
-fn by_the_kernels_rings() {
+fn over_the_bpf_link() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
     }
-    let testbed = Testbed::builder()
-        .nodes(2)
-        .build()
-        .expect("a testbed can be made");
+    let testbed = Testbed::builder().nodes(2).build().expect("a testbed");
     each(|bench, program, check| {
         for ranks in [[1, 1], [2, 1], [2, 2], [3, 4], [4, 4]] {
             let job = bench.job(program, 1).testbed(&testbed, &ranks);
@@ -112,7 +110,7 @@ fn by_the_kernels_rings() {
 }
 
 #[test]
-fn between_machines_whose_network_loses_packets() {
+fn between_machines_with_packet_loss() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -121,7 +119,7 @@ fn between_machines_whose_network_loses_packets() {
         drop: 0.01,
         ..Faults::default()
     });
-    let testbed = lossy.build().expect("a testbed can be made");
+    let testbed = lossy.build().expect("a testbed");
     each(|bench, program, check| {
         for link in ["udp", "bpf", "tcp"] {
             let job = bench.job(program, 1).testbed(&testbed, &[2, 2]);
@@ -164,7 +162,7 @@ fn in_fortran() {
         };
         let line = expected(&source, "!     ");
         let options = [&options[..], &[&object]].concat();
-        let program = bench.compile_by("gfortran", name.as_ref(), &source, &options);
+        let program = bench.compile_with("gfortran", name.as_ref(), &source, &options);
         for size in [1, 2, 3, 4, 7, 8] {
             assert_eq!(bench.job(&program, size).run().output(), line, "{name}");
         }

@@ -1,4 +1,4 @@
-//! The headers say what the library is, in every dialect, language and standard, and its manual knows every function.
+//! The headers match the library in every dialect, language and standard, and every function has a manual page.
 
 mod harness;
 
@@ -7,14 +7,14 @@ use std::process::Command;
 
 use harness::{Bench, root, run};
 
-/// Those that declare functions.
+/// Headers that declare functions.
 const HEADERS: [&str; 2] = ["bsp.h", "bsp_reshuffle.h"];
 
 fn header(name: &str) -> String {
     std::fs::read_to_string(root().join("include").join(name)).expect("the header is there")
 }
 
-/// A function of the header, and its symbol in the other dialect if it has another one.
+/// A function of the header, and its symbol in the other dialect if that differs.
 struct Function {
     name: String,
     multicore: Option<String>,
@@ -30,11 +30,13 @@ fn functions() -> Vec<Function> {
 }
 
 fn declared(header: &str, found: &mut Vec<Function>) {
-    // Declarations are what ends with a semicolon between the brackets of `extern "C"`.
+    // Declarations end with a semicolon, and stand between the braces of `extern "C"`.
     let (_, body) = header
         .split_once("extern \"C\" {")
-        .expect("it is for C++, too");
-    let (body, _) = body.split_once("#ifdef __cplusplus").expect("it ends");
+        .expect("a block for C++");
+    let (body, _) = body
+        .split_once("#ifdef __cplusplus")
+        .expect("the end of the block");
     for declaration in body.split(';') {
         let code: Vec<&str> = declaration
             .lines()
@@ -67,7 +69,7 @@ fn declared(header: &str, found: &mut Vec<Function>) {
 }
 
 #[test]
-fn the_library_exports_what_the_header_declares_in_either_dialect_and_nothing_else() {
+fn the_library_exports_exactly_what_the_headers_declare_in_both_dialects() {
     let declared: BTreeSet<String> = functions()
         .into_iter()
         .flat_map(|function| [Some(function.name), function.multicore])
@@ -75,7 +77,7 @@ fn the_library_exports_what_the_header_declares_in_either_dialect_and_nothing_el
         .collect();
     let symbols = run(Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
-        .arg(harness::built("libbsp.so")));
+        .arg(harness::built_library("libbsp.so")));
     let exported: BTreeSet<String> = symbols
         .lines()
         .filter_map(|line| line.split_whitespace().next())
@@ -106,7 +108,7 @@ fn every_macro_is_a_function_that_the_header_declares() {
 }
 
 #[test]
-fn every_compiler_and_language_takes_the_headers() {
+fn every_compiler_and_language_accepts_the_headers() {
     let bench = Bench::new();
     let includes =
         "#include <bsp.h>\n#include <bsp_level1.h>\n#include <bsp_reshuffle.h>\n#include <bsp.h>\n";
@@ -131,9 +133,9 @@ fn every_compiler_and_language_takes_the_headers() {
     }
 }
 
-/// Programs as they have been written since 1996, and in C++.
+/// Programs in the style of 1996, of today, and in C++.
 #[test]
-fn old_programs_and_programs_in_cpp_run() {
+fn old_programs_and_cpp_programs_run() {
     let bench = Bench::new();
     let old = "#include \"bsp.h\"\n\
         int x;\n\
@@ -171,7 +173,7 @@ fn old_programs_and_programs_in_cpp_run() {
           bsp_reshuffle_plan_destroy(plan);\n\
           if (bsp_pid() == 0) std::puts(\"fine\");\n\
           bsp_end(); }\n";
-    // Portable programs of today take the types from the header, or say them once more.
+    // Portable programs use the types of the header, or define them again.
     let today = "#include <bsp.h>\n\
         #if !defined _H_MCBSP && !defined BSPONMPI_BSP_H\n\
         typedef int bsp_pid_t; typedef int bsp_nprocs_t; typedef int bsp_size_t;\n\
@@ -230,7 +232,7 @@ fn old_programs_and_programs_in_cpp_run() {
     for (compiler, file, text, options) in programs {
         let source = bench.path().join(file);
         std::fs::write(&source, text).expect("our own folder");
-        let program = bench.compile_by(
+        let program = bench.compile_with(
             compiler,
             file.split('.').next().unwrap_or(file).as_ref(),
             &source,
@@ -242,7 +244,7 @@ fn old_programs_and_programs_in_cpp_run() {
     }
 }
 
-/// What a page has, by name; a page that only refers to another one has that one's text.
+/// The text of a page, or of the page that it refers to.
 fn page(name: &str) -> String {
     let folder = root().join("docs/man");
     let read = |file: &str| {
@@ -257,7 +259,7 @@ fn page(name: &str) -> String {
 
 #[test]
 fn every_function_has_a_page_with_its_prototype() {
-    // What macros call, these and the Oxford toolset's, is no one else's business.
+    // Functions that only macros call have no page.
     for Function { name, .. } in functions() {
         if name == "bsp_call_site" || name.ends_with("_at") || name.ends_with("_cpp") {
             continue;
@@ -276,10 +278,10 @@ fn every_function_has_a_page_with_its_prototype() {
 }
 
 #[test]
-fn the_shared_library_has_the_name_that_programs_ask_for() {
+fn the_shared_library_has_its_soname_and_is_never_unloaded() {
     let facts = run(Command::new("readelf")
         .arg("-d")
-        .arg(harness::built("libbsp.so")));
+        .arg(harness::built_library("libbsp.so")));
     assert!(facts.contains("Library soname: [libbsp.so.0]"), "{facts}");
     assert!(facts.contains("NODELETE"), "{facts}");
 }

@@ -1,5 +1,5 @@
-//! Every rule that a program can break: the job ends at once, on all ranks, and one of them says which rule, in which
-//! superstep, by which call and where that stands. The cases are in `c/misuse.c`.
+//! Each rule that a program can break: the job ends at once on all ranks, and one of them reports the rule, the superstep,
+//! the call and its position. `c/misuse.c` contains the cases.
 
 mod harness;
 
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 
 use harness::{Bench, source};
 
-/// A function of the program.
+/// A case: a function of the program.
 #[derive(Debug)]
 struct Case {
     name: String,
-    who: String,
+    position: String,
     call: String,
     text: String,
-    /// The line of the call that is wrong, if it has one.
+    /// The line of the wrong call, if it has one.
     line: Option<usize>,
     alone: bool,
-    ended_by_the_launcher: bool,
+    killed_by_the_launcher: bool,
 }
 
 fn cases() -> Vec<Case> {
@@ -29,26 +29,26 @@ fn cases() -> Vec<Case> {
         let Some(name) = pair[1].strip_prefix("static void ") else {
             continue;
         };
-        let Some(said) = pair[0]
+        let Some(comment) = pair[0]
             .strip_prefix("/* ")
             .and_then(|it| it.strip_suffix(" */"))
         else {
             continue;
         };
-        let (mut alone, mut ended_by_the_launcher) = (false, false);
-        let mut words = said;
+        let (mut alone, mut killed_by_the_launcher) = (false, false);
+        let mut words = comment;
         if let Some(rest) = words.strip_prefix("alone: ") {
             (words, alone) = (rest, true);
         }
-        if let Some(rest) = words.strip_prefix("ended by the launcher: ") {
-            (words, ended_by_the_launcher) = (rest, true);
+        if let Some(rest) = words.strip_prefix("killed by the launcher: ") {
+            (words, killed_by_the_launcher) = (rest, true);
         }
         if !words.starts_with("rank ") {
             continue;
         }
         let parts: Vec<&str> = words.splitn(3, ": ").collect();
-        let [who, call, text] = parts[..] else {
-            panic!("line {}: {said}", index + 1);
+        let [position, call, text] = parts[..] else {
+            panic!("line {}: {comment}", index + 1);
         };
         let body = lines[index..].iter().take_while(|line| **line != "}");
         let line = body
@@ -56,12 +56,12 @@ fn cases() -> Vec<Case> {
             .find(|(line, _)| line.contains("/* here */"));
         found.push(Case {
             name: name.split('(').next().unwrap_or(name).to_owned(),
-            who: who.to_owned(),
+            position: position.to_owned(),
             call: call.to_owned(),
             text: text.to_owned(),
             line: line.map(|(_, number)| number),
             alone,
-            ended_by_the_launcher,
+            killed_by_the_launcher,
         });
     }
     found
@@ -78,50 +78,50 @@ fn compile(bench: &Bench, cases: &[Case]) -> PathBuf {
     bench.compile(&source("misuse.c"), &["-std=gnu11"])
 }
 
-/// Runs a case; what is wrong with what became of it.
-fn judge(bench: &Bench, program: &Path, case: &Case, link: &str) -> Result<(), String> {
+/// Runs a case. Fails with a description of what is wrong.
+fn check(bench: &Bench, program: &Path, case: &Case, link: &str) -> Result<(), String> {
     let size = if case.alone { 1 } else { 3 };
     let mut job = bench
         .job(program, size)
         .argument(&case.name)
         .variable("DIPOLE_LINK", link);
-    if case.ended_by_the_launcher {
-        job = job.ended_by_the_launcher();
+    if case.killed_by_the_launcher {
+        job = job.killed_by_the_launcher();
     }
     let done = job.run();
     let wrong = |what: &str| {
         Err(format!(
-            "{} by {link}: {what}\n{case:?}\n{done:?}",
+            "{} over {link}: {what}\n{case:?}\n{done:?}",
             case.name
         ))
     };
-    let complaints = done.complaints();
-    let [said] = complaints[..] else {
-        return wrong("not one message");
+    let messages = done.messages();
+    let [message] = messages[..] else {
+        return wrong("there must be exactly one message");
     };
     let place = case
         .line
         .map(|line| format!(" at {}:{line}", source("misuse.c").display()));
     let place = place.unwrap_or_default();
-    let is_said_of = |rank: u32| {
-        let who = case.who.replacen("rank R", &format!("rank {rank}"), 1);
-        said.starts_with(&format!("bsp: {who}: {}{place}", case.call))
+    let matches_rank = |rank: u32| {
+        let position = (case.position).replacen("rank R", &format!("rank {rank}"), 1);
+        message.starts_with(&format!("bsp: {position}: {}{place}", case.call))
     };
-    if !(0..size).any(is_said_of) || !said.ends_with(&case.text) {
-        return wrong("another message");
+    if !(0..size).any(matches_rank) || !message.ends_with(&case.text) {
+        return wrong("the message differs");
     }
     for rank in &done.ranks {
         if rank.status.success() {
-            return wrong("a rank ends as if nothing were wrong");
+            return wrong("a rank succeeds");
         }
-        if rank.was_ended && !case.ended_by_the_launcher {
-            return wrong("a rank goes on");
+        if rank.was_killed && !case.killed_by_the_launcher {
+            return wrong("a rank continues");
         }
     }
     Ok(())
 }
 
-fn judge_all(group: &str) {
+fn check_all(group: &str) {
     let bench = Bench::new();
     let cases = cases();
     let program = compile(&bench, &cases);
@@ -130,7 +130,7 @@ fn judge_all(group: &str) {
     for case in cases.iter().filter(|case| case.name.starts_with(group)) {
         seen += 1;
         for link in ["auto", "udp"] {
-            wrong.extend(judge(&bench, &program, case, link).err());
+            wrong.extend(check(&bench, &program, case, link).err());
         }
     }
     assert!(seen > 4, "{seen} cases of {group}");
@@ -138,33 +138,33 @@ fn judge_all(group: &str) {
 }
 
 #[test]
-fn a_program_that_begins_or_ends_in_a_wrong_way_is_told_so() {
-    judge_all("life_");
+fn a_wrong_beginning_or_end_is_reported() {
+    check_all("life_");
 }
 
 #[test]
-fn a_wrong_registration_is_told() {
-    judge_all("registration_");
+fn a_wrong_registration_is_reported() {
+    check_all("registration_");
 }
 
 #[test]
-fn a_wrong_put_or_get_is_told() {
-    judge_all("memory_");
+fn a_wrong_put_or_get_is_reported() {
+    check_all("memory_");
 }
 
 #[test]
-fn a_wrong_message_is_told() {
-    judge_all("messages_");
+fn a_wrong_message_is_reported() {
+    check_all("messages_");
 }
 
 #[test]
-fn a_wrong_collective_is_told() {
-    judge_all("collectives_");
+fn a_wrong_collective_is_reported() {
+    check_all("collectives_");
 }
 
 #[test]
-fn a_wrong_reshuffle_is_told() {
-    judge_all("reshuffle_");
+fn a_wrong_reshuffle_is_reported() {
+    check_all("reshuffle_");
 }
 
 #[test]
@@ -177,30 +177,29 @@ fn a_rank_that_dies_ends_the_others() {
             let job = job.variable("DIPOLE_PEER_TIMEOUT_MS", "2000");
             let done = job.variable("DIPOLE_LINK", link).run();
             for rank in &done.ranks {
-                let ended = !rank.status.success() && !rank.was_ended;
+                let ended = !rank.status.success() && !rank.was_killed;
                 assert!(ended, "{what}, {link}: {done:?}");
             }
-            // Whoever finds out tells the others.
-            let told = "rank 1 has ended without bsp_end";
-            let complaints = done.complaints();
-            let is_told = complaints.iter().any(|said| said.contains(told));
-            assert!(is_told, "{what}, {link}: {done:?}");
+            let cause = "rank 1 has ended without bsp_end";
+            let messages = done.messages();
+            let is_reported = messages.iter().any(|message| message.contains(cause));
+            assert!(is_reported, "{what}, {link}: {done:?}");
         }
     }
 }
 
 #[test]
-fn a_rank_that_waits_long_says_for_whom() {
+fn a_rank_that_waits_long_reports_which_rank_it_waits_for() {
     let bench = Bench::new();
     let program = bench.compile(&source("late.c"), &["-std=gnu11"]);
     let done = bench.job(&program, 3).argument("sleeps").run();
     assert_eq!(done.output(), "");
-    let complaints = done.complaints();
-    assert!(!complaints.is_empty(), "{done:?}");
-    for said in complaints {
+    let messages = done.messages();
+    assert!(!messages.is_empty(), "{done:?}");
+    for message in messages {
         assert!(
-            said.contains("bsp_sync at ") && said.contains(" s for rank 1"),
-            "{said}"
+            message.contains("bsp_sync at ") && message.contains(" s for rank 1"),
+            "{message}"
         );
     }
 }

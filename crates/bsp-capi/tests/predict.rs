@@ -1,4 +1,4 @@
-//! What was measured of a machine decides how collectives go about it, and what `bsp_predict` says.
+//! The measured cost of supersteps determines the algorithms of collectives, and the results of `bsp_predict`.
 
 mod harness;
 
@@ -10,7 +10,7 @@ use harness::{Bench, source};
 
 const RANKS: u32 = 4;
 
-/// A profile of shared memory on which an empty superstep takes so long.
+/// Saves a profile of shared memory in which an empty superstep takes `l_ns`.
 fn measured(folder: &Path, l_ns: f64) {
     let mut profile = Profile::new("shm");
     for (p, l_ns) in [(RANKS, l_ns), (RANKS / 2, l_ns / 2.0)] {
@@ -27,7 +27,7 @@ fn measured(folder: &Path, l_ns: f64) {
     profile.save_to(folder).expect("a folder of our own");
 }
 
-/// How many supersteps a program had, and what it printed.
+/// The number of supersteps of a program, and its output.
 fn run(bench: &Bench, program: &Path, profile: &Path, count: usize) -> (usize, String) {
     let traces = tempfile::tempdir().expect("a folder");
     let traced = traces.path().to_str().expect("plain");
@@ -37,14 +37,14 @@ fn run(bench: &Bench, program: &Path, profile: &Path, count: usize) -> (usize, S
         .variable("DIPOLE_PROFILE", profile.to_str().expect("plain"))
         .variable("DIPOLE_TRACE", traced)
         .run();
-    let said = done.output();
+    let output = done.output();
     let file = std::fs::read(traces.path().join(file_name(0))).expect("a trace");
     let trace = TraceFile::parse(&file).expect("whole");
-    (trace.steps.len(), said)
+    (trace.steps.len(), output)
 }
 
 #[test]
-fn collectives_have_fewer_supersteps_where_those_are_dear_and_are_right_all_the_same() {
+fn collectives_use_fewer_supersteps_where_those_are_expensive_and_stay_correct() {
     let bench = Bench::new();
     let program = bench.compile(&source("predict.c"), &["-std=c11"]);
     let folder = tempfile::tempdir().expect("a folder");
@@ -54,7 +54,7 @@ fn collectives_have_fewer_supersteps_where_those_are_dear_and_are_right_all_the_
     for count in [1, 1000, 3000, 40_000] {
         let (few, _) = run(&bench, &program, &dear, count);
         let (many, _) = run(&bench, &program, &cheap, count);
-        // With values that short, the exchange of all costs hardly a byte.
+        // For short values, exchanging all of them costs little.
         let is_short = count == 1;
         assert!(
             if is_short { few <= many } else { few < many },
@@ -64,21 +64,21 @@ fn collectives_have_fewer_supersteps_where_those_are_dear_and_are_right_all_the_
 }
 
 #[test]
-fn a_superstep_is_predicted_from_what_rank_0_has_measured_and_not_at_all_without() {
+fn a_superstep_is_predicted_from_the_profile_of_rank_0_and_not_at_all_without() {
     let bench = Bench::new();
     let program = bench.compile(&source("predict.c"), &["-std=c11"]);
     let folder = tempfile::tempdir().expect("a folder");
     let nothing = folder.path().join("nothing");
-    let (_, said) = run(&bench, &program, &nothing, 10);
-    assert_eq!(said, "-1.000000000 -1.000000000 -1.000000000\n");
+    let (_, output) = run(&bench, &program, &nothing, 10);
+    assert_eq!(output, "-1.000000000 -1.000000000 -1.000000000\n");
     measured(folder.path(), 8000.0);
-    let (_, said) = run(&bench, &program, folder.path(), 10);
-    // l; 1 ms of work, 1 MB by 0.5 ns, and l; l on the line through p = 2 and 4.
-    assert_eq!(said, "0.000008000 0.001508000 0.000016000\n");
+    let (_, output) = run(&bench, &program, folder.path(), 10);
+    // l; 1 ms of work, 1 MB at 0.5 ns, and l; l interpolated from p = 2 and 4.
+    assert_eq!(output, "0.000008000 0.001508000 0.000016000\n");
 }
 
 #[test]
-fn a_profile_that_is_damaged_or_newer_is_refused_with_its_name() {
+fn a_damaged_or_newer_profile_is_refused_with_its_name() {
     let bench = Bench::new();
     let program = bench.compile(&source("predict.c"), &["-std=c11"]);
     let folder = tempfile::tempdir().expect("a folder");

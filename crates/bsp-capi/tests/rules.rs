@@ -1,4 +1,4 @@
-//! What a program may rely on, by every link and on several numbers of ranks. The rules are in `c/rules.c`.
+//! Guarantees of the library, over each link and on several numbers of ranks. `c/rules.c` contains the rules.
 
 mod harness;
 
@@ -8,7 +8,7 @@ use harness::{Bench, source};
 const LINKS: [&str; 3] = ["auto", "udp", "tcp"];
 
 #[test]
-fn every_rule_holds_by_each_link() {
+fn every_rule_holds_over_each_link() {
     let bench = Bench::new();
     let program = bench.compile(&source("rules.c"), &["-std=gnu11"]);
     let rules = std::fs::read_to_string(source("rules.c")).expect("the program is there");
@@ -19,18 +19,22 @@ fn every_rule_holds_by_each_link() {
     assert!(rules > 25);
     for link in LINKS {
         for size in [1, 2, 3, 4] {
-            let said = bench
+            let output = bench
                 .job(&program, size)
                 .variable("DIPOLE_LINK", link)
                 .run()
                 .output();
-            assert_eq!(said.lines().count(), rules, "{link}, {size} ranks: {said}");
+            assert_eq!(
+                output.lines().count(),
+                rules,
+                "{link}, {size} ranks: {output}"
+            );
         }
     }
 }
 
 #[test]
-fn a_dipole_log_that_is_no_filter_is_said_by_each_rank_and_harms_nothing() {
+fn each_rank_reports_an_invalid_dipole_log_and_continues() {
     let bench = Bench::new();
     let program = bench.compile(&source("collectives.c"), &["-std=c11"]);
     let job = bench.job(&program, 2).variable("DIPOLE_LOG", "foo,,=");
@@ -41,39 +45,39 @@ fn a_dipole_log_that_is_no_filter_is_said_by_each_rank_and_harms_nothing() {
 }
 
 #[test]
-fn every_rule_holds_on_two_nodes_though_packets_are_lost() {
+fn every_rule_holds_on_two_nodes_with_packet_loss() {
     let bench = Bench::new();
     let program = bench.compile(&source("rules.c"), &["-std=gnu11"]);
     for fault in ["", "drop=0.01,seed=7"] {
         let job = bench.job(&program, 4).nodes(&[2, 2]);
-        let said = job.variable("DIPOLE_FAULT", fault).run().output();
-        assert!(said.lines().count() > 25, "{said}");
+        let output = job.variable("DIPOLE_FAULT", fault).run().output();
+        assert!(output.lines().count() > 25, "{output}");
     }
     for link in ["tcp", "tcp,shm"] {
         let job = bench.job(&program, 4).nodes(&[2, 2]);
-        let said = job.variable("DIPOLE_LINK", link).run().output();
-        assert!(said.lines().count() > 25, "{link}: {said}");
+        let output = job.variable("DIPOLE_LINK", link).run().output();
+        assert!(output.lines().count() > 25, "{link}: {output}");
     }
 }
 
 #[test]
-fn collectives_of_every_length_are_right() {
+fn collectives_of_every_length_are_correct() {
     let bench = Bench::new();
     let program = bench.compile(&source("collectives.c"), &["-std=c11"]);
     for link in LINKS {
         for size in [1, 2, 3, 4, 5, 8] {
-            let said = bench
+            let output = bench
                 .job(&program, size)
                 .variable("DIPOLE_LINK", link)
                 .run()
                 .output();
-            assert_eq!(said, "collected\n", "{link}, {size} ranks");
+            assert_eq!(output, "collected\n", "{link}, {size} ranks");
         }
     }
 }
 
 #[test]
-fn the_other_dialect_has_large_areas_and_other_answers() {
+fn the_multicore_dialect_has_large_areas_and_its_own_results() {
     let bench = Bench::new();
     let program = bench.compile(&source("multicore.c"), &["-std=gnu11"]);
     for link in LINKS {
@@ -84,10 +88,10 @@ fn the_other_dialect_has_large_areas_and_other_answers() {
                 .variable("LATE", "3")
                 .run();
             let processes = wanted.min(launched);
-            // Ranks that are too many end without a word.
-            let said = done.output();
+            // Surplus ranks print nothing.
+            let output = done.output();
             assert_eq!(
-                said,
+                output,
                 format!("first\n{processes} processes\nlast\n"),
                 "{link}"
             );
@@ -96,17 +100,18 @@ fn the_other_dialect_has_large_areas_and_other_answers() {
 }
 
 #[test]
-fn memory_of_the_node_s_ranks_is_read_before_the_superstep_ends() {
+fn memory_of_ranks_on_the_same_node_is_read_before_the_superstep_ends() {
     let bench = Bench::new();
     let program = bench.compile(&source("direct.c"), &["-std=gnu11"]);
     for size in [1, 2, 4] {
         assert_eq!(bench.job(&program, size).run().output(), "read\n", "{size}");
     }
     let done = bench.job(&program, 2).nodes(&[1, 1]).run();
-    let complaints = done.complaints();
-    let told = |said: &&str| said.contains("bsp_direct_get at ") && said.contains("use bsp_get");
+    let messages = done.messages();
+    let is_reported =
+        |message: &&str| message.contains("bsp_direct_get at ") && message.contains("use bsp_get");
     assert!(
-        complaints.len() == 1 && complaints.iter().all(told),
+        messages.len() == 1 && messages.iter().all(is_reported),
         "{done:?}"
     );
     assert!(

@@ -1,5 +1,5 @@
-//! Prefix sums of numbers in blocks: each rank adds up its own, tells the sum to those behind it, and
-//! goes on from what those in front told.
+//! Prefix sums of numbers in blocks: each rank adds up its numbers, sends the sum to the ranks after it,
+//! and continues from the sums of the ranks before it.
 //!
 //! `dipole run -n 4 target/debug/examples/prefix_sums`
 
@@ -7,12 +7,12 @@ use dipole_bsp::{Failure, Program};
 
 const NUMBERS: u64 = 100_000;
 
-/// What stands at a place.
+/// The number at an index.
 fn number(at: u64) -> u64 {
     at * at % 1009
 }
 
-/// The sums at the end of each rank's block, which rank 0 returns.
+/// Returns the sum of all numbers as a text on rank 0.
 pub(crate) fn prefix_sums() -> Result<Option<String>, Failure> {
     let Some(mut program) = Program::begin()? else {
         return Ok(None);
@@ -24,36 +24,37 @@ pub(crate) fn prefix_sums() -> Result<Option<String>, Failure> {
     program.sync()?;
 
     let own = [numbers.iter().sum::<u64>()];
-    for behind in program.rank() + 1..program.size() {
-        program.put(behind, &own, sums, program.rank() as usize)?;
+    for after in program.rank() + 1..program.size() {
+        program.put(after, &own, sums, program.rank() as usize)?;
     }
     program.sync()?;
 
-    let in_front: u64 = program[sums].iter().sum();
-    let prefixes = numbers.iter().scan(in_front, |sum, number| {
+    let before: u64 = program[sums].iter().sum();
+    let prefixes = numbers.iter().scan(before, |sum, number| {
         *sum += number;
         Some(*sum)
     });
-    let last = prefixes.last().unwrap_or(in_front);
+    let last = prefixes.last().unwrap_or(before);
     assert_eq!(
         last,
         (0..block.end).map(number).sum::<u64>(),
-        "as one after the other"
+        "the same as sequential sums"
     );
 
-    // The last rank knows the sum of all.
+    // The last rank knows the sum of all numbers.
     if rank + 1 == size {
         program.put(0, &[last], sums, 0)?;
     }
     program.sync()?;
-    let told = (rank == 0).then(|| format!("{NUMBERS} numbers add up to {}", program[sums][0]));
+    let sum = program[sums][0];
+    let result = (rank == 0).then(|| format!("{NUMBERS} numbers add up to {sum}"));
     program.end()?;
-    Ok(told)
+    Ok(result)
 }
 
 fn main() -> Result<(), Failure> {
-    if let Some(told) = prefix_sums()? {
-        println!("{told}");
+    if let Some(result) = prefix_sums()? {
+        println!("{result}");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Sorting by regular samples: ranks sort what they have, agree on splitters by samples of all, send
-//! each other what belongs between two splitters as messages, and merge what they get.
+//! Sorting by regular sampling: ranks sort their numbers, derive splitters from samples of all ranks, send
+//! each other the numbers between two splitters as messages, and merge what they receive.
 //!
 //! `dipole run -n 4 target/debug/examples/sample_sort`
 
@@ -7,13 +7,13 @@ use dipole_bsp::{Failure, Program};
 
 const NUMBERS: u64 = 50_000;
 
-/// The number that begins at a place, as good as random.
+/// A pseudo-random number for an index.
 fn number(at: u64) -> u64 {
     let mixed = (at + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 20
 }
 
-/// What rank 0 says of it.
+/// Returns the result as a text on rank 0.
 pub(crate) fn sample_sort() -> Result<Option<String>, Failure> {
     let Some(mut program) = Program::begin()? else {
         return Ok(None);
@@ -52,10 +52,10 @@ pub(crate) fn sample_sort() -> Result<Option<String>, Failure> {
     }
     sorted.sort_unstable();
 
-    // All there, and none larger than the next rank's smallest; empty parts have none.
-    let least = sorted.first().copied().unwrap_or(u64::MAX);
+    // No number is lost, and none is larger than the smallest one of the next rank. Empty parts have none.
+    let smallest = sorted.first().copied().unwrap_or(u64::MAX);
     for to in 0..program.size() {
-        program.put(to, &[least, sorted.len() as u64], ends, 2 * rank)?;
+        program.put(to, &[smallest, sorted.len() as u64], ends, 2 * rank)?;
     }
     program.sync()?;
     let pairs = program[ends].chunks(2).map(|pair| (pair[0], pair[1]));
@@ -63,16 +63,16 @@ pub(crate) fn sample_sort() -> Result<Option<String>, Failure> {
     let next = firsts[rank + 1..].iter().min();
     assert!(
         next.is_none_or(|next| sorted.last() <= Some(next)),
-        "sorted over ranks"
+        "sorted across ranks"
     );
-    assert_eq!(lengths.iter().sum::<u64>(), NUMBERS, "none is lost");
+    assert_eq!(lengths.iter().sum::<u64>(), NUMBERS, "no number is lost");
     program.end()?;
-    Ok((rank == 0).then(|| format!("{NUMBERS} numbers from {least} on are sorted")))
+    Ok((rank == 0).then(|| format!("{NUMBERS} numbers from {smallest} on are sorted")))
 }
 
 fn main() -> Result<(), Failure> {
-    if let Some(told) = sample_sort()? {
-        println!("{told}");
+    if let Some(result) = sample_sort()? {
+        println!("{result}");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What supersteps cost between the ranks of a job.
+//! Measures the cost of supersteps between the ranks of a job.
 //!
 //! `cargo build --release -p dipole-bsp --example superstep_cost`, then
 //! `dipole run -n 2 target/release/examples/superstep_cost`
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     let got = times(&mut process, rounds, |process| {
         let into = source.as_ptr().cast_mut();
-        // SAFETY: nobody uses the source meanwhile.
+        // SAFETY: nothing else uses the source until the superstep ends.
         unsafe { process.get(next, address, 0, into, 8) }
     })?;
     if rank == 0 {
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                         let to = (rank + step) % size;
                         let offset = (rank as usize * LONG) as u64;
                         let (from, bytes) = (source.as_ptr(), bytes as u64);
-                        // SAFETY: both live until the program has ended, and nobody else puts there.
+                        // SAFETY: both live until the program has ended, and no other rank puts there.
                         unsafe {
                             match is_unbuffered {
                                 true => process.put_unbuffered(to, from, address, offset, bytes)?,
@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     );
                     let share = 100.0 * alone as f64 / sent.max(1) as f64;
                     println!(
-                        "       {sent} packets of data, {alone} of acknowledgements alone: {share:.1} %"
+                        "       {sent} packets with data, {alone} with acknowledgements only: {share:.1} %"
                     );
                 }
             }
@@ -94,14 +94,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn times(
     process: &mut Process<dipole_bsp::carrier::AnyCarrier>,
     rounds: usize,
-    mut what: impl FnMut(
+    mut body: impl FnMut(
         &mut Process<dipole_bsp::carrier::AnyCarrier>,
     ) -> Result<(), dipole_bsp::Failure>,
 ) -> Result<Vec<Duration>, dipole_bsp::Failure> {
     let mut times = Vec::with_capacity(rounds);
     for _ in 0..rounds {
         let begun = Instant::now();
-        what(process)?;
+        body(process)?;
         process.sync()?;
         times.push(begun.elapsed());
     }

@@ -1,5 +1,5 @@
-//! A square matrix in blocks of rows, transposed: each rank puts a block of its rows into every
-//! rank's memory without a copy on the way, and turns the blocks that it was given.
+//! Transposes a square matrix that is stored in blocks of rows: each rank puts a block of its rows into
+//! every rank's memory without an intermediate copy, and transposes the blocks that it receives.
 //!
 //! `dipole run -n 4 target/debug/examples/transpose`
 
@@ -8,12 +8,12 @@ use dipole_bsp::{Failure, Program};
 /// Rows of each rank.
 const ROWS: usize = 96;
 
-/// What stands in a row and a column.
+/// The element in a row and a column.
 fn element(row: usize, column: usize) -> f64 {
     row as f64 + column as f64 / 65536.0
 }
 
-/// What rank 0 says of it.
+/// Returns the result as a text on rank 0.
 pub(crate) fn transpose() -> Result<Option<String>, Failure> {
     let Some(mut program) = Program::begin()? else {
         return Ok(None);
@@ -26,7 +26,7 @@ pub(crate) fn transpose() -> Result<Option<String>, Failure> {
     program.sync()?;
 
     for step in 0..size {
-        // Not everybody to the same rank at once.
+        // Each rank starts with itself, so that they do not all put to the same rank.
         let to = (rank + step) % size;
         for row in 0..ROWS {
             let start = row * columns + to * ROWS;
@@ -37,11 +37,11 @@ pub(crate) fn transpose() -> Result<Option<String>, Failure> {
     }
     program.sync()?;
 
-    // Row `column` of what came is a column of this rank's part.
-    let came = program[blocks].to_vec();
-    for (at, place) in program[matrix].iter_mut().enumerate() {
+    // Row `column` of the received blocks is a column of this rank's part.
+    let received = program[blocks].to_vec();
+    for (at, into) in program[matrix].iter_mut().enumerate() {
         let (row, column) = (at / columns, at % columns);
-        *place = came[column * ROWS + row];
+        *into = received[column * ROWS + row];
     }
     let is_right =
         |(at, found): (usize, &f64)| *found == element(at % columns, first + at / columns);
@@ -54,8 +54,8 @@ pub(crate) fn transpose() -> Result<Option<String>, Failure> {
 }
 
 fn main() -> Result<(), Failure> {
-    if let Some(told) = transpose()? {
-        println!("{told}");
+    if let Some(result) = transpose()? {
+        println!("{result}");
     }
     Ok(())
 }

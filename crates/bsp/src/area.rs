@@ -1,5 +1,5 @@
-//! A rank with one registered area and one block of data to send, both its own: what a program
-//! that only moves bytes about needs, without `unsafe`.
+//! A rank with one registered area and one block of data to send. The process owns both, so programs
+//! that only move bytes need no `unsafe`.
 
 use std::fmt;
 
@@ -10,26 +10,25 @@ use crate::failure::Failure;
 use crate::process::Process;
 use crate::superstep::schedule::Order;
 
-/// Bytes in front of what is put, for [`Area::announce`].
+/// Bytes in front of the area, for [`Area::broadcast`].
 const WORD_BYTES: usize = 8;
 
-/// When the bytes of a put are taken.
+/// When the bytes of a put are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
-    /// At once (`bsp_put`).
+pub enum PutMode {
+    /// Before the call returns (`bsp_put`).
     Buffered,
-    /// At any moment until the superstep ends, without a copy where that is possible
-    /// (`bsp_hpput`).
+    /// At any time until the superstep ends, without a copy where possible (`bsp_hpput`).
     Unbuffered,
 }
 
 /// See the module.
 pub struct Area {
-    // Before the memory: it lets go of everything first.
+    // Declared before the memory, so that it stops using the memory before that is freed.
     process: Process<AnyCarrier>,
-    /// A word, then what others put. Written only while this rank is in `sync`.
+    /// One word, then what other ranks put. Written only while this rank is in `sync`.
     area: Vec<u8>,
-    /// A word, then what this rank sends. Written only where nothing is recorded.
+    /// One word, then what this rank sends. Written only while no put is recorded.
     source: Vec<u8>,
 }
 
@@ -44,13 +43,13 @@ impl fmt::Debug for Area {
 }
 
 impl Area {
-    /// Begins the program with an area of so many bytes at each rank, and as many to send, all of
-    /// the byte after this rank's number.
+    /// Begins the program with an area of `bytes` bytes on each rank, and as many bytes to send. Each
+    /// of those holds this rank's number plus 1.
     ///
     /// # Errors
     /// Those of [`Process::begin`].
     pub fn begin(bytes: usize) -> Result<Area, Failure> {
-        // Nobody is too many where all may take part.
+        // `None` means a surplus process, which cannot happen without a limit.
         let Some(process) = Process::begin(None)? else {
             return Err(Failure::Aborted { rank: 0 });
         };
@@ -62,8 +61,8 @@ impl Area {
         };
         let address = area.area.as_mut_ptr().cast();
         let length = area.area.len() as u64;
-        // SAFETY: the area lives as long as the process and never moves or grows, and no
-        // reference to it outlives a `sync`, which borrows all of this mutably.
+        // SAFETY: `area` lives as long as `process` and never moves or grows. References to it
+        // cannot outlive a `sync`, which borrows `self` mutably.
         unsafe { area.process.push_registration(address, length)? };
         area.process.sync()?;
         Ok(area)
@@ -75,26 +74,32 @@ impl Area {
         self.process.rank()
     }
 
-    /// How many there are.
+    /// The number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.process.size()
     }
 
-    /// What others have put here.
+    /// The bytes that other ranks have put here.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.area[WORD_BYTES..]
     }
 
-    /// Puts `bytes` of what this rank sends, from its beginning, into rank `to`'s area.
+    /// Puts the first `bytes` of the data to send into rank `to`'s area.
     ///
     /// # Errors
-    /// No such rank, or no such place there.
+    /// The rank does not exist, or the bytes exceed its area.
     #[inline]
-    pub fn put(&mut self, to: u32, offset: usize, bytes: usize, copy: Copy) -> Result<(), Failure> {
+    pub fn put(
+        &mut self,
+        to: u32,
+        offset: usize,
+        bytes: usize,
+        mode: PutMode,
+    ) -> Result<(), Failure> {
         let from = self.source[WORD_BYTES..][..bytes].as_ptr();
-        self.record(to, from, WORD_BYTES + offset, bytes, copy)
+        self.record(to, from, WORD_BYTES + offset, bytes, mode)
     }
 
     fn record(
@@ -103,15 +108,15 @@ impl Area {
         from: *const u8,
         offset: usize,
         bytes: usize,
-        copy: Copy,
+        mode: PutMode,
     ) -> Result<(), Failure> {
         let (area, offset, bytes) = (self.area.as_ptr().cast(), offset as u64, bytes as u64);
-        // SAFETY: `from` has so many bytes of `source`, which is written in `announce` only, when
-        // nothing is recorded; bounds at the destination are checked there.
+        // SAFETY: `from` points to `bytes` bytes of `source`. Only `broadcast` writes `source`, right
+        // after a `sync`, when no put is pending. `Process` checks the bounds at the destination.
         unsafe {
-            match copy {
-                Copy::Buffered => self.process.put(to, from, area, offset, bytes),
-                Copy::Unbuffered => self.process.put_unbuffered(to, from, area, offset, bytes),
+            match mode {
+                PutMode::Buffered => self.process.put(to, from, area, offset, bytes),
+                PutMode::Unbuffered => self.process.put_unbuffered(to, from, area, offset, bytes),
             }
         }
     }
@@ -125,17 +130,17 @@ impl Area {
         self.process.sync()
     }
 
-    /// Tells all ranks a number of rank 0's, which all of them return; ends two supersteps.
+    /// Sends rank 0's `number` to all ranks, which return it. Ends two supersteps.
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync).
-    pub fn announce(&mut self, number: u64) -> Result<u64, Failure> {
+    pub fn broadcast(&mut self, number: u64) -> Result<u64, Failure> {
         self.sync()?;
         if self.rank() == 0 {
             self.source[..WORD_BYTES].copy_from_slice(&number.to_ne_bytes());
             let from = self.source.as_ptr();
             for to in 0..self.size() {
-                self.record(to, from, 0, WORD_BYTES, Copy::Buffered)?;
+                self.record(to, from, 0, WORD_BYTES, PutMode::Buffered)?;
             }
         }
         self.sync()?;
@@ -144,12 +149,12 @@ impl Area {
         Ok(u64::from_ne_bytes(word))
     }
 
-    /// Sends to ranks of other nodes in another order from now on.
+    /// Sets the order in which this rank sends to ranks of other nodes.
     pub fn set_order(&mut self, order: Order) {
         self.process.set_order(order);
     }
 
-    /// Counters of the links to other ranks; `None` if there is no link of Dipole's.
+    /// Counters of the links to other nodes; `None` over TCP, or without such ranks.
     #[must_use]
     pub fn stats(&self) -> Option<Stats> {
         self.process.stats()
@@ -169,18 +174,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_alone_puts_into_its_own_area_and_hears_its_own_number() {
-        let mut area = Area::begin(64).expect("one rank needs nobody");
+    fn a_single_rank_puts_into_its_own_area_and_receives_its_own_number() {
+        let mut area = Area::begin(64).expect("one rank suffices");
         assert_eq!((area.rank(), area.size()), (0, 1));
-        assert_eq!(area.announce(7).expect("alone"), 7);
-        for copy in [Copy::Buffered, Copy::Unbuffered] {
+        assert_eq!(area.broadcast(7).expect("alone"), 7);
+        for copy in [PutMode::Buffered, PutMode::Unbuffered] {
             area.put(0, 60, 4, copy).expect("it fits");
         }
         area.sync().expect("alone");
         assert_eq!(area.bytes()[..60], [0; 60]);
         assert_eq!(area.bytes()[60..], [1; 4]);
-        assert!(area.put(0, 61, 4, Copy::Buffered).is_err());
-        assert!(area.put(1, 0, 4, Copy::Buffered).is_err());
+        assert!(area.put(0, 61, 4, PutMode::Buffered).is_err());
+        assert!(area.put(1, 0, 4, PutMode::Buffered).is_err());
         area.end().expect("alone");
     }
 }

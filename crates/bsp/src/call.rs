@@ -1,18 +1,19 @@
-//! Where the program is in its source.
+//! A call of the program and its position in the source.
 
 use std::fmt;
 
-/// A call of the program's, and where it stands in its source.
+/// A call that the program has made.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Call {
-    /// Its name.
+    /// Name of the function.
     pub name: &'static str,
-    /// The source file and the line, if they are known.
+    /// Source file and line, if known.
     pub place: Option<(&'static str, u32)>,
 }
 
 impl Call {
-    /// True of the same texts at the same place; equal ones elsewhere do not count.
+    /// True if name and place are the same static strings. Equal strings at other addresses do not
+    /// count, so that this stays cheap.
     #[inline]
     pub(crate) fn is_same(&self, other: &Call) -> bool {
         let place = |call: &Call| call.place.map(|(file, line)| (file.as_ptr(), line));

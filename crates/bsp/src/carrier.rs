@@ -1,4 +1,4 @@
-//! Ways to move messages between ranks that share no memory.
+//! How messages move between ranks that share no memory.
 
 mod endpoint;
 mod tcp;
@@ -15,92 +15,98 @@ pub use endpoint::Endpoints;
 pub(crate) use endpoint::link_name;
 pub use tcp::Tcp;
 
-/// Messages between ranks: in order between two of them, none lost, none twice.
+/// Moves messages between ranks: in order between two ranks, without loss or duplicates.
 pub trait Carrier {
-    /// A message that came.
+    /// A received message.
     type Message: Deref<Target = [u8]>;
 
-    /// True if another message can be sent now; looks whether it can.
+    /// True if another message can be sent now.
     ///
     /// # Errors
-    /// What was sent did not arrive.
+    /// An earlier message did not arrive.
     fn has_room(&mut self) -> Result<bool, Failure>;
 
-    /// Sends a message; never blocks.
+    /// Sends a message without blocking.
     ///
     /// # Errors
-    /// The rank is gone or out of reach.
+    /// The rank has ended or cannot be reached.
     fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure>;
 
-    /// The next message and who sent it, waiting at most `patience` and only until there is
-    /// room again, if there was none.
+    /// The next message and its sender. Waits for it at most `timeout`; if there was no room to send,
+    /// also returns once there is room again.
     ///
     /// # Errors
-    /// What was sent did not arrive; nothing can be received.
-    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Self::Message)>, Failure>;
+    /// An earlier message did not arrive, or nothing can be received.
+    fn receive(&mut self, timeout: Duration) -> Result<Option<(u32, Self::Message)>, Failure>;
 
-    /// Goes on with what was sent; true if all of it leaves without further calls.
+    /// Continues with what was sent. Returns true if all of it leaves without further calls.
     ///
     /// # Errors
-    /// What was sent did not arrive.
-    fn has_left(&mut self) -> Result<bool, Failure> {
+    /// An earlier message did not arrive.
+    fn progress(&mut self) -> Result<bool, Failure> {
         Ok(true)
     }
 
-    /// Fails if one of these ranks is known to be gone.
+    /// Fails if one of these ranks is known to have ended.
     ///
     /// # Errors
     /// [`Failure::Gone`].
     fn check(&mut self, ranks: &[u32]) -> Result<(), Failure>;
 
-    /// Lets other ranks place bytes in memory until that is closed; the key by which they do. `None`
-    /// if this carrier cannot.
+    /// Lets other ranks write into memory until it is closed. Returns the key that they need, or
+    /// `None` if this carrier does not support it.
     ///
     /// # Errors
-    /// There are too few resources.
-    fn open(&mut self, _memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+    /// Too few resources are available.
+    fn open_memory(&mut self, _memory: &RegionMemory) -> Result<Option<u64>, Failure> {
         Ok(None)
     }
 
-    /// Nobody places bytes in the memory with this key any more.
+    /// Ends all access to the memory with this key.
     fn close_memory(&mut self, _key: u64) {}
 
-    /// Places bytes in memory that a rank has opened, before what is sent to that rank later
-    /// arrives. The bytes are let go of when they are no longer needed.
+    /// Writes bytes into memory that a rank has opened. They arrive before messages that are sent to
+    /// the rank later. The carrier drops the bytes once it no longer needs them.
     ///
     /// # Errors
-    /// The rank is gone or out of reach.
-    fn place(&mut self, to: u32, _key: u64, _offset: u64, _bytes: Bytes) -> Result<(), Failure> {
+    /// The rank has ended or cannot be reached.
+    fn write_remote(
+        &mut self,
+        to: u32,
+        _key: u64,
+        _offset: u64,
+        _bytes: Bytes,
+    ) -> Result<(), Failure> {
         Err(Failure::OutOfReach { rank: to })
     }
 
-    /// True if bytes to be placed are still needed. [`receive`](Self::receive) returns when
+    /// True while bytes of remote writes are still needed. [`receive`](Self::receive) returns once
     /// they no longer are.
-    fn is_placing(&self) -> bool {
+    fn has_pending_writes(&self) -> bool {
         false
     }
 
-    /// The kind of link, as its profile is called.
+    /// The kind of link, as in the name of its profile.
     fn name(&self) -> &'static str {
         "other"
     }
 
-    /// Packets that were sent again so far, and those that only asked for an answer.
+    /// Packets sent again so far, and packets that only asked for an acknowledgement.
     fn counters(&self) -> (u64, u64) {
         (0, 0)
     }
 
-    /// The program ends by an error: waits until no bytes to be placed are needed any more.
-    fn take_back(&mut self) {}
+    /// Waits until no bytes of remote writes are needed, because the program ends with an error.
+    fn reclaim_memory(&mut self) {}
 
-    /// Waits until what was sent has arrived, at most `patience`, and lets go of everything.
-    fn close(&mut self, patience: Duration);
+    /// Waits at most `timeout` until what was sent has arrived, and closes all links.
+    fn close(&mut self, timeout: Duration);
 }
 
-/// Whatever carries this program's messages.
+/// The carrier of a program that was launched.
 #[derive(Debug)]
 pub enum AnyCarrier {
-    /// Nothing: there is one rank.
+    /// None, because there is one rank.
     None,
     /// Endpoints of Dipole.
     Endpoints(Box<Endpoints>),
@@ -108,12 +114,12 @@ pub enum AnyCarrier {
     Tcp(Box<Tcp>),
 }
 
-/// A message by any of them.
+/// A message from any carrier.
 #[derive(Debug)]
 pub enum AnyMessage {
-    /// It lies where its link has put it.
+    /// In the memory of its link.
     Message(dipole_node::Message),
-    /// It was read from a stream.
+    /// Read from a TCP stream.
     Bytes(Vec<u8>),
 }
 
@@ -147,22 +153,22 @@ impl Carrier for AnyCarrier {
         }
     }
 
-    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, AnyMessage)>, Failure> {
+    fn receive(&mut self, timeout: Duration) -> Result<Option<(u32, AnyMessage)>, Failure> {
         Ok(match self {
             AnyCarrier::None => None,
-            AnyCarrier::Endpoints(endpoints) => (endpoints.receive(patience)?)
+            AnyCarrier::Endpoints(endpoints) => (endpoints.receive(timeout)?)
                 .map(|(from, message)| (from, AnyMessage::Message(message))),
             AnyCarrier::Tcp(tcp) => {
-                (tcp.receive(patience)?).map(|(from, message)| (from, AnyMessage::Bytes(message)))
+                (tcp.receive(timeout)?).map(|(from, message)| (from, AnyMessage::Bytes(message)))
             }
         })
     }
 
-    fn has_left(&mut self) -> Result<bool, Failure> {
+    fn progress(&mut self) -> Result<bool, Failure> {
         match self {
             AnyCarrier::None => Ok(true),
-            AnyCarrier::Endpoints(endpoints) => endpoints.has_left(),
-            AnyCarrier::Tcp(tcp) => tcp.has_left(),
+            AnyCarrier::Endpoints(endpoints) => endpoints.progress(),
+            AnyCarrier::Tcp(tcp) => tcp.progress(),
         }
     }
 
@@ -174,11 +180,11 @@ impl Carrier for AnyCarrier {
         }
     }
 
-    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+    fn open_memory(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
         match self {
             AnyCarrier::None => Ok(None),
-            AnyCarrier::Endpoints(endpoints) => endpoints.open(memory),
-            AnyCarrier::Tcp(tcp) => tcp.open(memory),
+            AnyCarrier::Endpoints(endpoints) => endpoints.open_memory(memory),
+            AnyCarrier::Tcp(tcp) => tcp.open_memory(memory),
         }
     }
 
@@ -190,19 +196,25 @@ impl Carrier for AnyCarrier {
         }
     }
 
-    fn place(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+    fn write_remote(
+        &mut self,
+        to: u32,
+        key: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Failure> {
         match self {
             AnyCarrier::None => Err(Failure::OutOfReach { rank: to }),
-            AnyCarrier::Endpoints(endpoints) => endpoints.place(to, key, offset, bytes),
-            AnyCarrier::Tcp(tcp) => tcp.place(to, key, offset, bytes),
+            AnyCarrier::Endpoints(endpoints) => endpoints.write_remote(to, key, offset, bytes),
+            AnyCarrier::Tcp(tcp) => tcp.write_remote(to, key, offset, bytes),
         }
     }
 
-    fn is_placing(&self) -> bool {
+    fn has_pending_writes(&self) -> bool {
         match self {
             AnyCarrier::None => false,
-            AnyCarrier::Endpoints(endpoints) => endpoints.is_placing(),
-            AnyCarrier::Tcp(tcp) => tcp.is_placing(),
+            AnyCarrier::Endpoints(endpoints) => endpoints.has_pending_writes(),
+            AnyCarrier::Tcp(tcp) => tcp.has_pending_writes(),
         }
     }
 
@@ -221,19 +233,19 @@ impl Carrier for AnyCarrier {
         }
     }
 
-    fn take_back(&mut self) {
+    fn reclaim_memory(&mut self) {
         match self {
             AnyCarrier::None => {}
-            AnyCarrier::Endpoints(endpoints) => endpoints.take_back(),
-            AnyCarrier::Tcp(tcp) => tcp.take_back(),
+            AnyCarrier::Endpoints(endpoints) => endpoints.reclaim_memory(),
+            AnyCarrier::Tcp(tcp) => tcp.reclaim_memory(),
         }
     }
 
-    fn close(&mut self, patience: Duration) {
+    fn close(&mut self, timeout: Duration) {
         match self {
             AnyCarrier::None => {}
-            AnyCarrier::Endpoints(endpoints) => endpoints.close(patience),
-            AnyCarrier::Tcp(tcp) => tcp.close(patience),
+            AnyCarrier::Endpoints(endpoints) => endpoints.close(timeout),
+            AnyCarrier::Tcp(tcp) => tcp.close(timeout),
         }
     }
 }

@@ -5,86 +5,86 @@ use thiserror::Error;
 
 use crate::misuse::Misuse;
 use crate::profile::ProfileError;
-use crate::superstep::exchange::Unexpected;
+use crate::superstep::exchange::UnexpectedMessage;
 use crate::superstep::record::Malformed;
 
-/// See the module. None of them can be mended: the program ends.
+/// A failed call. The program cannot recover and must end.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The program has broken a rule.
+    /// The program broke a rule of BSPlib.
     #[error("{0}")]
     Misuse(#[from] Misuse),
-    /// Another rank has ended the job and said why.
+    /// Another rank ended the program and reported why.
     #[error("rank {rank} has ended the program")]
     Aborted {
-        /// Which.
+        /// The rank that ended it.
         rank: u32,
     },
-    /// A rank's process has ended in the middle of the program.
+    /// A rank's process ended before the program did.
     #[error("rank {rank} has ended without bsp_end: {cause}")]
     Gone {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// How that was found out.
+        /// How this was detected.
         cause: String,
     },
-    /// A rank could not be sent to.
+    /// Nothing could be sent to a rank.
     #[error("rank {rank} cannot be reached: {cause}")]
     Unreachable {
-        /// Which.
+        /// The rank.
         rank: u32,
         /// Why.
         cause: String,
     },
-    /// Memory that cannot be read while its rank computes.
+    /// Another rank's memory cannot be read before the superstep ends.
     #[error(
         "the memory of rank {rank} cannot be read before the superstep ends: only ranks of one node that share memory \
          (DIPOLE_LINK) can, where the system allows it; use bsp_get"
     )]
     OutOfReach {
-        /// Whose.
+        /// The rank that owns the memory.
         rank: u32,
     },
-    /// Its launcher's environment does not say which rank this is.
+    /// The launcher's environment variables do not give a valid rank.
     #[error("{0}")]
     Job(#[from] job::JobError),
-    /// The environment is wrong.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(#[from] ConfigError),
-    /// What was measured of this machine cannot be read.
+    /// The measurements of this machine cannot be read.
     #[error("{0}")]
     Profile(#[from] ProfileError),
-    /// Endpoints could not be opened.
+    /// An endpoint could not be opened.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// Messages could not be received.
+    /// No messages could be received.
     #[error("{0}")]
     Receive(#[from] ReceiveError),
     /// A message could not be sent.
     #[error("{0}")]
     Send(#[from] SendError),
-    /// A message that makes no sense.
+    /// A rank sent a message that is not valid now.
     #[error("{0}: do all ranks run the same program and the same libbsp?")]
-    Unexpected(#[from] Unexpected),
-    /// Records that make no sense.
+    UnexpectedMessage(#[from] UnexpectedMessage),
+    /// A rank sent invalid records.
     #[error("{0}: do all ranks run the same program and the same libbsp?")]
     Malformed(#[from] Malformed),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {cause}")]
     System {
-        /// What was wanted.
+        /// The operation that failed.
         what: &'static str,
-        /// Why not.
+        /// The error.
         cause: std::io::Error,
     },
-    /// What is recorded in one superstep does not fit.
+    /// The records of one superstep do not fit into shared memory.
     #[error(
         "puts, gets and messages of one superstep to ranks of this node exceed {limit} bytes of shared memory: \
          communicate less in a superstep, or allow more address space (ulimit -v)"
     )]
-    TooMuch {
-        /// The bound.
+    ArenaFull {
+        /// The limit in bytes.
         limit: usize,
     },
 }

@@ -2,108 +2,108 @@
 
 use thiserror::Error;
 
-/// A rule that the calling program has broken.
+/// A rule that the program has broken.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A rank that is none.
-    #[error("there is no rank {rank}: this program has {size}")]
+    /// The rank does not exist.
+    #[error("rank {rank} does not exist: this program has {size} ranks")]
     NoSuchRank {
-        /// As given; negative ones as they were.
+        /// The rank given; it may be negative.
         rank: i64,
-        /// How many there are.
+        /// The number of ranks.
         size: u32,
     },
-    /// A number that must not be negative.
+    /// A negative number where only 0 and positive ones are valid.
     #[error("{what} must not be negative: {value}")]
     Negative {
-        /// Which.
+        /// The argument.
         what: &'static str,
-        /// As given.
+        /// Its value.
         value: i64,
     },
-    /// A pointer that must lead somewhere.
+    /// A NULL pointer where an address is needed.
     #[error("{0} must not be NULL")]
     Null(&'static str),
-    /// A handle that nobody registered.
+    /// The address is not registered.
     #[error(
         "the address {address:#x} is not registered here: register it with bsp_push_reg and bsp_sync, \
          and give the address itself, not one inside the area"
     )]
     NotRegistered {
-        /// As given.
+        /// The address given.
         address: u64,
     },
-    /// A handle that will be registered only from the next superstep on.
+    /// The registration of the address takes effect in the next superstep.
     #[error(
         "the address {address:#x} has been registered in this superstep only, which takes effect after the next bsp_sync"
     )]
     NotYetRegistered {
-        /// As given.
+        /// The address given.
         address: u64,
     },
-    /// The other rank has registered NULL.
+    /// The other rank has registered NULL for this area.
     #[error("rank {rank} holds no part of this area: it has registered NULL")]
     NoPart {
-        /// Which.
+        /// The rank.
         rank: u32,
     },
-    /// Beyond what the other rank has registered.
+    /// The bytes exceed what the other rank has registered.
     #[error(
         "{bytes} bytes at offset {offset} reach beyond the {registered} bytes that rank {rank} has registered"
     )]
     OutOfBounds {
-        /// Whose.
+        /// The rank that owns the memory.
         rank: u32,
-        /// From where.
+        /// Where the bytes begin in its part.
         offset: u64,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
-        /// How many there are.
+        /// The number of bytes registered.
         registered: u64,
     },
-    /// NULL with a size.
+    /// NULL was registered with a size other than 0.
     #[error("NULL can be registered with size 0 only, not {bytes}")]
     NullWithSize {
-        /// As given.
+        /// The size given.
         bytes: u64,
     },
-    /// A pop of an address that has not been pushed.
+    /// The address of a pop is not registered.
     #[error("the address {address:#x} has not been pushed, or has been popped already")]
     NeverPushed {
-        /// As given.
+        /// The address given.
         address: u64,
     },
-    /// A number of ranks below one.
-    #[error("a program needs at least one rank, not {most}")]
+    /// The maximum number of ranks is not positive.
+    #[error("a program needs at least one rank, not {max}")]
     NoRanks {
-        /// As given.
-        most: i64,
+        /// The maximum given.
+        max: i64,
     },
-    /// A tag of another length than tags have.
+    /// The tag does not have the current tag size.
     #[error(
-        "a tag of {given} bytes, where tags have {set}: set_tag_size counts from the next superstep on"
+        "a tag of {given} bytes, but tags have {set}: set_tag_size takes effect in the next superstep"
     )]
     TagSize {
-        /// As given.
+        /// The size given.
         given: u64,
-        /// As set.
+        /// The current tag size.
         set: u64,
     },
-    /// There is no message to move.
-    #[error("the queue is empty: ask bsp_qsize or bsp_get_tag before")]
+    /// A move from an empty queue.
+    #[error("the queue is empty: call bsp_qsize or bsp_get_tag before")]
     EmptyQueue,
-    /// A rule of a library that stands on this one.
+    /// A rule of a library that is built on this one.
     #[error("{0}")]
     Rule(String),
-    /// Two ranks did not do the same in a superstep.
+    /// Two ranks did not make the same collective calls in a superstep.
     #[error("{one}, but {other}: all ranks must do the same in a superstep")]
     Disagree {
-        /// The rank that says so; all find it out.
-        speaker: u32,
-        /// What one has done.
+        /// The rank that reports this; all ranks detect it.
+        reporter: u32,
+        /// What one rank did.
         one: String,
-        /// What another has done.
+        /// What another rank did.
         other: String,
     },
 }

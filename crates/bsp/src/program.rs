@@ -1,4 +1,4 @@
-//! The interface for Rust: a program owns the memory that ranks put and get, and lends it between
+//! The Rust interface. A program owns the memory that ranks put and get, and lends it out between
 //! synchronisations.
 
 use std::fmt::Debug;
@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::misuse::Misuse;
 use crate::process::Process;
 
-/// What areas can be made of: numbers, and structures of numbers without padding.
+/// Types of which areas can consist: numbers, and structures of numbers without padding.
 pub trait Element:
     Copy + Default + Debug + Send + FromBytes + IntoBytes + Immutable + 'static
 {
@@ -26,8 +26,8 @@ impl<T> Element for T where
 {
 }
 
-/// A rank of a program. Its areas are read and written through it, so nobody holds on to their memory
-/// over [`sync`](Self::sync), which changes it:
+/// A rank of a program. Areas are read and written through it, so that no reference to their memory
+/// can outlive a [`sync`](Self::sync), which changes it:
 ///
 /// ```
 /// # fn main() -> Result<(), dipole_bsp::Failure> {
@@ -50,7 +50,7 @@ impl<T> Element for T where
 /// # let Some(mut program) = dipole_bsp::Program::begin()? else { return Ok(()) };
 /// let area = program.register(vec![0_u64; 8]);
 /// let memory = &program[area];
-/// program.sync()?; // others may write there now
+/// program.sync()?; // other ranks may write there now
 /// println!("{}", memory[0]);
 /// # Ok(())
 /// # }
@@ -58,16 +58,16 @@ impl<T> Element for T where
 #[derive(Debug)]
 pub struct Program {
     process: Process<AnyCarrier>,
-    /// By number; none where an area was taken back.
+    /// By number; `None` if an area has been unregistered.
     areas: Vec<Option<Memory>>,
-    /// Taken back in this superstep: others may still put there until it ends.
-    leaving: Vec<Memory>,
+    /// Unregistered in this superstep. Other ranks may put there until it ends.
+    unregistered: Vec<Memory>,
 }
 
-/// The memory of an area, at least one element long: its address is its name.
+/// The memory of an area. It has at least one element, so that its address is unique.
 type Memory = Box<dyn Bytes>;
 
-/// Memory of some type.
+/// Elements of some type, as bytes.
 trait Bytes: Debug + Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
@@ -76,7 +76,7 @@ trait Bytes: Debug + Send {
 #[derive(Debug)]
 struct Elements<T> {
     elements: Vec<T>,
-    /// Without the one that stands for none.
+    /// Without the element that makes an empty area's address unique.
     length: usize,
 }
 
@@ -90,7 +90,7 @@ impl<T: Element> Bytes for Elements<T> {
     }
 }
 
-/// A part of memory on every rank, of elements of one type.
+/// An area: a part of memory on every rank, with elements of one type.
 #[derive(Debug)]
 pub struct Area<T> {
     number: usize,
@@ -105,43 +105,43 @@ impl<T> Clone for Area<T> {
 
 impl<T> Copy for Area<T> {}
 
-/// A message from the superstep before.
+/// A message from the previous superstep.
 #[derive(Clone, Copy, Debug)]
-pub struct Received<'a> {
-    /// Its tag.
+pub struct ReceivedMessage<'a> {
+    /// The tag.
     pub tag: &'a [u8],
-    /// Its payload.
+    /// The payload.
     pub payload: &'a [u8],
 }
 
-impl<'a> Received<'a> {
-    /// The payload as elements, if it is a whole number of them.
+impl<'a> ReceivedMessage<'a> {
+    /// The payload as elements, if its length is a multiple of their size.
     #[must_use]
     pub fn elements<T: Element>(&self) -> Option<&'a [T]> {
-        // It lies at a multiple of 16 bytes.
+        // The queue aligns payloads to 16 bytes.
         <[T]>::ref_from_bytes(self.payload).ok()
     }
 }
 
 impl Program {
-    /// Begins with all processes of the job, or alone. `None` for a process that is too many.
+    /// Begins with all processes of the job, or alone. Returns `None` on a surplus process.
     ///
     /// # Errors
-    /// A rank does not come.
+    /// A rank does not start.
     pub fn begin() -> Result<Option<Program>, Failure> {
         Program::begin_at_most(u32::MAX)
     }
 
-    /// The same with at most so many ranks, as rank 0 says.
+    /// The same with at most `max_ranks` ranks; rank 0's value counts.
     ///
     /// # Errors
-    /// A rank does not come.
-    pub fn begin_at_most(ranks: u32) -> Result<Option<Program>, Failure> {
-        let process = Process::begin(Some(ranks))?;
+    /// A rank does not start.
+    pub fn begin_at_most(max_ranks: u32) -> Result<Option<Program>, Failure> {
+        let process = Process::begin(Some(max_ranks))?;
         Ok(process.map(|process| Program {
             process,
             areas: Vec::new(),
-            leaving: Vec::new(),
+            unregistered: Vec::new(),
         }))
     }
 
@@ -151,7 +151,7 @@ impl Program {
         self.process.rank()
     }
 
-    /// How many there are.
+    /// The number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.process.size()
@@ -163,8 +163,8 @@ impl Program {
         self.process.elapsed()
     }
 
-    /// Makes memory this rank's part of an area that all ranks register in the same order, each as
-    /// long as it wants. Ranks reach it from the next superstep on.
+    /// Registers memory as this rank's part of an area. All ranks register the same areas in the same
+    /// order; the parts may differ in length. Other ranks reach it from the next superstep on.
     pub fn register<T: Element>(&mut self, memory: Vec<T>) -> Area<T> {
         let length = memory.len();
         let mut elements = memory;
@@ -174,10 +174,11 @@ impl Program {
         let mut memory: Memory = Box::new(Elements { elements, length });
         let bytes = memory.bytes_mut();
         let (address, bytes) = (bytes.as_mut_ptr().cast(), bytes.len() as u64);
-        // SAFETY: the memory stays where it is until the superstep in which it is taken back has
-        // ended, and is lent to nobody during `sync`, which borrows this mutably.
+        // SAFETY: the memory stays in `self.areas` or `self.unregistered` until the superstep in
+        // which it is unregistered has ended, and a box does not move its contents. `sync` borrows
+        // `self` mutably, so no reference to the memory exists then.
         let pushed = unsafe { self.process.push_registration(address, bytes) };
-        // Only NULL with a size is refused.
+        // Only NULL with a size is refused, and a box is not NULL.
         debug_assert!(pushed.is_ok());
         self.areas.push(Some(memory));
         Area {
@@ -186,18 +187,18 @@ impl Program {
         }
     }
 
-    /// Takes an area back, as all ranks must in the same order, and returns this rank's part. Puts
-    /// of this superstep still count, elsewhere.
+    /// Unregisters an area, as all ranks must in the same order, and returns this rank's part. Puts of
+    /// this superstep no longer reach the returned copy.
     ///
     /// # Errors
-    /// It was taken back before.
+    /// The area is not registered.
     pub fn unregister<T: Element>(&mut self, area: Area<T>) -> Result<Vec<T>, Failure> {
         let memory = self.areas.get_mut(area.number).and_then(Option::take);
         let mut memory = memory.ok_or(Misuse::NeverPushed { address: 0 })?;
         let copy = elements::<T>(memory.bytes()).to_vec();
         let address = memory.bytes_mut().as_ptr();
         self.process.pop_registration(address.cast())?;
-        self.leaving.push(memory);
+        self.unregistered.push(memory);
         Ok(copy)
     }
 
@@ -207,11 +208,11 @@ impl Program {
         Ok(memory.bytes().as_ptr())
     }
 
-    /// Puts elements into a rank's part of an area at the end of the superstep; they are copied
-    /// now.
+    /// Puts elements into a rank's part of an area at the end of the superstep. Copies them before it
+    /// returns.
     ///
     /// # Errors
-    /// There is no such rank, or they reach beyond its part.
+    /// The rank does not exist, or the elements exceed its part.
     pub fn put<T: Element>(
         &mut self,
         to: u32,
@@ -222,16 +223,16 @@ impl Program {
         let handle = self.address(area)?;
         let (offset, bytes) = (at * size_of::<T>(), size_of_val(from));
         let from = from.as_ptr().cast();
-        // SAFETY: as many bytes as the slice has.
+        // SAFETY: `from` and `bytes` are those of a slice.
         unsafe { (self.process).put(to, from, handle.cast(), offset as u64, bytes as u64) }
     }
 
-    /// Puts elements of this rank's part of an area into a rank's part of another, as they are at the
-    /// end of the superstep or before: neither may change until then. Nothing is copied on the way
-    /// where that is possible.
+    /// Puts elements of this rank's part of an area into a rank's part of another. They are read at any
+    /// time until the superstep ends, without a copy where possible, so neither part may change until
+    /// then.
     ///
     /// # Errors
-    /// There is no such rank, or they reach beyond a part.
+    /// The rank does not exist, or the elements exceed a part.
     pub fn put_unbuffered<T: Element>(
         &mut self,
         to: u32,
@@ -244,16 +245,16 @@ impl Program {
         let from = self.address(own)?.wrapping_add(start);
         let handle = self.address(area)?;
         let offset = (at * size_of::<T>()) as u64;
-        // SAFETY: inside of an area, which stays until the superstep has ended; it is read in
-        // `sync` only, when nobody borrows it.
+        // SAFETY: `part` has checked that the range lies inside an area. Its memory stays until the
+        // superstep ends, and is read in `sync` only, when no reference to it exists.
         unsafe { (self.process).put_unbuffered(to, from, handle.cast(), offset, bytes as u64) }
     }
 
-    /// Gets elements of a rank's part of an area, as they are at the end of the superstep before
-    /// anything is put, into a range of this rank's part of an area.
+    /// Gets elements of a rank's part of an area, as they are at the end of the superstep before any
+    /// put takes effect, into a range of this rank's part of an area.
     ///
     /// # Errors
-    /// There is no such rank, or they reach beyond a part.
+    /// The rank does not exist, or the elements exceed a part.
     pub fn get<T: Element>(
         &mut self,
         of: u32,
@@ -263,13 +264,13 @@ impl Program {
     ) -> Result<(), Failure> {
         let (handle, into, bytes) = self.destination(area, own, range)?;
         let offset = (at * size_of::<T>()) as u64;
-        // SAFETY: inside of an area, which stays until the superstep has ended; it is written in
-        // `sync` only, when nobody borrows it.
+        // SAFETY: `destination` has checked that the range lies inside an area. Its memory stays until
+        // the superstep ends, and is written in `sync` only, when no reference to it exists.
         unsafe { (self.process).get(of, handle.cast(), offset, into, bytes) }
     }
 
-    /// The same without a copy on the way where that is possible; neither part may change in the
-    /// superstep.
+    /// Like [`get`](Self::get), but avoids an intermediate copy where possible. Neither part may change
+    /// in the superstep.
     ///
     /// # Errors
     /// Those of [`get`](Self::get).
@@ -282,22 +283,23 @@ impl Program {
     ) -> Result<(), Failure> {
         let (handle, into, bytes) = self.destination(area, own, range)?;
         let offset = (at * size_of::<T>()) as u64;
-        // SAFETY: as above.
+        // SAFETY: `destination` has checked that the range lies inside an area. Its memory stays until
+        // the superstep ends, and is written in `sync` only, when no reference to it exists.
         unsafe { (self.process).get_unbuffered(of, handle.cast(), offset, into, bytes) }
     }
 
-    /// True if [`get_at_once`](Self::get_at_once) reaches a rank's memory.
+    /// True if [`direct_get`](Self::direct_get) reaches a rank's memory.
     #[must_use]
-    pub fn can_get_at_once(&self, of: u32) -> bool {
-        self.process.can_get_at_once(of)
+    pub fn can_direct_get(&self, of: u32) -> bool {
+        self.process.can_direct_get(of)
     }
 
-    /// Copies elements of a rank's part of an area, as they are at this moment, from a rank of this node. What its
-    /// owner changes in this superstep may or may not be there.
+    /// Copies elements of the part of a rank of this node before it returns. Changes that the owner
+    /// makes in this superstep may or may not be seen.
     ///
     /// # Errors
-    /// There is no such rank, its memory is out of reach, or they reach beyond its part.
-    pub fn get_at_once<T: Element>(
+    /// The rank does not exist, its memory cannot be read, or the elements exceed its part.
+    pub fn direct_get<T: Element>(
         &mut self,
         of: u32,
         area: Area<T>,
@@ -307,9 +309,9 @@ impl Program {
         let handle = self.address(area)?;
         let (offset, bytes) = (at * size_of::<T>(), size_of_val(into));
         let into = into.as_mut_ptr().cast();
-        // SAFETY: as long as the slice, which is borrowed; areas are lent to nobody during this call, which borrows
-        // all of them mutably.
-        unsafe { (self.process).get_at_once(of, handle.cast(), offset as u64, into, bytes as u64) }
+        // SAFETY: `into` and `bytes` are those of a slice that is borrowed mutably. This call borrows
+        // all areas mutably, so no reference to them exists.
+        unsafe { (self.process).direct_get(of, handle.cast(), offset as u64, into, bytes as u64) }
     }
 
     fn destination<T: Element>(
@@ -344,16 +346,16 @@ impl Program {
         })
     }
 
-    /// Sets the length of tags from the next superstep on, as all ranks must; what was set before.
+    /// Sets the tag size from the next superstep on, as all ranks must. Returns the size set before.
     pub fn set_tag_size(&mut self, bytes: usize) -> usize {
         let before = self.process.set_tag_size(bytes as u64);
         usize::try_from(before).unwrap_or(usize::MAX)
     }
 
-    /// Sends a message, which its rank has in the next superstep.
+    /// Sends a message, which its rank receives in the next superstep.
     ///
     /// # Errors
-    /// There is no such rank, or the tag has another length than tags have.
+    /// The rank does not exist, or the length of the tag is not the tag size.
     pub fn send<T: Element>(&mut self, to: u32, tag: &[u8], payload: &[T]) -> Result<(), Failure> {
         let set = self.process.tag_size();
         if tag.len() as u64 != set {
@@ -361,34 +363,34 @@ impl Program {
             return Err(Misuse::TagSize { given, set }.into());
         }
         let bytes = size_of_val(payload) as u64;
-        // SAFETY: both are as long as said.
+        // SAFETY: the lengths are those of slices; that of the tag has been checked.
         unsafe { (self.process).send(to, tag.as_ptr(), payload.as_ptr().cast(), bytes) }
     }
 
-    /// Messages that have not been taken, and bytes of their payloads.
+    /// The number of messages that have not been received, and the bytes of their payloads.
     #[must_use]
     pub fn messages(&self) -> (u64, u64) {
         self.process.queue_size()
     }
 
-    /// The next message that came in the superstep before, in no order.
-    pub fn receive(&mut self) -> Option<Received<'_>> {
+    /// The next message from the previous superstep. Messages have no order.
+    pub fn receive(&mut self) -> Option<ReceivedMessage<'_>> {
         let message = self.process.take_message()?;
-        Some(Received {
+        Some(ReceivedMessage {
             tag: message.tag,
             payload: message.payload,
         })
     }
 
-    /// Ends the superstep: returns when all ranks have ended it and everything is where it belongs.
+    /// Ends the superstep. Returns when all ranks have ended it and all data have arrived.
     ///
     /// # Errors
-    /// The ranks did not do the same, or one is gone; the program must end then.
+    /// The ranks made different collective calls, or a rank has ended. The program must end then.
     #[track_caller]
     pub fn sync(&mut self) -> Result<(), Failure> {
-        self.process.at(here("sync"));
+        self.process.set_call(here("sync"));
         self.process.sync()?;
-        self.leaving.clear();
+        self.unregistered.clear();
         Ok(())
     }
 
@@ -398,17 +400,17 @@ impl Program {
     /// Those of [`sync`](Self::sync).
     #[track_caller]
     pub fn end(mut self) -> Result<(), Failure> {
-        self.process.at(here("end"));
+        self.process.set_call(here("end"));
         self.process.end()
     }
 
-    /// Tells the other ranks that the program ends by an error.
+    /// Ends the program on all ranks, because of an error on this one.
     pub fn abort(mut self) {
         self.process.abort();
     }
 }
 
-/// A call where its caller stands.
+/// The call at the position of its caller.
 #[track_caller]
 fn here(name: &'static str) -> Call {
     let place = Location::caller();
@@ -419,7 +421,7 @@ fn here(name: &'static str) -> Call {
 }
 
 fn elements<T: Element>(bytes: &[u8]) -> &[T] {
-    // Memory of such elements, whole and aligned.
+    // The memory was registered as a vector of such elements, so its size and alignment fit.
     <[T]>::ref_from_bytes(bytes).unwrap_or(&[])
 }
 
@@ -429,11 +431,11 @@ impl<T: Element> Index<Area<T>> for Program {
     /// This rank's part of an area.
     ///
     /// # Panics
-    /// When it has been taken back.
+    /// If the area has been unregistered.
     fn index(&self, area: Area<T>) -> &[T] {
         match &self.areas[area.number] {
             Some(memory) => elements(memory.bytes()),
-            None => panic!("the area has been taken back"),
+            None => panic!("the area has been unregistered"),
         }
     }
 }
@@ -442,7 +444,7 @@ impl<T: Element> IndexMut<Area<T>> for Program {
     fn index_mut(&mut self, area: Area<T>) -> &mut [T] {
         match &mut self.areas[area.number] {
             Some(memory) => <[T]>::mut_from_bytes(memory.bytes_mut()).unwrap_or(&mut []),
-            None => panic!("the area has been taken back"),
+            None => panic!("the area has been unregistered"),
         }
     }
 }
@@ -453,12 +455,12 @@ mod tests {
 
     fn alone() -> Program {
         Program::begin_at_most(1)
-            .expect("it needs nobody")
+            .expect("one rank suffices")
             .expect("it takes part")
     }
 
     #[test]
-    fn a_rank_alone_puts_gets_and_sends_to_itself() {
+    fn a_single_rank_puts_gets_and_sends_to_itself() {
         let mut program = alone();
         let area = program.register((0..10_u32).collect());
         let empty = program.register(Vec::<u32>::new());
@@ -486,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn misuse_that_the_compiler_cannot_see_is_an_error() {
+    fn misuse_that_the_compiler_cannot_detect_is_an_error() {
         let mut program = alone();
         let area = program.register(vec![0_u64; 4]);
         assert!(program.put(0, &[1], area, 0).is_err(), "not yet");

@@ -1,8 +1,9 @@
-//! What supersteps did and how long it took, kept in a file for each rank ([docs/design/traces.md]).
+//! Traces: what each superstep did and how long it took, in a file for each rank
+//! (`docs/design/traces.md`).
 //!
-//! `format` is what records say, read by [`TraceFile::parse`]; `tracer` is what a process notes of
-//! the superstep under way. `clocks` compares those of nodes. The file itself, and the stacks from
-//! where supersteps were ended, are those of `dipole_trace`.
+//! `format` defines the records, which [`TraceFile::parse`] reads. `tracer` collects the data of the
+//! current superstep. `clocks` compares the clocks of nodes. The file itself, and the stacks from which
+//! supersteps were ended, come from `dipole_trace`.
 
 mod clocks;
 mod format;
@@ -13,4 +14,4 @@ pub use dipole_trace::{Frame, Module, total};
 pub use format::{
     Header, ReadError, Site, State, Step, TraceError, TraceFile, VERSION, file_name, is_trace_name,
 };
-pub(crate) use tracer::{Phase, Tracer, Who};
+pub(crate) use tracer::{Phase, ProcessInfo, Tracer};

@@ -1,4 +1,4 @@
-//! The examples find the same on any number of ranks, by each link.
+//! The examples give the same results on any number of ranks, over each link.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -8,35 +8,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dipole_bsp::trace::{State, TraceFile, file_name};
 
-#[allow(dead_code, reason = "its main is not run here")]
+#[allow(dead_code, reason = "its main function is not run here")]
 #[path = "../examples/prefix_sums.rs"]
 mod prefix_sums;
-#[allow(dead_code, reason = "its main is not run here")]
+#[allow(dead_code, reason = "its main function is not run here")]
 #[path = "../examples/sample_sort.rs"]
 mod sample_sort;
-#[allow(dead_code, reason = "its main is not run here")]
+#[allow(dead_code, reason = "its main function is not run here")]
 #[path = "../examples/transpose.rs"]
 mod transpose;
 
-/// One rank alone, or a rank of a job: the other test runs this again, as many processes.
+/// One rank alone, or one rank of a job: the other tests run this test again in many processes.
 #[test]
 fn as_a_rank() {
-    let told = match std::env::var("EXAMPLE").as_deref() {
+    let result = match std::env::var("EXAMPLE").as_deref() {
         Ok("prefix_sums") => prefix_sums::prefix_sums(),
         Ok("sample_sort") => sample_sort::sample_sort(),
         _ => transpose::transpose(),
     };
-    if let Some(told) = told.expect("it ends well") {
-        println!("found: {told}");
+    if let Some(result) = result.expect("the example succeeds") {
+        println!("result: {result}");
     }
 }
 
-/// What the ranks of a job have found.
+/// Runs a job, and returns the results that its ranks print.
 fn run(example: &str, size: usize, link: &str) -> Vec<String> {
     run_traced(example, size, link, "")
 }
 
-/// The same with traces in a folder, if one is given.
+/// The same with traces in a folder, unless that is empty.
 fn run_traced(example: &str, size: usize, link: &str, traces: &str) -> Vec<String> {
     static JOB: AtomicU64 = AtomicU64::new(1);
     let job = JOB.fetch_add(1, Ordering::Relaxed);
@@ -61,22 +61,24 @@ fn run_traced(example: &str, size: usize, link: &str, traces: &str) -> Vec<Strin
                 .expect("this program starts")
         })
         .collect();
-    let mut found = Vec::new();
+    let mut results = Vec::new();
     for rank in ranks {
         let output = rank.wait_with_output().expect("our own process");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(
             output.status.success(),
-            "{example}, {size} ranks, {link}: {said}"
+            "{example}, {size} ranks, {link}: {stdout}"
         );
-        let lines = said.lines().filter_map(|line| line.split_once("found: "));
-        found.extend(lines.map(|(_, told)| told.to_owned()));
+        let lines = stdout
+            .lines()
+            .filter_map(|line| line.split_once("result: "));
+        results.extend(lines.map(|(_, result)| result.to_owned()));
     }
-    found
+    results
 }
 
 #[test]
-fn examples_find_the_same_on_any_number_of_ranks() {
+fn examples_give_the_same_results_on_any_number_of_ranks() {
     for example in ["prefix_sums", "sample_sort", "transpose"] {
         let alone = run(example, 1, "auto");
         assert_eq!(alone.len(), 1, "{alone:?}");
@@ -92,17 +94,17 @@ fn examples_find_the_same_on_any_number_of_ranks() {
     }
 }
 
-/// What the ranks of a traced run have left.
+/// Reads the traces of a run.
 fn traces(folder: &Path, size: u32) -> Vec<TraceFile> {
     let read = |rank| {
         let bytes = std::fs::read(folder.join(file_name(rank))).expect("each rank has a file");
-        TraceFile::parse(&bytes).expect("as it was written")
+        TraceFile::parse(&bytes).expect("a valid trace")
     };
     (0..size).map(read).collect()
 }
 
 #[test]
-fn a_traced_program_leaves_its_supersteps_their_places_and_its_bytes() {
+fn a_traced_program_records_its_supersteps_with_their_sites_and_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     for link in ["shm", "udp"] {
         let within = folder.path().join(link);
@@ -127,11 +129,11 @@ fn a_traced_program_leaves_its_supersteps_their_places_and_its_bytes() {
             for pair in trace.steps.windows(2) {
                 assert!(pair[0].left_ns() <= pair[1].entered_ns, "{pair:?}");
             }
-            // A matrix is transposed: each has blocks for both others.
+            // Transposing a matrix moves blocks to and from both other ranks.
             let peers = trace
                 .steps
                 .iter()
-                .flat_map(|step| step.put.iter().chain(&step.got));
+                .flat_map(|step| step.put.iter().chain(&step.get));
             assert!(peers.clone().all(|(rank, _)| *rank != trace.header.rank));
             assert!(peers.count() >= 2, "{trace:?}");
             let last = trace.steps.last().expect("supersteps");
@@ -145,7 +147,7 @@ fn a_traced_program_leaves_its_supersteps_their_places_and_its_bytes() {
 }
 
 #[test]
-fn who_cannot_write_a_trace_runs_without() {
+fn a_program_that_cannot_write_its_trace_runs_without() {
     let plain = run("transpose", 2, "shm");
     assert_eq!(run_traced("transpose", 2, "shm", "/proc/self/no"), plain);
 }

@@ -1,8 +1,8 @@
-//! Random programs over the real protocol on a simulated network, in virtual time: packets are
-//! lost, doubled and late, ranks are slow, and one may crash.
+//! Random programs over the real protocol on a simulated network, in virtual time: packets are lost,
+//! duplicated and delayed, ranks are slow, and one may crash.
 //!
-//! Each rank's program runs on a thread of its own, one at a time: a rank that waits hands over to the
-//! simulation, which goes on until something has come for it. So a seed is repeated exactly:
+//! Each rank's program runs on its own thread, one at a time. A rank that waits returns control to the
+//! simulation, which continues until the rank can go on. So a seed can be repeated exactly:
 //! `DIPOLE_SEED=7 cargo test -p dipole-bsp --test simulation`.
 
 #![allow(missing_docs, reason = "tests")]
@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
-use dipole_bsp::superstep::exchange::Places;
+use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::{Failure, Process};
 use dipole_engine::AnyLink;
 use dipole_engine::{Begun, Blocked, Destination, Engine, LongSend};
@@ -33,148 +33,156 @@ use rand_chacha::ChaCha8Rng;
 const ENDPOINT: u32 = 1;
 const MICROSECOND: u64 = 1_000;
 const SECOND: u64 = 1_000_000_000;
-/// Virtual time within which a program ends, or has failed.
+/// Virtual time within which each program must end or fail.
 const LONGEST_NS: u64 = 600 * SECOND;
-/// Messages that a rank may have on their way.
+/// Messages that a rank may have queued.
 const ROOM: usize = 16;
 
-/// What a rank and the simulation share.
+/// State shared by a rank and the simulation.
 #[derive(Debug, Default)]
-struct Desk {
-    out: VecDeque<(u32, Out)>,
-    /// Of bytes to be placed: dead once they are no longer needed.
-    placing: Vec<Weak<()>>,
+struct RankState {
+    outgoing: VecDeque<(u32, Outgoing)>,
+    /// One for each remote write, dead once its bytes are no longer needed.
+    pending_writes: Vec<Weak<()>>,
     /// The key of the memory opened last.
-    opened: u64,
-    came: VecDeque<(u32, Vec<u8>)>,
-    gone: Vec<u32>,
-    /// Whether they live is to be found out.
+    opened_key: u64,
+    received: VecDeque<(u32, Vec<u8>)>,
+    departed: Vec<u32>,
+    /// Ranks that must be checked for being alive.
     watched: Vec<u32>,
     has_crashed: bool,
 }
 
-/// What a rank sends.
+/// Data that a rank sends.
 #[derive(Debug)]
-enum Out {
+enum Outgoing {
     Message(Vec<u8>),
-    Placed(RegionKey, u64, Bytes),
+    Write(RegionKey, u64, Bytes),
 }
 
-/// Bytes, and that they are needed.
-struct Needed(
+/// Bytes, and a token that lives as long as they are needed.
+struct Tracked(
     Bytes,
     #[expect(dead_code, reason = "dropped with the bytes")] Arc<()>,
 );
 
-impl AsRef<[u8]> for Needed {
+impl AsRef<[u8]> for Tracked {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Desk {
-    fn is_placing(&self) -> bool {
-        self.placing.iter().any(|bytes| bytes.strong_count() > 0)
+impl RankState {
+    fn has_pending_writes(&self) -> bool {
+        let mut writes = self.pending_writes.iter();
+        writes.any(|bytes| bytes.strong_count() > 0)
     }
 }
 
-/// Why a rank's thread has handed over.
+/// Why a rank's thread has returned control.
 enum Pause {
-    Open(RegionMemory),
-    Close(u64),
-    /// Until no bytes to be placed are needed any more.
-    TakeBack,
-    /// Until a message has come, room is left if it had none, or this much time is over.
+    OpenMemory(RegionMemory),
+    CloseMemory(u64),
+    /// Until no bytes of remote writes are needed.
+    ReclaimMemory,
+    /// Until a message arrives, there is room again if there was none, or this time has passed.
     Receive(Duration, bool),
     Compute(u64),
     /// Until everything has arrived.
     Drain(Duration),
-    /// It ends.
+    /// The program has ended.
     Ended(Result<(), Failure>),
-    /// It has panicked.
+    /// The program has panicked.
     Panicked,
 }
 
-struct Simulated {
+struct SimulatedCarrier {
     rank: u32,
-    desk: Arc<Mutex<Desk>>,
+    state: Arc<Mutex<RankState>>,
     pauses: Sender<(u32, Pause)>,
-    turns: Arc<Mutex<Receiver<()>>>,
+    resumes: Arc<Mutex<Receiver<()>>>,
 }
 
-impl Simulated {
-    /// Hands over until the simulation gives the turn back.
+impl SimulatedCarrier {
+    /// Returns control to the simulation until that resumes this rank.
     fn pause(&self, why: Pause) {
-        let told = self.pauses.send((self.rank, why));
-        told.expect("the simulation outlives its ranks");
-        let turns = self.turns.lock().expect("one at a time");
-        turns.recv().expect("the simulation outlives its ranks");
+        let sent = self.pauses.send((self.rank, why));
+        sent.expect("the simulation outlives its ranks");
+        let resumes = self.resumes.lock().expect("one at a time");
+        resumes.recv().expect("the simulation outlives its ranks");
     }
 
-    fn desk(&self) -> std::sync::MutexGuard<'_, Desk> {
-        self.desk.lock().expect("one at a time")
+    fn state(&self) -> std::sync::MutexGuard<'_, RankState> {
+        self.state.lock().expect("one at a time")
     }
 }
 
-impl Carrier for Simulated {
+impl Carrier for SimulatedCarrier {
     type Message = Vec<u8>;
 
     fn has_room(&mut self) -> Result<bool, Failure> {
-        Ok(self.desk().out.len() < ROOM)
+        Ok(self.state().outgoing.len() < ROOM)
     }
 
     fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
-        self.desk().out.push_back((to, Out::Message(message)));
+        let message = Outgoing::Message(message);
+        self.state().outgoing.push_back((to, message));
         Ok(())
     }
 
-    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
-        self.pause(Pause::Open(memory.clone()));
-        Ok(Some(self.desk().opened))
+    fn open_memory(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        self.pause(Pause::OpenMemory(memory.clone()));
+        Ok(Some(self.state().opened_key))
     }
 
     fn close_memory(&mut self, key: u64) {
-        self.pause(Pause::Close(key));
+        self.pause(Pause::CloseMemory(key));
     }
 
-    fn place(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
-        let needed = Arc::new(());
-        let mut desk = self.desk();
-        desk.placing.retain(|it| it.strong_count() > 0);
-        desk.placing.push(Arc::downgrade(&needed));
-        let bytes = Bytes::from_owner(Needed(bytes, needed));
-        let out = Out::Placed(RegionKey(key), offset, bytes);
-        desk.out.push_back((to, out));
+    fn write_remote(
+        &mut self,
+        to: u32,
+        key: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Failure> {
+        let token = Arc::new(());
+        let mut state = self.state();
+        state.pending_writes.retain(|it| it.strong_count() > 0);
+        state.pending_writes.push(Arc::downgrade(&token));
+        let bytes = Bytes::from_owner(Tracked(bytes, token));
+        let write = Outgoing::Write(RegionKey(key), offset, bytes);
+        state.outgoing.push_back((to, write));
         Ok(())
     }
 
-    fn is_placing(&self) -> bool {
-        self.desk().is_placing()
+    fn has_pending_writes(&self) -> bool {
+        self.state().has_pending_writes()
     }
 
-    fn take_back(&mut self) {
-        (self.desk().out).retain(|(_, out)| matches!(out, Out::Message(_)));
-        self.pause(Pause::TakeBack);
+    fn reclaim_memory(&mut self) {
+        (self.state().outgoing).retain(|(_, next)| matches!(next, Outgoing::Message(_)));
+        self.pause(Pause::ReclaimMemory);
     }
 
-    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
-        let is_full = self.desk().out.len() >= ROOM;
-        if self.desk().came.is_empty() {
-            self.pause(Pause::Receive(patience, is_full));
+    fn receive(&mut self, timeout: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
+        let is_full = self.state().outgoing.len() >= ROOM;
+        if self.state().received.is_empty() {
+            self.pause(Pause::Receive(timeout, is_full));
         }
-        let mut desk = self.desk();
-        if desk.has_crashed {
+        let mut state = self.state();
+        if state.has_crashed {
             let rank = self.rank;
             let cause = "it has crashed".to_owned();
             return Err(Failure::Gone { rank, cause });
         }
-        Ok(desk.came.pop_front())
+        Ok(state.received.pop_front())
     }
 
     fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
-        let mut desk = self.desk();
-        desk.watched.extend(ranks);
-        match ranks.iter().find(|rank| desk.gone.contains(rank)) {
+        let mut state = self.state();
+        state.watched.extend(ranks);
+        match ranks.iter().find(|rank| state.departed.contains(rank)) {
             None => Ok(()),
             Some(&rank) => Err(Failure::Gone {
                 rank,
@@ -183,9 +191,9 @@ impl Carrier for Simulated {
         }
     }
 
-    fn close(&mut self, patience: Duration) {
-        if !self.desk().has_crashed {
-            self.pause(Pause::Drain(patience));
+    fn close(&mut self, timeout: Duration) {
+        if !self.state().has_crashed {
+            self.pause(Pause::Drain(timeout));
         }
     }
 }
@@ -193,8 +201,8 @@ impl Carrier for Simulated {
 /// A rank as the simulation sees it.
 struct Rank {
     engine: Engine,
-    desk: Arc<Mutex<Desk>>,
-    turns: Sender<()>,
+    state: Arc<Mutex<RankState>>,
+    resumes: Sender<()>,
     peers: Vec<Option<PeerId>>,
     edges: Vec<Option<EdgeId>>,
     long: Option<LongSend>,
@@ -226,16 +234,16 @@ impl World {
                 incarnation: to as u64 + 1,
             };
             let peer = rank.engine.connect(Instant(self.now_ns), there);
-            peer.expect("a place for it")
+            peer.expect("room for another peer")
         })
     }
 
-    /// Sends what the rank has for others, in order.
+    /// Sends the data that a rank has queued, in order.
     fn send(&mut self, index: usize) {
         loop {
-            let desk = Arc::clone(&self.ranks[index].desk);
-            let mut desk = desk.lock().expect("one at a time");
-            let Some((to, next)) = desk.out.front() else {
+            let state = Arc::clone(&self.ranks[index].state);
+            let mut state = state.lock().expect("one at a time");
+            let Some((to, next)) = state.outgoing.front() else {
                 return;
             };
             let to = *to as usize;
@@ -251,9 +259,9 @@ impl World {
                         edge.expect("an edge to an open peer")
                     });
                     match next {
-                        Out::Message(message) => rank.send_one(now, edge, message),
-                        Out::Placed(key, offset, bytes) => {
-                            rank.place_one(now, edge, (*key, *offset), bytes)
+                        Outgoing::Message(message) => rank.send_one(now, edge, message),
+                        Outgoing::Write(key, offset, bytes) => {
+                            rank.write_one(now, edge, (*key, *offset), bytes)
                         }
                     }
                 }
@@ -261,11 +269,11 @@ impl World {
             if !done {
                 return;
             }
-            desk.out.pop_front();
+            state.outgoing.pop_front();
         }
     }
 
-    fn turn(&mut self, index: usize) {
+    fn step(&mut self, index: usize) {
         if self.ranks[index].has_crashed {
             return;
         }
@@ -275,28 +283,32 @@ impl World {
         let is_due = waiting != [0, 0] || rank.deadline_ns <= self.now_ns;
         if is_due {
             rank.engine.disarm();
-            rank.engine.step(now, true).expect("a whole network");
+            rank.engine
+                .step(now, true)
+                .expect("a network without errors");
             rank.engine.watch_peers(now, true);
-            let mut desk = rank.desk.lock().expect("one at a time");
+            let mut state = rank.state.lock().expect("one at a time");
             while let Some(message) = rank.engine.take(now, ENDPOINT) {
                 let from = message.source().node.0 - 1;
-                desk.came.push_back((from, message.to_vec()));
+                state.received.push_back((from, message.to_vec()));
             }
             for departure in rank.engine.take_departures() {
-                // Some never said which node they are.
+                // A peer that never completed its handshake has no node number.
                 let peer = Some(departure.peer);
                 let known = rank.peers.iter().position(|known| *known == peer);
                 let index = known.map(|index| u32::try_from(index).expect("few"));
-                desk.gone.extend(index.or(departure.node.checked_sub(1)));
+                state
+                    .departed
+                    .extend(index.or(departure.node.checked_sub(1)));
             }
         }
-        let desk = Arc::clone(&self.ranks[index].desk);
-        for other in desk.lock().expect("one at a time").watched.drain(..) {
+        let state = Arc::clone(&self.ranks[index].state);
+        for other in state.lock().expect("one at a time").watched.drain(..) {
             self.peer(index, other as usize);
         }
         self.send(index);
         let rank = &mut self.ranks[index];
-        rank.engine.transmit(now).expect("a whole network");
+        rank.engine.transmit(now).expect("a network without errors");
         let deadline = rank.engine.next_deadline(now);
         rank.deadline_ns = deadline.map_or(u64::MAX, |deadline| deadline.0);
         if !rank.engine.arm() {
@@ -305,64 +317,66 @@ impl World {
     }
 
     /// True if what a rank waits for has happened.
-    fn may_go_on(&mut self, index: usize) -> bool {
+    fn can_resume(&mut self, index: usize) -> bool {
         let now_ns = self.now_ns;
         let rank = &mut self.ranks[index];
         let Some((pause, since_ns)) = &rank.pause else {
             return false;
         };
-        let desk = rank.desk.lock().expect("one at a time");
-        let over = |patience: &Duration| {
-            let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-            now_ns >= since_ns.saturating_add(patience)
+        let state = rank.state.lock().expect("one at a time");
+        let timed_out = |timeout: &Duration| {
+            let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+            now_ns >= since_ns.saturating_add(timeout)
         };
         if rank.has_crashed {
             return true;
         }
         match pause {
-            Pause::TakeBack => !desk.is_placing(),
-            Pause::Receive(patience, is_full) => {
-                let has_placed = !desk.placing.is_empty() && !desk.is_placing();
-                has_placed
-                    || !desk.came.is_empty()
-                    || (*is_full && desk.out.len() < ROOM)
-                    || over(patience)
+            Pause::ReclaimMemory => !state.has_pending_writes(),
+            Pause::Receive(timeout, is_full) => {
+                let has_written = !state.pending_writes.is_empty() && !state.has_pending_writes();
+                has_written
+                    || !state.received.is_empty()
+                    || (*is_full && state.outgoing.len() < ROOM)
+                    || timed_out(timeout)
             }
             Pause::Compute(ns) => now_ns >= since_ns + ns,
-            Pause::Drain(patience) => {
-                (desk.out.is_empty() && rank.engine.is_acknowledged()) || over(patience)
+            Pause::Drain(timeout) => {
+                (state.outgoing.is_empty() && rank.engine.is_acknowledged()) || timed_out(timeout)
             }
-            Pause::Ended(_) | Pause::Panicked | Pause::Open(_) | Pause::Close(_) => false,
+            Pause::Ended(_) | Pause::Panicked | Pause::OpenMemory(_) | Pause::CloseMemory(_) => {
+                false
+            }
         }
     }
 
-    /// Lets a rank run until it waits again.
+    /// Lets a rank run until it pauses again.
     fn resume(&mut self, index: usize) {
         self.ranks[index].pause = None;
-        let turns = &self.ranks[index].turns;
-        turns.send(()).expect("its thread waits");
+        let resumes = &self.ranks[index].resumes;
+        resumes.send(()).expect("its thread waits");
         self.await_pause();
     }
 
     fn await_pause(&mut self) {
-        let (index, pause) = self.pauses.recv().expect("ranks say why they stop");
+        let (index, pause) = self.pauses.recv().expect("ranks give a reason to pause");
         let rank = &mut self.ranks[index as usize];
         match pause {
-            Pause::Open(memory) => {
+            Pause::OpenMemory(memory) => {
                 let rights = Rights {
                     put: true,
                     ..Rights::NONE
                 };
                 let key = rank.engine.open_region(ENDPOINT, memory, rights);
-                rank.desk.lock().expect("one at a time").opened = key;
+                rank.state.lock().expect("one at a time").opened_key = key;
                 return self.resume(index as usize);
             }
-            Pause::Close(key) => {
+            Pause::CloseMemory(key) => {
                 rank.engine.close_region(key);
                 return self.resume(index as usize);
             }
-            Pause::Ended(how) => {
-                rank.ended = Some(how);
+            Pause::Ended(result) => {
+                rank.ended = Some(result);
                 if !rank.has_crashed {
                     rank.engine.say_goodbye();
                 }
@@ -373,17 +387,17 @@ impl World {
         rank.deadline_ns = self.now_ns;
     }
 
-    /// When something happens next.
+    /// Time of the next event.
     fn next_ns(&self) -> u64 {
         let own = self.ranks.iter().filter(|rank| !rank.has_crashed);
         let pauses = own.clone().filter_map(|rank| match &rank.pause {
-            Some((Pause::Receive(patience, _) | Pause::Drain(patience), since)) => {
-                Some(since + u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX))
+            Some((Pause::Receive(timeout, _) | Pause::Drain(timeout), since)) => {
+                Some(since + u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX))
             }
             Some((Pause::Compute(ns), since)) => Some(since + ns),
-            Some((Pause::TakeBack, _)) => {
-                let desk = rank.desk.lock().expect("one at a time");
-                (!desk.is_placing()).then_some(self.now_ns)
+            Some((Pause::ReclaimMemory, _)) => {
+                let state = rank.state.lock().expect("one at a time");
+                (!state.has_pending_writes()).then_some(self.now_ns)
             }
             _ => None,
         });
@@ -415,13 +429,13 @@ impl World {
                 self.crash = None;
                 let rank = &mut self.ranks[victim];
                 rank.has_crashed = true;
-                rank.desk.lock().expect("one at a time").has_crashed = true;
+                rank.state.lock().expect("one at a time").has_crashed = true;
             }
             for index in 0..self.ranks.len() {
-                self.turn(index);
-                if self.may_go_on(index) {
+                self.step(index);
+                if self.can_resume(index) {
                     self.resume(index);
-                    self.turn(index);
+                    self.step(index);
                 }
             }
         }
@@ -429,8 +443,8 @@ impl World {
 }
 
 impl Rank {
-    /// True once bytes to be placed are with the engine, or their rank is gone.
-    fn place_one(
+    /// Returns true once the engine has taken a remote write, or its rank has ended.
+    fn write_one(
         &mut self,
         now: Instant,
         edge: EdgeId,
@@ -440,13 +454,13 @@ impl Rank {
         let put = Operation::PutUnanswered { key, offset };
         match self.engine.begin_operation(now, edge, &put, bytes) {
             Ok(Begun::Sent | Begun::GoesOn) => true,
-            Ok(Begun::Asked(_)) => panic!("no answer was asked for"),
+            Ok(Begun::Asked(_)) => panic!("the operation wants no reply"),
             Err(Blocked::NoCredit | Blocked::NoFrame | Blocked::Opening) => false,
             Err(_) => true,
         }
     }
 
-    /// True once a message is with the engine, or its receiver is gone.
+    /// Returns true once the engine has taken a message, or its receiver has ended.
     fn send_one(&mut self, now: Instant, edge: EdgeId, message: &[u8]) -> bool {
         let sent = if let Some(long) = &mut self.long {
             self.engine.continue_long(long, message)
@@ -477,7 +491,7 @@ impl Rank {
                 None => false,
             },
             Err(Blocked::NoCredit | Blocked::NoFrame | Blocked::Opening) => false,
-            // Who waits for it finds out.
+            // The receiver has ended. The ranks that wait for it detect that.
             Err(_) => {
                 self.long = None;
                 true
@@ -486,32 +500,32 @@ impl Rank {
     }
 }
 
-/// Runs a program on a cluster that follows from the seed; what became of each rank.
+/// Runs a program on a cluster that is derived from the seed. Returns the result of each rank.
 fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Failure>>) {
-    let mut dice = ChaCha8Rng::seed_from_u64(!seed);
-    let size = dice.random_range(2..8_usize);
+    let mut rng = ChaCha8Rng::seed_from_u64(!seed);
+    let size = rng.random_range(2..8_usize);
     let program = Program::random(seed, size, 12);
     let path = PathConfig {
-        latency_ns: dice.random_range(1..50) * MICROSECOND,
-        jitter_ns: dice.random_range(0..20) * MICROSECOND,
-        loss: if dice.random_bool(0.7) {
-            dice.random_range(0.0..0.05)
+        latency_ns: rng.random_range(1..50) * MICROSECOND,
+        jitter_ns: rng.random_range(0..20) * MICROSECOND,
+        loss: if rng.random_bool(0.7) {
+            rng.random_range(0.0..0.05)
         } else {
             0.0
         },
-        duplicate: dice.random_range(0.0..0.02),
-        reorder: dice.random_range(0.0..0.05),
+        duplicate: rng.random_range(0.0..0.02),
+        reorder: rng.random_range(0.0..0.05),
         reorder_ns: 100 * MICROSECOND,
         ..PathConfig::default()
     };
     let config = NetworkConfig {
-        bytes_per_second: [0, 125_000_000, 1_250_000_000][dice.random_range(0..3)],
-        switch_queue_bytes: [32 << 10, 1 << 20][dice.random_range(0..2)],
+        bytes_per_second: [0, 125_000_000, 1_250_000_000][rng.random_range(0..3)],
+        switch_queue_bytes: [32 << 10, 1 << 20][rng.random_range(0..2)],
         path,
         ..NetworkConfig::default()
     };
     let network = Network::new(seed, config);
-    let (told, pauses) = channel();
+    let (sender, pauses) = channel();
     let mut world = World {
         now_ns: 1,
         ranks: Vec::new(),
@@ -524,7 +538,7 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         let port = world
             .network
             .attach(address(index, 7000), address(index, 7001));
-        let port = port.expect("addresses of its own");
+        let port = port.expect("the addresses are unique");
         let number = index as u64 + 1;
         let config = Config {
             node: u32::try_from(number).expect("small"),
@@ -534,12 +548,12 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         };
         let mut engine = Engine::new(AnyLink::from(port), config, number, [number, !number], None);
         engine.open_endpoint(ENDPOINT);
-        let desk = Arc::new(Mutex::new(Desk::default()));
-        let (turns, own_turns) = channel();
+        let state = Arc::new(Mutex::new(RankState::default()));
+        let (resumes, own_resumes) = channel();
         world.ranks.push(Rank {
             engine,
-            desk: Arc::clone(&desk),
-            turns,
+            state: Arc::clone(&state),
+            resumes,
             peers: vec![None; size],
             edges: vec![None; size],
             long: None,
@@ -550,38 +564,38 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         });
         let rank = u32::try_from(index).expect("few");
         let skew: Vec<u64> = (0..13)
-            .map(|_| match dice.random_range(0..5) {
-                0 => dice.random_range(0..5_000) * MICROSECOND,
-                _ => dice.random_range(0..20) * MICROSECOND,
+            .map(|_| match rng.random_range(0..5) {
+                0 => rng.random_range(0..5_000) * MICROSECOND,
+                _ => rng.random_range(0..20) * MICROSECOND,
             })
             .collect();
-        threads.push((rank, desk, own_turns, skew));
+        threads.push((rank, state, own_resumes, skew));
     }
     if has_crash {
-        let victim = dice.random_range(0..size);
-        world.crash = Some((victim, dice.random_range(0..20_000) * MICROSECOND));
+        let victim = rng.random_range(0..size);
+        world.crash = Some((victim, rng.random_range(0..20_000) * MICROSECOND));
     }
     let victim = world.crash.map(|(victim, _)| victim);
-    let places = Places::new(&(0..size).collect::<Vec<_>>());
+    let node_map = NodeMap::new(&(0..size).collect::<Vec<_>>());
     let ranks = thread::scope(|scope| {
-        // Dropped if it panics: then the ranks' threads end, too.
+        // Dropped if the simulation panics, so that the threads of the ranks end as well.
         let mut world = world;
-        for (rank, desk, turns, skew) in threads {
-            let (told, places, program) = (told.clone(), &places, &program);
+        for (rank, state, resumes, skew) in threads {
+            let (sender, node_map, program) = (sender.clone(), &node_map, &program);
             scope.spawn(move || {
-                let turns = Arc::new(Mutex::new(turns));
-                let own = || Simulated {
+                let resumes = Arc::new(Mutex::new(resumes));
+                let own = || SimulatedCarrier {
                     rank,
-                    desk: Arc::clone(&desk),
-                    pauses: told.clone(),
-                    turns: Arc::clone(&turns),
+                    state: Arc::clone(&state),
+                    pauses: sender.clone(),
+                    resumes: Arc::clone(&resumes),
                 };
-                let first = turns.lock().expect("nobody else yet").recv();
+                let first = resumes.lock().expect("not shared yet").recv();
                 first.expect("the simulation begins");
                 let clock = own();
-                let size = u32::try_from(places.nodes()).expect("few");
+                let size = u32::try_from(node_map.nodes()).expect("few");
                 let ended = catch_unwind(AssertUnwindSafe(|| {
-                    let joined = Process::join(own(), rank, size, None, places)?;
+                    let joined = Process::join(own(), rank, size, None, node_map)?;
                     run_rank(joined.expect("all take part"), |process| {
                         let compute = |superstep: usize| {
                             clock.pause(Pause::Compute(skew[superstep]));
@@ -590,8 +604,8 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
                     })
                 }));
                 let pause = ended.map_or(Pause::Panicked, Pause::Ended);
-                // The simulation may have ended by a violation.
-                let _told = told.send((rank, pause));
+                // The simulation may have panicked.
+                let _sent = sender.send((rank, pause));
             });
         }
         world.run(seed);
@@ -601,56 +615,59 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
     (
         size,
         victim,
-        ended.map(|how| how.expect("it has ended")).collect(),
+        ended.map(|result| result.expect("it has ended")).collect(),
     )
 }
 
-fn seeds(usual: u64) -> std::ops::Range<u64> {
+fn seeds(default_count: u64) -> std::ops::Range<u64> {
     let given = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let one = given("DIPOLE_SEED");
     let from = one.or(given("DIPOLE_SEED_FROM")).unwrap_or(1);
     let count = match one {
         Some(_) => 1,
-        None => given("DIPOLE_SEEDS").unwrap_or(usual),
+        None => given("DIPOLE_SEEDS").unwrap_or(default_count),
     };
     from..from + count
 }
 
 #[test]
-fn memory_is_as_in_a_sequential_model_whatever_the_network_does() {
+fn memory_matches_a_sequential_model_whatever_the_network_does() {
     for seed in seeds(40) {
         let (_, _, ended) = run(seed, false);
-        for (rank, how) in ended.iter().enumerate() {
-            assert!(how.is_ok(), "DIPOLE_SEED={seed}: rank {rank}: {how:?}");
+        for (rank, result) in ended.iter().enumerate() {
+            assert!(
+                result.is_ok(),
+                "DIPOLE_SEED={seed}: rank {rank}: {result:?}"
+            );
         }
     }
 }
 
 #[test]
-fn when_a_rank_crashes_all_others_are_told_and_none_goes_on_with_wrong_memory() {
-    let mut told = 0;
+fn all_other_ranks_fail_when_one_crashes_and_none_continues_with_wrong_memory() {
+    let mut failed = 0;
     for seed in seeds(40) {
         let (_, victim, ended) = run(seed, true);
         let victim = victim.expect("one crashes");
-        // It may have crashed when it had ended already; then all have.
+        // If it had ended before the crash, all have.
         if ended[victim].is_ok() {
             continue;
         }
-        for (rank, how) in ended.iter().enumerate().filter(|(rank, _)| *rank != victim) {
-            match how {
-                // It was through with the last superstep.
+        for (rank, result) in ended.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+            match result {
+                // It had left the last superstep.
                 Ok(()) => {}
                 Err(
                     Failure::Gone { .. } | Failure::Aborted { .. } | Failure::Unreachable { .. },
                 ) => {
-                    told += 1;
+                    failed += 1;
                 }
                 Err(other) => panic!("DIPOLE_SEED={seed}: rank {rank}: {other}"),
             }
         }
     }
     assert!(
-        told > 0 || std::env::var("DIPOLE_SEED").is_ok(),
-        "no crash came in time"
+        failed > 0 || std::env::var("DIPOLE_SEED").is_ok(),
+        "no crash happened in time"
     );
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
-use dipole_bsp::superstep::exchange::Places;
+use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::superstep::pace::{Medium, Slots};
 use dipole_bsp::superstep::schedule::Order;
 use dipole_bsp::{Failure, Process};
@@ -24,49 +24,49 @@ use dipole_node::RegionMemory;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// A program that takes longer hangs.
+/// A program that takes longer is considered to hang.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Memory that ranks have opened, by key.
 type Memories = Arc<Mutex<HashMap<u64, RegionMemory>>>;
 
-/// What has not left.
-enum Waiting {
+/// Data that have not left.
+enum Queued {
     Message(u32, Vec<u8>),
-    Placed(u64, u64, Bytes),
+    Write(u64, u64, Bytes),
 }
 
-/// Messages between threads.
+/// Sends messages between threads.
 struct Channels {
     rank: u32,
     others: Vec<Sender<(u32, Vec<u8>)>>,
     inbox: Receiver<(u32, Vec<u8>)>,
     memories: Memories,
-    /// Bytes are placed late, and what is sent then waits behind them.
-    waiting: VecDeque<Waiting>,
-    /// There is room now and then only.
-    dice: ChaCha8Rng,
+    /// Remote writes are delayed, and later messages wait behind them.
+    queue: VecDeque<Queued>,
+    /// Decides when there is room.
+    rng: ChaCha8Rng,
     has_room: bool,
 }
 
 impl Channels {
     fn advance(&mut self, probability: f64) -> Result<(), Failure> {
-        while self.dice.random_bool(probability) {
-            match self.waiting.pop_front() {
+        while self.rng.random_bool(probability) {
+            match self.queue.pop_front() {
                 None => break,
-                Some(Waiting::Message(to, message)) => self.tell(to, message)?,
-                Some(Waiting::Placed(key, offset, bytes)) => {
-                    let memories = self.memories.lock().expect("whole");
+                Some(Queued::Message(to, message)) => self.deliver(to, message)?,
+                Some(Queued::Write(key, offset, bytes)) => {
+                    let memories = self.memories.lock().expect("not poisoned");
                     let at = usize::try_from(offset).expect("inside");
-                    let placed = memories[&key].write(at, &bytes);
-                    placed.expect("the memory is open, and as long");
+                    let written = memories[&key].write(at, &bytes);
+                    written.expect("the memory is open and long enough");
                 }
             }
         }
         Ok(())
     }
 
-    fn tell(&self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
+    fn deliver(&self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
         let sent = self.others[to as usize].send((self.rank, message));
         sent.map_err(|_| Failure::Gone {
             rank: to,
@@ -80,65 +80,72 @@ impl Carrier for Channels {
 
     fn has_room(&mut self) -> Result<bool, Failure> {
         self.advance(0.5)?;
-        self.has_room = self.dice.random_bool(0.8);
+        self.has_room = self.rng.random_bool(0.8);
         Ok(self.has_room)
     }
 
     fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
-        if self.waiting.is_empty() {
-            return self.tell(to, message);
+        if self.queue.is_empty() {
+            return self.deliver(to, message);
         }
-        self.waiting.push_back(Waiting::Message(to, message));
+        self.queue.push_back(Queued::Message(to, message));
         Ok(())
     }
 
-    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
-        let mut memories = self.memories.lock().expect("whole");
+    fn open_memory(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        let mut memories = self.memories.lock().expect("not poisoned");
         let key = memories.keys().max().map_or(1, |last| last + 1);
         memories.insert(key, memory.clone());
         Ok(Some(key))
     }
 
     fn close_memory(&mut self, key: u64) {
-        // It keeps its place, so that no key names two.
-        assert!(self.memories.lock().expect("whole").contains_key(&key));
+        // It stays in the map, so that its key is not used again.
+        let memories = self.memories.lock().expect("not poisoned");
+        assert!(memories.contains_key(&key));
     }
 
-    fn place(&mut self, _to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
-        self.waiting.push_back(Waiting::Placed(key, offset, bytes));
+    fn write_remote(
+        &mut self,
+        _to: u32,
+        key: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Failure> {
+        self.queue.push_back(Queued::Write(key, offset, bytes));
         Ok(())
     }
 
-    fn is_placing(&self) -> bool {
-        let mut waiting = self.waiting.iter();
-        waiting.any(|it| matches!(it, Waiting::Placed(..)))
+    fn has_pending_writes(&self) -> bool {
+        let mut queue = self.queue.iter();
+        queue.any(|it| matches!(it, Queued::Write(..)))
     }
 
-    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
+    fn receive(&mut self, timeout: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
         self.advance(0.8)?;
         let has_room = std::mem::replace(&mut self.has_room, true);
-        let patience = match has_room && self.waiting.is_empty() {
-            true => patience,
+        let timeout = match has_room && self.queue.is_empty() {
+            true => timeout,
             false => Duration::from_micros(20),
         };
-        match self.inbox.recv_timeout(patience) {
+        match self.inbox.recv_timeout(timeout) {
             Ok(found) => Ok(Some(found)),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
         }
     }
 
-    fn has_left(&mut self) -> Result<bool, Failure> {
+    fn progress(&mut self) -> Result<bool, Failure> {
         self.advance(0.8)?;
-        Ok(self.waiting.is_empty())
+        Ok(self.queue.is_empty())
     }
 
     fn check(&mut self, _ranks: &[u32]) -> Result<(), Failure> {
         Ok(())
     }
 
-    fn close(&mut self, _patience: Duration) {
-        // Who is gone needs nothing.
-        while !self.waiting.is_empty() && self.advance(1.0).is_ok() {}
+    fn close(&mut self, _timeout: Duration) {
+        // A rank that has ended needs no more messages.
+        while !self.queue.is_empty() && self.advance(1.0).is_ok() {}
     }
 }
 
@@ -152,22 +159,22 @@ fn carriers(size: usize) -> Vec<Channels> {
             others: senders.clone(),
             inbox,
             memories: Arc::clone(&memories),
-            waiting: VecDeque::new(),
-            dice: ChaCha8Rng::seed_from_u64(rank.into()),
+            queue: VecDeque::new(),
+            rng: ChaCha8Rng::seed_from_u64(rank.into()),
             has_room: true,
         })
         .collect()
 }
 
-/// Lets other threads run first, now and then.
-struct Dawdler(ChaCha8Rng);
+/// Lets other threads run first at random times.
+struct Delay(ChaCha8Rng);
 
-impl Dawdler {
-    fn new(seed: u64, rank: u32) -> Dawdler {
-        Dawdler(ChaCha8Rng::seed_from_u64(seed << 8 | u64::from(rank)))
+impl Delay {
+    fn new(seed: u64, rank: u32) -> Delay {
+        Delay(ChaCha8Rng::seed_from_u64(seed << 8 | u64::from(rank)))
     }
 
-    fn dawdle(&mut self) {
+    fn wait(&mut self) {
         match self.0.random_range(0..8) {
             0 => thread::sleep(Duration::from_micros(self.0.random_range(0..500))),
             1 | 2 => thread::yield_now(),
@@ -176,26 +183,26 @@ impl Dawdler {
     }
 }
 
-/// Runs what each rank does, of ranks on these nodes; ends all tests if that does not end.
+/// Runs a function on each rank, with ranks on these nodes. Aborts the tests if it does not end.
 fn run_ranks(nodes: &[u32], rank: impl Fn(&mut Process<Channels>) -> Result<(), Failure> + Sync) {
-    let places = Places::new(nodes);
+    let node_map = NodeMap::new(nodes);
     let size = u32::try_from(nodes.len()).expect("few");
     let (ended, end) = channel::<()>();
     let test = thread::current().name().unwrap_or_default().to_owned();
     thread::scope(|scope| {
         scope.spawn(move || {
             if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                // Its threads cannot be ended by themselves, and what is printed would be kept.
-                let _told = writeln!(stderr(), "test {test} hangs");
+                // The threads cannot be stopped, and captured output would be lost.
+                let _written = writeln!(stderr(), "test {test} hangs");
                 abort();
             }
         });
         for (number, carrier) in (0..).zip(carriers(nodes.len())) {
-            let (places, rank, ended) = (&places, &rank, ended.clone());
+            let (node_map, rank, ended) = (&node_map, &rank, ended.clone());
             scope.spawn(move || {
-                let process = Process::join(carrier, number, size, None, places);
+                let process = Process::join(carrier, number, size, None, node_map);
                 let process = process.expect("all come").expect("it takes part");
-                run_rank(process, rank).expect("it is right");
+                run_rank(process, rank).expect("the program is correct");
                 drop(ended);
             });
         }
@@ -203,7 +210,7 @@ fn run_ranks(nodes: &[u32], rank: impl Fn(&mut Process<Channels>) -> Result<(), 
     });
 }
 
-/// Runs a program whose ranks are on these nodes, with pauses that follow from a seed.
+/// Runs a program with ranks on these nodes, with delays that are derived from a seed.
 fn run(program: &Program, nodes: &[u32], seed: u64) {
     run_with(program, nodes, seed, |_| {});
 }
@@ -217,8 +224,8 @@ fn run_with(
 ) {
     run_ranks(nodes, |process| {
         prepare(process);
-        let mut dawdler = Dawdler::new(seed, process.rank());
-        program.run(process, |_| dawdler.dawdle())
+        let mut delay = Delay::new(seed, process.rank());
+        program.run(process, |_| delay.wait())
     });
 }
 
@@ -236,13 +243,13 @@ fn seeds() -> std::ops::Range<u64> {
 
 fn run_seeds(nodes: &[u32]) {
     for seed in seeds() {
-        eprintln!("DIPOLE_SEED={seed} repeats this");
+        eprintln!("repeat this with DIPOLE_SEED={seed}");
         run(&Program::random(seed, nodes.len(), 25), nodes, seed);
     }
 }
 
 #[test]
-fn one_rank_alone() {
+fn a_single_rank() {
     run_seeds(&[0]);
 }
 
@@ -284,28 +291,29 @@ fn ranks_that_send_in_slots_and_in_any_order() {
     }
 }
 
-/// An area, as an address that goes with its thread.
+/// The address of an area.
 fn handle(area: &mut [u8]) -> *mut c_void {
     area.as_mut_ptr().cast()
 }
 
-/// Who has little to do leaves first, and may do at once whatever it likes with its own memory.
+/// A rank with little to do leaves first, and may then change its own memory.
 #[test]
-fn memory_is_its_owner_s_again_once_the_superstep_has_ended() {
+fn memory_belongs_to_its_owner_again_once_the_superstep_has_ended() {
     const LONG: usize = 8 << 20;
     for nodes in [&[0, 0][..], &[0, 0, 1], &[0, 1]] {
         run_ranks(nodes, |process| {
             let rank = process.rank();
             let (mut area, mut source) = (vec![0_u8; LONG], vec![0_u8; LONG]);
             let handle = handle(&mut area);
-            // SAFETY: both live until the program has ended, and change between supersteps only.
+            // SAFETY: both live until the program has ended, and change only between supersteps.
             unsafe { process.push_registration(handle, LONG as u64)? };
             process.sync()?;
             for round in 1..6 {
                 source.fill(round);
                 if rank == 0 {
                     for to in 1..process.size() {
-                        // SAFETY: as above.
+                        // SAFETY: `source` lives until the program has ended and changes only after
+                        // the next `sync`.
                         unsafe {
                             process.put_unbuffered(to, source.as_ptr(), handle, 0, LONG as u64)?;
                         }
@@ -318,7 +326,8 @@ fn memory_is_its_owner_s_again_once_the_superstep_has_ended() {
                 process.sync()?;
                 if rank == 1 {
                     let into = source.as_mut_ptr();
-                    // SAFETY: as above.
+                    // SAFETY: `source` lives until the program has ended and is read only after
+                    // the next `sync`.
                     unsafe { process.get_unbuffered(0, handle, 0, into, LONG as u64)? };
                 }
                 process.sync()?;
@@ -330,23 +339,23 @@ fn memory_is_its_owner_s_again_once_the_superstep_has_ended() {
     }
 }
 
-/// More than a rank keeps: what it gives back to the system nobody may still have to read.
+/// Puts more than an arena keeps: memory may go back to the system only once it has been read.
 #[test]
-fn much_that_was_put_is_there_until_it_was_read() {
+fn large_puts_stay_readable_until_they_have_been_read() {
     const LONG: usize = 80 << 20;
     run_ranks(&[0, 0], |process| {
         let rank = process.rank();
         let mut area = vec![0_u8; if rank == 1 { LONG } else { 1 }];
         let source = vec![7_u8; 1 << 20];
         let handle = handle(&mut area);
-        // SAFETY: both live until the program has ended, and change between supersteps only.
+        // SAFETY: both live until the program has ended, and change only between supersteps.
         unsafe { process.push_registration(handle, area.len() as u64)? };
         process.sync()?;
         for _ in 0..3 {
             if rank == 0 {
                 for offset in (0..LONG).step_by(source.len()) {
                     let length = source.len() as u64;
-                    // SAFETY: as above.
+                    // SAFETY: `source` has `length` bytes, and `put` copies them.
                     unsafe { process.put(1, source.as_ptr(), handle, offset as u64, length)? };
                 }
             }
@@ -359,15 +368,15 @@ fn much_that_was_put_is_there_until_it_was_read() {
 }
 
 #[test]
-fn ranks_that_are_too_many_do_not_take_part() {
-    let places = Places::new(&[0, 0, 1, 1]);
+fn surplus_ranks_do_not_take_part() {
+    let node_map = NodeMap::new(&[0, 0, 1, 1]);
     thread::scope(|scope| {
         for (rank, carrier) in (0..).zip(carriers(4)) {
-            let places = &places;
+            let node_map = &node_map;
             scope.spawn(move || {
-                // What others than rank 0 say does not count.
+                // Only the value on rank 0 counts.
                 let most = if rank == 0 { Some(3) } else { Some(0) };
-                let process = Process::join(carrier, rank, 4, most, places);
+                let process = Process::join(carrier, rank, 4, most, node_map);
                 let process = process.expect("all come");
                 assert_eq!(process.is_some(), rank < 3);
                 if let Some(mut process) = process {

@@ -1,4 +1,4 @@
-/* What the examples do when a call fails that should not: say why and give up. */
+/* For examples: exits with the reason if a call fails that should not. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -17,7 +17,7 @@
         }                                                                                 \
     } while (0)
 
-/* The call fails with this error number, and its text has this in it. */
+/* The call must fail with this error number and a text that contains `part`. */
 #define CHECK_FAILS(call, number, part)                                                   \
     do {                                                                                  \
         errno = 0;                                                                        \

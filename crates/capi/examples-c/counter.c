@@ -1,4 +1,4 @@
-/* Counts what becomes of posted operations, on two edges and in several threads. */
+/* Counts completed operations, on two edges and from several threads. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <pthread.h>
@@ -24,7 +24,7 @@ static void *post_some(void *unused)
     return NULL;
 }
 
-/* Waits for a number that is reached while it waits. */
+/* Waits for a count that is reached during the call. */
 static void *wait_for_all(void *unused)
 {
     (void)unused;
@@ -38,7 +38,7 @@ int main(void)
     CHECK(from >= 0 && to >= 0);
     struct dp_address target = { 1, 2 }, nobody = { 1, 999999 };
     counter = dp_counter_open();
-    edge = dp_edge(from, target);
+    edge = dp_edge_open(from, target);
     CHECK(counter >= 0 && edge >= 0);
     CHECK(dp_counter_attach_edge(counter, edge) == 0);
     struct dp_counts done = { 7, 7 };
@@ -62,8 +62,8 @@ int main(void)
     CHECK(done.sent == MANY && done.failed == 0);
     puts("counted");
 
-    /* What is withdrawn has failed. */
-    int connecting = dp_edge(from, nobody);
+    /* A cancelled operation counts as failed. */
+    int connecting = dp_edge_open(from, nobody);
     CHECK(connecting >= 0 && dp_counter_attach_edge(counter, connecting) == 0);
     CHECK(post(connecting, 7) == 0);
     CHECK_FAILS(dp_counter_wait(counter, MANY + 1, &done, 0), EAGAIN, "fewer than 501");
@@ -71,43 +71,43 @@ int main(void)
     CHECK(dp_cancel(connecting, 7) == 1);
     CHECK(dp_counter_wait(counter, MANY + 1, &done, LONG_NS) == 0);
     CHECK(done.sent == MANY && done.failed == 1);
-    puts("withdrawn");
+    puts("cancelled");
 
-    /* An edge's operations are counted by one counter, the last. */
+    /* Only the counter that was attached last counts an edge's operations. */
     int second = dp_counter_open();
     CHECK(second >= 0 && second != counter);
     CHECK(dp_counter_attach_edge(second, edge) == 0 && post(edge, 0) == 0);
     CHECK(dp_counter_wait(second, 1, &done, LONG_NS) == 0 && done.sent == 1);
     CHECK(dp_counter_read(counter, &done) == 0 && done.sent == MANY);
     CHECK(dp_counter_close(second) == 0);
-    CHECK(post(edge, 0) == 0); /* counted nowhere */
+    CHECK(post(edge, 0) == 0); /* not counted */
     CHECK(dp_edge_drain(edge, LONG_NS) == 0);
 
-    /* Mistakes. */
-    CHECK_FAILS(dp_counter_close(second), EBADF, "no completion counter");
-    CHECK_FAILS(dp_counter_read(-1, &done), EBADF, "-1 is no completion counter");
-    CHECK_FAILS(dp_counter_wait(second, 0, NULL, 0), EBADF, "no completion counter");
-    CHECK_FAILS(dp_counter_attach_edge(second, edge), EBADF, "no completion counter");
-    CHECK_FAILS(dp_counter_attach_edge(counter, 999), EBADF, "999 is no edge");
+    /* Invalid arguments. */
+    CHECK_FAILS(dp_counter_close(second), EBADF, "not an open completion counter");
+    CHECK_FAILS(dp_counter_read(-1, &done), EBADF, "-1 is not an open completion counter");
+    CHECK_FAILS(dp_counter_wait(second, 0, NULL, 0), EBADF, "not an open completion counter");
+    CHECK_FAILS(dp_counter_attach_edge(second, edge), EBADF, "not an open completion counter");
+    CHECK_FAILS(dp_counter_attach_edge(counter, 999), EBADF, "999 is not an open edge");
     CHECK_FAILS(dp_counter_read(counter, NULL), EFAULT, "counts is a null pointer");
     void *odd = (char *)&done + 1;
     CHECK_FAILS(dp_counter_wait(counter, 0, odd, 0), EFAULT, "counts points to no");
 
-    /* A child has none of this. */
+    /* A forked child does not inherit any of this. */
     fflush(stdout);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         CHECK_FAILS(dp_counter_read(counter, &done), ESTALE, "parent process");
-        CHECK(dp_counter_close(counter) == 0); /* the number only */
-        CHECK_FAILS(dp_counter_close(counter), EBADF, "no completion counter");
+        CHECK(dp_counter_close(counter) == 0); /* only the number */
+        CHECK_FAILS(dp_counter_close(counter), EBADF, "not an open completion counter");
         exit(0);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(dp_counter_read(counter, &done) == 0 && done.sent == MANY);
-    CHECK(dp_finish(LONG_NS) == 0);
-    CHECK_FAILS(dp_counter_read(counter, &done), EBADF, "no completion counter");
+    CHECK(dp_finalize(LONG_NS) == 0);
+    CHECK_FAILS(dp_counter_read(counter, &done), EBADF, "not an open completion counter");
     puts("closed");
     return 0;
 }

@@ -1,5 +1,4 @@
-/* Threads that end with messages in their hands, or are cancelled within a call, while
- * others go on. */
+/* Threads that end while they hold messages, or are cancelled in a call, while others continue. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <pthread.h>
@@ -8,7 +7,7 @@
 enum { ROUNDS = 200 };
 static int from, to;
 
-/* Ends with a message that it never gave back. */
+/* Ends while it holds a message. */
 static void *take_and_go(void *unused)
 {
     (void)unused;
@@ -17,7 +16,7 @@ static void *take_and_go(void *unused)
     pthread_exit(NULL);
 }
 
-/* Is cancelled wherever it is. */
+/* Is cancelled at a random point. */
 static void *talk_for_ever(void *unused)
 {
     (void)unused;
@@ -49,7 +48,7 @@ int main(void)
         CHECK(pthread_create(&thread, NULL, take_and_go, NULL) == 0);
         CHECK(dp_write(from, "first", 5) == 5);
         CHECK(pthread_join(thread, NULL) == 0);
-        CHECK(dp_fsync(to, 1) == 0); /* given back by somebody else */
+        CHECK(dp_fsync(to, 1) == 0); /* released by another thread */
     }
     printf("%d threads went with a message\n", ROUNDS);
     for (int round = 0; round < ROUNDS; round++) {

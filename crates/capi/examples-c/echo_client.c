@@ -1,5 +1,5 @@
-/* Asks an echo server: echo_client DPID TEXT. With the text "gone" it does not stay for the
- * answer. */
+/* A client of an echo server: echo_client DPID TEXT. With the text "gone" it ends without waiting
+ * for the reply. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <poll.h>
@@ -18,7 +18,7 @@ int main(int count, char **arguments)
     char answer[64];
     struct pollfd waited = { .fd = fd, .events = POLLIN };
     CHECK(poll(&waited, 1, 10000) == 1);
-    /* Too long for the buffer: it stays, and the descriptor stays readable. */
+    /* Too long for the buffer: the message stays, and the descriptor stays readable. */
     CHECK_FAILS(dp_recv_copy(fd, answer, 1, NULL, 0, -1), EMSGSIZE, "1");
     CHECK(poll(&waited, 1, 0) == 1);
     ssize_t got = dp_recv_copy(fd, answer, sizeof answer, NULL, 0, -1);

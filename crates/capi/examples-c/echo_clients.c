@@ -1,5 +1,5 @@
-/* Fifty clients of an echo server in one process, each with one question open, until the
- * input ends and for some rounds more: echo_clients DPID FIRST_DPID */
+/* Fifty clients of an echo server in one process, each with one request open, until the input ends
+ * and for some rounds more: echo_clients DPID FIRST_DPID */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <poll.h>
@@ -8,7 +8,7 @@ enum { CLIENTS = 50, LAST_ROUNDS = 5, LONGEST = 200 };
 static const int64_t PATIENCE_NS = 60000000000;
 static struct dp_address server = { 1, 0 };
 
-/* What a client asks in a round; the echo must be the same. */
+/* The request of a client in a round; the echo must be the same. */
 static size_t question(int client, int round, char *text)
 {
     memset(text, 'a' + round % 26, LONGEST);
@@ -32,7 +32,7 @@ static void hear(int fd, int client, int round)
     CHECK(memcmp(echo, text, length) == 0);
 }
 
-/* Nothing is ever written to the input. */
+/* True at the end of the input, which is always empty. */
 static int input_has_ended(void)
 {
     struct pollfd waited = { .fd = 0, .events = POLLIN };
@@ -51,7 +51,7 @@ int main(int count, char **arguments)
     }
     int round = 0, left = LAST_ROUNDS;
     while (left > 0) {
-        /* From here on all but one of them wait for their echoes at any moment. */
+        /* From here on all clients but one are waiting for their echoes at any time. */
         for (int client = 0; client < CLIENTS; client++) {
             hear(fds[client], client, round);
             ask(fds[client], client, round + 1);

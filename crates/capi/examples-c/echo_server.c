@@ -1,5 +1,5 @@
-/* Answers every message: echo_server DPID. A client that is gone, or does not read its
- * answers, costs the others nothing. */
+/* Replies to every message: echo_server DPID. A client that is gone, or does not read its replies,
+ * does not slow down the others. */
 #include "check.h"
 
 int main(int count, char **arguments)
@@ -17,7 +17,7 @@ int main(int count, char **arguments)
             return 0;
         }
         if (dp_reply(fd, message, message, (size_t)length) < 0) {
-            fprintf(stderr, "no answer: %s\n", dp_error());
+            fprintf(stderr, "cannot reply: %s\n", dp_error());
         }
         CHECK(dp_fsync(fd, 1) == 0);
     }

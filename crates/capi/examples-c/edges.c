@@ -1,5 +1,5 @@
-/* Posts to three targets of which one is gone, and takes completions and answers from one
- * queue: edges DPID DPID DPID. queue_server answers at the first two. */
+/* Posts to three targets, one of which is gone, and takes completions and replies from one queue:
+ * edges DPID DPID DPID. queue_server replies at the first two. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <sys/wait.h>
@@ -7,7 +7,7 @@
 
 static const int64_t LONG_NS = 60000000000;
 
-/* Opens an endpoint in a process of its own, which ends after one message. */
+/* Opens an endpoint in another process, which ends after one message. */
 static pid_t begin_mortal(int dpid)
 {
     pid_t child = fork();
@@ -53,7 +53,7 @@ int main(int count, char **arguments)
     int edges[3];
     for (int number = 0; number < 3; number++) {
         struct dp_address to = { 1, targets[number] };
-        edges[number] = dp_edge(fd, to);
+        edges[number] = dp_edge_open(fd, to);
         CHECK(edges[number] >= 0);
         CHECK(dp_queue_attach_edge(queue, edges[number]) == 0);
     }
@@ -61,7 +61,7 @@ int main(int count, char **arguments)
     int status;
     CHECK(waitpid(mortal, &status, 0) == mortal && status == 0);
 
-    /* The two that live get their messages and answer; each edge has its own order. */
+    /* The two live targets get their messages and reply; each edge has its own order. */
     CHECK(post(edges[0], "to ", "the first", 0) == 0);
     CHECK(post(edges[1], "to the ", "second", 1) == 0);
     CHECK(post(edges[2], "to nobody", "", 2) == 0);
@@ -80,7 +80,7 @@ int main(int count, char **arguments)
             CHECK(done.kind == DP_SENT && done.error == 0 && done.fd == -1);
             sent[done.context]++;
         } else if (done.kind == DP_SENT) {
-            /* Not noticed yet. */
+            /* Not detected yet. */
             CHECK(post(edges[2], "to nobody", "", 2) == 0);
         } else {
             CHECK(done.kind == DP_FAILED && done.error == ECONNRESET);
@@ -90,11 +90,11 @@ int main(int count, char **arguments)
     }
     CHECK(sent[0] == 1 && sent[1] == 1 && answered[0] == 1 && answered[1] == 1);
     CHECK(dp_edge_drain(edges[0], LONG_NS) == 0);
-    puts("two answered, one is gone");
+    puts("two replied, one is gone");
 
-    /* What is posted waits while the edge connects, and can be withdrawn. */
+    /* Posted operations wait while the edge connects, and can be cancelled. */
     struct dp_address nobody = { 1, 999999 };
-    int connecting = dp_edge(fd, nobody);
+    int connecting = dp_edge_open(fd, nobody);
     CHECK(connecting >= 0 && dp_queue_attach_edge(queue, connecting) == 0);
     CHECK(post(connecting, "x", "", 7) == 0 && post(connecting, "y", "", 8) == 0);
     CHECK(dp_cancel(connecting, 99) == 0);
@@ -105,43 +105,43 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_edge_send(connecting, "z", 1, 0, 1000000), ETIMEDOUT, "1:999999");
     CHECK_FAILS(dp_edge_drain(connecting, 1000000), ETIMEDOUT, "1:999999");
     CHECK(dp_edge_close(connecting) == 0);
-    /* What had not begun is withdrawn with it, once. */
+    /* Operations that have not begun are cancelled with the edge, once. */
     done = next(queue);
     CHECK(done.kind == DP_FAILED && done.context == 8 && done.error == ECANCELED);
     CHECK_FAILS(dp_queue_wait(queue, &done, 1, 0), EAGAIN, "is empty");
     CHECK_FAILS(dp_queue_wait(queue, &done, 1, 1000000), ETIMEDOUT, "was empty for");
-    puts("withdrawn");
+    puts("cancelled");
 
-    /* Mistakes. */
+    /* Invalid arguments. */
     struct iovec piece = { NULL, 1 };
-    CHECK_FAILS(dp_edge_close(connecting), EBADF, "no edge");
-    CHECK_FAILS(dp_edge_send(-1, "x", 1, 0, -1), EBADF, "-1 is no edge");
+    CHECK_FAILS(dp_edge_close(connecting), EBADF, "not an open edge");
+    CHECK_FAILS(dp_edge_send(-1, "x", 1, 0, -1), EBADF, "-1 is not an open edge");
     CHECK_FAILS(dp_edge_send(edges[0], "x", 1, DP_MORE, -1), EINVAL, "flags are 0x2");
     CHECK_FAILS(dp_post(edges[0], 1, NULL, 0, 0), EINVAL, "flags are 0x1");
     CHECK_FAILS(dp_post(edges[0], DP_ZEROCOPY, NULL, 2, 0), EINVAL, "iovcnt is 2");
-    int alone = dp_edge(fd, (struct dp_address){ 1, 999998 });
+    int alone = dp_edge_open(fd, (struct dp_address){ 1, 999998 });
     char lent[1];
     struct iovec whole = { lent, sizeof lent };
-    CHECK_FAILS(dp_post(alone, DP_ZEROCOPY, &whole, 1, 0), EINVAL, "no completion queue or counter");
+    CHECK_FAILS(dp_post(alone, DP_ZEROCOPY, &whole, 1, 0), EINVAL, "not attached to a completion queue or counter");
     CHECK(dp_post(alone, 0, &whole, 1, 0) == 0 && dp_edge_close(alone) == 0);
     CHECK_FAILS(dp_post(edges[0], 0, NULL, 1, 0), EFAULT, "iov is a null pointer");
     CHECK_FAILS(dp_post(edges[0], 0, &piece, 1, 0), EFAULT, "iov_base is a null");
     CHECK_FAILS(dp_post(edges[0], 0, &piece, -1, 0), EINVAL, "iovcnt is -1");
     CHECK_FAILS(dp_queue_wait(queue, &done, 0, 0), EINVAL, "count is 0");
     CHECK_FAILS(dp_queue_wait(queue, NULL, 1, 0), EFAULT, "completions is a null pointer");
-    CHECK_FAILS(dp_queue_wait(fd, &done, 1, 0), EBADF, "no completion queue");
-    CHECK_FAILS(dp_queue_attach(queue, queue), EBADF, "no endpoint");
-    CHECK_FAILS(dp_queue_attach_edge(fd, edges[0]), EBADF, "no completion queue");
+    CHECK_FAILS(dp_queue_wait(fd, &done, 1, 0), EBADF, "not an open completion queue");
+    CHECK_FAILS(dp_queue_attach(queue, queue), EBADF, "not an open endpoint");
+    CHECK_FAILS(dp_queue_attach_edge(fd, edges[0]), EBADF, "not an open completion queue");
 
-    /* A child has none of this. */
+    /* A forked child does not inherit any of this. */
     fflush(stdout);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         CHECK_FAILS(dp_edge_send(edges[0], "x", 1, 0, -1), ESTALE, "parent process");
-        CHECK_FAILS(dp_queue_wait(queue, &done, 1, 0), EBADF, "no completion queue");
-        CHECK(dp_edge_close(edges[0]) == 0); /* the number only */
-        CHECK_FAILS(dp_edge_close(edges[0]), EBADF, "no edge");
+        CHECK_FAILS(dp_queue_wait(queue, &done, 1, 0), EBADF, "not an open completion queue");
+        CHECK(dp_edge_close(edges[0]) == 0); /* only the number */
+        CHECK_FAILS(dp_edge_close(edges[0]), EBADF, "not an open edge");
         exit(0);
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
@@ -149,12 +149,12 @@ int main(int count, char **arguments)
     CHECK(dp_edge_send(edges[1], "end", 3, 0, LONG_NS) == 3);
     CHECK(dp_edge_drain(edges[1], LONG_NS) == 0);
     CHECK(dp_queue_close(queue) == 0);
-    CHECK_FAILS(dp_queue_wait(queue, &done, 1, 0), EBADF, "no completion queue");
+    CHECK_FAILS(dp_queue_wait(queue, &done, 1, 0), EBADF, "not an open completion queue");
     CHECK(dp_close(fd) == 0);
     CHECK_FAILS(dp_edge_send(edges[0], "x", 1, 0, -1), EBADF, "ended");
     CHECK(dp_edge_close(edges[0]) == 0);
-    CHECK(dp_finish(LONG_NS) == 0);
-    CHECK_FAILS(dp_edge_close(edges[1]), EBADF, "no edge");
+    CHECK(dp_finalize(LONG_NS) == 0);
+    CHECK_FAILS(dp_edge_close(edges[1]), EBADF, "not an open edge");
     puts("closed");
     return 0;
 }

@@ -1,4 +1,5 @@
-/* Asks every server endpoint in turn: epoll_client OWN_DPID FIRST_DPID N ROUNDS */
+/* Sends to every server endpoint in turn and waits for the echo:
+ * epoll_client OWN_DPID FIRST_DPID N ROUNDS */
 #include "check.h"
 
 int main(int count, char **arguments)

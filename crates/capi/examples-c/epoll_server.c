@@ -1,5 +1,5 @@
-/* Echoes what comes to N endpoints: epoll_server FIRST_DPID N CLIENTS
- * Ends when CLIENTS endpoints have said "bye". */
+/* Echoes messages at N endpoints: epoll_server FIRST_DPID N CLIENTS
+ * Ends when CLIENTS endpoints have sent "bye". */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <sys/epoll.h>
@@ -11,7 +11,7 @@ int main(int count, char **arguments)
     uint32_t first = (uint32_t)atoi(arguments[1]);
     int n = atoi(arguments[2]);
     int clients = atoi(arguments[3]);
-    /* Each endpoint takes two descriptors; a shell often allows no more than 1024. */
+    /* Each endpoint takes two descriptors, and the default limit is often 1024. */
     struct rlimit limit;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = limit.rlim_max;

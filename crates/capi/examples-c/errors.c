@@ -1,4 +1,4 @@
-/* Every mistake gets an error number and a text; nothing is done by halves. */
+/* Every mistake gets an error number and a text, and changes nothing. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <unistd.h>
@@ -21,20 +21,20 @@ int main(void)
     CHECK_FAILS(dp_mmap(fd, NULL), EFAULT, "dpmmap_t is a null pointer");
     CHECK_FAILS(dp_recv_copy(fd, NULL, 0, NULL, DP_MORE, 0), EINVAL, "flags");
 
-    /* What is no endpoint. */
+    /* Numbers that are not endpoints. */
     int file = dup(0);
     const int numbers[] = { -1, file, 999999, INT32_MAX };
     for (int index = 0; index < 4; index++) {
         char *message;
         int number = numbers[index];
-        CHECK_FAILS(dp_write(number, "x", 1), EBADF, "no endpoint");
-        CHECK_FAILS(dp_read(number, &message), EBADF, "no endpoint");
-        CHECK_FAILS(dp_target(number, 1, 1), EBADF, "no endpoint");
-        CHECK_FAILS(dp_fsync(number, 0), EBADF, "no endpoint");
-        CHECK_FAILS(dp_drain(number, 0), EBADF, "no endpoint");
-        CHECK_FAILS(dp_close(number), EBADF, "no endpoint");
+        CHECK_FAILS(dp_write(number, "x", 1), EBADF, "not an open endpoint");
+        CHECK_FAILS(dp_read(number, &message), EBADF, "not an open endpoint");
+        CHECK_FAILS(dp_target(number, 1, 1), EBADF, "not an open endpoint");
+        CHECK_FAILS(dp_fsync(number, 0), EBADF, "not an open endpoint");
+        CHECK_FAILS(dp_drain(number, 0), EBADF, "not an open endpoint");
+        CHECK_FAILS(dp_close(number), EBADF, "not an open endpoint");
     }
-    CHECK(close(file) == 0); /* dp_close has left it alone */
+    CHECK(close(file) == 0); /* dp_close has not closed it */
 
     CHECK(dp_target(fd, 1, 1) == 0);
     size_t too_long = (size_t)1 << 31;

@@ -1,6 +1,6 @@
-/* What was written before exit arrives, though nobody waited for it: one process writes
- * and ends, the other begins to read only then. (A receiver that does not read takes some
- * 32 KiB from each sender, so this must not be much more.) */
+/* Messages that were written just before exit arrive: one process writes and exits, and the other
+ * begins to read only then. (A receiver that does not read accepts some 32 KiB from each sender, so
+ * the messages must not be much larger.) */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <sys/wait.h>
@@ -29,7 +29,7 @@ int main(void)
     CHECK(to >= 0);
     CHECK(write(open_now[1], "g", 1) == 1);
     int status;
-    /* The library's thread takes the messages meanwhile. */
+    /* Meanwhile the library's thread receives the messages. */
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     for (int number = 0; number < MESSAGES; number++) {
         int found;

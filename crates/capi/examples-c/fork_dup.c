@@ -1,4 +1,4 @@
-/* What copies of a descriptor mean: dup, fork, close. */
+/* Duplicates of a descriptor: dup, fork, close. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <poll.h>
@@ -20,7 +20,7 @@ int main(void)
     CHECK(from >= 0 && to >= 0);
     CHECK(dp_target(from, 1, 2) == 0);
 
-    /* A copy is as good as the first. */
+    /* A duplicate works like the original. */
     int copy = dup(from);
     CHECK(copy >= 0);
     CHECK(dp_write(copy, "by the copy", 11) == 11);
@@ -29,7 +29,7 @@ int main(void)
     CHECK(dp_write(copy, "by the copy alone", 17) == 17);
     CHECK(hears(to, "by the copy alone"));
 
-    /* The freed number is now likely to be a copy of another endpoint. */
+    /* The freed number is now likely to be a duplicate of another endpoint. */
     int other = dup(to);
     CHECK(other >= 0);
     struct dp_address own;
@@ -40,7 +40,7 @@ int main(void)
     CHECK(close(other) == 0);
     puts("dup");
 
-    /* A child inherits the numbers, not the endpoints. */
+    /* A child inherits the numbers, but not the endpoints. */
     fflush(stdout);
     pid_t child = fork();
     CHECK(child >= 0);
@@ -53,8 +53,8 @@ int main(void)
         CHECK_FAILS(dp_own_address(to, &own), ESTALE, "inherited by fork");
         struct dp_stats stats = { .size = sizeof stats };
         CHECK_FAILS(dp_stats(&stats), ENXIO, "not open");
-        CHECK(dp_close(copy) == 0); /* the number only */
-        CHECK_FAILS(dp_write(copy, "x", 1), EBADF, "no endpoint");
+        CHECK(dp_close(copy) == 0); /* only the number */
+        CHECK_FAILS(dp_write(copy, "x", 1), EBADF, "not an open endpoint");
         int mine = dp_open(3);
         CHECK(mine >= 0);
         CHECK(dp_target(mine, 1, 2) == 0);
@@ -68,7 +68,7 @@ int main(void)
     CHECK(hears(to, "still here"));
     puts("fork");
 
-    /* close() of the last copy ends the endpoint. */
+    /* close() of the last duplicate closes the endpoint. */
     int watcher = dp_open(4);
     CHECK(watcher >= 0);
     CHECK(dp_target(watcher, 1, 2) == 0);
@@ -77,15 +77,15 @@ int main(void)
         CHECK(dp_drain(watcher, -1) == 0 || errno == ECONNREFUSED);
     }
     CHECK(errno == ECONNREFUSED);
-    CHECK_FAILS(dp_write(to, "x", 1), EBADF, "no endpoint");
-    CHECK_FAILS(dp_close(to), EBADF, "no endpoint");
-    /* Its number is free a moment after its messages are refused. */
+    CHECK_FAILS(dp_write(to, "x", 1), EBADF, "not an open endpoint");
+    CHECK_FAILS(dp_close(to), EBADF, "not an open endpoint");
+    /* Its number becomes free a moment after its messages are refused. */
     int again;
     while ((again = dp_open(2)) < 0) {
         CHECK(errno == EADDRINUSE);
     }
     CHECK(dp_close(again) == 0);
-    CHECK_FAILS(dp_close(again), EBADF, "no endpoint");
+    CHECK_FAILS(dp_close(again), EBADF, "not an open endpoint");
     puts("close");
     return 0;
 }

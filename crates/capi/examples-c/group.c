@@ -1,4 +1,4 @@
-/* A group of processes of which one is killed: group DPID PROCESSES. */
+/* A group of processes, one of which is killed: group DPID PROCESSES. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <signal.h>
@@ -8,7 +8,7 @@
 enum { MOST = 16, ROUNDS = 200 };
 static const int64_t LONG_NS = 60000000000;
 
-/* The concatenation of "x -> factor * x + term", modulo 2^64: associative, not commutative. */
+/* Composition of "x -> factor * x + term", modulo 2^64: associative, not commutative. */
 struct affine {
     uint64_t factor;
     uint64_t term;
@@ -32,7 +32,7 @@ static struct affine of_rank(int rank)
     return own;
 }
 
-/* All calls once, with results that are known. */
+/* Makes every call once and compares the results. */
 static void check_calls(int group, int round)
 {
     int rank = dp_group_rank(group), size = dp_group_size(group), combined = 0;
@@ -59,10 +59,10 @@ static void check_calls(int group, int round)
         compose(&all, &next, sizeof all, &combined);
     }
     struct affine everywhere = own;
-    CHECK(dp_allreduce_by(group, &everywhere, sizeof own, compose, &combined, LONG_NS) == 0);
+    CHECK(dp_allreduce_with(group, &everywhere, sizeof own, compose, &combined, LONG_NS) == 0);
     CHECK(memcmp(&everywhere, &all, sizeof all) == 0);
     struct affine at_root = own;
-    CHECK(dp_reduce_by(group, root, &at_root, sizeof own, compose, &combined, LONG_NS) == 0);
+    CHECK(dp_reduce_with(group, root, &at_root, sizeof own, compose, &combined, LONG_NS) == 0);
     CHECK(memcmp(&at_root, rank == root ? &all : &own, sizeof all) == 0);
 }
 
@@ -70,29 +70,29 @@ static void run(int rank, int size, const struct dp_address *members)
 {
     int group = dp_group_open(members, size, rank, 0, LONG_NS), gone[MOST];
     CHECK(group >= 0 && dp_group_rank(group) == rank && dp_group_size(group) == size);
-    CHECK(dp_group_gone(group, gone, MOST) == 0);
+    CHECK(dp_group_failed(group, gone, MOST) == 0);
     for (int round = 0; round < ROUNDS; round++) {
         check_calls(group, round);
     }
-    CHECK_FAILS(dp_barrier(group + 1, LONG_NS), EBADF, "is no group");
+    CHECK_FAILS(dp_barrier(group + 1, LONG_NS), EBADF, "is not an open group");
     CHECK_FAILS(dp_broadcast(group, size, gone, 1, LONG_NS), EINVAL, "no rank");
     CHECK_FAILS(dp_allreduce(group, gone, 7, DP_SUM_U64, LONG_NS), EINVAL, "multiple of 8");
     CHECK_FAILS(dp_allreduce(group, gone, 8, 10, LONG_NS), EINVAL, "DP_MAX_F64");
-    CHECK_FAILS(dp_reduce_by(group, 0, gone, 8, NULL, NULL, LONG_NS), EFAULT, "combine");
+    CHECK_FAILS(dp_reduce_with(group, 0, gone, 8, NULL, NULL, LONG_NS), EFAULT, "combine");
     if (rank == 1) {
         raise(SIGKILL);
     }
     while (dp_barrier(group, LONG_NS) == 0) {
     }
     CHECK(errno == ECONNRESET && strstr(dp_error(), "rank 1") != NULL);
-    CHECK(dp_group_gone(group, gone, MOST) == 1 && gone[0] == 1);
-    CHECK(dp_group_without(group, NULL, 0, LONG_NS) == 0);
+    CHECK(dp_group_failed(group, gone, MOST) == 1 && gone[0] == 1);
+    CHECK(dp_group_shrink(group, NULL, 0, LONG_NS) == 0);
     CHECK(dp_group_size(group) == size - 1);
     for (int round = 0; round < ROUNDS; round++) {
         check_calls(group, round);
     }
     CHECK(dp_group_close(group) == 0);
-    CHECK_FAILS(dp_group_close(group), EBADF, "is no group");
+    CHECK_FAILS(dp_group_close(group), EBADF, "is not an open group");
 }
 
 int main(int count, char **arguments)

@@ -1,9 +1,9 @@
 /* A hash table in the memory of several processes: hash_table DPID PROCESSES KEYS.
  *
- * Each process owns a region with a part of the table and puts keys into all parts: a key goes to
- * the owner that its hash names, by a compare-and-swap of the slot's key and a put of its value,
- * whose notice the owner counts. In the end everybody gets all values and compares them with what
- * was put. A process that is killed takes its part with it: who asks for it is told. */
+ * Each process owns a region with one part of the table and puts keys into all parts. A key goes to
+ * the owner that its hash selects: a compare-and-swap of the slot's key, and a put of its value,
+ * whose notification the owner counts. At the end every process gets all values and compares them
+ * with what was put. If a process is killed, its part is lost, and calls that access it fail. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <signal.h>
@@ -14,7 +14,7 @@ enum { SLOTS = 4096, MOST = 16 };
 static const int64_t LONG_NS = 60000000000;
 
 struct slot {
-    uint64_t key; /* 0 while it is free */
+    uint64_t key; /* 0 if the slot is free */
     uint64_t value;
 };
 
@@ -33,7 +33,7 @@ struct owner {
     uint64_t region;
 };
 
-/* The slot of a key: an offset in its owner's region; taken for it if it is new. */
+/* The slot of a key: an offset in its owner's region, which is allocated for a new key. */
 static int find(const struct owner *owner, uint64_t key, uint64_t *offset)
 {
     for (uint64_t step = 0; step < SLOTS; step++) {
@@ -50,7 +50,7 @@ static int find(const struct owner *owner, uint64_t key, uint64_t *offset)
     return -1;
 }
 
-/* What processes tell each other. */
+/* Messages between the processes. */
 enum phase { REGION, HAS_PUT, HAS_GOT, IS_LEFT, PHASES };
 
 struct news {
@@ -67,7 +67,7 @@ struct process {
     uint64_t noticed;
 };
 
-/* Tells all of a number of processes. */
+/* Sends a number to all processes. */
 static void tell(struct process *own, int others, enum phase phase, uint64_t region)
 {
     struct news news = { phase, region };
@@ -77,15 +77,15 @@ static void tell(struct process *own, int others, enum phase phase, uint64_t reg
     }
 }
 
-/* Takes the next message, or the notice of a put. */
+/* Receives the next message, or the notification of a put. */
 static void take(struct process *own)
 {
     const void *message;
     struct dp_address source;
-    struct dp_notice notice;
+    struct dp_notification notice;
     ssize_t length = dp_recv(own->fd, &message, &source, 0, LONG_NS);
     CHECK(length >= 0);
-    int is_notice = dp_notice(own->fd, message, &notice);
+    int is_notice = dp_is_notification(own->fd, message, &notice);
     CHECK(is_notice >= 0);
     if (is_notice) {
         CHECK(length == 0 && notice.length == 8);
@@ -123,7 +123,7 @@ static int owner_of(const struct process *own, uint64_t key)
     return (int)(mix(key) % (uint64_t)own->count);
 }
 
-/* One process: rank, how many there are, the first endpoint, how many keys each puts. */
+/* One process: its rank, the number of processes, the first endpoint, and the keys per process. */
 static void run(int rank, int count, uint32_t first, uint64_t keys)
 {
     static struct process own;
@@ -132,11 +132,11 @@ static void run(int rank, int count, uint32_t first, uint64_t keys)
     own.first = first;
     own.fd = dp_open_with(first + (uint32_t)rank, NULL);
     CHECK(own.fd >= 0);
-    int rights = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_UPDATE;
+    int rights = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_ATOMIC;
     CHECK(dp_region_open(own.fd, table, sizeof table, rights, &region) >= 0);
     for (int other = 0; other < count; other++) {
         struct dp_address to = { 1, first + (uint32_t)other };
-        own.owners[other].edge = dp_edge(own.fd, to);
+        own.owners[other].edge = dp_edge_open(own.fd, to);
         CHECK(own.owners[other].edge >= 0);
     }
     tell(&own, count, REGION, region);
@@ -157,7 +157,7 @@ static void run(int rank, int count, uint32_t first, uint64_t keys)
     for (uint64_t number = 0; number < all; number++) {
         expected += owner_of(&own, key_of(number)) == rank;
     }
-    /* A notice comes before what was sent after it. */
+    /* A notification arrives before what was sent after it. */
     CHECK(own.noticed == expected);
 
     for (uint64_t number = 0; number < all; number++) {
@@ -173,7 +173,7 @@ static void run(int rank, int count, uint32_t first, uint64_t keys)
         raise(SIGKILL);
     }
 
-    /* The last is dead: who asks for its part is told. */
+    /* The last process is dead: access to its part fails. */
     uint64_t number = 0, offset;
     while (owner_of(&own, key_of(number)) != count - 1) {
         number++;

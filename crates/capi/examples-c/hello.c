@@ -1,4 +1,4 @@
-/* Two endpoints of one process: one writes, the other reads the message where it lies. */
+/* Two endpoints of one process: one writes, the other reads the message in place. */
 #include "check.h"
 
 int main(void)

@@ -1,11 +1,11 @@
-/* Each limit of a process and of its user has an error number; raising it helps. */
+/* Each limit of a process and of its user has an error number, and can be raised. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Whatever the descriptor would be for that cannot be had, the number is EMFILE. */
+/* EMFILE, for any descriptor that the library cannot get. */
 static void run_out_of_descriptors(void)
 {
     struct rlimit limit, few;
@@ -22,7 +22,7 @@ static void run_out_of_descriptors(void)
     }
     CHECK(refused > 3);
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(dp_finish(0) == 0);
+    CHECK(dp_finalize(0) == 0);
 }
 
 int main(void)
@@ -35,13 +35,13 @@ int main(void)
     CHECK_FAILS(dp_open(2), EMFILE, "raise DIPOLE_MAX_ENDPOINTS");
     CHECK(dp_close(first) == 0);
     CHECK(dp_open(2) >= 0);
-    CHECK(dp_finish(0) == 0);
+    CHECK(dp_finalize(0) == 0);
 
     CHECK(setenv("DIPOLE_MAX_ENDPOINTS", "10", 1) == 0);
     CHECK(setenv("DIPOLE_USER_ENDPOINTS", "1", 1) == 0);
     CHECK(dp_open(1) >= 0);
     CHECK_FAILS(dp_open(2), ENFILE, "DIPOLE_USER_ENDPOINTS");
-    CHECK(dp_finish(0) == 0);
+    CHECK(dp_finalize(0) == 0);
 
     CHECK(setenv("DIPOLE_USER_PROCESSES", "0", 1) == 0);
     CHECK_FAILS(dp_open(1), ENFILE, "DIPOLE_USER_PROCESSES");

@@ -1,4 +1,4 @@
-/* Waits for a message that never comes, for 2.5 s: with DIPOLE_LOG=warn the library says so. */
+/* Waits 2.5 s for a message that never arrives: with DIPOLE_LOG=warn the library logs that. */
 #include <dipole.h>
 
 #include "check.h"

@@ -1,4 +1,4 @@
-/* A send costs the same with one endpoint open and with many: many ENDPOINTS */
+/* A send costs the same with one open endpoint and with many: many ENDPOINTS */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <sys/resource.h>
@@ -13,7 +13,7 @@ static long long now_ns(void)
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Sends from the endpoints in turn, and reads; ns for each pair. */
+/* Sends from the endpoints in turn and reads; returns ns per message. */
 static long long measure(const int *senders, int count, int receiver)
 {
     long long least = INT64_MAX;
@@ -36,7 +36,7 @@ int main(int count, char **arguments)
     int wanted = count > 1 ? atoi(arguments[1]) : 10000;
     struct rlimit limit;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    /* Each endpoint has its descriptor, and the library another for it. */
+    /* Each endpoint has a descriptor, and the library has another one for it. */
     rlim_t needed = (rlim_t)wanted * 2 + 100;
     struct rlimit raised = { needed, needed > limit.rlim_max ? needed : limit.rlim_max };
     if (setrlimit(RLIMIT_NOFILE, &raised) != 0) {

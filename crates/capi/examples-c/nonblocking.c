@@ -1,5 +1,5 @@
-/* Writes that do not wait: what the receiver has no room for gives EAGAIN, poll tells
- * when a new try is worth it, and in the end everything has arrived in order. */
+/* Non-blocking writes: EAGAIN while the receiver has no room, poll until a retry is useful, and at
+ * the end everything has arrived in order. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <fcntl.h>
@@ -26,7 +26,7 @@ int main(void)
             }
             sent++;
         }
-        /* Full: the other side reads what is there. */
+        /* Full: read what has arrived. */
         const void *message;
         ssize_t length;
         while ((length = dp_recv(to, &message, NULL, DP_DONTWAIT, 0)) >= 0) {
@@ -46,7 +46,7 @@ int main(void)
     CHECK_FAILS(dp_send(from, payload, 1, DP_DONTWAIT | 64, 0), EINVAL, "flags are 0x41");
     printf("%d messages, refused now and then\n", received);
 
-    /* A read that does not wait, one that waits for a while. */
+    /* A read that does not wait, and one with a timeout. */
     char *message;
     CHECK(fcntl(to, F_SETFL, fcntl(to, F_GETFL) | O_NONBLOCK) == 0);
     CHECK_FAILS(dp_read(to, &message), EAGAIN, "wait until it is readable");

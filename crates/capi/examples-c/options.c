@@ -1,4 +1,4 @@
-/* The node as the program wants it: options DIRECTORY HOSTS_FILE */
+/* A node with options set by the program: options DIRECTORY HOSTS_FILE */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <fcntl.h>
@@ -40,7 +40,7 @@ int main(int count, char **arguments)
     options.runtime_dir = arguments[1];
     options.hosts = arguments[2];
     options.link = "udp";
-    options.spin_ns = DP_NONE;
+    options.spin_ns = DP_ZERO_NS;
     options.connect_timeout_ns = 50000000;
     options.linger_ns = 1000000000;
     CHECK(dp_init(&options) == 0);
@@ -61,10 +61,10 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_target(fd, 5, 77), EHOSTUNREACH, "5:77");
     CHECK_FAILS(dp_target(fd, 6, 77), EHOSTUNREACH, "6:77");
 
-    /* Closed on purpose; the next endpoint opens a node from the environment. */
-    CHECK(dp_finish(-1) == 0);
+    /* After dp_finalize the next endpoint opens a node from the environment. */
+    CHECK(dp_finalize(-1) == 0);
     CHECK_FAILS(dp_own_address(fd, &own), EBADF, "ended");
-    CHECK(dp_finish(-1) == 0);
+    CHECK(dp_finalize(-1) == 0);
     int next = dp_open(9);
     CHECK(next >= 0);
     CHECK(dp_own_address(next, &own) == 0 && own.nid == 1);

@@ -1,4 +1,4 @@
-/* Two processes and one message to and fro: pingpong ROUNDS BYTES */
+/* Two processes send a message back and forth: pingpong ROUNDS BYTES */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <sys/wait.h>
@@ -48,7 +48,7 @@ int main(int count, char **arguments)
     }
     CHECK(dp_drain(fd, 5000000000) == 0);
     if (child == 0) {
-        /* The other one closes first. */
+        /* The other process closes first. */
         return 0;
     }
     qsort(times, (size_t)rounds, sizeof *times, smaller);

@@ -1,4 +1,4 @@
-/* A token buffer pool of a size, and messages that lie within it. */
+/* A token buffer pool of a fixed size, and messages in it. */
 #include "check.h"
 
 int main(void)

@@ -1,4 +1,4 @@
-/* A counter behind an active port, and what ports refuse: port DPID. */
+/* A counter behind an active port, and calls that ports refuse: port DPID. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <sys/wait.h>
@@ -12,7 +12,7 @@ struct counter {
     int own_waits_refused;
 };
 
-/* Adds what comes and answers with the sum; an empty message is the last. */
+/* Adds the numbers it receives and replies with the sum; an empty message is the last one. */
 static void add(int port, const struct dp_message *message, void *context)
 {
     struct counter *counter = context;
@@ -35,12 +35,12 @@ static void close_own(int port, const struct dp_message *message, void *context)
     *(int *)context = dp_port_close(port) == 0;
 }
 
-/* Another process, which asks. */
+/* Another process, which sends the requests. */
 static void ask(uint32_t dpid)
 {
     struct dp_address to = { 1, dpid };
     int fd = dp_open_with(DP_ANY, NULL);
-    int edge = dp_edge(fd, to);
+    int edge = dp_edge_open(fd, to);
     CHECK(edge >= 0);
     for (uint64_t number = 1, sum = 0, answer; number <= ADDS; number++) {
         sum += number;
@@ -76,13 +76,13 @@ int main(int count, char **arguments)
 
     CHECK_FAILS(dp_port_wait(port, ADDS + 2, 0), EAGAIN, "are handled");
     CHECK_FAILS(dp_port_wait(port, ADDS + 2, 1000), ETIMEDOUT, "were handled after");
-    CHECK_FAILS(dp_port_reply(port, "x", 1), EINVAL, "does not run on this thread");
+    CHECK_FAILS(dp_port_reply(port, "x", 1), EINVAL, "is not running on this thread");
     CHECK_FAILS(dp_port_open(dpid, add, NULL), EADDRINUSE, "has it");
     CHECK_FAILS(dp_port_open(dpid + 1, NULL, NULL), EFAULT, "handler");
     CHECK(dp_port_close(port) == 0);
-    CHECK_FAILS(dp_port_close(port), EBADF, "is no port");
+    CHECK_FAILS(dp_port_close(port), EBADF, "is not an open port");
 
-    /* A handler may close its port, and whoever waits for it is told. */
+    /* A handler may close its own port; a thread that waits for the port gets an error. */
     int closed = 0;
     int once = dp_port_open(DP_ANY, close_own, &closed);
     CHECK(once >= 0 && dp_port_address(once, &own) == 0);

@@ -1,5 +1,5 @@
-/* Answers the messages of several endpoints, all on one completion queue:
- * queue_server DPID... Ends when a message says so. */
+/* Replies to messages at several endpoints, all attached to one completion queue:
+ * queue_server DPID... Ends when it gets a message for that. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <poll.h>
@@ -29,7 +29,7 @@ int main(int count, char **arguments)
                 return 0;
             }
             if (dp_reply(it->fd, it->message, it->message, it->length) < 0) {
-                fprintf(stderr, "no answer: %s\n", dp_error());
+                fprintf(stderr, "cannot reply: %s\n", dp_error());
             }
             CHECK(dp_fsync(it->fd, 1) == 0);
         }

@@ -1,4 +1,4 @@
-/* What regions refuse, and what they tell: regions DPID. */
+/* Operations that regions refuse, and the errors: regions DPID. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -21,14 +21,14 @@ int main(int count, char **arguments)
     int fd = dp_open(atoi(arguments[1]));
     struct dp_address own;
     CHECK(fd >= 0 && dp_own_address(fd, &own) == 0);
-    int edge = dp_edge(fd, own);
+    int edge = dp_edge_open(fd, own);
     CHECK(edge >= 0);
     CHECK_FAILS(dp_region_open(fd, NULL, 1, DP_ALLOW_GET, &key), EFAULT, "memory");
     CHECK_FAILS(dp_region_open(fd, memory, 1, 8, &key), EINVAL, "8");
     CHECK_FAILS(dp_region_open(-1, memory, 1, DP_ALLOW_GET, &key), EBADF, "endpoint");
-    CHECK_FAILS(dp_region_close(7), EBADF, "7 is no region");
+    CHECK_FAILS(dp_region_close(7), EBADF, "7 is not an open region");
     int region = dp_region_open(fd, memory, sizeof memory, DP_ALLOW_PUT, &key);
-    int words = dp_region_open(fd, open, sizeof open, DP_ALLOW_UPDATE | DP_ALLOW_GET, &other);
+    int words = dp_region_open(fd, open, sizeof open, DP_ALLOW_ATOMIC | DP_ALLOW_GET, &other);
     CHECK(region >= 0 && words >= 0 && key != other);
 
     CHECK(dp_put(edge, key, 4090, "inside", 6, 0, LONG_NS) == 0);
@@ -45,21 +45,21 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_fetch_add(edge, other, 4, 1, NULL, LONG_NS), EINVAL, "multiple of 8");
     CHECK(dp_get(edge, other, 8, &before, 8, LONG_NS) == 0 && before == 3);
 
-    struct dp_notice notice;
+    struct dp_notification notice;
     const void *message;
     CHECK(dp_edge_send(edge, "first", 5, 0, LONG_NS) == 5);
     CHECK(dp_put_notify(edge, key, 10, "abc", 3, 99, 0, LONG_NS) == 0);
     CHECK(dp_recv(fd, &message, NULL, 0, LONG_NS) == 5);
-    CHECK(dp_notice(fd, message, &notice) == 0);
+    CHECK(dp_is_notification(fd, message, &notice) == 0);
     CHECK(dp_fsync(fd, 1) == 0);
-    CHECK_FAILS(dp_notice(fd, message, &notice), EINVAL, "");
+    CHECK_FAILS(dp_is_notification(fd, message, &notice), EINVAL, "");
     CHECK(dp_recv(fd, &message, NULL, 0, LONG_NS) == 0);
-    CHECK(dp_notice(fd, message, &notice) == 1);
+    CHECK(dp_is_notification(fd, message, &notice) == 1);
     CHECK(notice.key == key && notice.offset == 10);
     CHECK(notice.length == 3 && notice.value == 99);
     CHECK(memcmp(memory + 10, "abc", 3) == 0);
 
-    /* The same, posted. */
+    /* The same with posted operations. */
     int queue = dp_queue_open();
     CHECK(queue >= 0 && dp_queue_attach_edge(queue, edge) == 0);
     char text[4] = "post";
@@ -75,7 +75,7 @@ int main(int count, char **arguments)
     CHECK(complete(queue, dp_post_operation(edge, &put, 1), 1).kind == DP_DONE);
     CHECK(memcmp(memory + 20, "post", 4) == 0);
     CHECK(dp_recv(fd, &message, NULL, 0, LONG_NS) == 0);
-    CHECK(dp_notice(fd, message, &notice) == 1 && notice.value == 7);
+    CHECK(dp_is_notification(fd, message, &notice) == 1 && notice.value == 7);
     CHECK(complete(queue, dp_post_operation(edge, &get, 2), 2).kind == DP_DONE && got == 3);
     CHECK(complete(queue, dp_post_operation(edge, &add, 3), 3).value == 0);
     struct dp_completion done = complete(queue, dp_post_operation(edge, &swap, 4), 4);
@@ -90,7 +90,7 @@ int main(int count, char **arguments)
     get.flags = DP_NOTIFY;
     CHECK_FAILS(dp_post_operation(edge, &get, 6), EINVAL, "flags are 0x1");
 
-    /* A long message without a copy here, and straight to where it is wanted. */
+    /* A long message that is not copied here, and is received directly into its buffer. */
     size_t length = 3 << 20;
     char *sent = malloc(length), *received = malloc(length);
     CHECK(sent != NULL && received != NULL);

@@ -1,4 +1,4 @@
-/* Counters, for programs of this and of other versions. */
+/* Counters, with the struct of this and of other versions. */
 #include "check.h"
 #include <stddef.h>
 
@@ -23,14 +23,14 @@ int main(void)
     CHECK(sent >= 10);
     CHECK(after.pool_used_bytes >= 100);
 
-    /* A program that knows only the first counter. */
+    /* A program whose struct has only the first counter. */
     struct {
         size_t size;
         uint64_t packets_sent, canary;
     } older = { 16, 0, 42 };
     CHECK(dp_stats((struct dp_stats *)(void *)&older) == 0);
     CHECK(older.size == 16 && older.canary == 42);
-    /* One that knows more than this library. */
+    /* A program whose struct has more counters than this library. */
     struct {
         struct dp_stats known;
         uint64_t unknown;
@@ -40,7 +40,7 @@ int main(void)
     CHECK(dp_stats(&newer.known) == 0);
     CHECK(newer.known.size == sizeof newer.known && newer.unknown == 0);
     stats.size = 3;
-    CHECK_FAILS(dp_stats(&stats), EINVAL, "size of struct dp_stats is 3");
+    CHECK_FAILS(dp_stats(&stats), EINVAL, "size member of struct dp_stats is 3");
     CHECK_FAILS(dp_stats(NULL), EFAULT, "null");
     puts("counted");
     return 0;

@@ -1,5 +1,5 @@
-/* Ranks that write and read one TCP stream together: stream DPID RANKS. The outside is a thread of the first process,
- * which knows only sockets, and sends back what it gets, in lines of their own. */
+/* Ranks that write and read one TCP stream together: stream DPID RANKS. The peer is a thread of the
+ * first process that uses only sockets; it sends back what it gets, framed by lines. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <arpa/inet.h>
@@ -36,7 +36,7 @@ static void put(int to, const void *from, size_t length)
     }
 }
 
-/* The outside: takes a head and the bytes, answers, sends the bytes back, and wants no more. */
+/* The peer: reads a header and the bytes, replies, sends the bytes back, and closes. */
 static void *outside(void *listener)
 {
     char head[5];
@@ -63,7 +63,7 @@ static void run_rank(uint32_t dpid, int count, int own, const char *to)
         ranks[rank].dpid = dpid + 100 + (uint32_t)rank;
     }
     struct dp_layout layout = { .ranks = (uint32_t)count, .block = BLOCK };
-    ssize_t length = dp_layout_part(&layout, (uint32_t)own, TOTAL);
+    ssize_t length = dp_layout_bytes(&layout, (uint32_t)own, TOTAL);
     CHECK(length > 0);
     char *part = malloc((size_t)length), *back = malloc((size_t)length);
     CHECK(part && back);
@@ -82,7 +82,7 @@ static void run_rank(uint32_t dpid, int count, int own, const char *to)
     } else {
         CHECK_FAILS(dp_stream_write_raw(stream, "x", 1), EINVAL, "rank 0");
     }
-    CHECK_FAILS(dp_stream_write(stream, &layout, TOTAL, part, 1), EINVAL, "by the layout");
+    CHECK_FAILS(dp_stream_write(stream, &layout, TOTAL, part, 1), EINVAL, "its part of the layout");
     CHECK(dp_stream_write(stream, &layout, TOTAL, part, (size_t)length) == 0);
     if (own == 0) {
         char said[5];
@@ -96,32 +96,32 @@ static void run_rank(uint32_t dpid, int count, int own, const char *to)
     CHECK(dp_stream_read(stream, &layout, TOTAL, back, (size_t)length) == TOTAL);
     CHECK(memcmp(part, back, (size_t)length) == 0);
     if (own == 0)
-        CHECK(dp_stream_finish(stream) == 0);
+        CHECK(dp_stream_shutdown(stream) == 0);
     CHECK(dp_stream_close(stream) == 0);
-    CHECK_FAILS(dp_stream_close(stream), EBADF, "no stream");
+    CHECK_FAILS(dp_stream_close(stream), EBADF, "not an open stream");
     free(part);
     free(back);
     CHECK(dp_close(fd) == 0);
 }
 
-/* What is refused, and why. */
+/* Invalid calls and their errors. */
 static void check_refusals(uint32_t dpid)
 {
     struct dp_address own = { 1, dpid + 90 }, interface = { 1, dpid };
     struct dp_layout layout = { .ranks = 2, .block = 10, .owners = (const uint32_t[]) { 0, 1, 1 },
                                 .records = 3 };
-    CHECK(dp_layout_part(&layout, 0, 25) == 10 && dp_layout_part(&layout, 1, 25) == 15);
-    CHECK_FAILS(dp_layout_part(&layout, 0, 31), EINVAL, "one for each record");
+    CHECK(dp_layout_bytes(&layout, 0, 25) == 10 && dp_layout_bytes(&layout, 1, 25) == 15);
+    CHECK_FAILS(dp_layout_bytes(&layout, 0, 31), EINVAL, "one for each record");
     layout.block = 0;
-    CHECK_FAILS(dp_layout_part(&layout, 0, 25), EINVAL, "block is 0");
-    CHECK_FAILS(dp_layout_part(NULL, 0, 25), EFAULT, "layout");
+    CHECK_FAILS(dp_layout_bytes(&layout, 0, 25), EINVAL, "block is 0");
+    CHECK_FAILS(dp_layout_bytes(NULL, 0, 25), EFAULT, "layout");
     int fd = dp_open((int)own.dpid);
     CHECK(fd >= 0);
     CHECK_FAILS(dp_stream_open(fd, &own, 1, 0, interface, "127.0.0.1:9", LONG_NS), EPIPE, "127.0.0.1:9");
     CHECK_FAILS(dp_stream_open(fd, &interface, 1, 0, interface, "x", LONG_NS), EINVAL, "list of ranks");
     CHECK_FAILS(dp_stream_open(fd, &own, 1, 0, interface, NULL, LONG_NS), EFAULT, "to");
-    CHECK_FAILS(dp_stream_write_raw(5, "x", 1), EBADF, "no stream");
-    CHECK_FAILS(dp_interface_close(5), EBADF, "no interface");
+    CHECK_FAILS(dp_stream_write_raw(5, "x", 1), EBADF, "not an open stream");
+    CHECK_FAILS(dp_interface_close(5), EBADF, "not an open interface");
     CHECK_FAILS(dp_interface_open(dpid, 1, NULL, 0), EADDRINUSE, "has it");
     CHECK_FAILS(dp_interface_open(dpid + 50, 1, (const char *[]) { "nowhere" }, 1), EINVAL, "nowhere");
     CHECK(dp_close(fd) == 0);
@@ -162,7 +162,7 @@ int main(int argc, char **arguments)
     CHECK(pthread_join(thread, NULL) == 0);
     check_refusals(dpid);
     CHECK(dp_interface_close(interface) == 0);
-    CHECK_FAILS(dp_interface_close(interface), EBADF, "no interface");
+    CHECK_FAILS(dp_interface_close(interface), EBADF, "not an open interface");
     printf("%d bytes there and back by %d ranks\n", TOTAL, count);
     return 0;
 }

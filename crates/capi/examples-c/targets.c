@@ -21,7 +21,7 @@ int main(void)
         CHECK(receivers[index] >= 0);
         CHECK(dp_target(from, 1, 10 + index) == 0);
     }
-    CHECK(dp_target(from, 1, 10) == 0); /* again: still one copy */
+    CHECK(dp_target(from, 1, 10) == 0); /* a second time: still one copy */
     CHECK(dp_write(from, "to all", 6) == 6);
     CHECK(dp_untarget(from, 1, 11) == 0);
     CHECK_FAILS(dp_untarget(from, 1, 11), EDESTADDRREQ, "no target");
@@ -40,7 +40,7 @@ int main(void)
     }
     CHECK(dp_drain(from, -1) == 0);
 
-    /* The largest numbers need the calls that have them unsigned. */
+    /* Numbers above INT_MAX need the calls with unsigned numbers. */
     struct dp_address last = { 1, UINT32_MAX - 1 };
     int far = dp_open_with(last.dpid, NULL);
     CHECK(far >= 0);

@@ -1,5 +1,5 @@
-/* One thread sends and another receives on the same descriptor, while a third echoes;
- * then a thread that waits is told that its endpoint was closed. */
+/* One thread sends and another receives on the same descriptor, while a third echoes; then a waiting
+ * thread gets an error because its endpoint is closed. */
 #include "check.h"
 #include <pthread.h>
 
@@ -45,7 +45,7 @@ static void *wait_for_the_end(void *unused)
     (void)unused;
     char *message;
     CHECK(dp_write(own, "ready", 5) == 5);
-    /* Nothing comes any more, but the other thread closes. */
+    /* No more messages arrive, but the other thread closes the endpoint. */
     CHECK_FAILS(dp_read(own, &message), EBADF, "ended");
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* An endpoint's descriptor polled by io_uring, once and repeatedly. Prints "no io_uring" where
- * the kernel has none for us. */
+/* An endpoint's descriptor polled by io_uring, once and repeatedly. Prints "no io_uring" if the kernel
+ * does not allow it. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <linux/io_uring.h>

@@ -69,13 +69,13 @@ int main(void)
     say("two");
     CHECK(epoll_wait(level, &event, 1, -1) == 1 && event.data.fd == to);
     CHECK(epoll_wait(edge, &event, 1, -1) == 1 && event.data.fd == to);
-    /* Level: as long as something waits. Edge: read until nothing does. */
+    /* Level-triggered while a message is waiting; edge-triggered until all are read. */
     hear("one");
     CHECK(epoll_wait(level, &event, 1, -1) == 1);
     hear("two");
     CHECK(epoll_wait(level, &event, 1, 0) == 0);
     const void *none;
-    CHECK_FAILS(dp_recv(to, &none, NULL, DP_DONTWAIT, 0), EAGAIN, "no message waits");
+    CHECK_FAILS(dp_recv(to, &none, NULL, DP_DONTWAIT, 0), EAGAIN, "no message is waiting");
     say("three");
     CHECK(epoll_wait(edge, &event, 1, -1) == 1 && event.data.fd == to);
     hear("three");

@@ -1,4 +1,4 @@
-/* Messages are read where they lie and stay there until they are given back. */
+/* Messages are read in place and stay there until they are released. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <poll.h>
@@ -8,7 +8,7 @@ enum { HELD = 200, LONG = 100000 };
 static void send_long(int from, const char *text)
 {
     while (dp_send(from, text, LONG, DP_DONTWAIT, 0) < 0) {
-        /* More than a new edge may send: writable again once it has allowed more. */
+        /* More than a new edge may send: writable again after the receiver has granted more. */
         CHECK(errno == EAGAIN);
         struct pollfd room = { .fd = from, .events = POLLOUT };
         CHECK(poll(&room, 1, 10000) == 1);
@@ -34,15 +34,15 @@ int main(void)
         CHECK(dp_write(from, &number, sizeof number) == sizeof number);
         CHECK(dp_read(to, &places[number]) == sizeof number);
     }
-    /* More than are read cannot be given back, and nothing was. */
-    CHECK_FAILS(dp_fsync(to, HELD + 1), EINVAL, "201 messages were to be given back, but 200");
+    /* Releasing more messages than were read fails and releases none. */
+    CHECK_FAILS(dp_fsync(to, HELD + 1), EINVAL, "cannot release 201 messages, because only 200");
     CHECK_FAILS(dp_fsync(to, -1), EINVAL, "n is -1");
     CHECK(dp_fsync(to, HELD / 2) == 0);
     for (int number = HELD / 2; number < HELD; number++) {
         CHECK(memcmp(places[number], &number, sizeof number) == 0);
     }
 
-    /* Long and empty ones, too. */
+    /* Long and empty messages. */
     char *text = malloc(LONG);
     CHECK(text != NULL);
     memset(text, 'x', LONG);
@@ -57,16 +57,16 @@ int main(void)
     CHECK(dp_fsync(to, 2) == 0);
     CHECK_FAILS(dp_fsync(to, 1), EINVAL, "but 0 are read");
 
-    /* A buffer that is too short costs nothing but a second call. */
+    /* A buffer that is too short only takes a second call. */
     CHECK(dp_write(from, "too long", 8) == 8);
     char buffer[8];
     CHECK_FAILS(dp_recv_copy(to, buffer, 7, NULL, 0, -1), EMSGSIZE, "8 bytes, the buffer 7");
     CHECK(dp_recv_copy(to, buffer, 8, NULL, 0, -1) == 8);
     CHECK(memcmp(buffer, "too long", 8) == 0);
 
-    /* Several in one call. */
+    /* Several messages in one call. */
     struct dp_message many[3];
-    CHECK_FAILS(dp_recv_many(to, many, 3, DP_DONTWAIT, 0), EAGAIN, "no message waits");
+    CHECK_FAILS(dp_recv_many(to, many, 3, DP_DONTWAIT, 0), EAGAIN, "no message is waiting");
     CHECK_FAILS(dp_recv_many(to, many, 0, 0, -1), EINVAL, "count is 0");
     CHECK_FAILS(dp_recv_many(to, NULL, 3, 0, -1), EFAULT, "messages is a null pointer");
     for (int number = 0; number < 5; number++) {
@@ -85,7 +85,7 @@ int main(void)
         taken += count;
     }
 
-    /* Memory for messages that will come. */
+    /* Buffers for messages that arrive later. */
     int queue = dp_queue_open();
     char *posted = calloc(1, LONG);
     CHECK(queue >= 0 && posted != NULL);

@@ -1,4 +1,4 @@
-//! Completion counters: their calls.
+//! Calls for completion counters.
 
 use std::ffi::c_int;
 
@@ -6,23 +6,23 @@ use dipole_node::{CompletionCounter, Timeout};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
-use crate::guard::{Out, call};
+use crate::ffi::{Out, call};
 use crate::numbers::Numbered;
-use crate::process;
+use crate::process::{self, CloseOrder};
 
 /// The counters that C programs hold.
-pub(crate) static COUNTERS: Numbered<CompletionCounter> = Numbered::new(
-    |process| &process.counters,
-    |number| Failure::NotACounter { number },
-);
+pub(crate) static COUNTERS: Numbered<CompletionCounter> =
+    Numbered::new(CloseOrder::Counters, |number| Failure::NotACounter {
+        number,
+    });
 
 /// `struct dp_counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Messages that are on their way.
+    /// Messages that have been sent; they may not have arrived yet.
     pub sent: u64,
-    /// Operations that were not done.
+    /// Operations that failed.
     pub failed: u64,
 }
 
@@ -35,16 +35,16 @@ impl From<dipole_node::Counts> for Counts {
     }
 }
 
-/// Opens a completion counter; its number.
+/// Opens a completion counter; returns its number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_counter_open() -> c_int {
     call("dp_counter_open", || {
         let node = process::current().node()?;
-        COUNTERS.enter(node.completion_counter())
+        COUNTERS.insert(node.completion_counter())
     })
 }
 
-/// Completions of an edge's operations are counted from now on.
+/// Counts completions of an edge's operations from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_counter_attach_edge(counter: c_int, edge: c_int) -> c_int {
     call("dp_counter_attach_edge", || {
@@ -57,10 +57,10 @@ pub extern "C" fn dp_counter_attach_edge(counter: c_int, edge: c_int) -> c_int {
     })
 }
 
-/// What has been counted so far.
+/// Reads the counts.
 ///
 /// # Safety
-/// `counts` points to a place for it.
+/// `counts` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_counter_read(counter: c_int, counts: *mut Counts) -> c_int {
     call("dp_counter_read", || {
@@ -73,10 +73,10 @@ pub unsafe extern "C" fn dp_counter_read(counter: c_int, counts: *mut Counts) ->
     })
 }
 
-/// Waits until so many operations are done, whether they failed or not.
+/// Waits until `count` operations have completed, successfully or not.
 ///
 /// # Safety
-/// `counts` points to a place for what has been counted or is null.
+/// `counts` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_counter_wait(
     counter: c_int,
@@ -87,10 +87,10 @@ pub unsafe extern "C" fn dp_counter_wait(
     call("dp_counter_wait", || {
         // SAFETY: by contract.
         let place = unsafe { Out::maybe("counts", counts) }?;
-        let patience = Timeout::from_nanos(timeout_ns);
-        let waited = matches!(patience, Timeout::After(_)).then_some(patience.duration());
+        let timeout = Timeout::from_nanos(timeout_ns);
+        let waited = matches!(timeout, Timeout::After(_)).then_some(timeout.duration());
         COUNTERS.with(counter, |open| {
-            match open.wait(count, patience.duration())? {
+            match open.wait(count, timeout.duration())? {
                 Some(counts) => {
                     place.write(counts.into());
                     Ok(0)

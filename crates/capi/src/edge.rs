@@ -1,39 +1,38 @@
-//! Edges: their calls.
+//! Calls for edges.
 
 use std::ffi::{c_int, c_void};
 use std::io::IoSlice;
 
 use dipole_node::{Edge, Operation, Timeout};
 
+use crate::address::Address;
 use crate::failure::Failure;
-use crate::guard::{self, call};
+use crate::ffi::{self, call};
 use crate::message;
 use crate::numbers::Numbered;
-use crate::options::Address;
+use crate::process::CloseOrder;
 use crate::{DP_DONTWAIT, handle};
 
 /// For `dp_post`: the message is not copied.
 pub const DP_ZEROCOPY: c_int = 8;
 
-/// As many pieces as Linux takes in one `writev`.
+/// The limit of Linux for one `writev`.
 const MAX_PIECES: usize = 1024;
 
 /// The edges that C programs hold.
-pub(crate) static EDGES: Numbered<Edge> = Numbered::new(
-    |process| &process.edges,
-    |number| Failure::NotAnEdge { number },
-);
+pub(crate) static EDGES: Numbered<Edge> =
+    Numbered::new(CloseOrder::Edges, |number| Failure::NotAnEdge { number });
 
-/// An edge from an endpoint to another; its number.
+/// Opens an edge from an endpoint to another; returns its number.
 #[unsafe(no_mangle)]
-pub extern "C" fn dp_edge(fd: c_int, to: Address) -> c_int {
-    call("dp_edge", || {
+pub extern "C" fn dp_edge_open(fd: c_int, to: Address) -> c_int {
+    call("dp_edge_open", || {
         let to = to.checked()?;
-        EDGES.enter(handle::with(fd, |handle| Ok(handle.endpoint.edge(to)?))?)
+        EDGES.insert(handle::with(fd, |handle| Ok(handle.endpoint.edge(to)?))?)
     })
 }
 
-/// Sends a message along an edge; its length.
+/// Sends a message along an edge; returns its length.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -48,7 +47,7 @@ pub unsafe extern "C" fn dp_edge_send(
     call("dp_edge_send", || {
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
-        let message = unsafe { guard::message(msg, len) }?;
+        let message = unsafe { ffi::message(msg, len) }?;
         EDGES.with(edge, |edge| {
             match message::timeout(flags, timeout_ns) {
                 Timeout::Zero => edge.try_send(message)?,
@@ -61,11 +60,11 @@ pub unsafe extern "C" fn dp_edge_send(
     })
 }
 
-/// Posts a message of gathered bytes.
+/// Posts a message that consists of several pieces.
 ///
 /// # Safety
-/// `iov` points to `iovcnt` pieces, each of which points to as many bytes as it says; with
-/// [`DP_ZEROCOPY`] they stay as they are until the completion.
+/// `iov` is null or points to `iovcnt` pieces, each of which is readable for its length; with
+/// [`DP_ZEROCOPY`] they stay unchanged until the completion.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_post(
     edge: c_int,
@@ -91,10 +90,10 @@ pub unsafe extern "C" fn dp_post(
             },
         })?;
         // SAFETY: by contract.
-        let pieces = unsafe { guard::array("iov", iov, count) }?;
+        let pieces = unsafe { ffi::array("iov", iov, count) }?;
         let gathered = pieces.iter().map(|piece| {
             // SAFETY: by contract.
-            let bytes = unsafe { guard::bytes("iov_base", piece.iov_base, piece.iov_len) }?;
+            let bytes = unsafe { ffi::bytes("iov_base", piece.iov_base, piece.iov_len) }?;
             Ok(IoSlice::new(bytes))
         });
         let gathered: Vec<IoSlice<'_>> = gathered.collect::<Result<_, Failure>>()?;
@@ -102,7 +101,7 @@ pub unsafe extern "C" fn dp_post(
             [piece] if shared => {
                 check_attached(edge, open)?;
                 // SAFETY: by contract.
-                let bytes = unsafe { guard::shared(piece.iov_base, piece.iov_len) };
+                let bytes = unsafe { ffi::shared(piece.iov_base, piece.iov_len) };
                 Ok(open.post_bytes(Operation::Message, bytes, context)?)
             }
             _ => Ok(open.post(Operation::Message, &gathered, context)?),
@@ -111,7 +110,8 @@ pub unsafe extern "C" fn dp_post(
     })
 }
 
-/// Whose memory is lent must hear when it is free again.
+/// Refuses to borrow memory on an edge without a queue or counter: the program could not know when
+/// the memory is free again.
 pub(crate) fn check_attached(number: c_int, edge: &Edge) -> Result<(), Failure> {
     match edge.is_attached() {
         true => Ok(()),
@@ -119,7 +119,7 @@ pub(crate) fn check_attached(number: c_int, edge: &Edge) -> Result<(), Failure> 
     }
 }
 
-/// Withdraws a posted operation; 1 if it had not begun, else 0.
+/// Cancels a posted operation; returns 1 if it had not begun, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_cancel(edge: c_int, context: u64) -> c_int {
     call("dp_cancel", || {
@@ -127,7 +127,7 @@ pub extern "C" fn dp_cancel(edge: c_int, context: u64) -> c_int {
     })
 }
 
-/// Waits until all that was sent to the target's process is acknowledged.
+/// Waits until everything sent to the target's process is acknowledged.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_edge_drain(edge: c_int, timeout_ns: i64) -> c_int {
     call("dp_edge_drain", || {

@@ -1,7 +1,7 @@
-//! Why a call failed: an error number for the program, a text for people.
+//! Failures of calls: an error number for the program and a text for people.
 //!
-//! The numbers are part of the interface: a kind of failure keeps its number. They
-//! are listed in [`MEANINGS`], in `dipole.h` and in `dp_error(3)`.
+//! The numbers are part of the interface: a kind of failure keeps its number. They are listed in
+//! [`MEANINGS`], in `dipole.h` and in `dp_error(3)`.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -16,7 +16,7 @@ use dipole_node::{
 };
 use dipole_streams::StreamError;
 
-/// What went wrong in a call.
+/// A failure of a call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -35,73 +35,63 @@ pub(crate) enum Failure {
     Hosts(#[from] FileError),
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The number is no endpoint's descriptor, or not any more.
     #[error(
-        "descriptor {fd} is no endpoint of this process, or its endpoint has ended; \
-         use a number that dp_open returned and that is not closed"
+        "descriptor {fd} is not an open endpoint of this process; use a descriptor that dp_open \
+         returned and that is not closed"
     )]
     NotAnEndpoint { fd: c_int },
-    /// The number is no edge's, or not any more.
     #[error(
-        "{number} is no edge of this process; use a number that dp_edge returned and \
-         that is not closed"
+        "{number} is not an open edge of this process; use a number that dp_edge_open returned \
+         and that is not closed"
     )]
     NotAnEdge { number: c_int },
-    /// The number is no completion queue's descriptor, or not any more.
     #[error(
-        "descriptor {fd} is no completion queue of this process; use a number that \
+        "descriptor {fd} is not an open completion queue of this process; use a descriptor that \
          dp_queue_open returned and that is not closed"
     )]
     NotAQueue { fd: c_int },
-    /// The number is no completion counter's, or not any more.
     #[error(
-        "{number} is no completion counter of this process; use a number that \
+        "{number} is not an open completion counter of this process; use a number that \
          dp_counter_open returned and that is not closed"
     )]
     NotACounter { number: c_int },
-    /// Memory would be lent without a word when it is its owner's again.
+    /// Memory would be borrowed without a completion that reports when it is free again.
     #[error(
-        "edge {number} is attached to no completion queue or counter, so nothing would tell when \
-         the memory is free again; call dp_queue_attach_edge or dp_counter_attach_edge first"
+        "edge {number} is not attached to a completion queue or counter, so nothing would report \
+         when the memory is free again; call dp_queue_attach_edge or dp_counter_attach_edge first"
     )]
     Unattached { number: c_int },
-    /// The number stands for no region.
     #[error(
-        "{number} is no region of this process: dp_region_close takes \
-         what dp_region_open returned and that is not closed"
+        "{number} is not an open region of this process; use a number that dp_region_open returned \
+         and that is not closed"
     )]
     NotARegion { number: c_int },
-    /// The number stands for no port.
     #[error(
-        "{number} is no port of this process; use a number that dp_port_open returned and \
+        "{number} is not an open port of this process; use a number that dp_port_open returned and \
          that is not closed"
     )]
     NotAPort { number: c_int },
-    /// The number stands for no group.
     #[error(
-        "{number} is no group of this process; use a number that dp_group_open returned and \
+        "{number} is not an open group of this process; use a number that dp_group_open returned and \
          that is not closed"
     )]
     NotAGroup { number: c_int },
-    /// The number stands for no stream.
     #[error(
-        "{number} is no stream of this process; use a number that dp_stream_open returned and \
+        "{number} is not an open stream of this process; use a number that dp_stream_open returned and \
          that is not closed"
     )]
     NotAStream { number: c_int },
-    /// The number stands for no interface.
     #[error(
-        "{number} is no interface of this process; use a number that dp_interface_open returned \
+        "{number} is not an open interface of this process; use a number that dp_interface_open returned \
          and that is not closed"
     )]
     NotAnInterface { number: c_int },
-    /// Something was answered outside of a handler.
+    /// `dp_port_reply` was called outside a handler.
     #[error(
-        "the handler of port {number} does not run on this thread; dp_port_reply answers the \
-         message that it runs for"
+        "the handler of port {number} is not running on this thread; call dp_port_reply only from \
+         the handler, to reply to the message that it is running for"
     )]
     NoHandler { number: c_int },
-    /// A port had not handled so many messages in the time given.
     #[error("fewer than {handled} messages of port {number} {}", not_handled(.waited.as_ref()))]
     NotHandled {
         number: c_int,
@@ -114,10 +104,8 @@ pub(crate) enum Failure {
     Group(#[from] GroupError),
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// A completion queue had nothing in the time given.
-    #[error("completion queue {fd} {}", in_vain(.waited.as_ref()))]
+    #[error("completion queue {fd} {}", empty_for(.waited.as_ref()))]
     NoCompletion { fd: c_int, waited: Option<Duration> },
-    /// A completion counter had not counted so many in the time given.
     #[error("fewer than {count} operations of completion counter {number} {}", not_done(.waited.as_ref()))]
     NotDone {
         number: c_int,
@@ -126,19 +114,17 @@ pub(crate) enum Failure {
     },
     /// The descriptor was inherited by `fork`.
     #[error(
-        "descriptor {fd} was inherited by fork, its endpoint belongs to the parent \
-         process; close it and open an endpoint of your own"
+        "descriptor {fd} was inherited by fork, and its endpoint belongs to the parent process; close \
+         it and open another endpoint"
     )]
     Inherited { fd: c_int },
-    /// A message that is answered was not read here, or is given back.
-    #[error("message is none that dp_read or dp_recv gave and that is not given back yet")]
+    #[error("message was not returned by dp_read or dp_recv, or has already been released")]
     NotHeld,
-    /// A read would have waited.
-    #[error("no message waits at descriptor {fd}; wait until it is readable")]
+    #[error("no message is waiting at descriptor {fd}; wait until it is readable")]
     NoMessage { fd: c_int },
     #[error("{what} is a null pointer")]
     Null { what: &'static str },
-    #[error("{what} points to no properly aligned place")]
+    #[error("{what} is not properly aligned")]
     Misaligned { what: &'static str },
     #[error("{what} is {found}, expected {expected}")]
     BadNumber {
@@ -152,31 +138,34 @@ pub(crate) enum Failure {
         found: String,
         expected: &'static str,
     },
-    #[error("flags are {flags:#x}, but this call knows only {known:#x}")]
+    #[error("flags are {flags:#x}, but this call supports only {known:#x}")]
     UnknownFlags { flags: c_int, known: c_int },
-    /// More messages were given back than are read.
     #[error(
-        "{asked} messages were to be given back, but {held} are read and not yet \
-         given back; nothing was given back"
+        "cannot release {requested} messages, because only {held} have been read and not \
+         released; none was released"
     )]
-    TooManyGivenBack { asked: c_int, held: usize },
-    #[error("size of {what} is {size}; set it to sizeof the struct before the call")]
-    StructTooShort { what: &'static str, size: usize },
-    /// A member that this library does not know is set.
+    TooManyReleased { requested: c_int, held: usize },
     #[error(
-        "{what} has {size} bytes, this version of the library knows {known}, and what \
-         lies behind is not zero; update the library or leave those options out"
+        "the size member of {what} is {size}; set it to the sizeof of the struct before the call"
+    )]
+    StructTooShort { what: &'static str, size: usize },
+    /// A member is set that this library does not support.
+    #[error(
+        "{what} has {size} bytes, of which this version of the library supports {known}, and the rest \
+         is not zero; update the library or leave those options at zero"
     )]
     StructTooNew {
         what: &'static str,
         size: usize,
         known: usize,
     },
-    #[error("the node is already open; call dp_init before the first dp_open, or dp_finish first")]
+    #[error(
+        "the node is already open; call dp_init before the first dp_open, or dp_finalize before dp_init"
+    )]
     AlreadyOpen,
     #[error("the node is not open; call dp_init or dp_open first")]
     NotOpen,
-    /// The kernel refused something about a descriptor.
+    /// A system call failed.
     #[error("{doing} failed: {cause}")]
     Descriptor {
         doing: &'static str,
@@ -187,7 +176,7 @@ pub(crate) enum Failure {
     Panic(String),
 }
 
-fn in_vain(waited: Option<&Duration>) -> String {
+fn empty_for(waited: Option<&Duration>) -> String {
     match waited {
         None => "is empty; wait until it is readable".to_owned(),
         Some(waited) => format!("was empty for {waited:?}"),
@@ -196,29 +185,29 @@ fn in_vain(waited: Option<&Duration>) -> String {
 
 fn not_done(waited: Option<&Duration>) -> String {
     match waited {
-        None => "are done; wait for the others".to_owned(),
-        Some(waited) => format!("were done after {waited:?}"),
+        None => "have completed; wait for the others".to_owned(),
+        Some(waited) => format!("completed within {waited:?}"),
     }
 }
 
 fn not_handled(waited: Option<&Duration>) -> String {
     match waited {
-        None => "are handled; wait for the others".to_owned(),
-        Some(waited) => format!("were handled after {waited:?}"),
+        None => "have been handled; wait for the others".to_owned(),
+        Some(waited) => format!("were handled within {waited:?}"),
     }
 }
 
-/// Every error number that this library sets, and what it means then.
+/// The error numbers that this library sets, and their meanings.
 pub(crate) const MEANINGS: [(c_int, &CStr); 31] = [
     (
         libc::E2BIG,
-        c"an option is set that this version of the library does not know",
+        c"an option is set that this version of the library does not support",
     ),
     (
         libc::EACCES,
-        c"the runtime directory or the capture file cannot be used, or the peer is another user's",
+        c"the runtime directory or the capture file is not accessible, or the peer belongs to another user",
     ),
-    (libc::EADDRINUSE, c"another process has the endpoint"),
+    (libc::EADDRINUSE, c"another process has opened the endpoint"),
     (
         libc::EADDRNOTAVAIL,
         c"the node's network address cannot be bound",
@@ -226,72 +215,72 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 31] = [
     (libc::EAGAIN, c"the call would have to wait"),
     (
         libc::EBADF,
-        c"the number stands for nothing open of this kind, or its endpoint has ended",
+        c"the number is not an open object of this kind, or its endpoint was closed",
     ),
     (libc::EBUSY, c"the node is already open"),
     (
         libc::ECANCELED,
-        c"the operation was withdrawn before it began",
+        c"the operation was cancelled before it began",
     ),
     (
         libc::ECONNREFUSED,
-        c"the receiving process has no such endpoint",
+        c"the receiving process has not opened this endpoint",
     ),
     (libc::ECONNRESET, c"the peer process is gone"),
     (libc::EDEADLK, c"a handler waits for its own port"),
     (libc::EDESTADDRREQ, c"the endpoint has no target"),
     (libc::EFAULT, c"a pointer is null or misaligned"),
-    (libc::EHOSTUNREACH, c"the endpoint cannot be found"),
+    (libc::EHOSTUNREACH, c"the endpoint was not found"),
     (
         libc::EINVAL,
-        c"an argument, an option or an environment variable is wrong",
+        c"an argument, an option or an environment variable is invalid",
     ),
     (libc::EIO, c"the link is broken, or the library has a bug"),
     (
         libc::EKEYREJECTED,
-        c"the cluster keys of the two processes differ, or one has none",
+        c"the two processes have different cluster keys, or one has none",
     ),
     (
         libc::EMFILE,
-        c"no descriptors or threads are left, or the process has as many endpoints as it may",
+        c"the limit of file descriptors, threads or endpoints of the process is reached",
     ),
     (
         libc::EMSGSIZE,
-        c"the message is too long, or the buffer too short",
+        c"the message is too long, or the buffer is too short",
     ),
     (
         libc::ENFILE,
-        c"the user has as many processes or endpoints on this node as they may",
+        c"the limit of processes or endpoints of the user on this node is reached",
     ),
     (
         libc::ENOENT,
-        c"the process belongs to no job, or the endpoint has no open region with this key",
+        c"the process is not part of a job, or the endpoint has no open region with this key",
     ),
-    (libc::ENOMEM, c"the pool cannot be had"),
+    (libc::ENOMEM, c"the pool cannot be allocated"),
     (libc::ENXIO, c"the node is not open"),
     (
         libc::EOPNOTSUPP,
-        c"shared memory was asked for and cannot be used",
+        c"shared memory is required and not available",
     ),
-    (libc::EPERM, c"the region was not opened for that"),
-    (libc::EPIPE, c"the stream is over"),
+    (libc::EPERM, c"the region does not allow the operation"),
+    (libc::EPIPE, c"the stream has ended"),
     (
         libc::EPROTO,
-        c"members of a group make different calls, or have different lists of members",
+        c"members of a group made different calls, or have different lists of members",
     ),
-    (libc::ERANGE, c"it would reach beyond the region"),
+    (libc::ERANGE, c"the operation would exceed the region"),
     (
         libc::ESTALE,
         c"the descriptor belongs to the parent process",
     ),
-    (libc::ETIMEDOUT, c"it did not happen in the time given"),
+    (libc::ETIMEDOUT, c"the timeout expired"),
     (
         libc::EUSERS,
-        c"the process, or the peer's, has as many peers as it may",
+        c"the limit of peers of this process or of the peer's process is reached",
     ),
 ];
 
-/// What an error number means when a `dp_` call sets it.
+/// The meaning of an error number that a `dp_` call sets.
 pub(crate) fn meaning(errno: c_int) -> Option<&'static CStr> {
     MEANINGS
         .iter()
@@ -300,7 +289,7 @@ pub(crate) fn meaning(errno: c_int) -> Option<&'static CStr> {
 }
 
 impl Failure {
-    /// True if the endpoint behind the number has ended.
+    /// True if the endpoint was closed.
     pub(crate) fn is_ended(&self) -> bool {
         matches!(
             self,
@@ -368,7 +357,7 @@ impl Failure {
             | Failure::BadNumber { .. }
             | Failure::BadText { .. }
             | Failure::UnknownFlags { .. }
-            | Failure::TooManyGivenBack { .. }
+            | Failure::TooManyReleased { .. }
             | Failure::StructTooShort { .. } => libc::EINVAL,
             Failure::StructTooNew { .. } => libc::E2BIG,
             Failure::AlreadyOpen => libc::EBUSY,
@@ -465,7 +454,7 @@ fn target_errno(error: &TargetError) -> c_int {
     }
 }
 
-/// Why an operation on memory was not done.
+/// The error number of an operation on memory that failed.
 fn outcome_errno(outcome: Outcome) -> c_int {
     match outcome {
         Outcome::NoRegion => libc::ENOENT,

@@ -1,34 +1,35 @@
-//! Groups: barriers, broadcasts and reductions.
+//! Calls for groups: barriers, broadcasts and reductions.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
 use dipole_group::{Combine, Group, Members};
-
-use crate::failure::Failure;
-use crate::guard::{self, Out, call};
-use crate::numbers::Numbered;
-use crate::options::Address;
-use crate::process::{self, lock};
 use dipole_node::Timeout;
+
+use crate::address::Address;
+use crate::failure::Failure;
+use crate::ffi::{self, Out, call};
+use crate::numbers::Numbered;
+use crate::per_process::lock;
+use crate::process::{self, CloseOrder};
 
 /// The sum of `uint64_t`, wrapping around.
 pub const DP_SUM_U64: c_int = 1;
-/// The least `uint64_t`.
+/// The smallest `uint64_t`.
 pub const DP_MIN_U64: c_int = 2;
-/// The greatest `uint64_t`.
+/// The largest `uint64_t`.
 pub const DP_MAX_U64: c_int = 3;
 /// The sum of `int64_t`, wrapping around.
 pub const DP_SUM_I64: c_int = 4;
-/// The least `int64_t`.
+/// The smallest `int64_t`.
 pub const DP_MIN_I64: c_int = 5;
-/// The greatest `int64_t`.
+/// The largest `int64_t`.
 pub const DP_MAX_I64: c_int = 6;
 /// The sum of `double`.
 pub const DP_SUM_F64: c_int = 7;
-/// The least `double`.
+/// The smallest `double`.
 pub const DP_MIN_F64: c_int = 8;
-/// The greatest `double`.
+/// The largest `double`.
 pub const DP_MAX_F64: c_int = 9;
 
 /// `dp_combine`.
@@ -37,10 +38,8 @@ pub type CombineFunction = Option<
 >;
 
 /// The groups that C programs hold.
-pub(crate) static GROUPS: Numbered<Mutex<Group>> = Numbered::new(
-    |process| &process.groups,
-    |number| Failure::NotAGroup { number },
-);
+pub(crate) static GROUPS: Numbered<Mutex<Group>> =
+    Numbered::new(CloseOrder::Groups, |number| Failure::NotAGroup { number });
 
 fn with<A>(
     group: c_int,
@@ -49,7 +48,7 @@ fn with<A>(
     GROUPS.with(group, |group| body(&mut lock(group)))
 }
 
-/// A rank that a program names.
+/// A rank that the program passed.
 fn rank(what: &'static str, rank: c_int) -> Result<usize, Failure> {
     usize::try_from(rank).map_err(|_| Failure::BadNumber {
         what,
@@ -58,15 +57,15 @@ fn rank(what: &'static str, rank: c_int) -> Result<usize, Failure> {
     })
 }
 
-/// A rank or a size, which fits: a group has fewer members than there are endpoints.
+/// A rank or a size, which fits because a group has fewer members than there are endpoints.
 fn number(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// A function that makes of two results one, in the place of the first.
+/// Combines two partial results and stores the result in the first.
 type Combining = Box<dyn FnMut(&mut [u8], &[u8])>;
 
-/// The ready function of an operation, for so many bytes.
+/// The function for a predefined operation on `len` bytes.
 fn ready(operation: c_int, len: usize) -> Result<Combining, Failure> {
     if !len.is_multiple_of(8) {
         return Err(Failure::BadNumber {
@@ -95,7 +94,7 @@ fn ready(operation: c_int, len: usize) -> Result<Combining, Failure> {
     })
 }
 
-/// The program's own function.
+/// The function that the program passed.
 ///
 /// # Safety
 /// `combine` may be called with this context, on this thread, as long as the result is used.
@@ -103,13 +102,12 @@ unsafe fn own(combine: CombineFunction, context: *mut c_void) -> Result<Combinin
     let combine = combine.ok_or(Failure::Null { what: "combine" })?;
     Ok(Box::new(move |left, right| {
         let (place, length) = (left.as_mut_ptr().cast(), left.len());
-        // SAFETY: both are `length` bytes, apart from each other; the function is the program's,
-        // called as declared.
+        // SAFETY: both have `length` bytes and do not overlap; the function is called as declared.
         unsafe { combine(place, right.as_ptr().cast(), length, context) };
     }))
 }
 
-/// Takes part in a group as one of its members; the group's number.
+/// Joins a group as one of its members; returns the group's number.
 ///
 /// # Safety
 /// `members` points to `count` addresses.
@@ -122,9 +120,9 @@ pub unsafe extern "C" fn dp_group_open(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_group_open", || {
-        let count = guard::count(count)?;
+        let count = ffi::count(count)?;
         // SAFETY: by contract.
-        let members = unsafe { guard::array("members", members, count) }?;
+        let members = unsafe { ffi::array("members", members, count) }?;
         let addresses: Result<Vec<_>, _> = members.iter().map(|it| it.checked()).collect();
         let addresses = addresses?;
         let members = Members {
@@ -133,7 +131,7 @@ pub unsafe extern "C" fn dp_group_open(
         };
         let node = process::current().node()?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
-        GROUPS.enter(Mutex::new(Group::join(
+        GROUPS.insert(Mutex::new(Group::join(
             &node,
             members,
             rank("own", own)?,
@@ -150,7 +148,7 @@ pub extern "C" fn dp_group_rank(group: c_int) -> c_int {
     })
 }
 
-/// How many members a group has.
+/// The number of members of a group.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_group_size(group: c_int) -> c_int {
     call("dp_group_size", || {
@@ -168,10 +166,10 @@ pub extern "C" fn dp_barrier(group: c_int, timeout_ns: i64) -> c_int {
     })
 }
 
-/// The root's bytes come to all.
+/// Copies the root's bytes to all members.
 ///
 /// # Safety
-/// `data` points to `len` bytes that nobody else accesses meanwhile.
+/// `data` points to `len` bytes that no other thread accesses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_broadcast(
     group: c_int,
@@ -182,7 +180,7 @@ pub unsafe extern "C" fn dp_broadcast(
 ) -> c_int {
     call("dp_broadcast", || {
         // SAFETY: by contract.
-        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         let root = rank("root", root)?;
         with(group, |group| {
@@ -192,10 +190,10 @@ pub unsafe extern "C" fn dp_broadcast(
     })
 }
 
-/// Combines numbers of all members for the root.
+/// Combines the numbers of all members at the root.
 ///
 /// # Safety
-/// `data` points to `len` bytes that nobody else accesses meanwhile.
+/// `data` points to `len` bytes that no other thread accesses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_reduce(
     group: c_int,
@@ -207,7 +205,7 @@ pub unsafe extern "C" fn dp_reduce(
 ) -> c_int {
     call("dp_reduce", || {
         // SAFETY: by contract.
-        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         let (root, combine) = (rank("root", root)?, ready(operation, len)?);
         with(group, |group| {
@@ -217,7 +215,7 @@ pub unsafe extern "C" fn dp_reduce(
     })
 }
 
-/// Combines numbers of all members for all.
+/// Combines the numbers of all members at every member.
 ///
 /// # Safety
 /// That of `dp_reduce`.
@@ -231,7 +229,7 @@ pub unsafe extern "C" fn dp_allreduce(
 ) -> c_int {
     call("dp_allreduce", || {
         // SAFETY: by contract.
-        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         let combine = ready(operation, len)?;
         with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
@@ -239,12 +237,12 @@ pub unsafe extern "C" fn dp_allreduce(
     })
 }
 
-/// `dp_reduce` by a function of the program.
+/// Reduces with a function of the program.
 ///
 /// # Safety
 /// That of `dp_reduce`; `combine` may be called with `context` until this returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_reduce_by(
+pub unsafe extern "C" fn dp_reduce_with(
     group: c_int,
     root: c_int,
     data: *mut c_void,
@@ -253,9 +251,9 @@ pub unsafe extern "C" fn dp_reduce_by(
     context: *mut c_void,
     timeout_ns: i64,
 ) -> c_int {
-    call("dp_reduce_by", || {
+    call("dp_reduce_with", || {
         // SAFETY: by contract.
-        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         // SAFETY: by contract.
         let (root, combine) = (rank("root", root)?, unsafe { self::own(combine, context) }?);
@@ -266,12 +264,12 @@ pub unsafe extern "C" fn dp_reduce_by(
     })
 }
 
-/// `dp_allreduce` by a function of the program.
+/// Reduces to all members with a function of the program.
 ///
 /// # Safety
-/// That of `dp_reduce_by`.
+/// That of `dp_reduce_with`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_allreduce_by(
+pub unsafe extern "C" fn dp_allreduce_with(
     group: c_int,
     data: *mut c_void,
     len: usize,
@@ -279,9 +277,9 @@ pub unsafe extern "C" fn dp_allreduce_by(
     context: *mut c_void,
     timeout_ns: i64,
 ) -> c_int {
-    call("dp_allreduce_by", || {
+    call("dp_allreduce_with", || {
         // SAFETY: by contract.
-        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         // SAFETY: by contract.
         let combine = unsafe { self::own(combine, context) }?;
@@ -290,40 +288,40 @@ pub unsafe extern "C" fn dp_allreduce_by(
     })
 }
 
-/// Members that are known to be gone; how many there are.
+/// Stores the ranks of members that are known to be gone; returns their number.
 ///
 /// # Safety
-/// `ranks` points to `count` places.
+/// `ranks` is null or points to an array of `count` elements.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_group_gone(group: c_int, ranks: *mut c_int, count: c_int) -> c_int {
-    call("dp_group_gone", || {
-        let count = guard::count(count)?;
+pub unsafe extern "C" fn dp_group_failed(group: c_int, ranks: *mut c_int, count: c_int) -> c_int {
+    call("dp_group_failed", || {
+        let count = ffi::count(count)?;
         // SAFETY: by contract.
         let places = unsafe { Out::new("ranks", ranks) }?;
         let gone = with(group, |group| Ok(group.gone()))?;
         for (at, member) in gone.iter().take(count).enumerate() {
-            // SAFETY: there are `count` places by contract.
+            // SAFETY: the array has `count` elements by contract.
             unsafe { places.element(at) }.write(number(member.rank));
         }
         Ok(number(gone.len()))
     })
 }
 
-/// Goes on as the next generation, without those that are gone.
+/// Continues as the next generation, without the members that are gone.
 ///
 /// # Safety
 /// `ranks` points to `count` ranks.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_group_without(
+pub unsafe extern "C" fn dp_group_shrink(
     group: c_int,
     ranks: *const c_int,
     count: c_int,
     timeout_ns: i64,
 ) -> c_int {
-    call("dp_group_without", || {
+    call("dp_group_shrink", || {
         let count = rank("count", count)?;
         // SAFETY: by contract.
-        let ranks = unsafe { guard::array("ranks", ranks, count) }?;
+        let ranks = unsafe { ffi::array("ranks", ranks, count) }?;
         let ranks: Result<Vec<_>, _> = ranks.iter().map(|it| rank("ranks", *it)).collect();
         let (ranks, timeout) = (ranks?, Timeout::from_nanos(timeout_ns).duration());
         with(group, |group| Ok(group.reform_without(&ranks, timeout)?))?;

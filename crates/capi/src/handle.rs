@@ -1,15 +1,13 @@
-//! From a descriptor's number to its endpoint.
+//! Maps descriptors to endpoints.
 //!
-//! [`TABLE`] answers for the numbers that `dp_open` returned, without a lock and
-//! without a system call.
+//! [`TABLE`] has the numbers that `dp_open` returned; it is read without a lock or a system call.
 //!
-//! Any other number, and one whose endpoint has ended, is looked up by what it stands
-//! for (`fstat`): that finds the copies that `dup` makes, and tells what a forked child
-//! inherited. A number that was closed by `close` and given to a *copy* of another
-//! endpoint would be mistaken only until its old endpoint is known to have ended, or
-//! until a call that looks closer ([`find`]).
+//! Any other number, and one whose endpoint has ended, is looked up by the file it refers to
+//! (`fstat`). That finds copies made with `dup`, and descriptors that a forked child inherited. If a
+//! number was closed with `close` and then given to a *copy* of another endpoint, calls use the old
+//! endpoint until that has ended or a call uses [`find`].
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +18,9 @@ use dipole_node::{Address, Endpoint, Message};
 use dipole_trace::waits::WaitRecorder;
 
 use crate::failure::Failure;
-use crate::guard;
-use crate::process::{self, lock, place};
+use crate::ffi;
+use crate::per_process::{Instance, PerProcess, generation, lock};
+use crate::process::{self, CloseOrder, OpenObjects, place};
 use crate::table::Table;
 
 /// An open endpoint.
@@ -32,24 +31,24 @@ pub(crate) struct Handle {
     pub(crate) fd: c_int,
     file: FileId,
     pub(crate) endpoint: Endpoint,
-    /// Messages read where they lie and not yet given back.
-    pub(crate) read: Mutex<VecDeque<Message>>,
+    /// Messages that were read in place and not yet released.
+    pub(crate) unreleased: Mutex<VecDeque<Message>>,
     pub(crate) targets: Targets,
-    /// Another number was seen to stand for it: its own number may go while it lives.
+    /// Another number refers to the same endpoint, so this one may be closed while it lives.
     copied: AtomicBool,
-    /// Calls were not to wait when that was last looked at.
+    /// Whether `O_NONBLOCK` was set when the flags were last read.
     nonblocking: AtomicBool,
-    /// How long a call waits before it looks.
+    /// How long a call waits before it reads the flags.
     pub(crate) probe: Duration,
-    /// Who keeps what calls have waited for.
+    /// Records what calls wait for, if `DIPOLE_TRACE` is set.
     pub(crate) recorder: Option<Arc<WaitRecorder>>,
 }
 
-/// What a descriptor stands for: device and inode.
+/// The file that a descriptor refers to: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId(u64, u64);
 
-/// Where the endpoint points, as far as calls here need to know.
+/// The targets of an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Targets {
     known: Mutex<Vec<Address>>,
@@ -65,7 +64,7 @@ impl Targets {
         self.several.store(known.len() > 1, Ordering::Relaxed);
     }
 
-    /// False if it was none.
+    /// Removes a target; false if the endpoint did not have it.
     pub(crate) fn remove(&self, target: Address) -> bool {
         let mut known = lock(&self.known);
         let before = known.len();
@@ -74,7 +73,7 @@ impl Targets {
         known.len() < before
     }
 
-    /// The one target, if there is one.
+    /// The target, if there is exactly one.
     pub(crate) fn only(&self) -> Option<Address> {
         match lock(&self.known)[..] {
             [only] => Some(only),
@@ -89,29 +88,29 @@ impl Targets {
 }
 
 impl Handle {
-    /// Ends the endpoint for all who know it.
+    /// Closes the endpoint, for all descriptors that refer to it.
     pub(crate) fn end(self: &Arc<Self>) {
         self.endpoint.end();
-        self.forget();
+        self.remove_from_table();
     }
 
-    /// What [`look_nonblocking`](Self::look_nonblocking) has said last.
+    /// The last result of [`look_nonblocking`](Self::look_nonblocking).
     #[inline]
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// True if calls on the descriptor shall not wait.
+    /// Reads the flags of the descriptor; true if calls must not wait.
     pub(crate) fn look_nonblocking(&self, fd: c_int) -> Result<bool, Failure> {
-        let flags = rustix::fs::fcntl_getfl(guard::borrow(fd)?)
-            .map_err(|_| Failure::NotAnEndpoint { fd })?;
+        let flags =
+            rustix::fs::fcntl_getfl(ffi::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
         let nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(nonblocking)
     }
 
-    /// Takes it out of the table.
-    fn forget(self: &Arc<Self>) {
+    /// Removes the endpoint from the table.
+    fn remove_from_table(self: &Arc<Self>) {
         if let Some(slot) = TABLE.slot(self.fd) {
             let held = Some(Arc::clone(self));
             slot.compare_and_swap(&held, None);
@@ -120,6 +119,27 @@ impl Handle {
 }
 
 static TABLE: Table<Handle> = Table::new();
+static ENDPOINTS: PerProcess<Mutex<Endpoints>> = PerProcess::new();
+
+/// Endpoints by the files that their descriptors refer to.
+#[derive(Debug, Default)]
+struct Endpoints {
+    by_file: HashMap<FileId, Arc<Handle>>,
+    /// Number of entries at which those whose descriptors were closed with `close` are removed.
+    sweep_at: usize,
+}
+
+/// The endpoints of this process, for `dp_finalize`.
+struct AllEndpoints;
+
+impl OpenObjects for AllEndpoints {
+    fn close_all(&self) {
+        let endpoints = std::mem::take(&mut *lock(&ENDPOINTS.get()));
+        for handle in endpoints.by_file.into_values() {
+            handle.end();
+        }
+    }
+}
 
 /// Runs a call on the endpoint of a descriptor.
 #[inline]
@@ -129,12 +149,12 @@ pub(crate) fn with<A>(
 ) -> Result<A, Failure> {
     if let Some(slot) = TABLE.slot(fd)
         && let Some(handle) = &*slot.load()
-        && handle.generation == process::generation()
+        && handle.generation == generation()
         && !handle.copied.load(Ordering::Relaxed)
     {
         let answer = body(handle);
         match answer {
-            // Perhaps the number stands for another endpoint by now.
+            // The number may refer to another endpoint by now.
             Err(failure) if failure.is_ended() => {}
             answer => return answer,
         }
@@ -146,11 +166,11 @@ pub(crate) fn with<A>(
     })
 }
 
-/// The endpoint that a descriptor stands for, whatever was there before.
+/// The endpoint that a descriptor refers to now, whatever the table says.
 pub(crate) fn find(fd: c_int) -> Result<Arc<Handle>, Failure> {
     let file = identify(fd)?;
-    let process = process::current();
-    let known = lock(&process.endpoints).by_file.get(&file).cloned();
+    let endpoints = ENDPOINTS.get();
+    let known = lock(&endpoints).by_file.get(&file).cloned();
     let slot = TABLE.slot(fd);
     if let Some(handle) = known {
         if handle.fd != fd {
@@ -164,26 +184,24 @@ pub(crate) fn find(fd: c_int) -> Result<Arc<Handle>, Failure> {
         }
         return Ok(handle);
     }
-    let inherited = std::iter::successors(process.parent.as_ref(), |older| older.parent.as_ref())
-        .any(|older| {
-            // A thread of the parent may have held the lock when this process was forked.
-            let endpoints = match older.endpoints.try_lock() {
-                Ok(endpoints) => endpoints,
-                Err(std::sync::TryLockError::Poisoned(poisoned)) => {
-                    PoisonError::into_inner(poisoned)
-                }
-                Err(std::sync::TryLockError::WouldBlock) => return false,
-            };
-            endpoints.by_file.contains_key(&file)
-        });
+    let parent = |instance: &Arc<Instance<_>>| instance.parent.clone();
+    let inherited = std::iter::successors(parent(&endpoints), parent).any(|older| {
+        // A thread of the parent may have held the lock at the fork.
+        let endpoints = match older.try_lock() {
+            Ok(endpoints) => endpoints,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
+            Err(std::sync::TryLockError::WouldBlock) => return false,
+        };
+        endpoints.by_file.contains_key(&file)
+    });
     match inherited {
         true => Err(Failure::Inherited { fd }),
         false => Err(Failure::NotAnEndpoint { fd }),
     }
 }
 
-/// Enters a new endpoint under the number of its descriptor, which becomes the caller's.
-pub(crate) fn enter(
+/// Adds a new endpoint under the number of its descriptor, which the caller owns from now on.
+pub(crate) fn insert(
     endpoint: Endpoint,
     descriptor: OwnedFd,
     nonblocking: bool,
@@ -196,11 +214,11 @@ pub(crate) fn enter(
         recorder.add_endpoint(place(endpoint.address()));
     }
     let handle = Arc::new(Handle {
-        generation: process::generation(),
+        generation: generation(),
         fd,
         file: identify(fd)?,
         endpoint,
-        read: Mutex::default(),
+        unreleased: Mutex::default(),
         targets: Targets::default(),
         copied: AtomicBool::new(false),
         nonblocking: AtomicBool::new(nonblocking),
@@ -210,12 +228,14 @@ pub(crate) fn enter(
     let Some(slot) = TABLE.make_slot(fd) else {
         return Err(Failure::NotAnEndpoint { fd });
     };
-    let mut endpoints = lock(&process.endpoints);
+    process.register(CloseOrder::Endpoints, &AllEndpoints);
+    let instance = ENDPOINTS.get();
+    let mut endpoints = lock(&instance);
     if endpoints.by_file.len() >= endpoints.sweep_at {
         endpoints.by_file.retain(|_, old| {
             let lives = !old.endpoint.is_ended();
             if !lives {
-                old.forget();
+                old.remove_from_table();
             }
             lives
         });
@@ -227,22 +247,21 @@ pub(crate) fn enter(
     Ok(std::os::fd::IntoRawFd::into_raw_fd(descriptor))
 }
 
-/// Ends the endpoint of a descriptor and forgets it.
+/// Closes the endpoint of a descriptor.
 pub(crate) fn end(fd: c_int) -> Result<(), Failure> {
     let handle = match find(fd) {
         Ok(handle) => handle,
-        // The parent's endpoint is none of ours; the copied number is.
+        // The endpoint belongs to the parent; only the inherited descriptor is closed.
         Err(Failure::Inherited { .. }) => return Ok(()),
         Err(failure) => return Err(failure),
     };
-    let process = process::current();
-    lock(&process.endpoints).by_file.remove(&handle.file);
+    lock(&ENDPOINTS.get()).by_file.remove(&handle.file);
     handle.end();
     Ok(())
 }
 
-/// What a descriptor stands for now.
+/// The file that a descriptor refers to now.
 pub(crate) fn identify(fd: c_int) -> Result<FileId, Failure> {
-    let facts = rustix::fs::fstat(guard::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
-    Ok(FileId(facts.st_dev, facts.st_ino))
+    let stat = rustix::fs::fstat(ffi::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
+    Ok(FileId(stat.st_dev, stat.st_ino))
 }

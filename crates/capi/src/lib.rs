@@ -1,25 +1,25 @@
 //! The C interface of Dipole: `libdipole`.
 //!
-//! A thin layer over `dipole_node`: it checks pointers, finds the endpoint of a
-//! descriptor, translates errors into `errno` and texts, and lets no panic out. The
-//! interface is described where its users read it, in `include/dipole.h` and the
-//! manual pages; a test compares the header with the functions here.
+//! A thin layer over `dipole_node`: it checks pointers, finds the endpoint of a descriptor, turns
+//! errors into `errno` and a text, and lets no panic out. The interface is documented in
+//! `include/dipole.h` and the manual pages; a test compares the header with the functions here.
 //!
-//! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
-//! receives besides, `edge.rs`, `queue.rs` and `counter.rs` edges, posted operations and
-//! their completions, `region.rs` regions, `port.rs` and `group.rs` ports and groups, `stream.rs` streams to the outside, `query.rs` what asks. All go through `guard`; `handle` finds
-//! endpoints, `numbers` what has a number and no descriptor, `process` keeps the one node of the process.
+//! `dp.rs` has the seven calls of DP §2, table 1, and the other files one group of calls each. All of
+//! them go through `ffi`. `handle` maps descriptors to endpoints, `numbers` other numbers to
+//! objects, and `process` holds the node of this process.
 
+mod address;
 mod counter;
 mod dp;
 mod edge;
 mod failure;
+mod ffi;
 mod group;
-mod guard;
 mod handle;
 mod message;
 mod numbers;
 mod options;
+mod per_process;
 mod port;
 mod process;
 mod query;
@@ -28,19 +28,20 @@ mod region;
 mod stream;
 mod table;
 
+pub use address::Address;
 pub use counter::{
     Counts, dp_counter_attach_edge, dp_counter_close, dp_counter_open, dp_counter_read,
     dp_counter_wait,
 };
 pub use dp::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};
 pub use edge::{
-    DP_ZEROCOPY, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,
+    DP_ZEROCOPY, dp_cancel, dp_edge_close, dp_edge_drain, dp_edge_open, dp_edge_send, dp_post,
 };
 pub use group::{
     CombineFunction, DP_MAX_F64, DP_MAX_I64, DP_MAX_U64, DP_MIN_F64, DP_MIN_I64, DP_MIN_U64,
-    DP_SUM_F64, DP_SUM_I64, DP_SUM_U64, dp_allreduce, dp_allreduce_by, dp_barrier, dp_broadcast,
-    dp_group_close, dp_group_gone, dp_group_open, dp_group_rank, dp_group_size, dp_group_without,
-    dp_reduce, dp_reduce_by,
+    DP_SUM_F64, DP_SUM_I64, DP_SUM_U64, dp_allreduce, dp_allreduce_with, dp_barrier, dp_broadcast,
+    dp_group_close, dp_group_failed, dp_group_open, dp_group_rank, dp_group_shrink, dp_group_size,
+    dp_reduce, dp_reduce_with,
 };
 pub use message::{
     DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_add_target, dp_drain, dp_flush,
@@ -48,14 +49,14 @@ pub use message::{
     dp_untarget,
 };
 pub use options::{
-    Address, DP_ANY, DP_NONBLOCK, DP_NONE, NodeOptions, OpenOptions, Pool, Stats, dp_finish,
-    dp_init, dp_open_with,
+    DP_ANY, DP_NONBLOCK, DP_ZERO_NS, NodeOptions, OpenOptions, Pool, Stats, dp_finalize, dp_init,
+    dp_open_with,
 };
 pub use port::{
     Handler, dp_port_address, dp_port_close, dp_port_open, dp_port_reply, dp_port_wait,
 };
 pub use query::{
-    dp_error, dp_own_address, dp_peer, dp_rank, dp_rank_of, dp_size, dp_stats, dp_strerror,
+    dp_error, dp_own_address, dp_rank, dp_rank_address, dp_rank_of, dp_size, dp_stats, dp_strerror,
     dp_version,
 };
 pub use queue::{
@@ -64,12 +65,12 @@ pub use queue::{
     dp_queue_wait,
 };
 pub use region::{
-    DP_ALLOW_GET, DP_ALLOW_PUT, DP_ALLOW_UPDATE, DP_COMPARE_SWAP, DP_FETCH_ADD, DP_GET, DP_NOTIFY,
-    DP_PUT, Notice, PostedOperation, dp_compare_swap, dp_fetch_add, dp_get, dp_notice,
-    dp_post_operation, dp_put, dp_put_notify, dp_region_close, dp_region_open,
+    DP_ALLOW_ATOMIC, DP_ALLOW_GET, DP_ALLOW_PUT, DP_COMPARE_SWAP, DP_FETCH_ADD, DP_GET, DP_NOTIFY,
+    DP_PUT, Notification, PostedOperation, dp_compare_swap, dp_fetch_add, dp_get,
+    dp_is_notification, dp_post_operation, dp_put, dp_put_notify, dp_region_close, dp_region_open,
 };
 pub use stream::{
-    StreamLayout, dp_interface_close, dp_interface_open, dp_layout_part, dp_stream_close,
-    dp_stream_finish, dp_stream_open, dp_stream_read, dp_stream_read_raw, dp_stream_write,
+    StreamLayout, dp_interface_close, dp_interface_open, dp_layout_bytes, dp_stream_close,
+    dp_stream_open, dp_stream_read, dp_stream_read_raw, dp_stream_shutdown, dp_stream_write,
     dp_stream_write_raw,
 };

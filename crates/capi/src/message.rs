@@ -1,4 +1,4 @@
-//! Sending and receiving with sizes, sources, flags and times.
+//! Calls that send and receive with sizes, sources, flags and timeouts.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -6,26 +6,27 @@ use std::time::Duration;
 use dipole_node::{Endpoint, Message, ReceiveError, SendError, Timeout};
 use dipole_trace::waits::{Cause, WaitEnd};
 
-use crate::dp;
+use crate::address::Address;
 use crate::failure::Failure;
-use crate::guard::{self, Buffer, Out, call};
+use crate::ffi::{self, Buffer, Out, call};
 use crate::handle::{self, Handle};
-use crate::options::Address;
-use crate::process::{lock, place};
+use crate::per_process::lock;
+use crate::process::place;
 
-/// Buffers up to this length are copied to; longer ones are offered for what arrives.
+/// Shorter messages are copied to the caller's buffer; longer buffers are passed to the node, which
+/// may receive into them directly.
 const SHORT_BYTES: usize = 4 << 10;
 
-/// Do not wait: fail with `EAGAIN` instead.
+/// Fail with `EAGAIN` instead of waiting.
 pub const DP_DONTWAIT: c_int = 1;
 /// More messages follow: this one may wait for them and share their packet.
 pub const DP_MORE: c_int = 2;
-/// Without repeats: the message arrives at most once, maybe never.
+/// Send without retransmission: the message arrives at most once.
 pub const DP_UNRELIABLE: c_int = 4;
 
-/// How long a call waits before it asks whether its descriptor is set not to wait.
-/// Asking is a system call, which may cost more than a message; so only calls that wait
-/// for long do, and one on a descriptor that has just been set so is late by this.
+/// How long a call waits before it reads the flags of its descriptor. That is a system call, which may
+/// cost more than a message, so only calls that wait longer make it. `O_NONBLOCK` that was set only
+/// just before takes effect after this time.
 pub(crate) const PROBE: Duration = Duration::from_micros(20);
 
 /// How long a call with these flags may wait.
@@ -37,42 +38,42 @@ pub(crate) fn timeout(flags: c_int, timeout_ns: i64) -> Timeout {
     }
 }
 
-/// Runs `attempt` with the patience that a call has on a descriptor; `gave_up` tells
-/// the failures that mean it was not enough, which must have changed nothing; `over` says what
-/// was waited for.
+/// Runs `attempt` with the timeout of a call on a descriptor, and again if the descriptor turns out
+/// to block. `is_timeout` recognizes failures for lack of time, which must not have changed anything;
+/// `describe` describes the wait.
 #[inline]
-fn patiently<A>(
+fn with_timeout<A>(
     handle: &Handle,
     fd: c_int,
-    patience: Timeout,
-    gave_up: impl Fn(&Failure) -> bool,
+    timeout: Timeout,
+    is_timeout: impl Fn(&Failure) -> bool,
     attempt: impl Fn(Timeout) -> Result<A, Failure>,
-    over: impl Fn(Option<&A>) -> WaitEnd,
+    describe: impl Fn(Option<&A>) -> WaitEnd,
 ) -> Result<A, Failure> {
-    if patience == Timeout::Zero {
-        return attempt(patience);
+    if timeout == Timeout::Zero {
+        return attempt(timeout);
     }
-    // What was seen the last time is mostly still so.
-    let first = match (handle.is_nonblocking(), patience) {
+    // The flags rarely change between two calls.
+    let first = match (handle.is_nonblocking(), timeout) {
         (true, _) => Timeout::Zero,
-        (false, Timeout::After(timeout)) if timeout <= handle.probe => return attempt(patience),
+        (false, Timeout::After(limit)) if limit <= handle.probe => return attempt(timeout),
         (false, _) => Timeout::After(handle.probe),
     };
     match attempt(first) {
-        Err(failure) if gave_up(&failure) => match handle.look_nonblocking(fd)? {
+        Err(failure) if is_timeout(&failure) => match handle.look_nonblocking(fd)? {
             true if first == Timeout::Zero => Err(failure),
             true => attempt(Timeout::Zero),
-            false => kept(handle, || attempt(patience.after(handle.probe)), over),
+            false => recorded(handle, || attempt(timeout.after(handle.probe)), describe),
         },
         answer => answer,
     }
 }
 
-/// Waits by `attempt`, the first of which has failed, and has it kept, if that is asked for.
-fn kept<A>(
+/// Runs `attempt` once more after a first failure, and records the wait if that is requested.
+fn recorded<A>(
     handle: &Handle,
     attempt: impl Fn() -> Result<A, Failure>,
-    over: impl Fn(Option<&A>) -> WaitEnd,
+    describe: impl Fn(Option<&A>) -> WaitEnd,
 ) -> Result<A, Failure> {
     let Some(recorder) = &handle.recorder else {
         return attempt();
@@ -80,22 +81,22 @@ fn kept<A>(
     let probe_ns = u64::try_from(handle.probe.as_nanos()).unwrap_or(0);
     let began_ns = recorder.now_ns().saturating_sub(probe_ns);
     let answer = attempt();
-    recorder.record(began_ns, over(answer.as_ref().ok()));
+    recorder.record(began_ns, describe(answer.as_ref().ok()));
     answer
 }
 
-/// A message was waited for, which came from there with so many bytes, if one came.
-fn waited(handle: &Handle, came: Option<(dipole_node::Address, usize)>) -> WaitEnd {
+/// A wait for a message: the sender and length of the one that arrived, if one did.
+fn receive_wait(handle: &Handle, arrived: Option<(dipole_node::Address, usize)>) -> WaitEnd {
     WaitEnd {
-        cause: came.map_or(Cause::Nothing, |_| Cause::Message),
+        cause: arrived.map_or(Cause::Nothing, |_| Cause::Message),
         own: Some(place(handle.endpoint.address())),
-        peer: came.map(|(from, _)| place(from)),
-        bytes: came.map_or(0, |(_, bytes)| bytes as u64),
+        peer: arrived.map(|(from, _)| place(from)),
+        bytes: arrived.map_or(0, |(_, bytes)| bytes as u64),
     }
 }
 
-/// Room for so many bytes was waited for, at an only receiver if that is known.
-fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> WaitEnd {
+/// A wait for room at a receiver, which is known if there is only one target.
+fn send_wait(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> WaitEnd {
     WaitEnd {
         cause: Cause::Room,
         own: Some(place(handle.endpoint.address())),
@@ -104,7 +105,7 @@ fn had_no_room(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) 
     }
 }
 
-/// A time in ns; a negative one is as good as endless.
+/// A time in ns; a negative one never ends.
 pub(crate) fn duration(timeout_ns: i64) -> Duration {
     match u64::try_from(timeout_ns) {
         Ok(timeout_ns) => Duration::from_nanos(timeout_ns),
@@ -125,15 +126,15 @@ pub(crate) fn send(
     fd: c_int,
     message: &[u8],
     flags: c_int,
-    patience: Timeout,
+    timeout: Timeout,
 ) -> Result<(), Failure> {
     let endpoint = &handle.endpoint;
     if flags & DP_UNRELIABLE != 0 {
         return Ok(endpoint.send_unreliable(message)?);
     }
     let more = flags & DP_MORE != 0;
-    let attempt = |patience| {
-        match patience {
+    let attempt = |timeout| {
+        match timeout {
             Timeout::Zero => endpoint.try_send(message)?,
             Timeout::After(timeout) => endpoint.send_timeout(message, timeout)?,
             Timeout::Infinite if more => endpoint.send_more(message)?,
@@ -141,20 +142,20 @@ pub(crate) fn send(
         }
         Ok(())
     };
-    // With several targets some have taken the message when the call gives up on
-    // another, and what more follows may wait with cannot be given up.
-    if (more && patience == Timeout::Infinite) || handle.targets.are_several() {
-        return match patience != Timeout::Zero && handle.look_nonblocking(fd)? {
+    // With several targets, some may have taken the message when the call gives up on another. And a
+    // message that others may share a packet with cannot be withdrawn.
+    if (more && timeout == Timeout::Infinite) || handle.targets.are_several() {
+        return match timeout != Timeout::Zero && handle.look_nonblocking(fd)? {
             true => attempt(Timeout::Zero),
-            false => attempt(patience),
+            false => attempt(timeout),
         };
     }
-    let over = |_: Option<&()>| had_no_room(handle, handle.targets.only(), message.len());
-    patiently(handle, fd, patience, gave_up_sending, attempt, over)
+    let describe = |_: Option<&()>| send_wait(handle, handle.targets.only(), message.len());
+    with_timeout(handle, fd, timeout, is_out_of_time, attempt, describe)
 }
 
-/// True if more patience might have helped.
-fn gave_up_sending(failure: &Failure) -> bool {
+/// True if the send might succeed with more time.
+fn is_out_of_time(failure: &Failure) -> bool {
     matches!(
         failure,
         Failure::Send(SendError::TimedOut { .. } | SendError::Full { .. })
@@ -162,36 +163,36 @@ fn gave_up_sending(failure: &Failure) -> bool {
 }
 
 #[inline]
-pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Timeout) -> Result<Message, Failure> {
+pub(crate) fn receive(handle: &Handle, fd: c_int, timeout: Timeout) -> Result<Message, Failure> {
     let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_fitting(usize::MAX, timeout);
-    receive_by(handle, fd, patience, attempt, |message| {
+    receive_with(handle, fd, timeout, attempt, |message| {
         Some((message.source(), message.len()))
     })
 }
 
-/// Receives by `attempt`, which waits as long as it is told; `came` says from where and how much.
+/// Receives with `attempt`, which gets the time to wait; `arrived` returns source and length.
 #[inline]
-fn receive_by<R>(
+fn receive_with<R>(
     handle: &Handle,
     fd: c_int,
-    patience: Timeout,
+    timeout: Timeout,
     attempt: impl Fn(&Endpoint, Duration) -> Result<R, ReceiveError>,
-    came: impl Fn(&R) -> Option<(dipole_node::Address, usize)>,
+    arrived: impl Fn(&R) -> Option<(dipole_node::Address, usize)>,
 ) -> Result<R, Failure> {
-    let gave_up = |failure: &Failure| {
+    let is_timeout = |failure: &Failure| {
         matches!(
             failure,
             Failure::Receive(ReceiveError::TimedOut { .. }) | Failure::NoMessage { .. }
         )
     };
-    let attempt = |patience: Timeout| match attempt(&handle.endpoint, patience.duration()) {
-        Err(ReceiveError::TimedOut { .. }) if patience == Timeout::Zero => {
+    let attempt = |timeout: Timeout| match attempt(&handle.endpoint, timeout.duration()) {
+        Err(ReceiveError::TimedOut { .. }) if timeout == Timeout::Zero => {
             Err(Failure::NoMessage { fd })
         }
         received => Ok(received?),
     };
-    let over = |received: Option<&R>| waited(handle, received.and_then(&came));
-    patiently(handle, fd, patience, gave_up, attempt, over)
+    let describe = |received: Option<&R>| receive_wait(handle, received.and_then(&arrived));
+    with_timeout(handle, fd, timeout, is_timeout, attempt, describe)
 }
 
 pub(crate) fn add_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> {
@@ -212,25 +213,27 @@ fn remove_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> 
     Ok(0)
 }
 
-/// Points an endpoint at another, any numbers.
+/// Adds a target, which may have any number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_add_target(fd: c_int, to: Address) -> c_int {
     call("dp_add_target", || add_target(fd, to.checked()?))
 }
 
-/// Takes a target back.
+/// Removes a target.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_untarget(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
-    call("dp_untarget", || remove_target(fd, dp::address(nid, dpid)?))
+    call("dp_untarget", || {
+        remove_target(fd, Address::from_signed(nid, dpid)?)
+    })
 }
 
-/// Takes a target back, any numbers.
+/// Removes a target, which may have any number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_remove_target(fd: c_int, to: Address) -> c_int {
     call("dp_remove_target", || remove_target(fd, to.checked()?))
 }
 
-/// Sends a message; its length.
+/// Sends a message; returns its length.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -245,14 +248,14 @@ pub unsafe extern "C" fn dp_send(
     call("dp_send", || {
         check_flags(flags, DP_DONTWAIT | DP_MORE | DP_UNRELIABLE)?;
         // SAFETY: by contract.
-        let message = unsafe { guard::message(msg, len) }?;
-        let patience = timeout(flags, timeout_ns);
-        handle::with(fd, |handle| send(handle, fd, message, flags, patience))?;
+        let message = unsafe { ffi::message(msg, len) }?;
+        let timeout = timeout(flags, timeout_ns);
+        handle::with(fd, |handle| send(handle, fd, message, flags, timeout))?;
         Ok(len.cast_signed())
     })
 }
 
-/// Sends a message to one endpoint; its length.
+/// Sends a message to one endpoint; returns its length.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -268,27 +271,27 @@ pub unsafe extern "C" fn dp_send_to(
     call("dp_send_to", || {
         check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
-        let message = unsafe { guard::message(msg, len) }?;
+        let message = unsafe { ffi::message(msg, len) }?;
         let to = to.checked()?;
-        let patience = timeout(flags, timeout_ns);
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let endpoint = &handle.endpoint;
-            let attempt = |patience| {
-                match patience {
+            let attempt = |timeout| {
+                match timeout {
                     Timeout::Zero => endpoint.try_send_to(to, message)?,
                     Timeout::After(timeout) => endpoint.send_to_timeout(to, message, timeout)?,
                     Timeout::Infinite => endpoint.send_to(to, message)?,
                 }
                 Ok(())
             };
-            let over = |_: Option<&()>| had_no_room(handle, Some(to), message.len());
-            patiently(handle, fd, patience, gave_up_sending, attempt, over)
+            let describe = |_: Option<&()>| send_wait(handle, Some(to), message.len());
+            with_timeout(handle, fd, timeout, is_out_of_time, attempt, describe)
         })?;
         Ok(len.cast_signed())
     })
 }
 
-/// Answers a message that was read and is not given back; the answer's length.
+/// Replies to a message that was read and not released; returns the length of the reply.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -301,9 +304,9 @@ pub unsafe extern "C" fn dp_reply(
 ) -> isize {
     call("dp_reply", || {
         // SAFETY: by contract.
-        let answer = unsafe { guard::message(msg, len) }?;
+        let answer = unsafe { ffi::message(msg, len) }?;
         handle::with(fd, |handle| {
-            let read = lock(&handle.read);
+            let read = lock(&handle.unreleased);
             let is_it = |held: &&Message| held.as_ptr().cast() == message;
             let answered = read.iter().rev().find(is_it).ok_or(Failure::NotHeld)?;
             Ok(handle.endpoint.reply(answered, answer)?)
@@ -312,10 +315,10 @@ pub unsafe extern "C" fn dp_reply(
     })
 }
 
-/// The next message where it lies; its length.
+/// Receives the next message in place; returns its length.
 ///
 /// # Safety
-/// `address` points to a place for a pointer, `source` too or is null.
+/// `address` and `source` are null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_recv(
     fd: c_int,
@@ -329,13 +332,13 @@ pub unsafe extern "C" fn dp_recv(
         // SAFETY: by contract, both.
         let (address, source) =
             unsafe { (Out::new("address", address)?, Out::maybe("source", source)?) };
-        let patience = timeout(flags, timeout_ns);
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
-            let message = receive(handle, fd, patience)?;
+            let message = receive(handle, fd, timeout)?;
             let length = message.len().cast_signed();
             address.write(message.as_ptr().cast());
             source.write(message.source().into());
-            lock(&handle.read).push_back(message);
+            lock(&handle.unreleased).push_back(message);
             Ok(length)
         })
     })
@@ -349,14 +352,14 @@ pub struct ReceivedMessage {
     pub address: *const c_void,
     /// Its length.
     pub length: usize,
-    /// Who sent it.
+    /// The sender.
     pub source: Address,
 }
 
-/// Takes all messages that wait where they lie, at most `count`; how many.
+/// Receives all waiting messages in place, at most `count`; returns their number.
 ///
 /// # Safety
-/// `messages` points to `count` places.
+/// `messages` is null or points to an array of `count` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_recv_many(
     fd: c_int,
@@ -369,21 +372,21 @@ pub unsafe extern "C" fn dp_recv_many(
         check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
         let places = unsafe { Out::new("messages", messages) }?;
-        let limit = guard::count(count)?;
-        let patience = timeout(flags, timeout_ns);
+        let limit = ffi::count(count)?;
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
                 let mut received = Vec::new();
                 endpoint.receive_many_timeout(&mut received, limit, timeout)?;
                 Ok(received)
             };
-            let received = receive_by(handle, fd, patience, attempt, |messages| {
+            let received = receive_with(handle, fd, timeout, attempt, |messages| {
                 let first = messages.first()?;
                 Some((first.source(), messages.iter().map(|one| one.len()).sum()))
             })?;
             for (index, message) in received.iter().enumerate() {
-                // SAFETY: no more than `limit` were taken, and as many places there are by
-                // contract.
+                // SAFETY: at most `limit` messages were received, and by contract the array has as
+                // many elements.
                 unsafe { places.element(index) }.write(ReceivedMessage {
                     address: message.as_ptr().cast(),
                     length: message.len(),
@@ -391,17 +394,17 @@ pub unsafe extern "C" fn dp_recv_many(
                 });
             }
             let taken = received.len();
-            lock(&handle.read).extend(received);
+            lock(&handle.unreleased).extend(received);
             // It is at most `count`.
             Ok(c_int::try_from(taken).unwrap_or(count))
         })
     })
 }
 
-/// Has the next message in a buffer; its length.
+/// Copies the next message to a buffer; returns its length.
 ///
 /// # Safety
-/// `buf` points to `len` bytes, `source` to a place for an address or is null.
+/// `buf` points to `len` bytes; `source` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_recv_copy(
     fd: c_int,
@@ -415,25 +418,26 @@ pub unsafe extern "C" fn dp_recv_copy(
         check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract, both.
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
-        let patience = timeout(flags, timeout_ns);
+        let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {
             let attempt = |endpoint: &Endpoint, timeout| {
                 if buffer.length > SHORT_BYTES {
-                    return buffer.lend(|memory| endpoint.receive_to_region(memory, timeout));
+                    return buffer
+                        .with_region(|memory| endpoint.receive_to_region(memory, timeout));
                 }
                 let message = endpoint.receive_fitting(buffer.length, timeout)?;
                 buffer.fill(&message);
                 Ok((message.len(), message.source()))
             };
-            let came = |&(length, from): &(usize, dipole_node::Address)| Some((from, length));
-            let (length, from) = receive_by(handle, fd, patience, attempt, came)?;
+            let arrived = |&(length, from): &(usize, dipole_node::Address)| Some((from, length));
+            let (length, from) = receive_with(handle, fd, timeout, attempt, arrived)?;
             source.write(from.into());
             Ok(length.cast_signed())
         })
     })
 }
 
-/// Sends what waits because of `DP_MORE`.
+/// Sends messages that wait because of `DP_MORE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_flush(fd: c_int) -> c_int {
     call("dp_flush", || {
@@ -442,7 +446,7 @@ pub extern "C" fn dp_flush(fd: c_int) -> c_int {
     })
 }
 
-/// Waits until all that was sent is acknowledged.
+/// Waits until everything sent is acknowledged.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_drain(fd: c_int, timeout_ns: i64) -> c_int {
     call("dp_drain", || {

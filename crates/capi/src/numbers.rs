@@ -1,8 +1,8 @@
-//! What C programs hold by a number that is no descriptor: edges, counters, regions, ports
-//! and groups.
+//! Objects that C programs refer to by a number that is not a file descriptor: edges, counters,
+//! regions, ports, groups, streams and interfaces.
 //!
-//! A number is used again only after all others that are free, so that one held too long
-//! rarely stands for something else.
+//! A closed number is reused only after all other free ones, so that a stale number rarely refers
+//! to a new object.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -12,45 +12,44 @@ use std::sync::{Arc, Mutex};
 use dipole_node::SendError;
 
 use crate::failure::Failure;
-use crate::process::{self, Process, lock};
+use crate::per_process::{PerProcess, generation, lock};
+use crate::process::{self, CloseOrder, OpenObjects};
 use crate::table::Table;
 
-/// Everything of one kind that C programs hold.
+/// All objects of one kind that C programs hold.
 pub(crate) struct Numbered<T> {
-    table: Table<Held<T>>,
-    /// Which numbers a process uses.
-    numbers: fn(&Process) -> &Mutex<Numbers>,
-    /// The number stands for nothing of this kind.
+    table: Table<Entry<T>>,
+    numbers: PerProcess<Mutex<Numbers>>,
+    close_order: CloseOrder,
+    /// The error for a number that refers to no object of this kind.
     unknown: fn(c_int) -> Failure,
 }
 
 #[derive(Debug)]
-struct Held<T> {
+struct Entry<T> {
     generation: u32,
-    it: T,
+    object: T,
 }
 
-/// Which numbers of a kind are in use.
+/// Which numbers are in use.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers {
+struct Numbers {
     /// One more than the highest that was ever in use.
     next: c_int,
     free: VecDeque<c_int>,
 }
 
 impl<T> Numbered<T> {
-    pub(crate) const fn new(
-        numbers: fn(&Process) -> &Mutex<Numbers>,
-        unknown: fn(c_int) -> Failure,
-    ) -> Numbered<T> {
+    pub(crate) const fn new(close_order: CloseOrder, unknown: fn(c_int) -> Failure) -> Numbered<T> {
         Numbered {
             table: Table::new(),
-            numbers,
+            numbers: PerProcess::new(),
+            close_order,
             unknown,
         }
     }
 
-    /// Runs a call on what a number stands for.
+    /// Runs a call on the object with a number.
     #[inline]
     pub(crate) fn with<A>(
         &self,
@@ -60,17 +59,35 @@ impl<T> Numbered<T> {
         let slot = self.table.slot(number);
         let slot = slot.ok_or_else(|| (self.unknown)(number))?;
         match &*slot.load() {
-            Some(held) if held.generation == process::generation() => body(&held.it),
+            Some(entry) if entry.generation == generation() => body(&entry.object),
             Some(_) => Err(Failure::Send(SendError::Forked)),
             None => Err((self.unknown)(number)),
         }
     }
 
-    /// Gives it a number.
-    pub(crate) fn enter(&self, it: T) -> Result<c_int, Failure> {
-        let process = process::current();
+    /// Removes the object and drops it as soon as no call uses it any more.
+    pub(crate) fn close(&self, number: c_int) -> Result<(), Failure> {
+        if self.remove(number)? {
+            lock(&self.numbers.get()).free.push_back(number);
+        }
+        Ok(())
+    }
+
+    /// Takes an object out of the table; false if it belongs to the parent process.
+    fn remove(&self, number: c_int) -> Result<bool, Failure> {
+        let removed = self.table.slot(number).and_then(|slot| slot.swap(None));
+        let removed = removed.ok_or_else(|| (self.unknown)(number))?;
+        Ok(!leak_inherited(Some(removed)))
+    }
+}
+
+impl<T: Send + Sync> Numbered<T> {
+    /// Adds an object; returns its number.
+    pub(crate) fn insert(&'static self, object: T) -> Result<c_int, Failure> {
+        process::current().register(self.close_order, self);
         let number = {
-            let mut numbers = lock((self.numbers)(&process));
+            let instance = self.numbers.get();
+            let mut numbers = lock(&instance);
             numbers.free.pop_front().unwrap_or_else(|| {
                 numbers.next += 1;
                 numbers.next - 1
@@ -78,30 +95,15 @@ impl<T> Numbered<T> {
         };
         let slot = self.table.make_slot(number);
         let slot = slot.ok_or_else(|| (self.unknown)(number))?;
-        let generation = process::generation();
-        keep_inherited(slot.swap(Some(Arc::new(Held { generation, it }))));
+        let generation = generation();
+        leak_inherited(slot.swap(Some(Arc::new(Entry { generation, object }))));
         Ok(number)
     }
+}
 
-    /// Takes it back and drops it, when no call uses it any more.
-    pub(crate) fn close(&self, number: c_int) -> Result<(), Failure> {
-        if self.remove(number)? {
-            let process = process::current();
-            lock((self.numbers)(&process)).free.push_back(number);
-        }
-        Ok(())
-    }
-
-    /// Takes it out of the table; false if its number stands for nothing of this process.
-    fn remove(&self, number: c_int) -> Result<bool, Failure> {
-        let removed = self.table.slot(number).and_then(|slot| slot.swap(None));
-        let removed = removed.ok_or_else(|| (self.unknown)(number))?;
-        Ok(!keep_inherited(Some(removed)))
-    }
-
-    /// Closes all of a process.
-    pub(crate) fn close_all(&self, process: &Process) {
-        let numbers = mem::take(&mut *lock((self.numbers)(process)));
+impl<T: Send + Sync> OpenObjects for Numbered<T> {
+    fn close_all(&self) {
+        let numbers = mem::take(&mut *lock(&self.numbers.get()));
         for number in 0..numbers.next {
             // Some are closed already.
             let _closed = self.remove(number);
@@ -109,10 +111,10 @@ impl<T> Numbered<T> {
     }
 }
 
-/// Never drops what belongs to the parent process, since that could wait for a lock that one
-/// of its threads held when this process was forked. True if it was so.
-fn keep_inherited<T>(held: Option<Arc<Held<T>>>) -> bool {
-    let generation = process::generation();
-    let inherited = held.filter(|held| held.generation != generation);
+/// Leaks an object of the parent process instead of dropping it: dropping could wait for a lock
+/// that one of the parent's threads held at the fork. True if it was such an object.
+fn leak_inherited<T>(entry: Option<Arc<Entry<T>>>) -> bool {
+    let generation = generation();
+    let inherited = entry.filter(|entry| entry.generation != generation);
     inherited.map(mem::forget).is_some()
 }

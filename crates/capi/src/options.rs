@@ -1,7 +1,7 @@
-//! Structs that C hands over, and the calls that take options.
+//! Structs that C passes, and the calls that take options.
 //!
-//! Each begins with its size, which tells its version: members are only ever added at
-//! the end, and zero always means "as if it were not there".
+//! Each begins with its size, which identifies its version: members are only ever appended, and zero
+//! always has the meaning of an absent member.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -11,48 +11,16 @@ use dipole_node::hosts::Hosts;
 use dipole_node::{ClusterKey, Config, EndpointId, NodeId};
 
 use crate::failure::Failure;
-use crate::guard::{self, Versioned, call};
+use crate::ffi::{self, Versioned, call};
 use crate::process;
 use crate::{handle, message};
 
-/// For a time in options: none at all, where zero means the default.
-pub const DP_NONE: i64 = -1;
-/// For `dp_open_with`: any free number.
+/// A time of zero in options, where 0 selects the default.
+pub const DP_ZERO_NS: i64 = -1;
+/// For `dp_open_with`: any free endpoint number.
 pub const DP_ANY: u32 = dipole_node::EndpointId::ANY.0;
 /// For `dp_open_with`: calls on the descriptor do not wait.
 pub const DP_NONBLOCK: u32 = 1;
-
-/// `struct dp_address`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Address {
-    /// The node.
-    pub nid: u32,
-    /// The endpoint on it.
-    pub dpid: u32,
-}
-
-impl From<dipole_node::Address> for Address {
-    fn from(address: dipole_node::Address) -> Address {
-        Address {
-            nid: address.node.0,
-            dpid: address.endpoint.0,
-        }
-    }
-}
-
-impl Address {
-    pub(crate) fn checked(self) -> Result<dipole_node::Address, Failure> {
-        if self.nid == 0 {
-            return Err(Failure::BadNumber {
-                what: "nid",
-                found: 0,
-                expected: "a node from 1 to 4294967295",
-            });
-        }
-        Ok(dipole_node::Address::new(self.nid, self.dpid))
-    }
-}
 
 /// `struct dp_node_options`.
 #[repr(C)]
@@ -72,11 +40,11 @@ pub struct NodeOptions {
     pub bind: *const c_char,
     /// `auto`, `shm`, `udp` or `bpf`, or null.
     pub link: *const c_char,
-    /// How long a waiter spins before it sleeps.
+    /// How long waiting calls spin before they sleep.
     pub spin_ns: i64,
     /// How long `dp_target` waits.
     pub connect_timeout_ns: i64,
-    /// How long exit waits for acknowledgements.
+    /// How long `exit` waits for acknowledgements.
     pub linger_ns: i64,
     /// The file of the cluster key, or null.
     pub key: *const c_char,
@@ -112,9 +80,9 @@ unsafe impl Versioned for OpenOptions {
 pub struct Pool {
     /// Bytes of this struct.
     pub size: usize,
-    /// Wanted and had bytes.
+    /// In: requested bytes; out: bytes of the pool.
     pub bytes: usize,
-    /// Where the tokens lie.
+    /// Where the pool lies.
     pub base: *const c_void,
 }
 
@@ -129,37 +97,37 @@ unsafe impl Versioned for Pool {
 pub struct Stats {
     /// Bytes of this struct.
     pub size: usize,
-    /// Packets handed to the network.
+    /// Packets passed to the network.
     pub packets_sent: u64,
-    /// Packets taken from the network.
+    /// Packets received from the network.
     pub packets_received: u64,
     /// Bytes of the packets sent.
     pub bytes_sent: u64,
     /// Bytes of the packets received.
     pub bytes_received: u64,
-    /// Packets dropped on arrival, for whatever reason.
+    /// Packets dropped on arrival, for any reason.
     pub packets_dropped: u64,
-    /// Times that the network could not take all it was offered.
+    /// Times that the network took less than it was offered.
     pub link_full: u64,
     /// Units sent for the first time.
     pub units_sent: u64,
     /// Units received for the first time.
     pub units_received: u64,
-    /// Units sent again.
+    /// Units retransmitted.
     pub repeats: u64,
-    /// Packets that carried acknowledgements only.
+    /// Packets that carried only acknowledgements.
     pub explicit_acks: u64,
-    /// Messages that came in packets.
+    /// Messages that arrived in packets.
     pub messages_delivered: u64,
-    /// Messages refused, their endpoint not being open.
+    /// Messages refused because their endpoint was not open.
     pub messages_refused: u64,
     /// Unreliable packets sent.
     pub unreliable_sent: u64,
-    /// Unreliable messages dropped, too many waiting.
+    /// Unreliable messages dropped because too many were waiting.
     pub unreliable_dropped: u64,
-    /// Peers by packets.
+    /// Peers reached through the network.
     pub peers: u64,
-    /// Peers of this node by shared memory.
+    /// Peers reached through shared memory.
     pub local_peers: u64,
     /// Records sent through shared memory.
     pub local_records_sent: u64,
@@ -171,19 +139,19 @@ pub struct Stats {
     pub local_bytes_received: u64,
     /// Bytes of long messages fetched from other processes.
     pub local_bytes_fetched: u64,
-    /// Sleeping processes woken.
+    /// Wake-ups of sleeping processes.
     pub local_wakes: u64,
-    /// Bytes of messages waiting to be read.
+    /// Bytes of messages that wait to be read.
     pub pool_used_bytes: u64,
-    /// Frames free for sending.
+    /// Free frames for sending.
     pub free_frames: u64,
-    /// Small packets from the kernel's rings.
+    /// Small packets received from the rings of the kernel program.
     pub bpf_received: u64,
     /// Packets sent as raw frames.
     pub bpf_sent: u64,
-    /// Small packets from the socket of the bpf link.
+    /// Small packets that the bpf link received from its socket.
     pub bpf_socket_received: u64,
-    /// Small packets sent by the socket of the bpf link.
+    /// Small packets that the bpf link sent through its socket.
     pub bpf_socket_sent: u64,
 }
 
@@ -197,17 +165,18 @@ const _: () = assert!(
     "the structs of the interface are laid out for 64-bit Linux"
 );
 
-/// Opens this process's node: what is not said comes from the environment.
+/// Opens this process's node. Options that are not set come from the environment.
 ///
 /// # Safety
-/// `options` is null or points to a struct as long as it says, its texts to strings.
+/// `options` is null or points to a struct of the size that it states, whose texts are null or C
+/// strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_init(options: *const NodeOptions) -> c_int {
     call("dp_init", || {
         let mut config = Config::from_env()?;
         if !options.is_null() {
-            // SAFETY: not null; as long as it says by contract.
-            let options = unsafe { guard::read_struct(options) }?;
+            // SAFETY: not null; of the stated size by contract.
+            let options = unsafe { ffi::read_struct(options) }?;
             // SAFETY: texts are strings by contract.
             unsafe { options.apply(&mut config) }?;
         }
@@ -216,11 +185,11 @@ pub unsafe extern "C" fn dp_init(options: *const NodeOptions) -> c_int {
     })
 }
 
-/// Closes the node after all that was sent has been acknowledged, or the time is over.
+/// Closes the node after everything sent is acknowledged, or the timeout has expired.
 #[unsafe(no_mangle)]
-pub extern "C" fn dp_finish(timeout_ns: i64) -> c_int {
-    call("dp_finish", || {
-        process::current().finish(Some(message::duration(timeout_ns)))?;
+pub extern "C" fn dp_finalize(timeout_ns: i64) -> c_int {
+    call("dp_finalize", || {
+        process::current().finalize(Some(message::duration(timeout_ns)))?;
         Ok(0)
     })
 }
@@ -228,14 +197,14 @@ pub extern "C" fn dp_finish(timeout_ns: i64) -> c_int {
 /// Opens an endpoint with options.
 ///
 /// # Safety
-/// `options` is null or points to a struct as long as it says.
+/// `options` is null or points to a struct of the size that it states.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_open_with(dpid: u32, options: *const OpenOptions) -> c_int {
     call("dp_open_with", || {
         let options = match options.is_null() {
             true => OpenOptions::EMPTY,
-            // SAFETY: not null; as long as it says by contract.
-            false => unsafe { guard::read_struct(options) }?,
+            // SAFETY: not null; of the stated size by contract.
+            false => unsafe { ffi::read_struct(options) }?,
         };
         open(dpid, options)
     })
@@ -266,9 +235,10 @@ pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
     let nonblocking = flags & DP_NONBLOCK != 0;
     status.set(rustix::fs::OFlags::NONBLOCK, nonblocking);
     rustix::fs::fcntl_setfl(&descriptor, status).map_err(descriptor_failure)?;
-    // Without spinning a call sleeps soon: asking first costs less than sleeping twice.
+    // A call that does not spin sleeps soon, and reading the flags first costs less than sleeping
+    // twice.
     let probe = message::PROBE.min(process.spin());
-    handle::enter(endpoint, descriptor, nonblocking, probe)
+    handle::insert(endpoint, descriptor, nonblocking, probe)
 }
 
 pub(crate) fn set_pool(endpoint: &dipole_node::Endpoint, bytes: usize) -> Result<Pool, Failure> {
@@ -295,10 +265,10 @@ fn descriptor_failure(cause: rustix::io::Errno) -> Failure {
 }
 
 impl NodeOptions {
-    /// Puts what is said over what the environment says.
+    /// Overrides the values from the environment.
     ///
     /// # Safety
-    /// The texts are null or strings.
+    /// The texts are null or C strings.
     unsafe fn apply(&self, config: &mut Config) -> Result<(), Failure> {
         if self.reserved != 0 {
             return Err(Failure::BadNumber {
@@ -307,13 +277,13 @@ impl NodeOptions {
                 expected: "0",
             });
         }
-        // SAFETY: null or strings by contract, here and below.
-        let hosts = unsafe { guard::text("hosts", self.hosts) }?;
+        // SAFETY: null or C strings by contract, here and below.
+        let hosts = unsafe { ffi::text("hosts", self.hosts) }?;
         if let Some(file) = hosts {
             config.hosts = Hosts::load(file.as_ref())?;
         }
         // SAFETY: as above.
-        let directory = unsafe { guard::text("runtime_dir", self.runtime_dir) }?;
+        let directory = unsafe { ffi::text("runtime_dir", self.runtime_dir) }?;
         if let Some(directory) = directory {
             config.runtime_dir = directory.into();
         }
@@ -332,17 +302,17 @@ impl NodeOptions {
             config.runtime_dir = directory.into();
         }
         // SAFETY: as above.
-        if let Some(file) = unsafe { guard::text("key", self.key) }? {
+        if let Some(file) = unsafe { ffi::text("key", self.key) }? {
             let key = ClusterKey::load(file.as_ref());
             config.key = Some(key.map_err(dipole_node::ConfigError::Key)?);
         }
         // SAFETY: as above.
-        if let Some(address) = unsafe { guard::text("bind", self.bind) }? {
+        if let Some(address) = unsafe { ffi::text("bind", self.bind) }? {
             config.bind = parsed("bind", address, "an IP address of this node")?;
             config.interfaces.clear();
         }
         // SAFETY: as above.
-        if let Some(link) = unsafe { guard::text("link", self.link) }? {
+        if let Some(link) = unsafe { ffi::text("link", self.link) }? {
             config.links = parsed("link", link, "auto, shm, udp or bpf")?;
         }
         for (time_ns, place) in [
@@ -353,12 +323,12 @@ impl NodeOptions {
             match time_ns {
                 0 => {}
                 1.. => *place = Duration::from_nanos(time_ns.unsigned_abs()),
-                DP_NONE => *place = Duration::ZERO,
+                DP_ZERO_NS => *place = Duration::ZERO,
                 _ => {
                     return Err(Failure::BadNumber {
                         what: "a time in struct dp_node_options",
                         found: time_ns,
-                        expected: "nanoseconds, 0 for the default or DP_NONE",
+                        expected: "nanoseconds, 0 for the default or DP_ZERO_NS",
                     });
                 }
             }

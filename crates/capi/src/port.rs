@@ -1,4 +1,4 @@
-//! Active ports: endpoints whose messages run a function of the program.
+//! Calls for active ports: endpoints whose messages run a function of the program.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 
 use dipole_node::{ActivePort, EndpointId, Message, PortContext, Timeout};
 
+use crate::address::Address;
 use crate::failure::Failure;
-use crate::guard::{self, Out, call};
+use crate::ffi::{self, Out, call};
 use crate::message::ReceivedMessage;
 use crate::numbers::Numbered;
-use crate::options::Address;
-use crate::process;
+use crate::process::{self, CloseOrder};
 
 /// `dp_handler`.
 pub type Handler = Option<
@@ -20,12 +20,10 @@ pub type Handler = Option<
 >;
 
 /// The ports that C programs hold.
-pub(crate) static PORTS: Numbered<OpenPort> = Numbered::new(
-    |process| &process.ports,
-    |number| Failure::NotAPort { number },
-);
+pub(crate) static PORTS: Numbered<OpenPort> =
+    Numbered::new(CloseOrder::Ports, |number| Failure::NotAPort { number });
 
-/// A port; it has its number before its handler runs.
+/// A port. It gets its number before it is opened, because its handler is passed the number.
 #[derive(Debug, Default)]
 pub(crate) struct OpenPort(OnceLock<ActivePort>);
 
@@ -41,38 +39,38 @@ impl OpenPort {
     }
 }
 
-/// What the program gave for its handler.
-struct Given {
+/// The handler and context that the program passed.
+struct Callback {
     handler: unsafe extern "C" fn(c_int, *const ReceivedMessage, *mut c_void),
     context: *mut c_void,
 }
 
 // SAFETY: the program promises that its handler may run on any thread with this context
-// (`dp_port_open`); this library does nothing else with the pointer.
-unsafe impl Send for Given {}
+// (`dp_port_open`); this library only passes the pointer on.
+unsafe impl Send for Callback {}
 
-impl Given {
+impl Callback {
     fn run(&self, port: c_int, message: &ReceivedMessage) {
-        // SAFETY: the handler is the program's, called as declared, once at a time; the message lies
-        // where it says until this returns.
+        // SAFETY: the handler is called as declared, by one thread at a time; the message is valid
+        // until this returns.
         unsafe { (self.handler)(port, ptr::from_ref(message), self.context) };
     }
 }
 
-/// A handler that runs on this thread.
+/// A handler that is running on this thread.
 #[derive(Clone, Copy)]
-struct Running {
+struct RunningHandler {
     port: c_int,
     context: *const PortContext,
     message: *const Message,
 }
 
 thread_local! {
-    /// Those that run on this thread, the innermost last.
-    static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
+    /// The handlers that are running on this thread, the innermost last.
+    static RUNNING: RefCell<Vec<RunningHandler>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Opens an endpoint whose messages run a function; the port's number.
+/// Opens an endpoint whose messages run a function; returns the port's number.
 ///
 /// # Safety
 /// `handler` may be called with `context` by any thread, until `dp_port_close` has returned.
@@ -81,10 +79,10 @@ pub unsafe extern "C" fn dp_port_open(dpid: u32, handler: Handler, context: *mut
     call("dp_port_open", || {
         let handler = handler.ok_or(Failure::Null { what: "handler" })?;
         let node = process::current().node()?;
-        let number = PORTS.enter(OpenPort::default())?;
-        let given = Given { handler, context };
+        let number = PORTS.insert(OpenPort::default())?;
+        let callback = Callback { handler, context };
         let run =
-            move |port: &PortContext, message: Message| handle(number, &given, port, &message);
+            move |port: &PortContext, message: Message| handle(number, &callback, port, &message);
         let opened = match node.open_port(EndpointId(dpid), run) {
             Ok(port) => PORTS.with(number, |open| {
                 open.0.get_or_init(|| port);
@@ -99,27 +97,27 @@ pub unsafe extern "C" fn dp_port_open(dpid: u32, handler: Handler, context: *mut
     })
 }
 
-/// Runs the program's handler; meanwhile the message can be answered.
-fn handle(number: c_int, given: &Given, context: &PortContext, message: &Message) {
+/// Runs the program's handler, which can reply to the message.
+fn handle(number: c_int, callback: &Callback, context: &PortContext, message: &Message) {
     let seen = ReceivedMessage {
         address: message.as_ptr().cast(),
         length: message.len(),
         source: message.source().into(),
     };
-    let running = Running {
+    let running = RunningHandler {
         port: number,
         context,
         message,
     };
     RUNNING.with_borrow_mut(|all| all.push(running));
-    given.run(number, &seen);
+    callback.run(number, &seen);
     RUNNING.with_borrow_mut(Vec::pop);
 }
 
 /// The port's own address.
 ///
 /// # Safety
-/// `address` points to a place for it.
+/// `address` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_port_address(port: c_int, address: *mut Address) -> c_int {
     call("dp_port_address", || {
@@ -132,7 +130,8 @@ pub unsafe extern "C" fn dp_port_address(port: c_int, address: *mut Address) -> 
     })
 }
 
-/// Answers the message that the port's handler runs for on this thread; the answer's length.
+/// Replies to the message that the port's handler is running for on this thread; returns the length
+/// of the reply.
 ///
 /// # Safety
 /// `msg` points to `len` bytes.
@@ -140,28 +139,28 @@ pub unsafe extern "C" fn dp_port_address(port: c_int, address: *mut Address) -> 
 pub unsafe extern "C" fn dp_port_reply(port: c_int, msg: *const c_void, len: usize) -> isize {
     call("dp_port_reply", || {
         // SAFETY: by contract.
-        let answer = unsafe { guard::message(msg, len) }?;
+        let answer = unsafe { ffi::message(msg, len) }?;
         let running = RUNNING.with_borrow(|all| {
             let mut innermost = all.iter().rev();
             innermost.find(|running| running.port == port).copied()
         });
         let running = running.ok_or(Failure::NoHandler { number: port })?;
-        // SAFETY: both were borrowed by `handle`, which is further down this thread's stack: it takes
-        // them out of the list before it returns.
+        // SAFETY: both are borrowed by `handle`, which is further down this thread's stack and removes
+        // them from the list before it returns.
         let (context, message) = unsafe { (&*running.context, &*running.message) };
         context.reply(message, answer)?;
         Ok(len.cast_signed())
     })
 }
 
-/// Handles messages on this thread until the port has handled so many since it was opened.
+/// Runs handlers on this thread until the port has handled a number of messages since it was opened.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_port_wait(port: c_int, handled: u64, timeout_ns: i64) -> c_int {
     call("dp_port_wait", || {
-        let patience = Timeout::from_nanos(timeout_ns);
-        let waited = matches!(patience, Timeout::After(_)).then_some(patience.duration());
+        let timeout = Timeout::from_nanos(timeout_ns);
+        let waited = matches!(timeout, Timeout::After(_)).then_some(timeout.duration());
         OpenPort::with(port, |open| {
-            match open.wait_until(patience.duration(), || open.handled() >= handled)? {
+            match open.wait_until(timeout.duration(), || open.handled() >= handled)? {
                 true => Ok(0),
                 false => Err(Failure::NotHandled {
                     number: port,
@@ -173,11 +172,11 @@ pub extern "C" fn dp_port_wait(port: c_int, handled: u64, timeout_ns: i64) -> c_
     })
 }
 
-/// Closes a port: its handler does not run any more when this returns.
+/// Closes a port. Its handler does not run after this returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_port_close(port: c_int) -> c_int {
     call("dp_port_close", || {
-        // Another thread may hold it, which waits.
+        // Another thread may be waiting in a call on the port; this wakes it.
         OpenPort::with(port, |open| {
             open.end();
             Ok(())

@@ -1,107 +1,62 @@
-//! The one node of this process: opened by the first endpoint, closed at exit.
-//!
-//! A forked child inherits the memory but not the node: it begins anew, and keeps the
-//! parent's things untouched, since dropping them could wait for a lock that a thread
-//! of the parent held. Locks are per generation for the same reason.
+//! The node of this process: opened by the first endpoint, closed by `dp_finalize` or at exit.
 
-use std::collections::HashMap;
-use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, Node};
 use dipole_trace::waits::{EndpointAddress, WaitRecorder};
 
-use crate::counter::COUNTERS;
-use crate::edge::EDGES;
 use crate::failure::Failure;
-use crate::group::GROUPS;
-use crate::handle::{FileId, Handle};
-use crate::numbers::Numbers;
-use crate::port::PORTS;
-use crate::queue::OpenQueue;
-use crate::region::REGIONS;
-use crate::stream::{INTERFACES, STREAMS};
+use crate::per_process::{Instance, PerProcess, lock};
 
-/// Counts forks: what was made in another generation belongs to the parent.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-static CURRENT: ArcSwapOption<Process> = ArcSwapOption::const_empty();
-static HOOKED: AtomicBool = AtomicBool::new(false);
+static PROCESS: PerProcess<Process> = PerProcess::new();
+static EXIT_HOOKED: AtomicBool = AtomicBool::new(false);
 static JOB: OnceLock<Job> = OnceLock::new();
 
-/// What one process has.
-#[derive(Debug)]
+/// The node, and the objects that have to be closed with it.
+#[derive(Default)]
 pub(crate) struct Process {
-    generation: u32,
-    node: Mutex<Option<Open>>,
-    /// Endpoints by what their descriptors stand for.
-    pub(crate) endpoints: Mutex<Endpoints>,
-    pub(crate) edges: Mutex<Numbers>,
-    pub(crate) counters: Mutex<Numbers>,
-    pub(crate) regions: Mutex<Numbers>,
-    pub(crate) ports: Mutex<Numbers>,
-    pub(crate) groups: Mutex<Numbers>,
-    pub(crate) interfaces: Mutex<Numbers>,
-    pub(crate) streams: Mutex<Numbers>,
-    /// Completion queues by the numbers of their descriptors.
-    pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
-    /// Who keeps what calls wait for, once the node is open.
+    node: Mutex<Option<OpenNode>>,
+    objects: Mutex<BTreeMap<CloseOrder, &'static dyn OpenObjects>>,
+    /// Records of what calls waited for, if `DIPOLE_TRACE` is set.
     recorder: OnceLock<Option<Arc<WaitRecorder>>>,
-    /// What the process had before it was forked, never used and never dropped.
-    pub(crate) parent: Option<Arc<Process>>,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Endpoints {
-    pub(crate) by_file: HashMap<FileId, Arc<Handle>>,
-    /// How many there may be before those that were closed by `close` are swept.
-    pub(crate) sweep_at: usize,
+/// All objects of one kind that C programs hold open.
+pub(crate) trait OpenObjects: Sync {
+    /// Closes those of this process.
+    fn close_all(&self);
+}
+
+/// The order in which objects are closed with the node. Kinds before [`Endpoints`](Self::Endpoints)
+/// need the node to close; the others go after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum CloseOrder {
+    Groups,
+    Streams,
+    Interfaces,
+    Endpoints,
+    Ports,
+    Edges,
+    Regions,
+    Counters,
+    Queues,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenNode {
     node: Node,
     linger: Duration,
     spin: Duration,
 }
 
-/// The generation that things made now belong to.
-#[inline]
-pub(crate) fn generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
-}
-
-/// This process.
-pub(crate) fn current() -> Arc<Process> {
-    install_hooks();
-    let generation = generation();
-    loop {
-        let known = CURRENT.load_full();
-        if let Some(process) = &known
-            && process.generation == generation
-        {
-            return Arc::clone(process);
-        }
-        let fresh = Arc::new(Process {
-            generation,
-            node: Mutex::new(None),
-            endpoints: Mutex::default(),
-            edges: Mutex::default(),
-            counters: Mutex::default(),
-            regions: Mutex::default(),
-            ports: Mutex::default(),
-            groups: Mutex::default(),
-            interfaces: Mutex::default(),
-            streams: Mutex::default(),
-            queues: Mutex::default(),
-            recorder: OnceLock::new(),
-            parent: known.clone(),
-        });
-        CURRENT.compare_and_swap(&known, Some(fresh));
-    }
+/// The state of this process.
+pub(crate) fn current() -> Arc<Instance<Process>> {
+    install_exit_hook();
+    PROCESS.get()
 }
 
 impl Process {
@@ -109,7 +64,7 @@ impl Process {
     pub(crate) fn node(&self) -> Result<Node, Failure> {
         let mut open = lock(&self.node);
         if open.is_none() {
-            *open = Some(Open::new(Config::from_env()?)?);
+            *open = Some(OpenNode::new(Config::from_env()?)?);
         }
         match &*open {
             Some(open) => Ok(open.node.clone()),
@@ -125,7 +80,7 @@ impl Process {
         }
     }
 
-    /// Who keeps what calls wait for, if that is asked for and there can be a file.
+    /// Where waits are recorded; `None` if `DIPOLE_TRACE` is not set or no file can be created.
     pub(crate) fn recorder(&self) -> Option<Arc<WaitRecorder>> {
         let open = || {
             let directory = dipole_node::trace_dir()?;
@@ -135,8 +90,8 @@ impl Process {
                 Err(cause) => {
                     let directory = directory.display();
                     eprintln!(
-                        "libdipole: this process is not traced: cannot make a file in {directory} \
-                         (DIPOLE_TRACE): {cause}"
+                        "libdipole: this process is not traced: cannot create a file in \
+                         {directory} (DIPOLE_TRACE): {cause}"
                     );
                     None
                 }
@@ -145,54 +100,53 @@ impl Process {
         self.recorder.get_or_init(open).clone()
     }
 
-    /// How long waiters of the open node spin.
+    /// How long waiting calls spin before they sleep.
     pub(crate) fn spin(&self) -> Duration {
         let open = lock(&self.node);
         open.as_ref().map_or(Duration::ZERO, |open| open.spin)
     }
 
-    /// Opens the node as the program says.
+    /// Opens the node with the program's configuration.
     pub(crate) fn init(&self, config: Config) -> Result<(), Failure> {
         let mut open = lock(&self.node);
         if open.is_some() {
             return Err(Failure::AlreadyOpen);
         }
-        *open = Some(Open::new(config)?);
+        *open = Some(OpenNode::new(config)?);
         Ok(())
     }
 
-    /// Waits until everything sent is acknowledged, ends all endpoints, edges, queues
-    /// and counters and closes the node; the next endpoint opens a new one.
-    pub(crate) fn finish(&self, timeout: Option<Duration>) -> Result<(), Failure> {
+    /// Has objects closed together with the node.
+    pub(crate) fn register(&self, order: CloseOrder, objects: &'static dyn OpenObjects) {
+        lock(&self.objects).insert(order, objects);
+    }
+
+    /// Waits until everything sent is acknowledged, closes all objects and the node. The next
+    /// endpoint opens a new node.
+    pub(crate) fn finalize(&self, timeout: Option<Duration>) -> Result<(), Failure> {
         let Some(open) = lock(&self.node).take() else {
             return Ok(());
         };
-        GROUPS.close_all(self);
-        STREAMS.close_all(self);
-        INTERFACES.close_all(self);
+        let objects = lock(&self.objects).clone();
+        for objects in objects.range(..CloseOrder::Endpoints).map(|(_, it)| it) {
+            objects.close_all();
+        }
         let closed = open.node.close(timeout.unwrap_or(open.linger));
         if let Some(Some(recorder)) = self.recorder.get() {
             recorder.close();
         }
-        let endpoints = std::mem::take(&mut *lock(&self.endpoints));
-        for handle in endpoints.by_file.into_values() {
-            handle.end();
+        for objects in objects.range(CloseOrder::Endpoints..).map(|(_, it)| it) {
+            objects.close_all();
         }
-        PORTS.close_all(self);
-        EDGES.close_all(self);
-        REGIONS.close_all(self);
-        COUNTERS.close_all(self);
-        let queues = std::mem::take(&mut *lock(&self.queues));
-        drop(queues);
         Ok(closed?)
     }
 }
 
-impl Open {
-    fn new(config: Config) -> Result<Open, Failure> {
+impl OpenNode {
+    fn new(config: Config) -> Result<OpenNode, Failure> {
         let (linger, spin) = (config.linger, config.spin);
         let node = Node::open(config)?;
-        Ok(Open { node, linger, spin })
+        Ok(OpenNode { node, linger, spin })
     }
 }
 
@@ -207,7 +161,7 @@ pub(crate) fn job() -> Result<&'static Job, Failure> {
     }
 }
 
-/// An endpoint as traces have it.
+/// An endpoint's address in the format of traces.
 pub(crate) fn place(address: Address) -> EndpointAddress {
     EndpointAddress {
         node: address.node.0,
@@ -215,36 +169,24 @@ pub(crate) fn place(address: Address) -> EndpointAddress {
     }
 }
 
-/// A lock that forgives a panic of another thread: what lies behind is whole between
-/// any two statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn install_hooks() {
-    if HOOKED.load(Ordering::Relaxed) || HOOKED.swap(true, Ordering::Relaxed) {
+fn install_exit_hook() {
+    if EXIT_HOOKED.load(Ordering::Relaxed) || EXIT_HOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
     dipole_node::log::of_library("libdipole");
-    // SAFETY: the child's handler adds to an atomic, which is async-signal-safe; it
-    // stays loaded because the library cannot be unloaded (build.rs).
-    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-    // SAFETY: as above; `leave` lets no panic out.
-    unsafe { libc::atexit(leave) };
+    // SAFETY: `on_exit` lets no panic out, and stays loaded because the library cannot be
+    // unloaded (build.rs).
+    unsafe { libc::atexit(on_exit) };
 }
 
-unsafe extern "C" fn forked() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-}
-
-/// At exit: what was sent shall arrive.
-extern "C" fn leave() {
-    let left = std::panic::catch_unwind(|| match &*CURRENT.load() {
-        Some(process) if process.generation == generation() => process.finish(None),
-        _ => Ok(()),
+/// Waits at exit until everything sent is acknowledged.
+extern "C" fn on_exit() {
+    let finalized = std::panic::catch_unwind(|| match PROCESS.existing() {
+        Some(process) => process.finalize(None),
+        None => Ok(()),
     });
-    if let Ok(Err(failure)) = left {
-        // Nobody can ask for the error any more.
+    if let Ok(Err(failure)) = finalized {
+        // It is too late for `dp_error`.
         eprintln!("libdipole: at exit: {failure}");
     }
 }

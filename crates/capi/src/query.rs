@@ -1,20 +1,21 @@
-//! Calls that ask: errors, addresses, the job, counters, the version.
+//! Calls that return information: errors, addresses, the job, counters, the version.
 
 use std::ffi::{c_char, c_int};
 
+use crate::address::Address;
 use crate::failure::{self, Failure};
-use crate::guard::{self, Out, Versioned, call};
+use crate::ffi::{self, Out, Versioned, call};
 use crate::handle;
-use crate::options::{Address, Stats};
+use crate::options::Stats;
 use crate::process;
 
-/// What went wrong in this thread's last call that failed.
+/// The text of this thread's last failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_error() -> *const c_char {
-    guard::last_text()
+    ffi::last_text()
 }
 
-/// What an error number means when a call of this library sets it.
+/// The meaning of an error number that a call of this library set.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_strerror(errnum: c_int) -> *const c_char {
     failure::meaning(errnum)
@@ -31,7 +32,7 @@ pub extern "C" fn dp_version() -> *const c_char {
 /// The address of an endpoint.
 ///
 /// # Safety
-/// `address` points to a place for one.
+/// `address` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_own_address(fd: c_int, address: *mut Address) -> c_int {
     call("dp_own_address", || {
@@ -42,13 +43,13 @@ pub unsafe extern "C" fn dp_own_address(fd: c_int, address: *mut Address) -> c_i
     })
 }
 
-/// This process's number within its job.
+/// This process's rank in its job.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_rank() -> c_int {
     call("dp_rank", || Ok(process::job()?.rank.cast_signed()))
 }
 
-/// How many processes the job has.
+/// The number of processes of the job.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_size() -> c_int {
     call("dp_size", || Ok(process::job()?.size.cast_signed()))
@@ -57,10 +58,10 @@ pub extern "C" fn dp_size() -> c_int {
 /// The main endpoint of a rank.
 ///
 /// # Safety
-/// `address` points to a place for one.
+/// `address` is null or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_peer(rank: c_int, address: *mut Address) -> c_int {
-    call("dp_peer", || {
+pub unsafe extern "C" fn dp_rank_address(rank: c_int, address: *mut Address) -> c_int {
+    call("dp_rank_address", || {
         // SAFETY: by contract.
         let address = unsafe { Out::new("address", address) }?;
         let job = process::job()?;
@@ -96,14 +97,14 @@ pub extern "C" fn dp_rank_of(address: Address) -> c_int {
 /// Counters of this process's node.
 ///
 /// # Safety
-/// `stats` points to a struct as long as it says.
+/// `stats` is null or points to a struct of the size that it states.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
     call("dp_stats", || {
-        let facts = process::current().open_node()?.stats();
-        let (traffic, protocol) = (facts.traffic, facts.protocol);
-        let local = facts.local.unwrap_or_default();
-        let bpf = facts.bpf.unwrap_or_default();
+        let stats_now = process::current().open_node()?.stats();
+        let (traffic, protocol) = (stats_now.traffic, stats_now.protocol);
+        let local = stats_now.local.unwrap_or_default();
+        let bpf = stats_now.bpf.unwrap_or_default();
         let ours = Stats {
             packets_sent: traffic.packets_sent,
             packets_received: traffic.packets_received,
@@ -119,16 +120,16 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             messages_refused: protocol.messages_refused,
             unreliable_sent: protocol.unreliable_sent,
             unreliable_dropped: traffic.unreliable_dropped,
-            peers: facts.peers as u64,
-            local_peers: facts.local_peers as u64,
+            peers: stats_now.peers as u64,
+            local_peers: stats_now.local_peers as u64,
             local_records_sent: local.records_out,
             local_records_received: local.records_in,
             local_bytes_sent: local.bytes_out,
             local_bytes_received: local.bytes_in,
             local_bytes_fetched: local.pulled_bytes,
-            local_wakes: local.bells,
-            pool_used_bytes: facts.pool_used_bytes,
-            free_frames: facts.free_frames as u64,
+            local_wakes: local.wakeups,
+            pool_used_bytes: stats_now.pool_used_bytes,
+            free_frames: stats_now.free_frames as u64,
             bpf_received: bpf.by_ring,
             bpf_sent: bpf.raw + bpf.raw_bulk,
             bpf_socket_received: bpf.by_socket,
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             ..Stats::EMPTY
         };
         // SAFETY: by contract.
-        unsafe { guard::write_struct(stats, &ours) }?;
+        unsafe { ffi::write_struct(stats, &ours) }?;
         Ok(0)
     })
 }

@@ -1,4 +1,4 @@
-//! Completion queues: their calls, and which endpoints are attached to them.
+//! Calls for completion queues.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -10,23 +10,24 @@ use std::time::Duration;
 use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory, Timeout};
 use dipole_trace::waits::{Cause, WaitEnd, WaitRecorder};
 
+use crate::address::Address;
 use crate::edge::EDGES;
 use crate::failure::Failure;
-use crate::guard::{self, Out, call};
+use crate::ffi::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
-use crate::options::Address;
-use crate::process::{self, lock, place};
+use crate::per_process::{PerProcess, lock};
+use crate::process::{self, CloseOrder, OpenObjects, place};
 
-/// In `kind`: a posted message is on its way.
+/// A posted message has been sent.
 pub const DP_SENT: c_int = 1;
-/// In `kind`: a posted operation was not done.
+/// A posted operation failed.
 pub const DP_FAILED: c_int = 2;
-/// In `kind`: a message has arrived at an attached endpoint.
+/// A message has arrived at an attached endpoint.
 pub const DP_RECEIVED: c_int = 3;
 
-/// In `kind`: a posted operation on memory is done.
+/// A posted operation on memory is done.
 pub const DP_DONE: c_int = 4;
-/// In `kind`: the memory of a posted receive holds a message.
+/// The buffer of a posted receive holds a message.
 pub const DP_FILLED: c_int = 5;
 
 /// `struct dp_completion`.
@@ -35,21 +36,21 @@ pub const DP_FILLED: c_int = 5;
 pub struct Completion {
     /// [`DP_SENT`], [`DP_DONE`], [`DP_FILLED`], [`DP_FAILED`] or [`DP_RECEIVED`].
     pub kind: c_int,
-    /// Why it failed.
+    /// The error number of a failed operation.
     pub error: c_int,
-    /// As it was posted.
+    /// The context of the posted operation.
     pub context: u64,
-    /// What the word was.
+    /// The previous value of the word.
     pub value: u64,
-    /// At which endpoint the message is.
+    /// The endpoint of a message.
     pub fd: c_int,
     /// Must be 0.
     pub reserved: u32,
-    /// Who sent the message.
+    /// The sender of a message.
     pub source: Address,
-    /// Where the message lies.
+    /// Where a message lies.
     pub message: *const c_void,
-    /// Its length.
+    /// The length of a message.
     pub length: usize,
 }
 
@@ -72,9 +73,9 @@ impl Completion {
 pub(crate) struct OpenQueue {
     file: FileId,
     queue: CompletionQueue,
-    /// Endpoints attached, or with receives that were posted.
+    /// Endpoints that are attached or have posted receives.
     endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
-    /// Who keeps what calls have waited for.
+    /// Records what calls wait for, if `DIPOLE_TRACE` is set.
     recorder: Option<Arc<WaitRecorder>>,
 }
 
@@ -83,7 +84,7 @@ impl OpenQueue {
         lock(&self.endpoints).get(&endpoint)?.upgrade()
     }
 
-    /// What C is told of a completion; `None` if the endpoint of a message has ended.
+    /// Converts a completion for C; `None` if the endpoint of a message has ended.
     fn describe(&self, completion: dipole_node::Completion) -> Option<Completion> {
         use dipole_node::Completion as Done;
         match completion {
@@ -100,7 +101,7 @@ impl OpenQueue {
             }),
             Done::Failed { context, error } => Some(Completion {
                 kind: DP_FAILED,
-                error: guard::keep("dp_queue_wait", Failure::Send(error)),
+                error: ffi::record_failure("dp_queue_wait", Failure::Send(error)),
                 context,
                 ..Completion::EMPTY
             }),
@@ -120,7 +121,7 @@ impl OpenQueue {
             }),
             Done::NotFilled { context, error, .. } => Some(Completion {
                 kind: DP_FAILED,
-                error: guard::keep("dp_queue_wait", Failure::Receive(error)),
+                error: ffi::record_failure("dp_queue_wait", Failure::Receive(error)),
                 context,
                 ..Completion::EMPTY
             }),
@@ -134,13 +135,13 @@ impl OpenQueue {
                     length: message.len(),
                     ..Completion::EMPTY
                 };
-                lock(&handle.read).push_back(message);
+                lock(&handle.unreleased).push_back(message);
                 Some(completion)
             }
         }
     }
 
-    /// Waits for a completion, and has that kept, if that is asked for.
+    /// Waits for a completion, and records the wait if that is requested.
     fn wait(&self, timeout: Duration) -> Result<Option<dipole_node::Completion>, ReceiveError> {
         let Some(recorder) = &self.recorder else {
             return self.queue.wait(timeout);
@@ -151,22 +152,25 @@ impl OpenQueue {
         }
         let began_ns = recorder.now_ns();
         let found = self.queue.wait(timeout);
-        recorder.record(began_ns, over(found.as_ref().ok().and_then(Option::as_ref)));
+        recorder.record(
+            began_ns,
+            wait_end(found.as_ref().ok().and_then(Option::as_ref)),
+        );
         found
     }
 
-    /// Fills the first places of an array of `count`; how many.
+    /// Fills the first elements of an array of `count`; returns their number.
     ///
     /// # Safety
-    /// All `count` places are valid for writes, as [`Out::new`] asks for one.
+    /// All `count` elements meet the contract of [`Out::new`].
     unsafe fn fill(
         &self,
         fd: c_int,
         places: Out<Completion>,
         count: usize,
-        patience: Timeout,
+        timeout: Timeout,
     ) -> Result<usize, Failure> {
-        let waited = (patience != Timeout::Zero).then_some(patience.duration());
+        let waited = (timeout != Timeout::Zero).then_some(timeout.duration());
         let mut filled = 0;
         while filled < count {
             let next = match waited {
@@ -176,15 +180,14 @@ impl OpenQueue {
             match next {
                 Ok(Some(completion)) => {
                     if let Some(completion) = self.describe(completion) {
-                        // SAFETY: the array has `count` elements by contract, more than
-                        // `filled`.
+                        // SAFETY: the array has `count` elements by contract, and `filled` is less.
                         unsafe { places.element(filled) }.write(completion);
                         filled += 1;
                     }
                 }
                 Ok(None) if filled == 0 => return Err(Failure::NoCompletion { fd, waited }),
                 Err(error) if filled == 0 => return Err(error.into()),
-                // What is filled already is not lost; the next call meets the error again.
+                // Return what has been filled; the next call reports the error again.
                 Ok(None) | Err(_) => break,
             }
         }
@@ -192,8 +195,8 @@ impl OpenQueue {
     }
 }
 
-/// What was waited for, by the completion that came, if one came.
-fn over(completion: Option<&dipole_node::Completion>) -> WaitEnd {
+/// Describes a wait by the completion that ended it, if there was one.
+fn wait_end(completion: Option<&dipole_node::Completion>) -> WaitEnd {
     use dipole_node::Completion as Done;
     let (cause, peer, bytes) = match completion {
         Some(Done::Received { message, .. }) => {
@@ -211,13 +214,25 @@ fn over(completion: Option<&dipole_node::Completion>) -> WaitEnd {
     }
 }
 
+/// Completion queues by their descriptors.
+static QUEUES: PerProcess<Mutex<HashMap<c_int, Arc<OpenQueue>>>> = PerProcess::new();
+
+/// The completion queues of this process, for `dp_finalize`.
+struct AllQueues;
+
+impl OpenObjects for AllQueues {
+    fn close_all(&self) {
+        let queues = std::mem::take(&mut *lock(&QUEUES.get()));
+        drop(queues);
+    }
+}
+
 fn find(fd: c_int) -> Result<Arc<OpenQueue>, Failure> {
-    let process = process::current();
-    let found = lock(&process.queues).get(&fd).cloned();
+    let found = lock(&QUEUES.get()).get(&fd).cloned();
     found.ok_or(Failure::NotAQueue { fd })
 }
 
-/// Opens a completion queue; its descriptor.
+/// Opens a completion queue; returns its descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_open() -> c_int {
     call("dp_queue_open", || {
@@ -231,14 +246,15 @@ pub extern "C" fn dp_queue_open() -> c_int {
             endpoints: Mutex::default(),
             recorder: process.recorder(),
         };
-        // Perhaps another had the number, and its descriptor was closed by `close`.
-        let before = lock(&process.queues).insert(fd, Arc::new(open));
+        // There may be an entry of a queue whose descriptor was closed with `close`.
+        process.register(CloseOrder::Queues, &AllQueues);
+        let before = lock(&QUEUES.get()).insert(fd, Arc::new(open));
         drop(before);
         Ok(descriptor.into_raw_fd())
     })
 }
 
-/// Messages of an endpoint appear in a queue from now on.
+/// Reports messages of an endpoint in a queue from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_attach(queue: c_int, fd: c_int) -> c_int {
     call("dp_queue_attach", || {
@@ -250,7 +266,7 @@ pub extern "C" fn dp_queue_attach(queue: c_int, fd: c_int) -> c_int {
     })
 }
 
-/// Completions of an edge's operations appear in a queue from now on.
+/// Reports completions of an edge's operations in a queue from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_attach_edge(queue: c_int, edge: c_int) -> c_int {
     call("dp_queue_attach_edge", || {
@@ -262,10 +278,10 @@ pub extern "C" fn dp_queue_attach_edge(queue: c_int, edge: c_int) -> c_int {
     })
 }
 
-/// Waits for completions and takes them; how many.
+/// Waits for completions and takes them; returns their number.
 ///
 /// # Safety
-/// `completions` points to places for `count`.
+/// `completions` is null or points to an array of `count` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_queue_wait(
     queue: c_int,
@@ -276,20 +292,20 @@ pub unsafe extern "C" fn dp_queue_wait(
     call("dp_queue_wait", || {
         // SAFETY: by contract.
         let places = unsafe { Out::new("completions", completions) }?;
-        let places_count = guard::count(count)?;
-        let patience = Timeout::from_nanos(timeout_ns);
+        let places_count = ffi::count(count)?;
+        let timeout = Timeout::from_nanos(timeout_ns);
         let open = find(queue)?;
         // SAFETY: by contract.
-        let filled = unsafe { open.fill(queue, places, places_count, patience) }?;
+        let filled = unsafe { open.fill(queue, places, places_count, timeout) }?;
         // It is at most `count`.
         Ok(c_int::try_from(filled).unwrap_or(count))
     })
 }
 
-/// Posts memory for the next message of an endpoint.
+/// Posts a buffer for the next message of an endpoint.
 ///
 /// # Safety
-/// `buf` points to `len` bytes, which nobody else accesses until the completion, or until the
+/// `buf` points to `len` bytes, which the program does not access until the completion, or until the
 /// queue or the endpoint is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_post_receive(
@@ -305,7 +321,7 @@ pub unsafe extern "C" fn dp_post_receive(
         }
         let (open, handle) = (find(queue)?, handle::find(fd)?);
         let start = NonNull::new(buf.cast()).unwrap_or(NonNull::dangling());
-        // SAFETY: by contract; after the completion nothing reaches it any more.
+        // SAFETY: by contract; the memory is not accessed after the completion.
         let memory = unsafe { RegionMemory::from_raw(start, len) };
         let id = handle.endpoint.address().endpoint;
         lock(&open.endpoints).insert(id, Arc::downgrade(&handle));
@@ -314,7 +330,7 @@ pub unsafe extern "C" fn dp_post_receive(
     })
 }
 
-/// Withdraws a posted receive; 1 if it waited, else 0.
+/// Cancels a posted receive; returns 1 if it was waiting, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_cancel_receive(fd: c_int, context: u64) -> c_int {
     call("dp_cancel_receive", || {
@@ -328,13 +344,14 @@ pub extern "C" fn dp_cancel_receive(fd: c_int, context: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_queue_close(queue: c_int) -> c_int {
     call("dp_queue_close", || {
-        let removed = lock(&process::current().queues).remove(&queue);
+        let removed = lock(&QUEUES.get()).remove(&queue);
         let removed = removed.ok_or(Failure::NotAQueue { fd: queue })?;
-        // The number may have been closed by `close`, and stand for anything by now.
+        // The program may have closed the descriptor with `close`, and the number may refer to
+        // another file by now.
         if handle::identify(queue).is_ok_and(|file| file == removed.file) {
-            // SAFETY: the number is still the queue's descriptor, which its user gives up
-            // by this call.
-            unsafe { guard::close(queue) };
+            // SAFETY: the number is still the queue's descriptor, and the caller does not use it
+            // after this call.
+            unsafe { ffi::close(queue) };
         }
         Ok(0)
     })

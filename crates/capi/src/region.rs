@@ -1,4 +1,4 @@
-//! Regions of memory, and operations on those of others.
+//! Calls for memory regions, and for operations on regions of peers.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -9,34 +9,33 @@ use dipole_node::{
 
 use crate::edge::{EDGES, check_attached};
 use crate::failure::Failure;
-use crate::guard::{self, Out, call};
+use crate::ffi::{self, Out, call};
 use crate::message;
 use crate::numbers::Numbered;
-use crate::process::lock;
+use crate::per_process::lock;
+use crate::process::CloseOrder;
 use crate::{DP_DONTWAIT, handle};
 
-/// An operation: bytes into a region.
+/// Writes bytes into a region.
 pub const DP_PUT: c_int = 1;
-/// An operation: bytes out of a region.
+/// Reads bytes from a region.
 pub const DP_GET: c_int = 2;
-/// An operation: adds to a word.
+/// Adds to a word.
 pub const DP_FETCH_ADD: c_int = 3;
-/// An operation: sets a word that is as expected.
+/// Replaces a word that has an expected value.
 pub const DP_COMPARE_SWAP: c_int = 4;
-/// Of a put: the owner is told.
+/// For a put: notify the owner.
 pub const DP_NOTIFY: c_int = 1;
-/// Others may write into the region.
+/// Peers may write into the region.
 pub const DP_ALLOW_PUT: c_int = 1;
-/// Others may read from it.
+/// Peers may read from the region.
 pub const DP_ALLOW_GET: c_int = 2;
-/// Others may add to, and swap, its words.
-pub const DP_ALLOW_UPDATE: c_int = 4;
+/// Peers may add to words of the region, and replace them.
+pub const DP_ALLOW_ATOMIC: c_int = 4;
 
 /// The regions that C programs hold.
-pub(crate) static REGIONS: Numbered<OpenRegion> = Numbered::new(
-    |process| &process.regions,
-    |number| Failure::NotARegion { number },
-);
+pub(crate) static REGIONS: Numbered<OpenRegion> =
+    Numbered::new(CloseOrder::Regions, |number| Failure::NotARegion { number });
 
 /// A region over memory of a C program.
 #[derive(Debug)]
@@ -47,31 +46,31 @@ pub(crate) struct OpenRegion {
 
 impl Drop for OpenRegion {
     fn drop(&mut self) {
-        // First nobody reaches it by its key, then nobody reaches it at all.
+        // First close the region, so that its key is invalid; then revoke the memory.
         self.region = None;
         self.memory.revoke();
     }
 }
 
-/// `struct dp_notice`.
+/// `struct dp_notification`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Notice {
+pub struct Notification {
     /// Key of the region.
     pub key: u64,
-    /// Where the data lie.
+    /// Where the data lies.
     pub offset: u64,
-    /// How many bytes they are.
+    /// The length of the data.
     pub length: u64,
-    /// The initiator's.
+    /// The value that the initiator passed.
     pub value: u64,
 }
 
-/// Opens memory to those who have an edge to the endpoint and the key; the region's number.
+/// Opens memory to peers that have the key and an edge to the endpoint; returns the region's number.
 ///
 /// # Safety
-/// `memory` points to `length` bytes that stay until `dp_region_close` has returned, and that
-/// others of this process do not access while an operation may; `key` to a place for the key.
+/// `memory` points to `length` bytes that stay valid until `dp_region_close` has returned, and that
+/// this process does not access while an operation may; `key` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_region_open(
     fd: c_int,
@@ -81,7 +80,7 @@ pub unsafe extern "C" fn dp_region_open(
     key: *mut u64,
 ) -> c_int {
     call("dp_region_open", || {
-        let all = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_UPDATE;
+        let all = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_ATOMIC;
         message::check_flags(rights, all)?;
         // SAFETY: by contract.
         let place = unsafe { Out::new("key", key) }?;
@@ -89,22 +88,22 @@ pub unsafe extern "C" fn dp_region_open(
         let rights = Rights {
             put: rights & DP_ALLOW_PUT != 0,
             get: rights & DP_ALLOW_GET != 0,
-            update: rights & DP_ALLOW_UPDATE != 0,
+            update: rights & DP_ALLOW_ATOMIC != 0,
         };
-        // SAFETY: by contract; `OpenRegion` revokes it.
+        // SAFETY: by contract; `OpenRegion` revokes the memory.
         let memory = unsafe { RegionMemory::from_raw(start, length) };
         let region = handle::with(fd, |handle| {
             Ok(handle.endpoint.open_region(memory.clone(), rights)?)
         })?;
         place.write(region.key().0);
-        REGIONS.enter(OpenRegion {
+        REGIONS.insert(OpenRegion {
             region: Some(region),
             memory,
         })
     })
 }
 
-/// Closes a region: nobody accesses its memory any more when this returns.
+/// Closes a region. Its memory is not accessed after this returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_region_close(region: c_int) -> c_int {
     call("dp_region_close", || {
@@ -113,28 +112,28 @@ pub extern "C" fn dp_region_close(region: c_int) -> c_int {
     })
 }
 
-/// What a put says to the owner of a region, in the place of a message.
+/// Returns 1 and the notification of a put if the message is one.
 ///
 /// # Safety
-/// `notice` points to a place for it.
+/// `notification` is null or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_notice(
+pub unsafe extern "C" fn dp_is_notification(
     fd: c_int,
     message: *const c_void,
-    notice: *mut Notice,
+    notification: *mut Notification,
 ) -> c_int {
-    call("dp_notice", || {
+    call("dp_is_notification", || {
         // SAFETY: by contract.
-        let place = unsafe { Out::new("notice", notice) }?;
+        let place = unsafe { Out::new("notification", notification) }?;
         handle::with(fd, |handle| {
-            let read = lock(&handle.read);
+            let read = lock(&handle.unreleased);
             let is_it = |held: &&Message| held.as_ptr().cast() == message;
             let mut held = read.iter().rev().filter(is_it).peekable();
             held.peek().ok_or(Failure::NotHeld)?;
             let Some(found) = held.find_map(Message::notice) else {
                 return Ok(0);
             };
-            place.write(Notice {
+            place.write(Notification {
                 key: found.key.0,
                 offset: found.offset,
                 length: found.length,
@@ -145,18 +144,24 @@ pub unsafe extern "C" fn dp_notice(
     })
 }
 
-fn put(
-    edge: &Edge,
-    (key, offset): (u64, u64),
-    (data, notice): (&[u8], Option<u64>),
-    patience: Timeout,
-) -> Result<(), SendError> {
-    let key = RegionKey(key);
-    match (patience, notice) {
-        (Timeout::Zero, _) => edge.try_put(key, offset, data, notice),
-        (Timeout::After(timeout), _) => edge.put_timeout(key, offset, data, notice, timeout),
-        (Timeout::Infinite, None) => edge.put(key, offset, data),
-        (Timeout::Infinite, Some(value)) => edge.put_notify(key, offset, data, value),
+/// Data for a region of a peer.
+struct Put<'a> {
+    key: RegionKey,
+    offset: u64,
+    data: &'a [u8],
+    /// The value of the notification, if the owner gets one.
+    value: Option<u64>,
+}
+
+impl Put<'_> {
+    fn send(&self, edge: &Edge, timeout: Timeout) -> Result<(), SendError> {
+        let (key, offset, data) = (self.key, self.offset, self.data);
+        match (timeout, self.value) {
+            (Timeout::Zero, value) => edge.try_put(key, offset, data, value),
+            (Timeout::After(timeout), value) => edge.put_timeout(key, offset, data, value, timeout),
+            (Timeout::Infinite, None) => edge.put(key, offset, data),
+            (Timeout::Infinite, Some(value)) => edge.put_notify(key, offset, data, value),
+        }
     }
 }
 
@@ -177,16 +182,20 @@ pub unsafe extern "C" fn dp_put(
     call("dp_put", || {
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
-        let data = unsafe { guard::message(data, len) }?;
-        let patience = message::timeout(flags, timeout_ns);
-        EDGES.with(edge, |edge| {
-            Ok(put(edge, (key, offset), (data, None), patience)?)
-        })?;
+        let data = unsafe { ffi::message(data, len) }?;
+        let timeout = message::timeout(flags, timeout_ns);
+        let put = Put {
+            key: RegionKey(key),
+            offset,
+            data,
+            value: None,
+        };
+        EDGES.with(edge, |edge| Ok(put.send(edge, timeout)?))?;
         Ok(0)
     })
 }
 
-/// The same, and tells the owner when all of them are there.
+/// Puts bytes like [`dp_put`] and notifies the owner when all of them are there.
 ///
 /// # Safety
 /// `data` points to `len` bytes.
@@ -204,10 +213,15 @@ pub unsafe extern "C" fn dp_put_notify(
     call("dp_put_notify", || {
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
-        let data = unsafe { guard::message(data, len) }?;
-        let patience = message::timeout(flags, timeout_ns);
-        let what = (data, Some(value));
-        EDGES.with(edge, |edge| Ok(put(edge, (key, offset), what, patience)?))?;
+        let data = unsafe { ffi::message(data, len) }?;
+        let timeout = message::timeout(flags, timeout_ns);
+        let put = Put {
+            key: RegionKey(key),
+            offset,
+            data,
+            value: Some(value),
+        };
+        EDGES.with(edge, |edge| Ok(put.send(edge, timeout)?))?;
         Ok(0)
     })
 }
@@ -222,23 +236,24 @@ pub struct PostedOperation {
     pub flags: c_int,
     /// Key of the region.
     pub key: u64,
-    /// Where in it.
+    /// The offset in the region.
     pub offset: u64,
-    /// What is put, or where goes what is got.
+    /// The source of a put, or the destination of a get.
     pub memory: *mut c_void,
-    /// How many bytes.
+    /// The length of `memory`.
     pub length: usize,
-    /// Of the notice; what is added; what the word becomes.
+    /// The value of the notification, the summand, or the new value of the word.
     pub value: u64,
-    /// What the word must be.
+    /// The value that the word must have.
     pub expected: u64,
 }
 
 /// Posts an operation on a region of an edge's target.
 ///
 /// # Safety
-/// `operation` points to one; its memory to as many bytes as it says, which stay until the
-/// completion, of a put as they are, of a get without anybody else who accesses them.
+/// `operation` is null or points to an operation, whose memory stays valid for its length until the
+/// completion. Until then the program does not change the source of a put, and does not access the
+/// destination of a get.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_post_operation(
     edge: c_int,
@@ -247,7 +262,7 @@ pub unsafe extern "C" fn dp_post_operation(
 ) -> c_int {
     call("dp_post_operation", || {
         // SAFETY: by contract.
-        let [posted] = unsafe { guard::array("operation", operation, 1) }? else {
+        let [posted] = unsafe { ffi::array("operation", operation, 1) }? else {
             return Err(Failure::Null { what: "operation" });
         };
         let (memory, length) = (posted.memory, posted.length);
@@ -260,7 +275,7 @@ pub unsafe extern "C" fn dp_post_operation(
         let operation = match posted.kind {
             DP_GET => {
                 let start = NonNull::new(memory.cast()).unwrap_or(NonNull::dangling());
-                // SAFETY: by contract; after the completion nothing reaches it any more.
+                // SAFETY: by contract; the memory is not accessed after the completion.
                 let into = unsafe { RegionMemory::from_raw(start, length) };
                 EDGES.with(edge, |open| {
                     check_attached(edge, open)?;
@@ -290,7 +305,7 @@ pub unsafe extern "C" fn dp_post_operation(
         };
         let bytes = match posted.kind {
             // SAFETY: by contract.
-            DP_PUT => unsafe { guard::shared(memory, length) },
+            DP_PUT => unsafe { ffi::shared(memory, length) },
             _ => Bytes::new(),
         };
         EDGES.with(edge, |open| {
@@ -303,10 +318,10 @@ pub unsafe extern "C" fn dp_post_operation(
     })
 }
 
-/// Gets bytes of a region of an edge's target.
+/// Gets bytes from a region of an edge's target.
 ///
 /// # Safety
-/// `into` points to `len` bytes that nobody else accesses meanwhile.
+/// `into` points to `len` bytes that no other thread accesses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_get(
     edge: c_int,
@@ -318,7 +333,7 @@ pub unsafe extern "C" fn dp_get(
 ) -> c_int {
     call("dp_get", || {
         // SAFETY: by contract.
-        let into = unsafe { guard::bytes_mut("into", into, len) }?;
+        let into = unsafe { ffi::bytes_mut("into", into, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
             Ok(edge.get(RegionKey(key), offset, into, timeout)?)
@@ -327,10 +342,10 @@ pub unsafe extern "C" fn dp_get(
     })
 }
 
-/// Adds to a word of a region of an edge's target.
+/// Adds to a word in a region of an edge's target.
 ///
 /// # Safety
-/// `before` points to a place for what it was or is null.
+/// `before` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_fetch_add(
     edge: c_int,
@@ -351,10 +366,10 @@ pub unsafe extern "C" fn dp_fetch_add(
     })
 }
 
-/// Sets a word of a region of an edge's target if it is as expected.
+/// Replaces a word in a region of an edge's target if it has the expected value.
 ///
 /// # Safety
-/// `before` points to a place for what it was or is null.
+/// `before` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_compare_swap(
     edge: c_int,

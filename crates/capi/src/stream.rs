@@ -1,4 +1,4 @@
-//! Streams to the outside, and the interfaces that hold them.
+//! Calls for TCP streams to the outside, and the interfaces that hold them.
 
 use std::borrow::Borrow;
 use std::ffi::{c_char, c_int, c_void};
@@ -12,45 +12,44 @@ use dipole_streams::{
     Destinations, Interface, InterfaceConfig, Layout, Ranks, Stream, StreamError,
 };
 
+use crate::address::Address;
 use crate::failure::Failure;
-use crate::guard::{self, call};
+use crate::ffi::{self, call};
 use crate::handle::{self, Handle};
 use crate::numbers::Numbered;
-use crate::options::Address;
-use crate::process::{self, lock};
+use crate::per_process::lock;
+use crate::process::{self, CloseOrder};
 
 /// The streams that C programs hold.
-pub(crate) static STREAMS: Numbered<Mutex<Option<Stream<Held>>>> = Numbered::new(
-    |process| &process.streams,
-    |number| Failure::NotAStream { number },
-);
+pub(crate) static STREAMS: Numbered<Mutex<Option<Stream<StreamEndpoint>>>> =
+    Numbered::new(CloseOrder::Streams, |number| Failure::NotAStream { number });
 
 /// The interfaces that C programs hold.
-pub(crate) static INTERFACES: Numbered<OpenInterface> = Numbered::new(
-    |process| &process.interfaces,
-    |number| Failure::NotAnInterface { number },
-);
+pub(crate) static INTERFACES: Numbered<OpenInterface> =
+    Numbered::new(CloseOrder::Interfaces, |number| Failure::NotAnInterface {
+        number,
+    });
 
-/// The endpoint of a stream's rank.
+/// The endpoint of one rank of a stream.
 #[derive(Debug)]
-pub(crate) struct Held(Arc<Handle>);
+pub(crate) struct StreamEndpoint(Arc<Handle>);
 
-impl Borrow<Endpoint> for Held {
+impl Borrow<Endpoint> for StreamEndpoint {
     fn borrow(&self) -> &Endpoint {
         &self.0.endpoint
     }
 }
 
-/// An interface, served by a thread until it is told to end.
+/// An interface, served by a thread until it is closed.
 #[derive(Debug)]
 pub(crate) struct OpenInterface {
-    is_over: Arc<AtomicBool>,
+    stops: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Drop for OpenInterface {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.stops.store(true, Ordering::Relaxed);
     }
 }
 
@@ -58,21 +57,21 @@ impl Drop for OpenInterface {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StreamLayout {
-    /// Among which bytes are dealt out.
+    /// The number of ranks that share the bytes.
     pub ranks: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// Bytes of a block, or, with owners, of a record.
+    /// Bytes of a block or, if there are owners, of a record.
     pub block: u64,
-    /// The rank of each record, or null: blocks in turn.
+    /// The rank of each record; null distributes blocks in turn.
     pub owners: *const u32,
-    /// How many owners there are.
+    /// The length of `owners`.
     pub records: usize,
 }
 
 impl StreamLayout {
     /// # Safety
-    /// `owners` is null or points to so many numbers.
+    /// `owners` is null or points to `records` numbers.
     unsafe fn checked(self) -> Result<Layout, Failure> {
         let positive = |what, found: u64| match found {
             0 => Err(Failure::BadNumber {
@@ -95,32 +94,32 @@ impl StreamLayout {
             return Ok(Layout::block_cyclic(self.ranks, self.block));
         }
         // SAFETY: by contract.
-        let owners = unsafe { guard::array("owners", self.owners, self.records) }?;
+        let owners = unsafe { ffi::array("owners", self.owners, self.records) }?;
         Ok(Layout::by_key(self.ranks, self.block, owners.to_vec()))
     }
 }
 
 /// # Safety
-/// `layout` is null or points to a layout, whose owners are as many as it says.
+/// `layout` is null or points to a valid layout.
 unsafe fn layout(layout: *const StreamLayout) -> Result<Layout, Failure> {
     // SAFETY: by contract.
-    let layout = unsafe { guard::array("layout", layout, 1) }?;
+    let layout = unsafe { ffi::array("layout", layout, 1) }?;
     // SAFETY: by contract.
     unsafe { layout[0].checked() }
 }
 
-/// A text that is needed.
+/// A string argument that must not be null.
 ///
 /// # Safety
-/// That of [`guard::text`].
+/// That of [`ffi::text`].
 unsafe fn text<'a>(what: &'static str, text: *const c_char) -> Result<&'a str, Failure> {
     // SAFETY: by contract.
-    unsafe { guard::text(what, text) }?.ok_or(Failure::Null { what })
+    unsafe { ffi::text(what, text) }?.ok_or(Failure::Null { what })
 }
 
 fn with<A>(
     number: c_int,
-    body: impl FnOnce(&mut Stream<Held>) -> Result<A, StreamError>,
+    body: impl FnOnce(&mut Stream<StreamEndpoint>) -> Result<A, StreamError>,
 ) -> Result<A, Failure> {
     STREAMS.with(number, |stream| match lock(stream).as_mut() {
         Some(stream) => Ok(body(stream)?),
@@ -128,7 +127,7 @@ fn with<A>(
     })
 }
 
-/// Serves streams at an endpoint, on a thread of its own; the interface's number.
+/// Serves streams at an endpoint, on a thread of its own; returns the interface's number.
 ///
 /// # Safety
 /// `destinations` points to `count` strings.
@@ -140,10 +139,10 @@ pub unsafe extern "C" fn dp_interface_open(
     count: c_int,
 ) -> c_int {
     call("dp_interface_open", || {
-        let most_streams = guard::count(streams)?;
-        let count = if count == 0 { 0 } else { guard::count(count)? };
+        let max_streams = ffi::count(streams)?;
+        let count = if count == 0 { 0 } else { ffi::count(count)? };
         // SAFETY: by contract.
-        let given = unsafe { guard::array("destinations", destinations, count) }?;
+        let given = unsafe { ffi::array("destinations", destinations, count) }?;
         let mut allowed: Vec<SocketAddr> = Vec::new();
         for place in given {
             // SAFETY: by contract.
@@ -160,19 +159,19 @@ pub unsafe extern "C" fn dp_interface_open(
                 true => Destinations::Any,
                 false => Destinations::Only(allowed),
             },
-            most_streams: u32::try_from(most_streams).unwrap_or(u32::MAX),
+            max_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
             ..InterfaceConfig::default()
         };
         let node = process::current().node()?;
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&is_over);
-        let (tell, told) = mpsc::channel();
+        let stops = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&stops);
+        let (opened, opening) = mpsc::channel();
         let serve = move || match Interface::open(&node, EndpointId(dpid), config) {
-            Err(error) => _ = tell.send(Some(error)),
+            Err(error) => _ = opened.send(Some(error)),
             Ok(interface) => {
-                let _ = tell.send(None);
-                // It ends early only with its node, whose other calls say why.
-                let _ended = interface.serve(|| ends.load(Ordering::Relaxed));
+                let _ = opened.send(None);
+                // It ends early only with its node, and other calls report why.
+                let _ended = interface.serve(|| stop.load(Ordering::Relaxed));
             }
         };
         let thread = std::thread::Builder::new().name("dipole-interface".into());
@@ -180,22 +179,22 @@ pub unsafe extern "C" fn dp_interface_open(
             doing: "starting the interface's thread",
             cause,
         })?;
-        if let Ok(Some(error)) = told.recv() {
+        if let Ok(Some(error)) = opening.recv() {
             return Err(error.into());
         }
-        INTERFACES.enter(OpenInterface {
-            is_over,
+        INTERFACES.insert(OpenInterface {
+            stops,
             thread: Mutex::new(Some(thread)),
         })
     })
 }
 
-/// Ends an interface, after its streams.
+/// Closes an interface after its streams.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_interface_close(interface: c_int) -> c_int {
     call("dp_interface_close", || {
         let thread = INTERFACES.with(interface, |open| {
-            open.is_over.store(true, Ordering::Relaxed);
+            open.stops.store(true, Ordering::Relaxed);
             Ok(lock(&open.thread).take())
         })?;
         if let Some(Err(_)) = thread.map(JoinHandle::join) {
@@ -206,20 +205,20 @@ pub extern "C" fn dp_interface_close(interface: c_int) -> c_int {
     })
 }
 
-/// How many bytes of a transfer are a rank's.
+/// The number of bytes that a rank has of a transfer.
 ///
 /// # Safety
 /// `layout` points to a layout.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dp_layout_part(
+pub unsafe extern "C" fn dp_layout_bytes(
     layout: *const StreamLayout,
     rank: u32,
     total: u64,
 ) -> isize {
-    call("dp_layout_part", || {
+    call("dp_layout_bytes", || {
         // SAFETY: by contract.
         let layout = unsafe { self::layout(layout) }?;
-        if let Some(why) = layout.why_not(total) {
+        if let Some(why) = layout.error(total) {
             return Err(StreamError::Misuse(why).into());
         }
         length(layout.part(rank, total))
@@ -234,10 +233,10 @@ fn length(bytes: u64) -> Result<isize, Failure> {
     })
 }
 
-/// Opens a stream; its number.
+/// Opens a stream; returns its number.
 ///
 /// # Safety
-/// `ranks` points to `count` addresses, `to` to a string.
+/// `ranks` points to `count` addresses, `to` to a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_stream_open(
     fd: c_int,
@@ -246,12 +245,12 @@ pub unsafe extern "C" fn dp_stream_open(
     own: c_int,
     interface: Address,
     to: *const c_char,
-    patience_ns: i64,
+    idle_timeout_ns: i64,
 ) -> c_int {
     call("dp_stream_open", || {
-        let count = guard::count(count)?;
+        let count = ffi::count(count)?;
         // SAFETY: by contract.
-        let ranks = unsafe { guard::array("ranks", ranks, count) }?;
+        let ranks = unsafe { ffi::array("ranks", ranks, count) }?;
         // SAFETY: by contract.
         let to = unsafe { text("to", to) }?;
         let addresses: Result<Vec<_>, _> = ranks.iter().map(|it| it.checked()).collect();
@@ -264,14 +263,14 @@ pub unsafe extern "C" fn dp_stream_open(
             own,
             addresses: addresses?,
         };
-        let endpoint = Held(handle::find(fd)?);
-        let patience = Timeout::from_nanos(patience_ns).duration();
-        let stream = Stream::open(endpoint, ranks, interface.checked()?, to, patience)?;
-        STREAMS.enter(Mutex::new(Some(stream)))
+        let endpoint = StreamEndpoint(handle::find(fd)?);
+        let timeout = Timeout::from_nanos(idle_timeout_ns).duration();
+        let stream = Stream::open(endpoint, ranks, interface.checked()?, to, timeout)?;
+        STREAMS.insert(Mutex::new(Some(stream)))
     })
 }
 
-/// Rank 0 writes bytes as they stand.
+/// Writes bytes to the connection without a layout; only for rank 0.
 ///
 /// # Safety
 /// `bytes` points to `len` bytes.
@@ -283,39 +282,40 @@ pub unsafe extern "C" fn dp_stream_write_raw(
 ) -> c_int {
     call("dp_stream_write_raw", || {
         // SAFETY: by contract.
-        let bytes = unsafe { guard::bytes("bytes", bytes, len) }?;
+        let bytes = unsafe { ffi::bytes("bytes", bytes, len) }?;
         with(stream, |stream| stream.write_raw(bytes))?;
         Ok(0)
     })
 }
 
-/// Rank 0 reads some bytes; how many, 0 at the end of the stream.
+/// Reads bytes from the connection without a layout, only for rank 0; returns their number, 0 at the
+/// end of the stream.
 ///
 /// # Safety
-/// `buf` points to `len` bytes that nobody else accesses meanwhile.
+/// `buf` points to `len` bytes that no other thread accesses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_stream_read_raw(stream: c_int, buf: *mut c_void, len: usize) -> isize {
     call("dp_stream_read_raw", || {
         // SAFETY: by contract.
-        let place = unsafe { guard::bytes_mut("buf", buf, len) }?;
-        let heard = with(stream, |stream| stream.read_raw(place.len()))?;
-        let to = place.get_mut(..heard.len());
-        let to = to.ok_or_else(|| Failure::Panic("more was heard than there is room".into()))?;
-        to.copy_from_slice(&heard);
-        Ok(heard.len().cast_signed())
+        let place = unsafe { ffi::bytes_mut("buf", buf, len) }?;
+        let received = with(stream, |stream| stream.read_raw(place.len()))?;
+        let to = place.get_mut(..received.len());
+        let to = to.ok_or_else(|| Failure::Panic("more bytes were received than fit".into()))?;
+        to.copy_from_slice(&received);
+        Ok(received.len().cast_signed())
     })
 }
 
-/// Rank 0 tells the outside that nothing more comes.
+/// Ends the output of the stream; only for rank 0.
 #[unsafe(no_mangle)]
-pub extern "C" fn dp_stream_finish(stream: c_int) -> c_int {
-    call("dp_stream_finish", || {
+pub extern "C" fn dp_stream_shutdown(stream: c_int) -> c_int {
+    call("dp_stream_shutdown", || {
         with(stream, Stream::finish)?;
         Ok(0)
     })
 }
 
-/// All ranks write their parts.
+/// Writes the parts of all ranks.
 ///
 /// # Safety
 /// `layout` points to a layout, `part` to `len` bytes.
@@ -331,16 +331,16 @@ pub unsafe extern "C" fn dp_stream_write(
         // SAFETY: by contract.
         let layout = unsafe { self::layout(layout) }?;
         // SAFETY: by contract.
-        let part = unsafe { guard::bytes("part", part, len) }?;
+        let part = unsafe { ffi::bytes("part", part, len) }?;
         with(stream, |stream| stream.write(&layout, total, part))?;
         Ok(0)
     })
 }
 
-/// All ranks read their parts; how many bytes came for all.
+/// Reads the parts of all ranks; returns the number of bytes of all parts.
 ///
 /// # Safety
-/// `layout` points to a layout, `part` to `len` bytes that nobody else accesses meanwhile.
+/// `layout` points to a layout, `part` to `len` bytes that no other thread accesses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_stream_read(
     stream: c_int,
@@ -353,14 +353,14 @@ pub unsafe extern "C" fn dp_stream_read(
         // SAFETY: by contract.
         let layout = unsafe { self::layout(layout) }?;
         // SAFETY: by contract.
-        let part = unsafe { guard::bytes_mut("part", part, len) }?;
+        let part = unsafe { ffi::bytes_mut("part", part, len) }?;
         length(total)?;
-        let came = with(stream, |stream| stream.read(&layout, total, part))?;
-        length(came)
+        let total = with(stream, |stream| stream.read(&layout, total, part))?;
+        length(total)
     })
 }
 
-/// All ranks close it.
+/// Closes the stream, on all ranks.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_stream_close(stream: c_int) -> c_int {
     call("dp_stream_close", || {

@@ -1,18 +1,17 @@
-//! A table from the numbers that C programs hold to what they stand for.
+//! A table from the numbers that C programs hold to objects.
 //!
-//! A look-up takes no lock: there is a slot per number, in chunks that double, never moved
-//! and never freed, so that ten thousand entries cost a call as much as one. A slot is an
-//! `ArcSwapOption`: a reader keeps what it found for as long as the call takes, even if
-//! another thread closes it meanwhile.
+//! A look-up takes no lock: every number has a slot, in chunks that double in size and are never
+//! moved or freed, so that look-ups take as long with ten thousand entries as with one. A slot is an
+//! `ArcSwapOption`: a call keeps the object it found even if another thread closes it.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use arc_swap::ArcSwapOption;
 
-/// Numbers of the first chunk; each further one has as many as all before it.
+/// Slots of the first chunk; each further one has as many as all before it.
 const FIRST_CHUNK: usize = 1024;
-/// Enough for every number there can be.
+/// Enough for all numbers.
 const CHUNKS: usize = 22;
 
 /// See the module.
@@ -20,7 +19,7 @@ pub(crate) struct Table<T> {
     chunks: [OnceLock<Box<[ArcSwapOption<T>]>>; CHUNKS],
 }
 
-/// Chunk and place of a number: 0..1024, 1024..2048, 2048..4096, and so on.
+/// Chunk and index of a number; the chunks cover 0..1024, 1024..2048, 2048..4096, and so on.
 #[inline]
 fn place(number: usize) -> (usize, usize) {
     if number < FIRST_CHUNK {
@@ -41,14 +40,14 @@ impl<T> Table<T> {
         }
     }
 
-    /// The slot of a number; `None` if nothing was ever near it.
+    /// The slot of a number; `None` if its chunk does not exist.
     #[inline]
     pub(crate) fn slot(&self, number: c_int) -> Option<&ArcSwapOption<T>> {
         let (chunk, index) = place(usize::try_from(number).ok()?);
         self.chunks.get(chunk)?.get()?.get(index)
     }
 
-    /// The slot of a number; `None` if it is negative.
+    /// The slot of a number, whose chunk is created; `None` if the number is negative.
     pub(crate) fn make_slot(&self, number: c_int) -> Option<&ArcSwapOption<T>> {
         let (chunk, index) = place(usize::try_from(number).ok()?);
         let slots = self.chunks.get(chunk)?.get_or_init(|| {
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_a_place_of_its_own() {
+    fn every_number_has_its_own_slot() {
         let mut expected = (0, 0);
         for number in 0..100_000 {
             assert_eq!(place(number), expected, "{number}");

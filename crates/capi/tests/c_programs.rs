@@ -1,4 +1,4 @@
-//! C programs, compiled against the header and run as processes of their own.
+//! C programs, compiled with the header and run as separate processes.
 
 mod harness;
 
@@ -10,39 +10,39 @@ use std::time::{Duration, Instant};
 use harness::Bench;
 use rustix::process::Pid;
 
-/// The last line of what a program printed.
-fn last(said: &str) -> &str {
-    said.lines().last().unwrap_or("")
+/// The last line of a program's output.
+fn last(output: &str) -> &str {
+    output.lines().last().unwrap_or("")
 }
 
 #[test]
-fn the_first_program_says_hello() {
+fn hello_prints_its_message() {
     assert_eq!(Bench::new().example("hello", &[]), "first light\n");
 }
 
 #[test]
-fn two_processes_play_ping_pong_by_each_link() {
+fn two_processes_exchange_messages_over_every_link() {
     let bench = Bench::new();
     let program = bench.compile("pingpong");
     for link in ["auto", "udp", "shm"] {
-        let said = harness::run(
+        let output = harness::run(
             bench
                 .command(&program)
                 .env("DIPOLE_LINK", link)
                 .args(["2000", "64"]),
         );
-        assert!(said.starts_with("2000 rounds of 64 bytes"), "{said}");
-        println!("{link}: {said}");
+        assert!(output.starts_with("2000 rounds of 64 bytes"), "{output}");
+        println!("{link}: {output}");
     }
 }
 
 #[test]
-fn ranks_write_and_read_one_stream_to_the_outside() {
+fn ranks_write_and_read_one_tcp_stream() {
     let bench = Bench::new();
     for ranks in ["1", "2", "4"] {
-        let said = bench.example("stream", &["500", ranks]);
+        let output = bench.example("stream", &["500", ranks]);
         let wanted = format!("1000003 bytes there and back by {ranks} ranks\n");
-        assert_eq!(said, wanted);
+        assert_eq!(output, wanted);
     }
 }
 
@@ -63,7 +63,7 @@ fn an_epoll_server_serves_many_clients_at_a_thousand_endpoints() {
 }
 
 #[test]
-fn an_echo_server_is_not_held_up_by_clients_that_are_gone() {
+fn an_echo_server_is_not_delayed_by_clients_that_are_gone() {
     for link in ["shm", "udp"] {
         let bench = Bench::new();
         let (server, client) = (bench.compile("echo_server"), bench.compile("echo_client"));
@@ -78,7 +78,7 @@ fn an_echo_server_is_not_held_up_by_clients_that_are_gone() {
             let gone: Vec<_> = (0..4)
                 .map(|_| bench.start(&mut command(&client, &["7", "gone"])))
                 .collect();
-            // It gives up after ten seconds; looking for one that is gone takes thirty.
+            // The client gives up after 10 s; connecting to one that is gone would take 30 s.
             assert_eq!(
                 harness::run(&mut command(&client, &["7", "hello"])),
                 "hello\n"
@@ -93,21 +93,21 @@ fn an_echo_server_is_not_held_up_by_clients_that_are_gone() {
 }
 
 #[test]
-fn a_c_program_logs_what_dipole_log_asks_for_and_nothing_without_it() {
+fn a_c_program_logs_only_what_dipole_log_selects() {
     let bench = Bench::new();
     let program = bench.compile("log");
-    let said = |setting: Option<&str>| {
+    let output = |setting: Option<&str>| {
         let mut command = bench.command(&program);
         command.envs(setting.map(|it| ("DIPOLE_LOG", it)));
         let output = command.output().expect("it starts");
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stderr).expect("text")
     };
-    assert_eq!(said(None), "");
-    let text = said(Some("warn"));
+    assert_eq!(output(None), "");
+    let text = output(Some("warn"));
     assert!(text.contains("WARN") && text.contains("1:7"), "{text}");
     assert!(!text.contains('\x1b'), "no colour in a pipe: {text:?}");
-    let text = said(Some("foo,,="));
+    let text = output(Some("foo,,="));
     assert!(
         text.starts_with("libdipole: DIPOLE_LOG: found `foo,,=`"),
         "{text}"
@@ -115,12 +115,12 @@ fn a_c_program_logs_what_dipole_log_asks_for_and_nothing_without_it() {
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
-/// How many sockets a process has, and pieces of memory that it shares with others.
-fn held(pid: Pid) -> (usize, usize) {
+/// Number of sockets and of shared memory mappings of a process.
+fn resources(pid: Pid) -> (usize, usize) {
     let folder = format!("/proc/{}", pid.as_raw_nonzero());
     let descriptors = std::fs::read_dir(format!("{folder}/fd")).expect("it runs");
     let links = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    // Copies stand for one socket.
+    // Duplicates refer to one socket.
     let sockets: BTreeSet<PathBuf> = links
         .filter(|it| it.to_string_lossy().starts_with("socket:"))
         .collect();
@@ -130,12 +130,12 @@ fn held(pid: Pid) -> (usize, usize) {
 }
 
 #[test]
-fn an_echo_server_serves_a_thousand_clients_of_which_some_are_killed() {
+fn an_echo_server_serves_a_thousand_clients_some_of_which_are_killed() {
     const PROCESSES: u32 = 20;
-    // Some are killed as soon as they have had their first echoes, others when all have.
+    // Some are killed after their own first echoes, others after everybody's first echoes.
     let dies_early = |number: u32| number % 6 == 1;
     let dies_late = |number: u32| number % 6 == 4;
-    // The UDP link keeps eight sockets connected to those it last sent much to.
+    // The UDP link keeps sockets connected to the eight peers it has recently sent most to.
     for (link, spare) in [("shm", 0), ("udp", 8)] {
         let bench = Bench::new();
         let (server, client) = (bench.compile("echo_server"), bench.compile("echo_clients"));
@@ -151,7 +151,7 @@ fn an_echo_server_serves_a_thousand_clients_of_which_some_are_killed() {
         };
         let mut server = bench.start(&mut command(&server, &["7"]));
         server.wait_for("ready");
-        let before = held(server.program());
+        let before = resources(server.program());
 
         let started: Vec<_> = (0..PROCESSES)
             .map(|number| (number, clients(number)))
@@ -175,7 +175,7 @@ fn an_echo_server_serves_a_thousand_clients_of_which_some_are_killed() {
                 living.push(process);
             }
         }
-        // Newcomers have the numbers of the dead.
+        // New clients reuse the numbers of killed ones.
         for number in free.into_iter().take(2) {
             let mut newcomers = clients(number);
             newcomers.wait_for("up");
@@ -188,7 +188,7 @@ fn an_echo_server_serves_a_thousand_clients_of_which_some_are_killed() {
 
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let (sockets, memory) = held(server.program());
+            let (sockets, memory) = resources(server.program());
             if sockets <= before.0 + spare && memory == before.1 {
                 break;
             }
@@ -205,7 +205,7 @@ fn an_echo_server_serves_a_thousand_clients_of_which_some_are_killed() {
 }
 
 #[test]
-fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone() {
+fn operations_posted_to_several_targets_complete_in_one_queue_even_if_one_target_is_gone() {
     let bench = Bench::new();
     let (server, client) = (bench.compile("queue_server"), bench.compile("edges"));
     for link in ["shm", "udp"] {
@@ -216,9 +216,9 @@ fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone()
         };
         let mut server = bench.start(&mut command(&server, &["21", "22"]));
         server.wait_for("ready");
-        let said = harness::run(&mut command(&client, &["21", "22", "23"]));
+        let output = harness::run(&mut command(&client, &["21", "22", "23"]));
         assert_eq!(
-            said, "two answered, one is gone\nwithdrawn\nclosed\n",
+            output, "two replied, one is gone\ncancelled\nclosed\n",
             "{link}"
         );
         assert_eq!(server.finish(), "");
@@ -226,24 +226,24 @@ fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone()
 }
 
 #[test]
-fn what_a_region_does_not_allow_changes_nothing_and_is_told() {
+fn a_refused_region_operation_changes_nothing_and_returns_an_error() {
     let bench = Bench::new();
     let program = bench.compile("regions");
     for link in ["auto", "udp"] {
         let mut command = bench.command(&program);
-        let said = harness::run(command.env("DIPOLE_LINK", link).arg("31"));
-        assert_eq!(said, "", "{link}");
+        let output = harness::run(command.env("DIPOLE_LINK", link).arg("31"));
+        assert_eq!(output, "", "{link}");
     }
 }
 
 #[test]
-fn a_hash_table_lies_in_the_memory_of_several_processes_and_one_is_killed() {
+fn a_hash_table_in_several_processes_survives_the_death_of_one() {
     let bench = Bench::new();
     let program = bench.compile("hash_table");
     for link in ["shm", "udp"] {
         let mut command = bench.command(&program);
-        let said = harness::run(command.env("DIPOLE_LINK", link).args(["41", "4", "300"]));
-        assert_eq!(said, "4 processes, 300 keys each\n", "{link}");
+        let output = harness::run(command.env("DIPOLE_LINK", link).args(["41", "4", "300"]));
+        assert_eq!(output, "4 processes, 300 keys each\n", "{link}");
     }
 }
 
@@ -253,32 +253,36 @@ fn a_port_runs_its_handler_for_another_process() {
     let program = bench.compile("port");
     for link in ["auto", "udp"] {
         let mut command = bench.command(&program);
-        let said = harness::run(command.env("DIPOLE_LINK", link).arg("51"));
-        assert_eq!(said, "1001 answers\n", "{link}");
+        let output = harness::run(command.env("DIPOLE_LINK", link).arg("51"));
+        assert_eq!(output, "1001 answers\n", "{link}");
     }
 }
 
 #[test]
-fn a_group_goes_on_without_a_member_that_was_killed() {
+fn a_group_continues_without_a_killed_member() {
     let bench = Bench::new();
     let program = bench.compile("group");
     for link in ["shm", "udp"] {
         for size in ["2", "5"] {
             let mut command = bench.command(&program);
-            let said = harness::run(command.env("DIPOLE_LINK", link).args(["61", size]));
+            let output = harness::run(command.env("DIPOLE_LINK", link).args(["61", size]));
             let others = size.parse::<u32>().expect("a number") - 1;
-            assert_eq!(said, format!("{others} went on without rank 1\n"), "{link}");
+            assert_eq!(
+                output,
+                format!("{others} went on without rank 1\n"),
+                "{link}"
+            );
         }
     }
 }
 
 #[test]
-fn a_counter_tells_how_many_posted_operations_are_done_and_how_many_failed() {
+fn a_counter_counts_completed_and_failed_operations() {
     let bench = Bench::new();
     let program = bench.compile("counter");
     for link in ["shm", "udp"] {
-        let said = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
-        assert_eq!(said, "counted\nwithdrawn\nclosed\n", "{link}");
+        let output = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
+        assert_eq!(output, "counted\ncancelled\nclosed\n", "{link}");
     }
 }
 
@@ -292,16 +296,16 @@ fn a_descriptor_works_in_poll_select_and_epoll() {
 
 #[test]
 fn a_descriptor_works_in_io_uring() {
-    let said = Bench::new().example("uring", &[]);
-    if said == "no io_uring\n" {
+    let output = Bench::new().example("uring", &[]);
+    if output == "no io_uring\n" {
         println!("SKIPPED: the kernel has no io_uring for this user");
         return;
     }
-    assert_eq!(said, "once\noften\n");
+    assert_eq!(output, "once\noften\n");
 }
 
 #[test]
-fn threads_may_end_with_a_message_or_be_cancelled_within_a_call() {
+fn threads_may_end_while_they_hold_messages_or_be_cancelled_in_a_call() {
     assert_eq!(
         Bench::new().example("dying", &[]),
         "200 threads went with a message\n200 threads were cancelled\n"
@@ -309,49 +313,49 @@ fn threads_may_end_with_a_message_or_be_cancelled_within_a_call() {
 }
 
 #[test]
-fn writes_that_do_not_wait_are_refused_while_there_is_no_room() {
+fn nonblocking_writes_fail_while_there_is_no_room() {
     let bench = Bench::new();
     let program = bench.compile("nonblocking");
-    // Often: a wake-up that goes to the wrong thread is lost once in many runs.
+    // Repeated, because a wake-up of the wrong thread is lost only in few runs.
     for _ in 0..50 {
-        let said = harness::run(&mut bench.command(&program));
-        assert_eq!(said, "20000 messages, refused now and then\n");
+        let output = harness::run(&mut bench.command(&program));
+        assert_eq!(output, "20000 messages, refused now and then\n");
     }
 }
 
 #[test]
-fn several_targets_get_a_copy_each() {
+fn every_target_gets_a_copy() {
     assert_eq!(Bench::new().example("targets", &[]), "copies\n");
 }
 
 #[test]
 fn a_thread_sends_while_another_receives_and_a_third_closes() {
-    let said = Bench::new().example("threads", &[]);
-    assert_eq!(said, "20000 messages to and fro\nclosed while waiting\n");
+    let output = Bench::new().example("threads", &[]);
+    assert_eq!(output, "20000 messages to and fro\nclosed while waiting\n");
 }
 
 #[test]
-fn copies_of_a_descriptor_and_forked_children_are_defined() {
+fn duplicates_and_inherited_descriptors_behave_as_documented() {
     assert_eq!(Bench::new().example("fork_dup", &[]), "dup\nfork\nclose\n");
 }
 
 #[test]
-fn messages_stay_where_they_lie_until_given_back() {
+fn messages_stay_in_place_until_they_are_released() {
     assert_eq!(Bench::new().example("zero_copy", &[]), "in place\n");
 }
 
 #[test]
-fn messages_lie_within_the_pool_of_their_endpoint() {
+fn messages_lie_in_the_pool_of_their_endpoint() {
     assert_eq!(Bench::new().example("pool", &[]), "within the pool\n");
 }
 
 #[test]
-fn what_was_sent_before_exit_arrives_by_each_link() {
+fn messages_sent_before_exit_arrive_over_every_link() {
     let bench = Bench::new();
     let program = bench.compile("exit");
     for link in ["udp", "shm"] {
-        let said = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
-        assert_eq!(said, "all of it\n", "{link}");
+        let output = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
+        assert_eq!(output, "all of it\n", "{link}");
     }
 }
 
@@ -363,14 +367,14 @@ fn a_program_can_be_linked_to_the_static_library() {
     let private = template
         .lines()
         .find_map(|line| line.strip_prefix("Libs.private: "))
-        .expect("it says what the static library needs");
+        .expect("the libraries that the static library needs");
     let program = bench.path().join("static");
     harness::run(
         std::process::Command::new("cc")
             .arg("-I")
             .arg(harness::include_dir())
             .arg(harness::crate_dir().join("examples-c/hello.c"))
-            .arg(harness::built("libdipole.a"))
+            .arg(harness::built_library("libdipole.a"))
             .args(private.split_whitespace())
             .arg("-o")
             .arg(&program),
@@ -379,11 +383,11 @@ fn a_program_can_be_linked_to_the_static_library() {
 }
 
 #[test]
-fn the_shared_library_has_the_name_that_programs_ask_for() {
+fn the_shared_library_has_the_soname_that_programs_need() {
     let facts = harness::run(
         std::process::Command::new("readelf")
             .arg("-d")
-            .arg(harness::built("libdipole.so")),
+            .arg(harness::built_library("libdipole.so")),
     );
     assert!(
         facts.contains("Library soname: [libdipole.so.0]"),
@@ -393,12 +397,12 @@ fn the_shared_library_has_the_name_that_programs_ask_for() {
 }
 
 #[test]
-fn counters_serve_older_and_newer_programs() {
+fn statistics_work_for_older_and_newer_programs() {
     assert_eq!(Bench::new().example("statistics", &[]), "counted\n");
 }
 
 #[test]
-fn options_say_what_the_environment_does_not() {
+fn options_override_the_environment() {
     let bench = Bench::new();
     let registry = bench.path().join("other");
     let hosts = bench.path().join("hosts");
@@ -411,18 +415,18 @@ fn options_say_what_the_environment_does_not() {
 
 #[test]
 fn every_mistake_has_a_number_and_a_text() {
-    let said = Bench::new().example("errors", &[]);
-    assert_eq!(said, "no mistake unnoticed\n");
+    let output = Bench::new().example("errors", &[]);
+    assert_eq!(output, "no mistake unnoticed\n");
 }
 
 #[test]
 fn every_limit_has_a_number_and_a_text() {
-    let said = Bench::new().example("limits", &[]);
-    assert_eq!(said, "all limits have numbers\n");
+    let output = Bench::new().example("limits", &[]);
+    assert_eq!(output, "all limits have numbers\n");
 }
 
 #[test]
-fn ranks_of_a_job_find_each_other() {
+fn ranks_of_a_job_connect_to_each_other() {
     let bench = Bench::new();
     let program = bench.compile("job");
     let ranks: Vec<_> = (0..3)
@@ -437,24 +441,24 @@ fn ranks_of_a_job_find_each_other() {
             std::thread::spawn(move || harness::run(&mut command))
         })
         .collect();
-    for (rank, said) in ranks.into_iter().enumerate() {
+    for (rank, output) in ranks.into_iter().enumerate() {
         let before = (rank + 2) % 3;
         assert_eq!(
-            said.join().expect("the rank succeeds"),
-            format!("rank {rank} of 3 heard from {before}\n")
+            output.join().expect("the rank succeeds"),
+            format!("rank {rank} of 3 received from {before}\n")
         );
     }
 }
 
 #[test]
 fn ten_thousand_endpoints_fit_into_one_process() {
-    let said = Bench::new().example("many", &["10000"]);
-    println!("{said}");
-    assert_eq!(last(&said), "done");
+    let output = Bench::new().example("many", &["10000"]);
+    println!("{output}");
+    assert_eq!(last(&output), "done");
 }
 
 #[test]
-fn the_cluster_key_is_taken_from_the_environment_and_a_bad_one_is_told() {
+fn the_cluster_key_comes_from_the_environment_and_a_readable_one_is_refused() {
     let bench = Bench::new();
     let program = bench.compile("pingpong");
     let key = bench.path().join("key");
@@ -471,9 +475,9 @@ fn the_cluster_key_is_taken_from_the_environment_and_a_bad_one_is_told() {
     assert!(harness::run(&mut play(0o600)).starts_with("200 rounds of 64 bytes"));
     let output = play(0o644).output().expect("the program starts");
     assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        said.contains("DIPOLE_KEY") && said.contains("chmod 600"),
-        "{said}"
+        output.contains("DIPOLE_KEY") && output.contains("chmod 600"),
+        "{output}"
     );
 }

@@ -1,5 +1,5 @@
-//! The header says what the library is: same functions, same types, same numbers, and
-//! C and C++ compilers take it without a warning.
+//! The header matches the library (functions, types, constants), and C and C++ compilers accept it
+//! without a warning.
 
 mod harness;
 
@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 
 use dipole::{
-    Address, Completion, Counts, NodeOptions, Notice, OpenOptions, Pool, PostedOperation,
+    Address, Completion, Counts, NodeOptions, Notification, OpenOptions, Pool, PostedOperation,
     ReceivedMessage, Stats, StreamLayout,
 };
 use harness::{Bench, crate_dir, include_dir, run};
@@ -42,7 +42,7 @@ fn declared() -> BTreeSet<String> {
         .collect()
 }
 
-/// A function of the source.
+/// An exported function of the source.
 struct Function {
     name: String,
     prototype: String,
@@ -108,19 +108,19 @@ fn c_type(rust: &str) -> String {
         "Counts" => "struct dp_counts",
         "libc::iovec" => "struct iovec",
         "NodeOptions" => "struct dp_node_options",
-        "Notice" => "struct dp_notice",
+        "Notification" => "struct dp_notification",
         "OpenOptions" => "struct dp_open_options",
         "Pool" => "dpmmap_t",
         "PostedOperation" => "struct dp_operation",
         "ReceivedMessage" => "struct dp_message",
         "Stats" => "struct dp_stats",
         "StreamLayout" => "struct dp_layout",
-        _ => panic!("`{rust}` is no type that C knows"),
+        _ => panic!("`{rust}` is not a type of the C interface"),
     };
     known.to_owned()
 }
 
-/// What the compiler must find true: sizes and places, from this side.
+/// Assertions for the compiler: the sizes and offsets of the Rust structs.
 macro_rules! layout {
     ($text:expr, $rust:ty, $c:literal, [$($member:ident),* $(,)?]) => {{
         let _every_member_is_named = |all: $rust| {
@@ -186,8 +186,8 @@ fn layouts() -> String {
     );
     layout!(
         text,
-        Notice,
-        "struct dp_notice",
+        Notification,
+        "struct dp_notification",
         [key, offset, length, value]
     );
     layout!(
@@ -270,7 +270,7 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_MAX_F64", dipole::DP_MAX_F64.into()),
         ("DP_ALLOW_PUT", dipole::DP_ALLOW_PUT.into()),
         ("DP_ALLOW_GET", dipole::DP_ALLOW_GET.into()),
-        ("DP_ALLOW_UPDATE", dipole::DP_ALLOW_UPDATE.into()),
+        ("DP_ALLOW_ATOMIC", dipole::DP_ALLOW_ATOMIC.into()),
         ("DP_SENT", dipole::DP_SENT.into()),
         ("DP_FAILED", dipole::DP_FAILED.into()),
         ("DP_RECEIVED", dipole::DP_RECEIVED.into()),
@@ -278,19 +278,18 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_FILLED", dipole::DP_FILLED.into()),
         ("DP_ANY", dipole::DP_ANY.into()),
         ("DP_NONBLOCK", dipole::DP_NONBLOCK.into()),
-        ("DP_NONE", dipole::DP_NONE),
+        ("DP_ZERO_NS", dipole::DP_ZERO_NS),
     ]
 }
 
 #[test]
-fn the_header_and_the_source_declare_the_same() {
+fn the_header_and_the_source_have_the_same_declarations() {
     let functions = functions();
     let written: BTreeSet<String> = functions.iter().map(|f| f.name.clone()).collect();
     assert_eq!(declared(), written);
     assert!(written.len() > 25, "{written:?}");
 
-    // A second declaration of the same function must have the same type: the compiler
-    // compares them.
+    // The compiler reports a second declaration of a function with another type.
     let mut text = String::from("#include <dipole.h>\n");
     for function in &functions {
         writeln!(text, "{}", function.prototype).unwrap();
@@ -322,7 +321,7 @@ fn the_header_and_the_source_declare_the_same() {
 }
 
 #[test]
-fn every_constant_of_the_header_is_compared() {
+fn every_constant_of_the_header_has_the_value_of_the_source() {
     let compared: BTreeSet<String> = constants()
         .iter()
         .map(|(name, _)| (*name).to_owned())
@@ -341,7 +340,7 @@ fn every_constant_of_the_header_is_compared() {
 fn the_shared_library_exports_what_the_header_declares_and_nothing_else() {
     let symbols = run(std::process::Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
-        .arg(harness::built("libdipole.so")));
+        .arg(harness::built_library("libdipole.so")));
     let exported: BTreeSet<String> = symbols
         .lines()
         .filter_map(|line| line.split_whitespace().next())
@@ -351,7 +350,7 @@ fn the_shared_library_exports_what_the_header_declares_and_nothing_else() {
 }
 
 #[test]
-fn every_compiler_and_language_takes_the_header() {
+fn every_compiler_and_language_version_accepts_the_header() {
     let bench = Bench::new();
     for (compiler, suffix, standards) in [
         ("cc", "c", &["c99", "c11", "c17"][..]),

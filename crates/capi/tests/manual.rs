@@ -11,7 +11,7 @@ fn manual_dir() -> PathBuf {
     crate_dir().join("../../docs/man")
 }
 
-/// Names of the pages and what is in them.
+/// Names and contents of the pages.
 fn pages() -> Vec<(String, String)> {
     std::fs::read_dir(manual_dir())
         .expect("the manual is there")
@@ -63,7 +63,7 @@ fn every_function_has_a_page_with_its_prototype() {
 }
 
 #[test]
-fn pages_of_programs_have_what_users_look_for() {
+fn pages_of_programs_have_the_required_sections() {
     for (name, text) in pages() {
         if !name.ends_with(".1") {
             continue;
@@ -76,7 +76,7 @@ fn pages_of_programs_have_what_users_look_for() {
 }
 
 #[test]
-fn the_formatter_has_nothing_to_complain_about() {
+fn mandoc_reports_no_faults() {
     if Command::new("mandoc")
         .arg("-T")
         .arg("ascii")
@@ -96,9 +96,9 @@ fn the_formatter_has_nothing_to_complain_about() {
             .arg(manual_dir().join(&name))
             .output()
             .expect("mandoc runs");
-        let said = String::from_utf8_lossy(&lint.stdout).into_owned();
-        // What other manuals are installed here is no fault of the page.
-        let faults: Vec<&str> = said
+        let report = String::from_utf8_lossy(&lint.stdout).into_owned();
+        // Missing manuals on this machine are not a fault of the page.
+        let faults: Vec<&str> = report
             .lines()
             .filter(|line| !line.contains("referenced manual not found"))
             .filter(|line| !line.contains("outdated mandoc.db"))

@@ -384,13 +384,9 @@ impl<S: Stepper> Driver<S> {
         mut want: W,
     ) -> (MutexGuard<'a, State<S>>, Instant, Result<W::Got, WaitError>) {
         let (begun, mut spinning_since) = (now, now);
-        let full_spin_ns = match wait.until {
-            Timeout::Zero => 0,
-            Timeout::Infinite | Timeout::After(_) => nanoseconds(self.spin),
-        };
-        let busy = match wait.until {
-            Timeout::Zero => Busy::Otherwise,
-            Timeout::Infinite | Timeout::After(_) => Busy::Waiting,
+        let (full_spin_ns, busy) = match wait.until {
+            Timeout::Zero => (0, Busy::Otherwise),
+            Timeout::Infinite | Timeout::After(_) => (nanoseconds(self.spin), Busy::Waiting),
         };
         let mut warn_ns = FIRST_WARNING_NS;
         let mut turns = 0_u32;
@@ -402,15 +398,7 @@ impl<S: Stepper> Driver<S> {
             let mut spinning = now.since(spinning_since) < spin_ns;
             let looked = match spinning {
                 true => self.look(&mut state, &mut now, &mut want, turns),
-                // What woke us comes first; the rest is looked at before the next sleep.
-                false => match want.poll_memory(&mut state.stepper) {
-                    Polled::Nothing => {
-                        let everywhere = wait.until != Timeout::Zero;
-                        state.stepper.step(now, everywhere).map(|_| None)
-                    }
-                    Polled::Came => Ok(None),
-                    Polled::Got(got) => Ok(Some(got)),
-                },
+                false => Self::look_before_sleep(&mut state, now, wait, &mut want),
             };
             let got = match looked {
                 Ok(got) => got,
@@ -444,9 +432,7 @@ impl<S: Stepper> Driver<S> {
                 return (state, now, Err(WaitError::TimedOut { waited }));
             }
             if waited_ns >= warn_ns {
-                let seconds = waited_ns / 1_000_000_000;
-                tracing::warn!("waiting since {seconds} s: {}", (wait.what)(&state.stepper));
-                state.stepper.waited_long(now);
+                Self::warn(&mut state, wait, now, waited_ns);
                 warn_ns *= 2;
             }
             if worked {
@@ -467,6 +453,33 @@ impl<S: Stepper> Driver<S> {
                 }
             }
             now = self.clock.now();
+        }
+    }
+
+    /// Logs a long wait.
+    #[cold]
+    fn warn(state: &mut State<S>, wait: &Wait<'_, S>, now: Instant, waited_ns: u64) {
+        let seconds = waited_ns / 1_000_000_000;
+        tracing::warn!("waiting since {seconds} s: {}", (wait.what)(&state.stepper));
+        state.stepper.waited_long(now);
+    }
+
+    /// One turn of a waiter that no longer spins: what woke it comes first, the rest is looked at
+    /// before the next sleep.
+    #[inline]
+    fn look_before_sleep<W: Want<S>>(
+        state: &mut State<S>,
+        now: Instant,
+        wait: &Wait<'_, S>,
+        want: &mut W,
+    ) -> io::Result<Option<W::Got>> {
+        match want.poll_memory(&mut state.stepper) {
+            Polled::Nothing => {
+                let everywhere = wait.until != Timeout::Zero;
+                state.stepper.step(now, everywhere).map(|_| None)
+            }
+            Polled::Came => Ok(None),
+            Polled::Got(got) => Ok(Some(got)),
         }
     }
 

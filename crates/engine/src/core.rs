@@ -3,17 +3,19 @@
 //! Both carriers feed the machine here and handle its events at once, while the bytes
 //! that events refer to are at hand.
 
+mod operations;
+
 use std::sync::Arc;
 
 use dipole_proto::wire::Payloads;
 use dipole_proto::{Event, Instant, Machine, PeerId};
 
-use super::dispatch::{Arrival, Dispatch, Source};
+use super::dispatch::{Arrival, Dispatch, MessagePart, Source, UnreliablePart};
+use super::long_messages::LongNews;
 use super::operations::Operations;
 use super::packer::Packer;
 use super::peers::Peers;
 use super::posted::SentPosts;
-use super::shared_memory::LongNews;
 use crate::address::{Address, EndpointId};
 use crate::gone::GoneReason;
 use crate::inbox::{Charge, Origin};
@@ -120,12 +122,19 @@ impl Core {
                 operation,
                 bytes,
             } => {
-                let (of, place) = ((edge, target, sequence), (offset, total));
+                let part = MessagePart {
+                    edge,
+                    target,
+                    sequence,
+                    offset,
+                    total,
+                    bytes,
+                };
                 match operation || self.operations.is_arriving(edge, sequence) {
-                    true => self.hold_operation(of, place, (operation, bytes), source),
+                    true => self.hold_operation(part, operation, source),
                     false => {
                         let next = || self.machine.next_message(edge);
-                        self.dispatch.hold(of, place, bytes, source, next);
+                        self.dispatch.hold(part, source, next);
                     }
                 }
             }
@@ -150,16 +159,24 @@ impl Core {
                 bytes,
             } => {
                 let arrival = self.arrival(peer, key.source, key.target, Charge::None);
-                let (place, ready) = ((offset, total), &mut self.ready);
-                self.dispatch.unreliable(
-                    (peer, key),
-                    &arrival,
-                    (sequence, place),
+                let part = UnreliablePart {
+                    peer,
+                    key,
+                    sequence,
+                    offset,
+                    total,
                     bytes,
-                    source,
-                    ready,
-                );
+                };
+                self.dispatch
+                    .unreliable(&arrival, part, source, &mut self.ready);
             }
+            other => self.handle_news(other),
+        }
+    }
+
+    /// Events without bytes.
+    fn handle_news(&mut self, event: Event) {
+        match event {
             Event::Connected {
                 peer,
                 node,
@@ -217,7 +234,12 @@ impl Core {
                 self.long_news.push(LongNews::Stream { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
             }
-            Event::Deliver { .. } | Event::DeliverRun { .. } | Event::Operation { .. } => {}
+            Event::Deliver { .. }
+            | Event::DeliverRun { .. }
+            | Event::Operation { .. }
+            | Event::Hold { .. }
+            | Event::Complete { .. }
+            | Event::Unreliable { .. } => {}
         }
     }
 

@@ -65,6 +65,33 @@ pub(super) struct Arrival {
     pub(super) charge: Charge,
 }
 
+/// A piece of a message: of which, and where in it.
+#[derive(Clone, Debug)]
+pub(super) struct MessagePart {
+    pub(super) edge: EdgeId,
+    pub(super) target: u32,
+    /// The number of the message on its edge.
+    pub(super) sequence: u64,
+    /// Where it begins in the message.
+    pub(super) offset: u64,
+    /// The length of the message.
+    pub(super) total: u64,
+    /// Where it lies in its source.
+    pub(super) bytes: Range<usize>,
+}
+
+/// A piece of an unreliable message: of which, and where in it.
+#[derive(Clone, Debug)]
+pub(super) struct UnreliablePart {
+    pub(super) peer: PeerId,
+    pub(super) key: EdgeKey,
+    pub(super) sequence: u32,
+    pub(super) offset: u64,
+    pub(super) total: u64,
+    /// Where it lies in its source.
+    pub(super) bytes: Range<usize>,
+}
+
 /// A message of which pieces have arrived.
 #[derive(Debug)]
 struct Assembly {
@@ -195,12 +222,18 @@ impl Dispatch {
     /// hands over the message with the number `next` as its next one.
     pub(super) fn hold(
         &mut self,
-        (edge, target, sequence): (EdgeId, u32, u64),
-        (offset, total): (u64, u64),
-        bytes: Range<usize>,
+        part: MessagePart,
         source: &(impl Source + ?Sized),
         next: impl FnOnce() -> u64,
     ) {
+        let MessagePart {
+            edge,
+            target,
+            sequence,
+            offset,
+            total,
+            bytes,
+        } = part;
         let index = self.find(edge, sequence).unwrap_or_else(|| {
             let total = length(total);
             let offered = match self.receives.is_empty() {
@@ -354,13 +387,19 @@ impl Dispatch {
     /// A piece of an unreliable message. A new number discards an unfinished one.
     pub(super) fn unreliable(
         &mut self,
-        (peer, key): (PeerId, EdgeKey),
         arrival: &Arrival,
-        (sequence, (offset, total)): (u32, (u64, u64)),
-        bytes: Range<usize>,
+        part: UnreliablePart,
         source: &(impl Source + ?Sized),
         ready: &mut Ready,
     ) {
+        let UnreliablePart {
+            peer,
+            key,
+            sequence,
+            offset,
+            total,
+            bytes,
+        } = part;
         let Some(state) = self.endpoints.get(arrival.target) else {
             return;
         };

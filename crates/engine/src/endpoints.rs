@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::send::Target;
+use super::target::Target;
 use crate::inbox::{Buffers, Inbox};
 
 /// A port of the process, by its number in the process's table.

@@ -166,7 +166,7 @@ impl Engine {
         let mut closed = Vec::new();
         watch.poll(|token| {
             if let Ok(endpoint) = u32::try_from(token)
-                && signals.get(&endpoint).is_some_and(Signal::hung_up)
+                && signals.get(&endpoint).is_some_and(Signal::is_closed)
             {
                 closed.push(endpoint);
             }

@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dipole_link::arena::{Arena, Token as Piece};
+use dipole_link::arena::{Arena, ArenaSlice};
 use dipole_proto::{EdgeId, PeerId};
 
 use crate::address::Address;
-use crate::operation::{Notice, RegionKey};
+use crate::region::{Notice, RegionKey};
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;
@@ -46,7 +46,7 @@ pub(crate) struct Origin {
 
 #[derive(Debug)]
 enum Payload {
-    Small(Piece),
+    Small(ArenaSlice),
     /// Boxed: rare, and larger than what is moved for every message should be.
     Long(Box<Long>),
 }

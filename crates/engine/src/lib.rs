@@ -20,6 +20,8 @@ mod inbox;
 mod inboxes;
 mod link;
 mod liveness;
+mod long_messages;
+mod memory_operations;
 mod net;
 mod operation;
 mod operations;
@@ -30,8 +32,11 @@ mod peers;
 mod posted;
 mod reader;
 mod receives;
+mod region;
 mod send;
+mod send_answers;
 mod shared_memory;
+mod target;
 mod trailer;
 mod turns;
 
@@ -72,12 +77,15 @@ pub use endpoints::PortRef;
 pub use gone::GoneReason;
 pub use inbox::{Buffer, Message, Pool};
 pub use link::AnyLink;
-pub use operation::{Context, Data, Notice, Operation, QueueRef, RegionKey};
-pub use operations::{AnswerPlace, Begun, MAX_GET_BYTES, OperationId, OperationResult};
+pub use long_messages::LongSend;
+pub use memory_operations::Begun;
+pub use operation::{Context, Data, Operation, QueueRef};
+pub use operations::{AnswerPlace, MAX_GET_BYTES, OperationId, OperationResult};
 pub use paths::{Path, PathState, Paths};
 pub use posted::Posted;
 pub use reader::{Arriving, Reader, Taking};
-pub use send::{Blocked, LongSend, Sent, Target, wait_keys};
+pub use region::{Notice, RegionKey};
+pub use target::{Blocked, Sent, Target, wait_keys};
 
 /// Packets handed to the link in one call: two full runs of segmentation offload
 /// (44 packets of 1472 bytes fill 64 KiB).

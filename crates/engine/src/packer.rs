@@ -3,8 +3,8 @@
 use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
 use dipole_proto::{BeginError, Begun, EdgeId, Frames, Instant, Machine, PeerId, Slot};
 
-use super::Blocked;
 use super::content::{Content, Head};
+use super::target::Blocked;
 use crate::frames::FramePool;
 
 /// Frames filled ahead of what may leave: two full runs. More would have left the

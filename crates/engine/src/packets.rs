@@ -36,7 +36,7 @@ pub(super) struct PacketPort {
     bulk_quiet: u32,
     /// Small frames that [`look`](Self::look) has found.
     looked: Option<usize>,
-    looks_per_call: u32,
+    polls_per_syscall: u32,
     /// Packets were taken since the last sleep.
     woken: bool,
     traffic: Traffic,
@@ -53,7 +53,7 @@ struct Leaving {
 impl PacketPort {
     pub(super) fn new(link: AnyLink, trailers: Trailers) -> PacketPort {
         PacketPort {
-            looks_per_call: link.caps().looks_per_call,
+            polls_per_syscall: link.caps().polls_per_syscall,
             link,
             trailers,
             batch: ArrayVec::new(),
@@ -110,7 +110,7 @@ impl PacketPort {
     pub(super) fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
         // While bulk comes, its port shall not wait for the small one.
         let calls = if self.is_bulk_quiet() { calls } else { 1 };
-        for _ in 0..calls * self.looks_per_call {
+        for _ in 0..calls * self.polls_per_syscall {
             let count = self.link.poll(now.0, Class::Small)?;
             if count > 0 {
                 self.looked = Some(count);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use dipole_link::Region as Memory;
 use dipole_proto::EdgeId;
 
-use super::core::Core;
+use super::peers::Peers;
 use crate::address::Address;
 use crate::gone::GoneReason;
 use crate::inbox::{Buffer, Buffers};
@@ -136,11 +136,11 @@ impl Rest {
 
     /// Lets go of the bytes: all of them have been sent, or the peer is gone. Who posted them is
     /// to be told.
-    pub(super) fn release(self, edge: EdgeId, core: &mut Core, sent: bool) {
+    pub(super) fn release(self, edge: EdgeId, sent: bool, peers: &Peers, posts: &mut SentPosts) {
         if let Some(posted) = self.posted {
-            let gone = || core.peers.gone_reason(edge.peer);
+            let gone = || peers.gone_reason(edge.peer);
             let sent = if sent { Ok(()) } else { Err(gone()) };
-            core.sent_posts.push_back((posted, sent));
+            posts.push_back((posted, sent));
         }
     }
 }

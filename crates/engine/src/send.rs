@@ -1,19 +1,20 @@
 //! Messages on their way out, by whatever carries their edge.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES, RefusedReason};
+use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES};
 use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
 
 use super::Engine;
 use super::content::{Content, Head};
+use super::long_messages::{Long, LongSend};
 use super::packer::PacketSend;
 use super::posted::{Keep, Posted, Rest};
-use super::shared_memory::{LongId, Route, SharedMemory};
-use crate::address::{Address, EndpointId};
-use crate::gone::GoneReason;
+use super::shared_memory::{Route, SharedMemory};
+use super::target::{Blocked, Target};
+use crate::address::EndpointId;
 use crate::registry::EdgeTraffic;
 use dipole_driver::Reading;
 use dipole_driver::WaitKey;
@@ -25,96 +26,11 @@ const FULL_RUN_FRAMES: usize = 44;
 /// have no more than they leave to the others.
 const KEPT_BYTES: usize = 32 << 20;
 
-/// Why a message was not queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blocked {
-    /// All frames, or the ring, are in use.
-    NoFrame,
-    /// The receiver has not granted enough credit.
-    NoCredit,
-    /// Longer than a message can be (or, unreliably or at once, than fits now).
-    TooLong {
-        /// The limit in bytes.
-        limit: u64,
-    },
-    /// The receiving endpoint took nothing.
-    Refused(RefusedReason),
-    /// The session has ended.
-    Gone(Option<GoneReason>),
-    /// The session is not open yet.
-    Opening,
-}
-
-/// Where an endpoint points.
-#[derive(Clone, Debug)]
-pub struct Target {
-    /// The endpoint there.
-    pub address: Address,
-    /// The edge to it.
-    pub edge: EdgeId,
-    /// What has gone along the edge.
-    pub sent: Arc<Sent>,
-}
-
-impl Target {
-    /// An edge along which nothing has gone.
-    #[must_use]
-    pub fn new(address: Address, edge: EdgeId) -> Target {
-        Target {
-            address,
-            edge,
-            sent: Arc::default(),
-        }
-    }
-}
-
-/// What has gone along an edge; counted under the engine's lock.
-#[derive(Debug, Default)]
-pub struct Sent {
-    messages: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Sent {
-    /// Counts a message of so many bytes.
-    #[inline]
-    pub fn count(&self, bytes: usize) {
-        let add = |counter: &AtomicU64, more| {
-            counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
-        };
-        add(&self.messages, 1);
-        add(&self.bytes, bytes as u64);
-    }
-}
-
-/// A long message on its way; it must be continued to its end, kept, or abandoned.
-#[derive(Debug)]
-pub struct LongSend(Long);
-
-#[derive(Debug)]
-enum Long {
-    Packets(PacketSend),
-    Memory(LongId),
-}
-
 /// A long message whose sender did not wait: it lies with the engine.
 #[derive(Debug)]
 pub(super) struct Kept {
     send: PacketSend,
     rest: Rest,
-}
-
-/// What a thread that cannot send along an edge, or waits until all of it is acknowledged,
-/// waits for.
-#[inline]
-#[must_use]
-pub fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
-    [
-        WaitKey::Edge(edge),
-        WaitKey::Peer(edge.peer),
-        WaitKey::Frame,
-        WaitKey::RingSpace,
-    ]
 }
 
 impl Engine {
@@ -530,7 +446,7 @@ impl Engine {
             let edge = send.edge();
             core.ready.notify(WaitKey::Peer(edge.peer));
             let sent = core.machine.is_open(edge.peer);
-            rest.release(edge, core, sent);
+            rest.release(edge, sent, &core.peers, &mut core.sent_posts);
         }
     }
 

@@ -4,6 +4,7 @@
 //! which connection leads to which peer, wakes sleeping peers, and copies long messages
 //! (`shared_memory/long.rs`).
 
+mod arrivals;
 mod long;
 mod transfer;
 
@@ -13,25 +14,22 @@ use std::path::Path;
 
 use dipole_link::AnyHub;
 use dipole_link::shm::{
-    Closing, ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
+    CloseReason, ConnId, MAX_RECORD_BYTES, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
 };
-use dipole_proto::wire::{Greeting, PIPE_WORDS, PipeKind, PipeTag, ResetReason};
+use dipole_proto::wire::{Greeting, PipeKind, PipeTag, ResetReason};
 use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
 use rustc_hash::FxHashMap;
 
-use super::Blocked;
 use super::content::{Content, Head};
 use super::core::Core;
-use super::dispatch::Arrival;
 use super::packer::blocked;
-use crate::address::{Address, EndpointId, NodeId};
+use super::target::Blocked;
+use crate::address::NodeId;
 use crate::inbox::Message;
-use crate::inbox::{Charge, Origin};
 use crate::profile::Choices;
-use crate::reader::{Arriving, Reader};
+use crate::reader::Reader;
+use arrivals::{PipeMessage, hand_over, on_message, on_record, read_there};
 use dipole_driver::{Polled, WaitKey};
-pub(crate) use long::LongId;
-pub(super) use long::LongNews;
 use long::{Fetches, OutgoingLong};
 use transfer::TransferChoice;
 
@@ -303,7 +301,7 @@ impl SharedMemory {
         let bye = Machine::bye_record();
         for id in ids {
             let _room = self.hub.push(id, bye.tag, bye.bytes());
-            self.hub.ring(id);
+            self.hub.wake_peer(id);
             self.hub.close(id);
         }
     }
@@ -312,7 +310,7 @@ impl SharedMemory {
 
     #[inline]
     fn wake(&mut self, id: ConnId) {
-        self.hub.ring(id);
+        self.hub.wake_peer(id);
         if !self.to_wake.is_empty()
             && let Some(found) = find_mut(&mut self.connections, id)
         {
@@ -337,7 +335,7 @@ impl SharedMemory {
             if let Some(found) = find_mut(&mut self.connections, id)
                 && std::mem::take(&mut found.to_wake)
             {
-                self.hub.ring(id);
+                self.hub.wake_peer(id);
             }
         }
     }
@@ -365,11 +363,11 @@ impl SharedMemory {
         reader: Option<u32>,
     ) -> Polled<Message> {
         let mut handed = None;
-        let came = self.poll_with(now, core, &mut |core, from, number, payload| {
+        let came = self.poll_with(now, core, &mut |core, message| {
             if let Some(reader) = reader
                 && handed.is_none()
             {
-                handed = hand_over(core, now, from, (number, reader), payload);
+                handed = hand_over(core, now, message, reader);
                 return handed.is_some();
             }
             false
@@ -387,8 +385,8 @@ impl SharedMemory {
         (endpoint, reader): (u32, &mut impl Reader),
     ) -> Polled<usize> {
         let mut read = 0;
-        let came = self.poll_with(now, core, &mut |core, from, number, payload| {
-            let is_read = read_there(core, now, from, (number, endpoint), payload, reader);
+        let came = self.poll_with(now, core, &mut |core, message| {
+            let is_read = read_there(core, now, message, endpoint, reader);
             read += usize::from(is_read);
             is_read
         });
@@ -402,7 +400,7 @@ impl SharedMemory {
         &mut self,
         now: Instant,
         core: &mut Core,
-        hand: &mut impl FnMut(&mut Core, (PeerId, NodeId), u32, &Payload<'_>) -> bool,
+        hand: &mut impl FnMut(&mut Core, &PipeMessage<'_>) -> bool,
     ) -> bool {
         let connections = &mut self.connections;
         let node = NodeId(self.own.node);
@@ -416,11 +414,16 @@ impl SharedMemory {
             };
             let done = match PipeTag::from_word(word) {
                 Ok(tag) if tag.kind == PipeKind::Message => {
-                    let from = (peer, node);
-                    if hand(core, from, tag.number, &payload) {
+                    let message = PipeMessage {
+                        peer,
+                        node,
+                        number: tag.number,
+                        payload,
+                    };
+                    if hand(core, &message) {
                         return;
                     }
-                    on_message(core, now, from, tag.number, &payload)
+                    on_message(core, now, &message)
                 }
                 Ok(tag) => {
                     found.said_bye |= tag.kind == PipeKind::Bye;
@@ -501,10 +504,10 @@ impl SharedMemory {
         self.hub.poll_connections(&mut events)?;
         for event in events.drain(..) {
             match event {
-                ShmEvent::Opened { conn, facts } => self.opened(conn, &facts.greeting, core),
+                ShmEvent::Opened { conn, peer } => self.opened(conn, &peer.greeting, core),
                 ShmEvent::Closed {
                     conn,
-                    why,
+                    reason: why,
                     all_read,
                 } => {
                     let found = self.find(conn);
@@ -512,11 +515,11 @@ impl SharedMemory {
                     let was_open = found.is_some_and(|it| matches!(it.state, State::Open(_)));
                     let reason = match why {
                         _ if said_bye => GoneReason::Closed,
-                        Closing::Full => GoneReason::Reset(ResetReason::TooManyPeers),
+                        CloseReason::Full => GoneReason::Reset(ResetReason::TooManyPeers),
                         // It had no time to say hello.
-                        Closing::HungUp if !was_open => GoneReason::Restarted,
-                        Closing::HungUp => GoneReason::Died,
-                        Closing::Broke { .. } => GoneReason::Misbehaved,
+                        CloseReason::HungUp if !was_open => GoneReason::Restarted,
+                        CloseReason::HungUp => GoneReason::Died,
+                        CloseReason::Violation { .. } => GoneReason::Misbehaved,
                     };
                     self.died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, all_read, core);
@@ -653,123 +656,4 @@ fn polled<T>(came: bool, handed: Option<T>) -> Polled<T> {
         None if came => Polled::Came,
         None => Polled::Nothing,
     }
-}
-
-/// A whole message for an endpoint whose reader waits, if nothing waits to be read before it.
-#[inline]
-fn hand_over(
-    core: &mut Core,
-    now: Instant,
-    (peer, node): (PeerId, NodeId),
-    (number, reader): (u32, u32),
-    payload: &Payload<'_>,
-) -> Option<Message> {
-    let state = core.dispatch.endpoints.get_mut(reader)?;
-    if !state.inbox.is_empty() {
-        return None;
-    }
-    let machine = &mut core.machine;
-    let delivery = machine.on_pipe_message_read(now, peer, number, payload.len(), reader)?;
-    let source = Address {
-        node,
-        endpoint: EndpointId(delivery.key.source),
-    };
-    let place = |place: &mut [u8]| payload.copy_to(place);
-    Some((state.inbox).message(Origin { source, peer }, payload.len(), place))
-}
-
-/// The same for a reader that takes it where it lies; false if it is none for it.
-#[inline]
-fn read_there(
-    core: &mut Core,
-    now: Instant,
-    (peer, node): (PeerId, NodeId),
-    (number, endpoint): (u32, u32),
-    payload: &Payload<'_>,
-    reader: &mut impl Reader,
-) -> bool {
-    let Some(state) = core.dispatch.endpoints.get_mut(endpoint) else {
-        return false;
-    };
-    if !state.inbox.is_empty() {
-        return false;
-    }
-    let machine = &mut core.machine;
-    let read = machine.on_pipe_message_read(now, peer, number, payload.len(), endpoint);
-    let Some(delivery) = read else {
-        return false;
-    };
-    let source = Address {
-        node,
-        endpoint: EndpointId(delivery.key.source),
-    };
-    if !reader.read(source, &Arriving(*payload)) {
-        let place = |place: &mut [u8]| payload.copy_to(place);
-        let origin = Origin { source, peer };
-        reader.take(state.inbox.message(origin, payload.len(), place));
-    }
-    true
-}
-
-/// A whole message: straight into its inbox where it is next in order.
-#[inline]
-fn on_message(
-    core: &mut Core,
-    now: Instant,
-    (peer, node): (PeerId, NodeId),
-    number: u32,
-    payload: &Payload<'_>,
-) -> Result<(), Misbehaved> {
-    match core
-        .machine
-        .on_pipe_message(now, peer, number, payload.len())?
-    {
-        Some(delivery) => {
-            let (source, target) = delivery.key.ends();
-            let arrival = Arrival {
-                origin: Origin {
-                    source: Address {
-                        node,
-                        endpoint: EndpointId(source),
-                    },
-                    peer,
-                },
-                target,
-                charge: Charge::Edge(delivery.edge),
-            };
-            let ready = &mut core.ready;
-            core.dispatch
-                .deliver(&arrival, payload.len(), ready, |place| {
-                    payload.copy_to(place);
-                });
-        }
-        None => core.handle_events(payload),
-    }
-    Ok(())
-}
-
-/// Any other record. The words of a control record are copied before they are read: the peer
-/// could change them meanwhile.
-fn on_record(
-    core: &mut Core,
-    now: Instant,
-    peer: PeerId,
-    tag: PipeTag,
-    payload: &Payload<'_>,
-) -> Result<(), Misbehaved> {
-    let mut words = [0; 8 * PIPE_WORDS];
-    let control: &[u8] = match tag.kind {
-        PipeKind::Piece | PipeKind::Unreliable | PipeKind::Operation => &[],
-        _ => {
-            let words = words.get_mut(..payload.len());
-            let words = words.ok_or(Misbehaved("a control record that is too long"))?;
-            payload.copy_to(words);
-            words
-        }
-    };
-    let taken = core
-        .machine
-        .on_pipe_record(now, peer, tag, control, payload.len());
-    core.handle_events(payload);
-    taken
 }

@@ -1,24 +1,24 @@
-//! Atomic operations as arithmetic: what an operation makes of an array of some type.
+//! The arithmetic of atomic operations on arrays.
 //!
-//! Knows bytes only, in the order of this machine; who may reach which memory, and that nobody
-//! else does meanwhile, is `atomics.rs`'s. `long double` has no counterpart in Rust and is refused.
+//! Works on bytes in the byte order of this machine; `atomics.rs` checks access and excludes
+//! concurrent operations. `long double` has no counterpart in Rust and is not offered.
 
 use std::ffi::c_int;
 
 use crate::abi::atomic::*;
 
-/// How an operation is asked for, which decides what it may be.
+/// The kind of call that requests an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Nothing comes back.
+    /// Returns nothing.
     Update,
-    /// What was there comes back.
+    /// Returns the previous contents.
     Fetch,
-    /// With operands to compare with; what was there comes back.
+    /// Has operands to compare with and returns the previous contents.
     Compare,
 }
 
-/// An operation on elements of a type, which is offered.
+/// An offered operation on elements of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     pub(crate) mode: Mode,
@@ -27,7 +27,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// `None`: there is no such operation on such elements.
+    /// `None` if the operation is not offered for this type.
     pub(crate) fn new(mode: Mode, datatype: c_int, op: c_int) -> Option<Operation> {
         let is_of_mode = match mode {
             Mode::Update => op != FI_ATOMIC_READ && (FI_MIN..=FI_ATOMIC_WRITE).contains(&op),
@@ -46,7 +46,7 @@ impl Operation {
         (is_of_mode && is_of_type).then_some(Operation { mode, datatype, op })
     }
 
-    /// The operation in one number, and of one.
+    /// The operation as one number.
     pub(crate) fn encode(self) -> u64 {
         let mode = match self.mode {
             Mode::Update => 0,
@@ -69,7 +69,7 @@ impl Operation {
         Operation::new(mode, byte(1), byte(0))
     }
 
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     pub(crate) fn size(self) -> usize {
         match self.datatype {
             FI_INT8 | FI_UINT8 => 1,
@@ -80,14 +80,14 @@ impl Operation {
         }
     }
 
-    /// Whether it reads and whether it changes what is there.
+    /// Whether the operation reads, and whether it writes.
     pub(crate) fn access(self) -> (bool, bool) {
         (self.mode != Mode::Update, self.op != FI_ATOMIC_READ)
     }
 
-    /// Changes elements, all of which have an operand, and in `Compare` one to compare with.
+    /// Changes every element with its operand, and in `Compare` with its operand to compare with.
     pub(crate) fn apply(self, elements: &mut [u8], operands: &[u8], compared: &[u8]) {
-        /// For each element of a type: what `change` makes of it and its operands.
+        /// Applies `change` to each element of a type and its operands.
         macro_rules! each {
             ($type:ty, $change:expr) => {{
                 const BYTES: usize = size_of::<$type>();
@@ -151,7 +151,7 @@ impl Operation {
     }
 }
 
-/// Operations that only compare and choose.
+/// Operations that compare and select.
 fn ordered<T: PartialOrd>(op: c_int, was: T, operand: T, compared: T) -> T {
     let takes_operand = match op {
         FI_MIN => operand < was,
@@ -168,7 +168,7 @@ fn ordered<T: PartialOrd>(op: c_int, was: T, operand: T, compared: T) -> T {
     if takes_operand { operand } else { was }
 }
 
-/// A complex number as C has it.
+/// A complex number in the layout of C.
 #[derive(Clone, Copy, PartialEq)]
 struct Complex<T> {
     real: T,
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_wrap_and_are_signed_or_not_as_their_type_says() {
+    fn integers_wrap_around_and_compare_by_the_signedness_of_their_type() {
         let signed = |op, was: i8, by: i8| {
             i8::from_ne_bytes(done(
                 (Mode::Fetch, FI_INT8, op),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn swaps_happen_when_the_operand_to_compare_stands_so_to_what_is_there() {
+    fn conditional_swaps_compare_the_operand_with_the_current_value() {
         for (op, smaller, equal, greater) in [
             (FI_CSWAP, false, true, false),
             (FI_CSWAP_NE, true, false, true),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn complex_numbers_multiply_and_have_no_order() {
+    fn complex_numbers_are_multiplied_but_cannot_be_ordered() {
         let of = |real: f32, imaginary: f32| Complex { real, imaginary }.to_ne_bytes();
         let product = (Mode::Update, FI_FLOAT_COMPLEX, FI_PROD);
         assert_eq!(
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_offered_is_refused() {
+    fn operations_that_are_not_offered_are_refused() {
         for (mode, datatype, op) in [
             (Mode::Update, FI_INT32, FI_ATOMIC_READ),
             (Mode::Update, FI_INT32, FI_CSWAP),

@@ -1,8 +1,8 @@
-//! Atomic operations on this process's memory, done by the process itself.
+//! Atomic operations on the memory of this process.
 //!
-//! An active port of the node takes them, so they are done also while the program computes; an
-//! answer goes to who asked. One lock is held by whatever operation is done, so all of them are
-//! atomic to each other, whichever regions of the same memory they name and whoever asks.
+//! An active port of the node receives the requests, so they are served even while the program
+//! computes. All operations hold one lock, so they are atomic to each other, whichever regions of
+//! the same memory they name.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,10 +12,10 @@ use rustc_hash::FxHashMap;
 use crate::abi::errno::{FI_EACCES, FI_EINVAL, FI_ENOKEY};
 use crate::arithmetic::{Mode, Operation};
 use crate::completion::lock;
-use crate::guard::Failure;
-use crate::wire::{Head, Kind, Update};
+use crate::ffi::Failure;
+use crate::wire::{AtomicTarget, Head, Kind};
 
-/// Regions of this process, by their keys.
+/// The regions of this process, by their keys.
 #[derive(Default)]
 pub(crate) struct Atomics {
     regions: Mutex<FxHashMap<u64, (RegionMemory, Rights)>>,
@@ -30,14 +30,15 @@ impl Atomics {
         lock(&self.regions).remove(&key);
     }
 
-    /// Does an operation; what was there, if that is asked for.
+    /// Performs an operation; returns the previous contents if the operation reads them.
     ///
     /// # Errors
-    /// There is no such region, it does not allow that, or ends before.
+    /// The region does not exist, does not allow the operation, or is too short.
     pub(crate) fn apply(
         &self,
         operation: Operation,
-        (key, offset): (u64, u64),
+        key: u64,
+        offset: u64,
         operands: &[u8],
     ) -> Result<Vec<u8>, Failure> {
         let regions = lock(&self.regions);
@@ -59,40 +60,38 @@ impl Atomics {
         done.map_err(|_| Failure(FI_EINVAL))
     }
 
-    /// Opens the port that does what others ask.
+    /// Opens the port that serves requests of other processes.
     pub(crate) fn serve(self: &Arc<Atomics>, node: &Node) -> Result<ActivePort, OpenError> {
         let atomics = Arc::clone(self);
         node.open_port(EndpointId::ANY, move |port, message| {
-            let Some((head, update, operands)) = asked(&message) else {
-                tracing::warn!(source = %message.source(), "no atomic operation: it was dropped");
+            let Some((head, target, operands)) = decode_request(&message) else {
+                tracing::warn!(
+                    source = %message.source(),
+                    "dropped a message that is not an atomic operation"
+                );
                 return;
             };
             let done = Operation::decode(head.data)
                 .ok_or(Failure(FI_EINVAL))
                 .and_then(|operation| {
-                    atomics.apply(operation, (update.key, update.offset), operands)
+                    atomics.apply(operation, target.key(), target.offset(), operands)
                 });
             let (failure, before) = match done {
                 Ok(before) => (0, before),
                 Err(Failure(failure)) => (failure, Vec::new()),
             };
-            let answer = Head {
-                kind: Kind::Updated,
-                is_tagged: false,
-                has_data: false,
-                tag: head.tag,
-                data: u64::from(failure.unsigned_abs()),
-            };
-            let mut bytes = answer.encode().to_vec();
+            let failure = u64::from(failure.unsigned_abs());
+            let reply = Head::control(Kind::AtomicReply, head.tag, failure);
+            let mut bytes = reply.encode().to_vec();
             bytes.extend_from_slice(&before);
-            // Whoever is gone wants no answer.
+            // If the requester is gone, it does not need the reply.
             let _gone = port.reply(&message, &bytes);
         })
     }
 }
 
-fn asked(message: &[u8]) -> Option<(Head, Update, &[u8])> {
+fn decode_request(message: &[u8]) -> Option<(Head, AtomicTarget, &[u8])> {
     let (head, rest) = Head::decode(message)?;
-    let (update, operands) = Update::decode(rest)?;
-    (head.kind == Kind::Update).then_some((head, update, operands))
+    let (target, operands) = AtomicTarget::decode(rest)?;
+    (head.kind == Kind::AtomicRequest).then_some((head, target, operands))
 }

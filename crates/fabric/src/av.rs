@@ -1,4 +1,4 @@
-//! Address vectors: names of endpoints by small numbers.
+//! Address vectors: endpoint names by small numbers.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,20 +12,20 @@ use crate::abi::errno::{FI_EINVAL, FI_ENOEQ};
 use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_AV, FI_CLASS_EQ, FI_EVENT, Fid, Ops};
 use crate::completion::lock;
 use crate::eq::{EventQueue, Events};
-use crate::guard::{
-    Failure, call, class, copy_out, fid, give, missing, object, ops, read_at, record, take,
+use crate::ffi::{
+    Failure, call, class, copy_out, export, fid, missing, object, ops, read_at, reclaim, record,
     write_at,
 };
 use crate::name::{NAME_BYTES, Name, number};
 
-/// See the module. Names are found without a lock: each has a slot that stays.
+/// An address vector. Look-ups take no lock: every name has a slot that is never moved.
 #[derive(Default)]
 pub(crate) struct Av {
-    /// Each has twice as many slots as the one before.
+    /// Each chunk has twice as many slots as the one before.
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     known: Mutex<Known>,
-    /// Insertions are told here instead of by their calls.
-    tells: bool,
+    /// Insertions are reported as events instead of by the return value.
+    reports_events: bool,
     events: OnceLock<Arc<Events>>,
 }
 
@@ -66,7 +66,7 @@ impl Av {
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
         let av = Av {
-            tells: attr.is_some_and(|attr| attr.flags & FI_EVENT != 0),
+            reports_events: attr.is_some_and(|attr| attr.flags & FI_EVENT != 0),
             ..Av::default()
         };
         let fid = FidAv {
@@ -74,10 +74,10 @@ impl Av {
             ops: &AV_OPS,
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, Arc::new(av)) }
+        unsafe { export(out, fid, Arc::new(av)) }
     }
 
-    /// The slots of a chunk, of which the number's is that one.
+    /// Chunk and index within it.
     #[inline]
     fn place(index: u64) -> Option<(usize, usize)> {
         let index = usize::try_from(index).ok()?;
@@ -92,7 +92,7 @@ impl Av {
         self.chunks.get(chunk)?.get()?.get(at)
     }
 
-    /// The name that a number stands for.
+    /// The name at an index.
     #[inline]
     pub(crate) fn get(&self, index: u64) -> Option<&Name> {
         let slot = self.slot(index)?;
@@ -100,12 +100,12 @@ impl Av {
         slot.name.get().filter(|_| !is_removed)
     }
 
-    /// The number of whoever has this address.
+    /// The index of an endpoint's address.
     pub(crate) fn find(&self, address: u64) -> Option<u64> {
         lock(&self.known).by_number.get(&address).copied()
     }
 
-    /// The number that a name gets; `None` when there are none left.
+    /// Adds a name; returns its index, or `None` if there are no free ones.
     fn insert(&self, name: Name) -> Option<u64> {
         let mut known = lock(&self.known);
         let index = known.count;
@@ -131,18 +131,18 @@ impl Av {
     }
 }
 
-/// The address vector that C means.
+/// The address vector behind a pointer from C.
 ///
 /// # Safety
-/// `av` is null or one of this provider's.
+/// `av` is null or was created by this provider.
 unsafe fn av<'a>(av: *const FidAv) -> Result<&'a Arc<Av>, Failure> {
     // SAFETY: the contract is the same.
     unsafe { object(av) }
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: made by `Av::open`, given up by C.
-    call(|| unsafe { take::<FidAv, Arc<Av>>(fid) }.map(|_| 0))
+    // SAFETY: created by `Av::open`; C does not use it again.
+    call(|| unsafe { reclaim::<FidAv, Arc<Av>>(fid) }.map(|_| 0))
 }
 
 unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, _: u64) -> c_int {
@@ -152,7 +152,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, _: u64) -> c_int {
         if class != FI_CLASS_EQ {
             return Err(Failure(FI_EINVAL));
         }
-        // SAFETY: its class says what it is.
+        // SAFETY: its class determines its type.
         let queue: &EventQueue = unsafe { object(other.cast::<FidEq>()) }?;
         let bound = av.events.set(Arc::clone(&queue.events));
         bound.map_err(|_| Failure(FI_EINVAL)).map(|()| 0)
@@ -170,19 +170,19 @@ unsafe extern "C" fn insert(
     call(|| {
         // SAFETY: an address vector of this provider.
         let av = unsafe { av(fid) }?;
-        let events = match (av.tells, av.events.get()) {
+        let events = match (av.reports_events, av.events.get()) {
             (false, _) => None,
             (true, None) => return Err(Failure(FI_ENOEQ)),
             (true, events) => events,
         };
         let mut inserted = 0;
         for index in 0..count {
-            // SAFETY: as many names as `count` says.
+            // SAFETY: the array has `count` names.
             let name = Name::decode(&unsafe { record::<NAME_BYTES>(names, index) });
             let number = name.and_then(|name| av.insert(name));
             inserted += c_int::from(number.is_some());
             let number = number.unwrap_or(FI_ADDR_NOTAVAIL);
-            // SAFETY: null, or as many places as `count` says.
+            // SAFETY: null, or an array of `count` elements.
             unsafe { write_at(out, index, number) };
         }
         let Some(events) = events else {
@@ -198,7 +198,7 @@ unsafe extern "C" fn remove(fid: *mut FidAv, numbers: *mut u64, count: usize, _:
         // SAFETY: an address vector of this provider.
         let av = unsafe { av(fid) }?;
         for index in 0..count {
-            // SAFETY: as many numbers as `count` says.
+            // SAFETY: the array has `count` elements.
             let number = unsafe { read_at(numbers, index) };
             av.remove(number).ok_or(Failure(FI_EINVAL))?;
         }
@@ -215,7 +215,7 @@ unsafe extern "C" fn lookup(
     call(|| {
         // SAFETY: an address vector of this provider.
         let name = unsafe { av(fid) }?.get(number).ok_or(Failure(FI_EINVAL))?;
-        // SAFETY: a place of that length.
+        // SAFETY: a buffer of that length.
         unsafe { copy_out(&name.encode(), place, length) }?;
         Ok(0)
     })
@@ -227,13 +227,13 @@ unsafe extern "C" fn straddr(
     place: *mut c_char,
     length: *mut usize,
 ) -> *const c_char {
-    // SAFETY: a name.
+    // SAFETY: the bytes of a name.
     let name = Name::decode(&unsafe { record::<NAME_BYTES>(name, 0) });
-    let text = name.map_or("no name of a dipole endpoint".to_owned(), |name| {
+    let text = name.map_or("not the name of a dipole endpoint".to_owned(), |name| {
         name.to_string()
     });
     let text = CString::new(text).unwrap_or_default();
-    // SAFETY: a place of that length.
+    // SAFETY: a buffer of that length.
     let _fits = unsafe { copy_out(text.as_bytes_with_nul(), place.cast(), length) };
     place
 }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_by_their_numbers_until_they_are_removed() {
+    fn a_name_is_found_by_its_index_until_it_is_removed() {
         let av = Av::default();
         for endpoint in 1..1000 {
             assert_eq!(av.insert(name(endpoint)), Some(u64::from(endpoint) - 1));
@@ -277,7 +277,7 @@ mod tests {
         for nobody in [999, 1 << 40, u64::MAX] {
             assert_eq!(av.get(nobody), None);
         }
-        // The same endpoint again has another number.
+        // A name that is inserted again gets another index.
         assert_eq!(av.insert(name(501)), Some(999));
         assert_eq!(av.find(number(name(501).messages)), Some(999));
     }

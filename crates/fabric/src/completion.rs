@@ -1,5 +1,4 @@
-//! What has completed: queues and counters that programs read, and who is asked to go on
-//! while they do.
+//! Completion queues and counters, and the endpoints that make progress while a program reads them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,12 +11,12 @@ use crate::abi::fabric::{FI_READ, FI_RECV, FI_REMOTE_WRITE, FI_SEND, FI_WRITE};
 use crate::descriptor::Descriptor;
 use crate::serial::{self, Serial};
 
-/// Looks that find nothing after which others get the core between them.
-const IDLE_LOOKS: u32 = 128;
-/// How long a waiter sleeps before it looks at all endpoints again.
-const NAP: Duration = Duration::from_millis(10);
+/// Polls without result after which the thread yields the core between two polls.
+const IDLE_POLLS: u32 = 128;
+/// Longest sleep of a waiting thread, after which it polls all endpoints again.
+const MAX_SLEEP: Duration = Duration::from_millis(10);
 
-/// What one thread at a time has.
+/// A lock that is never poisoned.
 pub(crate) trait Lock {
     type Guard<'a>
     where
@@ -55,54 +54,55 @@ pub(crate) fn lock<L: Lock>(lock: &L) -> L::Guard<'_> {
     lock.guard()
 }
 
-/// An operation that is done or has failed.
+/// A completed or failed operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry {
-    /// The program's.
+    /// The context that the program passed.
     pub(crate) context: usize,
     pub(crate) flags: u64,
     pub(crate) length: usize,
     pub(crate) buffer: usize,
     pub(crate) data: u64,
     pub(crate) tag: u64,
-    /// Who sent a message, by its number.
+    /// The address of the sender as a number.
     pub(crate) source: u64,
-    /// Why it failed, and how many bytes found no room.
+    /// The error number, and how many bytes did not fit.
     pub(crate) failure: Option<(i32, usize)>,
 }
 
-/// What completions come from: an endpoint.
+/// A source of completions: an endpoint.
 pub(crate) trait Source: Send + Sync {
-    /// Goes on with what has begun; true if anything happened.
+    /// Advances outstanding operations; true if anything happened.
     fn progress(&self) -> bool;
 
-    /// Sleeps until something comes, at most `timeout`.
+    /// Sleeps until a message arrives, for at most `timeout`.
     fn wait(&self, timeout: Duration);
 
-    /// Takes all that has come; after which time to do so again though nothing comes.
-    fn settle(&self) -> Option<Duration>;
+    /// Processes everything that has arrived. Returns the time after which to do so again even if
+    /// nothing arrives.
+    fn prepare_sleep(&self) -> Option<Duration>;
 
-    /// What is readable while something has come; none if it cannot be had.
+    /// Descriptors that are readable while something waits; `None` if they cannot be created.
     fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]>;
 
-    /// The program's number of whoever has this address.
+    /// The index in the address vector of an endpoint's address.
     fn find(&self, address: u64) -> Option<u64>;
 
-    /// The endpoint's own address, as a number.
+    /// The endpoint's own address as a number.
     fn number(&self) -> u64;
 }
 
-/// Endpoints that somebody waits for.
+/// The endpoints of a queue or counter.
 #[derive(Default)]
 pub(crate) struct Sources {
-    /// The first one ever, nearly always the only one: it is reached without a lock, and stays
-    /// here until this is dropped.
+    /// The first endpoint that was added, nearly always the only one. It is reached without a lock,
+    /// and stays here until this is dropped.
     first: OnceLock<Arc<dyn Source>>,
     has_first: AtomicBool,
     others: Mutex<Vec<Arc<dyn Source>>>,
     has_others: AtomicBool,
     idle: AtomicU32,
-    /// Tells programs that sleep when to look, if they asked for it.
+    /// The descriptor that programs sleep on, if one was requested.
     descriptor: OnceLock<Descriptor>,
 }
 
@@ -147,7 +147,7 @@ impl Sources {
         self.first.get().filter(|_| is_there)
     }
 
-    /// Goes on with what the endpoints have begun, and takes what has come.
+    /// Advances the operations of all endpoints and receives messages.
     #[inline]
     pub(crate) fn progress(&self) {
         let mut moved = self.first().is_some_and(|first| first.progress());
@@ -156,20 +156,20 @@ impl Sources {
                 moved |= endpoint.progress();
             }
         }
-        // Threads that look at the same time may count wrong.
+        // A lost update by a concurrent poll does no harm.
         let idle = self.idle.load(Ordering::Relaxed);
         if moved {
             self.idle.store(0, Ordering::Relaxed);
-        } else if idle < IDLE_LOOKS {
+        } else if idle < IDLE_POLLS {
             self.idle.store(idle + 1, Ordering::Relaxed);
         } else {
-            // Programs look again at once, also where they are more than there are cores.
+            // The program polls again at once, even where there are more ranks than cores.
             std::thread::yield_now();
         }
     }
 
-    /// The descriptor, which there is from now on.
-    pub(crate) fn describe(&self) -> io::Result<&Descriptor> {
+    /// The descriptor, created on first use.
+    pub(crate) fn open_descriptor(&self) -> io::Result<&Descriptor> {
         if let Some(known) = self.descriptor.get() {
             return Ok(known);
         }
@@ -181,15 +181,19 @@ impl Sources {
         Ok(descriptor)
     }
 
-    /// The descriptor, if the program has asked for it.
+    /// The descriptor, if one was requested.
     #[inline]
-    pub(crate) fn described(&self) -> Option<&Descriptor> {
+    pub(crate) fn descriptor(&self) -> Option<&Descriptor> {
         self.descriptor.get()
     }
 
-    /// Takes all that has come, before the program sleeps.
-    pub(crate) fn settle(&self) {
-        let again = self.all().iter().filter_map(|source| source.settle()).min();
+    /// Processes everything that has arrived, before the program sleeps.
+    pub(crate) fn prepare_sleep(&self) {
+        let again = self
+            .all()
+            .iter()
+            .filter_map(|source| source.prepare_sleep())
+            .min();
         if let Some(descriptor) = self.descriptor.get() {
             descriptor.arm(again);
         }
@@ -204,7 +208,7 @@ impl Sources {
             .collect()
     }
 
-    /// Waits until `got` has something, at most `timeout`; for ever without one.
+    /// Polls until `got` returns something, for at most `timeout`; without one, forever.
     pub(crate) fn wait<T>(
         &self,
         timeout: Option<Duration>,
@@ -216,13 +220,15 @@ impl Sources {
             if let Some(found) = got() {
                 return Some(found);
             }
-            let left = until.map_or(NAP, |until| {
-                until.saturating_duration_since(Instant::now()).min(NAP)
+            let left = until.map_or(MAX_SLEEP, |until| {
+                until
+                    .saturating_duration_since(Instant::now())
+                    .min(MAX_SLEEP)
             });
             if left.is_zero() {
                 return None;
             }
-            // Only one can be slept for; the others are looked at when the nap is over.
+            // Only one endpoint can be waited for; the others are polled after the sleep.
             let other = || lock(&self.others).first().cloned();
             match self.first().cloned().or_else(other) {
                 Some(endpoint) => endpoint.wait(left),
@@ -231,12 +237,12 @@ impl Sources {
         }
     }
 
-    /// The address of the first endpoint, as a number.
+    /// The address of the first endpoint as a number.
     pub(crate) fn number(&self) -> Option<u64> {
         self.first().map(|first| first.number())
     }
 
-    /// The program's number of whoever sent a message.
+    /// The index in the address vector of a message's source.
     pub(crate) fn resolve(&self, source: u64) -> Option<u64> {
         let first = self.first().and_then(|first| first.find(source));
         first.or_else(|| {
@@ -248,12 +254,14 @@ impl Sources {
 
 fn watch(descriptor: &Descriptor, endpoint: &dyn Source) {
     let Some(parts) = endpoint.descriptors() else {
-        tracing::warn!("an endpoint has no descriptors: waiting for one misses what comes");
+        tracing::warn!(
+            "cannot export the descriptors of an endpoint: waiting on a descriptor will miss messages"
+        );
         return;
     };
     for part in parts {
         if let Err(cause) = descriptor.watch(part) {
-            tracing::warn!("a descriptor cannot be watched: {cause}");
+            tracing::warn!("cannot watch a descriptor: {cause}");
         }
     }
 }
@@ -266,10 +274,10 @@ fn is_same(known: &Arc<dyn Source>, other: &dyn Source) -> bool {
 #[derive(Default)]
 pub(crate) struct Cq {
     entries: Serial<VecDeque<Entry>>,
-    /// How many they are, for those who look in vain.
+    /// The number of entries, which polls read without the lock.
     length: AtomicUsize,
     pub(crate) sources: Sources,
-    /// Waiters are to return.
+    /// 1 if waiting threads are to return.
     signalled: AtomicU32,
 }
 
@@ -279,13 +287,13 @@ impl Cq {
         let mut entries = lock(&self.entries);
         entries.push_back(entry);
         self.length.store(entries.len(), Ordering::Release);
-        self.tell(&entries);
+        self.update_descriptor(&entries);
     }
 
-    /// The descriptor says whether there are entries.
+    /// Makes the descriptor readable exactly while there are entries.
     #[inline]
-    fn tell(&self, entries: &VecDeque<Entry>) {
-        if let Some(descriptor) = self.sources.described() {
+    fn update_descriptor(&self, entries: &VecDeque<Entry>) {
+        if let Some(descriptor) = self.sources.descriptor() {
             match entries.is_empty() {
                 true => descriptor.lower(),
                 false => descriptor.raise(),
@@ -293,27 +301,27 @@ impl Cq {
         }
     }
 
-    /// The descriptor of this queue.
-    pub(crate) fn describe(&self) -> io::Result<i32> {
-        let number = self.sources.describe()?.number();
-        self.tell(&lock(&self.entries));
+    /// The number of this queue's descriptor.
+    pub(crate) fn open_descriptor(&self) -> io::Result<i32> {
+        let number = self.sources.open_descriptor()?.number();
+        self.update_descriptor(&lock(&self.entries));
         Ok(number)
     }
 
-    /// Takes what has come; true if there is nothing to read, so that the program may sleep until
-    /// the descriptor is readable.
+    /// Processes everything that has arrived. True if there is nothing to read, so that the program
+    /// may sleep until the descriptor is readable.
     pub(crate) fn may_sleep(&self) -> bool {
         if self.is_empty() {
-            self.sources.settle();
+            self.sources.prepare_sleep();
         }
-        // It was raised for a signal, perhaps.
+        // A signal may have raised the descriptor.
         let entries = lock(&self.entries);
-        self.tell(&entries);
+        self.update_descriptor(&entries);
         entries.is_empty()
     }
 
-    /// Takes at most `most` entries that have not failed, in order: how many. `None`: the
-    /// next one has failed.
+    /// Takes at most `most` successful entries in order; returns their number. `None`: the next entry
+    /// is a failed one.
     #[inline]
     pub(crate) fn read(&self, most: usize, mut out: impl FnMut(usize, &Entry)) -> Option<usize> {
         if self.is_empty() {
@@ -330,7 +338,7 @@ impl Cq {
             count += 1;
         };
         self.length.store(entries.len(), Ordering::Release);
-        self.tell(&entries);
+        self.update_descriptor(&entries);
         (count > 0 || !has_failed).then_some(count)
     }
 
@@ -345,18 +353,18 @@ impl Cq {
         entries.front()?.failure?;
         self.length.store(entries.len() - 1, Ordering::Release);
         let failed = entries.pop_front();
-        self.tell(&entries);
+        self.update_descriptor(&entries);
         failed
     }
 
     pub(crate) fn signal(&self) {
         self.signalled.store(1, Ordering::Release);
-        if let Some(descriptor) = self.sources.described() {
+        if let Some(descriptor) = self.sources.descriptor() {
             descriptor.raise();
         }
     }
 
-    /// Waits until there is an entry or somebody signals.
+    /// Waits until there is an entry or a call to [`signal`](Self::signal).
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         self.sources.wait(timeout, || {
             let woken = self.signalled.swap(0, Ordering::Acquire) == 1;
@@ -365,21 +373,21 @@ impl Cq {
     }
 }
 
-/// Counts completions.
+/// A completion counter.
 #[derive(Default)]
 pub(crate) struct Cntr {
     pub(crate) value: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) sources: Sources,
-    /// What the program saw when it last asked whether it may sleep.
+    /// Value and failures at the last call of [`may_sleep`](Self::may_sleep).
     seen: Mutex<(u64, u64)>,
 }
 
 impl Cntr {
-    /// It has another value than before.
+    /// Makes the descriptor readable after the value has changed.
     #[inline]
-    pub(crate) fn tell(&self) {
-        if let Some(descriptor) = self.sources.described() {
+    pub(crate) fn update_descriptor(&self) {
+        if let Some(descriptor) = self.sources.descriptor() {
             descriptor.raise();
         }
     }
@@ -389,32 +397,31 @@ impl Cntr {
         (value, self.failed.load(Ordering::Acquire))
     }
 
-    /// Takes what has come; true if the counter is as it was when this was asked before, so that
-    /// the program may sleep until the descriptor is readable.
+    /// Processes everything that has arrived. True if the counter has not changed since the last
+    /// call, so that the program may sleep until the descriptor is readable.
     pub(crate) fn may_sleep(&self) -> bool {
-        self.sources.settle();
+        self.sources.prepare_sleep();
         let mut seen = lock(&self.seen);
-        if let Some(descriptor) = self.sources.described() {
+        if let Some(descriptor) = self.sources.descriptor() {
             descriptor.lower();
         }
-        // Whoever counts from now on raises it again.
+        // An increment from now on raises the descriptor again.
         let now = self.values();
         std::mem::replace(&mut *seen, now) == now
     }
 }
 
-/// Where an endpoint's completions go.
+/// Where the completions of an endpoint go.
 #[derive(Default)]
 pub(crate) struct Sinks {
     pub(crate) transmit: Option<Arc<Cq>>,
     pub(crate) receive: Option<Arc<Cq>>,
-    /// With the kinds of operations that they count.
+    /// Counters, each with the kinds of operations that it counts.
     pub(crate) counters: Vec<(u64, Arc<Cntr>)>,
 }
 
 impl Sinks {
-    /// An operation is done, which the program wants to see in its queue, or has failed, which
-    /// it sees in any case.
+    /// Reports a completed operation. Failures are always reported, success only if `notify` is set.
     #[inline]
     pub(crate) fn complete(&self, wanted: bool, entry: Entry) {
         for (kinds, counter) in &self.counters {
@@ -424,7 +431,7 @@ impl Sinks {
                     Some(_) => &counter.failed,
                 };
                 count.fetch_add(1, Ordering::Release);
-                counter.tell();
+                counter.update_descriptor();
             }
         }
         if wanted || entry.failure.is_some() {

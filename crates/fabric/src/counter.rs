@@ -1,4 +1,4 @@
-//! Counters as C sees them.
+//! The counter objects of libfabric.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -10,10 +10,10 @@ use crate::abi::eq::{CntrAttr, CntrOps, FI_WAIT_NONE, FidCntr};
 use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_ETIMEDOUT};
 use crate::abi::fabric::{FI_CLASS_CNTR, Fid, Ops};
 use crate::completion::Cntr;
-use crate::guard::{Failure, call, fid, give, object, ops, take};
-use crate::wait::{Wait, no_descriptor};
+use crate::ffi::{Failure, call, export, fid, object, ops, reclaim};
+use crate::wait_object::{Wait, descriptor_failure};
 
-/// See the module.
+/// A counter.
 pub(crate) struct Counter(pub(crate) Arc<Cntr>, Wait);
 
 static OPS: Ops = Ops {
@@ -39,30 +39,32 @@ impl Counter {
         out: *mut *mut FidCntr,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let wait = Wait::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let counter = Counter(Arc::default(), wait);
         if wait == Wait::Descriptor {
-            counter.describe().map_err(|cause| no_descriptor(&cause))?;
+            counter
+                .open_descriptor()
+                .map_err(|cause| descriptor_failure(&cause))?;
         }
         let fid = FidCntr {
             fid: fid(FI_CLASS_CNTR, context, &OPS),
             ops: &CNTR_OPS,
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, counter) }
+        unsafe { export(out, fid, counter) }
     }
 
-    fn describe(&self) -> io::Result<i32> {
-        let number = self.0.sources.describe()?.number();
-        self.0.tell();
+    fn open_descriptor(&self) -> io::Result<i32> {
+        let number = self.0.sources.open_descriptor()?.number();
+        self.0.update_descriptor();
         Ok(number)
     }
 }
 
-/// The counter that C means.
+/// The counter behind a pointer from C.
 ///
 /// # Safety
-/// `counter` is null or one of this provider's.
+/// `counter` is null or was created by this provider.
 unsafe fn counter<'a>(counter: *const FidCntr) -> Result<&'a Cntr, Failure> {
     // SAFETY: the contract is the same.
     let counter: &Counter = unsafe { object(counter) }?;
@@ -71,12 +73,12 @@ unsafe fn counter<'a>(counter: *const FidCntr) -> Result<&'a Cntr, Failure> {
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| {
-        // SAFETY: a counter; C holds it still.
+        // SAFETY: a counter that C has not closed.
         if !unsafe { counter(fid.cast()) }?.sources.is_empty() {
             return Err(Failure(FI_EBUSY));
         }
-        // SAFETY: made by `Counter::open`, given up by C.
-        unsafe { take::<FidCntr, Counter>(fid) }.map(|_| 0)
+        // SAFETY: created by `Counter::open`; C does not use it again.
+        unsafe { reclaim::<FidCntr, Counter>(fid) }.map(|_| 0)
     })
 }
 
@@ -84,14 +86,14 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
     call(|| {
         // SAFETY: a counter of this provider.
         let counter: &Counter = unsafe { object(fid.cast::<FidCntr>()) }?;
-        // SAFETY: a place for what the command asks for.
-        unsafe { (counter.1).control(command, place, || counter.describe()) }
+        // SAFETY: a buffer for the result of the command.
+        unsafe { (counter.1).control(command, place, || counter.open_descriptor()) }
     })
 }
 
 /// # Safety
 /// That of [`counter`].
-unsafe fn look(fid: *mut FidCntr, which: impl FnOnce(&Cntr) -> &AtomicU64) -> u64 {
+unsafe fn read_value(fid: *mut FidCntr, which: impl FnOnce(&Cntr) -> &AtomicU64) -> u64 {
     // SAFETY: the contract is the same.
     let Ok(counter) = (unsafe { counter(fid) }) else {
         return 0;
@@ -102,12 +104,12 @@ unsafe fn look(fid: *mut FidCntr, which: impl FnOnce(&Cntr) -> &AtomicU64) -> u6
 
 unsafe extern "C" fn read(fid: *mut FidCntr) -> u64 {
     // SAFETY: a counter of this provider.
-    unsafe { look(fid, |counter| &counter.value) }
+    unsafe { read_value(fid, |counter| &counter.value) }
 }
 
 unsafe extern "C" fn readerr(fid: *mut FidCntr) -> u64 {
     // SAFETY: a counter of this provider.
-    unsafe { look(fid, |counter| &counter.failed) }
+    unsafe { read_value(fid, |counter| &counter.failed) }
 }
 
 /// # Safety
@@ -117,7 +119,7 @@ unsafe fn change(fid: *mut FidCntr, change: impl FnOnce(&Cntr)) -> c_int {
         // SAFETY: the contract is the same.
         let counter = unsafe { counter(fid) }?;
         change(counter);
-        counter.tell();
+        counter.update_descriptor();
         Ok(0)
     })
 }

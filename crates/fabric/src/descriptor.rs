@@ -1,10 +1,9 @@
-//! Descriptors that programs wait for with `poll` and `epoll` (`FI_WAIT_FD`): readable while a
-//! queue or counter is worth a look.
+//! Descriptors that programs wait for with `poll` and `epoll` (`FI_WAIT_FD`).
 //!
-//! A descriptor is an epoll of others: an event that is raised while entries wait to be read, what
-//! the node keeps ready while something has come that nobody has taken, and a timer for peers that
-//! are to be asked whether they live. Progress is the program's: `fi_trywait` takes what has come
-//! and says whether sleeping may begin.
+//! A descriptor is an epoll instance that watches an eventfd, raised while entries wait to be read;
+//! the node's descriptors, readable while messages wait; and a timer for checks of peers. Only the
+//! program makes progress: `fi_trywait` processes what has arrived and returns whether the program
+//! may sleep.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +17,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-/// See the module.
+/// A descriptor.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     epoll: OwnedFd,
@@ -34,7 +33,7 @@ struct State {
 }
 
 impl Descriptor {
-    /// One that is not readable.
+    /// A descriptor that is not readable.
     pub(crate) fn new() -> io::Result<Descriptor> {
         let timer = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let descriptor = Descriptor {
@@ -49,12 +48,12 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// Its number, as C has it.
+    /// The file descriptor.
     pub(crate) fn number(&self) -> i32 {
         self.epoll.as_raw_fd()
     }
 
-    /// From now on it is readable while this other one is.
+    /// Makes this descriptor readable while another one is.
     pub(crate) fn watch(&self, other: BorrowedFd<'_>) -> io::Result<()> {
         let data = epoll::EventData::new_u64(0);
         match epoll::add(&self.epoll, other, data, epoll::EventFlags::IN) {
@@ -63,7 +62,7 @@ impl Descriptor {
         }
     }
 
-    /// The other one does not matter any more.
+    /// Stops watching a descriptor.
     pub(crate) fn forget(&self, other: BorrowedFd<'_>) {
         let _not_watched = epoll::delete(&self.epoll, other);
     }
@@ -72,19 +71,19 @@ impl Descriptor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is readable until it is lowered.
+    /// Makes the descriptor readable until it is lowered.
     pub(crate) fn raise(&self) {
         let mut state = self.state();
         if !state.is_raised {
             state.is_raised = true;
             let written = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
             if let Err(cause) = written {
-                tracing::warn!("a descriptor is not readable: {cause}");
+                tracing::warn!("cannot make a descriptor readable: {cause}");
             }
         }
     }
 
-    /// Nothing waits to be read.
+    /// Undoes [`raise`](Self::raise).
     pub(crate) fn lower(&self) {
         let mut state = self.state();
         if state.is_raised {
@@ -93,14 +92,14 @@ impl Descriptor {
         }
     }
 
-    /// It is readable after this time, whatever comes; without one it is not.
+    /// Makes the descriptor readable after a time; `None` stops the timer.
     pub(crate) fn arm(&self, after: Option<Duration>) {
         let mut state = self.state();
         if after.is_none() && !state.is_armed {
             return;
         }
         state.is_armed = after.is_some();
-        // A timer of no time at all would be none.
+        // A timer of zero would be disarmed.
         let after = after.map(|after| after.max(Duration::from_nanos(1)));
         let once = Itimerspec {
             it_interval: Timespec::default(),
@@ -109,7 +108,7 @@ impl Descriptor {
                 .unwrap_or_default(),
         };
         if let Err(cause) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
-            tracing::warn!("a descriptor's timer cannot be set: {cause}");
+            tracing::warn!("cannot set the timer of a descriptor: {cause}");
         }
     }
 }
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_readable_while_it_is_raised() {
+    fn a_raised_descriptor_is_readable() {
         let descriptor = Descriptor::new().unwrap();
         assert!(!is_readable_now(&descriptor));
         for _ in 0..3 {
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_readable_when_its_time_is_over_until_it_is_armed_again() {
+    fn an_expired_timer_makes_the_descriptor_readable_until_it_is_armed_again() {
         let descriptor = Descriptor::new().unwrap();
         for after in [Duration::ZERO, Duration::from_millis(1)] {
             descriptor.arm(Some(after));
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_readable_while_another_is_that_it_watches() {
+    fn a_watched_descriptor_makes_it_readable() {
         let (descriptor, other) = (Descriptor::new().unwrap(), Descriptor::new().unwrap());
         other.raise();
         descriptor.watch(other.epoll.as_fd()).unwrap();

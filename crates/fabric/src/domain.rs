@@ -1,4 +1,4 @@
-//! Domains: this process's node, and what is opened there.
+//! The domain object of libfabric: this process's node, and the objects opened there.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -13,11 +13,13 @@ use crate::av::Av;
 use crate::counter::Counter;
 use crate::endpoint::{Ep, atomic};
 use crate::eq::EventQueue;
-use crate::guard::{Failure, call, class, fid, give, given, missing, object, ops, take, write_at};
+use crate::ffi::{
+    Failure, borrow, call, class, export, fid, missing, object, ops, reclaim, write_at,
+};
 use crate::mr::{Access, Mr};
-use crate::place::Domain;
+use crate::node::Domain;
 use crate::queue::Queue;
-use crate::waits;
+use crate::wait_trace;
 
 static OPS: Ops = Ops { bind, ..ops(close) };
 static DOMAIN_OPS: DomainOps = DomainOps {
@@ -50,7 +52,7 @@ pub(crate) unsafe fn open(
     context: *mut c_void,
 ) -> Result<c_int, Failure> {
     let domain = Domain::open().map_err(|cause| {
-        eprintln!("dipole: the libfabric provider cannot be used: {cause}");
+        eprintln!("dipole: cannot open the libfabric provider: {cause}");
         Failure(FI_ENODATA)
     })?;
     let fid = FidDomain {
@@ -59,10 +61,10 @@ pub(crate) unsafe fn open(
         mr: &MR_OPS,
     };
     // SAFETY: valid by contract.
-    unsafe { give(out, fid, Arc::new(domain)) }
+    unsafe { export(out, fid, Arc::new(domain)) }
 }
 
-/// The domain that C means.
+/// The domain behind a pointer from C.
 ///
 /// # Safety
 /// `domain` is null or a domain of this provider.
@@ -73,20 +75,20 @@ unsafe fn domain<'a>(domain: *const FidDomain) -> Result<&'a Arc<Domain>, Failur
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| {
-        // SAFETY: a domain; C holds it still.
+        // SAFETY: a domain that C has not closed.
         let users = Arc::strong_count(unsafe { domain(fid.cast()) }?);
         if users > 1 {
             return Err(Failure(FI_EBUSY));
         }
-        // SAFETY: made by `open`, given up by C.
-        let domain = unsafe { take::<FidDomain, Arc<Domain>>(fid) }?;
+        // SAFETY: created by `open`; C does not use it again.
+        let domain = unsafe { reclaim::<FidDomain, Arc<Domain>>(fid) }?;
         drop(domain);
-        waits::close();
+        wait_trace::close();
         Ok(0)
     })
 }
 
-/// A queue of events may be bound, which tells of registered memory if that is asked for.
+/// Binds an event queue, which reports registered memory if `FI_REG_MR` is set.
 unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
     call(|| {
         // SAFETY: a domain, and an object of this provider.
@@ -94,7 +96,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
         if class != FI_CLASS_EQ {
             return Err(Failure(FI_EINVAL));
         }
-        // SAFETY: its class says what it is.
+        // SAFETY: its class determines its type.
         let queue: &EventQueue = unsafe { object(other.cast::<FidEq>()) }?;
         if flags & FI_REG_MR != 0 {
             let bound = domain.events.set(Arc::clone(&queue.events));
@@ -110,10 +112,10 @@ unsafe extern "C" fn av_open(
     out: *mut *mut FidAv,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, and a place for an answer.
+    // SAFETY: a domain of this provider, and `out` is null or valid for writes.
     call(|| unsafe {
         domain(fid)?;
-        Av::open(given(attr), out, context)
+        Av::open(borrow(attr), out, context)
     })
 }
 
@@ -123,10 +125,10 @@ unsafe extern "C" fn cq_open(
     out: *mut *mut FidCq,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
+    // SAFETY: a domain of this provider, valid attributes, and `out` is null or valid for writes.
     call(|| unsafe {
         domain(fid)?;
-        Queue::open(given(attr), out, context)
+        Queue::open(borrow(attr), out, context)
     })
 }
 
@@ -136,10 +138,10 @@ unsafe extern "C" fn cntr_open(
     out: *mut *mut FidCntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
+    // SAFETY: a domain of this provider, valid attributes, and `out` is null or valid for writes.
     call(|| unsafe {
         domain(fid)?;
-        Counter::open(given(attr), out, context)
+        Counter::open(borrow(attr), out, context)
     })
 }
 
@@ -149,8 +151,8 @@ unsafe extern "C" fn endpoint(
     out: *mut *mut FidEp,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
-    call(|| unsafe { Ep::open(domain(fid)?, given(info), out, context) })
+    // SAFETY: a domain of this provider, valid attributes, and `out` is null or valid for writes.
+    call(|| unsafe { Ep::open(domain(fid)?, borrow(info), out, context) })
 }
 
 unsafe extern "C" fn query_atomic(
@@ -162,7 +164,7 @@ unsafe extern "C" fn query_atomic(
 ) -> c_int {
     call(|| {
         let most = atomic::query(datatype, op, flags)?;
-        // SAFETY: null, or a place for an answer.
+        // SAFETY: null or valid for writes.
         unsafe { write_at(attr, 0, most) };
         Ok(0)
     })
@@ -179,7 +181,7 @@ unsafe extern "C" fn reg(
     out: *mut *mut FidMr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the program answers for its memory until it closes the region.
+    // SAFETY: the program keeps the memory valid until it closes the region.
     call(|| unsafe {
         let access = Access { access, context };
         Mr::open(domain(fid.cast())?, (memory, length), access, out)
@@ -198,8 +200,8 @@ unsafe extern "C" fn regv(
     context: *mut c_void,
 ) -> c_int {
     call(|| {
-        // SAFETY: `count` elements.
-        let piece = unsafe { given(vector) };
+        // SAFETY: an array of `count` elements.
+        let piece = unsafe { borrow(vector) };
         let piece = piece.filter(|_| count == 1).ok_or(Failure(FI_EINVAL))?;
         let memory = (piece.iov_base.cast_const(), piece.iov_len);
         // SAFETY: as in `reg`.
@@ -217,7 +219,7 @@ unsafe extern "C" fn regattr(
     out: *mut *mut FidMr,
 ) -> c_int {
     // SAFETY: valid attributes.
-    let Some(attr) = (unsafe { given(attr) }) else {
+    let Some(attr) = (unsafe { borrow(attr) }) else {
         return -FI_EINVAL;
     };
     // SAFETY: as in `regv`.

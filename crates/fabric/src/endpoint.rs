@@ -1,5 +1,4 @@
-//! Endpoints as C sees them; `endpoint/messages.rs`, `endpoint/tagged.rs`,
-//! `endpoint/rma.rs` and `endpoint/atomic.rs` are their calls.
+//! The endpoint objects of libfabric. Their data transfer calls are in `endpoint/`.
 
 pub(crate) mod atomic;
 mod messages;
@@ -22,30 +21,32 @@ use crate::abi::eq::{FidCntr, FidCq};
 use crate::abi::errno::{FI_EINVAL, FI_ENOAV, FI_ENOMEM, FI_ENOSYS, FI_ETOOSMALL};
 use crate::abi::fabric::{
     FI_ADDR_UNSPEC, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
-    FI_COMPLETION, FI_DIRECTED_RECV, FI_ENABLE, FI_RECV, FI_SELECTIVE_COMPLETION, FI_SEND, Fid,
-    Info, Ops,
+    FI_COMPLETION, FI_DIRECTED_RECV, FI_ENABLE, FI_INJECT, FI_RECV, FI_SELECTIVE_COMPLETION,
+    FI_SEND, Fid, Info, Ops,
 };
 use crate::av::Av;
 use crate::completion::{Source, lock};
 use crate::counter::Counter;
 use crate::exchange::Exchange;
-use crate::guard::{
-    Failure, call, class, copy_out, fid, give, given, missing, object, ops, read_at, take, write_at,
+use crate::ffi::{
+    Failure, borrow, call, class, copy_out, export, fid, missing, object, ops, read_at, reclaim,
+    write_at,
 };
 use crate::name::{Name, number};
-use crate::place::Domain;
+use crate::node::Domain;
 use crate::queue::Queue;
 use crate::serial::Serial;
 
-/// Bytes that memory for several messages must have left, unless the program says otherwise.
-const LEAST_ROOM: usize = 64;
+/// Default of `FI_OPT_MIN_MULTI_RECV`: a buffer for several messages is released when fewer bytes
+/// are left.
+const MIN_ROOM: usize = 64;
 
 /// One direction of an endpoint.
 #[derive(Default)]
 struct Direction {
-    /// Flags of operations that give none.
+    /// Flags of operations that pass none.
     flags: AtomicU64,
-    /// Only operations that ask for it are seen to complete.
+    /// Only operations with `FI_COMPLETION` report success.
     is_selective: AtomicBool,
 }
 
@@ -55,23 +56,50 @@ impl Direction {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// Whether the program sees that an operation with these flags completes.
+    /// Whether the success of an operation with these flags is reported.
     #[inline]
-    fn wants(&self, flags: u64) -> bool {
+    fn reports(&self, flags: u64) -> bool {
         flags & FI_COMPLETION != 0 || !self.is_selective.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn mode(&self, flags: u64) -> CompletionMode {
+        let notify = self.reports(flags);
+        CompletionMode { flags, notify }
+    }
+
+    /// The mode of operations that pass no flags.
+    #[inline]
+    fn default_mode(&self) -> CompletionMode {
+        self.mode(self.flags())
     }
 }
 
-/// See the module.
+/// How an operation completes.
+#[derive(Clone, Copy)]
+struct CompletionMode {
+    flags: u64,
+    /// Success is reported to the completion queue.
+    notify: bool,
+}
+
+impl CompletionMode {
+    const INJECTED: CompletionMode = CompletionMode {
+        flags: FI_INJECT,
+        notify: false,
+    };
+}
+
+/// An endpoint.
 pub(crate) struct Ep {
     exchange: Serial<Exchange>,
     av: OnceLock<Arc<Av>>,
     transmit: Direction,
     receive: Direction,
-    least_room: AtomicUsize,
-    /// Receives take messages from one source if they name it.
+    min_room: AtomicUsize,
+    /// Receives that name a source take messages only from there.
     is_directed: bool,
-    /// For whoever sleeps until something comes.
+    /// Readable while messages or completions wait.
     descriptors: OnceLock<Option<[OwnedFd; 2]>>,
     domain: Arc<Domain>,
 }
@@ -116,7 +144,7 @@ impl Ep {
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
         let endpoint = domain.node.endpoint(EndpointId::ANY).map_err(|error| {
-            eprintln!("dipole: no endpoint can be opened: {error}");
+            eprintln!("dipole: cannot open an endpoint: {error}");
             Failure(FI_ENOMEM)
         })?;
         let ep = Ep {
@@ -124,14 +152,14 @@ impl Ep {
             av: OnceLock::new(),
             transmit: Direction::default(),
             receive: Direction::default(),
-            least_room: AtomicUsize::new(LEAST_ROOM),
+            min_room: AtomicUsize::new(MIN_ROOM),
             is_directed: info.is_none_or(|info| info.caps & FI_DIRECTED_RECV != 0),
             descriptors: OnceLock::new(),
             domain: Arc::clone(domain),
         };
         if let Some(info) = info {
             // SAFETY: null or valid by contract.
-            let (tx, rx) = unsafe { (given(info.tx_attr), given(info.rx_attr)) };
+            let (tx, rx) = unsafe { (borrow(info.tx_attr), borrow(info.rx_attr)) };
             let set =
                 |direction: &Direction, flags| direction.flags.store(flags, Ordering::Relaxed);
             set(&ep.transmit, tx.map_or(0, |tx| tx.op_flags));
@@ -148,17 +176,17 @@ impl Ep {
             collective: ptr::null(),
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, Arc::new(ep)) }
+        unsafe { export(out, fid, Arc::new(ep)) }
     }
 
-    /// Whom a number means.
+    /// The name at an index of the address vector.
     #[inline]
     fn name(&self, index: u64) -> Result<&Name, Failure> {
         let av = self.av.get().ok_or(Failure(FI_ENOAV))?;
         av.get(index).ok_or(Failure(FI_EINVAL))
     }
 
-    /// From whom a receive takes messages.
+    /// The source that a receive is restricted to.
     #[inline]
     fn source(&self, index: u64) -> Result<Option<u64>, Failure> {
         match index {
@@ -170,8 +198,8 @@ impl Ep {
 
     fn bind_queue(self: &Arc<Ep>, queue: &Queue, flags: u64) {
         queue.cq.sources.add(Arc::clone(self) as Arc<dyn Source>);
-        if let Some(waits) = &queue.waits {
-            waits.owns(self.number());
+        if let Some(wait_trace) = &queue.wait_trace {
+            wait_trace.owns(self.number());
         }
         let selective = flags & FI_SELECTIVE_COMPLETION != 0;
         let sinks = &mut lock(&self.exchange).sinks;
@@ -185,18 +213,18 @@ impl Ep {
         }
     }
 
-    /// Has those that somebody waits for asked whether they live.
+    /// Checks whether the peers that operations wait for are alive.
     #[cold]
-    fn ask_peers(&self, exchange: &mut Exchange) {
+    fn check_peers(&self, exchange: &mut Exchange) {
         let find = |address| {
             let av = self.av.get()?;
             av.get(av.find(address)?).copied()
         };
-        exchange.ask_peers(find, |incarnation| self.domain.gone_reason(incarnation));
+        exchange.check_peers(find, |incarnation| self.domain.gone_reason(incarnation));
     }
 
-    /// Nobody waits for it any more, and what it sent has left.
-    fn end(self: &Arc<Ep>) {
+    /// Waits until everything sent has left, and detaches the queues and counters.
+    fn close(self: &Arc<Ep>) {
         let sinks = lock(&self.exchange).end();
         for queue in [sinks.transmit, sinks.receive].into_iter().flatten() {
             queue.sources.remove(&**self);
@@ -212,20 +240,20 @@ impl Source for Ep {
     fn progress(&self) -> bool {
         let mut exchange = lock(&self.exchange);
         let has_moved = exchange.progress();
-        if !has_moved && exchange.is_quiet() {
-            self.ask_peers(&mut exchange);
+        if !has_moved && exchange.is_peer_check_due() {
+            self.check_peers(&mut exchange);
         }
         has_moved
     }
 
-    fn settle(&self) -> Option<Duration> {
+    fn prepare_sleep(&self) -> Option<Duration> {
         let mut exchange = lock(&self.exchange);
-        let again = exchange.settle()?;
-        if !exchange.is_overdue() {
+        let again = exchange.prepare_sleep()?;
+        if !exchange.is_peer_check_overdue() {
             return Some(again);
         }
-        self.ask_peers(&mut exchange);
-        exchange.settle()
+        self.check_peers(&mut exchange);
+        exchange.prepare_sleep()
     }
 
     fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
@@ -247,10 +275,10 @@ impl Source for Ep {
     }
 }
 
-/// The endpoint that C means.
+/// The endpoint behind a pointer from C.
 ///
 /// # Safety
-/// `ep` is null or one of this provider's.
+/// `ep` is null or was created by this provider.
 #[inline]
 unsafe fn ep<'a>(ep: *const FidEp) -> Result<&'a Arc<Ep>, Failure> {
     // SAFETY: the contract is the same.
@@ -259,9 +287,9 @@ unsafe fn ep<'a>(ep: *const FidEp) -> Result<&'a Arc<Ep>, Failure> {
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| {
-        // SAFETY: made by `Ep::open`, given up by C.
-        let ep = unsafe { take::<FidEp, Arc<Ep>>(fid) }?;
-        ep.end();
+        // SAFETY: created by `Ep::open`; C does not use it again.
+        let ep = unsafe { reclaim::<FidEp, Arc<Ep>>(fid) }?;
+        ep.close();
         Ok(0)
     })
 }
@@ -272,7 +300,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
         let (ep, class) = unsafe { (ep(fid.cast())?, class(other)?) };
         match class {
             FI_CLASS_AV => {
-                // SAFETY: its class says what it is.
+                // SAFETY: its class determines its type.
                 let av: &Arc<Av> = unsafe { object(other.cast::<FidAv>()) }?;
                 let bound = ep.av.set(Arc::clone(av));
                 bound.map_err(|_| Failure(FI_EINVAL))?;
@@ -289,7 +317,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 let counters = &mut lock(&ep.exchange).sinks.counters;
                 counters.push((flags, Arc::clone(&counter.0)));
             }
-            // No events.
+            // Endpoints report no events.
             FI_CLASS_EQ => {}
             _ => return Err(Failure(FI_EINVAL)),
         }
@@ -299,7 +327,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
 
 unsafe extern "C" fn control(_: *mut Fid, command: c_int, _: *mut c_void) -> c_int {
     match command {
-        // It is from the start.
+        // Endpoints are enabled from the start.
         FI_ENABLE => 0,
         _ => -FI_ENOSYS,
     }
@@ -318,7 +346,7 @@ unsafe extern "C" fn getname(fid: *mut Fid, place: *mut c_void, length: *mut usi
     call(|| {
         // SAFETY: an endpoint of this provider.
         let name = lock(&unsafe { ep(fid.cast()) }?.exchange).name();
-        // SAFETY: a place of that length.
+        // SAFETY: a buffer of that length.
         match unsafe { copy_out(&name.encode(), place, length) }? {
             true => Ok(0),
             false => Err(Failure(FI_ETOOSMALL)),
@@ -339,9 +367,9 @@ unsafe extern "C" fn getopt(
         if (level, option) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
             return Err(Failure(libc::ENOPROTOOPT));
         }
-        // SAFETY: a place for this option, and for its length.
+        // SAFETY: buffers for the option and its length.
         unsafe {
-            write_at(place.cast(), 0, ep.least_room.load(Ordering::Relaxed));
+            write_at(place.cast(), 0, ep.min_room.load(Ordering::Relaxed));
             write_at(length, 0, size_of::<usize>());
         }
         Ok(0)
@@ -366,7 +394,7 @@ unsafe extern "C" fn setopt(
         }
         // SAFETY: not null, of that length.
         let room = unsafe { read_at(value.cast::<usize>(), 0) };
-        ep.least_room.store(room, Ordering::Relaxed);
+        ep.min_room.store(room, Ordering::Relaxed);
         Ok(0)
     })
 }

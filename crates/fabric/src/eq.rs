@@ -1,5 +1,5 @@
-//! Queues of events: what the program writes there itself, names that were inserted into an
-//! address vector, and memory that was registered with a domain, which were asked to tell so.
+//! Event queues. Events are written by the program, or report that names were inserted into an
+//! address vector or memory was registered, if the program requested that.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -12,19 +12,19 @@ use crate::abi::errno::{FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL}
 use crate::abi::fabric::{FI_CLASS_EQ, FI_PEEK, FI_WRITE, Fid, Ops};
 use crate::completion::lock;
 use crate::descriptor::Descriptor;
-use crate::guard::{
-    AGAIN, Failure, call, fid, give, object, ops, read_at, strerror, take, write_at,
+use crate::ffi::{
+    AGAIN, Failure, call, export, fid, object, ops, read_at, reclaim, strerror, write_at,
 };
-use crate::wait::{Wait, no_descriptor};
+use crate::wait_object::{Wait, descriptor_failure};
 
-/// Longest event that a program writes.
-const MOST_BYTES: usize = 4096;
+/// Longest event that a program can write.
+const MAX_EVENT_BYTES: usize = 4096;
 
-/// Events that nobody has read.
+/// Events that have not been read.
 #[derive(Default)]
 pub(crate) struct Events {
     waiting: Mutex<VecDeque<(u32, Vec<u8>)>>,
-    news: Condvar,
+    arrived: Condvar,
     descriptor: OnceLock<Descriptor>,
 }
 
@@ -32,13 +32,13 @@ impl Events {
     fn push(&self, number: u32, bytes: Vec<u8>) {
         let mut waiting = lock(&self.waiting);
         waiting.push_back((number, bytes));
-        self.tell(&waiting);
+        self.update_descriptor(&waiting);
         drop(waiting);
-        self.news.notify_all();
+        self.arrived.notify_all();
     }
 
-    /// The descriptor says whether there are events.
-    fn tell(&self, waiting: &VecDeque<(u32, Vec<u8>)>) {
+    /// Makes the descriptor readable exactly while there are events.
+    fn update_descriptor(&self, waiting: &VecDeque<(u32, Vec<u8>)>) {
         if let Some(descriptor) = self.descriptor.get() {
             match waiting.is_empty() {
                 true => descriptor.lower(),
@@ -47,26 +47,26 @@ impl Events {
         }
     }
 
-    fn describe(&self) -> io::Result<i32> {
+    fn open_descriptor(&self) -> io::Result<i32> {
         let waiting = lock(&self.waiting);
         if self.descriptor.get().is_none() {
             let _made_once = self.descriptor.set(Descriptor::new()?);
         }
-        self.tell(&waiting);
+        self.update_descriptor(&waiting);
         Ok(self.descriptor.get().map_or(-1, Descriptor::number))
     }
 
-    /// So many names were inserted into an address vector, by a call with this context.
+    /// Reports that `count` names were inserted into an address vector.
     pub(crate) fn inserted(&self, av: *mut Fid, context: *mut c_void, count: u64) {
-        self.happened(FI_AV_COMPLETE, av, context, count);
+        self.push_record(FI_AV_COMPLETE, av, context, count);
     }
 
-    /// Memory was registered, by a call with this context.
+    /// Reports that memory was registered.
     pub(crate) fn registered(&self, mr: *mut Fid, context: *mut c_void) {
-        self.happened(FI_MR_COMPLETE, mr, context, 0);
+        self.push_record(FI_MR_COMPLETE, mr, context, 0);
     }
 
-    fn happened(&self, number: u32, to: *mut Fid, context: *mut c_void, data: u64) {
+    fn push_record(&self, number: u32, to: *mut Fid, context: *mut c_void, data: u64) {
         let words = [
             to.expose_provenance() as u64,
             context.expose_provenance() as u64,
@@ -79,14 +79,14 @@ impl Events {
         lock(&self.waiting).is_empty()
     }
 
-    /// Waits for an event, at most `timeout`; for ever without one.
+    /// Waits for an event, for at most `timeout`; without one, forever.
     fn wait(&self, timeout: Option<Duration>) {
         let until = timeout.map(|timeout| Instant::now() + timeout);
         let mut waiting = lock(&self.waiting);
         while waiting.is_empty() {
             let Some(until) = until else {
                 waiting = self
-                    .news
+                    .arrived
                     .wait(waiting)
                     .unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -95,16 +95,16 @@ impl Events {
             if left.is_zero() {
                 return;
             }
-            let waited = self.news.wait_timeout(waiting, left);
+            let waited = self.arrived.wait_timeout(waiting, left);
             waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-/// See the module.
+/// An event queue.
 pub(crate) struct EventQueue {
     pub(crate) events: Arc<Events>,
-    is_written: bool,
+    is_writable: bool,
     wait: Wait,
 }
 
@@ -129,29 +129,29 @@ impl EventQueue {
         out: *mut *mut FidEq,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let wait = Wait::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let fid = FidEq {
             fid: fid(FI_CLASS_EQ, context, &OPS),
             ops: &EQ_OPS,
         };
         let queue = EventQueue {
             events: Arc::default(),
-            is_written: attr.is_some_and(|attr| attr.flags & FI_WRITE != 0),
+            is_writable: attr.is_some_and(|attr| attr.flags & FI_WRITE != 0),
             wait,
         };
         if wait == Wait::Descriptor {
-            let described = queue.events.describe();
-            described.map_err(|cause| no_descriptor(&cause))?;
+            let descriptor = queue.events.open_descriptor();
+            descriptor.map_err(|cause| descriptor_failure(&cause))?;
         }
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, queue) }
+        unsafe { export(out, fid, queue) }
     }
 }
 
-/// The queue that C means.
+/// The event queue behind a pointer from C.
 ///
 /// # Safety
-/// `queue` is null or one of this provider's.
+/// `queue` is null or was created by this provider.
 unsafe fn queue<'a>(queue: *const FidEq) -> Result<&'a EventQueue, Failure> {
     // SAFETY: the contract is the same.
     unsafe { object(queue) }
@@ -159,12 +159,12 @@ unsafe fn queue<'a>(queue: *const FidEq) -> Result<&'a EventQueue, Failure> {
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| {
-        // SAFETY: a queue; C holds it still.
+        // SAFETY: a queue that C has not closed.
         if Arc::strong_count(&unsafe { queue(fid.cast()) }?.events) > 1 {
             return Err(Failure(FI_EBUSY));
         }
-        // SAFETY: made by `EventQueue::open`, given up by C.
-        unsafe { take::<FidEq, EventQueue>(fid) }.map(|_| 0)
+        // SAFETY: created by `EventQueue::open`; C does not use it again.
+        unsafe { reclaim::<FidEq, EventQueue>(fid) }.map(|_| 0)
     })
 }
 
@@ -172,8 +172,8 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
     call(|| {
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
-        // SAFETY: a place for what the command asks for.
-        unsafe { (queue.wait).control(command, place, || queue.events.describe()) }
+        // SAFETY: a buffer for the result of the command.
+        unsafe { (queue.wait).control(command, place, || queue.events.open_descriptor()) }
     })
 }
 
@@ -192,7 +192,7 @@ unsafe extern "C" fn read(
         if length < bytes.len() || place.is_null() && !bytes.is_empty() {
             return Err(Failure(FI_ETOOSMALL));
         }
-        // SAFETY: null or valid; a place that is long enough.
+        // SAFETY: `number` is null or valid; the buffer is long enough.
         unsafe {
             write_at(number, 0, *event);
             for (index, byte) in bytes.iter().enumerate() {
@@ -202,7 +202,7 @@ unsafe extern "C" fn read(
         let read = isize::try_from(bytes.len()).map_err(|_| Failure(FI_EINVAL))?;
         if flags & FI_PEEK == 0 {
             waiting.pop_front();
-            events.tell(&waiting);
+            events.update_descriptor(&waiting);
         }
         Ok(read)
     })
@@ -225,7 +225,7 @@ unsafe extern "C" fn sread(
     unsafe { read(fid, number, place, length, flags) }
 }
 
-/// No event says that something failed.
+/// Always empty: no event reports an error.
 unsafe extern "C" fn readerr(_: *mut FidEq, _: *mut c_void, _: u64) -> isize {
     -(FI_EAGAIN as isize)
 }
@@ -240,14 +240,14 @@ unsafe extern "C" fn write(
     call(|| {
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid) }?;
-        if !queue.is_written {
-            // Its program did not ask for that when it opened the queue.
+        if !queue.is_writable {
+            // The program did not open the queue with `FI_WRITE`.
             return Err(Failure(FI_ENOSYS));
         }
-        if length > MOST_BYTES || place.is_null() && length > 0 {
+        if length > MAX_EVENT_BYTES || place.is_null() && length > 0 {
             return Err(Failure(FI_EINVAL));
         }
-        // SAFETY: so many bytes, during the call.
+        // SAFETY: `index` is less than `length`, and the bytes are readable during the call.
         let byte = |index| unsafe { read_at(place.cast::<u8>(), index) };
         queue.events.push(number, (0..length).map(byte).collect());
         isize::try_from(length).map_err(|_| Failure(FI_EINVAL))

@@ -1,19 +1,21 @@
-//! Messages and operations of one endpoint of libfabric over one of Dipole.
+//! The message protocol of one libfabric endpoint over one Dipole endpoint.
 //!
-//! A short message goes whole, behind a head (`wire.rs`); it is copied into the receive
-//! that takes it, or kept until there is one. Of a long one the head tells where it lies: whoever
-//! takes it gets it from there straight into the receive's memory, and says so, which completes
-//! the send. `exchange/receives.rs` is the receiving side, `exchange/remote.rs` reads and writes
-//! others' regions.
+//! A short message is sent whole, behind a head (`wire.rs`); the receiver copies it into the
+//! matching receive, or keeps it until one is posted. For a long message the sender sends only an
+//! offer: the region that holds it. The receiver gets the message from there straight into the
+//! receive's buffer and reports that, which completes the send.
 //!
-//! Nothing here blocks: what finds no room is posted, or told to be tried again.
+//! Nothing here blocks: operations without room are posted, or the call returns `FI_EAGAIN`.
 
 mod atomic;
+mod batch;
 mod edges;
-mod nowhere;
+mod null_buffer;
+mod outstanding;
 mod receives;
-mod remote;
-mod settle;
+mod rma;
+mod schedule;
+mod sleep;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -21,12 +23,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use dipole_node::registry::Ports;
 use dipole_node::{
     Address, Completion, CompletionQueue, Endpoint, EndpointId, GoneReason, Message, NodeId,
-    Operation, ReceiveError, Region, Rights, SendError,
+    Operation, ReceiveError, Rights, SendError,
 };
-use rustc_hash::FxHashMap;
 
 use crate::abi::errno::{
     FI_EACCES, FI_ECANCELED, FI_ECONNABORTED, FI_EIO, FI_EMSGSIZE, FI_ETIMEDOUT,
@@ -34,65 +34,51 @@ use crate::abi::errno::{
 use crate::abi::fabric::{FI_MSG, FI_SEND, FI_TAGGED};
 use crate::atomics::Atomics;
 use crate::completion::{Entry, Sinks};
-use crate::guard::{AGAIN, Failure};
-use crate::matching::Matcher;
-use crate::memory::{Lent, Pieces};
-use crate::name::{Name, number};
-use crate::place::Domain;
-use crate::wire::{HEAD_BYTES, Head, Kind, Offer};
-pub(crate) use atomic::Updating;
-use edges::{Edges, Way};
-use receives::{Arrived, Fetch, Receive, Taker};
-pub(crate) use receives::{Look, Posting};
-pub(crate) use remote::Asked;
-use remote::Remote;
+use crate::ffi::{AGAIN, Failure};
+use crate::memory::Pieces;
+use crate::name::{Destination, Name, number};
+use crate::node::Domain;
+use crate::wire::{Head, Kind, Offer};
+pub(crate) use atomic::AtomicRequest;
+use batch::Batch;
+use edges::{PeerEdge, PeerEdges};
+use outstanding::{Offered, Outstanding, Pending, UNTRACKED};
+use receives::{ArrivalReader, Receives};
+pub(crate) use receives::{PeekMode, ReceiveRequest};
+pub(crate) use rma::RmaRequest;
+use schedule::Schedule;
 
-/// Longest message that goes whole within a node, where its receiver fetches a longer one from its
-/// sender's memory; and longest one whose memory is the program's again at once.
+/// Longest message that is sent whole within a node, where the receiver can fetch longer ones from
+/// the sender's memory. Also the longest injected message.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
-/// Longest message that goes whole over the network. To fetch one takes two ways more, and each of
-/// them waits for a process to look: long where ranks are more than cores.
-const EAGER_FAR_BYTES: usize = 64 << 10;
-/// Looks at shared memory, if there is any, of which one is at the network, too, whatever comes.
-const LOOKS_PER_STEP: u32 = 64;
-/// So long a wait is for what comes through shared memory; then it is for both.
-const NEAR_WAIT: Duration = Duration::from_micros(2);
-/// Longest message that shares packets: longer ones fill them.
-const MOST_GATHERED_BYTES: usize = 512;
-/// What gathered messages fill when they leave: about a packet, so that its receiver is at work
-/// while the next is gathered.
-const PACKET_BYTES: usize = 1300;
-/// What a message takes in a packet beside its bytes.
-const OVERHEAD_BYTES: usize = HEAD_BYTES + 16;
-/// Looks in vain between two at the clock.
-const LOOKS_PER_CHECK: u32 = 4096;
-/// Whoever is waited for is asked so often whether it lives.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// The context of what nobody asks about.
-const UNWATCHED: u64 = 0;
-/// What receivers of long messages may do.
+/// Longest message that is sent whole over the network. An offer takes two more messages, each of
+/// which waits until a process polls: long where there are more ranks than cores.
+const EAGER_NETWORK_BYTES: usize = 64 << 10;
+/// Longest message that shares a packet.
+const MAX_BATCHED_BYTES: usize = 512;
+/// Rights of the receiver of a long message.
 const READABLE: Rights = Rights {
     get: true,
     ..Rights::NONE
 };
-/// How long an endpoint that is closed waits until what it sent has left.
+/// How long closing an endpoint waits until everything it sent has left.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// A message that the program sends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sending {
+pub(crate) struct SendRequest {
     pub(crate) is_tagged: bool,
     pub(crate) tag: u64,
     pub(crate) data: Option<u64>,
     pub(crate) from: Pieces,
     pub(crate) context: usize,
-    /// The program wants to see it completed.
-    pub(crate) wanted: bool,
-    /// It is complete when its receiver has it.
-    pub(crate) is_confirmed: bool,
+    /// The program wants a completion even if the send succeeds.
+    pub(crate) notify: bool,
+    /// The send completes only when the receiver has the message.
+    pub(crate) wants_delivery: bool,
 }
 
-impl Sending {
+impl SendRequest {
     fn flags(&self) -> u64 {
         FI_SEND | if self.is_tagged { FI_TAGGED } else { FI_MSG }
     }
@@ -117,62 +103,19 @@ impl Sending {
     }
 }
 
-/// A long message that its receiver has not fetched.
-struct Offered {
-    /// Closed when this is dropped, before the memory.
-    _region: Region,
-    _memory: Lent,
-    to: u64,
-    wanted: bool,
-    entry: Entry,
-}
-
-/// What a completion of the node's queue belongs to.
-enum Pending {
-    Fetch(Fetch),
-    Remote(Remote),
-}
-
-/// See the module.
+/// The state of an endpoint.
 pub(crate) struct Exchange {
     own: Name,
-    // Before the endpoint: what is attached to it goes first.
-    edges: Edges,
-    offered: FxHashMap<u64, Offered>,
-    pending: FxHashMap<u64, Pending>,
-    /// Atomic operations that were not answered.
-    updates: FxHashMap<u64, atomic::Asked>,
+    // Edges and regions are dropped before the endpoint that they belong to.
+    edges: PeerEdges,
+    outstanding: Outstanding,
     atomics: Arc<Atomics>,
-    tagged: Matcher<Receive, Arrived>,
-    untagged: Matcher<Receive, Arrived>,
-    /// Taken out of the messages that wait, by the context of whoever claimed them.
-    claimed: Vec<(usize, Arrived)>,
-    /// Gets that found no room.
-    delayed: VecDeque<(u64, receives::Get)>,
-    /// Messages that wait where they came.
-    held: usize,
-    /// The last number of an operation.
-    last: u64,
-    /// Posted, and not completed.
-    posted: usize,
+    receives: Receives,
+    batch: Batch,
+    schedule: Schedule,
     scratch: Vec<u8>,
-    looks: u32,
-    /// Since when nothing has come, while only shared memory is looked at.
-    idle_since: Option<Instant>,
-    /// The last look there that found nothing.
-    looked_at: Instant,
-    /// When peers were last asked whether they live.
-    asked_at: Instant,
-    /// Some peers are of this node.
-    shares_memory: bool,
     pub(crate) sinks: Sinks,
-    /// Sends that have not left: they share packets with those that follow.
-    withheld: Vec<(bool, Entry)>,
-    /// Bytes that they fill.
-    gathered: usize,
-    /// Grows with each look at what has come.
-    turn: u64,
-    /// Messages that were not read where they lay, while the endpoint is polled.
+    /// Messages that a poll could not read in place.
     arrived: VecDeque<Message>,
     queue: CompletionQueue,
     endpoint: Endpoint,
@@ -189,29 +132,15 @@ impl Exchange {
                 atomics: domain.port.address(),
                 ports: node.ports(),
             },
+            edges: PeerEdges::default(),
+            outstanding: Outstanding::default(),
             atomics: Arc::clone(&domain.atomics),
-            updates: FxHashMap::default(),
-            edges: Edges::default(),
-            withheld: Vec::new(),
-            gathered: 0,
-            turn: 0,
-            arrived: VecDeque::new(),
-            offered: FxHashMap::default(),
-            pending: FxHashMap::default(),
-            tagged: Matcher::new(),
-            untagged: Matcher::new(),
-            claimed: Vec::new(),
-            delayed: VecDeque::new(),
-            held: 0,
-            last: UNWATCHED,
-            posted: 0,
+            receives: Receives::default(),
+            batch: Batch::default(),
+            schedule: Schedule::new(),
             scratch: Vec::new(),
-            looks: 0,
-            idle_since: None,
-            looked_at: Instant::now(),
-            asked_at: Instant::now(),
-            shares_memory: false,
             sinks: Sinks::default(),
+            arrived: VecDeque::new(),
             queue: node.completion_queue(),
             endpoint,
             node,
@@ -222,235 +151,211 @@ impl Exchange {
         self.own
     }
 
-    fn next(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
-
-    /// The way to an endpoint of a process whose whereabouts are known, or which has sent here.
+    /// The edge to an endpoint whose ports are known, or which has sent messages here.
     #[inline]
-    fn edge(&mut self, to: Address, ports: Option<Ports>) -> Result<&mut Way, Failure> {
-        match self.edges.find(number(to)) {
-            Some(at) => Ok(self.edges.at(at)),
-            None => self.open_edge(to, ports),
+    fn edge(&mut self, to: Destination) -> Result<&mut PeerEdge, Failure> {
+        match self.edges.find(number(to.address)) {
+            Some(index) => Ok(self.edges.at(index)),
+            None => self.open_edge(to),
         }
     }
 
     #[cold]
-    fn open_edge(&mut self, to: Address, ports: Option<Ports>) -> Result<&mut Way, Failure> {
-        let edge = match ports {
-            Some(ports) => self.endpoint.edge_at(to, ports),
-            None => self.endpoint.edge(to),
+    fn open_edge(&mut self, to: Destination) -> Result<&mut PeerEdge, Failure> {
+        let edge = match to.ports {
+            Some(ports) => self.endpoint.edge_at(to.address, ports),
+            None => self.endpoint.edge(to.address),
         };
-        let edge = edge.map_err(|error| failed(&error))?;
+        let edge = edge.map_err(|error| failure_of(&error))?;
         edge.attach(&self.queue);
-        let is_near = to.node == self.own.messages.node && self.node.stats().local.is_some();
-        self.shares_memory |= is_near;
-        Ok(self.edges.insert(number(to), edge, is_near))
+        let is_local = to.address.node == self.own.messages.node;
+        let shares_memory = is_local && self.node.stats().local.is_some();
+        Ok((self.edges).insert(number(to.address), edge, shares_memory))
     }
 
     /// Sends a message.
     ///
     /// # Errors
-    /// `AGAIN`: there is no room just now. The peer is gone.
+    /// `AGAIN` if the send queue is full; another failure if the peer is gone.
     #[inline]
-    pub(crate) fn send(&mut self, to: &Name, message: Sending) -> Result<(), Failure> {
-        if message.from.lost() > 0 {
-            return self.send_nothing(to, message);
+    pub(crate) fn send(&mut self, to: &Name, message: SendRequest) -> Result<(), Failure> {
+        if message.from.null_bytes() > 0 {
+            return self.fail_null_buffer(to, message);
         }
         if to.messages == self.own.messages {
             self.send_to_self(&message);
-        } else if !message.is_confirmed && self.is_eager(to, message.from.length())? {
+        } else if !message.wants_delivery && self.is_eager(to, message.from.length())? {
             let mut scratch = std::mem::take(&mut self.scratch);
             scratch.clear();
             scratch.extend_from_slice(&message.head(Kind::Message).encode());
             message.from.gather(&mut scratch);
-            let sent = self.send_short((to.messages, to.ports), &scratch);
+            let sent = self.send_short(to.message_endpoint(), &scratch);
             self.scratch = scratch;
             if !sent? {
-                self.withhold(&message);
+                self.defer_completion(&message);
                 return Ok(());
             }
         } else {
             return self.offer(to, message);
         }
-        if message.wanted || !self.sinks.counters.is_empty() {
-            self.sinks.complete(message.wanted, message.entry());
+        if message.notify || !self.sinks.counters.is_empty() {
+            self.sinks.complete(message.notify, message.entry());
         }
         Ok(())
     }
 
-    /// Whether a message of this length is sent as it is, not offered.
+    /// Whether a message of this length is sent whole instead of being offered.
     #[inline]
     fn is_eager(&mut self, to: &Name, length: usize) -> Result<bool, Failure> {
         if length <= EAGER_BYTES {
             return Ok(true);
         }
-        let way = self.edge(to.messages, Some(to.ports))?;
-        Ok(!way.shares_memory && length <= EAGER_FAR_BYTES)
+        let peer = self.edge(to.message_endpoint())?;
+        Ok(!peer.shares_memory && length <= EAGER_NETWORK_BYTES)
     }
 
-    /// Sends a message at once, unless it is one of many: those share packets. Whether it has
-    /// left, or will without being told.
+    /// Sends a message at once, or adds it to a batch if it is one of many in this round. False if
+    /// it waits for the batch to be flushed.
     #[inline]
-    fn send_short(&mut self, to: (Address, Ports), bytes: &[u8]) -> Result<bool, Failure> {
-        let turn = self.turn;
-        let way = self.edge(to.0, Some(to.1))?;
-        if way.shares_memory || !way.is_burst(turn) || bytes.len() > MOST_GATHERED_BYTES {
-            self.send_bytes((to.0, Some(to.1)), bytes)?;
+    fn send_short(&mut self, to: Destination, bytes: &[u8]) -> Result<bool, Failure> {
+        let round = self.schedule.round();
+        let peer = self.edge(to)?;
+        if peer.shares_memory || !peer.count_message(round) || bytes.len() > MAX_BATCHED_BYTES {
+            self.send_bytes(to, bytes)?;
             return Ok(true);
         }
-        match way.edge.try_send_more(bytes) {
+        match peer.edge.try_send_more(bytes) {
             Ok(()) => Ok(false),
-            Err(SendError::Full { .. }) => {
-                self.send_bytes((to.0, Some(to.1)), bytes).map(|()| true)
-            }
-            Err(error) => Err(failed(&error)),
+            Err(SendError::Full { .. }) => self.send_bytes(to, bytes).map(|()| true),
+            Err(error) => Err(failure_of(&error)),
         }
     }
 
-    /// A message has left when the packet does that it shares: when that is full, or the program
-    /// looks at what has come.
-    fn withhold(&mut self, message: &Sending) {
-        self.withheld.push((message.wanted, message.entry()));
-        self.gathered += message.from.length() + OVERHEAD_BYTES;
-        if self.gathered >= PACKET_BYTES {
+    /// Completes a batched message when its packet leaves: when the packet is full, or at the next
+    /// call for progress.
+    fn defer_completion(&mut self, message: &SendRequest) {
+        if self.batch.push(message.notify, message.entry()) {
             self.flush();
         }
     }
 
-    /// What shares packets leaves, and completes.
+    /// Sends all batched messages and completes them.
     #[cold]
     fn flush(&mut self) {
         if let Err(error) = self.endpoint.flush_edges() {
-            say(&error);
+            log_error(&error);
         }
-        self.gathered = 0;
-        for (wanted, entry) in self.withheld.drain(..) {
-            self.sinks.complete(wanted, entry);
-        }
+        self.batch.complete(&self.sinks);
     }
 
-    /// Sends bytes at once, or lets a copy wait for its turn.
+    /// Sends bytes at once, or posts a copy if the send queue is full.
     #[inline]
-    fn send_bytes(
-        &mut self,
-        (to, ports): (Address, Option<Ports>),
-        bytes: &[u8],
-    ) -> Result<(), Failure> {
-        let edge = &self.edge(to, ports)?.edge;
+    fn send_bytes(&mut self, to: Destination, bytes: &[u8]) -> Result<(), Failure> {
+        let edge = &self.edge(to)?.edge;
         match edge.try_send(bytes) {
             Ok(()) => return Ok(()),
             Err(SendError::Full { .. }) => {}
-            Err(error) => return Err(failed(&error)),
+            Err(error) => return Err(failure_of(&error)),
         }
-        let posted = edge.post(Operation::Message, &[IoSlice::new(bytes)], UNWATCHED);
-        posted.map_err(|error| failed(&error))?;
-        self.posted += 1;
+        let posted = edge.post(Operation::Message, &[IoSlice::new(bytes)], UNTRACKED);
+        posted.map_err(|error| failure_of(&error))?;
+        self.outstanding.add_posted(1);
         Ok(())
     }
 
-    /// Tells where a long message lies.
-    fn offer(&mut self, to: &Name, message: Sending) -> Result<(), Failure> {
-        let memory = message.from.shown();
+    /// Opens a region over a long message and sends its key.
+    fn offer(&mut self, to: &Name, message: SendRequest) -> Result<(), Failure> {
+        let memory = message.from.as_region();
         let region = (self.endpoint)
             .open_region(memory.memory.clone(), READABLE)
             .map_err(|_| Failure(FI_EIO))?;
-        let number = self.next();
-        let offer = Offer {
-            length: message.from.length() as u64,
-            key: region.key().0,
-            number,
-        };
-        let mut bytes = message.head(Kind::Offer).encode().to_vec();
-        bytes.extend_from_slice(&offer.encode());
-        self.send_bytes((to.messages, Some(to.ports)), &bytes)?;
+        let number = self.outstanding.next_number();
+        let offer = Offer::new(message.from.length(), region.key(), number);
+        self.send_offer(to, &message, offer)?;
         let offered = Offered {
             _region: region,
             _memory: memory,
             to: self::number(to.messages),
-            wanted: message.wanted,
+            notify: message.notify,
             entry: message.entry(),
         };
-        self.offered.insert(number, offered);
+        self.outstanding.offered.insert(number, offered);
         Ok(())
     }
 
-    /// The receiver of an offered message has it, or could not fetch it.
-    fn fetched(&mut self, number: u64, failure: u64) {
-        if let Some(offered) = self.offered.remove(&number) {
+    fn send_offer(
+        &mut self,
+        to: &Name,
+        message: &SendRequest,
+        offer: Offer,
+    ) -> Result<(), Failure> {
+        let mut bytes = message.head(Kind::Offer).encode().to_vec();
+        bytes.extend_from_slice(&offer.encode());
+        self.send_bytes(to.message_endpoint(), &bytes)
+    }
+
+    /// Completes an offered message that the receiver has fetched, or could not fetch.
+    fn on_fetched(&mut self, number: u64, failure: u64) {
+        if let Some(offered) = self.outstanding.offered.remove(&number) {
             let mut entry = offered.entry;
             entry.failure = i32::try_from(failure)
                 .ok()
                 .filter(|number| *number != 0)
                 .map(|number| (number, 0));
-            self.sinks.complete(offered.wanted, entry);
+            self.sinks.complete(offered.notify, entry);
         }
     }
 
-    /// Takes what has come and goes on with what has begun; true if there was anything.
+    /// Processes what has arrived and advances outstanding operations; true if there was anything
+    /// to do.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
-        self.turn += 1;
-        let has_left = !self.withheld.is_empty();
-        if has_left {
+        self.schedule.begin_round();
+        let has_flushed = !self.batch.is_empty();
+        if has_flushed {
             self.flush();
         }
-        let has_moved = match self.posted {
+        let has_moved = match self.outstanding.posted() {
             0 => self.take_messages(),
-            // In turn, since each looks at the network.
-            _ if self.looks & 1 == 0 => self.take_completion() || self.take_messages(),
+            // Alternate, because each of the two polls the network.
+            _ if self.schedule.is_even() => self.take_completion() || self.take_messages(),
             _ => self.take_messages(),
         };
-        if !self.delayed.is_empty() {
-            self.get_delayed();
+        if !self.outstanding.delayed.is_empty() {
+            self.post_delayed_gets();
         }
-        self.looks = self.looks.wrapping_add(1);
-        has_moved || has_left
+        self.schedule.end_round();
+        has_moved || has_flushed
     }
 
     #[inline]
     fn take_messages(&mut self) -> bool {
-        let at_network = !self.shares_memory || self.looks.is_multiple_of(LOOKS_PER_STEP);
-        let has_come =
-            self.poll(at_network) || (!at_network && self.is_network_due() && self.poll(true));
-        if has_come {
-            self.idle_since = None;
+        let with_network = self.schedule.includes_network(self.edges.shares_memory());
+        let has_received = self.poll(with_network)
+            || (!with_network && self.schedule.is_network_due() && self.poll(true));
+        if has_received {
+            self.schedule.on_received();
         }
-        has_come
+        has_received
     }
 
-    /// True if nothing has come through shared memory for some time, or this process was off its
-    /// core meanwhile: each time that it is so.
-    fn is_network_due(&mut self) -> bool {
-        let now = Instant::now();
-        let last = std::mem::replace(&mut self.looked_at, now);
-        let since = *self.idle_since.get_or_insert(now);
-        let is_due = now - since.min(last) >= NEAR_WAIT;
-        if is_due {
-            self.idle_since = Some(now);
-        }
-        is_due
-    }
-
-    /// Takes what has come; true if there was anything.
+    /// Receives all messages that wait; true if there were any.
     #[inline]
-    fn poll(&mut self, at_network: bool) -> bool {
-        let mut taker = Taker {
-            tagged: &mut self.tagged,
-            untagged: &mut self.untagged,
+    fn poll(&mut self, with_network: bool) -> bool {
+        let mut reader = ArrivalReader {
+            receives: &mut self.receives,
             sinks: &self.sinks,
             arrived: &mut self.arrived,
         };
-        let taken = self.endpoint.poll(&mut taker, at_network);
+        let received = self.endpoint.poll(&mut reader, with_network);
         while let Some(message) = self.arrived.pop_front() {
             self.receive(message);
         }
-        match taken {
+        match received {
             Ok(count) => count > 0,
             Err(ReceiveError::Forked) => false,
             Err(error) => {
-                say(&error);
+                log_error(&error);
                 false
             }
         }
@@ -459,126 +364,124 @@ impl Exchange {
     fn take_completion(&mut self) -> bool {
         match self.queue.poll() {
             Ok(Some(completion)) => {
-                self.note(completion);
+                self.on_completion(completion);
                 true
             }
             Ok(None) | Err(_) => false,
         }
     }
 
-    /// Sleeps until something comes, at most `timeout`.
+    /// Sleeps until a message arrives, for at most `timeout`.
     pub(crate) fn wait(&mut self, timeout: Duration) {
-        if !self.withheld.is_empty() {
+        if !self.batch.is_empty() {
             return self.flush();
         }
-        // Completions of what was posted wake nobody who waits for messages.
-        let nap = match self.posted {
+        // Completions of posted operations do not wake a thread that waits for messages.
+        let sleep = match self.outstanding.posted() {
             0 => timeout,
             _ => timeout.min(Duration::from_millis(1)),
         };
-        match self.endpoint.receive_timeout(nap) {
+        match self.endpoint.receive_timeout(sleep) {
             Ok(message) => self.receive(message),
             Err(_) => {
-                // After a nap, not after so many looks: the next one is at messages alone.
-                self.looks |= LOOKS_PER_CHECK - 1;
-                if self.posted > 0 {
+                self.schedule.on_slept();
+                if self.outstanding.posted() > 0 {
                     self.take_completion();
                 }
             }
         }
     }
 
-    fn note(&mut self, completion: Completion) {
+    fn on_completion(&mut self, completion: Completion) {
         let (context, result) = match completion {
             Completion::Sent { context } | Completion::Done { context, .. } => (context, Ok(())),
-            Completion::Failed { context, error } => (context, Err(failed(&error))),
-            // No receives are posted, no messages wait there.
+            Completion::Failed { context, error } => (context, Err(failure_of(&error))),
+            // Receives are not posted to this queue, and messages do not go there.
             _ => return,
         };
-        self.posted -= 1;
-        match self.pending.remove(&context) {
-            Some(Pending::Fetch(fetch)) => self.fetch_goes_on(context, fetch, result),
-            Some(Pending::Remote(remote)) => self.remote_goes_on(context, remote, result),
+        self.outstanding.on_completed();
+        match self.outstanding.pending.remove(&context) {
+            Some(Pending::Fetch(fetch)) => self.on_fetch_part(context, fetch, result),
+            Some(Pending::Rma(rma)) => self.on_rma_part(context, rma, result),
             None => {}
         }
     }
 
-    /// True when those that are waited for are to be asked whether they live.
     #[inline]
-    pub(crate) fn is_quiet(&mut self) -> bool {
-        self.looks.is_multiple_of(LOOKS_PER_CHECK) && self.asked_at.elapsed() >= ASK_AGAIN
+    pub(crate) fn is_peer_check_due(&self) -> bool {
+        self.schedule.is_peer_check_due()
     }
 
-    /// Has those that somebody waits for asked whether they live; what waits for one that is gone
-    /// fails. `find` knows the names of sources, `gone` why processes are gone.
+    /// Checks whether the peers are alive that operations wait for, and fails operations whose peer
+    /// is gone. `find` returns the name of a source, `gone` the reason why a process is gone.
     #[cold]
-    pub(crate) fn ask_peers(
+    pub(crate) fn check_peers(
         &mut self,
         find: impl Fn(u64) -> Option<Name>,
         gone: impl Fn(u64) -> Option<GoneReason>,
     ) {
-        self.asked_at = Instant::now();
-        let mut waited_for: Vec<u64> = self.sources().collect();
-        waited_for.extend(self.offered.values().map(|offered| offered.to));
-        waited_for.extend(self.updates.values().map(|asked| asked.of));
-        waited_for.sort_unstable();
-        waited_for.dedup();
-        waited_for.retain(|number| *number != self::number(self.own.messages));
-        for number in waited_for {
-            let (target, ports) = (address(number), find(number).map(|name| name.ports));
+        self.schedule.on_peers_checked();
+        let mut peers: Vec<u64> = self.receives.sources().collect();
+        peers.extend(self.outstanding.peers());
+        peers.sort_unstable();
+        peers.dedup();
+        peers.retain(|peer| *peer != number(self.own.messages));
+        for peer in peers {
+            let (target, ports) = (address(peer), find(peer).map(|name| name.ports));
             let reason = ports.and_then(|ports| gone(ports.incarnation));
-            let asked = match reason {
+            let to = Destination {
+                address: target,
+                ports,
+            };
+            let checked = match reason {
                 Some(_) => Err(SendError::PeerGone { target, reason }),
-                None => match self.edge(target, ports) {
-                    Ok(way) => way.edge.watch(),
+                None => match self.edge(to) {
+                    Ok(peer) => peer.edge.watch(),
                     Err(_) => continue,
                 },
             };
-            match asked {
+            match checked {
                 Ok(()) | Err(SendError::Full { .. }) => {}
                 Err(error) => {
-                    // What it sent before.
+                    // Receive first what the peer sent before it died.
                     while self.take_messages() {}
-                    self.peer_is_gone(number, &error);
+                    self.on_peer_gone(peer, &error);
                 }
             }
         }
     }
 
-    fn peer_is_gone(&mut self, number: u64, error: &SendError) {
-        let Failure(why) = failed(error);
-        let offered = self.offered.iter();
+    fn on_peer_gone(&mut self, peer: u64, error: &SendError) {
+        let Failure(failure) = failure_of(error);
+        let offered = self.outstanding.offered.iter();
         let lost: Vec<u64> = offered
-            .filter(|(_, offered)| offered.to == number)
-            .map(|(lost, _)| *lost)
+            .filter(|(_, offered)| offered.to == peer)
+            .map(|(number, _)| *number)
             .collect();
-        for lost in lost {
-            self.fetched(lost, u64::from(why.unsigned_abs()));
+        for number in lost {
+            self.on_fetched(number, u64::from(failure.unsigned_abs()));
         }
-        self.fail_updates_of(number, why);
-        self.fail_receives_from(number, why);
+        self.fail_updates_to(peer, failure);
+        self.fail_receives_from(peer, failure);
     }
 
-    /// Its program closes the endpoint: what has not come, or was not fetched, never will be, and
-    /// the memory of all that is the program's again.
+    /// Closes the endpoint. Incomplete operations are dropped, and their memory belongs to the
+    /// program again.
     pub(crate) fn end(&mut self) -> Sinks {
         self.drain();
-        self.offered.clear();
-        self.pending.clear();
-        self.updates.clear();
-        self.delayed.clear();
-        self.claimed.clear();
-        (self.tagged, self.untagged) = (Matcher::new(), Matcher::new());
+        self.outstanding.clear();
+        self.receives.clear();
         std::mem::take(&mut self.sinks)
     }
 
-    /// Waits until what was sent has left, at most for [`LINGER`].
+    /// Waits until everything sent has left, for at most [`LINGER`].
     fn drain(&mut self) {
-        if !self.withheld.is_empty() {
+        if !self.batch.is_empty() {
             self.flush();
         }
-        let until = Instant::now() + LINGER;
-        while (self.posted > 0 || !self.updates.is_empty()) && Instant::now() < until {
+        let deadline = Instant::now() + LINGER;
+        let is_busy = |out: &Outstanding| out.posted() > 0 || !out.updates.is_empty();
+        while is_busy(&self.outstanding) && Instant::now() < deadline {
             if !self.progress() {
                 self.wait(Duration::from_millis(1));
             }
@@ -586,7 +489,7 @@ impl Exchange {
     }
 }
 
-/// The address that a number stands for.
+/// The reverse of [`number`].
 fn address(number: u64) -> Address {
     let half = |number: u64| u32::try_from(number & 0xffff_ffff).unwrap_or_default();
     Address {
@@ -595,8 +498,8 @@ fn address(number: u64) -> Address {
     }
 }
 
-/// The number of a failure.
-fn failed(error: &SendError) -> Failure {
+/// The libfabric error number of a send error, which is logged.
+fn failure_of(error: &SendError) -> Failure {
     let failure = match error {
         SendError::Full { .. } => return AGAIN,
         SendError::TimedOut { .. } => FI_ETIMEDOUT,
@@ -608,17 +511,16 @@ fn failed(error: &SendError) -> Failure {
         SendError::Cancelled { .. } => FI_ECANCELED,
         _ => FI_EIO,
     };
-    say(error);
+    log_error(error);
     Failure(failure)
 }
 
-/// Tells the user why operations fail: MPI libraries say only that they did.
+/// Prints why operations fail, because MPI libraries report only that they did.
 #[cold]
-fn say(error: &dyn std::fmt::Display) {
-    /// Lines that a process says at most.
-    const MOST: u32 = 16;
-    static SAID: AtomicU32 = AtomicU32::new(0);
-    if SAID.fetch_add(1, Ordering::Relaxed) < MOST {
+fn log_error(error: &dyn std::fmt::Display) {
+    const MAX_LINES: u32 = 16;
+    static LINES: AtomicU32 = AtomicU32::new(0);
+    if LINES.fetch_add(1, Ordering::Relaxed) < MAX_LINES {
         eprintln!("dipole: {error}");
     }
 }

@@ -13,23 +13,23 @@ use crate::abi::prov::Provider;
 use crate::counter::Counter;
 use crate::domain;
 use crate::eq::EventQueue;
-use crate::guard::{
-    AGAIN, Failure, call, class, fid, give, given, missing, object, ops, read_at, take,
+use crate::ffi::{
+    AGAIN, Failure, borrow, call, class, export, fid, missing, object, ops, read_at, reclaim,
 };
 use crate::info::{self, NAME};
 use crate::queue::Queue;
 
-/// What this provider speaks; libfabric serves older programs.
-const SPOKEN: u32 = version(2, 6);
+/// The version of the interface that is implemented; libfabric adapts it for older programs.
+const API_VERSION: u32 = version(2, 6);
 
 struct Shared(Provider);
 
-// SAFETY: libfabric alone writes to it, to what is its own, under its lock.
+// SAFETY: only libfabric writes to it, to its own members, and under its own lock.
 unsafe impl Sync for Shared {}
 
 static PROVIDER: Shared = Shared(Provider {
     version: version(1, 0),
-    fi_version: SPOKEN,
+    fi_version: API_VERSION,
     context: [ptr::null_mut(); 4],
     name: NAME.as_ptr(),
     getinfo,
@@ -37,7 +37,7 @@ static PROVIDER: Shared = Shared(Provider {
     cleanup,
 });
 
-/// What libfabric calls first.
+/// Entry point of the provider: libfabric calls this first.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
     dipole_node::log::of_library("libdipole-fi");
@@ -57,7 +57,7 @@ unsafe extern "C" fn getinfo(
     hints: *const Info,
     out: *mut *mut Info,
 ) -> c_int {
-    // SAFETY: libfabric's own structs, valid during the call.
+    // SAFETY: structs of libfabric that are valid during the call.
     call(|| unsafe { info::getinfo(hints, out) })
 }
 
@@ -82,15 +82,15 @@ unsafe extern "C" fn open(
     let fabric = FidFabric {
         fid: fid(FI_CLASS_FABRIC, context, &OPS),
         ops: &FABRIC_OPS,
-        api_version: SPOKEN,
+        api_version: API_VERSION,
     };
     // SAFETY: valid for writes by libfabric's contract.
-    call(|| unsafe { give(out, fabric, ()) })
+    call(|| unsafe { export(out, fabric, ()) })
 }
 
 unsafe extern "C" fn close(fabric: *mut Fid) -> c_int {
-    // SAFETY: made by `open`, given up by C.
-    call(|| unsafe { take::<FidFabric, ()>(fabric) }.map(|()| 0))
+    // SAFETY: created by `open`; C does not use it again.
+    call(|| unsafe { reclaim::<FidFabric, ()>(fabric) }.map(|()| 0))
 }
 
 unsafe extern "C" fn open_domain(
@@ -103,16 +103,16 @@ unsafe extern "C" fn open_domain(
     call(|| unsafe { domain::open(out.cast(), context) })
 }
 
-/// Says whether waiting for descriptors may begin: nothing is there already.
+/// Reports whether the program may sleep on the descriptors: nothing waits to be read.
 unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_int) -> c_int {
     call(|| {
         for index in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: as many as `count` says.
+            // SAFETY: the array has `count` elements.
             let fid = unsafe { read_at(fids, index) };
             // SAFETY: an object of this provider.
             let may_wait = match unsafe { class(fid) }? {
                 FI_CLASS_CQ => {
-                    // SAFETY: its class says what it is.
+                    // SAFETY: its class determines its type.
                     let queue: &Queue = unsafe { object(fid.cast::<FidCq>()) }?;
                     queue.cq.may_sleep()
                 }
@@ -143,5 +143,5 @@ unsafe extern "C" fn eq_open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: valid by libfabric's contract.
-    call(|| unsafe { EventQueue::open(given(attr.cast::<EqAttr>()), out.cast(), context) })
+    call(|| unsafe { EventQueue::open(borrow(attr.cast::<EqAttr>()), out.cast(), context) })
 }

@@ -1,4 +1,4 @@
-//! What this provider offers, and whether that suits what a program asks for.
+//! The capabilities of this provider, and whether they meet the hints of a program.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -13,25 +13,25 @@ use crate::abi::fabric::{
     RxAttr, TxAttr,
 };
 use crate::exchange::EAGER_BYTES;
-use crate::guard::{Failure, given};
+use crate::ffi::{Failure, borrow};
 use crate::memory::MAX_PIECES;
 use crate::name::NAME_BYTES;
 
-/// The provider, its fabric and its domain.
+/// The name of the provider, its fabric and its domain.
 pub(crate) const NAME: &CStr = c"dipole";
 
-/// What endpoints can do that a program must ask for.
+/// Primary capabilities, which a program must request.
 const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
-/// Directions: all, if a program asks for none.
+/// Directions; a program that requests none gets all.
 const DIRECTIONS: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// What costs nothing.
+/// Secondary capabilities, which are always on because they cost nothing.
 const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
 const REMOTE: u64 = FI_RMA | FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// Operations that may be under way.
+/// Largest number of outstanding operations.
 const QUEUE: usize = 1024;
 const MAX_MESSAGE_BYTES: usize = 1 << 40;
-/// Tags may have all bits (`FI_TAG_GENERIC`).
+/// Tags may use all bits (`FI_TAG_GENERIC`).
 const TAG_FORMAT: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 const MANY: usize = 1 << 16;
 
@@ -120,18 +120,18 @@ impl Offer {
         }
     }
 
-    /// Becomes what the program asks for; why it cannot.
+    /// Restricts the offer to what the program requests; the error says why that is impossible.
     ///
     /// # Safety
-    /// The pointers of `hints` are null or valid, as libfabric gives them.
-    unsafe fn suit(&mut self, hints: &Info) -> Result<(), &'static str> {
+    /// The pointers of `hints` are null or valid, as libfabric passes them.
+    unsafe fn fit(&mut self, hints: &Info) -> Result<(), &'static str> {
         if hints.addr_format != FI_FORMAT_UNSPEC {
-            return Err("another format of addresses");
+            return Err("another address format");
         }
         // SAFETY: valid by contract.
-        if let Some(domain) = unsafe { given(hints.domain_attr) } {
+        if let Some(domain) = unsafe { borrow(hints.domain_attr) } {
             // SAFETY: as above.
-            unsafe { self.suit_domain(domain) }?;
+            unsafe { self.fit_domain(domain) }?;
         } else {
             self.domain.mr_mode = 0;
         }
@@ -139,12 +139,12 @@ impl Offer {
             self.caps &= !REMOTE;
         }
         if hints.caps & !self.caps != 0 {
-            return Err("capabilities");
+            return Err("other capabilities");
         }
         if hints.caps & PRIMARY != 0 {
             let asked = hints.caps & DIRECTIONS;
             let directions = if asked == 0 { DIRECTIONS } else { asked };
-            // Who does not ask for receives from one source gives them any.
+            // Without directed receives the source of a receive is ignored.
             let chosen = hints.caps & (PRIMARY | FI_DIRECTED_RECV);
             let mut caps = chosen | directions | SECONDARY;
             if hints.caps & (FI_RMA | FI_ATOMIC) == 0 {
@@ -154,22 +154,22 @@ impl Offer {
         }
         (self.tx.caps, self.rx.caps) = (self.caps, self.caps);
         // SAFETY: valid by contract.
-        if let Some(tx) = unsafe { given(hints.tx_attr) } {
-            self.suit_tx(tx)?;
+        if let Some(tx) = unsafe { borrow(hints.tx_attr) } {
+            self.fit_tx(tx)?;
         }
         // SAFETY: as above.
-        if let Some(rx) = unsafe { given(hints.rx_attr) } {
-            self.suit_rx(rx)?;
+        if let Some(rx) = unsafe { borrow(hints.rx_attr) } {
+            self.fit_rx(rx)?;
         }
         // SAFETY: as above.
-        if let Some(ep) = unsafe { given(hints.ep_attr) } {
-            self.suit_ep(ep)?;
+        if let Some(ep) = unsafe { borrow(hints.ep_attr) } {
+            self.fit_ep(ep)?;
         }
         Ok(())
     }
 
-    unsafe fn suit_domain(&mut self, asked: &DomainAttr) -> Result<(), &'static str> {
-        // SAFETY: null or a C string, by the contract of `suit`.
+    unsafe fn fit_domain(&mut self, asked: &DomainAttr) -> Result<(), &'static str> {
+        // SAFETY: null or a C string, by the contract of `fit`.
         if unsafe { is_other(asked.name) } {
             return Err("another domain");
         }
@@ -190,71 +190,71 @@ impl Offer {
             ours.mr_mode = 0;
         }
         if asked.cq_data_size > ours.cq_data_size || asked.mr_key_size > ours.mr_key_size {
-            return Err("sizes of data or keys");
+            return Err("larger data or keys");
         }
         Ok(())
     }
 
-    fn suit_tx(&mut self, asked: &TxAttr) -> Result<(), &'static str> {
+    fn fit_tx(&mut self, asked: &TxAttr) -> Result<(), &'static str> {
         let ours = &mut self.tx;
         if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
-            return Err("capabilities or orders of sends");
+            return Err("other send capabilities or orders");
         }
         if asked.comp_order & !ours.comp_order != 0 {
-            return Err("orders of completions");
+            return Err("ordered completions");
         }
         if asked.inject_size > ours.inject_size
             || asked.size > ours.size
             || asked.iov_limit > ours.iov_limit
             || asked.rma_iov_limit > ours.rma_iov_limit
         {
-            return Err("sizes of sends");
+            return Err("larger sizes or limits of sends");
         }
         ours.op_flags = asked.op_flags;
         Ok(())
     }
 
-    fn suit_rx(&mut self, asked: &RxAttr) -> Result<(), &'static str> {
+    fn fit_rx(&mut self, asked: &RxAttr) -> Result<(), &'static str> {
         let ours = &mut self.rx;
         if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
-            return Err("capabilities or orders of receives");
+            return Err("other receive capabilities or orders");
         }
         if asked.comp_order & !ours.comp_order != 0 {
-            return Err("orders of completions");
+            return Err("ordered completions");
         }
         if asked.size > ours.size || asked.iov_limit > ours.iov_limit {
-            return Err("sizes of receives");
+            return Err("larger sizes or limits of receives");
         }
         ours.op_flags = asked.op_flags;
         Ok(())
     }
 
-    fn suit_ep(&mut self, asked: &EpAttr) -> Result<(), &'static str> {
+    fn fit_ep(&mut self, asked: &EpAttr) -> Result<(), &'static str> {
         let ours = &self.ep;
         if asked.kind != FI_EP_UNSPEC && asked.kind != FI_EP_RDM {
-            return Err("another type of endpoint");
+            return Err("another endpoint type");
         }
         if asked.protocol != FI_PROTO_UNSPEC || asked.max_msg_size > ours.max_msg_size {
             return Err("another protocol, or longer messages");
         }
         if asked.tx_ctx_cnt > 1 || asked.rx_ctx_cnt > 1 || asked.auth_key_size > 0 {
-            return Err("several contexts, or keys");
+            return Err("several contexts, or authorization keys");
         }
         if asked.max_order_raw_size > 0
             || asked.max_order_war_size > 0
             || asked.max_order_waw_size > 0
         {
-            return Err("orders of operations on memory");
+            return Err("ordered memory operations");
         }
         Ok(())
     }
 
-    /// As libfabric frees it: every part by itself.
+    /// Allocates every part by itself, because libfabric frees them one by one.
     fn allocate(self) -> Result<*mut Info, Failure> {
         let fabric = FabricAttr {
             fabric: ptr::null_mut(),
             name: name()?,
-            // libfabric's to set.
+            // libfabric sets this.
             prov_name: ptr::null_mut(),
             prov_version: 0,
             api_version: 0,
@@ -283,33 +283,33 @@ impl Offer {
     }
 }
 
-/// What a program that gave these hints is offered.
+/// Allocates the information about what is offered to a program with these hints.
 ///
 /// # Safety
-/// `hints` is null or what libfabric gives, `out` null or valid for writes.
+/// `hints` is null or passed by libfabric; `out` is null or valid for writes.
 pub(crate) unsafe fn getinfo(hints: *const Info, out: *mut *mut Info) -> Result<c_int, Failure> {
     let mut offer = Offer::all();
     // SAFETY: valid by contract.
-    if let Some(hints) = unsafe { given(hints) } {
+    if let Some(hints) = unsafe { borrow(hints) } {
         // SAFETY: as above.
-        let fabric = unsafe { given(hints.fabric_attr) };
+        let fabric = unsafe { borrow(hints.fabric_attr) };
         // SAFETY: as above: null or a C string.
         let is_other = fabric.is_some_and(|fabric| unsafe { is_other(fabric.name) });
         // SAFETY: as above.
-        let suits = unsafe { offer.suit(hints) };
+        let suits = unsafe { offer.fit(hints) };
         let why_not = if is_other {
             Some("another fabric")
         } else {
             suits.err()
         };
         if let Some(why_not) = why_not {
-            tracing::info!("not offered, since a program asked for: {why_not}");
+            tracing::info!("not offered because a program requested {why_not}");
             return Err(Failure(FI_ENODATA));
         }
     }
     let info = offer.allocate()?;
     // SAFETY: valid for writes by contract.
-    unsafe { crate::guard::write_at(out, 0, info) };
+    unsafe { crate::ffi::write_at(out, 0, info) };
     Ok(0)
 }
 
@@ -320,14 +320,14 @@ unsafe fn is_other(name: *const c_char) -> bool {
     !name.is_null() && unsafe { CStr::from_ptr(name) } != NAME
 }
 
-/// Memory that libfabric frees.
+/// Copies a value to memory that libfabric can free.
 fn allocated<T>(value: T) -> Result<*mut T, Failure> {
     // SAFETY: any size is allowed; the result is checked.
     let place = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
     if place.is_null() {
         return Err(Failure(FI_ENOMEM));
     }
-    // SAFETY: not null, as long as a `T`, aligned for anything.
+    // SAFETY: not null, large enough for a `T`, and aligned for any type.
     unsafe { place.write(value) };
     Ok(place)
 }

@@ -2,15 +2,13 @@
 //!
 //! libfabric loads it as `libdipole-fi.so` from the folders of `FI_PROVIDER_PATH`. It offers
 //! reliable, connectionless endpoints (`FI_EP_RDM`) with messages, tagged messages, and reads,
-//! writes and atomic operations on registered memory. Each is an endpoint of Dipole; a process has one node
-//! (`place.rs`), and tells the others by its endpoint's name where it is reached.
+//! writes and atomic operations on registered memory. Each is a Dipole endpoint of the one node of
+//! this process (`node.rs`); processes exchange the names of their endpoints.
 //!
-//! `abi/` is libfabric's interface as data; `guard.rs` turns what C hands over into what Rust has.
-//! `fabric.rs`, `domain.rs`, `av.rs`, `mr.rs`, `queue.rs`, `eq.rs`, `counter.rs` and `endpoint.rs` are the
-//! objects that C sees, with a function for each call. Below them is no C: `exchange.rs` has what
-//! endpoints say to each other, `matching.rs` which receive takes which message, `completion.rs`
-//! what is done, `waits.rs` keeps how long for, `descriptor.rs` what tells so to who sleeps, `atomics.rs` what others do to this process's memory step by step
-//! (`arithmetic.rs`: what that makes of it). `memory.rs` is programs' memory.
+//! `abi/` declares libfabric's interface; `ffi.rs` checks what C passes. `fabric.rs`, `domain.rs`,
+//! `av.rs`, `mr.rs`, `queue.rs`, `eq.rs`, `counter.rs` and `endpoint.rs` implement the objects that C
+//! sees. Everything below is plain Rust: the message protocol (`exchange.rs`), tag matching
+//! (`matching.rs`), completions (`completion.rs`) and atomic operations (`atomics.rs`).
 
 pub mod abi;
 mod arithmetic;
@@ -24,17 +22,17 @@ mod endpoint;
 mod eq;
 mod exchange;
 mod fabric;
-mod guard;
+mod ffi;
 mod info;
 pub mod matching;
 mod memory;
 mod mr;
 mod name;
-mod place;
+mod node;
 mod queue;
 mod serial;
-mod wait;
-mod waits;
+mod wait_object;
+mod wait_trace;
 mod wire;
 
 pub use fabric::fi_prov_ini;

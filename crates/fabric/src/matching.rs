@@ -1,64 +1,62 @@
-//! Which receive takes which message: the matching rules of tagged messages.
+//! Tag matching: which receive takes which message.
 //!
-//! [`Matcher`] keeps the receives that were posted and found no message, and the
-//! messages that arrived and found no receive. Of the receives that match an
-//! arriving message the one posted first takes it; of the messages that match a
-//! receive it takes the one that arrived first. It knows neither memory nor
-//! peers: receives and messages are values of its caller, sources are numbers.
+//! [`Matcher`] holds the receives that are waiting and the messages that arrived unexpectedly. An
+//! arriving message goes to the matching receive that was posted first; a new receive takes the
+//! matching message that arrived first. Receives and messages are values of the caller, and sources
+//! are numbers.
 //!
-//! A receive matches by hash if it ignores few bits of the tag (MPI libraries
-//! let theirs ignore the bits of their own protocol); all others are compared
-//! in the order they were posted. Its bound is its caller's: each receive and
-//! each message kept takes a slot, which the next one uses again.
+//! A receive is found by hash if it ignores at most [`MAX_IGNORED_BITS`] bits of the tag (MPI
+//! libraries ignore the bits of their own protocol); all others are compared in posting order.
+//! Memory grows with the number of entries and is reused, so the caller has to bound that number.
 //!
-//! Untagged messages are those with tag 0 in a matcher of their own.
+//! Untagged messages have a matcher of their own, with tag 0.
 
-/// What a receive takes.
+/// Which messages a receive takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// From whom; from anybody if `None`.
+pub struct Criteria {
+    /// The source; `None` accepts any.
     pub source: Option<u64>,
-    /// The tag of the messages it takes.
+    /// The tag, except for the bits in `ignore`.
     pub tag: u64,
-    /// Bits of the tag that do not matter.
+    /// Tag bits that are not compared.
     pub ignore: u64,
 }
 
-impl Wanted {
-    /// Whether a message with this source and tag may be taken.
+impl Criteria {
+    /// Whether a message with this source and tag matches.
     #[must_use]
     pub fn matches(&self, source: u64, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0 && self.source.is_none_or(|wanted| wanted == source)
     }
 }
 
-/// Names a receive that waits. Never names another one, even if its slot is used again.
+/// Identifies a waiting receive. Never identifies another one, even after its slot is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token {
     slot: u32,
     number: u64,
 }
 
-/// What became of a receive.
+/// The result of posting a receive.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Posted<R, U> {
-    /// This message had arrived before; it is no longer kept.
+    /// An unexpected message matched; both are returned.
     Matched(U, R),
-    /// It waits.
+    /// The receive waits.
     Queued(Token),
 }
 
-/// Receives that wait for messages, and messages that wait for receives.
+/// Waiting receives and unexpected messages.
 #[derive(Debug)]
 pub struct Matcher<R, U> {
     expected: Table<Expected<R>, 2>,
     unexpected: Table<Kept<U>, 3>,
-    /// Bits that hashing leaves out, since some receives ignore them.
-    loose: u64,
+    /// Tag bits that some receive ignores, which hashing therefore leaves out.
+    ignored: u64,
 }
 
-/// A receive that wants no more than this many bits ignored is found by hash.
-const MOST_LOOSE_BITS: u32 = 8;
+/// At most so many tag bits are left out of hashing.
+const MAX_IGNORED_BITS: u32 = 8;
 
 impl<R, U> Default for Matcher<R, U> {
     fn default() -> Self {
@@ -67,41 +65,43 @@ impl<R, U> Default for Matcher<R, U> {
 }
 
 impl<R, U> Matcher<R, U> {
-    /// One that keeps nothing yet.
+    /// A matcher without receives and messages.
     #[must_use]
     pub fn new() -> Self {
         Matcher {
             expected: Table::new(),
             unexpected: Table::new(),
-            loose: 0,
+            ignored: 0,
         }
     }
 
-    /// Posts a receive: gives it the first kept message that matches, or lets it wait.
-    pub fn post(&mut self, wanted: Wanted, receive: R) -> Posted<R, U> {
+    /// Posts a receive: it takes the first matching message, or waits.
+    pub fn post(&mut self, wanted: Criteria, receive: R) -> Posted<R, U> {
         if let Some(message) = self.claim(&wanted) {
             return Posted::Matched(message, receive);
         }
-        self.learn(wanted.ignore);
-        let (slot, number) = self.expected.add(Expected { wanted, receive }, self.loose);
+        self.exclude_from_hash(wanted.ignore);
+        let (slot, number) = self
+            .expected
+            .add(Expected { wanted, receive }, self.ignored);
         Posted::Queued(Token { slot, number })
     }
 
-    /// The receive that takes an arriving message; it waits no longer.
+    /// Removes the receive that takes an arriving message.
     pub fn arrive(&mut self, source: u64, tag: u64) -> Option<R> {
         let token = self.find(source, tag)?;
         self.withdraw(token)
     }
 
-    /// The receive that takes an arriving message. It goes on waiting, as one does whose
-    /// memory has room for more messages.
+    /// The receive that takes an arriving message. It stays, as a buffer with room for more messages
+    /// does.
     #[must_use]
     pub fn find(&self, source: u64, tag: u64) -> Option<Token> {
         let table = &self.expected;
         if table.is_empty() {
             return None;
         }
-        let hash = tag & !self.loose;
+        let hash = tag & !self.ignored;
         let lists = [
             ANYWHERE,
             table.list(Some(source), hash),
@@ -119,75 +119,74 @@ impl<R, U> Matcher<R, U> {
         })
     }
 
-    /// A receive that waits.
+    /// A waiting receive.
     pub fn receive_mut(&mut self, token: Token) -> Option<&mut R> {
         let held = self.expected.holds(token.slot, token.number);
         held.then(|| &mut self.expected.value_mut(token.slot).receive)
     }
 
-    /// Takes a receive out that waits.
+    /// Removes a waiting receive.
     pub fn withdraw(&mut self, token: Token) -> Option<R> {
         let held = self.expected.holds(token.slot, token.number);
         held.then(|| self.expected.take(token.slot).receive)
     }
 
-    /// Takes the first receive out for which this holds.
+    /// Removes the first receive that the predicate accepts.
     pub fn cancel(&mut self, mut is_it: impl FnMut(&R) -> bool) -> Option<R> {
         let table = &self.expected;
         let slot = (table.walk(ALL, 0)).find(|&slot| is_it(&table.value(slot).receive))?;
         Some(self.expected.take(slot).receive)
     }
 
-    /// The receives that wait, in the order in which they were posted.
+    /// The waiting receives in posting order.
     pub fn receives(&self) -> impl Iterator<Item = &R> {
         let table = &self.expected;
         table.walk(ALL, 0).map(|slot| &table.value(slot).receive)
     }
 
-    /// Keeps a message that no receive takes, as [`arrive`](Self::arrive) or
-    /// [`find`](Self::find) said.
+    /// Keeps a message for which [`arrive`](Self::arrive) or [`find`](Self::find) found no receive.
     pub fn keep(&mut self, source: u64, tag: u64, message: U) {
         let kept = Kept {
             source,
             tag,
             message,
         };
-        self.unexpected.add(kept, self.loose);
+        self.unexpected.add(kept, self.ignored);
     }
 
-    /// The kept message that a receive would take.
+    /// The unexpected message that a receive would take.
     #[must_use]
-    pub fn peek(&self, wanted: &Wanted) -> Option<&U> {
+    pub fn peek(&self, wanted: &Criteria) -> Option<&U> {
         let slot = self.first_kept(wanted)?;
         Some(&self.unexpected.value(slot).message)
     }
 
-    /// Takes the kept message out that a receive would take.
-    pub fn claim(&mut self, wanted: &Wanted) -> Option<U> {
+    /// Removes the unexpected message that a receive would take.
+    pub fn claim(&mut self, wanted: &Criteria) -> Option<U> {
         let slot = self.first_kept(wanted)?;
         Some(self.unexpected.take(slot).message)
     }
 
-    /// How many receives wait.
+    /// The number of waiting receives.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.expected.used
     }
 
-    /// How many messages are kept.
+    /// The number of unexpected messages.
     #[must_use]
     pub fn kept(&self) -> usize {
         self.unexpected.used
     }
 
-    fn first_kept(&self, wanted: &Wanted) -> Option<u32> {
+    fn first_kept(&self, wanted: &Criteria) -> Option<u32> {
         let table = &self.unexpected;
         if table.is_empty() {
             return None;
         }
-        let (list, chain) = match (wanted.ignore & !self.loose == 0, wanted.source) {
-            (true, Some(_)) => (table.list(wanted.source, wanted.tag & !self.loose), 1),
-            (true, None) => (table.list(None, wanted.tag & !self.loose), 2),
+        let (list, chain) = match (wanted.ignore & !self.ignored == 0, wanted.source) {
+            (true, Some(_)) => (table.list(wanted.source, wanted.tag & !self.ignored), 1),
+            (true, None) => (table.list(None, wanted.tag & !self.ignored), 2),
             (false, _) => (ALL, 0),
         };
         table.walk(list, chain).find(|&slot| {
@@ -196,26 +195,26 @@ impl<R, U> Matcher<R, U> {
         })
     }
 
-    /// Leaves the bits out of hashing that a receive ignores, if they are few.
-    fn learn(&mut self, ignore: u64) {
-        let loose = self.loose | ignore;
-        if loose != self.loose && loose.count_ones() <= MOST_LOOSE_BITS {
-            self.loose = loose;
-            self.expected.file_again(loose);
-            self.unexpected.file_again(loose);
+    /// Leaves the ignored bits of a receive out of hashing, if they are few.
+    fn exclude_from_hash(&mut self, ignore: u64) {
+        let ignored = self.ignored | ignore;
+        if ignored != self.ignored && ignored.count_ones() <= MAX_IGNORED_BITS {
+            self.ignored = ignored;
+            self.expected.rehash(ignored);
+            self.unexpected.rehash(ignored);
         }
     }
 }
 
-/// A receive that waits. It is in the list of all and in one other.
+/// A waiting receive: in the list of all receives and in one other.
 #[derive(Debug)]
 struct Expected<R> {
-    wanted: Wanted,
+    wanted: Criteria,
     receive: R,
 }
 
-/// A message that waits. It is in the list of all, in that of its source and tag, and in
-/// that of its tag.
+/// An unexpected message: in the list of all messages, the list for its source and tag, and the
+/// list for its tag.
 #[derive(Debug)]
 struct Kept<U> {
     source: u64,
@@ -223,26 +222,26 @@ struct Kept<U> {
     message: U,
 }
 
-/// All entries, in order.
+/// The list of all entries.
 const ALL: u32 = 0;
-/// Receives that ignore too much to be hashed.
+/// The list of receives that ignore too many bits to be hashed.
 const ANYWHERE: u32 = 1;
-/// How many lists stand before the hashed ones.
+/// Number of lists before the hashed ones.
 const NAMED: u32 = 2;
-/// No slot.
+/// Stands for no slot.
 const NONE: u32 = u32::MAX;
 
-/// What is kept in lists of a [`Table`].
+/// An entry of a [`Table`].
 trait Filed<const LISTS: usize> {
-    /// The lists it belongs to, [`ALL`] first; `list` is [`Table::list`].
-    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; LISTS];
+    /// The lists that contain the entry, [`ALL`] first; `list` is [`Table::list`].
+    fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; LISTS];
 }
 
 impl<R> Filed<2> for Expected<R> {
-    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 2] {
-        let hashed = self.wanted.ignore & !loose == 0;
+    fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 2] {
+        let hashed = self.wanted.ignore & !ignored == 0;
         let own = match hashed {
-            true => list(self.wanted.source, self.wanted.tag & !loose),
+            true => list(self.wanted.source, self.wanted.tag & !ignored),
             false => ANYWHERE,
         };
         [ALL, own]
@@ -250,13 +249,13 @@ impl<R> Filed<2> for Expected<R> {
 }
 
 impl<U> Filed<3> for Kept<U> {
-    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 3] {
-        let tag = self.tag & !loose;
+    fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 3] {
+        let tag = self.tag & !ignored;
         [ALL, list(Some(self.source), tag), list(None, tag)]
     }
 }
 
-/// Entries in slots, each in several linked lists, which all keep the order of adding.
+/// Entries in slots. Each is in several linked lists, in the order of insertion.
 #[derive(Debug)]
 struct Table<T, const LISTS: usize> {
     slots: Vec<Slot<T, LISTS>>,
@@ -264,8 +263,8 @@ struct Table<T, const LISTS: usize> {
     used: usize,
     /// The number of the next entry.
     next: u64,
-    /// First and last slot of each list: [`ALL`], [`ANYWHERE`], then a power of two of
-    /// lists by source and tag, and as many by tag alone.
+    /// First and last slot of each list: [`ALL`], [`ANYWHERE`], a power of two of lists by source
+    /// and tag, and as many by tag alone.
     ends: Vec<Ends>,
 }
 
@@ -300,7 +299,7 @@ const UNLINKED: Link = Link {
     next: NONE,
 };
 
-/// How many lists of either kind a table has at first.
+/// Initial number of hashed lists of either kind.
 const FIRST_LISTS: u32 = 64;
 
 impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
@@ -314,12 +313,12 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         }
     }
 
-    /// Adds an entry behind all others; its slot and number.
-    fn add(&mut self, value: T, loose: u64) -> (u32, u64) {
+    /// Appends an entry; returns its slot and number.
+    fn add(&mut self, value: T, ignored: u64) -> (u32, u64) {
         if self.used >= self.hashed() as usize {
             let more = NAMED + 4 * self.hashed();
             self.ends.resize(more as usize, EMPTY);
-            self.file_again(loose);
+            self.rehash(ignored);
         }
         let number = self.next;
         self.next += 1;
@@ -332,7 +331,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
             });
             u32::try_from(self.slots.len() - 1).expect("memory ends before 2^32 entries")
         });
-        let lists = value.lists(loose, |source, tag| self.list(source, tag));
+        let lists = value.lists(ignored, |source, tag| self.list(source, tag));
         let entry = &mut self.slots[slot as usize];
         entry.value = Some(value);
         entry.number = number;
@@ -340,7 +339,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         (slot, number)
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     fn take(&mut self, slot: u32) -> T {
         let links = self.slots[slot as usize].links;
         for (chain, link) in links.into_iter().enumerate() {
@@ -359,19 +358,19 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         value.expect("a slot in a list is used")
     }
 
-    /// Puts all entries into their lists anew, in order.
-    fn file_again(&mut self, loose: u64) {
+    /// Builds all lists again, keeping the order of the entries.
+    fn rehash(&mut self, ignored: u64) {
         let mut slot = self.ends[ALL as usize].first;
         self.ends.fill(EMPTY);
         while slot != NONE {
             let next = self.slots[slot as usize].links[0].next;
-            let lists = (self.value(slot)).lists(loose, |source, tag| self.list(source, tag));
+            let lists = (self.value(slot)).lists(ignored, |source, tag| self.list(source, tag));
             self.link(slot, lists);
             slot = next;
         }
     }
 
-    /// Puts an entry at the end of its lists.
+    /// Appends an entry to its lists.
     fn link(&mut self, slot: u32, lists: [u32; LISTS]) {
         for (chain, list) in lists.into_iter().enumerate() {
             let ends = &mut self.ends[list as usize];
@@ -389,7 +388,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         }
     }
 
-    /// Slots of a list in order, which its entries hold in this place of theirs.
+    /// The slots of a list, in order; `chain` is the index of the list among those of its entries.
     fn walk(&self, list: u32, chain: usize) -> impl Iterator<Item = u32> + '_ {
         let next = move |slot: u32| (slot != NONE).then_some(slot);
         std::iter::successors(next(self.ends[list as usize].first), move |&slot| {
@@ -397,7 +396,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         })
     }
 
-    /// The list of a tag, from one source or whoever.
+    /// The list for a tag, from one source or from any.
     fn list(&self, source: Option<u64>, tag: u64) -> u32 {
         // Fibonacci hashing: the upper bits of the product depend on all bits.
         const RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -409,7 +408,7 @@ impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         NAMED + kind + (upper & (self.hashed() - 1))
     }
 
-    /// How many lists there are by source and tag, as many as by tag.
+    /// The number of lists by source and tag, which is also the number by tag alone.
     fn hashed(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation, reason = "they are named by 32 bits")]
         let lists = self.ends.len() as u32;
@@ -449,8 +448,8 @@ mod tests {
     const PROTOCOL: u64 = 0x3 << 62;
     const ANY_TAG: u64 = PROTOCOL | 0xffff_ffff;
 
-    fn wanted(source: Option<u64>, tag: u64, ignore: u64) -> Wanted {
-        Wanted {
+    fn wanted(source: Option<u64>, tag: u64, ignore: u64) -> Criteria {
+        Criteria {
             source,
             tag,
             ignore,
@@ -554,20 +553,20 @@ mod tests {
         assert!(longest.max() < Some(16));
     }
 
-    /// The rules said plainly: two lists, searched from the front.
+    /// Two lists that are searched from the front.
     #[derive(Default)]
     struct Model {
-        expected: Vec<(Wanted, u32)>,
+        expected: Vec<(Criteria, u32)>,
         unexpected: Vec<(u64, u64, u32)>,
     }
 
     impl Model {
-        fn claim(&mut self, wanted: &Wanted) -> Option<u32> {
+        fn claim(&mut self, wanted: &Criteria) -> Option<u32> {
             let at = self.at(wanted)?;
             Some(self.unexpected.remove(at).2)
         }
 
-        fn at(&self, wanted: &Wanted) -> Option<usize> {
+        fn at(&self, wanted: &Criteria) -> Option<usize> {
             let mut kept = self.unexpected.iter();
             kept.position(|&(source, tag, _)| wanted.matches(source, tag))
         }
@@ -587,13 +586,13 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Post(Wanted),
+        Post(Criteria),
         Arrive(u64, u64),
-        Peek(Wanted),
-        Claim(Wanted),
-        /// Of the receives posted so far, by their identifier.
+        Peek(Criteria),
+        Claim(Criteria),
+        /// Cancels one of the receives posted so far, by its identifier.
         Cancel(prop::sample::Index),
-        /// By its token.
+        /// Cancels one by its token.
         Withdraw(prop::sample::Index),
     }
 
@@ -602,7 +601,7 @@ mod tests {
             .prop_map(|(low, context, bits)| bits << 62 | context << 32 | low)
     }
 
-    fn wishes() -> impl Strategy<Value = Wanted> {
+    fn wishes() -> impl Strategy<Value = Criteria> {
         let ignore = prop_oneof![
             4 => Just(PROTOCOL),
             2 => Just(0),

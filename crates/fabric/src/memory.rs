@@ -1,4 +1,4 @@
-//! Memory of programs that operations read and fill until they complete.
+//! Buffers that programs pass to operations.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -9,9 +9,9 @@ use std::sync::Once;
 use dipole_node::{Bytes, RegionMemory};
 
 use crate::abi::errno::FI_EINVAL;
-use crate::guard::Failure;
+use crate::ffi::Failure;
 
-/// Pieces of memory that one operation may have.
+/// Largest number of pieces of a buffer.
 pub(crate) const MAX_PIECES: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,35 +25,35 @@ const NONE: Piece = Piece {
     length: 0,
 };
 
-/// Memory that a program gave to an operation.
+/// The buffer of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pieces {
     list: [Piece; MAX_PIECES],
     count: usize,
     length: usize,
-    /// Bytes at address 0, which are no memory of the program's.
-    lost: usize,
+    /// Bytes at address 0, which cannot be accessed.
+    null_bytes: usize,
 }
 
-// SAFETY: whoever made it promises that the memory stays for the operation, whichever thread
-// goes on with it.
+// SAFETY: the creator promises that the memory is valid until the operation completes, on whichever
+// thread that happens.
 unsafe impl Send for Pieces {}
 
 impl Pieces {
-    /// One piece.
+    /// A buffer of one piece.
     ///
     /// # Safety
-    /// Until the operation completes, `start` is valid for reads of `length` bytes, and for
-    /// writes if the operation fills it; nobody writes to it meanwhile, and if it is filled nobody
-    /// reads it.
+    /// Until the operation completes, `start` is valid for reads of `length` bytes, and for writes
+    /// if the operation fills it; meanwhile the program does not write to it, and if it is filled
+    /// does not read it.
     pub(crate) unsafe fn one(start: *const c_void, length: usize) -> Result<Pieces, Failure> {
         if isize::try_from(length).is_err() {
             return Err(Failure(FI_EINVAL));
         }
         if start.is_null() && length > 0 {
-            say_no_address(length);
+            warn_null_buffer(length);
             return Ok(Pieces {
-                lost: length,
+                null_bytes: length,
                 ..Pieces::none()
             });
         }
@@ -66,25 +66,25 @@ impl Pieces {
             list,
             count: 1,
             length,
-            lost: 0,
+            null_bytes: 0,
         })
     }
 
-    /// No memory at all.
+    /// An empty buffer.
     pub(crate) const fn none() -> Pieces {
         Pieces {
             list: [NONE; MAX_PIECES],
             count: 1,
             length: 0,
-            lost: 0,
+            null_bytes: 0,
         }
     }
 
-    /// As many as a vector has.
+    /// The buffer that a vector describes.
     ///
     /// # Safety
-    /// `vector` is null or points to `count` elements, each of which is as [`one`](Self::one)
-    /// wants it.
+    /// `vector` is null or points to `count` elements, each of which meets the contract of
+    /// [`one`](Self::one).
     pub(crate) unsafe fn many(vector: *const libc::iovec, count: usize) -> Result<Pieces, Failure> {
         if count > MAX_PIECES || (vector.is_null() && count > 0) {
             return Err(Failure(FI_EINVAL));
@@ -93,7 +93,7 @@ impl Pieces {
             list: [NONE; MAX_PIECES],
             count,
             length: 0,
-            lost: 0,
+            null_bytes: 0,
         };
         let mut total = 0_usize;
         for index in 0..count {
@@ -102,43 +102,43 @@ impl Pieces {
             // SAFETY: the contract is the same.
             let piece = unsafe { Pieces::one(element.iov_base, element.iov_len) }?;
             pieces.list[index] = piece.list[0];
-            let bytes = piece.length + piece.lost;
+            let bytes = piece.length + piece.null_bytes;
             total = total.checked_add(bytes).ok_or(Failure(FI_EINVAL))?;
             pieces.length += piece.length;
-            pieces.lost += piece.lost;
+            pieces.null_bytes += piece.null_bytes;
         }
-        if pieces.lost > 0 {
-            // What lies behind such a piece would come to a wrong place.
+        if pieces.null_bytes > 0 {
+            // Pieces after the null one would be filled with the wrong bytes.
             return Ok(Pieces {
-                lost: total,
+                null_bytes: total,
                 ..Pieces::none()
             });
         }
         Ok(pieces)
     }
 
-    /// The same, if no bytes of it are at address 0: such are no room for what is received, and
-    /// messages of them [fail](crate::exchange::Exchange::send).
-    pub(crate) fn somewhere(self) -> Result<Pieces, Failure> {
-        match self.lost {
+    /// Rejects a buffer with bytes at address 0. Sends do not use this: they
+    /// [fail](crate::exchange::Exchange::send) on both sides.
+    pub(crate) fn non_null(self) -> Result<Pieces, Failure> {
+        match self.null_bytes {
             0 => Ok(self),
             _ => Err(Failure(FI_EINVAL)),
         }
     }
 
-    /// Bytes at address 0.
+    /// The number of bytes at address 0.
     #[inline]
-    pub(crate) fn lost(&self) -> usize {
-        self.lost
+    pub(crate) fn null_bytes(&self) -> usize {
+        self.null_bytes
     }
 
-    /// Bytes of all pieces.
+    /// The number of bytes in all pieces.
     #[inline]
     pub(crate) fn length(&self) -> usize {
         self.length
     }
 
-    /// Where the first begins, as completions tell it.
+    /// The address of the first piece, as completions report it.
     #[inline]
     pub(crate) fn address(&self) -> usize {
         self.list[0].start.addr()
@@ -156,31 +156,31 @@ impl Pieces {
         }
     }
 
-    /// Copies as many of the bytes in as there is room for.
+    /// Copies in as many of the bytes as fit.
     #[inline]
     pub(crate) fn fill(&self, mut bytes: &[u8]) {
         for piece in &self.list[..self.count] {
             let length = piece.length.min(bytes.len());
             let (now, rest) = bytes.split_at(length);
             if length > 0 {
-                // SAFETY: not null as it has bytes; valid for writes of at least so many, and
-                // nobody else's, by the contract of `one`.
+                // SAFETY: not null because it has bytes; by the contract of `one` valid for writes of
+                // `length` bytes that no other thread accesses.
                 unsafe { ptr::copy_nonoverlapping(now.as_ptr(), piece.start, length) };
             }
             bytes = rest;
         }
     }
 
-    /// Has `copy` write as many of `length` bytes as there is room for: it gets ranges of them and
-    /// where they belong.
+    /// Calls `copy` to write as many of `length` bytes as fit: it gets a range of them and the
+    /// buffer for that range.
     #[inline]
     pub(crate) fn fill_with(&self, length: usize, mut copy: impl FnMut(Range<usize>, &mut [u8])) {
         let mut at = 0;
         for piece in &self.list[..self.count] {
             let part = piece.length.min(length - at);
             if part > 0 {
-                // SAFETY: not null as it has bytes; valid for writes of at least so many, and
-                // nobody else's, by the contract of `one`.
+                // SAFETY: not null because it has bytes; by the contract of `one` valid for writes of
+                // `part` bytes that no other thread accesses.
                 let place = unsafe { slice::from_raw_parts_mut(piece.start, part) };
                 copy(at..at + part, place);
             }
@@ -188,7 +188,7 @@ impl Pieces {
         }
     }
 
-    /// A part of the memory, which must lie in the first piece.
+    /// A part of the buffer, which must lie in the first piece.
     pub(crate) fn part(&self, offset: usize, length: usize) -> Pieces {
         let first = self.list[0];
         assert!(offset + length <= first.length, "a part lies inside");
@@ -201,21 +201,21 @@ impl Pieces {
             list,
             count: 1,
             length,
-            lost: 0,
+            null_bytes: 0,
         }
     }
 
-    /// The first `length` bytes as memory that operations fill, in parts of at most `most` bytes:
-    /// each with its offset from the beginning.
-    pub(crate) fn regions(&self, length: usize, most: usize) -> Vec<(usize, Lent)> {
+    /// The first `length` bytes as memory for operations, in parts of at most `most` bytes, each
+    /// with its offset.
+    pub(crate) fn regions(&self, length: usize, most: usize) -> Vec<(usize, RegisteredMemory)> {
         let (mut regions, mut at) = (Vec::new(), 0);
         for piece in &self.list[..self.count] {
             let mut inside = 0;
             while inside < piece.length && at < length {
                 let part = (piece.length - inside).min(length - at).min(most);
                 let start = piece.start.wrapping_add(inside);
-                // SAFETY: within the piece, which is as `one` wants it for as long.
-                regions.push((at, unsafe { Lent::new(start, part) }));
+                // SAFETY: within the piece, to which the contract of `one` applies for as long.
+                regions.push((at, unsafe { RegisteredMemory::new(start, part) }));
                 inside += part;
                 at += part;
             }
@@ -223,15 +223,15 @@ impl Pieces {
         regions
     }
 
-    /// All bytes as memory that others read; copied unless they are in one piece.
-    pub(crate) fn shown(&self) -> Lent {
+    /// All bytes as memory that peers read; copied unless they are in one piece.
+    pub(crate) fn as_region(&self) -> RegisteredMemory {
         if self.count == 1 {
-            // SAFETY: as `one` wants it; a region that is only read is not written to.
-            return unsafe { Lent::new(self.list[0].start, self.length) };
+            // SAFETY: by the contract of `one`; a region that is only read is not written to.
+            return unsafe { RegisteredMemory::new(self.list[0].start, self.length) };
         }
         let mut bytes = Vec::with_capacity(self.length);
         self.gather(&mut bytes);
-        Lent::owned(bytes)
+        RegisteredMemory::owned(bytes)
     }
 
     /// All bytes, shared until the operation completes; copied unless they are in one piece.
@@ -257,52 +257,51 @@ impl Pieces {
     }
 }
 
-/// Tells the user, once: MPI libraries say only that a message failed or did not fit.
+/// Warns the user, once: MPI libraries report only that a message failed or did not fit.
 #[cold]
-fn say_no_address(length: usize) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+fn warn_null_buffer(length: usize) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         eprintln!(
             "dipole: an operation on {length} bytes at address 0 fails. Open MPI 4.1 loses the \
-             address of datatypes over MPI_BOTTOM: pass a buffer, or run with OMPI_MCA_pml=ob1"
+             address of datatypes based on MPI_BOTTOM: pass a buffer, or set OMPI_MCA_pml=ob1"
         );
     });
 }
 
-/// Memory that others reach until this is dropped.
+/// Memory that peers can access until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct RegisteredMemory {
     pub(crate) memory: RegionMemory,
     _bytes: Vec<u8>,
 }
 
-impl Lent {
+impl RegisteredMemory {
     /// # Safety
-    /// As long as this lives, `start` is valid for reads of `length` bytes, and for writes if
-    /// anybody is allowed to write there; what programs do with memory that they let others
-    /// reach is theirs to order.
-    pub(crate) unsafe fn new(start: *mut u8, length: usize) -> Lent {
+    /// As long as this lives, `start` is valid for reads of `length` bytes, and for writes if a peer
+    /// is allowed to write. The program has to synchronize its own accesses with those of peers.
+    pub(crate) unsafe fn new(start: *mut u8, length: usize) -> RegisteredMemory {
         let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-        Lent {
+        RegisteredMemory {
             // SAFETY: the contract is the same; revoked when this is dropped.
             memory: unsafe { RegionMemory::from_raw(start, length) },
             _bytes: Vec::new(),
         }
     }
 
-    fn owned(mut bytes: Vec<u8>) -> Lent {
-        // SAFETY: the vector is not touched as long as this lives.
-        let lent = unsafe { Lent::new(bytes.as_mut_ptr(), bytes.len()) };
+    fn owned(mut bytes: Vec<u8>) -> RegisteredMemory {
+        // SAFETY: the vector is not accessed as long as this lives.
+        let lent = unsafe { RegisteredMemory::new(bytes.as_mut_ptr(), bytes.len()) };
         let memory = lent.memory.clone();
         std::mem::forget(lent);
-        Lent {
+        RegisteredMemory {
             memory,
             _bytes: bytes,
         }
     }
 }
 
-impl Drop for Lent {
+impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         self.memory.revoke();
     }

@@ -1,4 +1,4 @@
-//! Registered memory: a region that others reach by its key.
+//! Registered memory: a region that peers access by its key.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use dipole_node::{Region, Rights};
 use crate::abi::domain::FidMr;
 use crate::abi::errno::{FI_EINVAL, FI_ENOMEM};
 use crate::abi::fabric::{FI_CLASS_MR, FI_REMOTE_READ, FI_REMOTE_WRITE, Fid, Ops};
-use crate::guard::{Failure, call, fid, give, ops, take};
-use crate::memory::Lent;
-use crate::place::Domain;
+use crate::ffi::{Failure, call, export, fid, ops, reclaim};
+use crate::memory::RegisteredMemory;
+use crate::node::Domain;
 
-/// What others may do, and the program's context.
+/// What peers may do, and the program's context.
 pub(crate) struct Access {
     pub(crate) access: u64,
     pub(crate) context: *mut c_void,
 }
 
-/// See the module.
+/// Registered memory.
 pub(crate) struct Mr {
-    // Closed before the memory is given back.
+    // Closed before the memory is released.
     region: Region,
-    _memory: Lent,
+    _memory: RegisteredMemory,
     domain: Arc<Domain>,
 }
 
@@ -33,23 +33,23 @@ static OPS: Ops = Ops {
 };
 
 impl Mr {
-    /// Opens memory to others.
+    /// Opens memory to peers.
     ///
     /// # Safety
-    /// Until C closes it, the memory is valid for what others may do; `out` is null or valid for
-    /// writes.
+    /// Until C closes the region, the memory is valid for the accesses that peers are allowed; `out`
+    /// is null or valid for writes.
     pub(crate) unsafe fn open(
         domain: &Arc<Domain>,
         (start, length): (*const c_void, usize),
         Access { access, context }: Access,
         out: *mut *mut FidMr,
     ) -> Result<c_int, Failure> {
-        // MPICH tries to open all memory there is, and goes another way if it cannot.
+        // MPICH tries to register the whole address space and handles the error.
         if (start.is_null() && length > 0) || isize::try_from(length).is_err() {
             return Err(Failure(FI_EINVAL));
         }
         // SAFETY: valid by contract.
-        let memory = unsafe { Lent::new(start.cast_mut().cast(), length) };
+        let memory = unsafe { RegisteredMemory::new(start.cast_mut().cast(), length) };
         let rights = Rights {
             put: access & FI_REMOTE_WRITE != 0,
             get: access & FI_REMOTE_READ != 0,
@@ -70,12 +70,12 @@ impl Mr {
             domain: Arc::clone(domain),
         };
         // SAFETY: valid by contract.
-        let given = unsafe { give(out, fid, mr) }?;
+        let borrow = unsafe { export(out, fid, mr) }?;
         if let Some(events) = domain.events.get() {
-            // SAFETY: not null, since the object was given there.
+            // SAFETY: not null, because `export` has just written the object there.
             events.registered(unsafe { *out }.cast(), context);
         }
-        Ok(given)
+        Ok(borrow)
     }
 }
 
@@ -86,16 +86,16 @@ impl Drop for Mr {
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: made by `Mr::open`, given up by C.
-    call(|| unsafe { take::<FidMr, Mr>(fid) }.map(|_| 0))
+    // SAFETY: created by `Mr::open`; C does not use it again.
+    call(|| unsafe { reclaim::<FidMr, Mr>(fid) }.map(|_| 0))
 }
 
-/// Counters and endpoints may be bound to memory: nothing follows from that.
+/// Accepts counters and endpoints without any effect.
 unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
     0
 }
 
-/// Memory is enabled from the start.
+/// Memory is always enabled.
 unsafe extern "C" fn control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int {
     0
 }

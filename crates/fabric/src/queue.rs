@@ -1,4 +1,4 @@
-//! Completion queues as C sees them.
+//! The completion queue objects of libfabric.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -12,17 +12,19 @@ use crate::abi::eq::{
 use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_EINVAL};
 use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_CQ, Fid, Ops};
 use crate::completion::{Cq, Entry};
-use crate::guard::{AGAIN, Failure, call, fid, give, given, object, ops, strerror, take, write_at};
-use crate::wait::{Wait, no_descriptor};
-use crate::waits::Waits;
+use crate::ffi::{
+    AGAIN, Failure, borrow, call, export, fid, object, ops, reclaim, strerror, write_at,
+};
+use crate::wait_object::{Wait, descriptor_failure};
+use crate::wait_trace::WaitTrace;
 
-/// See the module.
+/// A completion queue.
 pub(crate) struct Queue {
     pub(crate) cq: Arc<Cq>,
     format: c_int,
     wait: Wait,
-    /// What the program waits for here, if that is to be kept.
-    pub(crate) waits: Option<Waits>,
+    /// Records waits of the program, if `DIPOLE_TRACE` is set.
+    pub(crate) wait_trace: Option<WaitTrace>,
 }
 
 static OPS: Ops = Ops {
@@ -48,7 +50,7 @@ impl Queue {
         out: *mut *mut FidCq,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = Wait::asked(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let wait = Wait::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let format = attr.map_or(FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
         let fid = FidCq {
             fid: fid(FI_CLASS_CQ, context, &OPS),
@@ -56,27 +58,28 @@ impl Queue {
         };
         let cq = Arc::<Cq>::default();
         if wait == Wait::Descriptor {
-            cq.describe().map_err(|cause| no_descriptor(&cause))?;
+            cq.open_descriptor()
+                .map_err(|cause| descriptor_failure(&cause))?;
         }
         // SAFETY: valid by contract.
         unsafe {
-            give(
+            export(
                 out,
                 fid,
                 Queue {
                     cq,
                     format,
                     wait,
-                    waits: Waits::of_process(),
+                    wait_trace: WaitTrace::of_process(),
                 },
             )
         }
     }
 
-    /// Reads at most `count` entries into C's array, and where they came from.
+    /// Reads at most `count` entries and their sources into arrays of C.
     ///
     /// # Safety
-    /// The arrays are null or as long as `count` says.
+    /// The arrays are null or have `count` elements.
     #[inline]
     unsafe fn read(
         &self,
@@ -87,7 +90,7 @@ impl Queue {
         let mut names = Vec::new();
         let mut first = None;
         let out = |index, entry: &Entry| {
-            if index == 0 && self.waits.is_some() {
+            if index == 0 && self.wait_trace.is_some() {
                 first = Some(*entry);
             }
             // SAFETY: within the array, whose entries have this queue's format.
@@ -97,8 +100,8 @@ impl Queue {
             }
         };
         let read = self.cq.read(count, out).ok_or(Failure(FI_EAVAIL))?;
-        if let Some(waits) = &self.waits {
-            waits.looked(first.as_ref(), || self.cq.sources.number());
+        if let Some(wait_trace) = &self.wait_trace {
+            wait_trace.on_poll(first.as_ref(), || self.cq.sources.number());
         }
         for (index, source) in names.into_iter().enumerate() {
             let number = self.cq.sources.resolve(source).unwrap_or(FI_ADDR_NOTAVAIL);
@@ -130,7 +133,7 @@ impl Queue {
             ..
         } = whole;
         let (context, head) = (op_context.expose_provenance(), op_context);
-        // SAFETY: within the array by contract; the format says what its entries are.
+        // SAFETY: within the array by contract; the format determines the type of its entries.
         unsafe {
             match self.format {
                 FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_CONTEXT => {
@@ -151,10 +154,10 @@ impl Queue {
     }
 }
 
-/// The queue that C means.
+/// The queue behind a pointer from C.
 ///
 /// # Safety
-/// `queue` is null or one of this provider's.
+/// `queue` is null or was created by this provider.
 #[inline]
 unsafe fn queue<'a>(queue: *const FidCq) -> Result<&'a Queue, Failure> {
     // SAFETY: the contract is the same.
@@ -163,12 +166,12 @@ unsafe fn queue<'a>(queue: *const FidCq) -> Result<&'a Queue, Failure> {
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| {
-        // SAFETY: a queue; C holds it still.
+        // SAFETY: a queue that C has not closed.
         if !unsafe { queue(fid.cast()) }?.cq.sources.is_empty() {
             return Err(Failure(FI_EBUSY));
         }
-        // SAFETY: made by `Queue::open`, given up by C.
-        unsafe { take::<FidCq, Queue>(fid) }.map(|_| 0)
+        // SAFETY: created by `Queue::open`; C does not use it again.
+        unsafe { reclaim::<FidCq, Queue>(fid) }.map(|_| 0)
     })
 }
 
@@ -176,8 +179,12 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
     call(|| {
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
-        // SAFETY: a place for what the command asks for.
-        unsafe { queue.wait.control(command, place, || queue.cq.describe()) }
+        // SAFETY: a buffer for the result of the command.
+        unsafe {
+            queue
+                .wait
+                .control(command, place, || queue.cq.open_descriptor())
+        }
     })
 }
 
@@ -198,7 +205,7 @@ unsafe extern "C" fn readfrom(
         if queue.cq.is_empty() {
             queue.cq.sources.progress();
         }
-        // SAFETY: arrays of so many entries.
+        // SAFETY: the arrays have `count` entries.
         unsafe { queue.read(place, count, sources) }
     })
 }
@@ -208,9 +215,9 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
         // SAFETY: a queue of this provider.
         let entry = unsafe { queue(fid) }?.cq.read_failed().ok_or(AGAIN)?;
         let (err, olen) = entry.failure.unwrap_or_default();
-        // A buffer of the caller's for data of the error stays there: there are none.
-        // SAFETY: null, or an entry that C has filled in.
-        let err_data = unsafe { given(place) }.map_or(ptr::null_mut(), |place| place.err_data);
+        // The caller's buffer for error data is passed through unchanged: errors have no further data.
+        // SAFETY: null, or an entry that C has initialized.
+        let err_data = unsafe { borrow(place) }.map_or(ptr::null_mut(), |place| place.err_data);
         let written = CqErrEntry {
             op_context: ptr::with_exposed_provenance_mut(entry.context),
             flags: entry.flags,
@@ -224,7 +231,7 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
             err_data,
             err_data_size: 0,
         };
-        // SAFETY: null, or a place for an entry.
+        // SAFETY: null or valid for writes.
         unsafe { write_at(place, 0, written) };
         Ok(1)
     })
@@ -254,12 +261,12 @@ unsafe extern "C" fn sreadfrom(
         let queue = unsafe { queue(fid) }?;
         if queue.cq.is_empty() {
             let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-            if let Some(waits) = &queue.waits {
-                waits.sleeps();
+            if let Some(wait_trace) = &queue.wait_trace {
+                wait_trace.on_sleep();
             }
             queue.cq.wait(timeout);
         }
-        // SAFETY: arrays of so many entries.
+        // SAFETY: the arrays have `count` entries.
         unsafe { queue.read(place, count, sources) }
     })
 }

@@ -1,10 +1,10 @@
-//! A lock that costs its first user next to nothing.
+//! A lock that is almost free for the first thread that uses it.
 //!
-//! Nearly every program uses an endpoint and its queues from one thread, and a lock's atomic
-//! instructions would be a good part of a short message. So the first thread to lock a value owns
-//! it until another one comes: while it does it only says so in a word of its own, without a fence.
-//! The other one withdraws that, once and for all, has the kernel put the missing fence into all
-//! threads (`membarrier`(2)), and waits until the owner has let go. From then on all take a mutex.
+//! Nearly every program uses an endpoint and its queues from one thread, and the atomic instructions
+//! of a lock would be a noticeable part of the cost of a short message. So the first thread that
+//! locks a value owns it: it only sets a flag, without a fence. When a second thread comes, it ends
+//! the ownership for good: it has the kernel execute the missing fence in all threads
+//! (`membarrier`(2)) and waits until the owner has unlocked. From then on all threads use a mutex.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -22,13 +22,13 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Whether the kernel can put fences into other threads.
+/// Whether the kernel can execute fences in other threads.
 fn has_membarrier() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| membarrier(REGISTER_PRIVATE_EXPEDITED))
 }
 
-/// Differs between threads that live, and is never zero.
+/// A number that is not zero and differs between running threads.
 #[inline]
 fn this_thread() -> usize {
     thread_local!(static PLACE: u8 = const { 0 });
@@ -38,17 +38,17 @@ fn this_thread() -> usize {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Serial<T> {
-    /// The thread that was first; zero before.
+    /// The first thread that locked; 0 before that.
     owner: AtomicUsize,
-    /// The owner is inside without the mutex.
+    /// The owner holds the lock without the mutex.
     is_inside: AtomicBool,
-    /// All take the mutex.
+    /// All threads use the mutex.
     is_shared: AtomicBool,
     mutex: Mutex<()>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: one thread at a time reaches the value, as `lock` explains.
+// SAFETY: only one thread at a time reaches the value, as `lock` explains.
 unsafe impl<T: Send> Sync for Serial<T> {}
 
 impl<T> Serial<T> {
@@ -62,10 +62,10 @@ impl<T> Serial<T> {
         }
     }
 
-    /// Waits until nobody else has the value.
+    /// Waits until no other thread holds the lock.
     ///
     /// # Panics
-    /// When this thread has it already.
+    /// If this thread already holds it.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         let me = this_thread();
@@ -73,8 +73,8 @@ impl<T> Serial<T> {
             let is_again = self.is_inside.load(Ordering::Relaxed);
             assert!(!is_again, "a thread locks the same value twice");
             self.is_inside.store(true, Ordering::Relaxed);
-            // Between the store and the load a fence is missing; whoever sets the flag makes
-            // up for it: either it sees that we are inside, or we see the flag.
+            // The fence between this store and the load below is missing. The thread that sets
+            // `is_shared` makes up for it: either it sees `is_inside`, or we see `is_shared`.
             compiler_fence(Ordering::SeqCst);
             if !self.is_shared.load(Ordering::Acquire) {
                 return Guard {
@@ -94,7 +94,7 @@ impl<T> Serial<T> {
         if !self.is_shared.load(Ordering::Acquire) {
             let owner = self.owner.load(Ordering::Relaxed);
             if owner == 0 {
-                // With the mutex held nobody else becomes it, or looks whether we are inside.
+                // While we hold the mutex, no other thread becomes the owner or checks `is_inside`.
                 self.is_inside.store(true, Ordering::Relaxed);
                 self.owner.store(me, Ordering::Relaxed);
                 return Guard {
@@ -112,11 +112,11 @@ impl<T> Serial<T> {
         }
     }
 
-    /// The owner takes the mutex from now on, as does everybody; waits until it is outside.
+    /// Makes all threads, including the owner, use the mutex; waits until the owner has unlocked.
     fn share(&self) {
         self.is_shared.store(true, Ordering::SeqCst);
         if !membarrier(PRIVATE_EXPEDITED) {
-            // It was possible before: without it nothing here is sure.
+            // It was available at the start. Without it the lock cannot be made safe.
             std::process::abort();
         }
         while self.is_inside.load(Ordering::Acquire) {
@@ -131,11 +131,11 @@ impl<T: Default> Default for Serial<T> {
     }
 }
 
-/// The value, for as long as this lives.
+/// Access to the value while the lock is held.
 pub(crate) struct Guard<'a, T> {
     serial: &'a Serial<T>,
     held: Option<MutexGuard<'a, ()>>,
-    /// It stays with its thread.
+    /// Keeps the guard on its thread.
     _here: PhantomData<*const ()>,
 }
 
@@ -144,9 +144,9 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: nobody else has a guard. One without the mutex is the owner's, who looks at
-        // `is_inside` before it makes another. One with the mutex is only made when `share` has
-        // waited for that of the owner, which makes no more without it.
+        // SAFETY: there is no other guard. A guard without the mutex belongs to the owner, which
+        // checks `is_inside` before it creates another. A guard with the mutex is created only after
+        // `share` has waited for the owner's guard, and the owner creates no more without the mutex.
         unsafe { &*self.serial.value.get() }
     }
 }
@@ -163,7 +163,7 @@ impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if self.held.is_none() {
-            // Release: whoever waits in `share` sees what was done to the value.
+            // Release: a thread that waits in `share` sees all changes to the value.
             self.serial.is_inside.store(false, Ordering::Release);
         }
     }
@@ -174,14 +174,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_value_belongs_to_one_thread_at_a_time_whoever_comes_when() {
+    fn only_one_thread_at_a_time_holds_the_lock() {
         for round in 0..200_u64 {
             let serial = Serial::new((0_u64, 0_u64));
             let add = |count: u64| {
                 for _ in 0..count {
                     let mut value = serial.lock();
                     value.0 += 1;
-                    // In between another thread would be seen.
+                    // Another thread in here would be noticed.
                     std::hint::black_box(&mut *value);
                     value.1 += 1;
                     assert_eq!(value.0, value.1);
@@ -191,7 +191,7 @@ mod tests {
                 scope.spawn(|| add(20_000));
                 for _ in 0..2 {
                     scope.spawn(|| {
-                        // At any moment of the owner's work.
+                        // Start at varying moments of the owner's work.
                         for _ in 0..round * 20 {
                             std::hint::spin_loop();
                         }
@@ -204,11 +204,11 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_that_locks_twice_is_told() {
+    fn locking_twice_in_the_owner_panics() {
         let serial = Serial::new(());
         let held = serial.lock();
         if held.held.is_some() {
-            // The kernel knows no `membarrier`.
+            // The kernel does not support `membarrier`.
             return;
         }
         let twice = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -1,138 +1,182 @@
-//! What endpoints say to each other: a head, then a message's bytes or where they lie.
+//! Messages between endpoints: a head, then the payload or the place where it lies.
 
-/// Bytes of a head.
-pub(crate) const HEAD_BYTES: usize = 24;
-/// Bytes of what follows the head of an offer.
-pub(crate) const OFFER_BYTES: usize = 24;
+use dipole_node::RegionKey;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a message of Dipole is.
+pub(crate) const HEAD_BYTES: usize = size_of::<RawHead>();
+
+/// The kind of a message between endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A message of the program, whole.
+    /// A whole message of the program.
     Message,
-    /// A message of the program that its receiver is to fetch.
+    /// A message of the program that the receiver fetches.
     Offer,
-    /// One has been fetched; the tag is its number, the data 0 or why it was not.
+    /// An offered message has been fetched. Tag: its number; data: 0 or an error number.
     Fetched,
-    /// The sender has written to this process's memory; the tag is how many bytes.
-    Written,
-    /// An atomic operation that is asked for, to a port; the tag is its number, the data say
-    /// which.
-    Update,
-    /// One has been done, and what was there follows; the tag is its number, the data 0 or why
-    /// it was not.
-    Updated,
+    /// The sender has written to this process's memory. Tag: the number of bytes.
+    RemoteWrite,
+    /// An atomic operation, sent to a port. Tag: its number; data: the encoded operation.
+    AtomicRequest,
+    /// An atomic operation has been performed; the previous contents follow. Tag: its number;
+    /// data: 0 or an error number.
+    AtomicReply,
 }
 
-/// Begins every message.
+/// The head of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: Kind,
-    /// Matched with receives that want tags.
+    /// Matched with tagged receives.
     pub(crate) is_tagged: bool,
     pub(crate) has_data: bool,
     pub(crate) tag: u64,
     pub(crate) data: u64,
 }
 
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHead {
+    kind: u8,
+    flags: u8,
+    reserved: [u8; 6],
+    tag: U64,
+    data: U64,
+}
+
 const TAGGED: u8 = 1;
 const DATA: u8 = 2;
 
 impl Head {
-    #[inline]
-    pub(crate) fn encode(&self) -> [u8; HEAD_BYTES] {
-        let mut bytes = [0; HEAD_BYTES];
-        bytes[0] = match self.kind {
-            Kind::Message => 1,
-            Kind::Offer => 2,
-            Kind::Fetched => 3,
-            Kind::Written => 4,
-            Kind::Update => 5,
-            Kind::Updated => 6,
-        };
-        bytes[1] = TAGGED * u8::from(self.is_tagged) + DATA * u8::from(self.has_data);
-        bytes[8..16].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.data.to_le_bytes());
-        bytes
+    /// The head of a message that does not come from the program.
+    pub(crate) fn control(kind: Kind, tag: u64, data: u64) -> Head {
+        Head {
+            kind,
+            is_tagged: false,
+            has_data: false,
+            tag,
+            data,
+        }
     }
 
-    /// The head and what follows it; `None` of something else.
+    #[inline]
+    pub(crate) fn encode(&self) -> [u8; HEAD_BYTES] {
+        let raw = RawHead {
+            kind: match self.kind {
+                Kind::Message => 1,
+                Kind::Offer => 2,
+                Kind::Fetched => 3,
+                Kind::RemoteWrite => 4,
+                Kind::AtomicRequest => 5,
+                Kind::AtomicReply => 6,
+            },
+            flags: TAGGED * u8::from(self.is_tagged) + DATA * u8::from(self.has_data),
+            reserved: [0; 6],
+            tag: self.tag.into(),
+            data: self.data.into(),
+        };
+        zerocopy::transmute!(raw)
+    }
+
+    /// The head and the bytes that follow it; `None` if this is not a message of an endpoint.
     #[inline]
     pub(crate) fn decode(message: &[u8]) -> Option<(Head, &[u8])> {
-        let (head, rest) = message.split_first_chunk::<HEAD_BYTES>()?;
-        let kind = match head[0] {
+        let (raw, rest) = RawHead::ref_from_prefix(message).ok()?;
+        let kind = match raw.kind {
             1 => Kind::Message,
             2 => Kind::Offer,
             3 => Kind::Fetched,
-            4 => Kind::Written,
-            5 => Kind::Update,
-            6 => Kind::Updated,
+            4 => Kind::RemoteWrite,
+            5 => Kind::AtomicRequest,
+            6 => Kind::AtomicReply,
             _ => return None,
         };
         let head = Head {
             kind,
-            is_tagged: head[1] & TAGGED != 0,
-            has_data: head[1] & DATA != 0,
-            tag: u64::from_le_bytes(*head[8..].first_chunk()?),
-            data: u64::from_le_bytes(*head[16..].first_chunk()?),
+            is_tagged: raw.flags & TAGGED != 0,
+            has_data: raw.flags & DATA != 0,
+            tag: raw.tag.get(),
+            data: raw.data.get(),
         };
         Some((head, rest))
     }
 }
 
 /// Where an offered message lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
 pub(crate) struct Offer {
-    /// Its length.
-    pub(crate) length: u64,
-    /// The region that it is.
-    pub(crate) key: u64,
-    /// Its sender's number of it.
-    pub(crate) number: u64,
+    length: U64,
+    key: U64,
+    number: U64,
 }
 
 impl Offer {
-    pub(crate) fn encode(&self) -> [u8; OFFER_BYTES] {
-        let mut bytes = [0; OFFER_BYTES];
-        bytes[..8].copy_from_slice(&self.length.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.number.to_le_bytes());
-        bytes
+    /// An offer of a region; `number` identifies it to the sender.
+    pub(crate) fn new(length: usize, key: RegionKey, number: u64) -> Offer {
+        Offer {
+            length: (length as u64).into(),
+            key: key.0.into(),
+            number: number.into(),
+        }
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        usize::try_from(self.length.get()).unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn key(&self) -> RegionKey {
+        RegionKey(self.key.get())
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number.get()
+    }
+
+    pub(crate) fn encode(self) -> [u8; size_of::<Offer>()] {
+        zerocopy::transmute!(self)
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Offer> {
-        let (words, _) = bytes.as_chunks::<8>();
-        let [length, key, number] = words.get(..3)?.try_into().ok()?;
-        Some(Offer {
-            length: u64::from_le_bytes(length),
-            key: u64::from_le_bytes(key),
-            number: u64::from_le_bytes(number),
-        })
+        Some(Offer::read_from_prefix(bytes).ok()?.0)
     }
 }
 
-/// Which memory an atomic operation is done on; operands follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Update {
-    pub(crate) key: u64,
-    pub(crate) offset: u64,
+/// The memory that an atomic operation is performed on; the operands follow.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub(crate) struct AtomicTarget {
+    key: U64,
+    offset: U64,
 }
 
-impl Update {
-    pub(crate) fn encode(&self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.key.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.offset.to_le_bytes());
-        bytes
+impl AtomicTarget {
+    pub(crate) fn new(key: u64, offset: u64) -> AtomicTarget {
+        AtomicTarget {
+            key: key.into(),
+            offset: offset.into(),
+        }
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<(Update, &[u8])> {
-        let (head, operands) = bytes.split_first_chunk::<16>()?;
-        let update = Update {
-            key: u64::from_le_bytes(*head.first_chunk()?),
-            offset: u64::from_le_bytes(*head.last_chunk()?),
-        };
-        Some((update, operands))
+    pub(crate) fn key(&self) -> u64 {
+        self.key.get()
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset.get()
+    }
+
+    pub(crate) fn encode(self) -> [u8; size_of::<AtomicTarget>()] {
+        zerocopy::transmute!(self)
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(AtomicTarget, &[u8])> {
+        AtomicTarget::read_from_prefix(bytes).ok()
     }
 }
 
@@ -141,9 +185,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
-        use Kind::{Fetched, Message, Offer as Offered, Update as Asked, Updated, Written};
-        for kind in [Message, Offered, Fetched, Written, Asked, Updated] {
+    fn encoded_messages_are_decoded_and_short_ones_are_rejected() {
+        use Kind::{AtomicReply, AtomicRequest, Fetched, Message, RemoteWrite};
+        for kind in [
+            Message,
+            Kind::Offer,
+            Fetched,
+            RemoteWrite,
+            AtomicRequest,
+            AtomicReply,
+        ] {
             for (is_tagged, has_data) in [(false, false), (true, false), (false, true)] {
                 let head = Head {
                     kind,
@@ -157,19 +208,29 @@ mod tests {
                 assert_eq!(Head::decode(&message), Some((head, &b"rest"[..])));
             }
         }
-        let offer = Offer {
-            length: 1 << 40,
-            key: 3,
-            number: 4,
-        };
+        let offer = Offer::new(1 << 40, RegionKey(3), 4);
         assert_eq!(Offer::decode(&offer.encode()), Some(offer));
-        let update = Update { key: 5, offset: 6 };
-        let mut asked = update.encode().to_vec();
-        asked.push(7);
-        assert_eq!(Update::decode(&asked), Some((update, &[7][..])));
-        assert_eq!(Update::decode(&asked[..15]), None);
+        let target = AtomicTarget::new(5, 6);
+        let mut request = target.encode().to_vec();
+        request.push(7);
+        assert_eq!(AtomicTarget::decode(&request), Some((target, &[7][..])));
+        assert_eq!(AtomicTarget::decode(&request[..15]), None);
         assert_eq!(Head::decode(&[0; 24]), None);
         assert_eq!(Head::decode(&[1; 23]), None);
         assert_eq!(Offer::decode(&[1; 23]), None);
+    }
+
+    #[test]
+    fn the_head_of_a_tagged_message_has_the_documented_layout() {
+        let head = Head {
+            is_tagged: true,
+            ..Head::control(Kind::Message, 2, 3)
+        };
+        let expected = [
+            [1, 1, 0, 0, 0, 0, 0, 0],
+            [2, 0, 0, 0, 0, 0, 0, 0],
+            [3, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(head.encode(), expected.as_flattened());
     }
 }

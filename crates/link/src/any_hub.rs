@@ -10,12 +10,12 @@ use crate::clock::monotonic_ns;
 use crate::shm::{ConnId, Hub, Payload, PushError, ShmError, ShmEvent, ShmStats};
 use crate::sim::SimHub;
 
-/// Either hub: a branch that production always takes the same way.
+/// A real or a simulated hub; in production the branch always goes the same way.
 #[derive(Debug)]
 pub enum AnyHub {
-    /// Memory that processes share.
+    /// Real shared memory.
     Shared(Box<Hub>),
-    /// A simulation of it.
+    /// Simulated shared memory.
     Sim(SimHub),
 }
 
@@ -32,7 +32,7 @@ impl From<SimHub> for AnyHub {
 }
 
 impl AnyHub {
-    /// [`Hub::descriptor`]; a simulated one has none.
+    /// [`Hub::descriptor`]; `None` in a simulation.
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
@@ -49,8 +49,8 @@ impl AnyHub {
         }
     }
 
-    /// The time, to measure how long something takes. In a simulation that is decided by the
-    /// seed: what depends on it goes either way.
+    /// The current time, for measuring durations. In a simulation the seed decides it, so both
+    /// outcomes of a measurement are tried.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         match self {
@@ -108,8 +108,8 @@ impl AnyHub {
             /// [`Hub::want_room`].
             pub fn want_room(&mut self, conn: ConnId);
 
-            /// [`Hub::ring`].
-            pub fn ring(&mut self, conn: ConnId);
+            /// [`Hub::wake_peer`].
+            pub fn wake_peer(&mut self, conn: ConnId);
 
             /// [`Hub::has_room`].
             pub fn has_room(&mut self, conn: ConnId) -> bool;
@@ -133,11 +133,11 @@ impl AnyHub {
             #[must_use]
             pub fn can_pull(&self, conn: ConnId) -> bool;
 
-            /// [`Hub::hide`].
-            pub fn hide(&mut self);
+            /// [`Hub::block_pulls`].
+            pub fn block_pulls(&mut self);
 
-            /// [`Hub::show`].
-            pub fn show(&mut self);
+            /// [`Hub::allow_pulls`].
+            pub fn allow_pulls(&mut self);
 
             /// [`Hub::pull`].
             ///

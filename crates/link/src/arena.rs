@@ -1,12 +1,12 @@
-//! Contiguous memory for messages that wait to be read: variable-length tokens,
-//! given out in ring order by one allocator, given back by whoever drops them.
+//! Contiguous memory for messages that wait to be read: variable-length slices, allocated in
+//! ring order by one owner, returned by dropping them.
 //!
-//! Giving back is a plain store into the token's header, from any thread and in any
-//! order; the allocator takes back what lies at the tail. When nothing is out it starts
-//! again at the beginning, so that light traffic stays in few cache lines.
+//! Returning is a plain store into the slice's header, from any thread and in any order; the
+//! allocator reclaims returned slices at the tail. When none is in use it starts again at the
+//! beginning, so light traffic stays in few cache lines.
 //!
-//! Nobody counts tokens: an arena that is dropped while some are out is kept, and freed when
-//! they have been given back and further ones are dropped so.
+//! Slices are not counted: an arena that is dropped while some are in use is retired, and freed
+//! during later drops once all its slices have been returned.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Deref;
@@ -14,49 +14,49 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of a token's header; payload is aligned to it.
+/// Bytes of a slice's header; payload is aligned to it.
 const HEADER_BYTES: usize = 8;
 const ALIGNMENT: usize = 64;
-/// In a header: the token has been given back. The rest is its span in bytes.
+/// Header flag: the slice has been returned. The other bits hold its span in bytes.
 const FREE: u64 = 1 << 63;
 
-/// Dropped arenas of which tokens were out.
-static KEPT: Mutex<Kept> = Mutex::new(Kept {
+/// Dropped arenas that still had slices in use.
+static RETIRED: Mutex<Retired> = Mutex::new(Retired {
     blocks: Vec::new(),
-    look_at: 1,
+    sweep_at: 1,
 });
 
-/// See [`KEPT`]. They are looked through when there are twice as many as the last look left: each
-/// drop of an arena does a bounded part of that, however many tokens are out.
+/// Retired blocks. They are swept when their number has doubled since the last sweep, so each
+/// drop of an arena does a bounded amount of work, however many slices are in use.
 #[derive(Debug)]
-struct Kept {
+struct Retired {
     blocks: Vec<Block>,
-    look_at: usize,
+    sweep_at: usize,
 }
 
-impl Kept {
-    fn keep(&mut self, block: Block) {
+impl Retired {
+    fn add(&mut self, block: Block) {
         self.blocks.push(block);
-        if self.blocks.len() >= self.look_at {
+        if self.blocks.len() >= self.sweep_at {
             let blocks = std::mem::take(&mut self.blocks).into_iter();
             self.blocks = blocks.filter_map(Block::free).collect();
-            self.look_at = 2 * self.blocks.len() + 1;
+            self.sweep_at = 2 * self.blocks.len() + 1;
         }
     }
 }
 
-/// The memory, and what of it is out.
+/// The memory, and the part of it that is in use.
 #[derive(Debug)]
 struct Block {
     start: NonNull<u8>,
     layout: Layout,
-    /// Where the next token goes, and where the oldest lies; equal when none is out.
+    /// Where the next slice goes, and where the oldest one is; equal when none is in use.
     head: usize,
     tail: usize,
 }
 
-// SAFETY: it owns its memory. What lies between tail and head belongs to tokens, of which it
-// touches only headers, as atomics.
+// SAFETY: it owns its memory. The range between tail and head belongs to slices, of which it
+// accesses only headers, as atomics.
 unsafe impl Send for Block {}
 
 impl Block {
@@ -66,18 +66,18 @@ impl Block {
 
     fn header(&self, at: usize) -> NonNull<AtomicU64> {
         debug_assert!(at + HEADER_BYTES <= self.bytes() && at.is_multiple_of(HEADER_BYTES));
-        // SAFETY: the callers give offsets of headers, which lie inside.
+        // SAFETY: callers pass offsets of headers, which are in bounds.
         unsafe { self.start.add(at).cast() }
     }
 
     #[inline]
     fn header_word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: aligned and inside, live as long as the block; the memory was zeroed and
-        // headers are only reached as atomics.
+        // SAFETY: aligned, in bounds and live as long as the block; the memory was zeroed and
+        // headers are accessed only as atomics.
         unsafe { self.header(at).as_ref() }
     }
 
-    /// Takes back what was given back at the tail; true if nothing is out.
+    /// Reclaims returned slices at the tail; true if none is in use.
     #[inline]
     fn reclaim(&mut self) -> bool {
         while self.tail != self.head {
@@ -85,7 +85,7 @@ impl Block {
                 self.tail = 0;
                 continue;
             }
-            // Acquire: whoever gave it back has read it, and touches it no more.
+            // Acquire: the thread that returned it has finished reading it.
             let header = self.header_word(self.tail).load(Ordering::Acquire);
             if header & FREE == 0 {
                 return false;
@@ -97,34 +97,35 @@ impl Block {
         true
     }
 
-    /// Frees the memory if nothing is out, else it is there for the next attempt.
+    /// Frees the memory if no slice is in use; otherwise returns the block for the next attempt.
     fn free(mut self) -> Option<Block> {
         if !self.reclaim() {
             return Some(self);
         }
-        // SAFETY: allocated with this layout, and freed once, as the block is consumed. No token
-        // is out: all headers were seen to be given back, after which a token is gone.
+        // SAFETY: allocated with this layout, and freed once, since the block is consumed. No
+        // slice is in use: all headers were marked as returned, and a slice does not touch its
+        // header after that.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
         None
     }
 }
 
-/// The allocator. See the module.
+/// The allocator.
 #[derive(Debug)]
 pub struct Arena(Block);
 
 impl Drop for Arena {
     fn drop(&mut self) {
         if let Some(block) = Block::free(Block { ..self.0 }) {
-            let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.keep(block);
+            let mut retired = RETIRED.lock().unwrap_or_else(PoisonError::into_inner);
+            retired.add(block);
         }
     }
 }
 
 impl Arena {
-    /// An arena of `bytes`, rounded up to cache lines; untouched pages cost nothing.
-    /// `None` if there is not so much memory, or it is 32 GiB and more.
+    /// An arena of `bytes`, rounded up to cache lines; untouched pages take no memory. `None` if
+    /// the memory is not available, or for 32 GiB and more.
     #[must_use]
     pub fn new(bytes: usize) -> Option<Arena> {
         let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
@@ -140,29 +141,29 @@ impl Arena {
         }))
     }
 
-    /// Its length in bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes()
     }
 
-    /// Where its tokens lie.
+    /// Start of its memory.
     #[must_use]
     pub fn base(&self) -> *const u8 {
         self.0.start.as_ptr()
     }
 
-    /// True if no token is out.
+    /// True if no slice is in use.
     #[must_use]
     pub fn is_empty(&mut self) -> bool {
         self.0.reclaim()
     }
 
-    /// Where a span would begin.
+    /// Where a span would begin, if there is room for it.
     #[inline]
     fn place(&self, span: usize) -> Option<usize> {
         let Block { head, tail, .. } = self.0;
-        // One header stays between head and tail, so that full and empty differ.
+        // One header stays free between head and tail, so that full and empty differ.
         let before_tail = tail.saturating_sub(HEADER_BYTES);
         if head < tail {
             (before_tail.checked_sub(head)? >= span).then_some(head)
@@ -173,12 +174,16 @@ impl Arena {
         }
     }
 
-    /// A token of `length` bytes that `fill` writes (what it finds there is old).
+    /// Allocates a slice of `length` bytes and has `fill` write it; it starts with old contents.
     ///
     /// # Errors
-    /// `fill`, if there is no room.
+    /// Returns `fill` if there is no room.
     #[inline]
-    pub fn allocate<F: FnOnce(&mut [u8])>(&mut self, length: usize, fill: F) -> Result<Token, F> {
+    pub fn allocate<F: FnOnce(&mut [u8])>(
+        &mut self,
+        length: usize,
+        fill: F,
+    ) -> Result<ArenaSlice, F> {
         self.0.reclaim();
         let place = span(length).and_then(|span| Some((span, self.place(span)?)));
         let Some((span, at)) = place else {
@@ -189,55 +194,55 @@ impl Arena {
         };
         let block = &mut self.0;
         if at != block.head && block.head < block.bytes() {
-            // The rest of the block is skipped.
+            // Skip the rest of the block.
             let rest = (block.bytes() - block.head) as u64;
             let header = block.header_word(block.head);
             header.store(FREE | rest, Ordering::Relaxed);
         }
         block.head = at + span;
         block.header_word(at).store(span as u64, Ordering::Relaxed);
-        // SAFETY: `span` bytes at `at` lie inside and between head and tail, so no token
-        // that is out has any of them; initialised, since the block was zeroed.
+        // SAFETY: `span` bytes at `at` are in bounds and outside the range between tail and
+        // head, so no other slice has any of them; initialised, since the block was zeroed.
         let place = unsafe {
             let start = block.start.add(at + HEADER_BYTES);
             std::slice::from_raw_parts_mut(start.as_ptr(), length)
         };
-        // Should `fill` panic, the span is never given back, and nothing is read.
+        // If `fill` panics, the span is never returned, and nothing reads it.
         fill(place);
-        Ok(Token {
+        Ok(ArenaSlice {
             header: block.header(at),
             length: token_length,
         })
     }
 }
 
-/// Bytes of a token with its header.
+/// Bytes of a slice with its header.
 #[inline]
 fn span(length: usize) -> Option<usize> {
     Some(length.checked_add(2 * HEADER_BYTES - 1)? & !(HEADER_BYTES - 1))
 }
 
-/// Memory of an arena that is out: read it, drop it.
+/// A slice of an arena's memory; dropping it returns the memory.
 #[derive(Debug)]
-pub struct Token {
-    /// Behind it lies the payload. Its block lives until this has been marked as given back.
+pub struct ArenaSlice {
+    /// The payload follows it. The block lives at least until the header is marked as returned.
     header: NonNull<AtomicU64>,
     length: u32,
 }
 
-// SAFETY: its bytes are its own, and its header is an atomic; the block frees them only after
-// it was given back, whichever thread did that.
-unsafe impl Send for Token {}
-// SAFETY: shared, it only lets read bytes that nobody writes.
-unsafe impl Sync for Token {}
+// SAFETY: it owns its bytes, and its header is an atomic; the block is freed only after the
+// slice was returned, by whichever thread.
+unsafe impl Send for ArenaSlice {}
+// SAFETY: shared access only reads bytes that nothing writes.
+unsafe impl Sync for ArenaSlice {}
 
-impl Deref for Token {
+impl Deref for ArenaSlice {
     type Target = [u8];
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes behind the header belong to this token until it is dropped;
-        // nobody writes them meanwhile.
+        // SAFETY: the bytes after the header belong to this slice until it is dropped; nothing
+        // writes them meanwhile.
         unsafe {
             let start = self.header.add(1).cast::<u8>();
             std::slice::from_raw_parts(start.as_ptr(), self.length as usize)
@@ -245,15 +250,15 @@ impl Deref for Token {
     }
 }
 
-impl Drop for Token {
+impl Drop for ArenaSlice {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: live until it is marked, in the last line, as given back: the block is freed
-        // by who has seen that mark, and after it nothing here touches the header.
+        // SAFETY: live until it is marked as returned by the last statement: the block is freed
+        // only after that mark was seen, and nothing here touches the header after it.
         let header = unsafe { self.header.as_ref() };
-        // Only the allocator writes it otherwise, and not while the token is out.
+        // Otherwise only the allocator writes the header, and not while the slice is in use.
         let span = header.load(Ordering::Relaxed);
-        // Release: all reading came before.
+        // Release: all reads came before.
         header.store(FREE | span, Ordering::Release);
     }
 }
@@ -264,17 +269,17 @@ mod tests {
     use rand::rngs::StdRng;
     use rand::{Rng, SeedableRng};
 
-    fn token(arena: &mut Arena, length: usize, byte: u8) -> Option<Token> {
+    fn token(arena: &mut Arena, length: usize, byte: u8) -> Option<ArenaSlice> {
         arena.allocate(length, |place| place.fill(byte)).ok()
     }
 
     #[test]
-    fn a_token_holds_what_was_written_until_it_is_dropped() {
+    fn a_slice_holds_what_was_written_until_it_is_dropped() {
         let rounds = if cfg!(miri) { 300 } else { 20_000 };
         for seed in 0..10 {
             let mut random = StdRng::seed_from_u64(seed);
             let mut arena = Arena::new(4096).unwrap();
-            let mut out: Vec<(Token, usize, u8)> = Vec::new();
+            let mut out: Vec<(ArenaSlice, usize, u8)> = Vec::new();
             for round in 0..rounds {
                 let byte = u8::try_from(round % 251).unwrap();
                 let length = random.random_range(0..900);
@@ -294,9 +299,9 @@ mod tests {
     }
 
     #[test]
-    fn more_memory_than_there_can_be_is_refused() {
+    fn more_memory_than_exists_is_refused() {
         assert!(Arena::new(usize::MAX).is_none());
-        // Miri ends where the system would refuse.
+        // Miri aborts where a system would refuse.
         if !cfg!(miri) {
             assert!(Arena::new(1 << 60).is_none());
         }
@@ -315,9 +320,9 @@ mod tests {
     }
 
     #[test]
-    fn tokens_outlive_the_arena_and_may_be_dropped_elsewhere() {
+    fn slices_outlive_the_arena_and_may_be_dropped_by_another_thread() {
         let mut arena = Arena::new(4096).unwrap();
-        let tokens: Vec<Token> = (0..10)
+        let tokens: Vec<ArenaSlice> = (0..10)
             .map(|byte| token(&mut arena, 100, byte).unwrap())
             .collect();
         drop(arena);
@@ -331,38 +336,38 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_tokens_is_freed_after_they_were_given_back() {
-        let mut kept = Kept {
+    fn retired_blocks_are_freed_after_their_slices_were_returned() {
+        let mut retired = Retired {
             blocks: Vec::new(),
-            look_at: 1,
+            sweep_at: 1,
         };
         let mut out = Vec::new();
         for number in 0..100_u8 {
             let mut arena = Arena::new(64).unwrap();
             out.push(token(&mut arena, 10, number).unwrap());
-            kept.keep(Block { ..arena.0 });
+            retired.add(Block { ..arena.0 });
             std::mem::forget(arena);
         }
-        assert_eq!(kept.blocks.len(), 100);
+        assert_eq!(retired.blocks.len(), 100);
         let last = out.pop().unwrap();
         drop(out);
         let mut more = 0;
-        while kept.blocks.len() > 1 {
+        while retired.blocks.len() > 1 {
             more += 1;
             assert!(more <= 200, "as many again at most");
             let arena = Arena::new(64).unwrap();
-            kept.keep(Block { ..arena.0 });
+            retired.add(Block { ..arena.0 });
             std::mem::forget(arena);
         }
         assert_eq!(*last, [99; 10]);
         drop(last);
-        assert!(kept.blocks.pop().and_then(Block::free).is_none());
+        assert!(retired.blocks.pop().and_then(Block::free).is_none());
     }
 
     #[test]
-    fn a_thread_that_drops_makes_room_for_one_that_allocates() {
+    fn a_thread_that_drops_slices_makes_room_for_one_that_allocates() {
         let mut arena = Arena::new(2048).unwrap();
-        let (give, take) = std::sync::mpsc::sync_channel::<Token>(4);
+        let (give, take) = std::sync::mpsc::sync_channel::<ArenaSlice>(4);
         let reader = std::thread::spawn(move || {
             let mut count = 0_u32;
             for token in take {

@@ -1,11 +1,11 @@
 //! Receive queues that a process polls itself.
 //!
-//! An interface usually interrupts a core, which then takes the packets. A look at a socket that
-//! finds nothing can take them instead: the kernel remembers by which receive queue (NAPI
-//! context) a packet came to the socket, and polls that one. Sockets whose packets come by no such
-//! queue (the loopback interface, a veth without GRO) are not affected.
+//! Normally an interface interrupts a core, which then processes the packets. With busy polling,
+//! an empty poll of a socket processes them instead: the kernel remembers from which receive
+//! queue (NAPI context) the socket's packets came, and polls that queue. Sockets whose packets
+//! come from no such queue (loopback, a veth without GRO) are not affected.
 //!
-//! Source: Linux, `Documentation/networking/napi.rst`; numbers of options from
+//! Source: Linux, `Documentation/networking/napi.rst`; option numbers from
 //! `include/uapi/asm-generic/socket.h`.
 
 use std::io;
@@ -17,36 +17,36 @@ const SO_BUSY_POLL: libc::c_int = 46;
 const SO_INCOMING_NAPI_ID: libc::c_int = 56;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
-/// What the kernel does when a look at a socket finds no packet.
+/// What the kernel does when a poll of a socket finds no packet.
 #[derive(Debug, Default)]
 pub enum BusyPolling {
-    /// Nothing: packets come by interrupts.
+    /// Nothing: packets arrive through interrupts.
     #[default]
     Off,
-    /// The kernel refuses to poll; packets come by interrupts.
+    /// The kernel refuses to busy-poll; packets arrive through interrupts.
     Refused(io::Error),
-    /// It polls the receive queue, interrupts come as well.
-    BesideInterrupts,
-    /// It polls the receive queue. Interrupts stay off meanwhile, if the interface's
+    /// It polls the receive queue; interrupts stay on.
+    WithInterrupts,
+    /// It polls the receive queue. Interrupts stay off meanwhile if the interface's
     /// `napi_defer_hard_irqs` and `gro_flush_timeout` are set.
     Preferred,
 }
 
 impl BusyPolling {
-    /// Lets looks at a socket poll.
+    /// Turns on busy polling for a socket.
     #[must_use]
     pub fn start(socket: BorrowedFd<'_>) -> BusyPolling {
         let set = |option| sys::set_option(socket, libc::SOL_SOCKET, option, 1_i32);
-        // The microseconds count only for calls that block.
+        // The time in microseconds matters only for blocking calls.
         match (set(SO_BUSY_POLL), set(SO_PREFER_BUSY_POLL)) {
             (Err(cause), _) => BusyPolling::Refused(cause),
             // It needs CAP_NET_ADMIN, and Linux 5.11.
-            (Ok(()), Err(_)) => BusyPolling::BesideInterrupts,
+            (Ok(()), Err(_)) => BusyPolling::WithInterrupts,
             (Ok(()), Ok(())) => BusyPolling::Preferred,
         }
     }
 
-    /// Ends that.
+    /// Turns it off.
     pub fn stop(socket: BorrowedFd<'_>) {
         for option in [SO_BUSY_POLL, SO_PREFER_BUSY_POLL] {
             let _ = sys::set_option(socket, libc::SOL_SOCKET, option, 0_i32);
@@ -54,8 +54,8 @@ impl BusyPolling {
     }
 }
 
-/// The number of the receive queue that looks at a socket can poll; `None` before the first
-/// packet, and where packets come by none. Of a socket that is not connected the first packet decides.
+/// Number of the receive queue that a socket busy-polls; `None` before the first packet, and if
+/// packets come from no queue. For an unconnected socket the first packet decides.
 #[must_use]
 pub fn receive_queue(socket: BorrowedFd<'_>) -> Option<u32> {
     let queue: u32 = sys::socket_option(socket, SO_INCOMING_NAPI_ID).ok()?;
@@ -69,7 +69,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn what_cannot_be_polled_is_refused_with_the_reason() {
+    fn a_descriptor_that_cannot_be_polled_is_refused_with_the_reason() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let refused = BusyPolling::start(file.as_fd());
         assert!(
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_the_loopback_interface_come_by_no_queue() {
+    fn loopback_packets_come_from_no_queue() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(socket.local_addr().unwrap()).unwrap();
         socket.send(b"x").unwrap();
@@ -89,9 +89,9 @@ mod tests {
     }
 
     #[test]
-    fn without_privileges_interrupts_come_as_well() {
-        // Capabilities are of the thread.
-        let asked = std::thread::spawn(|| {
+    fn without_privileges_interrupts_stay_on() {
+        // Capabilities belong to the thread.
+        let outcome = std::thread::spawn(|| {
             let none = rustix::thread::CapabilitySets {
                 effective: rustix::thread::CapabilitySet::empty(),
                 permitted: rustix::thread::CapabilitySet::empty(),
@@ -101,11 +101,11 @@ mod tests {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             BusyPolling::start(socket.as_fd())
         });
-        let asked = asked.join().unwrap();
+        let outcome = outcome.join().unwrap();
         let expected = matches!(
-            asked,
-            BusyPolling::BesideInterrupts | BusyPolling::Refused(_)
+            outcome,
+            BusyPolling::WithInterrupts | BusyPolling::Refused(_)
         );
-        assert!(expected, "{asked:?}");
+        assert!(expected, "{outcome:?}");
     }
 }

@@ -1,8 +1,7 @@
-//! Records the traffic of any link as a pcap file.
+//! Records the traffic of any link in a pcap file.
 //!
-//! Frames are written as raw IP packets with the headers they would have on a
-//! wire, so that tcpdump and Wireshark read them. What cannot be recorded stops
-//! the recording, never the traffic.
+//! Frames are written as raw IP packets with the headers they would have on the wire, so that
+//! tcpdump and Wireshark can read them. A failure stops the recording, never the traffic.
 
 use std::fmt;
 use std::fs::{File, Permissions};
@@ -17,59 +16,59 @@ use etherparse::PacketBuilder;
 
 use crate::{Caps, Class, Incoming, Link, Outgoing};
 
-/// Marks a pcap file whose times have nanoseconds, in the writer's byte order.
+/// Magic number of a pcap file with nanosecond timestamps, in the writer's byte order.
 const MAGIC: u32 = 0xa1b2_3c4d;
-/// Packets begin with their IP header, of either version.
+/// Link type for packets that start with an IPv4 or IPv6 header.
 const LINKTYPE_RAW: u32 = 101;
 /// Longest packet.
 const SNAP_BYTES: u32 = 65_535;
-/// Longest frame that fits one with the longer headers.
-const MOST_FRAME_BYTES: usize = 65_535 - 48;
-/// What IPv4 and IPv6 packets say about how far they may still go.
+/// Longest frame that fits into a packet with the longer headers.
+const MAX_FRAME_BYTES: usize = 65_535 - 48;
+/// TTL or hop limit of recorded packets.
 const HOP_LIMIT: u8 = 64;
 
-/// Why a capture could not be made or went no further.
+/// Why a capture could not start or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// The file cannot be made.
+    /// The file cannot be created.
     #[error("cannot capture to {path}: {source}; check the directory and its permissions")]
     Create {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Writing failed; the file is whole up to there, give or take one packet.
+    /// Writing failed; the file is complete up to there, except perhaps for the last packet.
     #[error(
-        "capturing to {path} stopped after {packets} packets: {source}; traffic goes on; \
-         make room or choose another place"
+        "capturing to {path} stopped after {packets} packets: {source}; traffic continues; \
+         free some space or choose another path"
     )]
     Write {
         /// The file.
         path: PathBuf,
-        /// Packets written before.
+        /// Packets written before the failure.
         packets: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Wraps a link and records what goes in and out.
+/// Wraps a link and records its traffic.
 pub struct Capture<L> {
     inner: L,
     path: PathBuf,
-    /// Gone after an error.
+    /// `None` after an error.
     output: Option<Box<dyn Write + Send>>,
     failure: Option<CaptureError>,
     epoch_offset_ns: u64,
     packets: u64,
-    /// One record, put together before it is written.
+    /// Buffer for one record.
     record: Vec<u8>,
 }
 
-/// A new file, or one of this user that is emptied, which nobody else may read: it will hold
-/// what programs said to each other. A symbolic link is refused, since in a directory of others it
-/// may lead anywhere; so is what belongs to another user.
+/// Creates or truncates a file that only this user may read, because it will contain
+/// application data. Refuses symbolic links, which could lead anywhere in a shared directory,
+/// and files of other users.
 fn private_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).mode(0o600);
@@ -87,13 +86,13 @@ fn private_file(path: &Path) -> io::Result<File> {
 }
 
 impl<L: Link> Capture<L> {
-    /// Makes the file, over one that is there, and records to it.
+    /// Creates the file, or truncates an existing one, and records to it.
     ///
-    /// `epoch_offset_ns` is added to the times that the link is given, to make
-    /// them nanoseconds since 1970; 0 leaves virtual times as they are.
+    /// `epoch_offset_ns` is added to the link's timestamps to convert them to nanoseconds since
+    /// 1970; 0 keeps virtual times.
     ///
     /// # Errors
-    /// [`CaptureError::Create`] when there is no file to write to.
+    /// [`CaptureError::Create`] if the file cannot be written.
     pub fn create(inner: L, path: &Path, epoch_offset_ns: u64) -> Result<Capture<L>, CaptureError> {
         let failed = |source| CaptureError::Create {
             path: path.to_owned(),
@@ -104,7 +103,7 @@ impl<L: Link> Capture<L> {
         Ok(Self::to_writer(inner, output, path, epoch_offset_ns))
     }
 
-    /// Records to any writer; `name` stands in messages.
+    /// Records to any writer; `name` is used in messages.
     pub fn to_writer(
         inner: L,
         output: Box<dyn Write + Send>,
@@ -121,7 +120,7 @@ impl<L: Link> Capture<L> {
             record: Vec::with_capacity(1 << 16),
         };
         capture.record.extend(MAGIC.to_ne_bytes());
-        // The format's version, 2.4.
+        // pcap version 2.4.
         capture
             .record
             .extend([2_u16, 4].map(u16::to_ne_bytes).concat());
@@ -132,19 +131,19 @@ impl<L: Link> Capture<L> {
         capture
     }
 
-    /// The link inside.
+    /// The wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }
 
-    /// Why recording has stopped, if it has.
+    /// Why the recording has stopped, if it has.
     pub fn failure(&self) -> Option<&CaptureError> {
         self.failure.as_ref()
     }
 
-    /// Records one frame, unless no packet could carry it.
+    /// Records one frame, unless it is too long for a packet.
     fn packet(&mut self, now_ns: u64, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
-        if self.output.is_none() || bytes.is_empty() || bytes.len() > MOST_FRAME_BYTES {
+        if self.output.is_none() || bytes.is_empty() || bytes.len() > MAX_FRAME_BYTES {
             return;
         }
         let builder = match (from, to) {
@@ -158,7 +157,7 @@ impl<L: Link> Capture<L> {
         };
         let builder = builder.udp(from.port(), to.port());
         let time_ns = now_ns.saturating_add(self.epoch_offset_ns);
-        // The format has 32 bits of seconds: until 2106, then the last of them.
+        // The format has 32-bit seconds; after 2106 they saturate.
         let seconds = u32::try_from(time_ns / 1_000_000_000).unwrap_or(u32::MAX);
         let rest_ns = u32::try_from(time_ns % 1_000_000_000).unwrap_or(0);
         let len = u32::try_from(builder.size(bytes.len())).unwrap_or(SNAP_BYTES);
@@ -166,7 +165,7 @@ impl<L: Link> Capture<L> {
         for word in [seconds, rest_ns, len, len] {
             self.record.extend(word.to_ne_bytes());
         }
-        // Fails only for a frame too long, which was refused above.
+        // Fails only for frames that are too long, which were skipped above.
         if builder.write(&mut self.record, bytes).is_ok() {
             self.packets += u64::from(self.write_record());
         }
@@ -185,7 +184,7 @@ impl<L: Link> Capture<L> {
         }
     }
 
-    /// Ends the recording and says so, once.
+    /// Stops the recording and logs the reason.
     fn stop(&mut self, source: io::Error) {
         self.output = None;
         let path = self.path.clone();

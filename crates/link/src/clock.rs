@@ -1,9 +1,9 @@
-//! The kernel's monotonic clock, read once or twice for every message.
+//! The kernel's monotonic clock, read once or twice per message.
 
-/// Nanoseconds since some moment before this process began.
+/// Nanoseconds since an arbitrary point before this process started.
 ///
-/// The standard library's clock subtracts seconds and nanoseconds apart, which takes
-/// longer than the reading itself.
+/// `Instant` subtracts seconds and nanoseconds separately, which takes longer than reading the
+/// clock.
 #[inline]
 #[must_use]
 pub fn monotonic_ns() -> u64 {
@@ -11,8 +11,8 @@ pub fn monotonic_ns() -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the kernel writes one `timespec`, which `now` is. It knows this clock, so the
-    // call cannot fail.
+    // SAFETY: the kernel writes one `timespec`, which `now` is. Every kernel has this clock, so
+    // the call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }

@@ -1,14 +1,14 @@
-//! Cores: how many this process may use, pinning, and time stolen from them.
+//! CPU cores: the usable ones, pinning, and steal time.
 
 use std::io;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The cores that the calling thread may run on, in rising order.
+/// The cores that the calling thread may run on, in ascending order.
 ///
 /// # Errors
-/// When the kernel refuses to tell.
+/// When the kernel refuses.
 pub fn usable_cores() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU)
@@ -16,18 +16,15 @@ pub fn usable_cores() -> io::Result<Vec<usize>> {
         .collect())
 }
 
-/// Binds the calling thread to one core.
+/// Pins the calling thread to one core.
 ///
 /// # Errors
-/// `InvalidInput` when there is no such core, or this process may not use it.
+/// `InvalidInput` if the core does not exist or this process may not use it.
 pub fn pin_to_core(core: usize) -> io::Result<()> {
     if core >= CpuSet::MAX_CPU {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!(
-                "core {core} is beyond the {} that can be named",
-                CpuSet::MAX_CPU
-            ),
+            format!("core {core} exceeds the limit of {} cores", CpuSet::MAX_CPU),
         ));
     }
     let mut set = CpuSet::new();
@@ -35,12 +32,12 @@ pub fn pin_to_core(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Asks for the cache line at this place, which will be read soon. A place without memory
-/// does no harm.
+/// Prefetches the cache line at an address that will be read soon. An unmapped address is
+/// harmless.
 #[inline]
 pub fn prefetch(place: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint that reads nothing, whatever the address.
+    // SAFETY: a hint that accesses nothing, whatever the address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(place.cast());
@@ -49,19 +46,19 @@ pub fn prefetch(place: *const u8) {
     let _no_hint = place;
 }
 
-/// Lets another runnable thread have this core.
+/// Yields this core to other runnable threads.
 pub fn yield_core() {
     rustix::thread::sched_yield();
 }
 
-/// Time that the hypervisor gave to others while this machine wanted to run,
-/// summed over all cores since start. Take the difference of two readings.
+/// Steal time: how long the hypervisor ran others while this machine wanted to run, summed over
+/// all cores since boot. Take the difference of two readings.
 ///
 /// # Errors
-/// When `/proc/stat` cannot be read or has no such column.
-pub fn stolen_time() -> io::Result<Duration> {
+/// `/proc/stat` cannot be read or has no such column.
+pub fn steal_time() -> io::Result<Duration> {
     let text = std::fs::read_to_string("/proc/stat")?;
-    let ticks = parse_stolen_ticks(&text).ok_or_else(|| {
+    let ticks = parse_steal_ticks(&text).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
             "/proc/stat has no steal column in its first line",
@@ -73,7 +70,7 @@ pub fn stolen_time() -> io::Result<Duration> {
     Ok(whole + Duration::from_nanos(rest_ns))
 }
 
-fn parse_stolen_ticks(stat: &str) -> Option<u64> {
+fn parse_steal_ticks(stat: &str) -> Option<u64> {
     let mut columns = stat.lines().next()?.split_ascii_whitespace();
     if columns.next()? != "cpu" {
         return None;
@@ -86,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pinned_thread_may_use_its_core_only() {
+    fn a_pinned_thread_may_use_only_its_core() {
         std::thread::spawn(|| {
             let core = *usable_cores().unwrap().last().unwrap();
             pin_to_core(core).unwrap();
@@ -97,17 +94,17 @@ mod tests {
     }
 
     #[test]
-    fn pinning_to_a_core_that_cannot_be_is_refused() {
+    fn pinning_to_a_core_that_does_not_exist_is_refused() {
         assert!(pin_to_core(CpuSet::MAX_CPU).is_err());
         assert!(pin_to_core(CpuSet::MAX_CPU - 1).is_err());
     }
 
     #[test]
-    fn stolen_time_is_the_eighth_number_of_the_first_line() {
+    fn steal_time_is_the_eighth_number_of_the_first_line() {
         let text = "cpu  1 2 3 4 5 6 7 88 9 10\ncpu0 0 0 0 0 0 0 0 1 0 0\n";
-        assert_eq!(parse_stolen_ticks(text), Some(88));
-        assert_eq!(parse_stolen_ticks("cpu 1 2 3"), None);
-        assert_eq!(parse_stolen_ticks(""), None);
-        stolen_time().unwrap();
+        assert_eq!(parse_steal_ticks(text), Some(88));
+        assert_eq!(parse_steal_ticks("cpu 1 2 3"), None);
+        assert_eq!(parse_steal_ticks(""), None);
+        steal_time().unwrap();
     }
 }

@@ -1,9 +1,9 @@
-//! CRC32C of a packet, fast at a packet's length.
+//! CRC32C of a packet, fast for packet-sized input.
 //!
-//! The processor's instruction takes eight bytes a cycle but gives its result after three, so
-//! a packet is cut into three lanes, whose sums are joined by a carry-less product each. The
-//! factors come from a table: computing them takes as long as the sum of half a packet, which
-//! is what `crc-fast` does. With 512-bit products that crate needs no lanes and is taken.
+//! The processor's instruction takes eight bytes per cycle but has a latency of three cycles, so
+//! a packet is split into three lanes, whose sums are combined by one carry-less product each.
+//! The factors come from a table: computing them, as `crc-fast` does, takes as long as half a
+//! packet's sum. On processors with 512-bit products `crc-fast` needs no lanes and is used.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -13,7 +13,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 pub fn crc32c(bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if lanes::are_best() {
-        // SAFETY: `are_best` says that the processor has the instructions.
+        // SAFETY: `are_best` has checked that the processor has the instructions.
         return unsafe { lanes::crc32c(bytes) };
     }
     let sum = checksum(CrcAlgorithm::Crc32Iscsi, bytes);
@@ -27,15 +27,15 @@ mod lanes {
     };
 
     const WORD: usize = size_of::<u64>();
-    /// Longest lane in words: three hold any packet of an MTU of 1500, and the table is short.
+    /// Longest lane in words: three lanes hold a packet of MTU 1500, and the table stays short.
     const MOST: usize = 64;
-    /// Shorter runs of bytes are summed in one lane.
-    const LEAST_BYTES: usize = 12 * WORD;
-    /// The polynomial, bits reversed as everywhere here.
+    /// Shorter input is summed in one lane.
+    const MIN_BYTES: usize = 12 * WORD;
+    /// The polynomial, bit-reversed as everywhere here.
     const POLYNOMIAL: u32 = 0x82F6_3B78;
 
-    /// At index n what a sum is multiplied by to make it the sum of what n words of zeros
-    /// follow: x^(64 n - 33), the rest being in product and reduction.
+    /// Entry n is the factor that turns a sum into the sum of the same data followed by n zero
+    /// words: x^(64 n - 33); the rest is part of product and reduction.
     static SHIFTS: [u32; 2 * MOST + 1] = shifts();
 
     const fn shifts() -> [u32; 2 * MOST + 1] {
@@ -59,7 +59,7 @@ mod lanes {
         value
     }
 
-    /// True if the processor has what [`crc32c`] is made of.
+    /// True if the processor has the instructions that [`crc32c`] uses.
     #[inline]
     pub(super) fn are_possible() -> bool {
         is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq")
@@ -74,7 +74,7 @@ mod lanes {
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub(super) fn crc32c(mut bytes: &[u8]) -> u32 {
         let mut sum = u64::from(u32::MAX);
-        while bytes.len() >= LEAST_BYTES {
+        while bytes.len() >= MIN_BYTES {
             let words = (bytes.len() / (3 * WORD)).min(MOST);
             let (lanes, rest) = bytes.split_at(3 * words * WORD);
             let (lanes, _) = lanes.as_chunks::<WORD>();
@@ -102,7 +102,7 @@ mod lanes {
         !sum
     }
 
-    /// A sum times the factor for so many words, before it is reduced.
+    /// The sum times the factor for `words` words, before reduction.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
     fn product(sum: u64, words: usize) -> u64 {
@@ -117,14 +117,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_of_the_standard_is_right() {
+    fn the_test_vectors_of_the_standard_match() {
         // RFC 3720 appendix B.4.
         assert_eq!(crc32c(&[0; 32]), 0x8A91_36AA);
         assert_eq!(crc32c(b"123456789"), 0xE306_9283);
     }
 
     #[test]
-    fn lanes_sum_as_the_crate_does() {
+    fn lanes_give_the_same_sums_as_crc_fast() {
         let bytes = (0..10_000_u32).map(|at| (at * 7 + at / 251).to_le_bytes()[0]);
         let bytes: Vec<u8> = bytes.collect();
         for length in (0..4000).chain([8999, 9216, 9999]) {

@@ -1,7 +1,7 @@
-//! Knowing, at the cost of one memory read, that this process was forked.
+//! Detects, with one memory read, that this process was forked.
 //!
-//! A page that the kernel wipes in a child (`MADV_WIPEONFORK`) holds a mark: it
-//! is set in the process that made it and zero in every child.
+//! A page that the kernel wipes in a child (`MADV_WIPEONFORK`) holds a mark: it is set in the
+//! process that created it and zero in every child.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -17,8 +17,8 @@ pub struct ForkMark {
     page: NonNull<AtomicU8>,
 }
 
-// SAFETY: the page is only read through an atomic after it was set, belongs to
-// this value alone, and is unmapped when the value is dropped; no thread is special.
+// SAFETY: after it was set, the page is only read through an atomic. It belongs to this value
+// and is unmapped when the value is dropped; nothing is bound to a thread.
 unsafe impl Send for ForkMark {}
 // SAFETY: as above; shared access is one atomic load.
 unsafe impl Sync for ForkMark {}
@@ -27,7 +27,7 @@ impl ForkMark {
     /// Marks this process.
     ///
     /// # Errors
-    /// When the kernel gives no page, or is older than 4.14.
+    /// The kernel has no memory, or is older than 4.14.
     pub fn new() -> io::Result<ForkMark> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
@@ -41,7 +41,7 @@ impl ForkMark {
         Ok(mark)
     }
 
-    /// True in a process that was forked from the one that made this.
+    /// True in a process that was forked from the one that created this.
     #[inline]
     #[must_use]
     pub fn is_child(&self) -> bool {

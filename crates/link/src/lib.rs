@@ -1,8 +1,8 @@
-//! Ways to move frames between processes.
+//! Links that move frames between processes.
 //!
-//! A [`Link`] moves datagrams and knows nothing of what they mean: no protocol
-//! header is read here, no peer is remembered. It does, it never decides.
-//! Time is nanoseconds of a clock the caller chooses, given as an argument.
+//! A [`Link`] moves datagrams without interpreting them: it parses no protocol header and
+//! remembers no peer. Timestamps are nanoseconds of a clock that the caller chooses, passed as
+//! arguments.
 
 mod any_hub;
 pub mod arena;
@@ -47,73 +47,72 @@ pub enum Class {
     Bulk,
 }
 
-/// What a link is, reported once when it is opened.
+/// Capabilities of a link, reported once when it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Longest frame in bytes (the UDP payload) that this link carries in one packet.
+    /// Longest frame in bytes (the UDP payload) that fits into one packet.
     pub max_frame_bytes: usize,
-    /// How many full frames the receiving side can hold before it must drop.
+    /// Number of full frames that the receiving side can queue before it drops.
     pub receive_frames: usize,
-    /// Looks for small frames that take about as long as one system call.
-    pub looks_per_call: u32,
-    /// Longest run of small frames to one destination that travels as one message. They may
-    /// [arrive](Incoming::bytes) so, too.
+    /// Polls for small frames that take about as long as one system call.
+    pub polls_per_syscall: u32,
+    /// Longest run of small frames to one destination that is sent as one message. Such runs
+    /// may also [arrive](Incoming::bytes) as one.
     pub small_run_frames: usize,
 }
 
 /// One frame to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// The port it leaves from.
+    /// Port class that it is sent from.
     pub class: Class,
-    /// Where it goes.
+    /// The destination.
     pub to: SocketAddr,
     /// The first part of the UDP payload.
     pub head: &'a [u8],
-    /// The rest of it, which may lie elsewhere; often empty.
+    /// The rest of the payload, in separate memory; often empty.
     pub payload: &'a [u8],
-    /// Any source port will do, so the link may send from another socket than that of
-    /// the class. A reply to that source port may be delayed or lost.
+    /// Any source port is acceptable, so the link may use a socket other than that of the
+    /// class. A reply to that source port may be delayed or lost.
     pub any_port: bool,
 }
 
 impl Outgoing<'_> {
-    /// Bytes of the whole frame.
+    /// Length of the whole frame in bytes.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
 
-    /// True for a frame without bytes.
+    /// True for an empty frame.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends the whole frame.
+    /// Appends the whole frame to `bytes`.
     pub fn append_to(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.head);
         bytes.extend_from_slice(self.payload);
     }
 }
 
-/// One frame that came in; borrowed from the link until the next `poll`.
+/// A received frame; borrowed from the link until the next `poll`.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
-    /// The port it arrived at.
+    /// Port class that it arrived at.
     pub class: Class,
-    /// Who sent it, as the network says.
+    /// The sender's address.
     pub from: SocketAddr,
-    /// The UDP payload; of small frames that travelled as one message, all of theirs, one after
-    /// the other.
+    /// The UDP payload. If small frames were sent as one message: their payloads, concatenated.
     pub bytes: &'a [u8],
 }
 
-/// A way to move frames: at most once, maybe late, maybe never, maybe damaged.
+/// A way to move frames: unreliable, unordered, possibly corrupting.
 pub trait Link {
-    /// What this link can do.
+    /// The link's capabilities.
     fn caps(&self) -> Caps;
 
     /// The local address of a class, as peers should use it.
@@ -124,57 +123,57 @@ pub trait Link {
         vec![self.local(class)]
     }
 
-    /// The local address from which a frame of this class to `to` leaves, as far as is
-    /// known now. May ask the kernel: not for every frame.
+    /// The local address from which a frame of this class to `to` would be sent, as far as known
+    /// now. May query the kernel, so do not call it for every frame.
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
         let _one_interface = to;
         self.local(class)
     }
 
-    /// Hands frames over, in order; returns how many were taken.
+    /// Passes frames to the link, in order; returns the number taken.
     ///
     /// Fewer than given means that the link is full, or that it
-    /// [refuses the next](Self::refuses_next): if not, offer the rest again
-    /// later. A frame that cannot reach its destination counts as taken and
-    /// lost. The bytes are copied before the call returns.
+    /// [refuses the next](Self::refuses_next): if not, offer the rest again later. A frame that
+    /// cannot reach its destination counts as taken and is lost. The bytes are copied before
+    /// the call returns.
     ///
     /// # Errors
-    /// Only when the link itself is broken; then nothing more will work.
+    /// Only if the link itself is broken; then all later calls fail, too.
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize>;
 
-    /// True if the last `send` stopped before a frame that is longer than the link's own
-    /// interface takes. It will not be taken later either. What others on the way
-    /// take is unknown to the link: such frames are lost.
+    /// True if the last `send` stopped before a frame that is too long for the link's own
+    /// interface; it will not be taken later either. Limits of other hops are unknown to the
+    /// link: frames that exceed them are lost.
     fn refuses_next(&self) -> bool {
         false
     }
 
-    /// Fetches what has arrived on one class without waiting; returns how many
-    /// frames [`frame`](Self::frame) now offers. The former ones are gone.
+    /// Fetches frames that have arrived on one class, without waiting; returns the number of
+    /// frames available through [`frame`](Self::frame). Earlier frames are discarded.
     ///
     /// # Errors
-    /// Only when the link itself is broken.
+    /// Only if the link itself is broken.
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize>;
 
     /// The `index`-th frame of the last `poll`.
     ///
     /// # Panics
-    /// When `index` is not below what `poll` returned.
+    /// If `index` is not below the number that `poll` returned.
     fn frame(&self, index: usize) -> Incoming<'_>;
 
-    /// When the link next has something to do by itself (a delayed frame).
+    /// When the link next has work of its own (a delayed frame).
     fn next_deadline_ns(&self) -> Option<u64> {
         None
     }
 
-    /// Before sleeping on the [`descriptors`](Self::descriptors): from now on what arrives
-    /// makes them readable. False, and not so, if something is there. Gives back what the last
-    /// `poll` offered.
+    /// Prepares to sleep on the [`descriptors`](Self::descriptors): from now on arriving frames
+    /// make them readable. Returns false, and is not armed, if frames are pending. Discards
+    /// the frames of the last `poll`.
     fn arm(&mut self) -> bool {
         true
     }
 
-    /// After sleeping: what arrives need not make the descriptors readable.
+    /// Ends the armed state: arriving frames need not make the descriptors readable.
     fn disarm(&mut self) {}
 
     /// Descriptors that become readable when `poll` would return frames, while the link is

@@ -1,8 +1,8 @@
-//! Fences that cost only the side that seldom comes by.
+//! Asymmetric fences: only the side that acts rarely pays.
 //!
-//! Two sides that each write a word and then read the other's need a fence between: else both may
-//! miss what the other wrote. Where one of them is about to sleep, it can make all others pass a fence
-//! (`membarrier(2)`), and they need none of their own.
+//! Two sides that each write a word and then read the other's need a fence in between, or both
+//! may miss the other's write. If one side is about to sleep, it can make all other processes
+//! execute a fence (`membarrier(2)`), so that they need none of their own.
 
 use std::sync::OnceLock;
 
@@ -18,17 +18,17 @@ fn call(command: c_int) -> bool {
     done == 0
 }
 
-/// Lets other processes make this one pass a fence. False if the system cannot: then this
-/// process needs fences of its own.
-pub fn accept() -> bool {
+/// Lets other processes force a fence on this one. False if the system cannot do that: then this
+/// process must use fences of its own.
+pub fn register() -> bool {
     static IS_ACCEPTED: OnceLock<bool> = OnceLock::new();
     *IS_ACCEPTED.get_or_init(|| call(REGISTER_GLOBAL_EXPEDITED))
 }
 
-/// Makes every process that [accepts](accept) it pass a fence, and this thread, too.
-pub fn impose() {
+/// Forces a fence on every [registered](register) process, and on this thread.
+pub fn fence_other_processes() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-    // Without it nobody has accepted.
+    // If the system call is missing, no process is registered.
     let _done = call(GLOBAL_EXPEDITED);
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
@@ -40,8 +40,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_sides_at_least_one_sees_the_other() {
-        if cfg!(miri) || !accept() {
+    fn at_least_one_of_two_sides_sees_the_other() {
+        if cfg!(miri) || !register() {
             eprintln!("skipped: the system has no membarrier");
             return;
         }
@@ -67,7 +67,7 @@ mod tests {
                 .map(|round| {
                     barrier.wait();
                     words[1].store(round, Ordering::Release);
-                    impose();
+                    fence_other_processes();
                     let found = words[0].load(Ordering::Acquire) == round;
                     barrier.wait();
                     found

@@ -1,11 +1,11 @@
-//! Several interfaces behind one link: a frame leaves by the interface from which the kernel
-//! would reach its destination.
+//! Several interfaces behind one link: a frame leaves through the interface from which the
+//! kernel would reach its destination.
 //!
-//! A process binds the same kind of sockets on each, with the same ports; its peers learn all addresses in the
-//! handshake, and the protocol has a lane for each. What is sent by an interface that is down is
-//! lost, as on any link: the protocol sees that and takes another lane. It also finds out
-//! which addresses answer at all; which of our interfaces leads to one is the kernel's routing
-//! table's business alone.
+//! A process binds the same kind of sockets on each interface, with the same ports. Its peers get
+//! all addresses in the handshake, and the protocol has a lane for each. Frames sent through an
+//! interface that is down are lost, as on any link; the protocol notices and uses another lane.
+//! The protocol also finds out which addresses respond; which of our interfaces leads to an
+//! address is decided only by the kernel's routing table.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,37 +15,37 @@ use std::os::fd::BorrowedFd;
 use crate::udp::{OpenError, Udp, UdpOptions};
 use crate::{Caps, Class, Incoming, Link, Outgoing};
 
-/// A destination for which there was no way is asked about again after so long.
-const ASK_AGAIN_NS: u64 = 1_000_000_000;
+/// Interval between route lookups for an unreachable destination.
+const RETRY_ROUTE_NS: u64 = 1_000_000_000;
 
-/// How often other ports are tried when those of the first interface are taken on another.
+/// Attempts with other ports if those of the first interface are in use on another one.
 const PORT_ATTEMPTS: u32 = 8;
-/// The same where there are few ports, and many of them taken.
+/// The same for a port range, where many of the few ports may be in use.
 const RANGE_ATTEMPTS: u32 = 64;
 
-/// See the module.
+/// A link over several interfaces.
 #[derive(Debug)]
 pub struct Multihomed<L> {
     interfaces: Vec<L>,
-    /// By destination: which interface, and until when that is believed.
-    ways: HashMap<IpAddr, (usize, u64)>,
-    /// Whose frames the last poll offers.
+    /// By destination: the interface, and until when the entry is valid.
+    routes: HashMap<IpAddr, (usize, u64)>,
+    /// The interface of the last poll's frames.
     polled: usize,
-    /// Who is polled first.
-    turn: usize,
-    /// Whose `send` took less than it was given, the last time.
+    /// The interface to poll next.
+    next_polled: usize,
+    /// The interface whose last `send` took fewer frames than given.
     refused_by: Option<usize>,
 }
 
 impl<L: Link> Multihomed<L> {
-    /// Opens a link on each of these addresses of this machine; the first is the one by
-    /// which the process is known. `finish` makes of each what it shall be.
+    /// Opens a link on each of these local addresses; the first is the one by which the process
+    /// is known. `finish` converts each UDP link.
     ///
     /// # Errors
     /// See [`OpenError`]; nothing stays open.
     ///
     /// # Panics
-    /// When there are no addresses.
+    /// If there are no addresses.
     pub fn bind(
         addresses: &[IpAddr],
         options: &UdpOptions,
@@ -53,7 +53,7 @@ impl<L: Link> Multihomed<L> {
     ) -> Result<Multihomed<L>, OpenError> {
         assert!(!addresses.is_empty(), "at least one interface");
         let mut interfaces = open(addresses, options);
-        // With a range of ports each try begins at another of them.
+        // With a port range each attempt starts at another port.
         let attempts = options.ports.map_or(PORT_ATTEMPTS, |_| RANGE_ATTEMPTS);
         for _ in 0..attempts {
             if !matches!(interfaces, Err(OpenError::Bind { .. })) {
@@ -63,29 +63,29 @@ impl<L: Link> Multihomed<L> {
         }
         Ok(Multihomed {
             interfaces: interfaces?.into_iter().map(finish).collect(),
-            ways: HashMap::new(),
+            routes: HashMap::new(),
             polled: 0,
-            turn: 0,
+            next_polled: 0,
             refused_by: None,
         })
     }
 
-    /// The links, one for each interface.
+    /// The links, one per interface.
     #[must_use]
     pub fn links(&self) -> &[L] {
         &self.interfaces
     }
 
-    /// By which interface to send there.
+    /// The interface for a destination.
     #[inline]
-    fn way(&mut self, to: IpAddr, now_ns: u64) -> usize {
-        match self.ways.get(&to) {
+    fn route(&mut self, to: IpAddr, now_ns: u64) -> usize {
+        match self.routes.get(&to) {
             Some((interface, until)) if *until > now_ns => *interface,
-            _ => self.find_way(to, now_ns),
+            _ => self.find_route(to, now_ns),
         }
     }
 
-    /// The interface from which the kernel would send there now.
+    /// The interface that the kernel would use for a destination now.
     fn routed(&self, to: IpAddr) -> Option<usize> {
         let from = source_address(to).ok();
         let mut interfaces = self.interfaces.iter();
@@ -93,20 +93,20 @@ impl<L: Link> Multihomed<L> {
     }
 
     #[cold]
-    fn find_way(&mut self, to: IpAddr, now_ns: u64) -> usize {
+    fn find_route(&mut self, to: IpAddr, now_ns: u64) -> usize {
         let found = self.routed(to);
-        let (interface, until) = match (found, self.ways.get(&to)) {
+        let (interface, until) = match (found, self.routes.get(&to)) {
             (Some(interface), _) => (interface, u64::MAX),
             // An interface that is down has no routes.
-            (None, Some((before, _))) => (*before, now_ns.saturating_add(ASK_AGAIN_NS)),
-            (None, None) => (0, now_ns.saturating_add(ASK_AGAIN_NS)),
+            (None, Some((before, _))) => (*before, now_ns.saturating_add(RETRY_ROUTE_NS)),
+            (None, None) => (0, now_ns.saturating_add(RETRY_ROUTE_NS)),
         };
-        self.ways.insert(to, (interface, until));
+        self.routes.insert(to, (interface, until));
         interface
     }
 }
 
-/// Links on all of them, with the same ports: who knows one address knows all.
+/// Opens links on all addresses, with the same ports: a peer that knows one address knows all.
 fn open(addresses: &[IpAddr], options: &UdpOptions) -> Result<Vec<Udp>, OpenError> {
     let mut interfaces: Vec<Udp> = Vec::new();
     for address in addresses {
@@ -123,10 +123,10 @@ fn open(addresses: &[IpAddr], options: &UdpOptions) -> Result<Vec<Udp>, OpenErro
     Ok(interfaces)
 }
 
-/// The address from which the kernel would send there; nothing is sent.
+/// The source address that the kernel would use for a destination; sends nothing.
 ///
 /// # Errors
-/// There is no way there.
+/// There is no route.
 pub fn source_address(to: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = match to {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -144,7 +144,7 @@ impl<L: Link> Link for Multihomed<L> {
         let least = caps.reduce(|one, other| Caps {
             max_frame_bytes: one.max_frame_bytes.min(other.max_frame_bytes),
             receive_frames: one.receive_frames.min(other.receive_frames),
-            looks_per_call: one.looks_per_call.min(other.looks_per_call),
+            polls_per_syscall: one.polls_per_syscall.min(other.polls_per_syscall),
             small_run_frames: one.small_run_frames.min(other.small_run_frames),
         });
         least.unwrap_or_else(|| unreachable!("at least one interface"))
@@ -162,7 +162,7 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        let known = self.ways.get(&to.ip()).map(|(interface, _)| *interface);
+        let known = self.routes.get(&to.ip()).map(|(interface, _)| *interface);
         let interface = known.or_else(|| self.routed(to.ip())).unwrap_or(0);
         self.interfaces[interface].local(class)
     }
@@ -171,11 +171,11 @@ impl<L: Link> Link for Multihomed<L> {
         let mut taken = 0;
         self.refused_by = None;
         while let Some(first) = batch.get(taken) {
-            let interface = self.way(first.to.ip(), now_ns);
+            let interface = self.route(first.to.ip(), now_ns);
             let rest = &batch[taken..];
             let alike = rest
                 .iter()
-                .take_while(|frame| self.way(frame.to.ip(), now_ns) == interface)
+                .take_while(|frame| self.route(frame.to.ip(), now_ns) == interface)
                 .count();
             let sent = self.interfaces[interface].send(now_ns, &rest[..alike])?;
             taken += sent;
@@ -194,8 +194,8 @@ impl<L: Link> Link for Multihomed<L> {
 
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
         for _ in 0..self.interfaces.len() {
-            let interface = self.turn;
-            self.turn = (self.turn + 1) % self.interfaces.len();
+            let interface = self.next_polled;
+            self.next_polled = (self.next_polled + 1) % self.interfaces.len();
             let count = self.interfaces[interface].poll(now_ns, class)?;
             if count > 0 {
                 self.polled = interface;
@@ -245,8 +245,8 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_by_every_interface_and_one_side_may_have_more_of_them() {
-        // From loopback the kernel takes 127.0.0.1 as the source of all of it.
+    fn frames_arrive_through_every_interface_and_one_side_may_have_more_interfaces() {
+        // On loopback the kernel uses 127.0.0.1 as the source for the whole network.
         let addresses = [ip("127.0.0.1"), ip("127.0.0.2")];
         let options = UdpOptions::default();
         let mut two = Multihomed::bind(&addresses, &options, |link| link).expect("loopback");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_not_ours_is_an_error() {
+    fn a_foreign_address_is_an_error() {
         let addresses = [ip("127.0.0.1"), ip("192.0.2.1")];
         assert!(Multihomed::bind(&addresses, &UdpOptions::default(), |link| link).is_err());
     }

@@ -1,9 +1,9 @@
-//! Memory that other processes reach through this one: the foundation of operations on memory.
+//! Memory that other processes access through this one: the basis of remote memory operations.
 //!
-//! A [`Region`] is zeroed memory of its own, or memory that its creator answers for. Its clones
-//! reach the same bytes, one at a time, so no data race is possible through them; who may
-//! access which of the bytes is agreed upon above. After [`revoke`](Region::revoke) none of
-//! them reaches anything.
+//! A [`Region`] owns zeroed memory, or refers to memory that its creator vouches for. Its clones
+//! access the same bytes one at a time, so no data race is possible through them; which bytes
+//! each may access is agreed at a higher level. After [`revoke`](Region::revoke) all access
+//! fails.
 
 use std::fmt;
 use std::io;
@@ -16,22 +16,22 @@ use crate::segment::{MapFlags, Segment};
 /// Bytes of a word.
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 
-/// See the module.
+/// A handle to a memory region; clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct Region {
     bytes: Arc<RwLock<Bytes>>,
 }
 
-/// Where the memory lies.
+/// The memory itself.
 struct Bytes {
     start: NonNull<u8>,
     length: usize,
-    /// What holds memory of the region's own.
+    /// Holds memory that the region owns.
     _segment: Option<Segment>,
 }
 
-// SAFETY: the memory belongs to the process, not to a thread; it is reached under the lock
-// alone, or by whoever has promised as much to `Region::from_raw`.
+// SAFETY: the memory belongs to the process, not to a thread; it is accessed only under the
+// lock, or by a caller that has given the same guarantee to `Region::from_raw`.
 unsafe impl Send for Bytes {}
 // SAFETY: as above.
 unsafe impl Sync for Bytes {}
@@ -42,7 +42,7 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// Why memory cannot be had or reached.
+/// Why memory cannot be allocated or accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     /// It cannot be allocated.
@@ -51,32 +51,32 @@ pub enum RegionError {
          control group and `ulimit -v`"
     )]
     Create {
-        /// How many bytes were wanted.
+        /// Requested size in bytes.
         bytes: usize,
         /// The kernel's error.
         #[source]
         cause: io::Error,
     },
-    /// The bytes do not lie inside the region.
-    #[error("{length} bytes at {offset} are not inside the region of {bytes} bytes")]
+    /// The bytes are out of bounds.
+    #[error("{length} bytes at offset {offset} exceed the region of {bytes} bytes")]
     OutOfBounds {
-        /// Where they begin.
+        /// Offset of the first byte.
         offset: usize,
-        /// How many they are.
+        /// Number of bytes.
         length: usize,
-        /// Bytes of the region, none once it is revoked.
+        /// Size of the region; 0 once it is revoked.
         bytes: usize,
     },
-    /// A word does not begin at a multiple of 8 bytes.
-    #[error("no word begins at {offset}: not a multiple of 8")]
+    /// A word does not start at a multiple of 8 bytes.
+    #[error("no word starts at offset {offset}: it is not a multiple of 8")]
     Misaligned {
-        /// Where it begins.
+        /// The offset.
         offset: usize,
     },
 }
 
 impl Region {
-    /// Zeroed memory, which begins at a page.
+    /// Zeroed, page-aligned memory.
     ///
     /// # Errors
     /// [`RegionError::Create`]; also for 0 bytes.
@@ -90,12 +90,12 @@ impl Region {
         }))
     }
 
-    /// Memory of the caller's.
+    /// Memory provided by the caller.
     ///
     /// # Safety
-    /// Until [`revoke`](Self::revoke) has returned, the memory stays valid for reads and writes,
-    /// and nobody else accesses bytes of it while a method of this region, or of its clones,
-    /// may; words are accessed by atomic operations.
+    /// Until [`revoke`](Self::revoke) has returned, the memory must stay valid for reads and
+    /// writes, and nothing else may access bytes that a method of this region or of its clones
+    /// may access at the same time; words are accessed atomically.
     #[must_use]
     pub unsafe fn from_raw(start: NonNull<u8>, length: usize) -> Region {
         Region::of(Bytes {
@@ -105,7 +105,7 @@ impl Region {
         })
     }
 
-    /// Lets `use_it` have memory as a region, whose clones reach nothing when this returns.
+    /// Passes borrowed memory to `use_it` as a region that is revoked when this returns.
     pub fn lend<R>(memory: &mut [u8], use_it: impl FnOnce(&Region) -> R) -> R {
         struct Lent(Region);
         impl Drop for Lent {
@@ -114,16 +114,16 @@ impl Region {
             }
         }
         thread_local! {
-            /// The region lent last, so that lending allocates nothing.
+            /// The region lent last, reused so that lending does not allocate.
             static LAST: Region = Region::of(Bytes::NONE);
         }
         let last = LAST.with(Region::clone);
-        // This one and the thread's own: no clone is left that would reach the memory, too.
+        // Two references (this one and the thread's): no clone is left that could access the memory.
         let lent = Lent(match Arc::strong_count(&last.bytes) {
             2 => last,
             _ => Region::of(Bytes::NONE),
         });
-        // Borrowed mutably until this returns, and revoked before, also in a panic.
+        // The borrow lasts until this returns; the region is revoked before, also on panic.
         *lent.0.exclusive() = Bytes {
             start: NonNull::from(&mut *memory).cast(),
             length: memory.len(),
@@ -146,27 +146,27 @@ impl Region {
         self.bytes.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its size in bytes; 0 once it is revoked.
+    /// Size in bytes; 0 once it is revoked.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shared().length
     }
 
-    /// True for clones of the same.
+    /// True if both are clones of the same region.
     #[must_use]
     pub fn is_same(&self, other: &Region) -> bool {
         Arc::ptr_eq(&self.bytes, &other.bytes)
     }
 
-    /// No clone reaches the memory any more. Waits for those that do just now.
+    /// Ends all access through this region and its clones. Waits for accesses in progress.
     pub fn revoke(&self) {
         *self.exclusive() = Bytes::NONE;
     }
 
-    /// Shows bytes at `offset` to `look`, which must not call this library again.
+    /// Passes the bytes at `offset` to `look`, which must not call this library.
     ///
     /// # Errors
-    /// [`RegionError::OutOfBounds`]; it was not called.
+    /// [`RegionError::OutOfBounds`]; `look` was not called.
     pub fn show<R>(
         &self,
         offset: usize,
@@ -175,17 +175,17 @@ impl Region {
     ) -> Result<R, RegionError> {
         let bytes = self.shared();
         let at = bytes.at(offset, length)?;
-        // SAFETY: inside memory that lives as long as the lock is held, which keeps out
-        // whoever would write to it. Any bytes are valid as `u8`.
+        // SAFETY: in bounds of memory that lives as long as the lock is held; the lock excludes
+        // writers. Any bit pattern is a valid `u8`.
         Ok(look(unsafe {
             NonNull::slice_from_raw_parts(at, length).as_ref()
         }))
     }
 
-    /// Lets `fill` write bytes at `offset`; it must not call this library again.
+    /// Passes the bytes at `offset` to `fill` for writing; it must not call this library.
     ///
     /// # Errors
-    /// [`RegionError::OutOfBounds`]; it was not called.
+    /// [`RegionError::OutOfBounds`]; `fill` was not called.
     pub fn fill<R>(
         &self,
         offset: usize,
@@ -200,7 +200,7 @@ impl Region {
         }))
     }
 
-    /// Copies bytes at `offset` out.
+    /// Copies the bytes at `offset` into `into`.
     ///
     /// # Errors
     /// [`RegionError::OutOfBounds`]; nothing was copied.
@@ -208,7 +208,7 @@ impl Region {
         self.show(offset, into.len(), |bytes| into.copy_from_slice(bytes))
     }
 
-    /// Copies bytes in at `offset`.
+    /// Copies `bytes` to `offset`.
     ///
     /// # Errors
     /// [`RegionError::OutOfBounds`]; nothing was copied.
@@ -216,7 +216,7 @@ impl Region {
         self.fill(offset, bytes.len(), |place| place.copy_from_slice(bytes))
     }
 
-    /// The word at `offset`.
+    /// Loads the word at `offset`.
     ///
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
@@ -225,7 +225,7 @@ impl Region {
             .with_word(offset, |word| word.load(Ordering::Acquire))
     }
 
-    /// Sets the word at `offset`.
+    /// Stores the word at `offset`.
     ///
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
@@ -234,7 +234,7 @@ impl Region {
             .with_word(offset, |word| word.store(value, Ordering::Release))
     }
 
-    /// Adds to the word at `offset`, wrapping around; what it was.
+    /// Adds to the word at `offset`, wrapping around; returns the old value.
     ///
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
@@ -243,7 +243,7 @@ impl Region {
             .with_word(offset, |word| word.fetch_add(value, Ordering::AcqRel))
     }
 
-    /// Sets the word at `offset` to `new` if it is `expected`; what it was.
+    /// Sets the word at `offset` to `new` if it is `expected`; returns the old value.
     ///
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
@@ -264,7 +264,7 @@ impl Bytes {
 
     fn at(&self, offset: usize, length: usize) -> Result<NonNull<u8>, RegionError> {
         match offset.checked_add(length) {
-            // SAFETY: inside the memory, as just checked.
+            // SAFETY: in bounds, as just checked.
             Some(end) if end <= self.length => Ok(unsafe { self.start.add(offset) }),
             _ => Err(RegionError::OutOfBounds {
                 offset,
@@ -283,8 +283,8 @@ impl Bytes {
         if !at.is_aligned() {
             return Err(RegionError::Misaligned { offset });
         }
-        // SAFETY: inside the memory, which the borrow keeps, and aligned; every bit pattern is
-        // a valid value. Bytes are written under the exclusive lock alone.
+        // SAFETY: in bounds of the memory, which the borrow keeps alive, and aligned; every bit
+        // pattern is a valid value. Plain writes happen only under the exclusive lock.
         Ok(act(unsafe { at.as_ref() }))
     }
 }
@@ -295,13 +295,13 @@ mod tests {
 
     fn lent<R>(act: impl FnOnce(&Region) -> R) -> R {
         let mut words = [0_u64; 8];
-        // SAFETY: as many bytes as eight words have, borrowed mutably.
+        // SAFETY: the 64 bytes of eight words, borrowed mutably.
         let bytes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 64) };
         Region::lend(bytes, act)
     }
 
     #[test]
-    fn clones_reach_the_same_bytes_and_after_it_is_revoked_none() {
+    fn clones_access_the_same_bytes_and_nothing_after_revocation() {
         let mut memory = [0; 64];
         let clone = Region::lend(&mut memory, |region| {
             let clone = region.clone();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_that_is_left_does_not_reach_what_is_lent_next() {
+    fn a_leftover_clone_cannot_access_memory_that_is_lent_later() {
         let clone = Region::lend(&mut [0; 8], Region::clone);
         let mut next = [0; 8];
         Region::lend(&mut next, |region| {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_outside_are_refused_wherever_they_would_begin() {
+    fn bytes_out_of_bounds_are_refused_at_any_offset() {
         lent(|region| {
             for (offset, length) in [(64, 1), (63, 2), (0, 65), (usize::MAX, 2)] {
                 let mut some = vec![0; length];
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_changed_in_one_piece_where_they_begin() {
+    fn word_operations_are_atomic_and_need_alignment() {
         lent(|region| {
             assert_eq!(region.fetch_add(8, 5).expect("a word"), 0);
             assert_eq!(region.fetch_add(8, u64::MAX).expect("a word"), 5);
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     #[cfg(not(miri))]
-    fn memory_of_its_own_is_zeroed_and_begins_at_a_page() {
+    fn owned_memory_is_zeroed_and_page_aligned() {
         let region = Region::new(10_000).expect("memory");
         region
             .show(0, 10_000, |bytes| {

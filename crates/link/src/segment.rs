@@ -1,4 +1,4 @@
-//! Mappings of page-aligned memory: of this process alone, or shared by a sealed file in memory.
+//! Mappings of page-aligned memory: private, or shared through a sealed memfd.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise, mmap, mmap_anonymous, munmap};
 pub use rustix::mm::{MapFlags, ProtFlags};
 
-/// Seals without which another process could truncate memory that is mapped here.
+/// Seals that keep other processes from truncating memory that is mapped here.
 const SHAPE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// An empty file in memory.
+/// Creates an empty memfd.
 fn memory(name: &str) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Some systems require non-executable memory; kernels before 6.3 do not know the flag.
@@ -25,26 +25,26 @@ fn memory(name: &str) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// A mapping. If it is shared, the kernel or other processes may write to it at any moment, so it
-/// is accessed by atomics and raw copies only, except where its owner knows better.
+/// A mapping. If it is shared, the kernel or other processes may write to it at any time, so it is
+/// accessed only by atomics and raw copies, unless its owner can rule that out.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
     length: usize,
-    /// The process that made it: children do not inherit mappings.
+    /// The process that created it: children do not inherit mappings.
     pid: u32,
     #[cfg(test)]
     on_heap: bool,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is reached only through the
-// addresses that `at` gives, for whose use its callers answer.
+// SAFETY: the mapping belongs to the process, not to a thread, and is accessed only through
+// addresses from `at`, for which the callers are responsible.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Zeroed memory of `length` bytes for this process, shared with the kernel if `flags` say so.
+    /// Zeroed memory of `length` bytes for this process; with `SHARED` flags also for the kernel.
     ///
     /// # Errors
     /// The kernel's.
@@ -55,7 +55,7 @@ impl Segment {
         Segment::own(start.cast(), length)
     }
 
-    /// Maps a part of a file, shared with all who map it.
+    /// Maps part of a file, shared with all processes that map it.
     ///
     /// # Errors
     /// The kernel's.
@@ -72,7 +72,7 @@ impl Segment {
         Segment::own(start.cast(), length)
     }
 
-    /// Zeroed memory of `length` bytes, and the descriptor by which others map it.
+    /// Zeroed memory of `length` bytes, and the descriptor through which others map it.
     pub(crate) fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
         let file = memory("dipole")?;
         rustix::fs::ftruncate(&file, length as u64)?;
@@ -81,7 +81,7 @@ impl Segment {
         Ok((segment, file))
     }
 
-    /// Memory that only its creator can write; others map it for reading.
+    /// Memory that only its creator can write; others map it read-only.
     pub(crate) fn create_own(length: usize) -> io::Result<(Segment, OwnedFd)> {
         let file = memory("dipole-bell")?;
         rustix::fs::ftruncate(&file, length as u64)?;
@@ -90,11 +90,11 @@ impl Segment {
         Ok((segment, file))
     }
 
-    /// Maps memory of another process; refused if it could shrink, or has another length.
+    /// Maps memory of another process; refused if it could shrink or has another length.
     pub(crate) fn open(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
         let refused = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let seals =
-            rustix::fs::fcntl_get_seals(file).map_err(|_| refused("it is no sealed memory"))?;
+            rustix::fs::fcntl_get_seals(file).map_err(|_| refused("it is not sealed memory"))?;
         if !seals.contains(SHAPE) {
             return Err(refused("it is memory that may shrink"));
         }
@@ -105,7 +105,7 @@ impl Segment {
         Segment::map(file, length, writable)
     }
 
-    /// Memory of this process alone, for tests where nothing can be mapped.
+    /// Private memory, for tests that cannot map anything.
     #[cfg(test)]
     pub(crate) fn on_heap(length: usize) -> Segment {
         let layout = Segment::heap_layout(length);
@@ -143,7 +143,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.length
@@ -152,7 +152,7 @@ impl Segment {
     /// The address of `length` bytes at `offset`.
     ///
     /// # Panics
-    /// When they are not inside.
+    /// If they are out of bounds.
     #[must_use]
     #[inline]
     pub fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
@@ -169,17 +169,17 @@ impl Drop for Segment {
     fn drop(&mut self) {
         #[cfg(test)]
         if self.on_heap {
-            // SAFETY: allocated by `on_heap` with this layout, freed once, and whoever
-            // holds an address into it also holds the segment.
+            // SAFETY: allocated by `on_heap` with this layout and freed once; every holder of an
+            // address into it also holds the segment.
             unsafe { std::alloc::dealloc(self.start.as_ptr(), Segment::heap_layout(self.length)) };
             return;
         }
-        // In a forked child there is nothing, or something else by now.
+        // In a forked child the address range is unmapped, or reused by now.
         if self.pid != std::process::id() {
             return;
         }
-        // SAFETY: the mapping was made with this length, is unmapped once, and
-        // whoever holds an address into it also holds the segment.
+        // SAFETY: the mapping was made with this length and is unmapped once; every holder of an
+        // address into it also holds the segment.
         let _unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_open_to_its_user_alone_and_keeps_its_size() {
+    fn memory_is_open_only_to_its_user_and_keeps_its_size() {
         for made in [Segment::create(4096), Segment::create_own(4096)] {
             let (_segment, file) = made.expect("memory");
             let facts = rustix::fs::fstat(&file).expect("our own");
@@ -200,19 +200,19 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_neither_has_the_memory_nor_takes_away_what_lies_there() {
+    fn a_forked_child_does_not_inherit_the_memory_nor_unmap_what_replaced_it() {
         let (segment, _file) = Segment::create(4096).expect("memory");
         let at = segment.start.as_ptr();
-        // SAFETY: the child makes system calls only, in `drop` too, and ends by `_exit`.
+        // SAFETY: the child makes only system calls, also in `drop`, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
             let access = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: fails where there is a mapping, else makes one of the child's own.
+            // SAFETY: fails if the range is mapped, otherwise makes a mapping of the child's own.
             let other = unsafe { libc::mmap(at.cast(), 4096, access, flags, -1, 0) };
             let was_free = other == at.cast();
             drop(segment);
-            // SAFETY: asks whether the page is mapped, and writes one byte about it.
+            // SAFETY: queries whether the page is mapped, and writes one byte about it.
             let is_left = unsafe { libc::mincore(other, 4096, [0].as_mut_ptr()) } == 0;
             // SAFETY: ends the child at once without running any destructor.
             unsafe { libc::_exit(i32::from(!(was_free && is_left))) };

@@ -1,14 +1,14 @@
-//! A descriptor whose readiness the library sets, and whose last `close` it notices.
+//! A descriptor whose readiness the library controls, and whose last `close` it detects.
 //!
-//! One end of a socket pair is the user's, the other ours. A byte from us makes his
-//! readable; taking it back means reading at his end, by the number it has in this
-//! process. His end is writable unless we fill its send buffer; emptying that from
-//! our end makes it writable again, which is an edge for an edge-triggered epoll.
-//! When his end and all its copies are closed, ours is hung up.
+//! It is one end of a socket pair; the library keeps the other end. Sending a byte makes the
+//! user's end readable; clearing that means reading at the user's end, by its descriptor number
+//! in this process. The user's end is writable unless we fill its send buffer; draining it from
+//! our end makes it writable again, which is an edge for an edge-triggered epoll. When the
+//! user's end and all its copies are closed, our end reports a hang-up.
 //!
-//! A pipe would cost less, but cannot be made (un)writable; an eventfd does not tell
-//! that it was closed. What the user reads or writes there does no harm: it changes
-//! nothing but what `poll` says to himself.
+//! A pipe would be cheaper but cannot be made (un)writable; an eventfd does not report that it
+//! was closed. Reading or writing the descriptor is harmless: it only changes what `poll`
+//! returns to that user.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -17,16 +17,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
-/// The least send buffer the kernel gives.
-const LEAST_BUFFER_BYTES: usize = 1;
-/// Bytes put at once into a buffer that is to be full.
+/// Requested send buffer size; the kernel raises it to its minimum.
+const MIN_BUFFER_BYTES: usize = 1;
+/// Bytes per write when filling the send buffer.
 const FILLING: [u8; 1024] = [0; 1024];
 
-/// Our end. See the module.
+/// The library's end.
 #[derive(Debug)]
 pub struct Signal {
     own: OwnedFd,
-    /// The user's end: its number here, and which file it must be.
+    /// Descriptor number of the user's end, and the file it must refer to.
     number: RawFd,
     inode: (u64, u64),
     readable: bool,
@@ -34,7 +34,7 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// A pair: ours, and the descriptor for the user. Not readable, writable.
+    /// Creates the pair: our end, and the descriptor for the user, which is writable only.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -42,7 +42,7 @@ impl Signal {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, user) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        sockopt::set_socket_send_buffer_size(&user, LEAST_BUFFER_BYTES)?;
+        sockopt::set_socket_send_buffer_size(&user, MIN_BUFFER_BYTES)?;
         let signal = Signal {
             own,
             number: user.as_raw_fd(),
@@ -53,10 +53,10 @@ impl Signal {
         Ok((signal, user))
     }
 
-    /// The user's end is readable from now on.
+    /// Makes the user's end readable.
     ///
     /// # Errors
-    /// Only when the socket is broken; not when the user has closed his end.
+    /// Only if the socket is broken; not if the user has closed the other end.
     pub fn set_readable(&mut self) -> io::Result<()> {
         if self.readable {
             return Ok(());
@@ -64,19 +64,18 @@ impl Signal {
         self.readable = true;
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match rustix::net::send(&self.own, &[1], flags) {
-            // Full: bytes wait there already.
+            // The buffer is full: unread bytes are there already.
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET | Errno::AGAIN) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The user's end is not readable any more. `user` is a number it has in this
-    /// process; the one it was made with if `None`.
+    /// Makes the user's end not readable. `user` is any of its descriptor numbers in this
+    /// process; `None` means the original one.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`]: that number is another file now (the user closed it
-    /// and a copy lives on); the end stays readable until it is cleared by a number
-    /// that it has.
+    /// [`io::ErrorKind::NotFound`]: the number refers to another file now (the user closed it and
+    /// a copy lives on); the end stays readable until it is cleared through a valid number.
     pub fn clear_readable(&mut self, user: Option<BorrowedFd<'_>>) -> io::Result<()> {
         if !self.readable {
             return Ok(());
@@ -96,22 +95,22 @@ impl Signal {
         Ok(())
     }
 
-    /// The user's end by a number that it may have.
+    /// The user's end through a descriptor number that may be stale.
     fn users_end(&self, number: RawFd) -> io::Result<BorrowedFd<'_>> {
-        // SAFETY: borrowed for one call of this type's. The number may have been closed and
-        // used again by the program meanwhile: `fstat` tells, and what is not our
-        // socket is left alone.
+        // SAFETY: borrowed for a single call of this type. The program may have closed and
+        // reused the number meanwhile: `fstat` detects that, and a file that is not our socket
+        // is not touched.
         let user = unsafe { BorrowedFd::borrow_raw(number) };
-        match self.is(user) {
+        match self.is_same_file(user) {
             true => Ok(user),
             false => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
-    /// Whether the user's end is writable.
+    /// Makes the user's end writable or not writable.
     ///
     /// # Errors
-    /// As for [`clear_readable`](Self::clear_readable) by the number it was made with.
+    /// As for [`clear_readable`](Self::clear_readable) with the original descriptor number.
     pub fn set_writable(&mut self, writable: bool) -> io::Result<()> {
         if self.writable == writable {
             return Ok(());
@@ -140,32 +139,32 @@ impl Signal {
         Ok(())
     }
 
-    /// True when the user's end and all its copies have been closed.
+    /// True once the user's end and all its copies have been closed.
     #[must_use]
-    pub fn hung_up(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         let timeout = Timespec::default();
         let mut polled = [PollFd::new(&self.own, PollFlags::RDHUP)];
         matches!(poll(&mut polled, Some(&timeout)), Ok(1..))
     }
 
-    /// True if `descriptor` is the user's end, or a copy of it.
+    /// True if `descriptor` is the user's end or a copy of it.
     #[must_use]
-    pub fn is(&self, descriptor: BorrowedFd<'_>) -> bool {
+    pub fn is_same_file(&self, descriptor: BorrowedFd<'_>) -> bool {
         identity(descriptor).ok() == Some(self.inode)
     }
 }
 
 impl AsFd for Signal {
-    /// Hung up when the user has closed his end.
+    /// Reports a hang-up when the user has closed the other end.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.own.as_fd()
     }
 }
 
-/// What tells one open file from another, whatever its number.
+/// Identifies an open file, whatever its descriptor number.
 ///
 /// # Errors
-/// The number is not open.
+/// The descriptor is not open.
 pub fn identity(descriptor: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     let found = rustix::fs::fstat(descriptor)?;
     Ok((found.st_dev, found.st_ino))
@@ -231,15 +230,15 @@ mod tests {
     fn only_the_last_copy_closed_hangs_up() {
         let (signal, user) = Signal::pair().unwrap();
         let copy = user.try_clone().unwrap();
-        assert!(signal.is(copy.as_fd()));
+        assert!(signal.is_same_file(copy.as_fd()));
         drop(user);
-        assert!(!signal.hung_up());
+        assert!(!signal.is_closed());
         drop(copy);
-        assert!(signal.hung_up());
+        assert!(signal.is_closed());
     }
 
     #[test]
-    fn a_number_that_is_another_file_now_is_left_alone() {
+    fn a_number_that_refers_to_another_file_now_is_left_alone() {
         let (mut signal, user) = Signal::pair().unwrap();
         signal.set_readable().unwrap();
         let copy = user.try_clone().unwrap();
@@ -247,7 +246,7 @@ mod tests {
         drop(user);
         let (mut other, others_end) = Signal::pair().unwrap();
         other.set_readable().unwrap();
-        // Only when the kernel gave the number away again is this the case at hand.
+        // The case occurs only if the kernel has reused the number.
         if others_end.as_raw_fd() == number {
             let refused = signal.clear_readable(None).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::NotFound);

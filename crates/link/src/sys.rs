@@ -1,8 +1,7 @@
-//! Safe wrappers over the few system calls that `rustix` does not offer.
+//! Safe wrappers for the few system calls that `rustix` does not offer.
 //!
-//! Knows no links: sockets are descriptors, interfaces are names. Batched
-//! sending and receiving live in `udp/send.rs` and `udp/receive.rs`, since
-//! their pointers belong to buffers kept there.
+//! Knows no links: sockets are descriptors, interfaces are names. Batched sending and receiving
+//! are in `udp/send.rs` and `udp/receive.rs`, next to the buffers that their pointers refer to.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +12,7 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 
-/// The length of a C type as system calls want it.
+/// The size of a C type as a `socklen_t`.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "C structures are far shorter than 4 GiB"
@@ -22,25 +21,25 @@ pub const fn socklen_of<T>() -> libc::socklen_t {
     size_of::<T>() as libc::socklen_t
 }
 
-/// One address of one network interface.
+/// One address of a network interface.
 #[derive(Clone, Debug)]
 pub struct InterfaceAddress {
     /// The interface's name.
     pub name: String,
     /// The address.
     pub ip: IpAddr,
-    /// The interface's number where the address is an IPv6 link-local one, else 0.
+    /// The interface's index for an IPv6 link-local address, otherwise 0.
     pub scope_id: u32,
-    /// Switched on.
+    /// The interface is up.
     pub up: bool,
-    /// The loopback interface.
+    /// It is the loopback interface.
     pub loopback: bool,
 }
 
 /// Lists the addresses of all interfaces in the caller's network namespace.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let found = getifaddrs()?.filter_map(|one| {
         let address = one.address?;
@@ -58,10 +57,10 @@ pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found.collect())
 }
 
-/// What kind of interface it is (`ARPHRD_...`), and its hardware address if that has six bytes.
+/// The interface's hardware type (`ARPHRD_...`), and its hardware address if that has six bytes.
 ///
 /// # Errors
-/// What the kernel says; there is no such interface.
+/// The kernel's; the interface does not exist.
 pub fn interface_hardware(name: &str) -> io::Result<(u16, [u8; 6])> {
     let found = getifaddrs()?.find_map(|one| {
         let link = *one.address?.as_link_addr()?;
@@ -70,10 +69,10 @@ pub fn interface_hardware(name: &str) -> io::Result<(u16, [u8; 6])> {
     found.ok_or_else(|| rustix::io::Errno::NODEV.into())
 }
 
-/// The MTU in bytes of the named interface.
+/// MTU of the named interface in bytes.
 ///
 /// # Errors
-/// What the kernel says, or the name is longer than any.
+/// The kernel's, or the name is too long.
 pub fn interface_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     // SAFETY: `ifreq` is plain C data for which all zeros is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -83,39 +82,39 @@ pub fn interface_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *place = libc::c_char::from_ne_bytes([byte]);
     }
-    // SAFETY: SIOCGIFMTU reads the name, which is NUL-terminated since it is
-    // shorter than its zeroed field, and writes inside `request`.
+    // SAFETY: SIOCGIFMTU reads the name, which is NUL-terminated since it is shorter than its
+    // zeroed field, and writes inside `request`.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so the kernel filled the `mtu` member; any
-    // bit pattern is a valid integer.
+    // SAFETY: the call succeeded, so the kernel filled the `mtu` member; any bit pattern is a
+    // valid integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Types for which every pattern of bits is a value.
+/// Types for which every bit pattern is a valid value.
 ///
 /// # Safety
-/// They must be such.
+/// The implementing type must have this property.
 pub unsafe trait Integer: Default {}
-// SAFETY: integers are.
+// SAFETY: every bit pattern is a valid integer.
 unsafe impl Integer for u64 {}
-// SAFETY: integers are.
+// SAFETY: as above.
 unsafe impl Integer for u32 {}
-// SAFETY: integers are.
+// SAFETY: as above.
 unsafe impl Integer for libc::c_int {}
 
-/// Reads an option of `SOL_SOCKET` that has the size of `T`.
+/// Reads a `SOL_SOCKET` option of the size of `T`.
 ///
 /// # Errors
-/// What the kernel says; [`io::ErrorKind::InvalidData`] if the option has another size.
+/// The kernel's; [`io::ErrorKind::InvalidData`] if the option has another size.
 pub fn socket_option<T: Integer>(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<T> {
     let mut value = T::default();
     let mut length = socklen_of::<T>();
-    // SAFETY: pointer and length describe `value`, an integer as `Integer` promises, so
-    // that whatever the kernel writes is valid; it lives during the call.
+    // SAFETY: pointer and length describe `value`, which lives during the call; it is an
+    // `Integer`, so whatever the kernel writes is valid.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -135,15 +134,15 @@ pub fn socket_option<T: Integer>(socket: BorrowedFd<'_>, option: libc::c_int) ->
 /// Sets a socket option to a plain C value.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn set_option<T: Copy>(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
     option: libc::c_int,
     value: T,
 ) -> io::Result<()> {
-    // SAFETY: pointer and length describe `value`, which the kernel only reads; where it
-    // holds a pointer (a filter), the kernel checks what that leads to.
+    // SAFETY: pointer and length describe `value`, which the kernel only reads; if it contains a
+    // pointer (a filter), the kernel checks that memory itself.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -159,21 +158,21 @@ pub fn set_option<T: Copy>(
     }
 }
 
-/// Bytes that a socket has sent and that no interface has taken yet, with what the kernel needs
-/// for them; `None` if it does not say.
+/// Bytes that a socket has sent and no interface has taken yet, including the kernel's overhead;
+/// `None` if the kernel does not report it.
 pub fn queued_bytes(socket: BorrowedFd<'_>) -> Option<libc::c_int> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: TIOCOUTQ writes one `int` where the pointer leads, which lives during the call.
+    // SAFETY: TIOCOUTQ writes one `int` through the pointer, which is valid during the call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     (result == 0).then_some(bytes)
 }
 
-/// Ties a port that the kernel chose to its bound UDP socket, as one that was asked for by
-/// its number is. Otherwise whoever holds the socket can give the port up (by connecting to
-/// nobody) while it is open, and it proves nothing to others.
+/// Makes a UDP port that the kernel chose permanent, as if it had been requested by number.
+/// Otherwise the holder of the socket could release the port (by connecting to AF_UNSPEC) while
+/// it is open, so holding the socket would not prove ownership of the port.
 ///
 /// # Errors
-/// `AddrInUse`: another has got the port meanwhile, and the socket has none any more.
+/// `AddrInUse`: another socket has taken the port meanwhile, and this one is unbound.
 pub fn pin_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     let address = std::net::SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
     rustix::net::connect_unspec(socket)?;
@@ -184,22 +183,22 @@ pub fn pin_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Who is at the other end of a unix socket.
+/// Credentials of the process at the other end of a unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// The process; 0 if it cannot be seen from here (another namespace).
+    /// Its process id; 0 if it is in another pid namespace.
     pub pid: i32,
-    /// Its effective user.
+    /// Its effective user id.
     pub uid: u32,
-    /// Its effective group.
+    /// Its effective group id.
     pub gid: u32,
 }
 
-/// The process at the other end of a connected unix socket, as the kernel knows it.
-/// (`rustix` cannot report one that is not visible.)
+/// Credentials of the process at the other end of a connected unix socket. (`rustix` cannot
+/// report a process that is not visible.)
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let found = getsockopt(&socket, PeerCredentials)?;
     Ok(Credentials {

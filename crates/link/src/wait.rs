@@ -1,14 +1,14 @@
-//! Sleeping until a descriptor is readable or somebody wakes the sleeper.
+//! Sleeping until a descriptor is readable or another thread wakes the sleeper.
 //!
-//! A [`Sleeper`] is a `ppoll` on a few descriptors, an eventfd and a timerfd.
-//! After every return the caller looks at all its sources, whatever the reason
-//! given. Two other ways were measured and refused:
+//! A [`Sleeper`] calls `ppoll` on a few descriptors, an eventfd and a timerfd. After every
+//! return the caller checks all its sources, whatever the reason given. Two alternatives were
+//! measured and rejected:
 //!
-//! - a standing epoll: the kernel visits it for every packet that arrives,
-//!   whether anybody sleeps or not, which costs the packet's sender some 0.2 us;
-//! - the time-out of the call itself: setting and cancelling a timer at each sleep
-//!   leaves the virtual machine each time, some 5 us per message. The timer here
-//!   stays set when a sleep ends early, and is set anew only to an earlier moment
+//! - a permanent epoll: the kernel visits it for every arriving packet, even when no thread
+//!   sleeps, which costs the sender of the packet about 0.2 us;
+//! - the time-out argument of the call: setting and cancelling a timer for each sleep causes a
+//!   VM exit each time, about 5 us per message. The timerfd stays set when a sleep ends
+//!   early, and is set again only to an earlier time or after it has fired.
 //!   or when it has fired.
 
 use std::io;
@@ -22,44 +22,44 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-/// Descriptors that one sleeper can have beside its bell and its timer.
+/// Maximum descriptors per sleeper, besides its eventfd and timerfd.
 pub const MAX_DESCRIPTORS: usize = 14;
 
 /// Why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Woken {
-    /// At least one descriptor is readable (or has failed).
+pub enum WakeReason {
+    /// At least one descriptor is readable or has failed.
     Readable,
     /// A [`Waker`] was used, and no descriptor is readable.
     Waker,
-    /// The time has passed.
+    /// The time-out has passed.
     TimedOut,
     /// A signal handler ran.
     Interrupted,
 }
 
-/// Sleeps on several descriptors; shared by reference between threads.
+/// Sleeps on several descriptors; can be shared between threads.
 #[derive(Debug)]
 pub struct Sleeper {
-    /// Copies of the descriptors given: they stay open as long as this.
+    /// Duplicates of the given descriptors, which stay open as long as the sleeper.
     descriptors: Vec<OwnedFd>,
     bell: Arc<OwnedFd>,
     timer: OwnedFd,
-    /// When the timer fires; held by the sleeper that uses it.
+    /// When the timer fires; locked by the sleeping thread that uses it.
     set_for: Mutex<Option<Instant>>,
 }
 
-/// Ends sleeps of one [`Sleeper`], from any thread.
+/// Ends the sleeps of one [`Sleeper`], from any thread.
 #[derive(Clone, Debug)]
 pub struct Waker {
     bell: Arc<OwnedFd>,
 }
 
 impl Sleeper {
-    /// Makes a sleeper for these descriptors.
+    /// Creates a sleeper for these descriptors.
     ///
     /// # Errors
-    /// When descriptors have run out, or more than [`MAX_DESCRIPTORS`] are given.
+    /// No descriptors are left, or more than [`MAX_DESCRIPTORS`] are given.
     pub fn new(descriptors: &[BorrowedFd<'_>]) -> io::Result<Sleeper> {
         if descriptors.len() > MAX_DESCRIPTORS {
             return Err(io::Error::new(
@@ -87,20 +87,20 @@ impl Sleeper {
         })
     }
 
-    /// Sleeps until a descriptor is readable, a wake comes, or `timeout` has
-    /// passed; `None` sleeps without end.
+    /// Sleeps until a descriptor is readable, a wake arrives, or `timeout` has passed; `None`
+    /// means no time-out.
     ///
-    /// Each wake ends at least one sleep that runs now or begins later. When
-    /// several threads sleep, it may end only one of them.
+    /// Each wake ends at least one sleep that is running or starts later. With several sleeping
+    /// threads it may end only one of the sleeps.
     ///
     /// # Errors
-    /// Only when the kernel object is broken.
-    pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<Woken> {
+    /// Only if the kernel object is broken.
+    pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<WakeReason> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut set_for = match self.set_for.try_lock() {
             Ok(set_for) => set_for,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another thread sleeps by the timer: this one by the call's time-out.
+            // Another thread sleeps with the timer; this one uses the call's time-out.
             Err(TryLockError::WouldBlock) => return self.poll_once(false, timeout),
         };
         if timeout == Some(Duration::ZERO) {
@@ -114,12 +114,12 @@ impl Sleeper {
                 *set_for = Some(until);
             }
             match self.poll_once(true, None)? {
-                Woken::TimedOut => {
+                WakeReason::TimedOut => {
                     // It has fired, perhaps for an earlier sleep.
                     *set_for = None;
                     rustix::io::read(&self.timer, &mut [0; 8]).or_else(nothing_there)?;
                     if until.is_some_and(|until| Instant::now() >= until) {
-                        return Ok(Woken::TimedOut);
+                        return Ok(WakeReason::TimedOut);
                     }
                 }
                 woken => return Ok(woken),
@@ -127,8 +127,8 @@ impl Sleeper {
         }
     }
 
-    /// One call of the kernel; `TimedOut` also when only the timer has fired.
-    fn poll_once(&self, with_timer: bool, timeout: Option<Duration>) -> io::Result<Woken> {
+    /// One `ppoll` call; returns `TimedOut` also when only the timer has fired.
+    fn poll_once(&self, with_timer: bool, timeout: Option<Duration>) -> io::Result<WakeReason> {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let bell = self.descriptors.len();
         let count = bell + 1 + usize::from(with_timer);
@@ -141,9 +141,9 @@ impl Sleeper {
             PollFd::new(descriptor, PollFlags::IN)
         });
         match poll(&mut polled[..count], timeout.as_ref()) {
-            Ok(0) => return Ok(Woken::TimedOut),
+            Ok(0) => return Ok(WakeReason::TimedOut),
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Woken::Interrupted),
+            Err(Errno::INTR) => return Ok(WakeReason::Interrupted),
             Err(error) => return Err(error.into()),
         }
         let ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
@@ -152,11 +152,11 @@ impl Sleeper {
             self.drain()?;
         }
         Ok(if polled[..bell].iter().any(ready) {
-            Woken::Readable
+            WakeReason::Readable
         } else if rung {
-            Woken::Waker
+            WakeReason::Waker
         } else {
-            Woken::TimedOut
+            WakeReason::TimedOut
         })
     }
 
@@ -179,15 +179,15 @@ impl Sleeper {
         }
     }
 
-    /// Takes back what wakers rang. Whoever drains returns from its sleep
-    /// afterwards, so the rings it takes have ended a sleep.
+    /// Resets the eventfd. A thread that resets it returns from its sleep afterwards, so every
+    /// wake that is consumed here ends a sleep.
     fn drain(&self) -> io::Result<()> {
         rustix::io::read(&self.bell, &mut [0; 8]).or_else(nothing_there)?;
         Ok(())
     }
 }
 
-/// Another sleeper has taken it meanwhile.
+/// Treats a read that another sleeper has already done as success.
 fn nothing_there(error: Errno) -> io::Result<usize> {
     match error {
         Errno::AGAIN | Errno::INTR => Ok(0),
@@ -196,10 +196,10 @@ fn nothing_there(error: Errno) -> io::Result<usize> {
 }
 
 impl Waker {
-    /// Ends a sleep; one that begins later when none runs. Never blocks.
+    /// Ends a running sleep, or the next one if none is running. Never blocks.
     pub fn wake(&self) {
-        // Interruption apart, the write can fail only with `AGAIN`: the counter
-        // is at its limit, so the bell already rings.
+        // Apart from EINTR, the write fails only with EAGAIN: the counter is at its limit, so a
+        // wake is pending anyway.
         while rustix::io::write(&self.bell, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
     }
 }
@@ -216,10 +216,10 @@ mod tests {
         let sleeper = Sleeper::new(&[]).unwrap();
         sleeper.waker().wake();
         sleeper.waker().wake();
-        assert_eq!(sleeper.sleep(None).unwrap(), Woken::Waker);
+        assert_eq!(sleeper.sleep(None).unwrap(), WakeReason::Waker);
         assert_eq!(
             sleeper.sleep(Some(Duration::ZERO)).unwrap(),
-            Woken::TimedOut
+            WakeReason::TimedOut
         );
     }
 
@@ -228,7 +228,7 @@ mod tests {
         let sleeper = Sleeper::new(&[]).unwrap();
         for timeout in [Duration::from_nanos(100), Duration::from_micros(1500)] {
             let start = Instant::now();
-            assert_eq!(sleeper.sleep(Some(timeout)).unwrap(), Woken::TimedOut);
+            assert_eq!(sleeper.sleep(Some(timeout)).unwrap(), WakeReason::TimedOut);
             assert!(start.elapsed() >= timeout);
         }
     }
@@ -237,7 +237,10 @@ mod tests {
     fn an_endless_timeout_is_accepted() {
         let sleeper = Sleeper::new(&[]).unwrap();
         sleeper.waker().wake();
-        assert_eq!(sleeper.sleep(Some(Duration::MAX)).unwrap(), Woken::Waker);
+        assert_eq!(
+            sleeper.sleep(Some(Duration::MAX)).unwrap(),
+            WakeReason::Waker
+        );
     }
 
     #[test]
@@ -245,13 +248,13 @@ mod tests {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let sleeper = Sleeper::new(&[reader.as_fd()]).unwrap();
         rustix::io::write(&writer, b"x").unwrap();
-        assert_eq!(sleeper.sleep(None).unwrap(), Woken::Readable);
+        assert_eq!(sleeper.sleep(None).unwrap(), WakeReason::Readable);
         sleeper.waker().wake();
-        assert_eq!(sleeper.sleep(None).unwrap(), Woken::Readable);
+        assert_eq!(sleeper.sleep(None).unwrap(), WakeReason::Readable);
         rustix::io::read(&reader, &mut [0; 1]).unwrap();
         assert_eq!(
             sleeper.sleep(Some(Duration::ZERO)).unwrap(),
-            Woken::TimedOut
+            WakeReason::TimedOut
         );
     }
 
@@ -310,7 +313,7 @@ mod tests {
                             sleeper.sleep(None).unwrap();
                         }
                     }
-                    // Passes the end on to the sleepers that are left.
+                    // Pass the end on to the remaining sleepers.
                     sleeper.waker().wake();
                 });
             }

@@ -1,4 +1,4 @@
-//! Many descriptors, seldom of interest: a level-triggered epoll.
+//! Watches many mostly idle descriptors for a close by the peer: a level-triggered epoll.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,17 +7,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-/// Events told in one call.
+/// Maximum events per call.
 const EVENTS: usize = 64;
 
-/// See the module.
+/// An epoll instance for close events.
 #[derive(Debug)]
 pub struct Watch {
     epoll: OwnedFd,
 }
 
 impl Watch {
-    /// Watches nothing yet.
+    /// Creates an empty set.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -26,7 +26,7 @@ impl Watch {
         Ok(Watch { epoll })
     }
 
-    /// Watches a descriptor for its other end to be closed; `token` names it.
+    /// Adds a descriptor; [`poll`](Watch::poll) reports its `token` once the other end is closed.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -40,24 +40,24 @@ impl Watch {
         )?)
     }
 
-    /// Watches it no more.
+    /// Removes a descriptor.
     ///
     /// # Errors
-    /// It was not watched.
+    /// It was not in the set.
     pub fn remove(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, descriptor)?)
     }
 
-    /// Tells, without waiting, whose other end is closed. Those must be removed, or are
-    /// told again.
+    /// Passes the tokens of descriptors whose other end is closed to `report`, without waiting.
+    /// They are reported again until they are removed.
     ///
     /// # Errors
     /// The kernel object is broken.
-    pub fn poll(&self, mut tell: impl FnMut(u64)) -> io::Result<()> {
+    pub fn poll(&self, mut report: impl FnMut(u64)) -> io::Result<()> {
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
         let timeout = Timespec::default();
         match epoll::wait(&self.epoll, &mut space, Some(&timeout)) {
-            Ok((ready, _)) => ready.iter().for_each(|event| tell(event.data.u64())),
+            Ok((ready, _)) => ready.iter().for_each(|event| report(event.data.u64())),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -66,7 +66,7 @@ impl Watch {
 }
 
 impl AsFd for Watch {
-    /// Readable when [`poll`](Watch::poll) has something to tell.
+    /// Readable when [`poll`](Watch::poll) has something to report.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -78,20 +78,20 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn only_those_whose_other_end_is_closed_are_told() {
+    fn only_descriptors_whose_other_end_is_closed_are_reported() {
         let watch = Watch::new().unwrap();
         let (one, its_end) = UnixStream::pair().unwrap();
         let (other, _stays) = UnixStream::pair().unwrap();
         watch.add(one.as_fd(), 1).unwrap();
         watch.add(other.as_fd(), 2).unwrap();
-        let mut told = Vec::new();
-        watch.poll(|token| told.push(token)).unwrap();
-        assert!(told.is_empty());
+        let mut reported = Vec::new();
+        watch.poll(|token| reported.push(token)).unwrap();
+        assert!(reported.is_empty());
         drop(its_end);
-        watch.poll(|token| told.push(token)).unwrap();
-        assert_eq!(told, [1]);
+        watch.poll(|token| reported.push(token)).unwrap();
+        assert_eq!(reported, [1]);
         watch.remove(one.as_fd()).unwrap();
-        watch.poll(|token| told.push(token)).unwrap();
-        assert_eq!(told, [1]);
+        watch.poll(|token| reported.push(token)).unwrap();
+        assert_eq!(reported, [1]);
     }
 }

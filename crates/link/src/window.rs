@@ -1,8 +1,7 @@
-//! Memory that one process of a job writes and the others of its node read.
+//! Memory that one process of a job writes and the other processes of its node read.
 //!
-//! A window is large and sparse: it takes memory where it has been written. Its owner writes, the
-//! others copy out of it what the owner has said is there; who says so, and when a place may be
-//! written again, is the callers' protocol.
+//! A window is large and sparse: only the pages that were written take memory. When data is
+//! ready and when a range may be reused is decided by the callers' protocol.
 
 use std::io;
 use std::marker::PhantomData;
@@ -15,7 +14,7 @@ use rustix::thread::futex;
 
 use crate::segment::{MapFlags, ProtFlags, Segment};
 
-/// Bytes that somebody else may change meanwhile: they are read once, by copying.
+/// Bytes that another process may change at any time: they are read once, by copying.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     start: *const u8,
@@ -35,7 +34,7 @@ impl<'a> From<&'a [u8]> for Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Bytes of this process by their address.
+    /// Bytes of this process, by address.
     ///
     /// # Safety
     /// They stay readable for `'a`.
@@ -49,24 +48,24 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// How many they are.
+    /// Length in bytes.
     #[inline]
     #[must_use]
     pub fn length(self) -> usize {
         self.length
     }
 
-    /// Where they lie.
+    /// Address of the first byte.
     #[inline]
     #[must_use]
     pub fn address(self) -> *const u8 {
         self.start
     }
 
-    /// `length` of them from `at` on.
+    /// The `length` bytes from offset `at`.
     ///
     /// # Panics
-    /// When they are not inside.
+    /// If they are out of bounds.
     #[inline]
     #[must_use]
     pub fn part(self, at: usize, length: usize) -> Source<'a> {
@@ -86,7 +85,7 @@ impl<'a> Source<'a> {
     /// The 64-bit word at `at`.
     ///
     /// # Panics
-    /// When it is not inside.
+    /// If it is out of bounds.
     #[inline]
     #[must_use]
     pub fn word(self, at: usize) -> u64 {
@@ -95,41 +94,41 @@ impl<'a> Source<'a> {
         unsafe { place.start.cast::<u64>().read_unaligned() }
     }
 
-    /// Copies all of them to memory that may overlap.
+    /// Copies all bytes to memory that may overlap.
     ///
     /// # Safety
-    /// As many bytes are writable there, and nobody else uses them meanwhile.
+    /// `to` is writable for this many bytes, and nothing else accesses it meanwhile.
     #[inline]
     pub unsafe fn copy_to(self, to: *mut u8) {
-        // SAFETY: readable by this type's promise, writable by the caller's.
+        // SAFETY: readable as this type guarantees, writable as the caller guarantees.
         unsafe { std::ptr::copy(self.start, to, self.length) };
     }
 
-    /// Copies all of them.
+    /// Copies all bytes.
     ///
     /// # Panics
-    /// When `to` has another length.
+    /// If `to` has another length.
     #[inline]
     pub fn copy_into(self, to: &mut [u8]) {
         assert_eq!(to.len(), self.length, "as long as its source");
-        // SAFETY: as many bytes, borrowed mutably.
+        // SAFETY: `to` has the same length and is borrowed mutably.
         unsafe { self.copy_to(to.as_mut_ptr()) };
     }
 
-    /// Copies all of them behind what is in `to`.
+    /// Appends all bytes to `to`.
     #[inline]
     pub fn append_to(self, to: &mut Vec<u8>) {
         to.reserve(self.length);
         let end = to.len();
-        // SAFETY: the room behind the end was just reserved and is disjoint from what this
-        // refers to, since `to` is borrowed mutably; it is initialised before it counts.
+        // SAFETY: the space after the end was just reserved and does not overlap the source,
+        // since `to` is borrowed mutably; it is initialised before `set_len` includes it.
         unsafe {
             std::ptr::copy_nonoverlapping(self.start, to.as_mut_ptr().add(end), self.length);
             to.set_len(end + self.length);
         }
     }
 
-    /// A copy of them.
+    /// Copies all bytes to a new vector.
     #[must_use]
     pub fn to_vec(self) -> Vec<u8> {
         let mut copy = Vec::new();
@@ -138,7 +137,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// See the module.
+/// A shared window: its mapping and descriptor.
 #[derive(Debug)]
 pub struct Window {
     segment: Segment,
@@ -146,8 +145,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// An empty one of at most `most` bytes, smaller where the process may not have so much
-    /// address space.
+    /// Creates an empty window of at most `most` bytes; smaller if the process may not use that
+    /// much address space.
     ///
     /// # Errors
     /// The kernel's.
@@ -163,11 +162,11 @@ impl Window {
         }
     }
 
-    /// The window of another process of this user: its process, the number of its descriptor
-    /// there and its length.
+    /// Maps the window of another process of this user, given its pid, its descriptor number
+    /// there, and the length.
     ///
     /// # Errors
-    /// The kernel's; the process is gone, out of sight or not this user's; it is no window.
+    /// The kernel's; the process is gone, not visible or another user's; it is not a window.
     pub fn open(process: u32, descriptor: i32, length: usize) -> io::Result<Window> {
         let path = format!("/proc/{process}/fd/{descriptor}");
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -175,8 +174,8 @@ impl Window {
         Ok(Window { segment, file })
     }
 
-    /// A window over a new file, which is made so long and takes its room on the disk at once:
-    /// writing into the window cannot fail later.
+    /// Creates a window over a new file, extended to `length` with its disk blocks allocated:
+    /// later writes into the window cannot fail.
     ///
     /// # Errors
     /// The kernel's; the disk is full.
@@ -187,36 +186,36 @@ impl Window {
         Ok(Window { segment, file })
     }
 
-    /// Its length.
+    /// Length in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.segment.length()
     }
 
-    /// The number of its descriptor in this process.
+    /// Descriptor number in this process.
     #[must_use]
     pub fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
     }
 
-    /// The word at `at`.
+    /// The 64-bit word at `at`.
     ///
     /// # Panics
-    /// When it is not inside, or not aligned.
+    /// If it is out of bounds or not aligned.
     #[inline]
     #[must_use]
     pub fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8), "an aligned word");
         let place = self.segment.at(at, 8);
-        // SAFETY: inside the mapping, which lives as long as the borrow, aligned, and used
-        // by atomics wherever it is used as a word.
+        // SAFETY: inside the mapping, which lives as long as the borrow, and aligned; words are
+        // accessed only atomically.
         unsafe { place.cast::<AtomicU64>().as_ref() }
     }
 
-    /// The half word at `at`.
+    /// The 32-bit word at `at`.
     ///
     /// # Panics
-    /// When it is not inside, or not aligned.
+    /// If it is out of bounds or not aligned.
     #[inline]
     #[must_use]
     pub fn half_word(&self, at: usize) -> &AtomicU32 {
@@ -226,21 +225,21 @@ impl Window {
         unsafe { place.cast::<AtomicU32>().as_ref() }
     }
 
-    /// Copies bytes into a window of this process's own.
+    /// Copies bytes into a window that this process owns.
     ///
     /// # Panics
-    /// When the place is not inside.
+    /// If the range is out of bounds.
     #[inline]
     pub fn write(&self, at: usize, bytes: Source<'_>) {
         let place = self.segment.at(at, bytes.length());
-        // SAFETY: inside the mapping; nobody reads it before its owner has said that it is there.
+        // SAFETY: inside the mapping; no process reads the bytes before the owner announces them.
         unsafe { bytes.copy_to(place.as_ptr()) };
     }
 
-    /// The bytes at a place.
+    /// The bytes of a range.
     ///
     /// # Panics
-    /// When they are not inside.
+    /// If the range is out of bounds.
     #[inline]
     #[must_use]
     pub fn source(&self, at: usize, length: usize) -> Source<'_> {
@@ -251,20 +250,20 @@ impl Window {
         }
     }
 
-    /// Gives the memory of whole pages inside a range back to the system; they are zero then.
+    /// Returns the memory of the whole pages inside a range to the system; they read as zeros then.
     pub fn release(&self, at: usize, length: usize) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Where it fails the memory is merely kept.
+        // If this fails, the memory is merely kept.
         let _kept = rustix::fs::fallocate(&self.file, flags, at as u64, length as u64);
     }
 
-    /// Sleeps while the half word at `at` is `value`, at most `most`.
+    /// Sleeps while the 32-bit word at `at` equals `value`, at most for `most`.
     pub fn sleep(&self, at: usize, value: u32, most: Duration) {
         let timeout = rustix::fs::Timespec {
             tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(most.subsec_nanos()),
         };
-        // Whoever sleeps looks again, for whatever reason it was woken.
+        // The caller checks the word again, whatever ended the sleep.
         let _woken = futex::wait(
             self.half_word(at),
             futex::Flags::empty(),
@@ -273,7 +272,7 @@ impl Window {
         );
     }
 
-    /// Wakes all who sleep on the half word at `at`.
+    /// Wakes all threads that sleep on the 32-bit word at `at`.
     pub fn wake(&self, at: usize) {
         let all = i32::MAX.unsigned_abs();
         let _count = futex::wake(self.half_word(at), futex::Flags::empty(), all);
@@ -287,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_owner_writes_is_read_by_who_opened_its_window() {
+    fn another_process_reads_what_the_owner_of_a_window_wrote() {
         let own = Window::create(1 << 30).expect("memory");
         let other = Window::open(std::process::id(), own.descriptor(), own.length());
         let other = other.expect("our own");

@@ -1,14 +1,14 @@
-//! A word that two sides share: memory, or the model checker's idea of it.
+//! A shared word: a real atomic, or loom's model of one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A word that both sides may read and one of them writes.
+/// A word that both sides may read and one side writes.
 pub trait Word {
-    /// Reads it.
+    /// Loads the word.
     fn load(&self, order: Ordering) -> u64;
-    /// Writes it.
+    /// Stores the word.
     fn store(&self, value: u64, order: Ordering);
-    /// Orders what came before it against what comes after, for all words.
+    /// A sequentially consistent fence for all words.
     fn full_fence();
 }
 

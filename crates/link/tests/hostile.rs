@@ -1,4 +1,4 @@
-//! Peers that break every rule harm their own connection only.
+//! Peers that violate every rule harm only their own connection.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use common::{Side, other, pattern, role, seed};
-use dipole_link::shm::{Closing, ConnId, Hub, PushError, ShmError, ShmOptions};
+use dipole_link::shm::{CloseReason, ConnId, Hub, PushError, ShmError, ShmOptions};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -24,10 +24,10 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit};
 
-/// Which of several children this is.
+/// Index of this child process.
 const NUMBER: &str = "DIPOLE_SHM_TEST_NUMBER";
 
-// What goes over the socket, as in `shm/control.rs`.
+// Socket messages, as in `shm/control.rs`.
 const HELLO: u8 = 1;
 const RING: u8 = 2;
 const WAKE: u8 = 3;
@@ -50,7 +50,7 @@ fn connected(path: &Path) -> OwnedFd {
     socket
 }
 
-/// False if the socket is full or closed.
+/// Sends a raw message; false if the socket is full or closed.
 fn say(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -88,7 +88,7 @@ fn sealed(bytes: u64) -> File {
     memory(bytes, SealFlags::SHRINK | SealFlags::GROW)
 }
 
-/// A peer that greets as it should, by hand: its socket, bell and page.
+/// A hand-made peer that greets correctly: its socket, bell and page.
 fn greeted(path: &Path) -> (OwnedFd, File, File) {
     let socket = connected(path);
     let (bell, page) = (sealed(PAGE_BYTES), sealed(PAGE_BYTES));
@@ -96,7 +96,7 @@ fn greeted(path: &Path) -> (OwnedFd, File, File) {
     (socket, bell, page)
 }
 
-/// Another hub can connect and be heard.
+/// Checks that another hub can connect and its record arrives.
 fn still_serves(side: &mut Side) {
     let mut honest = Side::new();
     let conn = honest.hub.connect(&side.path()).expect("a listener");
@@ -113,13 +113,13 @@ fn still_serves(side: &mut Side) {
     side.wait("its end", &mut || (), |side| side.try_closed(here));
 }
 
-/// After that it hangs.
+/// Time after which the test counts as hung.
 const LONGEST: Duration = Duration::from_secs(100);
 const SCRIBBLERS: u64 = 6;
 const CONNECTIONS: u32 = 200;
 const HONEST_RECORDS: u64 = 40_000;
 
-/// Where shared memory lies that this process can write: start and end.
+/// Shared memory that this process can write: start and end addresses.
 fn shared() -> Vec<(u64, u64)> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
     let hex = |text| u64::from_str_radix(text, 16).expect("an address");
@@ -130,8 +130,8 @@ fn shared() -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// A word to write and where: the header of a slot that is read next, perhaps, or
-/// anything anywhere.
+/// A word to write and its address: perhaps the header of the next slot, perhaps anything
+/// anywhere.
 fn scribble((start, end): (u64, u64), pushed: u64, random: &mut StdRng) -> (u64, u64) {
     let length = match random.random_range(0..4) {
         0 => random.random_range(0..200),
@@ -157,8 +157,8 @@ fn scribble((start, end): (u64, u64), pushed: u64, random: &mut StdRng) -> (u64,
     (at, anything[random.random_range(0..anything.len())])
 }
 
-/// One connection after the other: some correct records, then scribbling over
-/// everything shared that this process can write.
+/// Opens one connection after another: sends some correct records, then writes random words to
+/// all shared memory that this process can write.
 fn be_hostile(path: &Path, random: &mut StdRng) {
     let memory = File::options()
         .write(true)
@@ -167,7 +167,7 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
     for _ in 0..CONNECTIONS {
         let mut side = Side::greeting(b"scribbler");
         let conn = side.hub.connect(path).expect("a listener");
-        // Its own bell will be scribbled over: no sleeping.
+        // Its own bell will be overwritten, so it cannot sleep.
         side.wait_awake("an answer", |side| side.try_opened(b"hello"));
         let (correct, scribbles) = (random.random_range(0..60), random.random_range(0..60));
         let longest = [100, 2000, 40_000][random.random_range(0..3)];
@@ -176,7 +176,7 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
             let length = random.random_range(0..longest);
             let result = side.hub.push(conn, random.random(), &pattern(1, length));
             pushed += u64::from(result.is_ok());
-            side.hub.ring(conn);
+            side.hub.wake_peer(conn);
             if round < correct {
                 continue;
             }
@@ -186,7 +186,7 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
             let range = ranges[random.random_range(0..ranges.len())];
             let (at, word) = scribble(range, pushed, random);
             if memory.write_all_at(&word.to_ne_bytes(), at).is_err() {
-                // It has been given up meanwhile.
+                // The hub has closed the connection meanwhile.
                 ranges.clear();
             }
             side.hub.poll(16, &mut |_, _, _| ());
@@ -203,7 +203,7 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
 }
 
 #[test]
-fn peers_that_scribble_over_shared_memory_harm_nobody_else() {
+fn peers_that_overwrite_shared_memory_harm_only_themselves() {
     let name = "peers_that_scribble_over_shared_memory_harm_nobody_else";
     if let Some(path) = role() {
         let number: u64 = std::env::var(NUMBER)
@@ -240,14 +240,14 @@ fn peers_that_scribble_over_shared_memory_harm_nobody_else() {
     let (mut honest, mut next) = (None::<ConnId>, 0);
     let (mut opened, mut ended) = (0, 0);
     let begun = Instant::now();
-    // All of them have come, all have gone, and everything of theirs is known.
+    // Wait until all children have connected and ended, and all their events are processed.
     while opened <= SCRIBBLERS || ended < opened || running(&mut children) {
         assert!(begun.elapsed() < LONGEST, "{next} honest records so far");
         side.poll();
         side.poll_connections();
-        while let Some((conn, facts)) = side.take_opened() {
+        while let Some((conn, peer)) = side.take_opened() {
             opened += 1;
-            if facts.greeting == b"honest" {
+            if peer.greeting == b"honest" {
                 honest = Some(conn);
             }
         }
@@ -261,16 +261,16 @@ fn peers_that_scribble_over_shared_memory_harm_nobody_else() {
                 next += 1;
                 continue;
             }
-            // Answers go where the hostile side says it has read.
+            // Answers go to where the hostile side claims to have read.
             let length = random.random_range(0..300);
             match side.hub.push(conn, 1, &pattern(1, length)) {
                 Ok(()) | Err(PushError::Gone) => {}
                 Err(PushError::Full) => side.hub.want_room(conn),
                 Err(error) => panic!("{error:?}"),
             }
-            side.hub.ring(conn);
+            side.hub.wake_peer(conn);
         }
-        // Asleep for a moment, so that bells are rung too.
+        // Sleep for a moment, so that wake-ups are sent, too.
         if side.hub.arm() {
             std::thread::yield_now();
         }
@@ -278,7 +278,7 @@ fn peers_that_scribble_over_shared_memory_harm_nobody_else() {
     }
     assert_eq!(next, HONEST_RECORDS);
     println!("{:?}", side.hub.stats());
-    assert!(side.hub.stats().broken > 0, "nobody was found out");
+    assert!(side.hub.stats().violations > 0, "no violation was detected");
     for (number, child) in children.iter_mut().enumerate() {
         let status = child.wait().expect("a status");
         assert!(status.success(), "child {number}: {status}");
@@ -287,7 +287,7 @@ fn peers_that_scribble_over_shared_memory_harm_nobody_else() {
 }
 
 #[test]
-fn memory_that_could_be_cut_off_or_is_none_is_refused() {
+fn memory_that_is_unsealed_or_of_the_wrong_kind_is_refused() {
     let mut side = Side::new();
     let path = side.path();
     let null = File::open("/dev/null").expect("a file");
@@ -312,14 +312,14 @@ fn memory_that_could_be_cut_off_or_is_none_is_refused() {
         assert!(say(&socket, &greeting(), &files));
         side.wait(what, &mut || (), |_| is_hung_up(&socket).then_some(()));
         broken += 1;
-        assert_eq!(side.hub.stats().broken, broken, "{what}");
+        assert_eq!(side.hub.stats().violations, broken, "{what}");
     }
     assert!(side.take_opened().is_none());
     still_serves(&mut side);
 }
 
 #[test]
-fn nonsense_on_the_socket_ends_that_connection() {
+fn a_malformed_message_on_the_socket_ends_that_connection() {
     let mut side = Side::new();
     let path = side.path();
     let too_long = [&greeting()[..], &[7; 64]].concat();
@@ -336,37 +336,37 @@ fn nonsense_on_the_socket_ends_that_connection() {
         assert!(say(&socket, bytes, &[]));
         side.wait("the end", &mut || (), |_| is_hung_up(&socket).then_some(()));
     }
-    assert_eq!(side.hub.stats().broken, 6);
+    assert_eq!(side.hub.stats().violations, 6);
     assert!(side.take_opened().is_none() && side.take_closed().is_none());
     for bytes in first {
         let (socket, ..) = greeted(&path);
         side.opened();
         assert!(say(&socket, bytes, &[]));
-        assert!(matches!(side.closed(), Closing::Broke { .. }));
+        assert!(matches!(side.closed(), CloseReason::Violation { .. }));
     }
     let (socket, bell, page) = greeted(&path);
     side.opened();
     assert!(say(&socket, &greeting(), &[bell.as_fd(), page.as_fd()]));
-    assert!(matches!(side.closed(), Closing::Broke { .. }));
-    // A record that promises a ring that never came.
+    assert!(matches!(side.closed(), CloseReason::Violation { .. }));
+    // A record that announces a ring that was never sent.
     let (_socket, _, page) = greeted(&path);
     side.opened();
     page.write_all_at(&u64::MAX.to_le_bytes(), 264)
         .expect("memory");
     page.write_all_at(&(1_u64 << 32).to_le_bytes(), 256)
         .expect("memory");
-    assert!(matches!(side.closed(), Closing::Broke { .. }));
-    // A record longer than any.
+    assert!(matches!(side.closed(), CloseReason::Violation { .. }));
+    // A record that is too long.
     let (_socket, _, page) = greeted(&path);
     side.opened();
     page.write_all_at(&(1_u64 << 32 | 113).to_le_bytes(), 256)
         .expect("memory");
-    assert!(matches!(side.closed(), Closing::Broke { .. }));
+    assert!(matches!(side.closed(), CloseReason::Violation { .. }));
     still_serves(&mut side);
 }
 
 #[test]
-fn descriptors_sent_along_with_anything_do_not_pile_up() {
+fn descriptors_attached_to_any_message_do_not_pile_up() {
     let mut side = Side::new();
     let (socket, bell, page) = greeted(&side.path());
     side.opened();
@@ -395,31 +395,31 @@ fn descriptors_sent_along_with_anything_do_not_pile_up() {
         .expect("/proc")
         .filter_map(|entry| std::fs::metadata(entry.ok()?.path()).ok())
         .filter(|found| own.contains(&std::os::unix::fs::MetadataExt::ino(found)));
-    // Ours, and the kernel's socket queue has none left.
+    // Only ours is left; the kernel's socket queue holds none.
     assert_eq!(held.count(), 2);
     still_serves(&mut side);
 }
 
 #[test]
-fn a_peer_that_never_reads_its_socket_is_not_waited_for() {
+fn a_peer_that_never_reads_its_socket_does_not_block_the_hub() {
     let mut side = Side::new();
     let (socket, bell, _page) = greeted(&side.path());
     let conn = side.opened();
     for epoch in 0..5000_u64 {
-        // Asleep anew each time.
+        // A new sleep each time.
         bell.write_all_at(&(2 * epoch + 1).to_le_bytes(), 0)
             .expect("memory");
-        side.hub.ring(conn);
+        side.hub.wake_peer(conn);
     }
-    // No room in the socket for the large ring either.
+    // The socket has no room for the large ring either.
     assert_eq!(side.hub.push(conn, 1, &[1; 5000]), Err(PushError::Full));
     still_serves(&mut side);
     drop(socket);
-    assert_eq!(side.closed(), Closing::HungUp);
+    assert_eq!(side.closed(), CloseReason::HungUp);
 }
 
 #[test]
-fn those_that_never_greet_are_bounded_and_stop_nobody() {
+fn connections_without_a_greeting_are_limited_and_block_no_others() {
     const SILENT: usize = 600;
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let more = Rlimit {
@@ -438,7 +438,7 @@ fn those_that_never_greet_are_bounded_and_stop_nobody() {
     assert_eq!(alive, 256);
     assert!(!is_hung_up(&sockets[SILENT - 1]), "the youngest stays");
     still_serves(&mut side);
-    // One of them greets late, after all.
+    // One of them sends its greeting late.
     let (bell, page) = (sealed(PAGE_BYTES), sealed(PAGE_BYTES));
     assert!(say(
         &sockets[SILENT - 1],
@@ -449,11 +449,11 @@ fn those_that_never_greet_are_bounded_and_stop_nobody() {
 }
 
 #[test]
-fn without_descriptors_peers_are_turned_away_and_the_hub_stays_quiet() {
+fn without_descriptors_peers_are_rejected_and_the_hub_stays_idle() {
     if role().is_none() {
-        // The limit is a whole process's.
+        // The limit applies to the whole process.
         let side = Side::new();
-        let name = "without_descriptors_peers_are_turned_away_and_the_hub_stays_quiet";
+        let name = "without_descriptors_peers_are_rejected_and_the_hub_stays_idle";
         let status = other(name, &side).status().expect("another process");
         assert!(status.success());
         return;
@@ -466,7 +466,7 @@ fn without_descriptors_peers_are_turned_away_and_the_hub_stays_quiet() {
         let maximum = limit.maximum;
         rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("a limit");
     };
-    // The lowest free one is beyond what is allowed.
+    // The lowest free descriptor exceeds the limit.
     let next = side.hub.descriptor().try_clone_to_owned().expect("room");
     let lowest_free = std::os::fd::AsRawFd::as_raw_fd(&next);
     drop(next);
@@ -483,15 +483,15 @@ fn without_descriptors_peers_are_turned_away_and_the_hub_stays_quiet() {
     still_serves(&mut side);
 }
 
-/// Runs a test of this program, in its other role, as another user.
+/// Runs a test of this program as another user, in its role as the other process.
 fn as_nobody(test: &str, side: &Side) {
     const NOBODY: u32 = 65_534;
-    // This program may lie where only root can reach it.
+    // This program may be in a directory that only root can access.
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("own");
     let program = folder.path().join("program");
-    // By another process: one that a test beside this one starts would inherit the open copy, and
-    // a file that is open for writing cannot be executed.
+    // Copied by another process: a child that a concurrent test starts would inherit the open
+    // copy, and a file that is open for writing cannot be executed.
     let copied = std::process::Command::new("cp")
         .args([&std::env::current_exe().expect("this program"), &program])
         .status();
@@ -506,7 +506,7 @@ fn as_nobody(test: &str, side: &Side) {
     assert!(status.success());
 }
 
-/// A side at a socket that everybody can reach; `None` without the means to be another user.
+/// A side with a socket that everyone can reach; `None` if this process cannot change its user.
 fn reachable() -> Option<(tempfile::TempDir, Side)> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: only root can try as another user");
@@ -536,7 +536,7 @@ fn another_user_cannot_connect() {
 }
 
 #[test]
-fn where_modes_let_another_user_connect_both_sides_refuse() {
+fn both_sides_refuse_another_user_that_file_modes_would_admit() {
     if let Some(path) = role() {
         let mut side = Side::new();
         let error = side.hub.connect(&path).expect_err("another user's");
@@ -544,7 +544,7 @@ fn where_modes_let_another_user_connect_both_sides_refuse() {
             matches!(error, ShmError::Foreign { uid: 0, .. }),
             "{error:?}"
         );
-        // One that does not look who listens.
+        // A client that does not check the listener's user.
         greeted(&path);
         return;
     }
@@ -558,12 +558,12 @@ fn where_modes_let_another_user_connect_both_sides_refuse() {
     );
     side.poll_connections();
     assert!(side.take_opened().is_none());
-    assert_eq!(side.hub.stats().strangers, 2);
+    assert_eq!(side.hub.stats().foreign_users, 2);
     still_serves(&mut side);
 }
 
 #[test]
-fn who_would_be_one_too_many_is_told_and_gets_in_when_another_leaves() {
+fn a_connection_over_the_limit_is_rejected_until_another_one_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
     let options = ShmOptions {
@@ -578,14 +578,14 @@ fn who_would_be_one_too_many_is_told_and_gets_in_when_another_leaves() {
     first.opened();
     let refused = second.hub.connect(&path).expect("a listener");
     narrow.poll_connections();
-    assert_eq!(second.closed_one(), (refused, Closing::Full));
-    assert_eq!(narrow.hub.stats().turned_away, 1);
+    assert_eq!(second.closed_one(), (refused, CloseReason::Full));
+    assert_eq!(narrow.hub.stats().rejected, 1);
     let error = narrow.hub.connect(&second.path()).expect_err("the limit");
     assert!(matches!(error, ShmError::TooMany { limit: 1 }), "{error:?}");
     first.push(held, 1, b"still there");
     assert_eq!(narrow.receive().2, b"still there");
     first.hub.close(held);
-    assert_eq!(narrow.closed(), Closing::HungUp);
+    assert_eq!(narrow.closed(), CloseReason::HungUp);
     second.hub.connect(&path).expect("a listener");
     narrow.opened();
     second.opened();

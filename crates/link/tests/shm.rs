@@ -1,14 +1,14 @@
-//! Shared memory between real processes. A test that needs another process runs
-//! this program again, itself only, with a role.
+//! Shared memory between real processes. A test that needs another process runs this program
+//! again, with only that test and a role.
 
 mod common;
 
 use common::{Side, other, pattern, role, seed};
-use dipole_link::shm::{Closing, MAX_RECORD_BYTES, PushError, ShmError, ShmEvent};
+use dipole_link::shm::{CloseReason, MAX_RECORD_BYTES, PushError, ShmError, ShmEvent};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Every length up to what spans some pages, then some.
+/// Every length up to a few pages, then samples.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..3000)
         .chain((3000..MAX_RECORD_BYTES).step_by(509))
@@ -39,15 +39,15 @@ fn records_of_every_length_arrive_whole_and_in_order_in_another_process() {
         assert!(bytes == pattern(tag, length), "record {number}");
     }
     assert!(child.wait().expect("a status").success());
-    assert_eq!(side.closed(), Closing::HungUp);
+    assert_eq!(side.closed(), CloseReason::HungUp);
 }
 
 #[test]
-fn none_of_many_wakes_is_lost() {
+fn none_of_many_wakeups_is_lost() {
     const ROUNDS: u64 = 20_000;
     let mut side = Side::new();
     let mut random = StdRng::seed_from_u64(seed() ^ u64::from(role().is_some()));
-    // Now and then a side that is about to sleep takes its time.
+    // A side that is about to sleep occasionally pauses.
     let mut pause = move || {
         for _ in 0..random.random_range(0..600) {
             std::hint::spin_loop();
@@ -74,7 +74,7 @@ fn none_of_many_wakes_is_lost() {
     }
     side.flush(conn);
     assert!(child.wait().expect("a status").success());
-    assert!(side.hub.stats().bells > 0, "nobody ever slept");
+    assert!(side.hub.stats().wakeups > 0, "no side ever slept");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_hub_can_connect_to_itself() {
     side.push(out, 3, b"to myself");
     let (from, tag, bytes) = side.receive();
     assert!(from != out && tag == 3 && bytes == b"to myself");
-    // The kernel may refuse to read a process's own memory; then it says so.
+    // The kernel may refuse to read a process's own memory; then `can_pull` is false.
     let lent = pattern(5, 1000);
     let address = lent.as_ptr().expose_provenance() as u64;
     let mut into = vec![0; lent.len()];
@@ -123,7 +123,7 @@ fn a_hub_can_connect_to_itself() {
 }
 
 #[test]
-fn memory_is_pulled_from_a_living_peer_only() {
+fn memory_is_pulled_only_from_a_living_peer() {
     let mut side = Side::new();
     if let Some(path) = role() {
         let lent = pattern(9, 3 << 20);
@@ -146,17 +146,17 @@ fn memory_is_pulled_from_a_living_peer_only() {
             assert!(side.hub.pull(conn, 16, &mut into).is_err());
             assert!(side.hub.pull(conn, u64::MAX - 3, &mut into).is_err());
         }
-        false => println!("SKIPPED: this system lets no process read another"),
+        false => println!("SKIPPED: this system does not let a process read another one"),
     }
     child.kill().expect("it lives");
     child.wait().expect("a status");
     assert!(side.hub.pull(conn, address, &mut into).is_err());
-    assert_eq!(side.closed(), Closing::HungUp);
+    assert_eq!(side.closed(), CloseReason::HungUp);
     assert!(side.hub.pull(conn, address, &mut into).is_err());
 }
 
 #[test]
-fn a_ring_takes_what_it_has_room_for_and_more_when_some_was_read() {
+fn a_ring_fills_up_and_takes_more_after_some_was_read() {
     let (mut one, mut two) = (Side::new(), Side::new());
     let conn = one.hub.connect(&two.path()).expect("a listener");
     two.opened();
@@ -176,14 +176,14 @@ fn a_ring_takes_what_it_has_room_for_and_more_when_some_was_read() {
             assert!(bytes == pattern(tag, bytes.len()), "record {tag}");
             taken += 1;
         });
-        // What lies in the large ring is not shown together with the small one's last.
+        // Records in the large ring are not delivered together with the last of the small ring.
         while taken < pushed {
             taken += two.try_receive_up_to(1 << 20, taken);
         }
         two.hub.poll(1, &mut |_, _, _| panic!("nothing is left"));
         assert!(one.hub.is_read(conn));
     }
-    assert_eq!(one.hub.stats().rings, 1);
+    assert_eq!(one.hub.stats().large_rings, 1);
     let too_long = vec![0; MAX_RECORD_BYTES + 1];
     assert_eq!(
         one.hub.push(conn, 0, &too_long),
@@ -205,7 +205,7 @@ fn notices_at_the_end_need_not_be_read() {
             *taken += two.try_receive_up_to(1, *taken);
         }
     };
-    // Who goes to sleep has told what it took.
+    // A side that goes to sleep has published what it took.
     let rest = |two: &mut Side| {
         assert!(two.hub.arm());
         two.hub.disarm();
@@ -222,9 +222,9 @@ fn notices_at_the_end_need_not_be_read() {
     take(&mut two, &mut taken, 4);
     rest(&mut two);
     assert!(one.hub.is_read(conn));
-    // A notice that goes to the large ring does not hide what lies in the small one.
+    // A notice in the large ring does not hide records in the small one.
     let mut pushed = 4;
-    while one.hub.stats().rings == 0 {
+    while one.hub.stats().large_rings == 0 {
         if one.hub.stats().records_out % 5 == 4 {
             one.push(conn, pushed, &[]);
         } else if one.hub.push_notice(conn, pushed, &[]).is_err() {
@@ -240,13 +240,13 @@ fn notices_at_the_end_need_not_be_read() {
 }
 
 #[test]
-fn room_that_another_push_has_seen_is_told_to_who_sleeps_for_it() {
+fn room_noticed_by_another_push_is_reported_to_the_sleeping_sender() {
     let (mut one, mut two) = (Side::new(), Side::new());
     let conn = one.hub.connect(&two.path()).expect("a listener");
     two.opened();
     one.opened();
     let (mut pushed, mut taken) = (0, 0);
-    // First the small ring is full, which the large one replaces, then that.
+    // First the small ring is full, which the large ring replaces, then the large ring.
     for _ in 0..2 {
         while one.hub.push(conn, pushed, &[]).is_ok() {
             pushed += 1;
@@ -259,21 +259,21 @@ fn room_that_another_push_has_seen_is_told_to_who_sleeps_for_it() {
         }
         one.push(conn, pushed, &[]);
         pushed += 1;
-        assert!(one.hub.take_woken(), "who sleeps looks again");
+        assert!(one.hub.take_woken(), "the sleeper checks again");
         assert!(!one.hub.take_woken());
-        // The reader need not ring for what nobody waits for any more.
-        let bells = two.hub.stats().bells;
+        // The reader need not send a wake-up for room that no sender waits for.
+        let bells = two.hub.stats().wakeups;
         while taken < pushed {
             taken += two.try_receive_up_to(1 << 20, taken);
         }
-        assert_eq!(two.hub.stats().bells, bells);
+        assert_eq!(two.hub.stats().wakeups, bells);
         one.hub.disarm();
     }
-    assert_eq!(one.hub.stats().rings, 1);
+    assert_eq!(one.hub.stats().large_rings, 1);
 }
 
 #[test]
-fn what_was_pushed_before_closing_is_read() {
+fn records_pushed_before_closing_are_read() {
     let (mut one, mut two) = (Side::new(), Side::new());
     for count in [1, 8, 200] {
         let conn = one.hub.connect(&two.path()).expect("a listener");
@@ -296,17 +296,17 @@ fn what_was_pushed_before_closing_is_read() {
             assert!(more > 0, "{taken} of {count}");
             taken += more;
         }
-        assert_eq!(two.closed(), Closing::HungUp);
+        assert_eq!(two.closed(), CloseReason::HungUp);
     }
 }
 
 #[test]
-fn what_a_process_pushed_before_it_ended_is_read_before_anything_of_its_successor() {
+fn records_of_an_exited_process_are_read_before_those_of_its_successor() {
     const COUNT: u64 = 20;
     let mut reader = Side::new();
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
-    // The successor connects, or is connected to; the reader has seen the end first, or has not.
+    // The successor connects or is connected to; the reader has seen the end first, or not.
     for (connects, sees) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut first = Side::at(&path, b"first");
         let conn = first.hub.connect(&reader.path()).expect("a listener");
@@ -343,21 +343,21 @@ fn what_a_process_pushed_before_it_ended_is_read_before_anything_of_its_successo
             second.poll_connections();
             reader.poll_connections();
         }
-        assert_eq!(reader.closed(), Closing::HungUp);
+        assert_eq!(reader.closed(), CloseReason::HungUp);
         drop(second);
-        assert_eq!(reader.closed(), Closing::HungUp);
+        assert_eq!(reader.closed(), CloseReason::HungUp);
     }
 }
 
 #[test]
-fn before_sleeping_an_end_that_was_not_told_is_told() {
+fn a_close_that_was_not_reported_is_reported_before_sleeping() {
     let (mut one, mut two) = (Side::new(), Side::new());
     let conn = one.hub.connect(&two.path()).expect("a listener");
     two.opened();
     one.opened();
     one.push(conn, 0, &[]);
     one.hub.close(conn);
-    // Something is left to read, so it is not told yet, and never again by the epoll.
+    // A record is unread, so the close is not reported yet, and the epoll never reports it again.
     let mut events = Vec::new();
     two.hub.poll_connections(&mut events).expect("an epoll");
     assert!(events.is_empty());
@@ -369,7 +369,7 @@ fn before_sleeping_an_end_that_was_not_told_is_told() {
 }
 
 #[test]
-fn who_goes_to_sleep_has_told_of_everything_it_took() {
+fn a_side_that_goes_to_sleep_has_published_everything_it_took() {
     let (mut one, mut two) = (Side::new(), Side::new());
     let conn = one.hub.connect(&two.path()).expect("a listener");
     two.opened();
@@ -380,9 +380,9 @@ fn who_goes_to_sleep_has_told_of_everything_it_took() {
         }
         assert!(!one.hub.is_read(conn));
         one.hub.want_room(conn);
-        // News of room that came in the last round may be due.
+        // A report of room from the last round may be pending.
         while !one.hub.arm() {}
-        // As many as there are: the ring is not found empty.
+        // Exactly as many as there are, so that the ring is not found empty.
         while two.try_receive_up_to(usize::try_from(count).expect("few"), 0) == 0 {}
         assert!(two.hub.arm());
         one.wait("everything to be read", &mut || (), |one| {
@@ -391,11 +391,11 @@ fn who_goes_to_sleep_has_told_of_everything_it_took() {
         two.hub.disarm();
         one.hub.disarm();
     }
-    assert!(two.hub.stats().bells > 0);
+    assert!(two.hub.stats().wakeups > 0);
 }
 
 #[test]
-fn greetings_and_credentials_are_told_to_both() {
+fn both_sides_get_greetings_and_credentials() {
     let (mut one, mut two) = (Side::greeting(b"one"), Side::greeting(&[7; 64]));
     let conn = one.hub.connect(&two.path()).expect("a listener");
     let theirs = two.opened_facts();
@@ -414,7 +414,7 @@ fn greetings_and_credentials_are_told_to_both() {
 }
 
 #[test]
-fn a_socket_path_longer_than_an_address_is_reached_by_its_folder() {
+fn a_socket_path_that_is_too_long_is_reached_through_its_directory() {
     let folder = tempfile::tempdir().expect("a folder");
     let deep = folder.path().join("d".repeat(90)).join("e".repeat(90));
     std::fs::create_dir_all(&deep).expect("folders");
@@ -432,12 +432,12 @@ fn a_socket_path_longer_than_an_address_is_reached_by_its_folder() {
 }
 
 #[test]
-fn what_cannot_be_reached_or_said_is_an_error_that_names_it() {
+fn unreachable_sockets_and_long_greetings_are_errors_that_name_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut side = Side::new();
     let nowhere = folder.path().join("nowhere");
     for error in [
-        side.hub.connect(&nowhere).expect_err("nobody is there"),
+        side.hub.connect(&nowhere).expect_err("no listener"),
         Side::try_at(&nowhere.join("x"), b"").expect_err("no such folder"),
         Side::try_at(&side.path(), b"").expect_err("taken"),
     ] {

@@ -1,5 +1,5 @@
-//! Nothing stays of connections that have ended: no descriptor, no mapping. One test at a
-//! time counts what this process holds.
+//! Ended connections leave nothing behind: no descriptor, no mapping. One test at a time counts
+//! the resources of this process.
 
 mod common;
 
@@ -7,12 +7,12 @@ use std::io::BufRead;
 use std::sync::{Mutex, PoisonError};
 
 use common::{Side, other, pattern, role};
-use dipole_link::shm::{Closing, PushError};
+use dipole_link::shm::{CloseReason, PushError};
 
-/// Held by the test that counts.
+/// Locked by the test that counts.
 static COUNTING: Mutex<()> = Mutex::new(());
 
-/// Descriptors and shared mappings of this process.
+/// Number of descriptors and shared mappings of this process.
 fn holdings() -> (usize, usize) {
     let files = std::fs::read_dir("/proc/self/fd").expect("/proc").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
@@ -21,7 +21,7 @@ fn holdings() -> (usize, usize) {
 }
 
 #[test]
-fn what_a_killed_process_had_pushed_is_read_before_its_end_and_nothing_of_it_stays() {
+fn records_of_a_killed_process_are_read_before_its_end_and_nothing_is_leaked() {
     const RECORDS: u64 = 300;
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut side = Side::new();
@@ -50,13 +50,13 @@ fn what_a_killed_process_had_pushed_is_read_before_its_end_and_nothing_of_it_sta
         side.hub.poll_connections(&mut events).expect("an epoll");
         assert!(
             events.is_empty(),
-            "told of its end after {taken}: {events:?}"
+            "close reported after {taken}: {events:?}"
         );
         let more = side.try_receive_up_to(4, taken);
         assert!(more > 0, "only {taken} were left");
         taken += more;
     }
-    assert_eq!(side.closed(), Closing::HungUp);
+    assert_eq!(side.closed(), CloseReason::HungUp);
     assert_eq!(side.hub.push(conn, 1, &[]), Err(PushError::Gone));
     assert_eq!(holdings(), before);
 }
@@ -88,7 +88,7 @@ fn thousands_of_connections_leave_nothing_behind() {
         };
         closing.close_all();
         for _ in &conns {
-            assert_eq!(told.closed(), Closing::HungUp);
+            assert_eq!(told.closed(), CloseReason::HungUp);
         }
         assert_eq!(holdings(), before, "round {round}");
     }

@@ -17,7 +17,7 @@ use dipole_proto::PeerId;
 use rustc_hash::FxHashMap;
 
 use crate::address::EndpointId;
-use crate::hosts::Hosts;
+use crate::config::Config;
 use crate::key::ClusterKey;
 use crate::links::LinkChoice;
 use crate::liveness::LivenessProber;
@@ -63,10 +63,10 @@ pub(crate) struct Control {
 impl Control {
     /// Starts the thread.
     pub(crate) fn start(
-        (registry, hosts): (&Registry, &Hosts),
+        registry: &Registry,
+        config: &Config,
         incarnation: u64,
         choice: LinkChoice,
-        key: Option<&ClusterKey>,
         driver: &Arc<Driver<ProcessState>>,
         progress: &Arc<ProgressThread>,
     ) -> io::Result<Control> {
@@ -75,10 +75,13 @@ impl Control {
         let files = ReportFiles::new(registry, incarnation);
         let mut server = Server {
             registry: registry.clone(),
-            prober: LivenessProber::new(registry.clone(), hosts.clone()),
+            prober: LivenessProber::new(registry.clone(), config.hosts.clone()),
             statistics: Some(EdgeStatsFile::new(registry, incarnation)),
             report: Some(Report::new(files, registry.node(), choice)),
-            key: key.map(|key| (key.clone(), key.withdrawals())),
+            key: config
+                .key
+                .as_ref()
+                .map(|key| (key.clone(), key.withdrawals())),
             exported: FxHashMap::default(),
             driver: Arc::clone(driver),
             progress: Arc::clone(progress),

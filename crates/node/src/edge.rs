@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::address::{Address, EndpointId};
 use crate::completion::{CompletionCounter, CompletionQueue};
-use crate::edges::{EdgeRef, PostedBytes};
+use crate::edges::{EdgeRef, NewPost, PostedBytes};
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::owner::EndpointOwner;
@@ -295,7 +295,12 @@ impl Edge {
             let limit = MAX_GET_BYTES as u64;
             return Err(SendError::TooLong { length, limit });
         }
-        self.inner.post(self.id, operation, bytes, context)
+        let post = NewPost {
+            operation,
+            bytes,
+            context,
+        };
+        self.inner.post(self.id, post)
     }
 
     /// Withdraws an operation that was posted with this context and has not begun: it
@@ -386,16 +391,10 @@ impl Drop for Edge {
 
 impl Inner {
     /// Posts an operation to an edge; the progress thread sees to what has to wait.
-    pub(crate) fn post(
-        &self,
-        id: EdgeRef,
-        operation: Operation,
-        bytes: PostedBytes,
-        context: Context,
-    ) -> Result<(), SendError> {
+    pub(crate) fn post(&self, id: EdgeRef, post: NewPost) -> Result<(), SendError> {
         self.driver.with(|state, now| {
             let (engine, edges, queues) = state.parts();
-            edges.post((engine, queues), id, (operation, bytes), context, now)
+            edges.post((engine, queues), id, post, now)
         })
     }
 

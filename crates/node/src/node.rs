@@ -84,17 +84,7 @@ impl Node {
         let state = ProcessState::new(engine, edges);
         let driver = Driver::new(state, clock, config.spin).map_err(OpenError::Sleep)?;
         let driver = Arc::new(driver);
-        let answered = Arc::downgrade(&driver);
-        driver.with_last(|state, _| {
-            state.edges.on_answer(move |id, answer| {
-                if let Some(driver) = answered.upgrade() {
-                    driver.with(|state, now| {
-                        let (engine, edges, _) = state.parts();
-                        edges.settle(engine, id, answer, now);
-                    });
-                }
-            });
-        });
+        settle_answers(&driver);
         let directory = match config.hosts.get(config.node) {
             Some(host) if !config.hosts.is_local_only() => {
                 Some(Directory::start(&registry, host.directories()).map_err(failed)?)
@@ -102,15 +92,8 @@ impl Node {
             _ => None,
         };
         let progress = Arc::new(ProgressThread::default());
-        let control = Control::start(
-            (&registry, &config.hosts),
-            incarnation,
-            choice,
-            config.key.as_ref(),
-            &driver,
-            &progress,
-        )
-        .map_err(OpenError::Sleep)?;
+        let control = Control::start(&registry, &config, incarnation, choice, &driver, &progress)
+            .map_err(OpenError::Sleep)?;
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {
@@ -264,6 +247,21 @@ impl Node {
         }
         self.inner.drain(linger)
     }
+}
+
+/// Has the answers of the connector go to the edges that wait for them.
+fn settle_answers(driver: &Arc<Driver<ProcessState>>) {
+    let answered = Arc::downgrade(driver);
+    driver.with_last(|state, _| {
+        state.edges.on_answer(move |id, answer| {
+            if let Some(driver) = answered.upgrade() {
+                driver.with(|state, now| {
+                    let (engine, edges, _) = state.parts();
+                    edges.settle(engine, id, answer, now);
+                });
+            }
+        });
+    });
 }
 
 /// What was measured of a link lets the engine choose. A file that cannot be read makes nothing worse

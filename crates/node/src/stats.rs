@@ -71,50 +71,8 @@ impl Stats {
             ("unreliable packets sent", protocol.unreliable_sent),
             ("unreliable messages dropped", traffic.unreliable_dropped),
         ];
-        if let Some(memory) = local {
-            let ShmStats {
-                records_out,
-                bytes_out,
-                records_in,
-                bytes_in,
-                bells,
-                rings,
-                pulled_bytes,
-                broken,
-                strangers,
-                turned_away,
-            } = memory;
-            values.extend([
-                ("memory records sent", records_out),
-                ("memory records received", records_in),
-                ("memory bytes sent", bytes_out),
-                ("memory bytes received", bytes_in),
-                ("memory bytes fetched", pulled_bytes),
-                ("memory bells", bells),
-                ("memory large rings", rings),
-                ("memory connections broken", broken),
-                ("memory connections of strangers", strangers),
-                ("memory connections turned away", turned_away),
-            ]);
-        }
-        if let Some(bpf) = bpf {
-            let BpfStats {
-                by_ring,
-                by_socket,
-                raw,
-                socket,
-                joined,
-                raw_bulk,
-            } = bpf;
-            values.extend([
-                ("bpf received by ring", by_ring),
-                ("bpf received by socket", by_socket),
-                ("bpf sent as raw frames", raw),
-                ("bpf sent by socket", socket),
-                ("bpf sent in runs", joined),
-                ("bpf bulk sent as raw frames", raw_bulk),
-            ]);
-        }
+        values.extend(local.into_iter().flat_map(memory_values));
+        values.extend(bpf.into_iter().flat_map(bpf_values));
         let dropped = protocol
             .drops()
             .map(|(reason, count)| (format!("dropped: {}", reason.name()), count));
@@ -123,6 +81,54 @@ impl Stats {
             .map(|(name, value)| (name.to_owned(), value));
         values.chain(dropped).collect()
     }
+}
+
+/// Counters of shared memory.
+fn memory_values(memory: ShmStats) -> [(&'static str, u64); 10] {
+    let ShmStats {
+        records_out,
+        bytes_out,
+        records_in,
+        bytes_in,
+        wakeups,
+        large_rings,
+        pulled_bytes,
+        violations,
+        foreign_users,
+        rejected,
+    } = memory;
+    [
+        ("memory records sent", records_out),
+        ("memory records received", records_in),
+        ("memory bytes sent", bytes_out),
+        ("memory bytes received", bytes_in),
+        ("memory bytes fetched", pulled_bytes),
+        ("memory wake-ups", wakeups),
+        ("memory large rings", large_rings),
+        ("memory format violations", violations),
+        ("memory connections from other users", foreign_users),
+        ("memory connections rejected", rejected),
+    ]
+}
+
+/// Counters of the fast path.
+fn bpf_values(bpf: BpfStats) -> [(&'static str, u64); 6] {
+    let BpfStats {
+        by_ring,
+        by_socket,
+        raw,
+        socket,
+        joined,
+        raw_bulk,
+    } = bpf;
+    [
+        ("bpf received by ring", by_ring),
+        ("bpf received by socket", by_socket),
+        ("bpf sent as raw frames", raw),
+        ("bpf sent by socket", socket),
+        ("bpf sent in runs", joined),
+        ("bpf bulk sent as raw frames", raw_bulk),
+    ]
 }
 
 #[cfg(test)]

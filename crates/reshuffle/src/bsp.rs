@@ -1,5 +1,5 @@
-//! Messages of a reshuffle in two supersteps: each is put without a copy on the way to where its
-//! receiver unpacks it, or, from a rank of the same node, unpacked as it is fetched.
+//! The messages of a reshuffle in two supersteps. The sender puts each one, without a copy, into memory
+//! from which the receiver unpacks it; from a rank of the same node, the receiver fetches it in pieces.
 
 use dipole_bsp::{Area, Element, Failure, Program};
 
@@ -7,10 +7,10 @@ use crate::error::ReshuffleError;
 use crate::message::{Message, Transfer};
 use crate::plan::{Exchange, Plan};
 
-/// Why a reshuffle over supersteps failed.
+/// A failed reshuffle over supersteps.
 #[derive(Debug, thiserror::Error)]
 pub enum BspError {
-    /// It was asked for in a wrong way.
+    /// Invalid arguments.
     #[error(transparent)]
     Reshuffle(#[from] ReshuffleError),
     /// A superstep failed.
@@ -18,28 +18,28 @@ pub enum BspError {
     Superstep(#[from] Failure),
 }
 
-/// Memory for the messages of a plan, which may be run any number of times. All ranks make it, and
-/// close it, together.
+/// Memory for the messages of a plan, which may be run any number of times. All ranks create and close
+/// it together.
 #[derive(Debug)]
 pub struct Bsp<'a, T: Element> {
     program: &'a mut Program,
     outgoing: Area<T>,
     incoming: Area<T>,
-    /// Where each rank's message begins in its outgoing memory, told by those of this node; nobody else's is.
-    told: Area<u64>,
+    /// Where each rank's message begins in its outgoing memory. Only ranks of this node set this.
+    starts: Area<u64>,
     buffer: Vec<T>,
 }
 
-/// Elements are fetched so many bytes at a time, which stay in the cache.
-const FETCHED_BYTES: usize = 64 << 10;
-/// What is told of a message that is put.
+/// Elements are fetched in pieces of this size, which stay in the cache.
+const FETCH_BYTES: usize = 64 << 10;
+/// Stands for a message that its sender puts.
 const PUT: u64 = u64::MAX;
 
 impl<'a, T: Element> Bsp<'a, T> {
-    /// Takes a superstep.
+    /// Registers the memory. Takes a superstep.
     ///
     /// # Errors
-    /// [`ReshuffleError::Processes`]; a superstep failed.
+    /// [`ReshuffleError::Processes`], or a superstep failed.
     pub fn new(program: &'a mut Program, plan: &Plan) -> Result<Bsp<'a, T>, BspError> {
         if program.size() < plan.ranks() {
             let (wanted, found) = (plan.ranks(), program.size());
@@ -47,26 +47,26 @@ impl<'a, T: Element> Bsp<'a, T> {
         }
         let outgoing = program.register(vec![T::default(); plan.outgoing_elements()]);
         let incoming = program.register(vec![T::default(); plan.incoming_elements()]);
-        let told = program.register(vec![PUT; program.size() as usize]);
+        let starts = program.register(vec![PUT; program.size() as usize]);
         program.sync()?;
-        let buffer = (FETCHED_BYTES / size_of::<T>().max(1)).max(1);
+        let buffer = (FETCH_BYTES / size_of::<T>().max(1)).max(1);
         Ok(Bsp {
             program,
             outgoing,
             incoming,
-            told,
+            starts,
             buffer: vec![T::default(); buffer],
         })
     }
 
-    /// Gives the memory back, in a superstep.
+    /// Unregisters the memory. Takes a superstep.
     ///
     /// # Errors
     /// A superstep failed.
     pub fn close(self) -> Result<(), BspError> {
         self.program.unregister(self.outgoing)?;
         self.program.unregister(self.incoming)?;
-        self.program.unregister(self.told)?;
+        self.program.unregister(self.starts)?;
         self.program.sync()?;
         Ok(())
     }
@@ -80,9 +80,10 @@ impl<T: Element> Exchange<T> for Bsp<'_, T> {
     }
 
     fn send(&mut self, transfer: &Transfer) -> Result<(), BspError> {
-        if self.program.can_get_at_once(transfer.peer) {
+        if self.program.can_direct_get(transfer.peer) {
             let (start, own) = (transfer.range.start as u64, self.program.rank() as usize);
-            self.program.put(transfer.peer, &[start], self.told, own)?;
+            self.program
+                .put(transfer.peer, &[start], self.starts, own)?;
             return Ok(());
         }
         let from = (self.outgoing, transfer.range.clone());
@@ -99,8 +100,8 @@ impl<T: Element> Exchange<T> for Bsp<'_, T> {
         &self.program[self.incoming]
     }
     fn unpack(&mut self, message: &Message, target: &mut [T]) -> Result<(), BspError> {
-        let of = message.transfer().peer;
-        let start = self.program[self.told][of as usize];
+        let from = message.transfer().peer;
+        let start = self.program[self.starts][from as usize];
         if start == PUT {
             message.unpack(&self.incoming()[message.transfer().range.clone()], target);
             return Ok(());
@@ -108,11 +109,11 @@ impl<T: Element> Exchange<T> for Bsp<'_, T> {
         let start = usize::try_from(start).unwrap_or(usize::MAX);
         let (program, outgoing) = (&mut *self.program, self.outgoing);
         message.unpack_parts(target, &mut self.buffer, |at, into| {
-            Ok(program.get_at_once(of, outgoing, start.saturating_add(at), into)?)
+            Ok(program.direct_get(from, outgoing, start.saturating_add(at), into)?)
         })
     }
 
-    /// Nobody fetches any more.
+    /// Ends the superstep in which messages are fetched.
     fn end(&mut self) -> Result<(), BspError> {
         Ok(self.program.sync()?)
     }

@@ -1,8 +1,8 @@
-//! Which process has which element of an array, and where.
+//! Which process holds which element of an array, and where.
 
 use crate::error::ReshuffleError;
 
-/// How the indices of one dimension are dealt out: blocks of so many in turn.
+/// How the indices of one dimension are distributed: blocks of a fixed size in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dimension {
     pub(crate) extent: usize,
@@ -11,20 +11,20 @@ pub struct Dimension {
 }
 
 impl Dimension {
-    /// Who along this dimension has an index.
+    /// The process along this dimension that owns an index.
     #[must_use]
     pub fn owner(&self, index: usize) -> usize {
         index / self.block % self.processes
     }
 
-    /// Which of its owner's indices it is.
+    /// The position of an index among those of its owner.
     #[must_use]
-    pub fn place(&self, index: usize) -> usize {
+    pub fn position(&self, index: usize) -> usize {
         let block = index / self.block;
         block / self.processes * self.block + index % self.block
     }
 
-    /// How many indices the process at `coordinate` has.
+    /// The number of indices of the process at `coordinate`.
     #[must_use]
     pub fn part(&self, coordinate: usize) -> usize {
         let (blocks, rest) = (self.extent / self.block, self.extent % self.block);
@@ -38,8 +38,8 @@ impl Dimension {
     }
 }
 
-/// An array over a grid of processes. Ranks are numbered as elements of an array are that has the
-/// grid's shape: the last coordinate counts fastest. So do the elements of a process's part, which
+/// An array over a grid of processes. Ranks are numbered like the elements of an array with the grid's
+/// shape: the last coordinate changes fastest. The elements of a process's part have the same order, and
 /// lie in its memory without gaps. Ranks beyond the grid have no elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Distribution {
@@ -48,9 +48,9 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of an array with these extents in elements, over `processes` along each dimension, which
-    /// have blocks of so many indices in turn. A block of `extent.div_ceil(processes)` or more gives
-    /// each process one part, a block of 1 deals indices out one by one.
+    /// A distribution of an array with these extents in elements, over `processes` along each dimension
+    /// in blocks of `blocks` indices in turn. A block of `extent.div_ceil(processes)` or more gives each
+    /// process one contiguous part; a block of 1 distributes indices one by one.
     ///
     /// # Errors
     /// [`ReshuffleError::Dimensions`], [`ReshuffleError::Empty`], [`ReshuffleError::TooLarge`].
@@ -77,12 +77,12 @@ impl Distribution {
                 });
             }
             ranks = ranks.checked_mul(along).ok_or(ReshuffleError::TooLarge)?;
-            // An empty dimension must not hide that the others cannot be counted.
+            // With an empty dimension, the number of elements must still not overflow.
             elements = (elements.checked_mul(extent.max(1))).ok_or(ReshuffleError::TooLarge)?;
             dimensions.push(Dimension {
                 extent,
                 processes: usize::try_from(along).map_err(|_| ReshuffleError::TooLarge)?,
-                // Longer blocks than there are indices change nothing, and overflow nothing.
+                // A longer block has the same meaning, but could cause an overflow.
                 block: block.min(extent.max(1)),
             });
         }
@@ -92,7 +92,7 @@ impl Distribution {
         Ok(Distribution { dimensions, ranks })
     }
 
-    /// Processes of the grid.
+    /// The number of processes in the grid.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks
@@ -104,23 +104,23 @@ impl Distribution {
         &self.dimensions
     }
 
-    /// The array's extents.
+    /// The extents of the array.
     #[must_use]
     pub fn extents(&self) -> Vec<usize> {
         self.dimensions.iter().map(|it| it.extent).collect()
     }
 
-    /// Where in the grid a rank is; `None` beyond it.
+    /// The coordinates of a rank in the grid; `None` beyond it.
     pub(crate) fn coordinates(&self, rank: u32) -> Option<Vec<usize>> {
         let mut rest = rank as usize;
         let mut coordinates = vec![0; self.dimensions.len()];
-        for (place, it) in coordinates.iter_mut().zip(&self.dimensions).rev() {
-            (*place, rest) = (rest % it.processes, rest / it.processes);
+        for (coordinate, it) in coordinates.iter_mut().zip(&self.dimensions).rev() {
+            (*coordinate, rest) = (rest % it.processes, rest / it.processes);
         }
         (rank < self.ranks).then_some(coordinates)
     }
 
-    /// The shape of a rank's part: its extents; `None` beyond the grid.
+    /// The extents of a rank's part; `None` beyond the grid.
     #[must_use]
     pub fn part(&self, rank: u32) -> Option<Vec<usize>> {
         let coordinates = self.coordinates(rank)?;
@@ -128,28 +128,28 @@ impl Distribution {
         Some(each.map(|(it, coordinate)| it.part(coordinate)).collect())
     }
 
-    /// Elements that a rank has.
+    /// The number of elements of a rank.
     #[must_use]
     pub fn elements(&self, rank: u32) -> usize {
         self.part(rank).map_or(0, |part| part.iter().product())
     }
 
-    /// Who has an element, and at which place of its part; `None` if there is no such element.
+    /// The owner of an element, and its position in that part; `None` if the element does not exist.
     #[must_use]
     pub fn find(&self, element: &[usize]) -> Option<(u32, usize)> {
         if element.len() != self.dimensions.len() {
             return None;
         }
-        let (mut rank, mut place) = (0, 0);
+        let (mut rank, mut position) = (0, 0);
         for (it, &index) in self.dimensions.iter().zip(element) {
             if index >= it.extent {
                 return None;
             }
             let owner = it.owner(index);
             rank = rank * it.processes + owner;
-            place = place * it.part(owner) + it.place(index);
+            position = position * it.part(owner) + it.position(index);
         }
-        u32::try_from(rank).ok().map(|rank| (rank, place))
+        u32::try_from(rank).ok().map(|rank| (rank, position))
     }
 }
 
@@ -158,21 +158,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_as_long_as_their_indices_are_many_and_places_have_no_gaps() {
+    fn parts_have_the_right_length_and_positions_have_no_gaps() {
         for (extent, processes, block) in [(0, 3, 2), (1, 3, 5), (17, 3, 2), (12, 3, 2), (9, 4, 1)]
         {
-            let it = Distribution::new(&[extent], &[processes], &[block]).expect("it is valid");
+            let it = Distribution::new(&[extent], &[processes], &[block]).expect("valid");
             for rank in 0..processes {
                 let own = (0..extent).filter_map(|index| it.find(&[index]));
-                let places: Vec<usize> = own.filter(|at| at.0 == rank).map(|at| at.1).collect();
+                let positions: Vec<usize> = own.filter(|at| at.0 == rank).map(|at| at.1).collect();
                 let wanted: Vec<usize> = (0..it.elements(rank)).collect();
-                assert_eq!(places, wanted, "{extent} {processes} {block}");
+                assert_eq!(positions, wanted, "{extent} {processes} {block}");
             }
         }
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_arguments_are_refused_by_name() {
         let new = Distribution::new;
         let (extents, processes, blocks) = (1, 2, 1);
         let lists = ReshuffleError::Dimensions {

@@ -1,6 +1,6 @@
-//! Why something cannot be reshuffled.
+//! Errors of reshuffles.
 
-/// See the module. Whatever is refused has changed nothing.
+/// Invalid arguments. Nothing has been changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReshuffleError {
     /// Lists that belong together differ in length.
@@ -9,58 +9,58 @@ pub enum ReshuffleError {
          each for every dimension"
     )]
     Dimensions {
-        /// Extents that were given.
+        /// Number of extents.
         extents: usize,
-        /// Numbers of processes.
+        /// Number of process counts.
         processes: usize,
-        /// Block sizes.
+        /// Number of block sizes.
         blocks: usize,
     },
-    /// No processes, or blocks of nothing.
+    /// No processes, or empty blocks.
     #[error(
         "dimension {dimension} has {processes} processes and blocks of {block}: both must be at least 1"
     )]
     Empty {
-        /// Which, from 0.
+        /// The dimension, counted from 0.
         dimension: usize,
         /// Processes along it.
         processes: u32,
-        /// Elements of a block.
+        /// Elements in a block.
         block: usize,
     },
-    /// Elements or processes cannot be counted.
+    /// The number of elements or processes overflows.
     #[error(
         "the array or its grid of processes is too large: products of extents and of processes must fit 63 and 32 bits"
     )]
     TooLarge,
-    /// Two distributions of different arrays.
+    /// The distributions have different extents.
     #[error("an array of {from:?} elements cannot become one of {to:?}: extents must be the same")]
     Extents {
-        /// Of the one.
+        /// The first one's.
         from: Vec<usize>,
-        /// Of the other.
+        /// The second one's.
         to: Vec<usize>,
     },
-    /// Memory that is not a process's part.
+    /// Memory of the wrong size.
     #[error("rank {rank}: {what} has {found} elements, not {wanted}")]
     Memory {
-        /// Whose.
+        /// The rank.
         rank: u32,
         /// Which memory.
         what: &'static str,
-        /// Its length.
+        /// Its elements.
         found: usize,
-        /// What the distribution says.
+        /// The elements that it needs.
         wanted: usize,
     },
-    /// There are fewer processes than a distribution wants.
+    /// There are fewer processes than a distribution needs.
     #[error(
-        "the distributions want {wanted} processes, and there are {found}: start more, or choose smaller grids"
+        "the distributions need {wanted} processes, but there are {found}: start more, or choose smaller grids"
     )]
     Processes {
-        /// Processes of the larger grid.
+        /// Processes in the larger grid.
         wanted: u32,
-        /// Those there are.
+        /// Processes in the program.
         found: u32,
     },
 }

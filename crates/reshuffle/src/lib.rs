@@ -1,11 +1,11 @@
-//! Arrays of any number of dimensions from one block-cyclic distribution over processes to another.
+//! Moves arrays of any number of dimensions from one block-cyclic distribution over processes to another.
 //!
-//! A [`Distribution`] says which process has which element and where. A [`Plan`] is what one
-//! process does to get from one to another: what it packs for whom, in which order, and where
-//! what it gets belongs. Every element that moves is sent once, in one message for each pair of
-//! processes, and in each round a process sends to one other at most and gets from one at most.
-//! Planning costs no more than the blocks of one period of both distributions, whatever the
-//! array's size. Messages go by an [`Exchange`]; [`Bsp`] is one over supersteps.
+//! A [`Distribution`] defines which process holds which element, and where. A [`Plan`] defines what one
+//! process does to get from one distribution to another: what it packs for which process, in which order,
+//! and where the data belong that it receives. Every element that moves is sent once, in one message for
+//! each pair of processes, and in each round a process sends at most one message and receives at most one.
+//! Planning costs no more than the blocks in one period of both distributions, whatever the size of the
+//! array. An [`Exchange`] carries the messages; [`Bsp`] is one over supersteps.
 //!
 //! ```
 //! use dipole_reshuffle::{Distribution, Plan};

@@ -1,4 +1,4 @@
-//! A message of a plan: what it is, and how it is packed and unpacked.
+//! A message of a plan, and how to pack and unpack it.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use crate::piece::Piece;
 /// Where a message goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Whom it goes to or comes from.
+    /// The rank that it goes to or comes from.
     pub peer: u32,
-    /// In which round, from 0.
+    /// The round, counted from 0.
     pub round: u32,
-    /// Which elements of the outgoing or incoming memory of this process it is.
+    /// Its elements in the outgoing or incoming memory of this process.
     pub range: Range<usize>,
     /// Where it begins in the incoming memory of its receiver, in elements.
     pub at: usize,
 }
 
-/// A message between this process and another, for who carries messages in a way of their own.
+/// A message between this process and another. Callers that carry messages themselves need it.
 #[derive(Debug)]
 pub struct Message {
     pub(crate) transfer: Transfer,
@@ -25,26 +25,26 @@ pub struct Message {
 }
 
 impl Message {
-    /// Whom it goes to or comes from, and where.
+    /// Peer, round and position of the message.
     #[must_use]
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
     }
 
-    /// Elements in it.
+    /// The number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.transfer.range.len()
     }
 
-    /// How many runs of elements they are that lie without a gap in both processes' parts; the other
-    /// process counts as many.
+    /// The number of runs of elements without gaps in both processes' parts. It is the same on both
+    /// processes.
     #[must_use]
     pub fn runs(&self) -> usize {
-        self.piece.number()
+        self.piece.run_count()
     }
 
-    /// Calls `each` with where a run begins in this process's part and in the other's, and its length.
+    /// Calls `each` with the start of each run in this process's part and in the other's, and its length.
     pub fn each_run(&self, mut each: impl FnMut(usize, usize, usize)) {
         self.piece.groups(|group| {
             for at in 0..group.count {
@@ -54,37 +54,37 @@ impl Message {
         });
     }
 
-    /// Packs it from this process's part before.
+    /// Packs the message from this process's part before the reshuffle.
     ///
     /// # Panics
-    /// A slice is too short.
+    /// If a slice is too short.
     pub fn pack<T: Copy>(&self, source: &[T], packed: &mut [T]) {
         self.piece.pack(source, packed);
     }
 
-    /// Unpacks it into this process's part afterwards.
+    /// Unpacks the message into this process's part after the reshuffle.
     ///
     /// # Panics
-    /// A slice is too short.
+    /// If a slice is too short.
     pub fn unpack<T: Copy>(&self, packed: &[T], target: &mut [T]) {
         self.piece.unpack(packed, target);
     }
 
-    /// The same while `fetch` brings its elements from an offset on, some at a time: as many as the
-    /// buffer takes, or straight to where a longer run belongs.
+    /// The same for elements that `fetch` reads, starting at an offset: as many at a time as fit into the
+    /// buffer, or a long run straight into its destination.
     ///
     /// # Errors
     /// Those of `fetch`.
     ///
     /// # Panics
-    /// The target is too short, or the buffer empty.
+    /// If the target is too short, or the buffer is empty.
     pub fn unpack_parts<T: Copy, E>(
         &self,
         target: &mut [T],
         buffer: &mut [T],
         fetch: impl FnMut(usize, &mut [T]) -> Result<(), E>,
     ) -> Result<(), E> {
-        assert!(!buffer.is_empty(), "a buffer to unpack from");
+        assert!(!buffer.is_empty(), "the buffer must not be empty");
         self.piece.unpack_parts(target, buffer, fetch)
     }
 }

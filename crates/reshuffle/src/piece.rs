@@ -1,19 +1,19 @@
-//! Elements that two processes share: where they lie in the memory of both, and how they are packed.
+//! Elements that two processes share: where they lie in both parts, and how to pack them.
 
 use crate::runs::{Group, Runs};
 
-/// Elements that this process and another share, and where they are in their parts.
+/// Elements that this process and another share, and their positions in both parts.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     /// Along each dimension, the slowest first.
     runs: Vec<Runs>,
-    /// Elements between neighbours along each dimension, here and there.
+    /// Elements between neighbours along each dimension, in this part and in the other.
     own_strides: Vec<usize>,
     other_strides: Vec<usize>,
 }
 
 impl Piece {
-    /// Of parts of these shapes.
+    /// A piece of parts with these extents.
     pub(crate) fn new(mut runs: Vec<Runs>, own: &[usize], other: &[usize]) -> Piece {
         let strides = |part: &[usize]| {
             let mut strides = vec![1; part.len()];
@@ -23,7 +23,7 @@ impl Piece {
             strides
         };
         let (mut own_strides, mut other_strides) = (strides(own), strides(other));
-        // Rows that are whole on both sides lie behind each other: one run of single elements.
+        // Rows that are complete on both sides are contiguous, so they become one run.
         let mut row = 1;
         while let [.., before, last] = &mut runs[..] {
             let dimension = own_strides.len() - 1;
@@ -31,7 +31,7 @@ impl Piece {
                 break;
             }
             row *= own[dimension];
-            *before = before.times(row);
+            *before = before.scaled(row);
             runs.pop();
             own_strides.pop();
             other_strides.pop();
@@ -47,11 +47,13 @@ impl Piece {
         self.runs.iter().map(Runs::count).product()
     }
 
-    /// How many runs without a gap on either side they are.
-    pub(crate) fn number(&self) -> usize {
+    /// The number of runs without gaps on either side.
+    pub(crate) fn run_count(&self) -> usize {
         match &self.runs[..] {
             [] => 1,
-            [outer @ .., last] => outer.iter().map(Runs::count).product::<usize>() * last.number(),
+            [outer @ .., last] => {
+                outer.iter().map(Runs::count).product::<usize>() * last.run_count()
+            }
         }
     }
 
@@ -59,7 +61,7 @@ impl Piece {
     #[inline]
     pub(crate) fn groups(&self, mut each: impl FnMut(Group)) {
         match &self.runs[..] {
-            // An array of no dimensions is one element.
+            // An array without dimensions has one element.
             [] => each(Group {
                 own: 0,
                 other: 0,
@@ -99,7 +101,7 @@ impl Piece {
         });
     }
 
-    /// Packs them from this process's part, in the order of the array.
+    /// Packs the elements from this process's part, in the order of the array.
     pub(crate) fn pack<T: Copy>(&self, part: &[T], packed: &mut [T]) {
         let mut at = 0;
         self.groups(|group| {
@@ -109,7 +111,7 @@ impl Piece {
         });
     }
 
-    /// Unpacks them into this process's part.
+    /// Unpacks the elements into this process's part.
     pub(crate) fn unpack<T: Copy>(&self, packed: &[T], part: &mut [T]) {
         let mut at = 0;
         self.groups(|group| {
@@ -119,8 +121,8 @@ impl Piece {
         });
     }
 
-    /// The same for packed elements that `fetch` brings from an offset on, some at a time: as many as the buffer
-    /// has, which must not be empty, or straight to where a long run belongs.
+    /// The same for packed elements that `fetch` reads, starting at an offset: as many at a time as fit
+    /// into the buffer, which must not be empty, or a long run straight into its destination.
     pub(crate) fn unpack_parts<T: Copy, E>(
         &self,
         part: &mut [T],
@@ -128,14 +130,14 @@ impl Piece {
         mut fetch: impl FnMut(usize, &mut [T]) -> Result<(), E>,
     ) -> Result<(), E> {
         let all = self.count();
-        // What has been fetched, and where the next element is in the buffer and where it ends.
+        // Elements fetched so far, and the unread part of the buffer.
         let (mut fetched, mut next, mut end) = (0, 0, 0);
         let mut outcome = Ok(());
         let mut refill = |buffer: &mut [T], fetched: &mut usize| {
             let length = buffer.len().min(all - *fetched);
-            let brought = fetch(*fetched, &mut buffer[..length]);
+            let result = fetch(*fetched, &mut buffer[..length]);
             *fetched += length;
-            brought.map(|()| length)
+            result.map(|()| length)
         };
         self.groups(|mut group| {
             while group.count > 0 && outcome.is_ok() {
@@ -148,19 +150,19 @@ impl Piece {
                     let elements = whole * group.length;
                     scatter(&buffer[next..next + elements], some, part);
                     next += elements;
-                    group = group.behind(whole);
+                    group = group.after(whole);
                     continue;
                 }
-                // The next run is not whole in the buffer.
-                let mut place = &mut part[group.own..group.own + group.length];
-                let (begun, rest) = place.split_at_mut(end - next);
+                // The next run is not complete in the buffer.
+                let mut into = &mut part[group.own..group.own + group.length];
+                let (begun, rest) = into.split_at_mut(end - next);
                 begun.copy_from_slice(&buffer[next..end]);
                 (next, end) = (0, 0);
-                place = rest;
-                let direct = place.len() / buffer.len() * buffer.len();
-                let (long, rest) = place.split_at_mut(direct);
+                into = rest;
+                let direct = into.len() / buffer.len() * buffer.len();
+                let (long, rest) = into.split_at_mut(direct);
                 if direct > 0 {
-                    // Straight to its place: what the buffer would take is no less.
+                    // Whole buffers of a long run go straight to their destination.
                     outcome = refill(long, &mut fetched).map(|_| ());
                 }
                 if outcome.is_ok() && !rest.is_empty() {
@@ -173,13 +175,13 @@ impl Piece {
                         Err(error) => outcome = Err(error),
                     }
                 }
-                group = group.behind(1);
+                group = group.after(1);
             }
         });
         outcome
     }
 
-    /// Copies them from one part of this process to another, where they lie as in the other's part.
+    /// Copies the elements from this process's part to one in which they lie as in the other's part.
     pub(crate) fn copy<T: Copy>(&self, source: &[T], target: &mut [T]) {
         self.groups(|group| {
             for at in 0..group.count {
@@ -195,25 +197,25 @@ impl Piece {
         });
     }
 
-    /// Unpacks them where the other's part has them.
-    pub(crate) fn unpack_there<T: Copy>(&self, packed: &[T], part: &mut [T]) {
+    /// Unpacks the elements into a part in which they lie as in the other's part.
+    pub(crate) fn unpack_as_other<T: Copy>(&self, packed: &[T], part: &mut [T]) {
         let mut at = 0;
         self.groups(|group| {
             let elements = group.length * group.count;
-            let there = Group {
+            let other = Group {
                 own: group.other,
                 own_step: group.other_step,
                 ..group
             };
-            scatter(&packed[at..at + elements], there, part);
+            scatter(&packed[at..at + elements], other, part);
             at += elements;
         });
     }
 }
 
 impl Group {
-    /// What is left after so many runs.
-    fn behind(self, runs: usize) -> Group {
+    /// The group without its first `runs` runs.
+    fn after(self, runs: usize) -> Group {
         Group {
             own: self.own + runs * self.own_step,
             other: self.other + runs * self.other_step,
@@ -223,8 +225,8 @@ impl Group {
     }
 }
 
-/// Elements of a group of runs in `part`, behind each other. Short runs are copied by loops that the
-/// compiler knows the length of: a call for each would take longer than the copy.
+/// Packs a group of runs from `part`. Loops for short lengths are known to the compiler, because a call
+/// of `memcpy` for each run would take longer than the copy.
 #[inline]
 fn gather<T: Copy>(part: &[T], group: Group, packed: &mut [T]) {
     let Group {
@@ -261,7 +263,7 @@ fn gather_runs<T: Copy, const LENGTH: usize>(part: &[T], step: usize, packed: &m
     }
 }
 
-/// The way back.
+/// Unpacks a group of runs into `part`.
 #[inline]
 fn scatter<T: Copy>(packed: &[T], group: Group, part: &mut [T]) {
     let Group {
@@ -304,9 +306,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever buffer the packed elements come through.
+        /// For any size of buffer.
         #[test]
-        fn parts_are_unpacked_as_the_whole_is(
+        fn unpacking_in_parts_gives_the_same_as_unpacking_the_whole(
             extents in (1_usize..40, 1_usize..60),
             from in ((1_u32..4, 1_usize..9), (1_u32..4, 1_usize..20)),
             to in ((1_u32..4, 1_usize..9), (1_u32..4, 1_usize..20)),
@@ -324,14 +326,14 @@ mod tests {
                     message.unpack(&packed, &mut whole);
                     let mut parts = vec![0; plan.target_elements()];
                     let mut buffer = vec![0; buffer];
-                    let mut asked = 0;
+                    let mut fetched = 0;
                     message.unpack_parts(&mut parts, &mut buffer, |at, into| {
-                        prop_assert_eq!(at, asked);
-                        asked += into.len();
+                        prop_assert_eq!(at, fetched);
+                        fetched += into.len();
                         into.copy_from_slice(&packed[at..at + into.len()]);
                         Ok(())
                     })?;
-                    prop_assert_eq!(asked, packed.len());
+                    prop_assert_eq!(fetched, packed.len());
                     prop_assert_eq!(whole, parts);
                     let (mut runs, mut elements) = (0, 0);
                     message.each_run(|_, _, length| {
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_while_parts_come_is_the_outcome() {
+    fn an_error_of_fetch_is_returned() {
         let one = Distribution::new(&[100], &[2], &[1]).expect("valid");
         let other = Distribution::new(&[100], &[2], &[50]).expect("valid");
         let plan = Plan::new(&one, &other, 0).expect("the same array");

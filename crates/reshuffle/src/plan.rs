@@ -1,5 +1,5 @@
-//! What one process does: which elements it packs for whom, in which order, and where what it gets
-//! belongs.
+//! The part of one process in a reshuffle: which elements it packs for which process, in which order,
+//! and where the received elements belong.
 
 use crate::distribution::{Dimension, Distribution};
 use crate::error::ReshuffleError;
@@ -10,32 +10,32 @@ use crate::runs::{Runs, shared};
 
 /// Carries the messages of a reshuffle between processes.
 pub trait Exchange<T> {
-    /// What can go wrong on the way.
+    /// What can go wrong.
     type Error: From<ReshuffleError>;
 
-    /// Memory for all that this process sends.
+    /// Memory for everything that this process sends.
     fn outgoing(&mut self) -> &mut [T];
 
-    /// Sends a part of it to where the transfer says; called in the order of the rounds. It need not
-    /// leave before [`finish`](Self::finish).
+    /// Sends a part of it as the transfer says. Called in the order of the rounds. The data need not leave
+    /// before [`finish`](Self::finish).
     ///
     /// # Errors
-    /// The way is broken.
+    /// The data cannot be sent.
     fn send(&mut self, transfer: &Transfer) -> Result<(), Self::Error>;
 
-    /// Returns when all that this process gets is there.
+    /// Returns once this process has received everything.
     ///
     /// # Errors
-    /// The way is broken, or a process is gone.
+    /// Data cannot be sent or received, or a process has ended.
     fn finish(&mut self) -> Result<(), Self::Error>;
 
-    /// Memory with all that this process got.
+    /// Memory with everything that this process has received.
     fn incoming(&self) -> &[T];
 
-    /// Unpacks a message that has come; from this memory, unless the exchange has a shorter way.
+    /// Unpacks a message that has arrived, from this memory unless the exchange can avoid a copy.
     ///
     /// # Errors
-    /// The way is broken.
+    /// The data cannot be received.
     fn unpack(&mut self, message: &Message, target: &mut [T]) -> Result<(), Self::Error>
     where
         T: Copy,
@@ -44,10 +44,10 @@ pub trait Exchange<T> {
         Ok(())
     }
 
-    /// All has been unpacked, and the memory is free again.
+    /// Called after all messages have been unpacked. Other processes may write to the memory afterwards.
     ///
     /// # Errors
-    /// The way is broken, or a process is gone.
+    /// A process has ended.
     fn end(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }
@@ -63,12 +63,12 @@ pub struct Plan {
     target_elements: usize,
     sends: Vec<Message>,
     receives: Vec<Message>,
-    /// What this process has before and after.
+    /// Elements that this process holds both before and after.
     stays: Option<Piece>,
 }
 
 impl Plan {
-    /// What `rank` does to get an array from one distribution to another.
+    /// The plan of `rank` to move an array from one distribution to another.
     ///
     /// # Errors
     /// [`ReshuffleError::Extents`].
@@ -112,7 +112,7 @@ impl Plan {
             let (_, piece) = sends.swap_remove(found);
             let range = at..at + piece.count();
             at = range.end;
-            // Each receiver has its messages in the order of their senders.
+            // A receiver's messages lie in the order of their senders.
             let before = (0..rank).map(|sender| volumes.between(sender as usize, peer as usize));
             let before = before.sum::<usize>() - volumes.own_before(rank, peer);
             let transfer = Transfer {
@@ -140,91 +140,91 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The rank that does this.
+    /// The rank that executes this plan.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// Processes of the larger grid.
+    /// The number of processes in the larger grid.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// Rounds in which all processes' messages go.
+    /// The number of rounds for the messages of all processes.
     #[must_use]
     pub fn rounds(&self) -> u32 {
         self.rounds
     }
 
-    /// Elements that this process has before.
+    /// Elements of this process before the reshuffle.
     #[must_use]
     pub fn source_elements(&self) -> usize {
         self.source_elements
     }
 
-    /// Elements that it has afterwards.
+    /// Elements of this process after the reshuffle.
     #[must_use]
     pub fn target_elements(&self) -> usize {
         self.target_elements
     }
 
-    /// Messages that it sends, in the order of their rounds.
+    /// Messages that this process sends, in the order of their rounds.
     pub fn sends(&self) -> impl Iterator<Item = &Transfer> {
         self.sends.iter().map(Message::transfer)
     }
 
-    /// Messages that it gets.
+    /// Messages that this process receives.
     pub fn receives(&self) -> impl Iterator<Item = &Transfer> {
         self.receives.iter().map(Message::transfer)
     }
 
-    /// The same with what is in them, for who carries them in a way of their own.
+    /// Messages that this process sends, with their contents.
     #[must_use]
     pub fn outgoing(&self) -> &[Message] {
         &self.sends
     }
 
-    /// Those that it gets.
+    /// Messages that this process receives, with their contents.
     #[must_use]
     pub fn incoming(&self) -> &[Message] {
         &self.receives
     }
 
-    /// Elements that this process keeps, though maybe elsewhere in its part.
+    /// Elements that this process keeps, perhaps at another position.
     #[must_use]
     pub fn staying_elements(&self) -> usize {
         self.stays.as_ref().map_or(0, Piece::count)
     }
 
-    /// Copies what stays from this process's part before to that afterwards.
+    /// Copies the elements that stay from this process's old part to its new one.
     ///
     /// # Panics
-    /// A slice is too short.
+    /// If a slice is too short.
     pub fn copy_staying<T: Copy>(&self, source: &[T], target: &mut [T]) {
         if let Some(stays) = &self.stays {
             stays.copy(source, target);
         }
     }
 
-    /// Packs what stays, for who has one memory for both parts.
+    /// Packs the elements that stay. Needed if both parts share one memory.
     ///
     /// # Panics
-    /// A slice is too short.
+    /// If a slice is too short.
     pub fn pack_staying<T: Copy>(&self, source: &[T], packed: &mut [T]) {
         if let Some(stays) = &self.stays {
             stays.pack(source, packed);
         }
     }
 
-    /// And unpacks it.
+    /// Unpacks the elements that stay.
     ///
     /// # Panics
-    /// A slice is too short.
+    /// If a slice is too short.
     pub fn unpack_staying<T: Copy>(&self, packed: &[T], target: &mut [T]) {
         if let Some(stays) = &self.stays {
-            stays.unpack_there(packed, target);
+            stays.unpack_as_other(packed, target);
         }
     }
 
@@ -234,17 +234,17 @@ impl Plan {
         self.sends().map(|transfer| transfer.range.len()).sum()
     }
 
-    /// Elements that others send to it.
+    /// Elements that other processes send to this one.
     #[must_use]
     pub fn incoming_elements(&self) -> usize {
         self.receives().map(|transfer| transfer.range.len()).sum()
     }
 
-    /// Reshuffles: `source` is this process's part before, `target` afterwards. All processes
-    /// of both grids call it.
+    /// Reshuffles: `source` is this process's part before, `target` its part after. All processes of both
+    /// grids call it.
     ///
     /// # Errors
-    /// [`ReshuffleError::Memory`], and what the exchange says.
+    /// [`ReshuffleError::Memory`], and the errors of the exchange.
     pub fn run<T: Copy, E: Exchange<T>>(
         &self,
         exchange: &mut E,
@@ -259,11 +259,12 @@ impl Plan {
         self.unpack(exchange, target)
     }
 
-    /// The same in place: `memory` holds this process's part before, and afterwards. Of what
-    /// stays with the process, but elsewhere, a copy is made meanwhile.
+    /// The same in place: `memory` holds this process's part before and after. Elements that stay with the
+    /// process are copied to a buffer in between.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run); unless the memory was wrong it may hold anything.
+    /// Those of [`run`](Self::run). Except after [`ReshuffleError::Memory`], the contents of the memory
+    /// are then undefined.
     pub fn run_in_place<T: Copy + Default, E: Exchange<T>>(
         &self,
         exchange: &mut E,
@@ -292,7 +293,7 @@ impl Plan {
         }
     }
 
-    /// Packs all messages, and sends each as soon as it is.
+    /// Packs all messages, and sends each at once.
     fn pack<T: Copy, E: Exchange<T>>(
         &self,
         source: &[T],
@@ -328,7 +329,7 @@ impl Plan {
     }
 }
 
-/// What `rank` shares with the ranks of another distribution, where that is anything.
+/// The elements that `rank` shares with each rank of another distribution.
 fn pieces(own: &Distribution, rank: u32, other: &Distribution) -> Vec<(u32, Piece)> {
     let (Some(coordinates), Some(part)) = (own.coordinates(rank), own.part(rank)) else {
         return Vec::new();
@@ -349,7 +350,7 @@ fn pieces(own: &Distribution, rank: u32, other: &Distribution) -> Vec<(u32, Piec
     peers.collect()
 }
 
-/// How many elements each pair of ranks shares, along each dimension by coordinates.
+/// The number of elements that each pair of ranks shares, by coordinates along each dimension.
 struct Volumes<'a> {
     from: &'a Distribution,
     to: &'a Distribution,
@@ -381,12 +382,12 @@ impl Volumes<'_> {
         }
         match (from, to) {
             (0, 0) => count,
-            // Beyond a grid.
+            // Ranks beyond a grid.
             _ => 0,
         }
     }
 
-    /// What a receiver has from itself, and does not get, if that counts before a sender's.
+    /// Elements that a receiver keeps, if they come before those of a sender. They are not in its messages.
     fn own_before(&self, sender: u32, receiver: u32) -> usize {
         match receiver < sender {
             true => self.between(receiver as usize, receiver as usize),

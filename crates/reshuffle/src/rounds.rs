@@ -1,23 +1,22 @@
-//! In which order messages go: in rounds in which each process sends to one other at most and gets
-//! from one at most.
+//! The order of messages: rounds in which each process sends at most one message and receives at most one.
 //!
-//! Messages are edges between senders and receivers, and rounds are colours of edges, of which as
-//! many are enough as the busiest process has messages (König). Every process colours all edges
-//! the same way, so nobody asks anybody. For many processes that would take long: there the
-//! rounds are those of a Latin square, in which round k has everybody send k ranks on.
+//! Messages are edges between senders and receivers, and rounds are their colours. As many colours
+//! suffice as the busiest process has messages (König). All processes colour all edges in the same way,
+//! so they need no communication. That would take long for many processes; then the rounds form a Latin
+//! square, in which every process sends k ranks ahead in round k.
 
-/// Processes up to which edges are coloured.
-const MOST_COLOURED: usize = 256;
+/// Maximum number of processes for which edges are coloured.
+const MAX_COLOURED: usize = 256;
 const NONE: u32 = u32::MAX;
 
-/// The messages of `rank`: the round of each that it sends, by receiver, and how many rounds there
-/// are for all. `sends` says who has something for whom.
+/// The messages that `rank` sends, as pairs of round and receiver, and the number of rounds for all ranks.
+/// `sends` tells which rank sends to which.
 pub(crate) fn schedule(
     size: usize,
     rank: usize,
     sends: impl Fn(usize, usize) -> bool,
 ) -> (Vec<(u32, usize)>, u32) {
-    if size > MOST_COLOURED {
+    if size > MAX_COLOURED {
         let latin = (1..size).map(|step| (step, (rank + step) % size));
         let own = latin.filter(|(_, to)| rank < size && sends(rank, *to));
         let own = own.map(|(step, to)| (u32::try_from(step).unwrap_or(NONE), to));
@@ -25,7 +24,7 @@ pub(crate) fn schedule(
     }
     let mut colours = Colours::new(size, &sends);
     for from in 0..size {
-        // In turn, so that the first rounds are not everybody's to the first rank.
+        // Each rank starts with its successor, so that the first rounds do not all go to rank 0.
         for to in (1..size).map(|step| (from + step) % size) {
             if sends(from, to) {
                 colours.add(from, to);
@@ -40,7 +39,7 @@ pub(crate) fn schedule(
     (own, u32::try_from(colours.rounds).unwrap_or(NONE))
 }
 
-/// Who sends to whom in each round, from both ends.
+/// Receivers and senders in each round.
 struct Colours {
     rounds: usize,
     to: Vec<u32>,
@@ -64,30 +63,30 @@ impl Colours {
 
     fn free(ends: &[u32], rounds: usize, at: usize) -> usize {
         let row = ends[at * rounds..][..rounds].iter();
-        // There are as many rounds as anybody has messages, and this one is not among them yet.
+        // A free round exists: there are as many as any rank has messages, and this one has none yet.
         row.take_while(|end| **end != NONE).count()
     }
 
-    /// Gives a message a round.
+    /// Assigns a round to a message.
     fn add(&mut self, sender: usize, receiver: usize) {
         let rounds = self.rounds;
         let wanted = Colours::free(&self.to, rounds, sender);
         let other = Colours::free(&self.from, rounds, receiver);
         if wanted != other {
-            // The receiver may be busy in that round: along the path of messages that are in one
-            // of the two rounds by turns, they change places.
+            // The receiver may be busy in that round. The messages on the path that alternates between
+            // both rounds swap them.
             self.swap(receiver, wanted, other);
         }
         self.to[sender * rounds + wanted] = as_end(receiver);
         self.from[receiver * rounds + wanted] = as_end(sender);
     }
 
-    /// Makes `one` free at a receiver that has `other` free.
+    /// Makes round `one` free on a receiver that has `other` free.
     fn swap(&mut self, receiver: usize, one: usize, other: usize) {
         let rounds = self.rounds;
         let (mut path, mut at) = (Vec::new(), receiver);
-        // It begins at a receiver and ends at whoever has the next round free; never at the sender
-        // of the new message, which has `one` free and would be reached by `one`.
+        // The path begins at the receiver, and ends at a rank that has the next round free. It never
+        // reaches the sender of the new message: that would need its round `one`, which is free.
         loop {
             let sender = self.from[at * rounds + one];
             if sender == NONE {
@@ -131,16 +130,16 @@ mod tests {
             let mut to: Vec<usize> = own.iter().map(|(_, to)| *to).collect();
             to.sort_unstable();
             let wanted: Vec<usize> = (0..size).filter(|to| sends(rank, *to)).collect();
-            assert_eq!(to, wanted, "each once");
-            let got = (0..size).filter(|from| sends(*from, rank)).count();
-            degree = degree.max(wanted.len()).max(got);
+            assert_eq!(to, wanted, "each message once");
+            let received = (0..size).filter(|from| sends(*from, rank)).count();
+            degree = degree.max(wanted.len()).max(received);
             rounds = count as usize;
             all.extend(own.into_iter().map(|(round, to)| (round, rank, to)));
         }
-        if size <= MOST_COLOURED {
+        if size <= MAX_COLOURED {
             assert_eq!(
                 rounds, degree,
-                "no more rounds than the busiest has messages"
+                "no more rounds than messages of the busiest rank"
             );
         }
         for end in [
@@ -150,13 +149,13 @@ mod tests {
             let mut ends: Vec<_> = all.iter().map(end).collect();
             ends.sort_unstable();
             ends.dedup();
-            assert_eq!(ends.len(), all.len(), "one at a time");
+            assert_eq!(ends.len(), all.len(), "one message at a time");
         }
     }
 
     proptest! {
         #[test]
-        fn each_message_has_a_round_in_which_its_ends_have_no_other(
+        fn a_rank_sends_and_receives_at_most_one_message_in_each_round(
             size in 1_usize..10,
             edges in proptest::collection::vec(any::<bool>(), 100),
         ) {
@@ -165,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn many_processes_go_round_in_a_latin_square() {
-        let size = MOST_COLOURED + 3;
+    fn many_processes_use_a_latin_square() {
+        let size = MAX_COLOURED + 3;
         let edges: Vec<bool> = (0..size * size).map(|at| at % 31 == 0).collect();
         check(size, &edges);
     }

@@ -1,49 +1,49 @@
-//! Indices of one dimension that two processes share, one before and one after, as runs: pieces
-//! without a gap in the memory of both.
+//! Indices of one dimension that two processes share, one before and one after the reshuffle, as runs:
+//! pieces without gaps in both parts.
 //!
-//! Both distributions repeat, and so does what two processes share. So only the runs of the first
-//! period are kept, however long the dimension is.
+//! Both distributions repeat, and so do the shared indices. So only the runs of the first period are
+//! stored, however long the dimension is.
 
 use crate::distribution::Dimension;
 
-/// Indices that lie one behind the other on both sides, and others like them at equal distances.
+/// Consecutive indices on both sides, repeated at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
-    first: Place,
+    first: Position,
     length: usize,
-    /// How often, and how far from one to the next.
+    /// The number of repetitions, and the distance between them.
     repeats: usize,
-    step: Place,
+    step: Position,
 }
 
-/// An index within a period, and where it is on the side whose list this is and on the other.
+/// An index within a period, and its positions on this side and on the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
+struct Position {
     index: usize,
     own: usize,
     other: usize,
 }
 
-impl Place {
-    fn scaled(self, by: usize) -> Place {
-        Place {
+impl Position {
+    fn scaled(self, by: usize) -> Position {
+        Position {
             index: self.index * by,
             own: self.own * by,
             other: self.other * by,
         }
     }
 
-    fn behind(self, step: Place, times: usize) -> Place {
-        Place {
+    fn advanced(self, step: Position, times: usize) -> Position {
+        Position {
             index: self.index + step.index * times,
             own: self.own + step.own * times,
             other: self.other + step.other * times,
         }
     }
 
-    /// How far this is behind another one.
-    fn since(self, before: Place) -> Place {
-        Place {
+    /// The distance from an earlier position.
+    fn since(self, before: Position) -> Position {
+        Position {
             index: self.index - before.index,
             own: self.own - before.own,
             other: self.other - before.other,
@@ -52,12 +52,12 @@ impl Place {
 }
 
 impl Run {
-    fn one(first: Place, length: usize) -> Run {
+    fn one(first: Position, length: usize) -> Run {
         Run {
             first,
             length,
             repeats: 1,
-            step: Place::default(),
+            step: Position::default(),
         }
     }
 
@@ -65,14 +65,14 @@ impl Run {
         self.length * self.repeats
     }
 
-    /// How many times it begins below an index of the period.
+    /// The number of repetitions that begin below an index of the period.
     fn begun_below(&self, end: usize) -> usize {
         let left = end.saturating_sub(self.first.index);
         let step = self.step.index.max(self.length).max(1);
         left.div_ceil(step).min(self.repeats)
     }
 
-    /// How many of its indices are below one of the period.
+    /// The number of its indices below an index of the period.
     fn count_below(&self, end: usize) -> usize {
         let left = end.saturating_sub(self.first.index);
         let step = self.step.index.max(self.length).max(1);
@@ -84,15 +84,15 @@ impl Run {
     }
 }
 
-/// Runs of one length at equal distances.
+/// Runs of equal length at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Where the first begins, on both sides.
+    /// Start of the first run on both sides.
     pub(crate) own: usize,
     pub(crate) other: usize,
     pub(crate) length: usize,
     pub(crate) count: usize,
-    /// From one to the next.
+    /// Distance between runs on both sides.
     pub(crate) own_step: usize,
     pub(crate) other_step: usize,
 }
@@ -103,27 +103,27 @@ pub(crate) struct Runs {
     runs: Vec<Run>,
     extent: usize,
     period: usize,
-    /// Places of a period on either side.
+    /// Length of a period on both sides.
     own_step: usize,
     other_step: usize,
 }
 
-/// What the process at `coordinate` of `own` shares with each of `other`.
+/// The indices that the process at `coordinate` of `own` shares with each process of `other`.
 pub(crate) fn shared(own: &Dimension, coordinate: usize, other: &Dimension) -> Vec<Runs> {
     let extent = own.extent;
     let turns = [own, other].map(|it| it.block.saturating_mul(it.processes));
-    // A period beyond the end is one that never repeats.
+    // A period that exceeds the extent never repeats.
     let period = least_common_multiple(turns[0], turns[1]).min(extent.max(1));
     let repeats = period < extent;
     let step = |it: &Dimension| if repeats { period / it.processes } else { 0 };
-    let none = Runs {
+    let empty = Runs {
         runs: Vec::new(),
         extent,
         period,
         own_step: step(own),
         other_step: step(other),
     };
-    let mut all = vec![none; other.processes];
+    let mut all = vec![empty; other.processes];
     let mut block = own.block.saturating_mul(coordinate);
     while block < period {
         let end = block.saturating_add(own.block).min(period);
@@ -132,17 +132,17 @@ pub(crate) fn shared(own: &Dimension, coordinate: usize, other: &Dimension) -> V
             let next = (index / other.block + 1)
                 .saturating_mul(other.block)
                 .min(end);
-            let first = Place {
+            let first = Position {
                 index,
-                own: own.place(index),
-                other: other.place(index),
+                own: own.position(index),
+                other: other.position(index),
             };
             all[other.owner(index)].push(first, next - index);
             index = next;
         }
         block = block.saturating_add(turns[0]);
     }
-    all.iter_mut().for_each(Runs::end);
+    all.iter_mut().for_each(Runs::finish);
     all
 }
 
@@ -155,33 +155,33 @@ fn least_common_multiple(a: usize, b: usize) -> usize {
 }
 
 impl Runs {
-    /// Adds one, to the last if it goes on there on both sides and in the array.
-    fn push(&mut self, first: Place, length: usize) {
+    /// Adds a run, or extends the last one if it continues there on both sides.
+    fn push(&mut self, first: Position, length: usize) {
         if let Some(last) = self.runs.last_mut()
             && last.repeats == 1
         {
-            let next = Place {
+            let next = Position {
                 index: last.length,
                 own: last.length,
                 other: last.length,
             };
-            if first == last.first.behind(next, 1) {
+            if first == last.first.advanced(next, 1) {
                 last.length += length;
                 return;
             }
         }
-        self.gather();
+        self.merge_last();
         self.runs.push(Run::one(first, length));
     }
 
-    /// Joins the last with those like it before.
-    fn gather(&mut self) {
+    /// Merges the last run with equal ones before it.
+    fn merge_last(&mut self) {
         if let [.., before, last] = &mut self.runs[..]
             && before.length == last.length
         {
             let step = last
                 .first
-                .since(before.first.behind(before.step, before.repeats - 1));
+                .since(before.first.advanced(before.step, before.repeats - 1));
             if before.repeats == 1 || before.step == step {
                 (before.step, before.repeats) = (step, before.repeats + 1);
                 self.runs.pop();
@@ -189,19 +189,19 @@ impl Runs {
         }
     }
 
-    /// All have been added.
-    fn end(&mut self) {
-        self.gather();
-        // Periods that follow each other on both sides are one run.
+    /// Called once all runs have been added.
+    fn finish(&mut self) {
+        self.merge_last();
+        // Periods that are contiguous on both sides form one run.
         let length: usize = self.runs.iter().map(Run::count).sum();
         let is_whole = length == self.own_step && length == self.other_step && length > 0;
         let is_same =
             |run: &Run| run.first.own == run.first.other && run.step.own == run.step.other;
         if is_whole && self.runs.iter().all(is_same) {
-            // All of either part, in order.
+            // The complete part on both sides, in order.
             let length = self.count();
             *self = Runs {
-                runs: vec![Run::one(Place::default(), length)],
+                runs: vec![Run::one(Position::default(), length)],
                 extent: length,
                 period: length,
                 own_step: 0,
@@ -210,7 +210,7 @@ impl Runs {
         }
     }
 
-    /// How many indices they are.
+    /// The number of indices.
     pub(crate) fn count(&self) -> usize {
         let (periods, rest) = (self.extent / self.period, self.extent % self.period);
         let whole: usize = self.runs.iter().map(Run::count).sum();
@@ -222,8 +222,8 @@ impl Runs {
         self.count() == 0
     }
 
-    /// How many runs [`groups`](Self::groups) tells of.
-    pub(crate) fn number(&self) -> usize {
+    /// The number of runs in all [`groups`](Self::groups).
+    pub(crate) fn run_count(&self) -> usize {
         let (periods, rest) = (self.extent / self.period, self.extent % self.period);
         let whole: usize = self.runs.iter().map(|run| run.repeats).sum();
         let last: usize = self.runs.iter().map(|run| run.begun_below(rest)).sum();
@@ -241,12 +241,12 @@ impl Runs {
                 if begun == 0 {
                     continue;
                 }
-                let last = run.first.behind(run.step, begun - 1);
+                let last = run.first.advanced(run.step, begun - 1);
                 let cut = run.length.min(left - last.index);
                 let whole = if cut == run.length { begun } else { begun - 1 };
-                let group = |place: Place, length, count| Group {
-                    own: place.own + own,
-                    other: place.other + other,
+                let group = |at: Position, length, count| Group {
+                    own: at.own + own,
+                    other: at.other + other,
                     length,
                     count,
                     own_step: run.step.own,
@@ -264,8 +264,7 @@ impl Runs {
         }
     }
 
-    /// Calls `each` with the beginnings on both sides and the length of each run, in the order of
-    /// the array.
+    /// Calls `each` with the start on both sides and the length of each run, in the order of the array.
     #[inline]
     pub(crate) fn each(&self, mut each: impl FnMut(usize, usize, usize)) {
         self.groups(|group| {
@@ -276,14 +275,14 @@ impl Runs {
         });
     }
 
-    /// True if this is all of both sides' parts, of so many indices, in order.
+    /// True if these are the complete parts of both sides, in order, with so many indices.
     pub(crate) fn is_all(&self, own: usize, other: usize) -> bool {
-        let one = Run::one(Place::default(), own);
+        let one = Run::one(Position::default(), own);
         own == other && self.period >= self.extent && self.runs == [one]
     }
 
-    /// The same of places that are each `by` places.
-    pub(crate) fn times(&self, by: usize) -> Runs {
+    /// The same with `by` positions for each index.
+    pub(crate) fn scaled(&self, by: usize) -> Runs {
         let run = |run: &Run| Run {
             first: run.first.scaled(by),
             length: run.length * by,
@@ -315,7 +314,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_what_two_processes_share_in_order(
+        fn runs_are_the_shared_indices_in_order(
             extent in 0_usize..400,
             sides in [(1_usize..6, 1_usize..20), (1_usize..6, 1_usize..20)],
         ) {
@@ -326,23 +325,23 @@ mod tests {
                         own.owner(*index) == coordinate && other.owner(*index) == peer
                     };
                     let wanted = (0..extent).filter(shares);
-                    let wanted: Vec<_> = wanted.map(|at| (own.place(at), other.place(at))).collect();
+                    let wanted: Vec<_> = wanted.map(|at| (own.position(at), other.position(at))).collect();
                     let mut found = Vec::new();
                     runs.each(|here, there, length| {
                         found.extend((0..length).map(|at| (here + at, there + at)));
                     });
                     prop_assert_eq!(&found, &wanted);
                     prop_assert_eq!(runs.count(), wanted.len());
-                    let mut number = 0;
-                    runs.each(|_, _, _| number += 1);
-                    prop_assert_eq!(runs.number(), number);
+                    let mut run_count = 0;
+                    runs.each(|_, _, _| run_count += 1);
+                    prop_assert_eq!(runs.run_count(), run_count);
                 }
             }
         }
     }
 
     #[test]
-    fn equal_runs_at_equal_distances_are_one() {
+    fn equal_runs_at_equal_distances_are_merged() {
         let (cyclic, parts) = (dimension(999_999, 3, 1), dimension(999_999, 3, 333_333));
         for runs in shared(&cyclic, 1, &parts)
             .iter()

@@ -1,4 +1,4 @@
-//! Reshuffles between the ranks of real jobs, by each link, in place and not.
+//! Reshuffles between the ranks of real jobs, over each link, in place and between two memories.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -8,24 +8,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dipole_bsp::Program;
 use dipole_reshuffle::{Bsp, BspError, Distribution, Plan, ReshuffleError};
 
-#[allow(dead_code, reason = "its main is not run here")]
+#[allow(dead_code, reason = "its main function is not run here")]
 #[path = "../examples/block_sizes.rs"]
 mod block_sizes;
 
-/// This rank's part of an array whose elements are numbered in order.
+/// A rank's part of an array whose elements are numbered in order.
 fn part(of: &Distribution, rank: u32) -> Vec<u64> {
     let extents = of.extents();
     let mut part = vec![0; of.elements(rank)];
     for number in 0..extents.iter().product() {
         let mut rest = number;
         let mut index = vec![0; extents.len()];
-        for (place, extent) in index.iter_mut().zip(&extents).rev() {
-            (*place, rest) = (rest % extent, rest / extent);
+        for (coordinate, extent) in index.iter_mut().zip(&extents).rev() {
+            (*coordinate, rest) = (rest % extent, rest / extent);
         }
-        if let Some((owner, place)) = of.find(&index)
+        if let Some((owner, position)) = of.find(&index)
             && owner == rank
         {
-            part[place] = number as u64 + 1;
+            part[position] = number as u64 + 1;
         }
     }
     part
@@ -49,12 +49,16 @@ fn reshuffle(program: &mut Program) -> Result<(), BspError> {
             let plan = Plan::new(from, to, rank)?;
             let mut exchange = Bsp::new(program, &plan)?;
             let (mut source, wanted) = (part(from, rank), part(to, rank));
-            // Twice, since what came first may not be what comes next.
-            for by in [1, 3] {
-                let turned = |it: &[u64]| it.iter().map(|number| number * by).collect::<Vec<u64>>();
+            // Twice with different values, to detect stale data.
+            for factor in [1, 3] {
+                let scaled = |it: &[u64]| {
+                    it.iter()
+                        .map(|number| number * factor)
+                        .collect::<Vec<u64>>()
+                };
                 let mut target = vec![0; plan.target_elements()];
-                plan.run(&mut exchange, &turned(&source), &mut target)?;
-                assert_eq!(target, turned(&wanted), "{from:?} to {to:?}");
+                plan.run(&mut exchange, &scaled(&source), &mut target)?;
+                assert_eq!(target, scaled(&wanted), "{from:?} to {to:?}");
             }
             plan.run_in_place(&mut exchange, &mut source)?;
             assert_eq!(source, wanted, "in place: {from:?} to {to:?}");
@@ -75,16 +79,16 @@ fn reshuffle(program: &mut Program) -> Result<(), BspError> {
     block_sizes::measure(program, 1)
 }
 
-/// One rank alone, or a rank of a job: the other test runs this again, as many processes.
+/// One rank alone, or one rank of a job: the other test runs this one again in many processes.
 #[test]
 fn as_a_rank() {
-    let mut program = Program::begin().expect("all come").expect("it takes part");
-    reshuffle(&mut program).expect("it ends well");
+    let mut program = Program::begin().expect("all start").expect("it takes part");
+    reshuffle(&mut program).expect("it succeeds");
     program.end().expect("all end");
 }
 
 #[test]
-fn arrays_get_from_one_distribution_to_another_on_any_number_of_ranks() {
+fn arrays_are_reshuffled_on_any_number_of_ranks() {
     static JOB: AtomicU64 = AtomicU64::new(1);
     for (size, link) in [(1, "auto"), (2, "auto"), (5, "auto"), (3, "udp")] {
         let job = JOB.fetch_add(1, Ordering::Relaxed);

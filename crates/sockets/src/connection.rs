@@ -1,5 +1,5 @@
-//! One connection of a program: counted while it is TCP's alone, agreed on once it has shown large
-//! writes, read and written by both ways from then on.
+//! One connection of a program: counted while it uses only TCP, negotiated after large writes,
+//! and then read and written through both TCP and shared memory.
 
 use std::os::fd::BorrowedFd;
 use std::ptr;
@@ -13,115 +13,116 @@ use rustix::net::{SendFlags, sockopt};
 use rustix::thread::futex;
 
 use crate::counter::Counter;
-use crate::directory::{Agreement, meet};
+use crate::directory::{Agreement, join_or_create};
 use crate::kernel::{self, Socket};
+use crate::mux::{Direction, MARKER, Stream, Unread, min_shm_bytes};
 use crate::spin::AdaptiveSpin;
-use crate::switch::{Lane, MARKER, Stream, Unread, least};
 
-/// What a connection must move before its ends look for each other, which small ones would not
-/// repay.
-const SHOWN: u64 = 128 << 10;
-/// How long a writer waits for room in the ring before it goes on by TCP.
-const PATIENCE: Duration = Duration::from_millis(4);
+/// Bytes that a connection must move before its ends look for each other; less would not repay
+/// the cost.
+const MIN_BYTES_BEFORE_SEARCH: u64 = 128 << 10;
+/// How long a writer waits for room in the ring before it continues over TCP.
+const MAX_ROOM_WAIT: Duration = Duration::from_millis(4);
 
-/// How long a writer waits for a reader to have taken what TCP has.
-const MOST_TAKING: Duration = Duration::from_micros(20);
+/// How long a writer waits for a reader that is taking bytes from TCP.
+const MAX_READER_WAIT: Duration = Duration::from_micros(20);
 
-// What a place in the table is: free, a connection's, or of one whose last descriptor has gone.
+// States of a slot in the table: free, in use, or its last descriptor was closed.
 const FREE: u32 = 0;
 const OPEN: u32 = 1;
 const GONE: u32 = 2;
 const FREEING: u32 = 3;
 
-/// What the library knows of a connection, shared by the descriptors that are copies of another.
-/// The place is used for other connections later: a call may be here only by [`Use`](crate::table::Use).
+/// The state of a connection, shared by descriptors that are duplicates. The slot is reused for
+/// later connections, so calls access it only through a
+/// [`ConnectionRef`](crate::table::ConnectionRef).
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Connection {
-    /// Taken: all reads go through the lane.
+    /// Claimed: all reads go through the direction.
     reads: Counter,
-    /// Taken: one writer copies into the ring.
+    /// Claimed: one writer copies into the ring.
     writes: Counter,
-    /// Bytes read after which the other end's file is looked for next.
-    look_at: AtomicU64,
-    place: AtomicU32,
-    /// The program does not wait in its reads.
+    /// Number of bytes read at which this end next looks for the peer's file.
+    search_at: AtomicU64,
+    state: AtomicU32,
+    /// The program uses non-blocking reads.
     is_polled: AtomicBool,
     spin: AdaptiveSpin,
     descriptors: AtomicU32,
-    /// What the kernel counts as sent before the first byte.
+    /// Bytes that the kernel counts as sent before the first data byte.
     base: AtomicU64,
     agreement: AtomicPtr<Agreement>,
-    /// A thread looks for the other end, or one did for the last time.
-    meeting: AtomicBool,
-    /// The other end is known to have the library.
+    /// A thread is looking for the peer, or the last search has been made.
+    is_searching: AtomicBool,
+    /// The peer is known to use the library.
     mutual: AtomicBool,
-    /// TCP's for good.
-    left: AtomicBool,
-    /// What the next read says.
-    later: AtomicI32,
+    /// The connection uses only TCP from now on.
+    tcp_only: AtomicBool,
+    /// Error to return from the next read.
+    deferred_error: AtomicI32,
 }
 
 impl Connection {
-    /// A free place.
+    /// A free slot.
     pub(crate) const fn none() -> Connection {
         Connection {
             reads: Counter::new(),
             writes: Counter::new(),
-            look_at: AtomicU64::new(0),
-            place: AtomicU32::new(FREE),
+            search_at: AtomicU64::new(0),
+            state: AtomicU32::new(FREE),
             is_polled: AtomicBool::new(false),
             spin: AdaptiveSpin::new(),
             descriptors: AtomicU32::new(0),
             base: AtomicU64::new(0),
             agreement: AtomicPtr::new(ptr::null_mut()),
-            meeting: AtomicBool::new(false),
+            is_searching: AtomicBool::new(false),
             mutual: AtomicBool::new(false),
-            left: AtomicBool::new(false),
-            later: AtomicI32::new(0),
+            tcp_only: AtomicBool::new(false),
+            deferred_error: AtomicI32::new(0),
         }
     }
 
-    /// Makes a free place a connection of one descriptor; false if it is not free.
+    /// Claims a free slot for a connection with one descriptor; false if it is not free.
     pub(crate) fn claim(&self, connected_here: bool) -> bool {
-        let place = &self.place;
-        if place.compare_exchange(FREE, OPEN, SeqCst, Relaxed).is_err() {
+        let state = &self.state;
+        if state.compare_exchange(FREE, OPEN, SeqCst, Relaxed).is_err() {
             return false;
         }
-        self.look_at.store(SHOWN, Relaxed);
+        self.search_at.store(MIN_BYTES_BEFORE_SEARCH, Relaxed);
         self.base.store(u64::from(connected_here), Relaxed);
-        for flag in [&self.meeting, &self.mutual, &self.is_polled] {
+        for flag in [&self.is_searching, &self.mutual, &self.is_polled] {
             flag.store(false, Relaxed);
         }
         self.spin.reset();
-        self.left.store(!cfg!(target_arch = "x86_64"), Relaxed);
-        self.later.store(0, Relaxed);
+        self.tcp_only.store(!cfg!(target_arch = "x86_64"), Relaxed);
+        self.deferred_error.store(0, Relaxed);
         self.descriptors.store(1, SeqCst);
         true
     }
 
-    /// One more descriptor is this connection; false if its last has just gone.
+    /// Adds a descriptor; false if the last one was just closed.
     pub(crate) fn gain_descriptor(&self) -> bool {
         let more = |now: u32| now.checked_add(1).filter(|_| now > 0);
         let gained = self.descriptors.fetch_update(SeqCst, SeqCst, more);
         gained.is_ok()
     }
 
-    /// A descriptor is it no longer.
+    /// Removes a descriptor.
     pub(crate) fn lose_descriptor(&self) {
         if self.descriptors.fetch_sub(1, SeqCst) == 1 {
-            self.place.swap(GONE, SeqCst);
+            self.state.swap(GONE, SeqCst);
             self.free_if_gone();
         }
     }
 
-    /// After a call, or the last descriptor: frees the place, if both are over.
+    /// Frees the slot if the last descriptor is closed and no call is in progress.
     pub(crate) fn free_if_gone(&self) {
-        let place = &self.place;
-        if place.load(SeqCst) != GONE
+        let state = &self.state;
+        if state.load(SeqCst) != GONE
             || !self.reads.now().is_idle()
             || !self.writes.now().is_idle()
-            || place
+            || state
                 .compare_exchange(GONE, FREEING, SeqCst, Relaxed)
                 .is_err()
         {
@@ -129,14 +130,14 @@ impl Connection {
         }
         let agreement = self.agreement.swap(ptr::null_mut(), AcqRel);
         if !agreement.is_null() {
-            // SAFETY: `agree` made it of a box. No call is at this place, and none comes: no
-            // descriptor leads here any more, so whoever counts itself in now goes again before
-            // it looks at anything.
+            // SAFETY: `agree` created it from a box. No call uses this slot, and none will: no
+            // descriptor refers to it any more, so a call that counts itself in now leaves again
+            // before it accesses anything.
             drop(unsafe { Box::from_raw(agreement) });
         }
         self.reads.reset();
         self.writes.reset();
-        place.store(FREE, SeqCst);
+        state.store(FREE, SeqCst);
     }
 
     pub(crate) fn reads(&self) -> &Counter {
@@ -147,12 +148,12 @@ impl Connection {
         &self.writes
     }
 
-    /// What its reads taught.
+    /// Spin statistics of its reads.
     pub(crate) fn spin(&self) -> &AdaptiveSpin {
         &self.spin
     }
 
-    /// Whether the program is known not to wait in its reads.
+    /// True if the program is known to use non-blocking reads.
     pub(crate) fn is_polled(&self) -> &AtomicBool {
         &self.is_polled
     }
@@ -169,28 +170,28 @@ impl Connection {
     }
 
     fn agreement(&self) -> Option<&Agreement> {
-        // SAFETY: null, or made of a box by `agree` and freed by `free_if_gone` when no call is
-        // here; the caller is one.
+        // SAFETY: null, or created from a box by `agree` and freed by `free_if_gone` only when no
+        // call is in progress; the caller is one.
         unsafe { self.agreement.load(Acquire).as_ref() }
     }
 
-    /// Looks for the other end; if `make`, leaves something for it, and does not look again.
+    /// Looks for the peer; with `make`, creates the file for it and does not look again.
     fn agree(&self, fd: BorrowedFd<'_>, make: bool) -> Option<&Agreement> {
-        if self.agreement().is_none() && !self.meeting.swap(true, AcqRel) {
-            match meet(fd, make) {
+        if self.agreement().is_none() && !self.is_searching.swap(true, AcqRel) {
+            match join_or_create(fd, make) {
                 Some(found) => self
                     .agreement
                     .store(Box::into_raw(Box::new(found)), Release),
-                None => self.meeting.store(make, Release),
+                None => self.is_searching.store(make, Release),
             }
         }
         self.agreement()
     }
 
-    /// The direction in which this end reads, if it has ever been open for records.
-    fn incoming(&self) -> Option<Lane<'_>> {
+    /// The direction that this end reads, if the ends share memory.
+    fn incoming(&self) -> Option<Direction<'_>> {
         let agreement = self.agreement()?;
-        Some(Lane::new(&agreement.area, 1 - agreement.index))
+        Some(Direction::new(&agreement.area, 1 - agreement.index))
     }
 
     /// True if the descriptor is still the socket of the agreement.
@@ -209,131 +210,137 @@ impl Connection {
         }
     }
 
-    /// Puts the connection on TCP, for good.
+    /// Makes the connection use only TCP from now on.
     ///
     /// # Errors
-    /// [`Unread`]: what has come already can only be read through this library.
-    pub(crate) fn leave(&self) -> Result<(), Unread> {
-        self.left.store(true, Release);
+    /// [`Unread`]: data has arrived that can only be read through this library.
+    pub(crate) fn fall_back_to_tcp(&self) -> Result<(), Unread> {
+        self.tcp_only.store(true, Release);
         let Some(agreement) = self.agreement() else {
             return Ok(());
         };
-        let _theirs = Lane::new(&agreement.area, agreement.index).close();
-        Lane::new(&agreement.area, 1 - agreement.index).close()
+        let _theirs = Direction::new(&agreement.area, agreement.index).close();
+        Direction::new(&agreement.area, 1 - agreement.index).close()
     }
 
-    /// True if bytes have come that only this library can read.
+    /// True if data has arrived that only this library can read.
     pub(crate) fn has_unread(&self) -> bool {
-        self.incoming().is_some_and(|lane| lane.unread() > 0)
+        self.incoming()
+            .is_some_and(|direction| direction.unread() > 0)
     }
 
-    /// True if a read by TCP that made it so many bytes is to be told to [`look`](Self::look).
-    pub(crate) fn is_to_look(&self, read: u64) -> bool {
-        read >= self.look_at.load(Relaxed)
+    /// True if, after `read` bytes over TCP, [`search_peer`](Self::search_peer) should be called.
+    pub(crate) fn is_search_due(&self, read: u64) -> bool {
+        read >= self.search_at.load(Relaxed)
     }
 
-    /// After a read of the library, whose bytes are counted: records may come, if the other end
-    /// has the library, too. False if it never will.
-    pub(crate) fn look(&self, fd: BorrowedFd<'_>) -> bool {
-        if self.left.load(Relaxed) || !kernel::may_be_near(fd) {
-            self.look_at.store(u64::MAX, Relaxed);
-            return self.left.load(Relaxed);
+    /// Called after a counted read: enables records if the peer uses the library, too. False if
+    /// it never will.
+    pub(crate) fn search_peer(&self, fd: BorrowedFd<'_>) -> bool {
+        if self.tcp_only.load(Relaxed) || !kernel::may_be_near(fd) {
+            self.search_at.store(u64::MAX, Relaxed);
+            return self.tcp_only.load(Relaxed);
         }
         let read = self.reads.now().bytes();
-        self.look_at.store(2 * read, Relaxed);
+        self.search_at.store(2 * read, Relaxed);
         if let Some(agreement) = self.agree(fd, false) {
             self.open(fd, agreement);
         }
         true
     }
 
-    /// Lets records come, if that is sure to be right.
+    /// Enables records, if that is safe.
     fn open(&self, fd: BorrowedFd<'_>, agreement: &Agreement) {
-        if self.reads.now().is_taken() || !self.is_of(fd) {
+        if self.reads.now().is_claimed() || !self.is_of(fd) {
             return;
         }
         let socket = self.socket(fd, SendFlags::empty());
-        // Confirms, if the other end waits for it. Records may come before it confirms to us: only
-        // the socket that is connected to this one could publish them.
+        // Confirms, if the peer waits for that. Records may arrive before the peer confirms to us:
+        // only the socket connected to this one could publish them.
         let _later = self.is_mutual(fd, agreement);
-        let lane = Lane::new(&agreement.area, 1 - agreement.index);
-        // Reads that come meanwhile wait for the lane, and see then how this ended.
-        let Ok(_locked) = lane.lock(me(), is_alive) else {
+        let direction = Direction::new(&agreement.area, 1 - agreement.index);
+        // Concurrent reads wait for the lock and then see the outcome.
+        let Ok(_locked) = direction.lock(me(), is_alive) else {
             return;
         };
-        // Not while another thread reads: it would not know where a marker stands.
-        if !self.reads.take() {
-            self.look_at.store(0, Relaxed);
+        // Not while another thread reads: it would not know where a marker is.
+        if !self.reads.claim() {
+            self.search_at.store(0, Relaxed);
             return;
         }
         match socket.position() {
-            Some(position) if position == self.reads.now().bytes() => lane.open(position),
-            // Bytes came meanwhile, or the connection is ending: later, or never.
+            Some(position) if position == self.reads.now().bytes() => direction.open(position),
+            // Bytes arrived meanwhile, or the connection is closing: try later, or never.
             None => {
-                self.look_at.store(0, Relaxed);
-                self.reads.give_back();
+                self.search_at.store(0, Relaxed);
+                self.reads.unclaim();
             }
-            // Something else has read of it.
+            // The connection was read without this library.
             Some(_) => {
-                let _none_can_have_come = self.leave();
-                self.reads.give_back();
+                let _none_can_have_come = self.fall_back_to_tcp();
+                self.reads.unclaim();
             }
         }
     }
 
-    /// Reads what has arrived, without waiting.
+    /// Reads available data, without waiting.
     ///
     /// # Errors
-    /// As [`Lane::read`].
+    /// As for [`Direction::read`].
     pub(crate) fn receive(
         &self,
         fd: BorrowedFd<'_>,
         to: &mut [u8],
         peek: bool,
     ) -> Result<usize, Errno> {
-        let lane = self.incoming().ok_or(Errno::IO)?;
-        if lane.unread() > 0 && !self.is_of(fd) {
+        let direction = self.incoming().ok_or(Errno::IO)?;
+        if direction.unread() > 0 && !self.is_of(fd) {
             return Err(Errno::BADF);
         }
-        let locked = lane.lock(me(), is_alive)?;
-        if !self.reads.now().is_taken() {
-            // It was about to be opened, and was not.
+        let locked = direction.lock(me(), is_alive)?;
+        if !self.reads.now().is_claimed() {
+            // Opening was in progress and failed.
             let count = self.socket(fd, SendFlags::empty()).receive(to, peek)?;
             self.reads.add(if peek { 0 } else { count as u64 });
             return Ok(count);
         }
-        let later = self.later.swap(0, AcqRel);
+        let later = self.deferred_error.swap(0, AcqRel);
         if later != 0 {
             return Err(Errno::from_raw_os_error(later));
         }
         let mut socket = self.socket(fd, SendFlags::empty());
         let mut later = None;
         let found = match peek {
-            true => lane.peek(to, &mut socket),
-            false => lane.read(to, &mut socket, &mut later),
+            true => direction.peek(to, &mut socket),
+            false => direction.read(to, &mut socket, &mut later),
         };
         if let Some(error) = later {
-            self.later.store(error.raw_os_error(), Release);
+            self.deferred_error.store(error.raw_os_error(), Release);
         }
         drop(locked);
-        // Pairs with the one in `room_comes`.
+        // Pairs with the fence in `wait_for_room`.
         std::sync::atomic::fence(SeqCst);
-        if lane.waiting().load(Relaxed) != 0 && lane.waiting().swap(0, AcqRel) != 0 {
-            let _ = futex::wake(lane.head(), futex::Flags::empty(), i32::MAX.unsigned_abs());
+        if direction.waiting().load(Relaxed) != 0 && direction.waiting().swap(0, AcqRel) != 0 {
+            let _ = futex::wake(
+                direction.head(),
+                futex::Flags::empty(),
+                i32::MAX.unsigned_abs(),
+            );
         }
         found
     }
 
-    /// What FIONREAD would say if all went by TCP.
+    /// The value for FIONREAD if all data went over TCP.
     pub(crate) fn readable(&self, queued: u64) -> u64 {
         match self.incoming() {
-            Some(lane) if lane.unread() > 0 => lane.readable(queued),
+            Some(direction) if direction.unread() > 0 => direction.readable(queued),
             _ => queued,
         }
     }
 
-    /// Offers bytes to memory; how many went there. The rest is to be written to TCP. Waits a
-    /// little for room if `wait` says so, which is asked only then. The caller is the only one who writes, or all goes by TCP.
+    /// Sends as much as possible through shared memory; the rest goes over TCP. Waits briefly for
+    /// room if `wait` returns true; it is called only when needed. If the caller is not the only
+    /// writer, everything goes over TCP.
     ///
     /// # Errors
     /// The kernel's: the connection has ended.
@@ -344,27 +351,30 @@ impl Connection {
         flags: SendFlags,
         wait: impl Fn() -> bool,
     ) -> Result<usize, Errno> {
-        if from.len() < least() || self.left.load(Acquire) {
+        if from.len() < min_shm_bytes() || self.tcp_only.load(Acquire) {
             return Ok(0);
         }
         if self.agreement().is_none()
-            && self.writes.now().bytes().saturating_add(from.len() as u64) < SHOWN
+            && self.writes.now().bytes().saturating_add(from.len() as u64) < MIN_BYTES_BEFORE_SEARCH
         {
             return Ok(0);
         }
         let Some(agreement) = self.agree(fd, true) else {
             return Ok(0);
         };
-        let lane = Lane::new(&agreement.area, agreement.index);
-        if !self.is_of(fd) || lane.is_closed() || !self.is_mutual(fd, agreement) {
+        let direction = Direction::new(&agreement.area, agreement.index);
+        if !self.is_of(fd) || direction.is_closed() || !self.is_mutual(fd, agreement) {
             return Ok(0);
         }
         let mut done = 0;
-        while from.len() - done >= least() {
-            wait_while_taking(&lane);
-            match self.send_some(fd, &lane, &from[done..], flags) {
+        while from.len() - done >= min_shm_bytes() {
+            wait_while_taking(&direction);
+            match self.send_some(fd, &direction, &from[done..], flags) {
                 Ok(Some(count)) => done += count,
-                Ok(None) if lane.room() < least() && wait() && self.room_comes(&lane) => {}
+                Ok(None)
+                    if direction.room() < min_shm_bytes()
+                        && wait()
+                        && self.wait_for_room(&direction) => {}
                 Err(error) if done == 0 => return Err(error),
                 _ => break,
             }
@@ -375,48 +385,48 @@ impl Connection {
     fn send_some(
         &self,
         fd: BorrowedFd<'_>,
-        lane: &Lane<'_>,
+        direction: &Direction<'_>,
         from: &[u8],
         flags: SendFlags,
     ) -> Result<Option<usize>, Errno> {
-        if !self.writes.take() {
+        if !self.writes.claim() {
             return Ok(None);
         }
         let mut socket = self.socket(fd, flags);
-        let sent = lane.write(from, &mut socket);
+        let sent = direction.write(from, &mut socket);
         if socket.is_foreign {
-            let _theirs_stay = self.leave();
+            let _theirs_stay = self.fall_back_to_tcp();
         }
         if let Ok(Some(_)) = sent {
             self.writes.add(MARKER as u64);
         }
-        self.writes.give_back();
+        self.writes.unclaim();
         sent
     }
 
-    /// Waits until the reader has made room; false if it does not soon.
-    fn room_comes(&self, lane: &Lane<'_>) -> bool {
-        let head = lane.head();
+    /// Waits for the reader to make room; false if it does not do so soon.
+    fn wait_for_room(&self, direction: &Direction<'_>) -> bool {
+        let head = direction.head();
         let seen = head.load(Acquire);
-        lane.waiting().store(1, Release);
+        direction.waiting().store(1, Release);
         std::sync::atomic::fence(SeqCst);
-        if lane.room() >= least() {
+        if direction.room() >= min_shm_bytes() {
             return true;
         }
-        let most = Timespec::try_from(PATIENCE).ok();
+        let most = Timespec::try_from(MAX_ROOM_WAIT).ok();
         let _ = futex::wait(head, futex::Flags::empty(), seen, most.as_ref());
-        lane.room() >= least()
+        direction.room() >= min_shm_bytes()
     }
 }
 
-/// A reader that takes bytes of TCP is done in a moment; writing to TCP meanwhile would give it more to take, and
-/// the next write none to wait for either.
-fn wait_while_taking(lane: &Lane<'_>) {
-    if !lane.is_taking() {
+/// Waits briefly for a reader that is taking bytes from TCP. Writing over TCP meanwhile would
+/// give the reader more to take, and the next write would miss its chance as well.
+fn wait_while_taking(direction: &Direction<'_>) {
+    if !direction.is_taking() {
         return;
     }
-    let end = Instant::now() + MOST_TAKING;
-    while lane.is_taking() && Instant::now() < end {
+    let end = Instant::now() + MAX_READER_WAIT;
+    while direction.is_taking() && Instant::now() < end {
         std::hint::spin_loop();
     }
 }

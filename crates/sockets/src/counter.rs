@@ -1,20 +1,20 @@
-//! Bytes that went one way of a connection, and the calls that are at it, in one word: a call that
-//! goes by TCP costs two atomic additions.
+//! Byte count and active calls of one direction in one word: a call over TCP costs two atomic
+//! additions.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 
-/// One call: 16383 at once, and 512 TiB.
+/// One call; leaves room for 16383 concurrent calls and 512 TiB.
 const CALL: u64 = 1 << 50;
-/// One has taken the way for itself.
-const TAKEN: u64 = 1 << 49;
-const BYTES: u64 = TAKEN - 1;
+/// One caller has claimed the direction.
+const CLAIMED: u64 = 1 << 49;
+const BYTES: u64 = CLAIMED - 1;
 
-/// See the module.
+/// Counts bytes and active calls of one direction.
 #[derive(Debug)]
 pub(crate) struct Counter(AtomicU64);
 
-/// What a counter said.
+/// A value of a counter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Count(u64);
 
@@ -23,8 +23,8 @@ impl Count {
         self.0 & BYTES
     }
 
-    pub(crate) fn is_taken(self) -> bool {
-        self.0 & TAKEN != 0
+    pub(crate) fn is_claimed(self) -> bool {
+        self.0 & CLAIMED != 0
     }
 
     pub(crate) fn is_idle(self) -> bool {
@@ -41,12 +41,12 @@ impl Counter {
         Count(self.0.load(SeqCst))
     }
 
-    /// A call begins; what was before.
+    /// Registers a call; returns the value before.
     pub(crate) fn enter(&self) -> Count {
         Count(self.0.fetch_add(CALL, SeqCst))
     }
 
-    /// A call ends that has moved so many bytes.
+    /// Unregisters a call that has moved `bytes`.
     pub(crate) fn exit(&self, bytes: u64) {
         self.0.fetch_add(bytes.wrapping_sub(CALL), SeqCst);
     }
@@ -55,23 +55,23 @@ impl Counter {
         self.0.fetch_add(bytes, AcqRel);
     }
 
-    /// Takes the way for one, if the caller's is the only call and nobody has.
-    pub(crate) fn take(&self) -> bool {
+    /// Claims the direction if the caller's is the only active call and it is not claimed yet.
+    pub(crate) fn claim(&self) -> bool {
         let alone = CALL | self.now().bytes();
-        let taken = alone | TAKEN;
+        let taken = alone | CLAIMED;
         self.0
             .compare_exchange(alone, taken, AcqRel, Relaxed)
             .is_ok()
     }
 
-    /// Gives it back.
-    pub(crate) fn give_back(&self) {
-        self.0.fetch_and(!TAKEN, AcqRel);
+    /// Ends the claim.
+    pub(crate) fn unclaim(&self) {
+        self.0.fetch_and(!CLAIMED, AcqRel);
     }
 
-    /// As new, but for calls that look something up too late and leave again.
+    /// Resets everything except calls that registered too late and leave again.
     pub(crate) fn reset(&self) {
-        self.0.fetch_and(!(BYTES | TAKEN), SeqCst);
+        self.0.fetch_and(!(BYTES | CLAIMED), SeqCst);
     }
 }
 
@@ -80,25 +80,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_call_that_is_alone_takes_the_way() {
+    fn only_a_single_call_can_claim_the_direction() {
         let counter = Counter::new();
-        assert!(!counter.take(), "nobody called");
+        assert!(!counter.claim(), "no active call");
         assert!(counter.enter().is_idle());
         counter.add(7);
-        assert!(counter.take());
-        assert!(!counter.take(), "it is taken");
-        assert!(counter.enter().is_taken());
+        assert!(counter.claim());
+        assert!(!counter.claim(), "already claimed");
+        assert!(counter.enter().is_claimed());
         counter.exit(0);
-        counter.give_back();
+        counter.unclaim();
         counter.enter();
-        assert!(!counter.take(), "another call is at it");
+        assert!(!counter.claim(), "another call is active");
         counter.exit(5);
         counter.exit(1);
         assert!(counter.now().is_idle() && counter.now().bytes() == 13);
     }
 
     #[test]
-    fn a_reset_keeps_who_is_inside() {
+    fn a_reset_keeps_active_calls() {
         let counter = Counter::new();
         counter.enter();
         counter.add(9);

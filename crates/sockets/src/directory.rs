@@ -22,21 +22,21 @@ const JOINED: usize = 16;
 const CONFIRMED: usize = 32;
 const MAKER: usize = 48;
 
-/// This end's part in what both share.
+/// This end's part of the shared state.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     pub(crate) area: Area,
-    /// Which end this is: it writes to the direction of this number.
+    /// Which end this is; it writes to the direction of this number.
     pub(crate) index: usize,
-    /// The socket it was made for.
+    /// Cookie of the socket that the agreement belongs to.
     pub(crate) cookie: u64,
     made: bool,
     name: String,
 }
 
 impl Agreement {
-    /// True once it is certain that the other end has the library and is the same connection:
-    /// the maker's socket, which the caller knows to be open, was open when the other joined.
+    /// True once the peer is known to use the library and to be the same connection: it joined
+    /// while the creator's socket, which the caller knows to be open, was open.
     pub(crate) fn is_mutual(&self) -> bool {
         let other = 1 - self.index;
         if !self.made {
@@ -46,13 +46,13 @@ impl Agreement {
         let confirmed = self.area.word(CONFIRMED + 8 * self.index);
         if joined && confirmed.load(Relaxed) == 0 {
             confirmed.store(1, Release);
-            self.forget();
+            self.remove_file();
         }
         joined
     }
 
-    /// Takes the file away: who wanted to has found it.
-    fn forget(&self) {
+    /// Removes the file after the peer has found it.
+    fn remove_file(&self) {
         if let Ok(folder) = folder() {
             let _ = unlinkat(&folder, self.name.as_str(), AtFlags::empty());
         }
@@ -61,15 +61,15 @@ impl Agreement {
 
 impl Drop for Agreement {
     fn drop(&mut self) {
-        // Else a later connection between the same addresses would find it.
+        // Otherwise a later connection between the same addresses would find it.
         let confirmed = self.area.word(CONFIRMED + 8 * self.index).load(Relaxed);
         if self.made && confirmed == 0 {
-            self.forget();
+            self.remove_file();
         }
     }
 }
 
-/// What a connection's file is called, and which end this is.
+/// The file name for a connection, and which end this is.
 fn name(fd: BorrowedFd<'_>) -> Option<(String, usize)> {
     let plain = |address: SocketAddr| match address.ip() {
         IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some() => {
@@ -94,8 +94,8 @@ fn name(fd: BorrowedFd<'_>) -> Option<(String, usize)> {
     Some((format!("{namespace}-{first}-{second}"), index))
 }
 
-/// The directory that the environment names. It is asked when the library is loaded: servers such as nginx clear it
-/// before their first connection.
+/// The directory from the environment, read when the library is loaded: servers such as nginx
+/// clear their environment before the first connection.
 pub(crate) fn runtime_directory() -> Option<&'static OsStr> {
     static NAMED: OnceLock<Option<OsString>> = OnceLock::new();
     let named = NAMED.get_or_init(|| std::env::var_os("DIPOLE_RUNTIME_DIR"));
@@ -129,7 +129,7 @@ fn folder() -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Takes away what processes left that were killed.
+/// Removes files of processes that were killed.
 fn sweep(folder: BorrowedFd<'_>) {
     let Ok(entries) = rustix::fs::Dir::read_from(folder) else {
         return;
@@ -150,14 +150,14 @@ fn sweep(folder: BorrowedFd<'_>) {
     }
 }
 
-/// Finds what the other end has left of this connection, or, if `make`, leaves something for it.
-pub(crate) fn meet(fd: BorrowedFd<'_>, make: bool) -> Option<Agreement> {
+/// Joins the file of the peer, or, with `make`, creates one for it.
+pub(crate) fn join_or_create(fd: BorrowedFd<'_>, make: bool) -> Option<Agreement> {
     let (name, index) = name(fd)?;
     let cookie = sockopt::socket_cookie(fd).ok()?;
     let folder = folder().ok()?;
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(file) = openat(&folder, name.as_str(), flags, Mode::empty()) else {
-        return make.then(|| leave(&folder, name, index, cookie).ok())?;
+        return make.then(|| create(&folder, name, index, cookie).ok())?;
     };
     let found = fstat(&file).ok()?;
     let own = found.st_uid == rustix::process::geteuid().as_raw();
@@ -171,7 +171,7 @@ pub(crate) fn meet(fd: BorrowedFd<'_>, make: bool) -> Option<Agreement> {
     }
     let own = area.word(JOINED + 8 * index);
     if own.compare_exchange(0, cookie, AcqRel, Relaxed).is_err() {
-        // Of an earlier connection between the same addresses.
+        // The file belongs to an earlier connection between the same addresses.
         let _ = unlinkat(&folder, name.as_str(), AtFlags::empty());
         return None;
     }
@@ -184,8 +184,8 @@ pub(crate) fn meet(fd: BorrowedFd<'_>, make: bool) -> Option<Agreement> {
     })
 }
 
-/// Makes the file whole before it gets its name.
-fn leave(folder: &OwnedFd, name: String, index: usize, cookie: u64) -> io::Result<Agreement> {
+/// Creates the file and initialises it before linking it under its name.
+fn create(folder: &OwnedFd, name: String, index: usize, cookie: u64) -> io::Result<Agreement> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let pid = rustix::process::getpid().as_raw_pid();
     let draft = format!("{pid}-{}", COUNT.fetch_add(1, Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! A socket of the kernel, as the protocol sees it. No call here goes through the functions that
-//! this library replaces, or is a point where a thread can be cancelled.
+//! A kernel socket as the protocol uses it. No call goes through the functions that this library
+//! replaces or is a cancellation point.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -11,26 +11,26 @@ use rustix::net::{
     ipproto, sockopt,
 };
 
-use crate::switch::Stream;
+use crate::mux::Stream;
 
-/// `struct tcp_info` of linux/tcp.h up to `tcpi_bytes_received`.
+/// Size of `struct tcp_info` (linux/tcp.h) up to `tcpi_bytes_received`.
 const INFO: usize = 136;
 const ESTABLISHED: u8 = 1;
 const CLOSE_WAIT: u8 = 8;
-/// Not in the `libc` crate.
+/// Missing in the `libc` crate.
 const SO_NETNS_COOKIE: i32 = 71;
 
 /// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct Socket<'a> {
     pub(crate) fd: BorrowedFd<'a>,
-    /// What the kernel counts as sent before the first byte: 1 where it sent the SYN.
+    /// Bytes that the kernel counts as sent before the first data byte: 1 on the side that sent the SYN.
     pub(crate) base: u64,
-    /// Of the program's call.
+    /// Flags of the program's call.
     pub(crate) flags: SendFlags,
-    /// How many bytes this library has seen written.
+    /// Bytes written as counted by this library.
     pub(crate) written: u64,
-    /// The kernel has counted others: something wrote that the library does not know.
+    /// The kernel's count differs: something wrote without this library.
     pub(crate) is_foreign: bool,
     /// Bytes before the marker may be unacknowledged.
     pub(crate) is_held: bool,
@@ -44,7 +44,7 @@ pub(crate) fn is_tcp(fd: BorrowedFd<'_>) -> bool {
         && sockopt::socket_protocol(fd) == Ok(Some(ipproto::TCP))
 }
 
-/// False if the other end is on another machine, or has another address of this one.
+/// False if the peer is on another machine, or uses another address of this one.
 pub(crate) fn may_be_near(fd: BorrowedFd<'_>) -> bool {
     let ip = |address: SocketAddrAny| {
         let address: SocketAddr = address.try_into().ok()?;
@@ -78,7 +78,7 @@ fn option(fd: BorrowedFd<'_>, level: i32, name: i32, to: &mut [u8]) -> bool {
     done == 0 && length as usize == to.len()
 }
 
-/// State, bytes acknowledged and bytes received.
+/// TCP state, bytes acknowledged, and bytes received.
 fn info(fd: BorrowedFd<'_>) -> Option<(u8, u64, u64)> {
     let mut info = [0; INFO];
     if !option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) {
@@ -91,7 +91,7 @@ fn info(fd: BorrowedFd<'_>) -> Option<(u8, u64, u64)> {
     Some((info[0], word(120)?, word(128)?))
 }
 
-/// Identifies the network namespace in which the socket was made, on this machine.
+/// Identifies the network namespace of the socket, unique on this machine.
 pub(crate) fn namespace(fd: BorrowedFd<'_>) -> Option<u64> {
     let mut cookie = [0; 8];
     let told = option(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie);
@@ -99,7 +99,7 @@ pub(crate) fn namespace(fd: BorrowedFd<'_>) -> Option<u64> {
 }
 
 impl Socket<'_> {
-    /// How many bytes were taken from the connection, while it is open both ways.
+    /// Number of bytes read from the connection, while it is open in both directions.
     pub(crate) fn position(&self) -> Option<u64> {
         let (state, _, before) = info(self.fd)?;
         let queued = rustix::io::ioctl_fionread(self.fd).ok()?;
@@ -107,7 +107,7 @@ impl Socket<'_> {
         (state == ESTABLISHED && before == after).then(|| before.checked_sub(queued))?
     }
 
-    /// True while both ends have it open.
+    /// True while both ends have the connection open.
     pub(crate) fn is_established(&self) -> bool {
         info(self.fd).is_some_and(|(state, ..)| state == ESTABLISHED)
     }
@@ -132,7 +132,7 @@ impl Stream for Socket<'_> {
 
     fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
         let sent = rustix::net::send(self.fd, bytes, self.flags | SendFlags::DONTWAIT);
-        // What it stands for is no small write: Nagle must not hold it back.
+        // The marker stands for a large write, so Nagle must not delay it.
         if self.is_held
             && sockopt::tcp_nodelay(self.fd) == Ok(false)
             && sockopt::set_tcp_nodelay(self.fd, true).is_ok()
@@ -152,7 +152,7 @@ impl Stream for Socket<'_> {
         };
         let (_, after, _) = info(self.fd)?;
         let writable = state == ESTABLISHED || state == CLOSE_WAIT;
-        // An acknowledgement between the two would be counted twice, or not at all.
+        // An acknowledgement in between would be counted twice, or not at all.
         if done != 0 || before != after || !writable {
             return None;
         }

@@ -1,10 +1,10 @@
-//! `libdipole-sockets.so`, preloaded by `dipole sockets`: connections of TCP between processes of
-//! a node, whose large writes go through shared memory. `docs/design/sockets.md` says how, and what
-//! happens with whatever a program may do to its descriptors.
+//! `libdipole-sockets.so`, preloaded by `dipole sockets`: moves large writes on TCP connections
+//! between processes of one node through shared memory. `docs/design/sockets.md` describes the protocol
+//! and what happens for each call on a descriptor.
 //!
-//! `calls/` are the calls of the C library that are replaced; `table.rs` knows which descriptors
-//! are connections, `connection.rs` is one of them, `directory.rs` finds the other end,
-//! `switch.rs` is the protocol between the two, `area.rs` their memory, `kernel.rs` the socket.
+//! `calls/` replaces the C library's functions; `table.rs` knows which descriptors are
+//! connections, `connection.rs` is one connection, `directory.rs` finds the peer, `mux.rs` is the
+//! protocol between both ends, `area.rs` their shared memory, `kernel.rs` the kernel's socket.
 
 pub mod area;
 #[cfg(feature = "preload")]
@@ -13,6 +13,6 @@ mod connection;
 mod counter;
 mod directory;
 mod kernel;
+pub mod mux;
 mod spin;
-pub mod switch;
 mod table;

@@ -1,22 +1,22 @@
-//! Whether a thread spends its next wait awake: asking again and again instead of sleeping, since
-//! to be woken takes longer than most answers of a process on the next core. `docs/design/sockets.md` §7.
+//! Whether a thread spends its next wait spinning instead of sleeping, since a wake-up takes
+//! longer than most answers of a process on the next core. `docs/design/sockets.md` §7.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How long at most. About what going to sleep and being woken costs.
+/// Maximum spin time; about the cost of going to sleep and being woken.
 pub(crate) const MAX_SPIN_NS: u64 = 50_000;
-/// Waits that are slept through, at most, after one that was too long.
-const MOST_ASLEEP: u32 = 1 << 12;
+/// Maximum waits without spinning after an unsuccessful spin.
+const MAX_ASLEEP: u32 = 1 << 12;
 
-/// What the last waits of a thread, or of reads of a connection, taught. Not exact where several threads
-/// wait at once, and need not be.
+/// What the last waits of a thread, or of reads of a connection, have shown. Inexact if several
+/// threads wait at once, which is harmless.
 #[derive(Debug)]
 pub(crate) struct AdaptiveSpin {
-    /// Waits to come that are slept through.
+    /// Number of upcoming waits without spinning.
     asleep: AtomicU32,
-    /// How many it will be after the next wait that is too long, if more than one. All zero at first, so
-    /// that tables of it take no room in the library's file.
+    /// Its value after the next unsuccessful spin, if above one. Initially all zero, so that
+    /// tables of this type take no space in the library file.
     next: AtomicU32,
 }
 
@@ -28,7 +28,7 @@ impl AdaptiveSpin {
         }
     }
 
-    /// A wait comes: true if it is to be spent awake.
+    /// Starts a wait: true if it should spin.
     pub(crate) fn begin(&self) -> bool {
         let asleep = self.asleep.load(Relaxed);
         if asleep > 0 {
@@ -37,18 +37,18 @@ impl AdaptiveSpin {
         asleep == 0
     }
 
-    /// One that was spent awake has ended, in time or not.
+    /// Ends a wait that was spun, successfully or not.
     pub(crate) fn end(&self, in_time: bool) {
         let next = self.next.load(Relaxed).max(1);
         if in_time {
             self.next.store(next / 2, Relaxed);
         } else {
             self.asleep.store(next, Relaxed);
-            self.next.store((2 * next).min(MOST_ASLEEP), Relaxed);
+            self.next.store((2 * next).min(MAX_ASLEEP), Relaxed);
         }
     }
 
-    /// Knows nothing again.
+    /// Forgets everything.
     pub(crate) fn reset(&self) {
         self.asleep.store(0, Relaxed);
         self.next.store(0, Relaxed);
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_that_are_always_long_are_slept_through_but_for_one_in_four_thousand() {
+    fn after_long_waits_only_one_in_four_thousand_spins() {
         let spin = AdaptiveSpin::new();
         let mut awake = 0;
         for _ in 0..100_000 {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn short_ones_are_found_again_soon_and_then_all_spent_awake() {
+    fn short_waits_are_noticed_soon_and_then_all_spin() {
         let spin = AdaptiveSpin::new();
         for _ in 0..100_000 {
             if spin.begin() {
@@ -84,7 +84,7 @@ mod tests {
         while !spin.begin() {
             until += 1;
         }
-        assert!(until <= MOST_ASLEEP);
+        assert!(until <= MAX_ASLEEP);
         for _ in 0..1000 {
             spin.end(true);
             assert!(spin.begin());

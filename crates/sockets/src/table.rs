@@ -1,10 +1,10 @@
-//! Which descriptors are connections that the library knows, and which are sockets that it leaves to the
-//! kernel but may wait for awake.
+//! Which descriptors are connections that the library handles, and which are plain sockets that
+//! it leaves to the kernel but may spin on.
 //!
-//! No call waits for another here, and nothing is held over a fork. A connection has one of a
-//! fixed number of places; a call says at the place that it is there ([`Use`]) and then looks
-//! whether the descriptor is still that connection's. A place whose last descriptor has gone is
-//! given to another connection once no call is there.
+//! No call blocks another here, and no lock is held over a fork. A connection occupies one of a
+//! fixed number of slots. A call registers at the slot ([`ConnectionRef`]) and then checks that
+//! the descriptor still refers to that connection. A slot whose last descriptor was closed is
+//! reused once no call is registered there.
 
 use std::ops::Deref;
 use std::os::fd::RawFd;
@@ -15,45 +15,45 @@ use crate::connection::Connection;
 use crate::counter::{Count, Counter};
 use crate::spin::AdaptiveSpin;
 
-/// Descriptors above are not followed.
-const MOST: usize = 1 << 16;
+/// Descriptors at or above this number are not handled.
+const MAX_DESCRIPTORS: usize = 1 << 16;
 
-/// Instead of a place: a socket whose bytes stay the kernel's, and whose reads may wait.
+/// Instead of a slot number: a plain socket, left to the kernel, whose reads may block.
 const PLAIN: u32 = u32::MAX;
-/// The same, whose reads do not wait, as far as they did not when it was last asked.
+/// A plain socket whose reads did not block when this was last checked.
 const PLAIN_POLLED: u32 = u32::MAX - 1;
 
-/// The place of each descriptor's connection, plus one, or what it is instead.
-static KNOWN: [AtomicU32; MOST] = [const { AtomicU32::new(0) }; MOST];
-/// What reads of the plain ones taught.
-static SPINS: [AdaptiveSpin; MOST] = [const { AdaptiveSpin::new() }; MOST];
-static PLACES: [Connection; MOST] = [const { Connection::none() }; MOST];
-/// No descriptor above was ever known.
+/// For each descriptor: the connection's slot number plus one, or one of the values above.
+static KNOWN: [AtomicU32; MAX_DESCRIPTORS] = [const { AtomicU32::new(0) }; MAX_DESCRIPTORS];
+/// Spin statistics of plain sockets.
+static SPINS: [AdaptiveSpin; MAX_DESCRIPTORS] = [const { AdaptiveSpin::new() }; MAX_DESCRIPTORS];
+static SLOTS: [Connection; MAX_DESCRIPTORS] = [const { Connection::none() }; MAX_DESCRIPTORS];
+/// The highest descriptor ever listed.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
-/// How many are known.
+/// Number of listed descriptors.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The process whose table it is, once it has had a child by `vfork`, which runs in its memory.
+/// The process that owns the table, set before a `vfork`, whose child runs in the same memory.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// A call that is at a connection.
+/// A registered call on a connection.
 #[derive(Debug)]
-pub(crate) struct Use {
+pub(crate) struct ConnectionRef {
     number: u32,
     connection: &'static Connection,
     counter: &'static Counter,
     before: Count,
-    /// Bytes it has moved by TCP.
+    /// Bytes that the call has moved over TCP.
     pub(crate) moved: u64,
 }
 
-impl Use {
-    /// What the counter of its way said before it.
+impl ConnectionRef {
+    /// Value of the counter before the call.
     pub(crate) fn before(&self) -> Count {
         self.before
     }
 }
 
-impl Deref for Use {
+impl Deref for ConnectionRef {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -61,7 +61,7 @@ impl Deref for Use {
     }
 }
 
-impl Drop for Use {
+impl Drop for ConnectionRef {
     fn drop(&mut self) {
         self.counter.exit(self.moved);
         self.connection.free_if_gone();
@@ -69,75 +69,78 @@ impl Drop for Use {
 }
 
 fn index(fd: RawFd) -> Option<usize> {
-    usize::try_from(fd).ok().filter(|fd| *fd < MOST)
+    usize::try_from(fd).ok().filter(|fd| *fd < MAX_DESCRIPTORS)
 }
 
-fn place(number: u32) -> Option<&'static Connection> {
-    PLACES.get((number as usize).checked_sub(1)?)
+fn slot(number: u32) -> Option<&'static Connection> {
+    SLOTS.get((number as usize).checked_sub(1)?)
 }
 
 /// True if the descriptor is a connection now.
 pub(crate) fn is_known(fd: RawFd) -> bool {
-    index(fd).is_some_and(|at| place(KNOWN[at].load(Relaxed)).is_some())
+    index(fd).is_some_and(|at| slot(KNOWN[at].load(Relaxed)).is_some())
 }
 
-/// True if it is that or a plain socket.
+/// True if the descriptor is a connection or a plain socket.
 pub(crate) fn is_listed(fd: RawFd) -> bool {
     index(fd).is_some_and(|at| KNOWN[at].load(Relaxed) != 0)
 }
 
-/// What reads of a plain socket taught, if they wait.
+/// Spin statistics of a plain socket whose reads block.
 pub(crate) fn plain(fd: RawFd) -> Option<&'static AdaptiveSpin> {
     let at = index(fd).filter(|at| KNOWN[*at].load(Relaxed) == PLAIN)?;
     Some(&SPINS[at])
 }
 
-/// Reads of the descriptor are not waited for awake any more.
-pub(crate) fn stop_waiting(fd: RawFd) {
-    if let Some(found) = find(fd) {
+/// Turns off spinning for reads of the descriptor.
+pub(crate) fn disable_spinning(fd: RawFd) {
+    if let Some(found) = enter_read(fd) {
         found.is_polled().store(true, Relaxed);
     } else if let Some(at) = index(fd) {
         let _other = KNOWN[at].compare_exchange(PLAIN, PLAIN_POLLED, Relaxed, Relaxed);
     }
 }
 
-/// True while any descriptor is one of them.
+/// True if any descriptor is listed.
 pub(crate) fn any_known() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-fn enter(fd: RawFd, way: impl Fn(&'static Connection) -> &'static Counter) -> Option<Use> {
+fn enter(
+    fd: RawFd,
+    counter_of: impl Fn(&'static Connection) -> &'static Counter,
+) -> Option<ConnectionRef> {
     let at = index(fd)?;
     loop {
         let number = KNOWN[at].load(Acquire);
-        let connection = place(number)?;
-        let counter = way(connection);
+        let connection = slot(number)?;
+        let counter = counter_of(connection);
         let before = counter.enter();
-        let found = Use {
+        let found = ConnectionRef {
             number,
             connection,
             counter,
             before,
             moved: 0,
         };
-        // Its place is not given away while this call is there, unless that was too late.
+        // The slot cannot be reused while this call is registered, unless that was too late.
         if KNOWN[at].load(SeqCst) == number {
             return Some(found);
         }
     }
 }
 
-/// The connection of a descriptor, for a call that may read it.
-pub(crate) fn find(fd: RawFd) -> Option<Use> {
+/// Registers a call that may read from a descriptor's connection.
+pub(crate) fn enter_read(fd: RawFd) -> Option<ConnectionRef> {
     enter(fd, Connection::reads)
 }
 
-/// The same for one that writes by TCP: not while another thread copies into the ring, since no
-/// byte may come between a record and its marker.
-pub(crate) fn writing(fd: RawFd) -> Option<Use> {
+/// Registers a call that writes over TCP. Waits while another thread copies into the ring, since
+/// no byte may come between a record and its marker.
+pub(crate) fn enter_write(fd: RawFd) -> Option<ConnectionRef> {
     loop {
         let found = enter(fd, Connection::writes)?;
-        if !found.before.is_taken() {
+        if !found.before.is_claimed() {
             return Some(found);
         }
         drop(found);
@@ -145,13 +148,13 @@ pub(crate) fn writing(fd: RawFd) -> Option<Use> {
     }
 }
 
-/// A child that runs in this memory comes: what it does to its descriptors is not ours.
-pub(crate) fn expect_guest() {
+/// Prepares for a child that shares this memory: its changes to descriptors must be ignored.
+pub(crate) fn guard_against_vfork() {
     OWNER.store(rustix::process::getpid().as_raw_pid(), Relaxed);
 }
 
-/// In a child that has a copy of it.
-pub(crate) fn expect_none() {
+/// Called in a child that has its own copy of the memory.
+pub(crate) fn clear_owner() {
     OWNER.store(0, Relaxed);
 }
 
@@ -160,7 +163,7 @@ fn is_own() -> bool {
     owner == 0 || owner == rustix::process::getpid().as_raw_pid()
 }
 
-/// Puts a number into the table, whose connection counts the descriptor already.
+/// Stores a number for a descriptor; the new connection already counts the descriptor.
 fn put(at: usize, number: u32) {
     HIGHEST.fetch_max(at, Relaxed);
     let before = KNOWN[at].swap(number, SeqCst);
@@ -169,41 +172,41 @@ fn put(at: usize, number: u32) {
         (1.., 0) => _ = COUNT.fetch_sub(1, Relaxed),
         _ => {}
     }
-    if let Some(gone) = place(before) {
+    if let Some(gone) = slot(before) {
         gone.lose_descriptor();
     }
 }
 
-/// From now on the descriptor is a new connection.
-pub(crate) fn follow(fd: RawFd, connected_here: bool) {
+/// Makes the descriptor a new connection.
+pub(crate) fn track_connection(fd: RawFd, connected_here: bool) {
     let Some(at) = index(fd).filter(|_| is_own()) else {
         return;
     };
-    // Its own place is nearly always free.
-    let free = (at..MOST)
+    // The slot with the descriptor's number is nearly always free.
+    let free = (at..MAX_DESCRIPTORS)
         .chain(0..at)
-        .find(|at| PLACES[*at].claim(connected_here));
+        .find(|at| SLOTS[*at].claim(connected_here));
     let number = free.and_then(|place| u32::try_from(place + 1).ok());
     put(at, number.unwrap_or(0));
 }
 
-/// From now on the descriptor is a plain socket.
-pub(crate) fn watch(fd: RawFd) {
+/// Makes the descriptor a plain socket.
+pub(crate) fn track_plain(fd: RawFd) {
     if let Some(at) = index(fd).filter(|_| is_own()) {
         SPINS[at].reset();
         put(at, PLAIN);
     }
 }
 
-/// From now on it is none.
+/// Removes the descriptor.
 pub(crate) fn forget(fd: RawFd) {
     if let Some(at) = index(fd).filter(|at| KNOWN[*at].load(Relaxed) != 0 && is_own()) {
         put(at, 0);
     }
 }
 
-/// From now on `new` is what `old` is.
-pub(crate) fn copy(old: RawFd, new: RawFd) {
+/// Makes `new` a duplicate of `old`.
+pub(crate) fn duplicate(old: RawFd, new: RawFd) {
     let Some(at) = index(new).filter(|_| is_listed(old) || is_listed(new)) else {
         return;
     };
@@ -211,14 +214,14 @@ pub(crate) fn copy(old: RawFd, new: RawFd) {
         return;
     }
     if is_listed(old) && !is_known(old) {
-        return watch(new);
+        return track_plain(new);
     }
-    let copied = find(old).filter(|found| found.gain_descriptor());
+    let copied = enter_read(old).filter(|found| found.gain_descriptor());
     put(at, copied.map_or(0, |found| found.number));
 }
 
-/// The descriptor is a plain socket from now on, if it is still this connection.
-pub(crate) fn give_up(fd: RawFd, found: &Use) {
+/// Makes the descriptor a plain socket, if it still refers to this connection.
+pub(crate) fn demote_to_plain(fd: RawFd, found: &ConnectionRef) {
     if let Some(at) = index(fd)
         && is_own()
         && KNOWN[at]
@@ -229,14 +232,16 @@ pub(crate) fn give_up(fd: RawFd, found: &Use) {
     }
 }
 
-/// All descriptors that are connections or plain sockets.
-pub(crate) fn listed() -> impl Iterator<Item = RawFd> {
+/// All listed descriptors.
+pub(crate) fn listed_descriptors() -> impl Iterator<Item = RawFd> {
     let fds = 0..=HIGHEST.load(Relaxed);
     let fds = fds.filter_map(|at| RawFd::try_from(at).ok());
     fds.filter(|fd| is_listed(*fd))
 }
 
-/// All connections, with their descriptors.
-pub(crate) fn all() -> Vec<(RawFd, Use)> {
-    listed().filter_map(|fd| Some((fd, find(fd)?))).collect()
+/// All connections with their descriptors.
+pub(crate) fn all_connections() -> Vec<(RawFd, ConnectionRef)> {
+    listed_descriptors()
+        .filter_map(|fd| Some((fd, enter_read(fd)?)))
+        .collect()
 }

@@ -1,4 +1,4 @@
-//! Unmodified programs with the library, without it, and one end each.
+//! Unmodified programs with the library, without it, and with one end each.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -8,6 +8,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use dipole_testbed::c_programs::compile;
 
 use common::{LIMIT, Place, finished, finished_within, two_nodes};
 
@@ -20,7 +22,7 @@ fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
     command
 }
 
-/// Bytes that TCP carried, and all, from a last line `x of y`.
+/// Bytes carried by TCP and in total, from a last line `x of y`.
 fn carried(text: &[u8]) -> (u64, u64) {
     let text = String::from_utf8_lossy(text);
     let line = text.lines().last().unwrap_or_default();
@@ -35,7 +37,7 @@ fn start_server(mut command: Command) -> (Child, String) {
     let mut server = command.spawn().expect("python3 starts");
     let mut line = String::new();
     let said = server.stdout.as_mut().expect("it is piped");
-    // The port is all it says before a client comes.
+    // The server prints only the port before a client connects.
     while !line.ends_with('\n') {
         let mut byte = [0];
         assert_eq!(
@@ -57,7 +59,7 @@ fn a_program_sees_no_difference() {
     let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(text(&plain), text(&with));
     let ((all, _), (rest, of)) = (carried(&plain.stderr), carried(&with.stderr));
-    // It writes from another thread than it reads, so some of it always goes by TCP.
+    // The program writes from one thread and reads from another, so some data always goes over TCP.
     assert!(
         all > of / 2 && rest < all / 4 * 3,
         "{rest} of {all} went by TCP: it was hardly tried"
@@ -72,7 +74,7 @@ fn between_namespaces_a_program_sees_no_difference_either() {
     let other = testbed.node(2);
     let address = other.addresses[0].to_string();
     for node in 1..=2 {
-        // Of the interface that has the other address.
+        // On the interface with the other address.
         let script = "ip addr add fd77::$0/64 nodad dev $(ip -br -4 addr | \
             awk -v at=\"$1/\" 'index($3, at) { sub(/@.*/, \"\", $1); print $1 }')";
         let own = testbed.node(node).addresses[0].to_string();
@@ -98,24 +100,17 @@ fn between_namespaces_a_program_sees_no_difference_either() {
     assert!(all > of / 2 && also > all / 4 * 3, "{all}, {also} of {of}");
 }
 
-/// Compiles the program of what sockets do.
+/// Compiles the program that exercises the socket calls.
 fn semantics(place: &Place) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/semantics.c");
     let program = place.folder.path().join("semantics");
-    let compiled = Command::new("cc")
-        .args([
-            "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o",
-        ])
-        .args([&program, &source])
-        .output()
-        .expect("the compiler starts");
-    let said = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "{said}");
+    let options = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"];
+    compile("cc", &source, &program, &options, &[]);
     program
 }
 
 #[test]
-fn two_ends_agree_and_one_alone_is_plain_tcp() {
+fn two_ends_share_memory_and_one_alone_uses_plain_tcp() {
     for (server_with, client_with) in [(true, true), (true, false), (false, true)] {
         let place = Place::new();
         let (server, port) =
@@ -152,13 +147,13 @@ fn many_clients_of_an_asyncio_server_get_their_bytes() {
 }
 
 #[test]
-fn connections_that_come_and_go_leave_nothing_at_either_end() {
-    // 1000 at once; opened and closed 100 times with DIPOLE_SOCKETS_ROUNDS=100.
+fn closed_connections_leave_nothing_behind_at_either_end() {
+    // 1000 at once, repeated 10 times, or as often as DIPOLE_SOCKETS_ROUNDS says.
     let wanted = std::env::var("DIPOLE_SOCKETS_ROUNDS");
     let rounds = wanted.unwrap_or_else(|_| "3".into());
     let limit = LIMIT * rounds.parse::<u32>().expect("a number").div_ceil(10);
     let place = Place::new();
-    // In memory, as where ends meet is by default: on a disk it takes twice as long.
+    // On tmpfs, like the default directory: a disk takes twice as long.
     let memory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let memory = memory.expect("a folder");
     let many = |words: &[&str]| {
@@ -179,7 +174,7 @@ fn connections_that_come_and_go_leave_nothing_at_either_end() {
 }
 
 #[test]
-fn who_is_killed_leaves_a_beginning_and_an_end() {
+fn a_killed_peer_leaves_a_prefix_and_an_end_of_stream() {
     const WRITER: &str = "
 import socket, sys
 end = socket.create_connection(('127.0.0.1', int(sys.argv[1])))

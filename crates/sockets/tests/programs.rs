@@ -1,6 +1,6 @@
-//! Unmodified programs of Debian, within a node and between two: with the library, and with one
-//! end without it, restarted or killed. `DIPOLE_SOCKETS_ALL=1` tries PostgreSQL, Go and Java, too,
-//! which take longer.
+//! Unmodified Debian programs, within a node and between two: with the library, and with one end
+//! without it, restarted or killed. `DIPOLE_SOCKETS_ALL=1` adds PostgreSQL, Go and Java, which take
+//! longer.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, Place, ended_within, finished, library, two_nodes};
 use dipole_testbed::Testbed;
 
-/// Which ends have the library: server, client.
+/// Which ends use the library: server, client.
 const ENDS: [(bool, bool); 3] = [(true, true), (true, false), (false, true)];
 
 /// Where the two ends of a program run.
@@ -24,7 +24,7 @@ struct World {
     testbed: Option<Testbed>,
 }
 
-/// A program that is killed when the test is over.
+/// A program that is killed at the end of the test.
 struct Killed(Child);
 
 impl Killed {
@@ -47,7 +47,7 @@ enum End {
 }
 
 impl World {
-    /// Calls it for both ends on one node, and for each on one of its own.
+    /// Calls `test` with both ends on one node, and with each on a node of its own.
     fn each(test: impl Fn(&World)) {
         let mut testbeds = vec![None];
         testbeds.extend(two_nodes().map(Some));
@@ -127,14 +127,14 @@ impl World {
         self.path(name).display().to_string()
     }
 
-    /// Runs a client to its good end: what it printed.
+    /// Runs a client, which must succeed, and returns its output.
     fn run(&self, with: bool, program: &str, words: &[&str]) -> String {
         let mut command = self.command(End::Client, program, with);
         let output = finished(command.args(words).spawn().expect("the client starts"));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// A file of some MB whose bytes are not all alike.
+    /// Creates a file of some MB with varying bytes.
     fn file(&self, name: &str) -> Vec<u8> {
         let bytes: Vec<u8> = (0_u32..750_000)
             .flat_map(|word| word.wrapping_mul(0x9E37_79B9).to_le_bytes())
@@ -149,7 +149,7 @@ impl World {
     }
 }
 
-/// Whether somebody listens in this thread's namespace: a connection would be one of the test's.
+/// True if a socket listens in this thread's namespace; connecting would disturb the test.
 fn listens(port: &str) -> bool {
     const LISTEN: &str = "0A";
     let port: u16 = port.parse().expect("a port");
@@ -164,7 +164,7 @@ fn listens(port: &str) -> bool {
     })
 }
 
-/// True if all are installed; else says what is not.
+/// True if all programs are installed; otherwise prints the missing ones.
 fn has(programs: &[&str]) -> bool {
     let missing = |name: &&&str| {
         let found = Command::new("sh")
@@ -216,7 +216,7 @@ fn iperf3_moves_all_its_bytes() {
                     let client = client.args(&all).spawn().expect("the client starts");
                     let ended = ended_within(client, LIMIT);
                     let report = String::from_utf8_lossy(&ended.stdout).into_owned();
-                    // It tells its client that a test is over before it takes another.
+                    // It tells its client that a test is over before it accepts another one.
                     let busy = report.contains("the server is busy running a test");
                     assert!(!busy || begun.elapsed() < LIMIT, "{report}");
                     if !busy {
@@ -230,11 +230,11 @@ fn iperf3_moves_all_its_bytes() {
                     .skip(1)
                     .filter_map(|rest| rest.trim_start().split(',').next()?.parse().ok())
                     .collect();
-                // The last two are the sums of what was sent and received.
+                // The last two are the sums of bytes sent and received.
                 let [.., sent, received] = sums[..] else {
                     panic!("{report}");
                 };
-                // When all is sent the test is over for it, and what is under way not counted.
+                // The test ends when all data is sent; data in flight is not counted.
                 let whole = sent >= 40 << 20 && received > 20 << 20 && received <= sent;
                 assert!(whole, "{sent}, {received}");
                 assert!(!report.contains("\"error\""), "{report}");
@@ -302,7 +302,7 @@ fn nginx_serves_curl_and_wrk() {
                     "{report}"
                 );
             }
-            // Master and worker are killed in the middle of an answer, and started again.
+            // Kill master and worker in the middle of an answer, and start them again.
             std::fs::remove_file(&copy).expect("it was there");
             let mut slow = world.command(End::Client, "curl", client_with);
             slow.args(["-sS", "-o", &copy, &format!("{base}/slow/file")]);
@@ -315,7 +315,7 @@ fn nginx_serves_curl_and_wrk() {
             let master = server.0.id().to_string();
             let workers = Command::new("pgrep").args(["-P", &master]).output();
             let workers = String::from_utf8(workers.expect("pgrep starts").stdout);
-            // First the master, which would start others.
+            // The master first, which would start other workers.
             server.kill();
             for worker in workers.expect("numbers").split_whitespace() {
                 let _ = Command::new("kill").args(["-9", worker]).status();
@@ -336,7 +336,7 @@ fn nginx_serves_curl_and_wrk() {
 }
 
 #[test]
-fn redis_keeps_what_it_is_given_and_starts_again() {
+fn redis_keeps_its_data_over_a_restart() {
     if !has(&["redis-server", "redis-cli", "redis-benchmark"]) {
         return;
     }
@@ -354,7 +354,7 @@ fn redis_keeps_what_it_is_given_and_starts_again() {
                     "no",
                 ]);
                 server.args(["--dir", &world.text_path(""), "--save", ""]);
-                // By default a write to the file waits for one before it to be on the disk, after the answer.
+                // By default a write to the file waits until an earlier one is on disk, after the answer.
                 server.args(["--appendonly", "yes", "--appendfsync", "no"]);
                 world.serve(&mut server, &port)
             };
@@ -370,7 +370,7 @@ fn redis_keeps_what_it_is_given_and_starts_again() {
             world.run(client_with, "redis-benchmark", &all);
             assert_eq!(ask(&["strlen", "key:__rand_int__"]).trim(), "200000");
             assert_eq!(ask(&["set", "kept", "value"]).trim(), "OK");
-            // What it has answered is in the append-only file, if the kernel lives on.
+            // Acknowledged writes are in the append-only file, since the kernel kept running.
             server.kill();
             let _server = start();
             assert_eq!(ask(&["get", "kept"]).trim(), "value");
@@ -500,7 +500,7 @@ fn postgres_counts_right_under_pgbench() {
         return;
     }
     World::each(|world| {
-        // It refuses to be root, and reads the library as another user.
+        // It refuses to run as root, and loads the library as another user.
         let copy = world.text_path("libdipole_sockets.so");
         std::fs::copy(library(), &copy).expect("a copy");
         let data = world.text_path("data");
@@ -534,7 +534,7 @@ fn postgres_counts_right_under_pgbench() {
                 let mut server = as_postgres(End::Server, server_with, &program);
                 server.args(["-D", &data, "-p", &port, "-k", &sockets, "-h", &address]);
                 let server = world.serve(&mut server, &port);
-                // It listens before it has recovered what a sudden end has left.
+                // It listens before it has recovered from the crash.
                 let until =
                     format!("until pg_isready -q -h {address} -p {port}; do sleep 0.1; done");
                 run(false, "sh", &["-c", &until]);
@@ -560,7 +560,7 @@ fn postgres_counts_right_under_pgbench() {
             assert_eq!(query("select count(*) from pgbench_history"), "200");
             let long = query("select repeat('0123456789', 100000)");
             assert_eq!(long, "0123456789".repeat(100_000));
-            // Ended at once, without care, and started again.
+            // Kill it and start it again.
             stop("immediate");
             drop(server);
             let server = start();
@@ -571,7 +571,7 @@ fn postgres_counts_right_under_pgbench() {
     });
 }
 
-/// Serves the folder and fetches the file, in a language; a client by curl as well.
+/// Serves the directory and fetches the file with programs in one language, and with curl.
 fn serves_and_fetches(world: &World, program: &str, before: &[&str]) {
     let bytes = world.file("file");
     for (server_with, client_with) in ENDS {
@@ -594,7 +594,7 @@ fn serves_and_fetches(world: &World, program: &str, before: &[&str]) {
 }
 
 #[test]
-fn a_go_program_is_right_though_it_never_takes_part() {
+fn a_go_program_works_though_it_never_uses_the_library() {
     if !all_wanted() || !has(&["go", "curl"]) {
         return;
     }
@@ -614,7 +614,7 @@ fn a_go_program_is_right_though_it_never_takes_part() {
 }
 
 #[test]
-fn a_java_program_is_right() {
+fn a_java_program_works() {
     if !all_wanted() || !has(&["java", "curl"]) {
         return;
     }

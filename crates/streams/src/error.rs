@@ -1,34 +1,34 @@
-//! Why a stream failed.
+//! Errors of streams.
 
 use dipole_node::{Address, OpenError, ReceiveError, SendError};
 use thiserror::Error;
 
-/// See the module. After all but [`Misuse`](StreamError::Misuse) the stream is over.
+/// A failed call. After all errors but [`Misuse`](StreamError::Misuse) the stream is closed.
 #[derive(Debug, Error)]
 pub enum StreamError {
-    /// The interface says that it cannot go on, and why.
+    /// The interface has ended the stream.
     #[error("the interface at {interface} has ended the stream: {why}")]
     Ended {
-        /// Which.
+        /// The address of the interface.
         interface: Address,
-        /// What it says.
+        /// The reason that it gives.
         why: String,
     },
-    /// The interface is silent.
+    /// The interface does not reply.
     #[error("the interface at {interface} has not answered for {seconds} s: is it running?")]
     Silent {
-        /// Which.
+        /// The address of the interface.
         interface: Address,
-        /// How long was waited.
+        /// How long the rank waited.
         seconds: u64,
     },
-    /// A call that makes no sense.
+    /// An invalid call.
     #[error("{0}")]
     Misuse(String),
-    /// A message could not be sent.
+    /// A message could not be sent to the interface.
     #[error("to the interface: {0}")]
     Send(#[from] SendError),
-    /// None could be received.
+    /// No message could be received.
     #[error("{0}")]
     Receive(#[from] ReceiveError),
     /// An endpoint could not be opened.

@@ -1,4 +1,4 @@
-//! A network-interface process: it holds the connections to the outside.
+//! A network interface: a process that holds the TCP connections of streams.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -15,30 +15,30 @@ use crate::gather::Gather;
 use crate::layout::{Cursor, Layout};
 use crate::message::{BLOCK_BYTES, Message};
 
-/// How long it waits for a message before it looks after its peers.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long it tries to tell a rank that the stream is over.
-const TO_TELL: Duration = Duration::from_millis(500);
+/// How often it checks whether the ranks are alive while it waits.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long it tries to notify a rank that the stream has ended.
+const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Whom ranks may be connected with.
+/// Hosts to which ranks may open streams.
 #[derive(Clone, Debug)]
 pub enum Destinations {
-    /// Whatever they name.
+    /// Any host and port.
     Any,
-    /// These addresses only.
+    /// Only these addresses.
     Only(Vec<SocketAddr>),
 }
 
-/// What an interface may do.
+/// Settings of an interface.
 #[derive(Clone, Debug)]
 pub struct InterfaceConfig {
-    /// Whom ranks may be connected with.
+    /// Hosts to which ranks may open streams.
     pub destinations: Destinations,
-    /// Streams at once; more are refused. Each has an endpoint, numbered on from the interface's own.
-    pub most_streams: u32,
-    /// Bytes of each stream that lie here at most.
+    /// Maximum number of concurrent streams. Each has an endpoint; they follow that of the interface.
+    pub max_streams: u32,
+    /// Maximum number of bytes of each stream that the interface buffers.
     pub window: u64,
-    /// How long connecting may take.
+    /// Maximum time to connect.
     pub connect_timeout: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Default for InterfaceConfig {
     fn default() -> InterfaceConfig {
         InterfaceConfig {
             destinations: Destinations::Any,
-            most_streams: 16,
+            max_streams: 16,
             window: 4 << 20,
             connect_timeout: Duration::from_secs(10),
         }
@@ -64,7 +64,7 @@ pub struct Interface<'a> {
 }
 
 impl<'a> Interface<'a> {
-    /// Opens it at an endpoint.
+    /// Opens an interface at an endpoint.
     ///
     /// # Errors
     /// The endpoint cannot be opened.
@@ -74,7 +74,7 @@ impl<'a> Interface<'a> {
         config: InterfaceConfig,
     ) -> Result<Interface<'a>, StreamError> {
         let control = node.endpoint(id)?;
-        let streams = (0..config.most_streams).map(|_| None).collect();
+        let streams = (0..config.max_streams).map(|_| None).collect();
         Ok(Interface {
             node,
             control,
@@ -84,20 +84,20 @@ impl<'a> Interface<'a> {
         })
     }
 
-    /// Where ranks ask for streams.
+    /// The address at which ranks open streams.
     #[must_use]
     pub fn address(&self) -> Address {
         self.control.address()
     }
 
-    /// Serves until `is_over` says so, which is asked now and then; streams that are open then go on to
-    /// their ends before this returns.
+    /// Serves until `should_stop`, which is checked regularly, returns true. Returns after the streams that are open
+    /// then have ended.
     ///
     /// # Errors
     /// The endpoint is broken.
-    pub fn serve(mut self, is_over: impl Fn() -> bool) -> Result<(), StreamError> {
-        while !is_over() {
-            let received = match self.control.receive_timeout(LOOK) {
+    pub fn serve(mut self, should_stop: impl Fn() -> bool) -> Result<(), StreamError> {
+        while !should_stop() {
+            let received = match self.control.receive_timeout(CHECK_INTERVAL) {
                 Ok(received) => received,
                 Err(ReceiveError::TimedOut { .. }) => continue,
                 Err(error) => return Err(error.into()),
@@ -106,35 +106,36 @@ impl<'a> Interface<'a> {
                 Ok(Message::Open {
                     to,
                     ranks,
-                    patience_ms,
+                    timeout_ms,
                 }) => {
-                    let patience = Duration::from_millis(patience_ms);
-                    let begun = self.begin(to, &ranks, patience);
-                    // Rank 0 tells the others.
+                    let timeout = Duration::from_millis(timeout_ms);
+                    let ranks: Vec<Address> = ranks.into_iter().map(Address::from).collect();
+                    let begun = self.begin(to, &ranks, timeout);
+                    // Rank 0 notifies the other ranks.
                     begun.err().map(|why| (why, vec![received.source()]))
                 }
                 _ => {
-                    let why = "this is the interface's endpoint, where streams are opened only";
+                    let why = "the endpoint of an interface only accepts requests to open streams";
                     Some((why.to_owned(), vec![received.source()]))
                 }
             };
             if let Some((why, ranks)) = why {
-                tell_end(&self.control, &ranks, &why);
+                notify_end(&self.control, &ranks, &why);
             }
         }
         for stream in self.streams.into_iter().flatten() {
-            // A panic of one stream is not the others'.
+            // A panic of one stream must not end the others.
             let _panic = stream.join();
         }
         Ok(())
     }
 
-    fn begin(&mut self, to: &str, ranks: &[Address], patience: Duration) -> Result<(), String> {
+    fn begin(&mut self, to: &str, ranks: &[Address], timeout: Duration) -> Result<(), String> {
         let targets = self.resolve(to)?;
         let is_free = |it: &Option<JoinHandle<()>>| it.as_ref().is_none_or(JoinHandle::is_finished);
         let free = self.streams.iter().position(is_free);
         let slot =
-            free.ok_or_else(|| format!("all its {} streams are in use", self.config.most_streams))?;
+            free.ok_or_else(|| format!("all its {} streams are in use", self.config.max_streams))?;
         let number = u32::try_from(slot).unwrap_or(u32::MAX);
         let id = EndpointId(self.id.0.saturating_add(1).saturating_add(number));
         let endpoint = self.node.endpoint(id).map_err(|error| error.to_string())?;
@@ -143,11 +144,11 @@ impl<'a> Interface<'a> {
         let stream = thread::Builder::new()
             .name("dipole-stream".into())
             .spawn(move || {
-                let served = Served::begin(endpoint, ranks, patience, &config);
+                let served = StreamSession::begin(endpoint, ranks, timeout, &config);
                 served.run(&name, &targets, config.connect_timeout);
             });
         self.streams[slot] =
-            Some(stream.map_err(|error| format!("no thread can be had: {error}"))?);
+            Some(stream.map_err(|error| format!("cannot start a thread: {error}"))?);
         Ok(())
     }
 
@@ -160,36 +161,36 @@ impl<'a> Interface<'a> {
         };
         match allowed.is_empty() {
             true => Err(format!(
-                "{to} is not among the destinations that it may connect to"
+                "{to} is not among the destinations allowed by the interface"
             )),
             false => Ok(allowed),
         }
     }
 }
 
-/// A stream that is open, at the interface.
-struct Served {
+/// A stream that is open, on the interface.
+struct StreamSession {
     endpoint: Endpoint,
     ranks: Vec<Address>,
     edges: Vec<Edge>,
-    patience: Duration,
+    timeout: Duration,
     window: u64,
 }
 
-type Outcome<A> = Result<A, String>;
+type SessionResult<A> = Result<A, String>;
 
-impl Served {
+impl StreamSession {
     fn begin(
         endpoint: Endpoint,
         ranks: Vec<Address>,
-        patience: Duration,
+        timeout: Duration,
         config: &InterfaceConfig,
-    ) -> Served {
-        Served {
+    ) -> StreamSession {
+        StreamSession {
             endpoint,
             ranks,
             edges: Vec::new(),
-            patience,
+            timeout,
             window: config.window.max(1),
         }
     }
@@ -197,7 +198,7 @@ impl Served {
     fn run(mut self, name: &str, targets: &[SocketAddr], connect_timeout: Duration) {
         let outcome = self.serve(name, targets, connect_timeout);
         if let Err(why) = outcome {
-            tell_end(&self.endpoint, &self.ranks, &why);
+            notify_end(&self.endpoint, &self.ranks, &why);
         }
     }
 
@@ -206,7 +207,7 @@ impl Served {
         name: &str,
         targets: &[SocketAddr],
         connect_timeout: Duration,
-    ) -> Outcome<()> {
+    ) -> SessionResult<()> {
         for rank in &self.ranks {
             let edge = self
                 .endpoint
@@ -214,28 +215,28 @@ impl Served {
                 .map_err(|error| error.to_string())?;
             self.edges.push(edge);
         }
-        let mut outside = connect(name, targets, connect_timeout)?;
-        // A rank that is gone must be noticed while the outside is silent.
-        let timeouts = outside
-            .set_read_timeout(Some(LOOK))
-            .and(outside.set_write_timeout(Some(LOOK)));
+        let mut socket = connect(name, targets, connect_timeout)?;
+        // With these timeouts it detects that a rank has ended even while the TCP peer is silent.
+        let timeouts = socket
+            .set_read_timeout(Some(CHECK_INTERVAL))
+            .and(socket.set_write_timeout(Some(CHECK_INTERVAL)));
         timeouts
-            .and(outside.set_nodelay(true))
+            .and(socket.set_nodelay(true))
             .map_err(|error| format!("{name}: {error}"))?;
-        let at = self.endpoint.address();
-        self.tell(0, &Message::Opened { at })?;
+        let at = self.endpoint.address().into();
+        self.send_to(0, &Message::Opened { at })?;
         loop {
             let received = self.receive(&BTreeSet::from([0]), Duration::MAX)?;
             if received.source() != self.ranks[0] {
-                // A late answer of a transfer that has ended, or a stranger's.
+                // A late reply of a transfer that has ended, or a message of a stranger.
                 continue;
             }
             match Message::decode(&received) {
-                Ok(Message::WriteRaw { bytes }) => self.write(&mut outside, bytes)?,
-                Ok(Message::ReadRaw { most }) => {
-                    let mut bytes = vec![0; usize::try_from(most.min(BLOCK_BYTES)).unwrap_or(0)];
-                    let got = self.read(&mut outside, &mut bytes)?;
-                    self.tell(
+                Ok(Message::WriteRaw { bytes }) => self.write(&mut socket, bytes)?,
+                Ok(Message::ReadRaw { max }) => {
+                    let mut bytes = vec![0; usize::try_from(max.min(BLOCK_BYTES)).unwrap_or(0)];
+                    let got = self.read(&mut socket, &mut bytes)?;
+                    self.send_to(
                         0,
                         &Message::RawBytes {
                             bytes: &bytes[..got],
@@ -247,53 +248,53 @@ impl Served {
                     total,
                     layout,
                 }) => {
-                    self.gather(&mut outside, transfer, total, layout)?;
+                    self.gather(&mut socket, transfer, total, layout)?;
                 }
                 Ok(Message::Read {
                     transfer,
                     total,
                     layout,
                 }) => {
-                    self.scatter(&mut outside, transfer, total, &layout)?;
+                    self.scatter(&mut socket, transfer, total, &layout)?;
                 }
                 Ok(Message::Finish) => {
-                    outside
+                    socket
                         .shutdown(Shutdown::Write)
                         .map_err(|error| format!("{name}: {error}"))?;
                 }
                 Ok(Message::Close) => return Ok(()),
-                _ => return Err("a message of rank 0 makes no sense here".into()),
+                _ => return Err("rank 0 has sent an invalid message".into()),
             }
         }
     }
 
-    fn check(&self, layout: &Layout, total: u64) -> Outcome<()> {
+    fn check(&self, layout: &Layout, total: u64) -> SessionResult<()> {
         if layout.ranks() as usize > self.ranks.len() {
             let (wanted, found) = (layout.ranks(), self.ranks.len());
             return Err(format!(
-                "a layout of {wanted} ranks, and the stream has {found}"
+                "the layout has {wanted} ranks, but the stream has {found}"
             ));
         }
-        layout.why_not(total).map_or(Ok(()), Err)
+        layout.error(total).map_or(Ok(()), Err)
     }
 
-    /// Asks the ranks for what they write, and writes it in the stream's order.
+    /// Requests data from the ranks, and writes them in the order of the stream.
     fn gather(
         &self,
-        outside: &mut TcpStream,
+        socket: &mut TcpStream,
         transfer: u64,
         total: u64,
         layout: Layout,
-    ) -> Outcome<()> {
+    ) -> SessionResult<()> {
         self.check(&layout, total)?;
-        let mut gather: Gather<Answer> = Gather::new(layout, total, self.window, BLOCK_BYTES);
+        let mut gather: Gather<Reply> = Gather::new(layout, total, self.window, BLOCK_BYTES);
         while !gather.is_done() {
             let now = Instant::now();
-            while let Some(extent) = gather.ask(now) {
+            while let Some(extent) = gather.next_request(now) {
                 let (offset, local, length) = (extent.offset, extent.local, extent.length);
-                self.tell(
+                self.send_to(
                     extent.rank,
-                    &Message::Want {
+                    &Message::Request {
                         transfer,
                         offset,
                         local,
@@ -301,7 +302,7 @@ impl Served {
                     },
                 )?;
             }
-            let received = self.receive(&gather.awaited().collect(), self.patience)?;
+            let received = self.receive(&gather.awaited().collect(), self.timeout)?;
             if let Ok(Message::Data {
                 transfer: of,
                 offset,
@@ -311,31 +312,32 @@ impl Served {
                 && let Some(rank) = self.rank_of(received.source())
             {
                 let start = received.len() - bytes.len();
-                let answer = Answer { received, start };
-                let arrived = gather.arrived(rank, offset, answer);
-                arrived.map_err(|_| format!("rank {rank} sends what nobody has asked it for"))?;
+                let answer = Reply { received, start };
+                let arrived = gather.accept_reply(rank, offset, answer);
+                arrived
+                    .map_err(|_| format!("rank {rank} has sent data that were not requested"))?;
             }
-            if let Some(rank) = gather.late(Instant::now(), self.patience) {
-                return Err(self.silent(rank, "answered"));
+            if let Some(rank) = gather.overdue(Instant::now(), self.timeout) {
+                return Err(self.silent(rank, "replied"));
             }
             while let Some(answer) = gather.take() {
-                self.write(outside, answer.as_ref())?;
+                self.write(socket, answer.as_ref())?;
             }
         }
-        self.tell_all(&Message::Done {
+        self.send_to_all(&Message::Done {
             transfer,
             bytes: total,
         })
     }
 
-    /// Reads, and sends each rank what is its.
+    /// Reads data, and sends each rank its part.
     fn scatter(
         &self,
-        outside: &mut TcpStream,
+        socket: &mut TcpStream,
         transfer: u64,
         total: u64,
         layout: &Layout,
-    ) -> Outcome<()> {
+    ) -> SessionResult<()> {
         self.check(layout, total)?;
         let mut cursor = Cursor::new(layout.ranks());
         let mut buffer = vec![0; usize::try_from(BLOCK_BYTES).unwrap_or(0)];
@@ -344,7 +346,7 @@ impl Served {
             let wanted = usize::try_from(extent.length).unwrap_or(0);
             let mut got = 0;
             while got < wanted {
-                match self.read(outside, &mut buffer[got..wanted])? {
+                match self.read(socket, &mut buffer[got..wanted])? {
                     0 => break,
                     more => got += more,
                 }
@@ -352,7 +354,7 @@ impl Served {
             bytes += got as u64;
             if got > 0 {
                 let (local, bytes) = (extent.local, &buffer[..got]);
-                self.tell(
+                self.send_to(
                     extent.rank,
                     &Message::Block {
                         transfer,
@@ -365,7 +367,7 @@ impl Served {
                 break;
             }
         }
-        self.tell_all(&Message::Done { transfer, bytes })
+        self.send_to_all(&Message::Done { transfer, bytes })
     }
 
     fn rank_of(&self, address: Address) -> Option<u32> {
@@ -374,44 +376,44 @@ impl Served {
     }
 
     fn silent(&self, rank: u32, what: &str) -> String {
-        let (address, seconds) = (self.ranks[rank as usize], self.patience.as_secs_f64());
+        let (address, seconds) = (self.ranks[rank as usize], self.timeout.as_secs_f64());
         format!("rank {rank} at {address} has not {what} for {seconds} s")
     }
 
-    fn tell_all(&self, message: &Message<'_>) -> Outcome<()> {
+    fn send_to_all(&self, message: &Message<'_>) -> SessionResult<()> {
         (0..)
             .zip(&self.ranks)
-            .try_for_each(|(rank, _)| self.tell(rank, message))
+            .try_for_each(|(rank, _)| self.send_to(rank, message))
     }
 
-    /// Sends to a rank, which takes it within the stream's patience.
-    fn tell(&self, rank: u32, message: &Message<'_>) -> Outcome<()> {
+    /// Sends to a rank, which must accept the message within the stream's timeout.
+    fn send_to(&self, rank: u32, message: &Message<'_>) -> SessionResult<()> {
         let edge = &self.edges[rank as usize];
-        edge.send_timeout(&message.encode(), self.patience)
+        edge.send_timeout(&message.encode(), self.timeout)
             .map_err(|error| match error {
-                SendError::TimedOut { .. } => self.silent(rank, "taken what was sent to it"),
+                SendError::TimedOut { .. } => self.silent(rank, "accepted its data"),
                 error => format!("rank {rank}: {error}"),
             })
     }
 
-    /// The next message; ends if one of the ranks that are waited for is gone. Between transfers rank 0 may
-    /// compute as long as it likes, while it lives.
-    fn receive(&self, awaited: &BTreeSet<u32>, patience: Duration) -> Outcome<Received> {
+    /// The next message. Fails if one of the ranks in `awaited` has ended. Between transfers, rank 0 may take any
+    /// time while it lives.
+    fn receive(&self, awaited: &BTreeSet<u32>, timeout: Duration) -> SessionResult<Received> {
         let began = Instant::now();
         loop {
-            match self.endpoint.receive_timeout(LOOK) {
+            match self.endpoint.receive_timeout(CHECK_INTERVAL) {
                 Ok(received) => return Ok(received),
-                Err(ReceiveError::TimedOut { .. }) => self.look_after(awaited)?,
+                Err(ReceiveError::TimedOut { .. }) => self.check_ranks(awaited)?,
                 Err(error) => return Err(error.to_string()),
             }
-            if began.elapsed() >= patience {
+            if began.elapsed() >= timeout {
                 let rank = awaited.first().copied().unwrap_or(0);
-                return Err(self.silent(rank, "answered"));
+                return Err(self.silent(rank, "replied"));
             }
         }
     }
 
-    fn look_after(&self, ranks: &BTreeSet<u32>) -> Outcome<()> {
+    fn check_ranks(&self, ranks: &BTreeSet<u32>) -> SessionResult<()> {
         for rank in ranks {
             match self.edges[*rank as usize].watch() {
                 Ok(()) | Err(SendError::Full { .. }) => {}
@@ -425,71 +427,71 @@ impl Served {
         (0..).zip(&self.ranks).map(|(rank, _)| rank).collect()
     }
 
-    /// Writes all of it; how slowly is the outside's affair, while the ranks live.
-    fn write(&self, outside: &mut TcpStream, bytes: &[u8]) -> Outcome<()> {
+    /// Writes all bytes. The TCP peer may take any time to accept them, while the ranks live.
+    fn write(&self, socket: &mut TcpStream, bytes: &[u8]) -> SessionResult<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            match outside.write(rest) {
+            match socket.write(rest) {
                 Ok(written) => rest = &rest[written..],
-                Err(error) if may_pass(error.kind()) => self.look_after(&self.all())?,
-                Err(error) => return Err(format!("the outside takes no more: {error}")),
+                Err(error) if is_transient(error.kind()) => self.check_ranks(&self.all())?,
+                Err(error) => return Err(format!("cannot write to the TCP peer: {error}")),
             }
         }
         Ok(())
     }
 
-    /// What has come, at least one byte unless the outside has ended.
-    fn read(&self, outside: &mut TcpStream, into: &mut [u8]) -> Outcome<usize> {
+    /// Reads at least one byte, or none at the end of the stream.
+    fn read(&self, socket: &mut TcpStream, into: &mut [u8]) -> SessionResult<usize> {
         loop {
-            match outside.read(into) {
+            match socket.read(into) {
                 Ok(got) => return Ok(got),
-                Err(error) if may_pass(error.kind()) => self.look_after(&self.all())?,
-                Err(error) => return Err(format!("the outside cannot be read: {error}")),
+                Err(error) if is_transient(error.kind()) => self.check_ranks(&self.all())?,
+                Err(error) => return Err(format!("cannot read from the TCP peer: {error}")),
             }
         }
     }
 }
 
-fn may_pass(kind: ErrorKind) -> bool {
+fn is_transient(kind: ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
     )
 }
 
-fn connect(name: &str, targets: &[SocketAddr], timeout: Duration) -> Outcome<TcpStream> {
+fn connect(name: &str, targets: &[SocketAddr], timeout: Duration) -> SessionResult<TcpStream> {
     let mut last = format!("{name} has no address");
     for target in targets {
         match TcpStream::connect_timeout(target, timeout) {
-            Ok(outside) => return Ok(outside),
-            Err(error) => last = format!("{target} cannot be connected to: {error}"),
+            Ok(socket) => return Ok(socket),
+            Err(error) => last = format!("cannot connect to {target}: {error}"),
         }
     }
     Err(last)
 }
 
-/// Tells ranks that the stream is over; those who are gone are not told.
-fn tell_end(endpoint: &Endpoint, ranks: &[Address], why: &str) {
+/// Notifies ranks that the stream has ended. Ranks that have ended miss it.
+fn notify_end(endpoint: &Endpoint, ranks: &[Address], why: &str) {
     let ended = Message::Ended { why }.encode();
     let edges: Vec<Edge> = (ranks.iter())
         .filter_map(|rank| endpoint.edge(*rank).ok())
         .collect();
-    let told = edges
+    let notified = edges
         .iter()
-        .filter(|edge| edge.send_timeout(&ended, TO_TELL).is_ok());
-    let told: Vec<&Edge> = told.collect();
-    for edge in told {
-        let _taken = edge.flush(TO_TELL);
+        .filter(|edge| edge.send_timeout(&ended, NOTIFY_TIMEOUT).is_ok());
+    let notified: Vec<&Edge> = notified.collect();
+    for edge in notified {
+        let _taken = edge.flush(NOTIFY_TIMEOUT);
     }
 }
 
-/// Bytes of a message as they came.
-struct Answer {
+/// A message with data, of which `start` is the position.
+struct Reply {
     received: Received,
     start: usize,
 }
 
-impl AsRef<[u8]> for Answer {
+impl AsRef<[u8]> for Reply {
     fn as_ref(&self) -> &[u8] {
         &self.received[self.start..]
     }

@@ -1,98 +1,111 @@
 //! Which rank has which bytes of a stream.
 
-/// Bytes of a stream that lie behind each other in one rank's part.
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a stream that are contiguous in one rank's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Whose.
+    /// The rank.
     pub rank: u32,
-    /// Where in the stream.
+    /// Start of the bytes in the stream.
     pub offset: u64,
-    /// Where in the rank's part.
+    /// Start of the bytes in the rank's part.
     pub local: u64,
-    /// How many.
+    /// The number of bytes.
     pub length: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Blocks of so many bytes in turn.
-    InTurn { block: u64 },
-    /// The rank of each record.
-    Owners { record: u64, owners: Vec<u32> },
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Kind {
+    /// Blocks of `block` bytes, given to the ranks in turn.
+    BlockCyclic { block: u64 },
+    /// Records of `record` bytes, with the rank of each.
+    ByKey { record: u64, owners: Vec<u32> },
 }
 
-/// How the bytes of a transfer are dealt out to ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How the bytes of a transfer are distributed over ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    pub(crate) ranks: u32,
-    pub(crate) kind: Kind,
+    ranks: u32,
+    kind: Kind,
 }
 
 impl Layout {
-    /// One part each, of `total` bytes: the last may be shorter.
+    /// One contiguous part of `total` bytes for each rank. The last part may be shorter.
     #[must_use]
     pub fn block(ranks: u32, total: u64) -> Layout {
         Layout::block_cyclic(ranks, total.div_ceil(u64::from(ranks.max(1))))
     }
 
-    /// Elements of so many bytes one by one.
+    /// Elements of `element` bytes, given to the ranks one by one.
     #[must_use]
     pub fn cyclic(ranks: u32, element: u64) -> Layout {
         Layout::block_cyclic(ranks, element)
     }
 
-    /// Blocks of so many bytes in turn.
+    /// Blocks of `block` bytes, given to the ranks in turn.
     #[must_use]
     pub fn block_cyclic(ranks: u32, block: u64) -> Layout {
         Layout {
             ranks: ranks.max(1),
-            kind: Kind::InTurn {
+            kind: Kind::BlockCyclic {
                 block: block.max(1),
             },
         }
     }
 
-    /// Records of so many bytes by a key: the rank of each, which all ranks know.
+    /// Records of `record` bytes, each with its rank in `owners`. All ranks know this list.
     #[must_use]
     pub fn by_key(ranks: u32, record: u64, owners: Vec<u32>) -> Layout {
         let record = record.max(1);
         Layout {
             ranks: ranks.max(1),
-            kind: Kind::Owners { record, owners },
+            kind: Kind::ByKey { record, owners },
         }
     }
 
-    /// Ranks among which it deals out.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// Why so many bytes cannot be dealt out so, if they cannot.
+    /// True of a layout that the constructors can have made, with ranks that exist.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.ranks > 0
+            && match &self.kind {
+                Kind::BlockCyclic { block } => *block > 0,
+                Kind::ByKey { record, owners } => {
+                    *record > 0 && owners.iter().all(|owner| *owner < self.ranks)
+                }
+            }
+    }
+
+    /// Why `total` bytes cannot be distributed like this; `None` if they can.
     #[must_use]
-    pub fn why_not(&self, total: u64) -> Option<String> {
-        let Kind::Owners { record, owners } = &self.kind else {
+    pub fn error(&self, total: u64) -> Option<String> {
+        let Kind::ByKey { record, owners } = &self.kind else {
             return None;
         };
         if let Some(rank) = owners.iter().find(|rank| **rank >= self.ranks) {
+            let ranks = self.ranks;
             return Some(format!(
-                "a record is rank {rank}'s, and there are {}",
-                self.ranks
+                "a record belongs to rank {rank}, but there are {ranks} ranks"
             ));
         }
-        let known = (owners.len() as u64).saturating_mul(*record);
-        (known < total).then(|| {
+        let covered = (owners.len() as u64).saturating_mul(*record);
+        (covered < total).then(|| {
             format!(
-                "{total} bytes, and the ranks of {known} bytes are given: give one for each record"
+                "the list of owners covers {covered} of {total} bytes: give a rank for each record"
             )
         })
     }
 
-    /// Bytes of a rank's part, of `total`.
+    /// Size of a rank's part of `total` bytes.
     #[must_use]
     pub fn part(&self, rank: u32, total: u64) -> u64 {
         match &self.kind {
-            Kind::InTurn { block } => {
+            Kind::BlockCyclic { block } => {
                 let (blocks, rest) = (total / block, total % block);
                 let (ranks, rank) = (u64::from(self.ranks), u64::from(rank));
                 if rank >= ranks {
@@ -106,7 +119,7 @@ impl Layout {
                 };
                 each * block + more
             }
-            Kind::Owners { .. } => {
+            Kind::ByKey { .. } => {
                 let own = self.extents(total).filter(|extent| extent.rank == rank);
                 own.map(|extent| extent.length).sum()
             }
@@ -119,11 +132,11 @@ impl Layout {
     }
 }
 
-/// Goes through a layout, which it does not keep.
+/// Iterates over the extents of a layout.
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor {
     offset: u64,
-    /// Bytes passed of each rank's part.
+    /// Bytes of each rank's part so far.
     local: Vec<u64>,
 }
 
@@ -135,34 +148,34 @@ impl Cursor {
         }
     }
 
-    /// The next extent, of at most so many bytes.
-    pub(crate) fn next(&mut self, layout: &Layout, total: u64, most: u64) -> Option<Extent> {
+    /// The next extent of at most `max` bytes.
+    pub(crate) fn next(&mut self, layout: &Layout, total: u64, max: u64) -> Option<Extent> {
         let offset = self.offset;
         if offset >= total {
             return None;
         }
         let (rank, end) = match &layout.kind {
-            Kind::InTurn { block } => {
+            Kind::BlockCyclic { block } => {
                 let number = offset / block;
-                // One rank has all the rest in a row.
+                // With one rank, the rest is contiguous.
                 let end = match layout.ranks {
                     1 => total,
                     _ => (number + 1).saturating_mul(*block),
                 };
                 (u32::try_from(number % u64::from(layout.ranks)).ok()?, end)
             }
-            Kind::Owners { record, owners } => {
+            Kind::ByKey { record, owners } => {
                 let mut number = usize::try_from(offset / record).ok()?;
                 let rank = *owners.get(number)?;
                 while owners.get(number + 1) == Some(&rank)
-                    && (number as u64 + 1) * record - offset < most
+                    && (number as u64 + 1) * record - offset < max
                 {
                     number += 1;
                 }
                 (rank, (number as u64 + 1) * record)
             }
         };
-        let length = (end.min(total) - offset).min(most);
+        let length = (end.min(total) - offset).min(max);
         let local = self.local.get_mut(rank as usize)?;
         let extent = Extent {
             rank,
@@ -203,15 +216,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_is_somebodys_once_and_parts_have_no_gaps(
+        fn every_byte_belongs_to_one_rank_and_parts_have_no_gaps(
             layout in layouts(),
             total in 0_u64..500,
-            most in 1_u64..100,
+            max in 1_u64..100,
         ) {
             let mut cursor = Cursor::new(layout.ranks());
             let mut cut = Vec::new();
-            while let Some(extent) = cursor.next(&layout, total, most) {
-                prop_assert!(extent.length <= most);
+            while let Some(extent) = cursor.next(&layout, total, max) {
+                prop_assert!(extent.length <= max);
                 cut.push(extent);
             }
             let whole: Vec<Extent> = layout.extents(total).collect();
@@ -234,11 +247,11 @@ mod tests {
     }
 
     #[test]
-    fn records_without_a_rank_are_told() {
+    fn records_without_a_rank_are_an_error() {
         let layout = Layout::by_key(2, 10, vec![0, 1, 0]);
-        assert_eq!(layout.why_not(30), None);
-        assert!(layout.why_not(31).is_some());
-        assert!(Layout::by_key(2, 10, vec![2]).why_not(5).is_some());
-        assert_eq!(Layout::cyclic(3, 8).why_not(u64::MAX), None);
+        assert_eq!(layout.error(30), None);
+        assert!(layout.error(31).is_some());
+        assert!(Layout::by_key(2, 10, vec![2]).error(5).is_some());
+        assert_eq!(Layout::cyclic(3, 8).error(u64::MAX), None);
     }
 }

@@ -1,16 +1,13 @@
-//! One TCP stream to the outside that all processes of a job read and write together.
+//! TCP streams to hosts outside of the cluster that all ranks of a job read and write together.
 //!
 //! A process of the cluster, the network interface ([`Interface`]), holds the connection. The ranks of a
-//! job open a [`Stream`] through it. What they write together is dealt out as a [`Layout`] says, block,
-//! cyclic, block-cyclic or by key, and so is what they read: the interface asks each rank for its
-//! blocks in the order of the stream, and sends each the blocks that are its. Control is apart
-//! from data: rank 0 opens, says and hears what stands between (a protocol's heads and answers), and closes.
+//! job open a [`Stream`] through it. A [`Layout`] (block, cyclic, block-cyclic or by key) distributes the
+//! bytes of each transfer: the interface requests blocks from the ranks in the order of the stream, and
+//! sends each rank the blocks that belong to it. Rank 0 opens and closes the stream, and reads and writes
+//! the bytes between transfers, such as the headers of a protocol.
 //!
-//! `layout.rs` says who has which bytes, `gather.rs` what to ask whom for and what may be written (both
-//! without I/O), `message.rs` has the bytes of messages; `interface.rs` and `stream.rs` do it.
-//! Several streams, through several interfaces, can carry one sequence of bytes: [`Stripes`].
-//!
-//! # Source
+//! `layout.rs` and `gather.rs` do no I/O. [`Stripes`] sends one sequence of bytes over several streams, which
+//! may go through several interfaces.
 //! The streams package of Gigabit Nectar §4.3.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! A stream, at a rank.
+//! A stream, on a rank.
 
 use std::borrow::Borrow;
 use std::time::{Duration, Instant};
@@ -9,46 +9,46 @@ use crate::error::StreamError;
 use crate::layout::Layout;
 use crate::message::{BLOCK_BYTES, Message};
 
-const LOOK: Duration = Duration::from_millis(50);
-/// How long the others are told that a stream could not be opened.
-const TO_TELL: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long rank 0 tries to notify the others that a stream could not be opened.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Who reads and writes together.
+/// The ranks that read and write together.
 #[derive(Clone, Debug)]
 pub struct Ranks {
-    /// Which of them this process is.
+    /// This process's rank.
     pub own: u32,
-    /// The endpoint of each, this stream's alone.
+    /// The endpoint of each rank. It must be used for this stream only.
     pub addresses: Vec<Address>,
 }
 
-/// See the module. It has its rank's endpoint, by reference or as its own. All ranks open it and make the calls marked "all ranks" in the same order; control is
-/// rank 0's. Nothing else may be sent to the endpoint meanwhile.
+/// See the module. Owns or borrows its rank's endpoint, to which nothing else may be sent meanwhile. All ranks
+/// open the stream, and make the calls marked "all ranks" in the same order.
 #[derive(Debug)]
 pub struct Stream<E> {
     endpoint: E,
     ranks: Ranks,
     interface: Address,
-    /// To the stream's endpoint there; none while it is opened.
+    /// The edge to the stream's endpoint on the interface; `None` while the stream is being opened.
     edge: Option<Edge>,
     transfer: u64,
-    patience: Duration,
-    /// What came for a transfer that this rank has not begun.
+    timeout: Duration,
+    /// Messages of a transfer that this rank has not begun.
     early: Vec<Received>,
 }
 
 impl<E: Borrow<Endpoint>> Stream<E> {
-    /// Opens a TCP stream to `to` (`host:port`) through the interface at an address. All ranks. Whoever
-    /// does not answer, or take, for `patience` during a transfer ends the stream for all.
+    /// Opens a TCP stream to `to` (`host:port`) through the interface at an address. All ranks. A rank that does
+    /// not reply, or accept data, within `timeout` during a transfer ends the stream for all.
     ///
     /// # Errors
-    /// The interface refuses or cannot connect, or is silent, or a rank is.
+    /// The interface refuses, cannot connect or does not reply, or a rank does not reply.
     pub fn open(
         endpoint: E,
         ranks: Ranks,
         interface: Address,
         to: &str,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Stream<E>, StreamError> {
         let address = endpoint.borrow().address();
         if ranks.addresses.get(ranks.own as usize) != Some(&address) {
@@ -63,39 +63,44 @@ impl<E: Borrow<Endpoint>> Stream<E> {
             interface,
             edge: None,
             transfer: 0,
-            patience,
+            timeout,
             early: Vec::new(),
         };
         if stream.ranks.own == 0 {
             let open = Message::Open {
                 to,
-                ranks: stream.ranks.addresses.clone(),
-                patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+                ranks: stream
+                    .ranks
+                    .addresses
+                    .iter()
+                    .map(|it| (*it).into())
+                    .collect(),
+                timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             };
-            let opened = stream.ask(&open);
+            let opened = stream.request_open(&open);
             match &opened {
                 Ok(edge) => {
-                    let at = edge.target();
-                    stream.tell_others(&Message::Opened { at }, patience)?;
+                    let at = edge.target().into();
+                    stream.notify_others(&Message::Opened { at }, timeout)?;
                 }
                 Err(error) => {
                     let why = match error {
                         StreamError::Ended { why, .. } => why.clone(),
                         error => error.to_string(),
                     };
-                    // The interface may have told them, too, and they may be gone.
+                    // The other ranks may have ended, or the interface may have notified them as well.
                     let ended = Message::Ended { why: &why };
-                    let _gone = stream.tell_others(&ended, TO_TELL.min(patience));
+                    let _gone = stream.notify_others(&ended, NOTIFY_TIMEOUT.min(timeout));
                 }
             }
             stream.edge = Some(opened?);
         } else {
-            // Nobody else: the interface may still be telling those who were at this endpoint before.
+            // Only from rank 0: the interface may still send messages to a former user of this endpoint.
             let first = stream.ranks.addresses[0];
             let received = stream.receive(None, Some(first))?;
             match Message::decode(&received) {
                 Ok(Message::Opened { at }) => {
-                    stream.edge = Some(stream.endpoint.borrow().edge(at)?)
+                    stream.edge = Some(stream.endpoint.borrow().edge(at.into())?)
                 }
                 _ => return Err(stream.unexpected()),
             }
@@ -103,37 +108,37 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         Ok(stream)
     }
 
-    /// Asks the interface to open it; an edge to the stream's endpoint there.
-    fn ask(&self, open: &Message<'_>) -> Result<Edge, StreamError> {
+    /// Asks the interface to open the stream. Returns the edge to the stream's endpoint there.
+    fn request_open(&self, open: &Message<'_>) -> Result<Edge, StreamError> {
         let interface = self.endpoint.borrow().edge(self.interface)?;
-        interface.send_timeout(&open.encode(), self.patience)?;
+        interface.send_timeout(&open.encode(), self.timeout)?;
         let received = self.receive(Some(&interface), None)?;
         match Message::decode(&received) {
-            Ok(Message::Opened { at }) => Ok(self.endpoint.borrow().edge(at)?),
+            Ok(Message::Opened { at }) => Ok(self.endpoint.borrow().edge(at.into())?),
             _ => Err(self.unexpected()),
         }
     }
 
-    /// Tells the other ranks, who may come later, how that went.
-    fn tell_others(&self, told: &Message<'_>, patience: Duration) -> Result<(), StreamError> {
+    /// Sends a message to the other ranks, which may open the stream later.
+    fn notify_others(&self, message: &Message<'_>, timeout: Duration) -> Result<(), StreamError> {
         let mut edges = Vec::new();
         for rank in &self.ranks.addresses[1..] {
             edges.push(self.endpoint.borrow().edge(*rank)?);
         }
-        let bytes = told.encode();
-        let sent = edges.iter().map(|edge| edge.send_timeout(&bytes, patience));
-        // All are told, whoever is gone.
+        let bytes = message.encode();
+        let sent = edges.iter().map(|edge| edge.send_timeout(&bytes, timeout));
+        // Sends to all ranks, even if some have ended.
         let sent: Vec<Result<(), SendError>> = sent.collect();
         for (edge, sent) in edges.iter().zip(sent) {
-            sent.and_then(|()| edge.flush(patience))?;
+            sent.and_then(|()| edge.flush(timeout))?;
         }
         Ok(())
     }
 
-    /// Writes bytes as they stand. Rank 0.
+    /// Writes bytes outside of transfers. Rank 0 only.
     ///
     /// # Errors
-    /// The interface is gone.
+    /// The interface has ended.
     pub fn write_raw(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
         for bytes in bytes.chunks(usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX)) {
             self.control(&Message::WriteRaw { bytes })?;
@@ -141,42 +146,42 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         Ok(())
     }
 
-    /// Reads some bytes, at most so many; none at the end of the stream. Rank 0.
+    /// Reads between 1 and `max` bytes outside of transfers, or none at the end of the stream. Rank 0 only.
     ///
     /// # Errors
-    /// The stream is over, or the interface gone.
-    pub fn read_raw(&mut self, most: usize) -> Result<Vec<u8>, StreamError> {
-        self.control(&Message::ReadRaw { most: most as u64 })?;
+    /// The stream has failed, or the interface has ended.
+    pub fn read_raw(&mut self, max: usize) -> Result<Vec<u8>, StreamError> {
+        self.control(&Message::ReadRaw { max: max as u64 })?;
         loop {
             let received =
                 self.receive(self.edge.as_ref(), self.edge.as_ref().map(Edge::target))?;
             if let Ok(Message::RawBytes { bytes }) = Message::decode(&received) {
                 return Ok(bytes.to_vec());
             }
-            // What it told all of a transfer before.
+            // Skips the last messages of an earlier transfer.
         }
     }
 
-    /// Reads until `is_end` says so of what has come, byte by byte as far as it matters: what is behind stays
-    /// unread. Rank 0.
+    /// Reads until `is_end` accepts the bytes read so far. Reads byte by byte, so that the bytes after the end
+    /// stay unread. Rank 0 only.
     ///
     /// # Errors
-    /// Those of [`read_raw`](Self::read_raw); the stream ends before, or `most` bytes have come.
+    /// Those of [`read_raw`](Self::read_raw), or the stream or `max` bytes end before.
     pub fn read_raw_until(
         &mut self,
         is_end: impl Fn(&[u8]) -> bool,
-        most: usize,
+        max: usize,
     ) -> Result<Vec<u8>, StreamError> {
         let mut all = Vec::new();
         while !is_end(&all) {
-            let more = match all.len() < most {
+            let more = match all.len() < max {
                 true => self.read_raw(1)?,
-                false => return Err(StreamError::Misuse(format!("no end among {most} bytes"))),
+                false => return Err(StreamError::Misuse(format!("no end within {max} bytes"))),
             };
             if more.is_empty() {
                 return Err(StreamError::Ended {
                     interface: self.interface,
-                    why: format!("the outside has closed it after {} bytes", all.len()),
+                    why: format!("the TCP peer has closed it after {} bytes", all.len()),
                 });
             }
             all.extend(more);
@@ -184,22 +189,23 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         Ok(all)
     }
 
-    /// Tells the outside that nothing more comes. Rank 0.
+    /// Ends the stream in the direction to the TCP peer. Rank 0 only.
     ///
     /// # Errors
-    /// The interface is gone.
+    /// The interface has ended.
     pub fn finish(&mut self) -> Result<(), StreamError> {
         self.control(&Message::Finish)
     }
 
     fn control(&mut self, message: &Message<'_>) -> Result<(), StreamError> {
         let edge = self.edge.as_ref().filter(|_| self.ranks.own == 0);
-        let edge = edge.ok_or_else(|| StreamError::Misuse("control is rank 0's".into()))?;
-        edge.send_timeout(&message.encode(), self.patience)
+        let edge =
+            edge.ok_or_else(|| StreamError::Misuse("only rank 0 may make this call".into()))?;
+        edge.send_timeout(&message.encode(), self.timeout)
             .map_err(|error| self.gone(error))
     }
 
-    /// Why the interface is gone: what it has said, if that has come.
+    /// The error if the interface has ended: the reason that it has sent, if any.
     fn gone(&self, error: SendError) -> StreamError {
         while let Ok(Some(received)) = self.endpoint.borrow().try_receive() {
             if let Ok(Message::Ended { why }) = Message::decode(&received) {
@@ -217,28 +223,28 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     }
 
     fn unexpected(&self) -> StreamError {
-        self.ended("it has sent what makes no sense here: do both run the same version?")
+        self.ended("it has sent an invalid message: do both run the same version?")
     }
 
     fn check_part(&self, layout: &Layout, total: u64, found: usize) -> Result<(), StreamError> {
-        if let Some(why) = layout.why_not(total) {
+        if let Some(why) = layout.error(total) {
             return Err(StreamError::Misuse(why));
         }
         let wanted = layout.part(self.ranks.own, total);
         match found as u64 == wanted {
             true => Ok(()),
             false => Err(StreamError::Misuse(format!(
-                "rank {} has {found} bytes, and {wanted} by the layout",
+                "rank {} has {found} bytes, but its part of the layout has {wanted}",
                 self.ranks.own
             ))),
         }
     }
 
-    /// Writes `total` bytes, of which this rank has `part`, as the layout deals them out. All ranks. Returns
-    /// when the interface has handed all to the outside's connection.
+    /// Writes `total` bytes in the order of the layout; `part` is this rank's part. All ranks. Returns when the
+    /// interface has written all of them to the TCP connection.
     ///
     /// # Errors
-    /// A rank, the interface or the outside has failed.
+    /// A rank, the interface or the TCP peer has failed.
     pub fn write(&mut self, layout: &Layout, total: u64, part: &[u8]) -> Result<(), StreamError> {
         self.check_part(layout, total, part.len())?;
         let transfer = self.begin();
@@ -253,7 +259,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         loop {
             let received = self.next(transfer)?;
             match Message::decode(&received) {
-                Ok(Message::Want {
+                Ok(Message::Request {
                     transfer: of,
                     offset,
                     local,
@@ -271,8 +277,8 @@ impl<E: Borrow<Endpoint>> Stream<E> {
                         bytes,
                     }
                     .encode();
-                    let patience = self.patience;
-                    let sent = self.edge()?.send_timeout(&answer, patience);
+                    let timeout = self.timeout;
+                    let sent = self.edge()?.send_timeout(&answer, timeout);
                     sent.map_err(|error| self.gone(error))?;
                 }
                 Ok(Message::Done { transfer: of, .. }) if of == transfer => return Ok(()),
@@ -281,11 +287,11 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         }
     }
 
-    /// Reads `total` bytes, of which this rank gets `part`, as the layout deals them out; how many came
-    /// for all, which is less only at the end of the stream. All ranks.
+    /// Reads `total` bytes in the order of the layout; `part` is this rank's part. All ranks. Returns the number
+    /// of bytes read for all ranks, which is less than `total` only at the end of the stream.
     ///
     /// # Errors
-    /// A rank, the interface or the outside has failed.
+    /// A rank, the interface or the TCP peer has failed.
     pub fn read(
         &mut self,
         layout: &Layout,
@@ -324,16 +330,16 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         }
     }
 
-    /// Closes it. All ranks; the outside reads the end of the stream.
+    /// Closes the stream in both directions. All ranks.
     ///
     /// # Errors
-    /// The interface is gone.
+    /// The interface has ended.
     pub fn close(mut self) -> Result<(), StreamError> {
         match self.ranks.own {
             0 => {
                 self.control(&Message::Close)?;
                 match &self.edge {
-                    Some(edge) => Ok(edge.flush(self.patience)?),
+                    Some(edge) => Ok(edge.flush(self.timeout)?),
                     None => Ok(()),
                 }
             }
@@ -351,12 +357,12 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         self.edge.as_ref().ok_or_else(closed)
     }
 
-    /// The next message of a transfer; those of the next one wait.
+    /// The next message of a transfer. Messages of later transfers are kept.
     fn next(&mut self, transfer: u64) -> Result<Received, StreamError> {
         loop {
             let is_now = |received: &Received| match Message::decode(received) {
                 Ok(
-                    Message::Want { transfer: of, .. }
+                    Message::Request { transfer: of, .. }
                     | Message::Block { transfer: of, .. }
                     | Message::Done { transfer: of, .. },
                 ) => of <= transfer,
@@ -374,12 +380,12 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         }
     }
 
-    /// The next message, of one sender if that is told. A rank waits for others' ends as long as the interface lives; before that has
-    /// spoken, as long as its patience.
+    /// The next message, from `only` if that is given. Waits as long as the interface lives (`edge`), or for the
+    /// timeout if that is not known yet.
     fn receive(&self, edge: Option<&Edge>, only: Option<Address>) -> Result<Received, StreamError> {
         let began = Instant::now();
         loop {
-            match self.endpoint.borrow().receive_timeout(LOOK) {
+            match self.endpoint.borrow().receive_timeout(CHECK_INTERVAL) {
                 Ok(received) if only.is_some_and(|only| only != received.source()) => {}
                 Ok(received) => {
                     if let Ok(Message::Ended { why }) = Message::decode(&received) {
@@ -393,11 +399,11 @@ impl<E: Borrow<Endpoint>> Stream<E> {
             match edge.map(Edge::watch) {
                 Some(Ok(()) | Err(SendError::Full { .. })) => {}
                 Some(Err(error)) => return Err(self.gone(error)),
-                // Nobody to watch yet: rank 0 may not have opened it.
-                None if began.elapsed() >= self.patience => {
+                // The edge to the interface is not known yet: rank 0 may still be opening the stream.
+                None if began.elapsed() >= self.timeout => {
                     return Err(StreamError::Silent {
                         interface: self.interface,
-                        seconds: self.patience.as_secs(),
+                        seconds: self.timeout.as_secs(),
                     });
                 }
                 None => {}

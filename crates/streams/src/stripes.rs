@@ -9,10 +9,10 @@ use crate::error::StreamError;
 use crate::layout::Layout;
 use crate::stream::Stream;
 
-/// Bytes in a row over `streams`, blocks of so many in turn, and within each stream over ranks as that
-/// stream's layout says. So the other end finds block k of the sequence in stream k modulo their number.
+/// Distributes a sequence of bytes over `streams` in blocks: block k goes over stream k modulo their number.
+/// Within each stream, its layout distributes the bytes over the ranks.
 ///
-/// A rank's part of each stream is its own slice: [`split`](Stripes::split) says how long.
+/// A rank's part of each stream is a slice of its own; [`split`](Stripes::split) gives the lengths.
 #[derive(Debug)]
 pub struct Stripes<E> {
     streams: Vec<Stream<E>>,
@@ -20,10 +20,10 @@ pub struct Stripes<E> {
 }
 
 impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
-    /// Over these streams, which all ranks have opened in the same order.
+    /// Combines streams that all ranks have opened in the same order.
     ///
     /// # Errors
-    /// There are none, or blocks have nothing.
+    /// There are no streams, or the blocks are empty.
     pub fn new(streams: Vec<Stream<E>>, block: u64) -> Result<Stripes<E>, StreamError> {
         if streams.is_empty() || block == 0 {
             let why = "stripes need at least one stream, and blocks of at least one byte";
@@ -32,12 +32,12 @@ impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
         Ok(Stripes { streams, block })
     }
 
-    /// The streams, for control.
+    /// The streams, to read and write outside of transfers.
     pub fn streams(&mut self) -> &mut [Stream<E>] {
         &mut self.streams
     }
 
-    /// Bytes of the sequence that go over each stream.
+    /// The number of bytes of the sequence that go over each stream.
     #[must_use]
     pub fn split(&self, total: u64) -> Vec<u64> {
         let number = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
@@ -45,8 +45,8 @@ impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
         (0..number).map(|stream| over.part(stream, total)).collect()
     }
 
-    /// Writes `total` bytes over all streams at once: `parts` has this rank's part of each stream's bytes, dealt
-    /// out to ranks as `layout` says. All ranks.
+    /// Writes `total` bytes over all streams at once. `parts` are this rank's parts of the streams, distributed as
+    /// in `layout`. All ranks.
     ///
     /// # Errors
     /// The first error of a stream.
@@ -66,7 +66,7 @@ impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
         Ok(())
     }
 
-    /// Reads `total` bytes from all streams at once; how many came. All ranks.
+    /// Reads `total` bytes from all streams at once. Returns the number read. All ranks.
     ///
     /// # Errors
     /// The first error of a stream.
@@ -96,7 +96,7 @@ impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
         }
     }
 
-    /// Closes all. All ranks.
+    /// Closes all streams. All ranks.
     ///
     /// # Errors
     /// The first error of a stream.
@@ -105,7 +105,7 @@ impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
     }
 }
 
-/// What all return, each run by a thread.
+/// Runs each function on a thread. Returns all results.
 fn joined<A: Send, F>(all: impl Iterator<Item = F>) -> Result<Vec<A>, StreamError>
 where
     F: FnOnce() -> Result<A, StreamError> + Send,

@@ -1,7 +1,7 @@
-//! Four processes and an HTTP server that knows nothing of them, through interface processes: on one node and between
-//! several; an outside that is slow, a rank that dies, an interface that dies.
+//! Four processes and a plain HTTP server, connected through interface processes on one node and on several.
+//! The TCP peer may be slow, and a rank or an interface may die.
 //!
-//! The test runs itself again, as the ranks and as the interfaces.
+//! The test runs itself again as the ranks and as the interfaces.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -20,7 +20,7 @@ use dipole_streams::{
 use dipole_testbed::Testbed;
 
 const RANKS: u32 = 4;
-/// Bytes of each file; no multiple of any block.
+/// Size of each file; not a multiple of any block.
 const BYTES: u64 = 1_000_003;
 const INTERFACE: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -43,7 +43,7 @@ fn layouts() -> Vec<(&'static str, Layout)> {
     ]
 }
 
-/// A rank's part, and where its bytes are in the whole.
+/// The offsets in the stream of each byte of a rank's part.
 fn part(layout: &Layout, total: u64, rank: u32) -> Vec<u64> {
     let own = layout.extents(total).filter(|it| it.rank == rank);
     own.flat_map(|it| it.offset..it.offset + it.length)
@@ -70,7 +70,7 @@ fn interfaces() -> Vec<Address> {
         .collect()
 }
 
-/// Ranks of the stream of that number: each stream has an endpoint of its own at each.
+/// The ranks of a stream. Each rank has an endpoint for each stream.
 fn ranks(own: u32, stream: u32) -> Ranks {
     let addresses = addresses().into_iter();
     let addresses = addresses.map(|it| Address::new(it.node.0, it.endpoint.0 + stream));
@@ -80,8 +80,8 @@ fn ranks(own: u32, stream: u32) -> Ranks {
     }
 }
 
-/// The head of an answer; nothing of its body.
-fn answer(stream: &mut Stream<&Endpoint>) -> Result<String, StreamError> {
+/// Reads the header of an HTTP response.
+fn response(stream: &mut Stream<&Endpoint>) -> Result<String, StreamError> {
     let head = stream.read_raw_until(|it| it.ends_with(b"\r\n\r\n"), 4096)?;
     Ok(String::from_utf8_lossy(&head).into_owned())
 }
@@ -100,10 +100,10 @@ fn put_and_get(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
         }
         stream.write(&layout, BYTES, &bytes)?;
         if own == 0 {
-            let head = answer(&mut stream)?;
+            let head = response(&mut stream)?;
             assert!(head.starts_with("HTTP/1.1 201"), "{head}");
             stream.write_raw(format!("GET /{name} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())?;
-            let head = answer(&mut stream)?;
+            let head = response(&mut stream)?;
             let length = format!("Content-Length: {BYTES}");
             assert!(
                 head.starts_with("HTTP/1.1 200") && head.contains(&length),
@@ -114,10 +114,10 @@ fn put_and_get(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
         let came = stream.read(&layout, BYTES, &mut back)?;
         assert_eq!((came, back == bytes), (BYTES, true), "{name}");
     }
-    // More than there is: the outside ends, and all are told after how much.
+    // Reads more than there is: the peer closes the stream, and all ranks get the number of bytes read.
     if own == 0 {
         stream.write_raw(b"GET /block HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-        answer(&mut stream)?;
+        response(&mut stream)?;
     }
     let layout = Layout::block_cyclic(RANKS, 10_000);
     let wanted = BYTES + 100_000;
@@ -134,7 +134,7 @@ fn put_and_get(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
     stream.close()
 }
 
-/// The whole over two streams through two interfaces, as two files.
+/// Writes a file over two streams through two interfaces, as two files.
 fn striped(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
     const BLOCK: u64 = 30_000;
     let sets = [ranks(own, 0), ranks(own, 1)];
@@ -169,10 +169,10 @@ fn striped(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
     stripes.write(layout, BYTES, &[&parts[0], &parts[1]])?;
     if own == 0 {
         for (number, stream) in stripes.streams().iter_mut().enumerate() {
-            assert!(answer(stream)?.starts_with("HTTP/1.1 201"));
+            assert!(response(stream)?.starts_with("HTTP/1.1 201"));
             stream
                 .write_raw(format!("GET /stripe{number} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())?;
-            answer(stream)?;
+            response(stream)?;
         }
     }
     let (mut one, mut other) = (vec![0; parts[0].len()], vec![0; parts[1].len()]);
@@ -184,7 +184,7 @@ fn striped(own: u32, node: &Node, to: &str) -> Result<(), StreamError> {
     stripes.close()
 }
 
-/// Writes much more than anybody takes.
+/// Writes much more than the peer reads at first.
 fn flood(own: u32, node: &Node, to: &str, dies: bool) -> Result<(), StreamError> {
     let total = 64 << 20;
     let ranks = ranks(own, 0);
@@ -203,13 +203,13 @@ fn flood(own: u32, node: &Node, to: &str, dies: bool) -> Result<(), StreamError>
     stream.close()
 }
 
-/// A process of the others' jobs; nothing by itself.
+/// Runs as a process of the other tests' jobs. Does nothing by itself.
 #[test]
 fn as_a_process() {
     if std::env::var_os("STREAMS_ROLE").is_none() {
         return;
     }
-    let node = Node::open(Config::from_env().expect("it is valid")).expect("it opens");
+    let node = Node::open(Config::from_env().expect("a valid environment")).expect("a node");
     let role = setting("STREAMS_ROLE");
     if let Some(number) = role.strip_prefix("interface ") {
         let number: u32 = number.parse().expect("a number");
@@ -219,9 +219,9 @@ fn as_a_process() {
             ..InterfaceConfig::default()
         };
         let id = EndpointId(INTERFACE + 100 * number);
-        let interface = Interface::open(&node, id, config).expect("it opens");
+        let interface = Interface::open(&node, id, config).expect("an interface");
         println!("serves");
-        // Until the test closes its input.
+        // Serves until the test closes its input.
         let over = &AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(move || {
@@ -280,7 +280,7 @@ impl Running {
         Running { child, out }
     }
 
-    /// Its lines up to one.
+    /// Reads lines of output until one contains a text.
     fn wait_for(&mut self, wanted: &str) {
         let mut line = String::new();
         while !line.contains(wanted) {
@@ -293,7 +293,7 @@ impl Running {
         }
     }
 
-    /// Its end, which must come in time.
+    /// Waits for the process to end, which must happen in time.
     fn finish(mut self) -> Output {
         let began = Instant::now();
         loop {
@@ -308,7 +308,10 @@ impl Running {
                     stderr,
                 };
             }
-            assert!(began.elapsed() < Duration::from_secs(60), "it hangs");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "the process hangs"
+            );
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -379,13 +382,16 @@ impl<'a> Scene<'a> {
         all.map(start).collect()
     }
 
-    /// An HTTP server on a node, and where it is.
+    /// Starts an HTTP server on a node. Returns its address.
     fn server(&self, node: u32) -> (Running, SocketAddr) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/py/server.py");
         let mut command = self.on(node, Path::new("python3"));
         let mut running = Running::start(command.arg(script).arg(self.files()));
         let mut line = String::new();
-        running.out.read_line(&mut line).expect("it says its port");
+        running
+            .out
+            .read_line(&mut line)
+            .expect("it prints its port");
         let port: u16 = line.trim().parse().expect("a port");
         let host = match self.testbed {
             Some(testbed) => testbed.node(node).addresses[0].to_string(),
@@ -418,7 +424,7 @@ impl<'a> Scene<'a> {
 fn has_python() -> bool {
     let found = Command::new("python3").arg("--version").output().is_ok();
     if !found {
-        eprintln!("SKIPPED: python3 is not installed, whose HTTP server this test writes to");
+        eprintln!("SKIPPED: python3 is not installed; this test needs its HTTP server");
     }
     found
 }
@@ -439,7 +445,7 @@ fn four_processes_of_a_node_write_to_and_read_from_an_http_server() {
 }
 
 #[test]
-fn four_processes_of_two_nodes_do_so_through_interfaces_on_others() {
+fn four_processes_of_two_nodes_use_interfaces_on_other_nodes() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -453,29 +459,28 @@ fn four_processes_of_two_nodes_do_so_through_interfaces_on_others() {
     }
 }
 
-/// Takes a connection and nothing from it.
-fn deaf() -> (TcpListener, SocketAddr) {
+/// A listener that accepts no connection by itself, so nothing is read.
+fn silent_listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("it has one");
     (listener, address)
 }
 
 #[test]
-fn an_outside_that_takes_slowly_makes_the_ranks_wait_and_loses_nothing() {
+fn a_slow_peer_makes_the_ranks_wait_and_loses_nothing() {
     let scene = Scene::new(None, [1; 4], [1; 2]);
-    let (listener, to) = deaf();
+    let (listener, to) = silent_listener();
     let _interface = scene.interface(0, to);
     let mut ranks = scene.start("flood", to);
-    let (mut outside, _) = listener.accept().expect("the interface connects");
+    let (mut peer, _) = listener.accept().expect("the interface connects");
     ranks.iter_mut().for_each(|rank| rank.wait_for("begins"));
     thread::sleep(Duration::from_millis(500));
     for rank in &mut ranks {
         let ended = rank.child.try_wait().expect("our own process");
-        assert!(ended.is_none(), "a rank has gone on: {ended:?}");
+        assert!(ended.is_none(), "a rank has continued: {ended:?}");
     }
     let mut bytes = Vec::new();
-    outside
-        .read_to_end(&mut bytes)
+    peer.read_to_end(&mut bytes)
         .expect("it is closed in the end");
     assert_eq!(bytes.len(), 64 << 20);
     assert!((0..).zip(&bytes).all(|(at, found)| byte(at) == *found));
@@ -485,56 +490,56 @@ fn an_outside_that_takes_slowly_makes_the_ranks_wait_and_loses_nothing() {
     }
 }
 
-/// All of them say why, soon.
-fn are_told(ranks: Vec<Running>, why: &[&str]) {
+/// Checks that all ranks fail soon, with one of these errors.
+fn all_fail_with(ranks: Vec<Running>, errors: &[&str]) {
     for (rank, running) in ranks.into_iter().enumerate() {
         let began = Instant::now();
         let output = running.finish();
         if output.status.code() == Some(9) {
             continue;
         }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(3), "rank {rank}: {output:?}");
         assert!(
-            why.iter().any(|why| said.contains(why)),
-            "rank {rank}: {said}"
+            errors.iter().any(|error| stderr.contains(error)),
+            "rank {rank}: {stderr}"
         );
-        assert!(began.elapsed() < PATIENCE, "rank {rank} is told late");
+        assert!(began.elapsed() < PATIENCE, "rank {rank} fails late");
     }
 }
 
 #[test]
-fn when_a_rank_dies_the_others_are_told_which() {
+fn when_a_rank_dies_the_others_fail_and_name_it() {
     let scene = Scene::new(None, [1; 4], [1; 2]);
-    let (listener, to) = deaf();
+    let (listener, to) = silent_listener();
     let _interface = scene.interface(0, to);
     let ranks = scene.start("dies", to);
-    let (_outside, _) = listener.accept().expect("the interface connects");
-    are_told(ranks, &["has ended the stream: rank 2: "]);
+    let (_peer, _) = listener.accept().expect("the interface connects");
+    all_fail_with(ranks, &["has ended the stream: rank 2: "]);
 }
 
 #[test]
-fn when_the_interface_dies_all_are_told() {
+fn when_the_interface_dies_all_all_fail_with() {
     let scene = Scene::new(None, [1; 4], [1; 2]);
-    let (listener, to) = deaf();
+    let (listener, to) = silent_listener();
     let mut interface = scene.interface(0, to);
     let mut ranks = scene.start("flood", to);
-    let (_outside, _) = listener.accept().expect("the interface connects");
+    let (_peer, _) = listener.accept().expect("the interface connects");
     ranks.iter_mut().for_each(|rank| rank.wait_for("begins"));
     thread::sleep(Duration::from_millis(300));
     interface.child.kill().expect("our own process");
-    are_told(ranks, &["1:501"]);
+    all_fail_with(ranks, &["1:501"]);
 }
 
 #[test]
-fn a_destination_that_is_not_allowed_or_not_there_is_told() {
+fn a_destination_that_is_not_allowed_or_not_reachable_is_reported() {
     let scene = Scene::new(None, [1; 4], [1; 2]);
-    let (listener, to) = deaf();
+    let (listener, to) = silent_listener();
     drop(listener);
     let _interface = scene.interface(0, to);
-    are_told(scene.start("flood", to), &["cannot be connected to"]);
+    all_fail_with(scene.start("flood", to), &["cannot connect to"]);
     let elsewhere = "127.0.0.1:9".parse().expect("an address");
-    are_told(
+    all_fail_with(
         scene.start("flood", elsewhere),
         &["not among the destinations"],
     );

@@ -25,6 +25,7 @@
 
 mod belongings;
 mod builder;
+pub mod c_programs;
 mod damage;
 mod error;
 mod fault;

@@ -1,4 +1,4 @@
-//! `dipole agent` as a service manager and a user run it, with programs beside it.
+//! `dipole agent` as run by a service manager and by a user, with programs on the same node.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 const MOST_MEMORY_KIB: u64 = 20 * 1024;
 
-/// Nodes 1 and 2, with registries of their own on this machine.
+/// Nodes 1 and 2 on this machine, with separate registries.
 struct Testbed {
     folder: TempDir,
 }
@@ -54,7 +54,7 @@ impl Testbed {
         command
     }
 
-    /// Returns when it answers.
+    /// Returns when the agent answers.
     fn agent(&self, node: u32) -> Process {
         self.agent_with(node, None)
     }
@@ -69,7 +69,7 @@ impl Testbed {
         let mut lines = BufReader::new(said).lines();
         let up = lines.any(|line| line.expect("a line").starts_with("agent of node"));
         assert!(up, "the agent ended");
-        // What it says later must go somewhere.
+        // Its later output must be read.
         std::thread::spawn(move || lines.for_each(drop));
         Process(child)
     }
@@ -97,7 +97,7 @@ impl Testbed {
         panic!("node {node} never said that node {other} is {wanted}");
     }
 
-    /// A node of this process.
+    /// A node in this process.
     fn node(&self, id: u32) -> Node {
         Node::open(self.config(id)).expect("a node")
     }
@@ -119,7 +119,7 @@ impl Process {
         kill_process(Pid::from_child(&self.0), signal).expect("our child");
     }
 
-    /// Stops it, and returns when all its threads have stopped.
+    /// Stops the process, and returns when all its threads have stopped.
     fn stop(&self) {
         self.signal(Signal::STOP);
         let tasks = format!("/proc/{}/task", self.0.id());
@@ -150,7 +150,7 @@ impl Drop for Process {
     }
 }
 
-/// `dipole recv` on node 2, and an endpoint of node 1 that may reach it.
+/// `dipole recv` on node 2, and an endpoint of node 1 that can reach it.
 fn receiver(testbed: &Testbed) -> Process {
     let mut child = testbed
         .dipole(2, &["recv", "2:7", "--out"])
@@ -178,7 +178,7 @@ fn reach(node: &Node, id: u32) -> Endpoint {
 }
 
 #[test]
-fn agents_know_of_each_other_and_of_their_processes_and_are_small() {
+fn agents_report_each_other_and_their_processes_and_use_little_memory() {
     let testbed = Testbed::new();
     let first = testbed.agent(1);
     let second = testbed.agent(2);
@@ -206,7 +206,7 @@ fn agents_know_of_each_other_and_of_their_processes_and_are_small() {
     println!("an agent has {resident} KiB");
     assert!(resident < MOST_MEMORY_KIB, "{resident} KiB");
 
-    // One that is killed is missed, one that is told to end says so.
+    // A killed one is detected; one that gets SIGTERM announces its end.
     second.kill();
     testbed.wait_for_state(1, 2, "down");
     let second = testbed.agent(2);
@@ -216,7 +216,7 @@ fn agents_know_of_each_other_and_of_their_processes_and_are_small() {
 }
 
 #[test]
-fn an_agent_takes_over_from_a_running_program_and_gives_back_when_it_is_killed() {
+fn an_agent_takes_over_from_a_running_program_which_resumes_when_the_agent_is_killed() {
     let testbed = Testbed::new();
     let node = testbed.node(1);
     let _receiver = receiver(&testbed);
@@ -250,7 +250,7 @@ fn an_agent_takes_over_from_a_running_program_and_gives_back_when_it_is_killed()
 }
 
 #[test]
-fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
+fn an_agent_answers_for_a_stopped_program_but_not_for_a_killed_one() {
     let testbed = Testbed::new();
     let agent = testbed.agent(2);
     let node = testbed.node(1);
@@ -259,7 +259,7 @@ fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
     endpoint.drain(PATIENCE).expect("open");
     receiver.stop();
     endpoint.send(b"is anybody there?").expect("there is room");
-    // Longer than the time-out of three seconds.
+    // Longer than the timeout of 3 s.
     let waited = endpoint.receive_timeout(Duration::from_secs(5));
     assert!(waited.is_err());
     assert_eq!(node.departed(), [], "its agent vouches for it");
@@ -308,7 +308,7 @@ fn an_agent_without_a_hosts_file_says_what_is_missing() {
     );
 }
 
-/// What an agent says that does not get its seat, and ends.
+/// The output of an agent that does not get its port, and its end.
 fn refused(agent: &mut Command) -> String {
     let mut child = agent.stderr(Stdio::piped()).spawn().expect("it starts");
     let begun = Instant::now();
@@ -330,7 +330,7 @@ fn refused(agent: &mut Command) -> String {
 }
 
 #[test]
-fn agents_with_another_key_are_strangers_and_do_not_take_over() {
+fn agents_with_another_key_are_ignored_and_do_not_take_over() {
     let testbed = Testbed::new();
     let key = |name: &str| {
         let file = testbed.folder.path().join(name);
@@ -358,13 +358,13 @@ fn agents_with_another_key_are_strangers_and_do_not_take_over() {
     testbed.wait_for_state(1, 2, "up");
     drop(second);
 
-    // A program that answers for its node makes way for an agent of its cluster only.
+    // A program that answers for its node gives way only to an agent of its own cluster.
     let mut config = testbed.config(2);
     config.key = Some(dipole_node::ClusterKey::load(&theirs).expect("just made"));
     let at = config.hosts.get(NodeId(2)).expect("in it").directory();
     let prober = Prober::open(None, at, NodeId(2), config.key.as_ref()).expect("a socket");
     let node = Node::open(config).expect("a node");
-    // It answers by a thread that begins when it likes.
+    // The thread that answers starts at some later time.
     let begun = Instant::now();
     while !matches!(
         prober.probe(ProbeLength::SHORTEST, Duration::from_millis(100)),

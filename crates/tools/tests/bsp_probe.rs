@@ -1,4 +1,4 @@
-//! `dipole bsp probe` as people run it, in its tiny mode, between real ranks.
+//! `dipole bsp probe` as users run it, in its tiny mode, between real ranks.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -23,7 +23,7 @@ fn succeeded(output: &Output) -> String {
 const TINY: &str = "--quick --seconds 0.0002 --on loopback";
 
 #[test]
-fn each_number_of_ranks_and_each_link_has_a_line_with_s_l_and_g() {
+fn every_number_of_ranks_and_every_link_has_a_row_with_s_l_and_g() {
     let text = succeeded(&probe(&format!(
         "{TINY} --ranks 1,2,3 --link shm,udp --json"
     )));
@@ -47,7 +47,7 @@ fn each_number_of_ranks_and_each_link_has_a_line_with_s_l_and_g() {
                 "{field}: {row}"
             );
         }
-        // Where a core is shared, a stall may hide what bytes cost.
+        // On shared cores a stall may hide the cost per byte.
         for field in ["l_ci_ns", "g_ns_per_byte", "g_sd"] {
             assert!(
                 row[field].as_f64().is_some_and(|value| value >= 0.0),
@@ -68,14 +68,14 @@ fn each_number_of_ranks_and_each_link_has_a_line_with_s_l_and_g() {
                 "{pattern}: {row}"
             );
         }
-        // Only what goes by packets has some, and something to be measured against.
+        // Only network links have this value, and a reference measurement.
         let is_udp = row["link"] == "udp";
         assert_eq!(
             row["packets"]["sent"].as_u64().is_some_and(|sent| sent > 0),
             is_udp
         );
         assert_eq!(row["one_way_ns"].is_number(), is_udp);
-        // Orders differ from three on.
+        // With three or more ranks the orders differ.
         let orders = row["orders"].as_array().expect("orders");
         assert_eq!(!orders.is_empty(), is_udp && row["p"] == 3, "{row}");
         assert!(row["copy_ns_per_byte"].is_number());
@@ -116,7 +116,7 @@ fn the_tables_and_the_page_show_what_was_measured() {
 }
 
 #[test]
-fn ranks_on_nodes_of_their_own_are_measured_by_every_link() {
+fn ranks_on_separate_nodes_are_measured_over_every_link() {
     if let Some(why) = dipole_testbed::Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -132,7 +132,7 @@ fn ranks_on_nodes_of_their_own_are_measured_by_every_link() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_with_a_word_on_what_to_do() {
+fn impossible_measurements_are_refused_with_advice() {
     for (arguments, words) in [
         ("--seconds 0", "give more than 0"),
         ("--ranks 0", "1..=64"),

@@ -1,4 +1,4 @@
-//! `dipole calibrate` and `dipole predict`. What needs namespaces needs root, and is skipped aloud without.
+//! `dipole calibrate` and `dipole predict`. Tests that need namespaces need root; skipped with a message otherwise.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -60,7 +60,7 @@ fn messages_are_calibrated_saved_and_predicted() {
         .filter_map(|sample| sample["round"].as_u64())
         .collect();
     assert_eq!(rounds.len(), 9);
-    // What is predicted beside what is measured: as many lengths as are tried, and both numbers.
+    // Predictions next to measurements, for as many lengths as were measured.
     let checked = lines(&dipole(folder.path(), "--json predict --check --quick"));
     assert_eq!(checked.len(), 3);
     for line in &checked {
@@ -71,7 +71,7 @@ fn messages_are_calibrated_saved_and_predicted() {
 }
 
 #[test]
-fn two_processes_of_a_job_calibrate_what_is_between_their_nodes() {
+fn two_processes_of_a_job_calibrate_the_link_between_their_nodes() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -93,7 +93,7 @@ fn two_processes_of_a_job_calibrate_what_is_between_their_nodes() {
 }
 
 #[test]
-fn packets_are_calibrated_by_loopback_and_nothing_is_saved_if_it_is_quick() {
+fn packets_are_calibrated_over_loopback_and_a_quick_run_saves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let command = "--json calibrate --quick --link udp --on loopback";
     let found = lines(&dipole(folder.path(), command));
@@ -108,7 +108,7 @@ fn packets_are_calibrated_by_loopback_and_nothing_is_saved_if_it_is_quick() {
 }
 
 #[test]
-fn supersteps_of_any_number_of_ranks_are_predicted_and_say_on_what_basis() {
+fn supersteps_of_any_number_of_ranks_are_predicted_with_the_basis_of_the_prediction() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut profile = Profile::new("udp");
     for (p, l_ns, g_ns_per_byte) in [(1, 0.0, 0.0), (2, 10_000.0, 1.0), (4, 30_000.0, 3.0)] {
@@ -130,7 +130,7 @@ fn supersteps_of_any_number_of_ranks_are_predicted_and_say_on_what_basis() {
     let [two, three, eight] = &told[..] else {
         panic!("{told:?}");
     };
-    // 4e9 operations at 1000 Mflop/s are 4 s of one rank.
+    // 4e9 operations at 1000 Mflop/s take one rank 4 s.
     assert_eq!(two["ns"], 2e9 + 10.0 * (1000.0 + 10_000.0));
     assert_eq!(three["ns"], 4e9 / 3.0 + 10.0 * (2000.0 + 20_000.0));
     assert_eq!(eight["ns"], 0.5e9 + 10.0 * (7000.0 + 70_000.0));

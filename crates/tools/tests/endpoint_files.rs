@@ -1,4 +1,4 @@
-//! Programs that know files alone read and write endpoints under `dipole sockets`.
+//! Programs that use only files read and write endpoints under `dipole sockets`.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -11,7 +11,7 @@ use dipole_testbed::Testbed;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// A program that takes longer hangs.
+/// A program that runs longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The preloaded library where `cargo test --workspace` leaves it.
@@ -22,7 +22,7 @@ fn library() -> Option<PathBuf> {
     libraries.find(|library| library.exists())
 }
 
-/// A node of its own.
+/// A node for one test.
 struct Place {
     folder: tempfile::TempDir,
     library: PathBuf,
@@ -77,7 +77,7 @@ fn end(child: Child) -> Output {
     output.expect("its output")
 }
 
-/// The same, which must be a good one: what it wrote.
+/// Waits for a program's end, which must be successful; returns its output.
 fn finished(child: Child) -> Vec<u8> {
     let output = end(child);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -91,7 +91,7 @@ fn line(from: &mut impl BufRead) -> String {
     line.trim_end().to_owned()
 }
 
-/// A receiver that says when its endpoint is open: it would be too early to send before.
+/// A receiver that reports when its endpoint is open, because sending before that would be too early.
 fn opened(mut child: Child) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut said = BufReader::new(child.stdout.take().expect("it is piped"));
     let first = line(&mut said);
@@ -116,7 +116,7 @@ fn cat_dd_and_a_shell_send_and_receive() {
     std::fs::write(&file, &bytes).expect("a file");
     let file = file.to_str().expect("a name");
 
-    // The shell opens it, and `cat`, a program that was started with it, reads it.
+    // The shell opens it, and `cat`, which inherits the descriptor, reads it.
     let script = "exec < /dev/dipole/7; echo open; exec cat";
     let (reader, mut said) = opened(place.start("sh", &["-c", script]));
     let sent = place.start("sh", &["-c", "cat \"$0\" > /dev/dipole/1:7", file]);
@@ -203,7 +203,7 @@ for length in [10, 20, 4000, 1, 1]:
 }
 
 #[test]
-fn a_stream_ends_with_its_last_sender_and_a_killed_server_is_no_quiet_end() {
+fn a_stream_ends_with_its_last_sender_and_a_killed_server_is_an_error() {
     let Some(place) = Place::new() else { return };
     let reads = "
 import os
@@ -230,7 +230,7 @@ sys.stdin.read()
     let (reader, mut said) = opened(place.python(reads));
     let (mut one, mut other) = (writer(), writer());
     assert_eq!([line(&mut said), line(&mut said)], ["first", "first"]);
-    // A program that is killed closes its files.
+    // A killed program closes its files.
     one.kill().expect("it lives");
     let _ = one.wait();
     let mut input = other.stdin.take().expect("it is piped");
@@ -243,7 +243,7 @@ sys.stdin.read()
     let (reader, mut said) = opened(place.python(reads));
     let mut one = writer();
     assert_eq!(line(&mut said), "first");
-    // What serves the path, of this reader alone: its endpoint is in the words it was started with.
+    // The server of the path, of this reader only: its arguments contain the endpoint.
     let own = place.folder.path().to_str().expect("a name").to_owned();
     let server = std::fs::read_dir("/proc").expect("processes").flatten();
     let mut servers = server.filter(|entry| {
@@ -262,7 +262,7 @@ sys.stdin.read()
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn a_failed_open_reports_the_reason() {
     let Some(place) = Place::new() else { return };
     let (mut holder, _said) = opened(place.python(
         "
@@ -279,8 +279,8 @@ time.sleep(1000)
             "EADDRINUSE",
             "end that process or choose another",
         ),
-        ("7", "O_WRONLY", "EACCES", "it can only be read"),
-        ("1:7", "O_RDWR", "EACCES", "it can only be written"),
+        ("7", "O_WRONLY", "EACCES", "it is read-only"),
+        ("1:7", "O_RDWR", "EACCES", "it is write-only"),
         ("no-number", "O_RDONLY", "EINVAL", "neither an endpoint"),
         ("1:2:3", "O_WRONLY", "EINVAL", "neither an endpoint"),
     ] {

@@ -1,4 +1,4 @@
-//! `dipole predict --trace`: a job that was traced, predicted with as many ranks and with others.
+//! `dipole predict --trace`: predictions for a traced job with the same and other numbers of ranks.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -26,7 +26,7 @@ fn dipole(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_traced_job_is_predicted_beside_what_it_took_and_for_other_numbers_of_ranks() {
+fn a_traced_job_is_predicted_and_compared_and_extrapolated_to_other_numbers_of_ranks() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let traces = folder.join("traces");
@@ -95,7 +95,7 @@ fn a_traced_job_is_predicted_beside_what_it_took_and_for_other_numbers_of_ranks(
     assert_eq!(lines.len(), 3, "{lines:?}");
     let (own, four) = (&lines[0], &lines[1]);
     assert!(number(own, "measured_ns") > 0.0 && four["measured_ns"].is_null());
-    // Eight total exchanges of 4096 bytes, and random relations beside them.
+    // Eight total exchanges of 4096 bytes, next to random relations.
     assert!(number(own, "h_bytes") >= 8.0 * 4096.0, "{own}");
     let sum = number(own, "work_ns") + number(own, "h_bytes") + 1000.0 * number(own, "supersteps");
     assert!((number(own, "ns") - sum).abs() < 1.0, "{own}");

@@ -83,7 +83,7 @@ fn a_graph_that_breaks_the_rules_is_refused_with_file_and_line() {
 }
 
 #[test]
-fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
+fn the_graph_of_the_paper_runs_and_its_edges_are_shown_meanwhile() {
     let testbed = tempfile::tempdir().expect("a directory");
     let paper = paper();
     let file = paper.to_str().expect("a path");
@@ -105,7 +105,7 @@ fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
-    // Looks until it has seen all edges carry messages, or the play is over.
+    // Polls until all edges have carried messages, or the play has ended.
     let watched = run(&mut dipole(
         &testbed,
         &[
@@ -144,7 +144,7 @@ fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
     };
     assert_eq!(links("1:1", "1:5"), Some("shm".into()));
     assert_eq!(links("1:2", "2:2"), Some("packets".into()));
-    // All gone: nothing is left to be seen.
+    // All processes are gone, and nothing is left to show.
     let after = run(&mut dipole(
         &testbed,
         &["--json", "graph", "--watch", "--times", "1"],

@@ -1,4 +1,4 @@
-//! The generated manual pages, as a checker of manual pages sees them.
+//! The generated manual pages pass a checker.
 
 #![allow(missing_docs, reason = "tests")]
 

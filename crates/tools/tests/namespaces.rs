@@ -1,5 +1,5 @@
-//! Two nodes as two network namespaces joined by networks of a testbed: jobs and streams
-//! between machines, without a second machine. Needs root; skipped aloud without.
+//! Two nodes as network namespaces joined by networks of a testbed: jobs and streams between machines,
+//! without a second machine. Needs root; skipped with a message otherwise.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -14,12 +14,12 @@ use dipole_testbed::{Builder, Testbed};
 
 use common::example;
 
-/// Two nodes with an interface on each of two networks, and room for two ranks each.
+/// Two nodes with an interface on each of two networks, and two slots each.
 fn two_networks() -> Builder {
     Testbed::builder().networks(2).slots(2)
 }
 
-/// The testbed, or a word why there is none.
+/// The testbed; `None`, with the reason, if it cannot be created.
 fn make(builder: Builder) -> Option<Testbed> {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
@@ -28,14 +28,14 @@ fn make(builder: Builder) -> Option<Testbed> {
     Some(builder.build().expect("a testbed can be made here"))
 }
 
-/// The program on a node, which finds itself in its environment.
+/// The program on a node, which gets its settings from the environment.
 fn dipole(testbed: &Testbed, node: u32) -> Command {
     let mut command = testbed.command(node, env!("CARGO_BIN_EXE_dipole"));
     command.stdin(Stdio::null());
     command
 }
 
-/// Plugs the interface of both nodes on a network in or out.
+/// Connects or disconnects the interface of both nodes on a network.
 fn set_network(testbed: &Testbed, network: u32, up: bool) {
     for node in 1..=2 {
         testbed
@@ -72,8 +72,8 @@ fn write(testbed: &Testbed, name: &str, text: &str) {
     std::fs::write(path(testbed, name), text).expect("our own directory");
 }
 
-/// A bridge as containers have it, with the same address on every node, and a device that
-/// swallows what goes to the other node.
+/// A bridge like those of containers, with the same address on every node, and a device that drops
+/// packets to the other node.
 fn add_nowhere(testbed: &Testbed) {
     for node in 1..=2 {
         let other = 3 - node;
@@ -144,7 +144,7 @@ fn the_examples_run_on_four_ranks_of_two_nodes() {
 }
 
 #[test]
-fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
+fn a_file_arrives_unchanged_on_another_node_despite_loss() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -172,7 +172,7 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
 }
 
 #[test]
-fn a_file_crosses_though_the_first_of_two_interfaces_is_out_from_the_start() {
+fn a_file_arrives_although_the_first_of_two_interfaces_is_down_from_the_start() {
     let Some(testbed) = make(two_networks()) else {
         return;
     };
@@ -190,7 +190,7 @@ fn a_file_crosses_though_the_first_of_two_interfaces_is_out_from_the_start() {
 }
 
 #[test]
-fn a_stream_goes_on_while_either_of_two_interfaces_is_out() {
+fn a_stream_continues_while_either_of_two_interfaces_is_down() {
     const BLOCK_BYTES: usize = 1 << 20;
     const BLOCKS_PER_PHASE: usize = 24;
     let Some(testbed) = make(two_networks()) else {
@@ -209,7 +209,7 @@ fn a_stream_goes_on_while_either_of_two_interfaces_is_out() {
     let mut original = File::create(path(&testbed, "original")).expect("our own directory");
     let mut block = vec![0_u8; BLOCK_BYTES];
     let mut blocks = 0_usize;
-    // Bytes that each interface has sent of a phase.
+    // Bytes that each interface has sent in a phase.
     let mut phase = || {
         let before = [0, 1].map(|interface| sent_by(&testbed, &format!("net{interface}")));
         for _ in 0..BLOCKS_PER_PHASE {
@@ -228,7 +228,7 @@ fn a_stream_goes_on_while_either_of_two_interfaces_is_out() {
             sent[0] >> 10,
             sent[1] >> 10
         );
-        // A quarter of a phase: an interface did its share, or next to nothing.
+        // A quarter of a phase: the interface did its share, or almost nothing.
         sent.map(|bytes| bytes > (BLOCK_BYTES * BLOCKS_PER_PHASE / 4) as u64)
     };
     assert_eq!(phase(), [true, true], "bulk uses both interfaces");
@@ -238,7 +238,7 @@ fn a_stream_goes_on_while_either_of_two_interfaces_is_out() {
     set_network(&testbed, 0, false);
     assert_eq!(phase(), [false, true]);
     set_network(&testbed, 0, true);
-    // An interface that was given up rests for a while.
+    // An interface that was given up is not used for a while.
     let plugged_in = std::time::Instant::now();
     while phase() != [true, true] {
         assert!(
@@ -254,13 +254,13 @@ fn a_stream_goes_on_while_either_of_two_interfaces_is_out() {
 }
 
 #[test]
-fn bridges_and_overlays_that_lead_nowhere_carry_nothing_and_are_named() {
+fn unreachable_bridges_and_overlays_carry_nothing_and_are_reported() {
     const BYTES: usize = 8 << 20;
     let Some(testbed) = make(two_networks()) else {
         return;
     };
     add_nowhere(&testbed);
-    // The second node names its interfaces in another order.
+    // The second node lists its interfaces in another order.
     write(
         &testbed,
         "interfaces",
@@ -365,7 +365,7 @@ fn doctor_names_every_pair_of_addresses_and_every_interface() {
         if text.contains("10.0.0.1 <-> 10.0.0.2: answers") {
             break text;
         }
-        // A process that just started may not listen yet.
+        // A process that has just started may not listen yet.
         assert!(begun.elapsed().as_secs() < 30, "{text}");
     };
     receiver.kill().expect("ours");

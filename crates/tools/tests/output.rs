@@ -1,4 +1,4 @@
-//! What commands do when their output cannot be written, and how errors look.
+//! Commands whose output cannot be written, and the format of errors.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -19,7 +19,7 @@ fn dipole(words: &[&str]) -> Command {
     command
 }
 
-/// Runs a command whose output goes to a pipe that nobody reads.
+/// Runs a command whose output goes to a pipe without a reader.
 fn into_closed_pipe(words: &[&str]) -> Output {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -35,7 +35,7 @@ fn errors(output: &Output) -> String {
 }
 
 #[test]
-fn a_reader_that_has_left_ends_a_command_quietly() {
+fn a_closed_output_pipe_ends_a_command_silently() {
     let bench = "bench pingpong --on node --seconds 0.01 --rounds 1 --subjects bare-unix-spin";
     let bench: Vec<&str> = bench.split(' ').collect();
     for words in [
@@ -74,7 +74,7 @@ fn a_full_disk_is_an_error_with_its_cause() {
 }
 
 #[test]
-fn with_json_errors_are_json_too() {
+fn errors_are_json_with_the_option_json() {
     for (words, status) in [
         (
             &[
@@ -103,7 +103,7 @@ fn with_json_errors_are_json_too() {
 }
 
 #[test]
-fn the_steps_of_a_key_exchange_say_what_to_do_and_end_with_the_new_key() {
+fn each_step_of_a_key_rotation_says_what_to_do_next_and_the_last_leaves_the_new_key() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("key");
     let file = file.to_str().expect("text");
@@ -144,7 +144,7 @@ fn the_steps_of_a_key_exchange_say_what_to_do_and_end_with_the_new_key() {
 }
 
 #[test]
-fn with_json_wrong_usage_is_json_too() {
+fn usage_errors_are_json_with_the_option_json() {
     let output = dipole(&["--json", "recv", "x"]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(2));
     let text = errors(&output);
@@ -154,7 +154,7 @@ fn with_json_wrong_usage_is_json_too() {
 }
 
 #[test]
-fn a_log_level_that_is_none_is_refused() {
+fn an_invalid_log_level_is_refused() {
     let mut command = dipole(&["key", "show", "/nowhere/key"]);
     let output = command
         .env("DIPOLE_LOG", "foo,,=")

@@ -1,5 +1,5 @@
-//! A stream between two nodes whose network comes to take shorter packets, or is said to by a
-//! stranger. Needs root; skipped aloud without.
+//! A stream between two nodes whose network begins to take only shorter packets, or an attacker claims
+//! so. Needs root; skipped with a message otherwise.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -14,7 +14,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket}
 const BLOCK_BYTES: usize = 1 << 20;
 const BLOCKS_PER_PHASE: usize = 16;
 
-/// Nodes on one network of jumbo frames, each packet by itself; or a word why there are none.
+/// Nodes on one network with jumbo frames and without offloads; `None`, with the reason, if that is not
+/// possible.
 fn jumbo(nodes: u32) -> Option<Testbed> {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
@@ -59,7 +60,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Returns when all but what frames and buffers hold has arrived.
+    /// Returns when everything has arrived except what frames and buffers hold.
     fn phase(&mut self) {
         for _ in 0..BLOCKS_PER_PHASE {
             let from = self.original.len();
@@ -94,7 +95,7 @@ fn set_mtu(testbed: &Testbed, node: u32, bytes: u32) {
 }
 
 #[test]
-fn a_stream_goes_on_when_the_senders_interface_takes_shorter_packets() {
+fn a_stream_continues_when_the_senders_interface_takes_shorter_packets() {
     let Some(testbed) = jumbo(2) else { return };
     let mut stream = Stream::begin(&testbed, None);
     stream.phase();
@@ -105,18 +106,18 @@ fn a_stream_goes_on_when_the_senders_interface_takes_shorter_packets() {
 }
 
 #[test]
-fn a_stream_goes_on_when_longer_packets_vanish_on_their_way() {
+fn a_stream_continues_when_longer_packets_are_lost_on_the_path() {
     let Some(testbed) = jumbo(2) else { return };
     let mut stream = Stream::begin(&testbed, None);
     stream.phase();
-    // The bridge's end of the cable drops what the receiver's end does not take.
+    // The bridge's end of the cable drops packets that the receiver's end does not take.
     set_mtu(&testbed, 2, 1500);
     stream.phase();
     let log = stream.end();
     assert!(log.contains("have 1472 bytes now"), "{log}");
 }
 
-/// "Fragmentation needed, this network takes 600 bytes" about a packet of node 1 to node 2.
+/// "Fragmentation needed, next-hop MTU 600" about a packet from node 1 to node 2.
 fn fragmentation_needed(port: u16) -> Vec<u8> {
     let mut bytes = vec![3, 4, 0, 0, 0, 0];
     bytes.extend(600_u16.to_be_bytes());
@@ -128,7 +129,7 @@ fn fragmentation_needed(port: u16) -> Vec<u8> {
     let words = bytes
         .chunks(2)
         .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
-    // The one's complement sum, as modulo 65535.
+    // The one's complement sum, computed modulo 65535.
     let sum = u16::try_from(words.sum::<u32>() % 0xFFFF).expect("a remainder");
     bytes[2..4].copy_from_slice(&(!sum).to_be_bytes());
     bytes
@@ -157,7 +158,7 @@ fn lie(testbed: &Testbed) {
 }
 
 #[test]
-fn a_stranger_who_says_that_packets_are_too_long_is_not_believed() {
+fn forged_reports_of_too_long_packets_are_ignored() {
     let Some(testbed) = jumbo(3) else { return };
     let key = testbed.folder().join("key");
     let mut made = Command::new(env!("CARGO_BIN_EXE_dipole"));

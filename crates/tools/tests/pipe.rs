@@ -61,7 +61,7 @@ fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Bytes in which no piece looks like another.
+/// Bytes in which no two pieces are alike.
 fn content(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..length)
@@ -75,7 +75,7 @@ fn content(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_arrives_byte_for_byte_and_both_say_so() {
+fn a_file_arrives_byte_for_byte_and_both_sides_report_it() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));
     let content = content(5_000_003);
@@ -99,14 +99,14 @@ fn a_file_arrives_byte_for_byte_and_both_say_so() {
     for field in ["bytes", "messages", "crc32c"] {
         assert_eq!(sent[field], received[field]);
     }
-    // Both have said goodbye, so nothing is left that an operator would be told of.
+    // Both have announced their end, so nothing is left to be reported.
     let stats = dipole(folder.path(), &["stats"]).output().unwrap();
     let told = String::from_utf8_lossy(&stats.stdout).into_owned() + &err(&stats);
     assert!(!told.contains("died"), "{told}");
 }
 
 #[test]
-fn a_file_arrives_whole_through_loss_repeats_and_damage() {
+fn a_file_arrives_complete_despite_loss_duplicates_and_damage() {
     let folder = tempfile::tempdir().unwrap();
     let from = folder.path().join("from");
     let content = content(3_000_000);
@@ -130,7 +130,7 @@ fn lines_arrive_as_they_are_typed() {
     );
     let mut input = sender.child().stdin.take().unwrap();
     let mut output = receiver.child().stdout.take().unwrap();
-    // Each line is there before the next is written.
+    // Each line arrives before the next is written.
     for line in ["first\n", "\n", "third line\n"] {
         input.write_all(line.as_bytes()).unwrap();
         let mut read = vec![0; line.len()];
@@ -149,7 +149,7 @@ fn lines_arrive_as_they_are_typed() {
 }
 
 #[test]
-fn an_empty_stream_is_whole() {
+fn an_empty_stream_is_complete() {
     let folder = tempfile::tempdir().unwrap();
     let receiver = Running::start(&mut dipole(folder.path(), &["recv", "7"]));
     let sender = Running::start(&mut dipole(folder.path(), &["send", "1:7"]));
@@ -158,7 +158,7 @@ fn an_empty_stream_is_whole() {
     assert!(received.status.success() && received.stdout.is_empty());
 }
 
-/// Where these processes find each other as nodes of their own, without a common directory.
+/// How these processes find each other as separate nodes, without a common directory.
 fn two_nodes(folder: &Path, port: u16) -> (Command, Command) {
     let hosts = folder.join("hosts");
     let text = format!("1 127.0.0.1 port={port}\n2 127.0.0.2 port={port}\n");
@@ -174,7 +174,7 @@ fn two_nodes(folder: &Path, port: u16) -> (Command, Command) {
 }
 
 #[test]
-fn whoever_ends_first_however_the_other_ends_at_once_and_says_why() {
+fn when_one_side_ends_the_other_ends_at_once_and_reports_why() {
     let ends = [
         ("send", Signal::KILL),
         ("send", Signal::INT),
@@ -222,7 +222,7 @@ fn one_ends(ends: &str, signal: Signal, port: Option<u16>) {
         _ => "is gone",
     };
     assert!(says.contains(why), "{ends}, {signal:?}, {port:?}: {says}");
-    // Who said goodbye is not waited for.
+    // A peer that has announced its end is not waited for.
     let unknown = says.contains("unacknowledged") || says.contains("stopped answering");
     assert!(!unknown, "{ends}, {signal:?}, {port:?}: {says}");
 }
@@ -242,7 +242,7 @@ fn several_files_arrive_by_their_names_with_modes_and_times() {
         let file = File::options().write(true).open(&path).unwrap();
         file.set_modified(modified).unwrap();
     }
-    // One that is there is replaced.
+    // An existing file is replaced.
     std::fs::write(to.join("large"), "old").unwrap();
     let receiver =
         Running::start(dipole(folder.path(), &["--json", "recv", "7", "--out"]).arg(&to));
@@ -268,7 +268,7 @@ fn several_files_arrive_by_their_names_with_modes_and_times() {
 }
 
 #[test]
-fn several_files_and_those_without_a_name_need_a_fitting_place() {
+fn several_files_and_unnamed_ones_need_a_suitable_destination() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a");
     std::fs::write(&file, "a").unwrap();
@@ -287,13 +287,13 @@ fn several_files_and_those_without_a_name_need_a_fitting_place() {
 }
 
 #[test]
-fn a_cut_file_keeps_another_name_and_goes_on_where_it_was_cut() {
+fn an_interrupted_file_keeps_a_temporary_name_and_is_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));
     let part = folder.path().join("to.part");
     let whole = content(5_000_003);
     std::fs::write(&from, &whole).unwrap();
-    // Cut: the sender's input stalls after 4 bytes, and it is killed.
+    // Interrupted: the sender's input stalls after 4 bytes, and it is killed.
     let receiver = || {
         let mut recv = dipole(folder.path(), &["--json", "recv", "7", "--resume", "--out"]);
         Running::start(recv.arg(&to))
@@ -310,7 +310,7 @@ fn a_cut_file_keeps_another_name_and_goes_on_where_it_was_cut() {
     sender.child().kill().unwrap();
     assert_eq!(first.ends().status.code(), Some(1));
     assert!(!to.exists() && part.exists());
-    // The same beginning is kept, another one is not.
+    // A matching beginning is kept, another one is not.
     let mut other = whole[..4_000_000].to_vec();
     other[17] ^= 1;
     for (there, resumed) in [(&whole[..4_000_000], true), (&other, false)] {
@@ -327,7 +327,7 @@ fn a_cut_file_keeps_another_name_and_goes_on_where_it_was_cut() {
 }
 
 #[test]
-fn a_receiver_that_keeps_listening_takes_one_sender_after_the_other() {
+fn a_receiver_that_keeps_listening_accepts_one_sender_after_another() {
     let folder = tempfile::tempdir().unwrap();
     let mut receiver = Running::start(&mut dipole(folder.path(), &["recv", "7", "--keep"]));
     let mut output = receiver.child().stdout.take().unwrap();
@@ -371,7 +371,7 @@ fn a_node_that_the_hosts_file_does_not_list_is_refused() {
 fn an_output_that_cannot_be_written_fails_on_both_sides() {
     let folder = tempfile::tempdir().unwrap();
     let from = folder.path().join("from");
-    // Of the longer one the sender is in the middle.
+    // The sender is in the middle of the longer file.
     for bytes in [100_000, 50_000_000] {
         let receiver = Running::start(&mut dipole(
             folder.path(),
@@ -414,7 +414,7 @@ fn a_taken_endpoint_another_node_and_a_missing_file_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = Running::start(dipole(folder.path(), &["recv", "7"]).stdin(Stdio::null()));
     let pid = first.child().id();
-    // The first has it once its link is there.
+    // The first one has it as soon as its link exists.
     let link = folder.path().join("dipole/node-1/endpoint-7");
     let started = Instant::now();
     while !link.exists() {

@@ -1,4 +1,4 @@
-//! `dipole stats` and `dipole links` as an operator runs them, beside processes that transfer a stream.
+//! `dipole stats` and `dipole links` as an operator runs them, next to processes that transfer a stream.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Its output once `is_there` likes it.
+/// Its output once `is_there` accepts it.
 fn eventually(command: &mut Command, is_there: impl Fn(&str) -> bool) -> String {
     let begun = Instant::now();
     loop {
@@ -42,7 +42,7 @@ fn eventually(command: &mut Command, is_there: impl Fn(&str) -> bool) -> String 
     }
 }
 
-/// Ends with the test.
+/// Killed at the end of the test.
 struct Ended(Child);
 
 impl Ended {
@@ -62,7 +62,7 @@ impl Drop for Ended {
     }
 }
 
-/// A receiver, and a sender that has sent something and has more to send, by these links.
+/// A receiver, and a sender that has sent something and has more to send, over these links.
 fn stream(testbed: &TempDir, link: &str) -> (Ended, Ended) {
     let receiver = dipole(testbed, &["recv", "7"])
         .stdout(Stdio::null())
@@ -85,7 +85,7 @@ fn lines(said: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn counters_are_told_of_a_process_that_runs_hangs_or_has_died() {
+fn counters_are_shown_for_running_hung_and_dead_processes() {
     let testbed = tempfile::tempdir().expect("a directory");
     let (mut receiver, sender) = stream(&testbed, "auto");
     let pid = receiver.pid();
@@ -93,7 +93,7 @@ fn counters_are_told_of_a_process_that_runs_hangs_or_has_died() {
         let told = lines(said);
         told.len() == 1 && told[0]["counters"]["memory_bytes_received"].as_u64() >= Some(100_000)
     };
-    // It answers nothing while it is stopped, and has nothing more to do before.
+    // A stopped process does not answer, and has nothing left to do before.
     let mut json = dipole(&testbed, &["--json", "stats", &pid]);
     eventually(&mut json, received);
     receiver.signal(Signal::STOP);
@@ -134,7 +134,7 @@ fn counters_are_told_of_a_process_that_runs_hangs_or_has_died() {
 }
 
 #[test]
-fn links_are_told_with_what_stands_against_better_ones() {
+fn links_are_shown_with_the_reason_why_better_ones_are_not_used() {
     let testbed = tempfile::tempdir().expect("a directory");
     for (link, carrier, why) in [
         ("auto", "shm", ""),
@@ -163,7 +163,7 @@ fn links_are_told_with_what_stands_against_better_ones() {
 }
 
 #[test]
-fn an_unknown_process_and_nonsense_are_refused() {
+fn unknown_processes_and_invalid_arguments_are_refused() {
     let testbed = tempfile::tempdir().expect("a directory");
     for (which, status, word) in [
         ("4:7", 1, "nobody has endpoint 4:7 open"),

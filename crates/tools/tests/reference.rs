@@ -1,4 +1,4 @@
-//! The reference of commands is what `--help` prints. `DIPOLE_UPDATE_REFERENCE=1` writes it.
+//! The command reference is the output of `--help`. `DIPOLE_UPDATE_REFERENCE=1` writes it.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Text of `dipole WORDS --help`, in a terminal of 100 columns.
+/// The output of `dipole WORDS --help`, in a terminal of 100 columns.
 fn help(words: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
         .args(words)
@@ -18,7 +18,7 @@ fn help(words: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("help is text")
 }
 
-/// Names of the subcommands that a help text lists.
+/// The subcommands that a help text lists.
 fn subcommands(help: &str) -> Vec<&str> {
     let listed = help.split("\nCommands:\n").nth(1).unwrap_or_default();
     let rows = listed.lines().take_while(|line| line.starts_with("  "));

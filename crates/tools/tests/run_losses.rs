@@ -1,4 +1,4 @@
-//! `dipole run --on-loss`: what becomes of a job some of whose ranks fail.
+//! `dipole run --on-loss`: what happens to a job when some of its ranks fail.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -25,7 +25,7 @@ fn err(output: &Output) -> String {
 }
 
 #[test]
-fn the_others_are_ended_unless_told_otherwise() {
+fn the_others_are_terminated_by_default() {
     let output = run(
         "end",
         &[],
@@ -35,7 +35,7 @@ fn the_others_are_ended_unless_told_otherwise() {
 }
 
 #[test]
-fn the_others_go_on_and_the_status_tells_of_the_failure() {
+fn the_others_continue_and_the_status_shows_the_failure() {
     let output = run(
         "continue",
         &[],
@@ -51,7 +51,7 @@ fn the_others_go_on_and_the_status_tells_of_the_failure() {
 }
 
 #[test]
-fn a_rank_that_fails_is_started_again_and_told_how_often() {
+fn a_failed_rank_is_restarted_and_gets_the_number_of_restarts() {
     let output = run(
         "restart",
         &[],

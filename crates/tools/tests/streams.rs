@@ -1,4 +1,4 @@
-//! Every command, whatever its standard output is, and every command's errors as JSON.
+//! Every command with every kind of standard output, and every command's errors as JSON.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -13,21 +13,21 @@ const GRAPH: &str = concat!(
     "/../../examples/graphs/paper.toml"
 );
 
-/// What standard output is.
+/// The kind of standard output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum To {
-    /// Nothing: the descriptor is closed.
+    /// A closed descriptor.
     Closed,
-    /// A pipe whose reader has left.
+    /// A pipe without a reader.
     Pipe,
     /// A full disk.
     Full,
 }
 
-/// A command line, and whether it prints something at a place where nothing runs.
+/// A command line, and whether it prints something where no process runs.
 const COMMANDS: [(&str, bool); 24] = [
     ("run -n 1 echo words", true),
-    // With somebody at the other end, below.
+    // With a peer, below.
     ("send 1:7 --timeout 0 /dev/null", false),
     ("recv 2:7", false),
     (
@@ -47,7 +47,7 @@ const COMMANDS: [(&str, bool); 24] = [
     ("agent status", false),
     ("key new a-key", true),
     ("key show the-key", true),
-    // It prints nothing where the provider was not built.
+    // Prints nothing if the provider was not built.
     ("mpi-env openmpi", false),
     ("sockets true", false),
     ("doctor", true),
@@ -92,7 +92,7 @@ fn dipole(line: &str, place: &Path, to: To) -> Command {
     command
 }
 
-/// Nothing panicked, and what could not be written shows in the status and the words.
+/// No panic, and a failed write is visible in the exit status and the message.
 #[track_caller]
 fn check(line: &str, output: &Output, to: To, prints: bool) {
     let text = String::from_utf8_lossy(&output.stderr);
@@ -115,7 +115,7 @@ fn check(line: &str, output: &Output, to: To, prints: bool) {
 }
 
 #[test]
-fn every_command_takes_a_standard_output_that_takes_nothing() {
+fn every_command_handles_a_standard_output_that_cannot_be_written() {
     let help = Command::new(DIPOLE).arg("--help").output().expect("help");
     let help = String::from_utf8(help.stdout).expect("text");
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
@@ -145,7 +145,7 @@ fn ends(child: Child) -> Output {
 }
 
 #[test]
-fn both_sides_of_a_transfer_take_such_an_output() {
+fn both_sides_of_a_transfer_handle_an_output_that_cannot_be_written() {
     for to in [To::Closed, To::Pipe, To::Full] {
         let place = tempfile::tempdir().expect("a directory");
         let content = vec![7; 300_000];
@@ -154,7 +154,7 @@ fn both_sides_of_a_transfer_take_such_an_output() {
             let mut command = dipole(line, place.path(), to);
             command.spawn().expect("it starts")
         };
-        // The stream itself has nowhere to go: both say so.
+        // The stream itself cannot be written: both report that.
         let receiver = start("recv 7", to);
         let sender = ends(start("send 1:7 file", To::Closed));
         let received = ends(receiver);
@@ -162,7 +162,7 @@ fn both_sides_of_a_transfer_take_such_an_output() {
         if to != To::Closed {
             assert_eq!(sender.status.code(), Some(1), "{to:?}: {sender:?}");
         }
-        // What the sender prints has nowhere to go; the file arrives.
+        // What the sender prints cannot be written; the file arrives.
         let receiver = start("recv 8 --out copy", To::Closed);
         let sent = ends(start("--json send 1:8 file", to));
         check("--json send", &sent, to, true);
@@ -174,7 +174,7 @@ fn both_sides_of_a_transfer_take_such_an_output() {
 }
 
 #[test]
-fn errors_of_every_command_are_json_when_that_is_wanted() {
+fn errors_of_every_command_are_json_on_request() {
     let place = tempfile::tempdir().expect("a directory");
     for (line, status) in [
         ("run -n 0 x", 2),
@@ -211,7 +211,7 @@ fn errors_of_every_command_are_json_when_that_is_wanted() {
         assert_eq!(event["event"], "error", "{line}: {text}");
         let words = event["text"].as_str().expect("text");
         assert!(words.len() > 10, "{line}: {text}");
-        // Words of programmers.
+        // Words that only programmers understand.
         for word in ["invalid digit", "ParseIntError", "target type"] {
             assert!(!words.contains(word), "{line}: {text}");
         }

@@ -1,8 +1,8 @@
-//! The kernels of `examples/mpi` over Dipole and over TCP, in turns, by Debian's Open MPI.
+//! Runs the kernels of `examples/mpi` over Dipole and over TCP, alternating, with Debian's Open MPI.
 //!
 //! As root they run on two nodes in network namespaces with a veth pair between them, half of the
-//! ranks on each: ranks of a node share memory, Dipole's or Open MPI's own. Else all ranks are on this
-//! node, and Open MPI's go by TCP.
+//! ranks on each; ranks of a node use shared memory. Otherwise all ranks are on this node, and those
+//! of Open MPI use TCP.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use std::process::Command;
 use clap::Args;
 use dipole_testbed::Testbed;
 
-use super::library::{Library, Way, provider};
+use super::library::{Library, Transport, provider};
 use super::prepare;
 use crate::command::{Failure, at, describe, root, run};
 
@@ -21,20 +21,20 @@ pub(crate) struct Arguments {
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<u32>,
-    /// Rounds, each of which runs every kernel every way.
+    /// Rounds, each of which runs every kernel over every transport.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// What Dipole goes by between nodes: bpf, udp or auto.
+    /// The link of Dipole between nodes: bpf, udp or auto.
     #[arg(long, default_value = "auto")]
     link: String,
-    /// This libdipole-fi.so, an installed one, instead of one that is built.
+    /// An installed libdipole-fi.so to use instead of building one.
     #[arg(long, value_name = "FILE")]
     provider: Option<PathBuf>,
-    /// Kernels; all if none is named.
+    /// Kernels; all if none is given.
     kernels: Vec<String>,
 }
 
-/// The kernels, with arguments by which each takes a second or so.
+/// The kernels, with arguments for a run of about 1 s.
 const KERNELS: [(&str, &[&str]); 6] = [
     ("ep", &["S"]),
     ("is", &["22"]),
@@ -43,7 +43,7 @@ const KERNELS: [(&str, &[&str]); 6] = [
     ("ft", &["10"]),
     ("lu", &["48"]),
 ];
-const WAYS: [Way; 2] = [Way::Dipole, Way::Tcp];
+const TRANSPORTS: [Transport; 2] = [Transport::Dipole, Transport::Tcp];
 const LIBRARY: Library = Library::Openmpi4;
 
 pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
@@ -60,29 +60,36 @@ pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
     }
     let testbed = match Testbed::why_not() {
         None => Some(Testbed::builder().nodes(2).build().map_err(|cause| {
-            Failure::Text(format!("no network namespaces can be made: {cause}"))
+            Failure::Text(format!("cannot create network namespaces: {cause}"))
         })?),
         Some(why) => {
-            println!("on this node alone, since there are no network namespaces: {why}");
+            println!("on this node only, because network namespaces are not available: {why}");
             None
         }
     };
     let mut programs = BTreeMap::new();
     for (name, _) in &chosen {
-        programs.insert(*name, compiled(name)?);
+        programs.insert(*name, compile(name)?);
     }
-    // By ranks and kernel: seconds by Dipole and by TCP.
+    // Seconds over Dipole and over TCP, by ranks and kernel.
     let mut seconds: BTreeMap<(u32, &str), [Vec<f64>; 2]> = BTreeMap::new();
     for _ in 0..arguments.rounds {
         for &ranks in &arguments.ranks {
             for (name, words) in &chosen {
-                for (index, way) in WAYS.into_iter().enumerate() {
-                    let mut command = launched(way, ranks, testbed.as_ref(), &provider);
-                    if way == Way::Dipole && arguments.link != "auto" {
+                for (index, transport) in TRANSPORTS.into_iter().enumerate() {
+                    let mut command =
+                        launcher_command(transport, ranks, testbed.as_ref(), &provider);
+                    if transport == Transport::Dipole && arguments.link != "auto" {
                         command.env("DIPOLE_LINK", &arguments.link);
                     }
-                    let each = placed(&programs[name], words, ranks, testbed.as_ref(), &provider);
-                    let took = timed(command.args(each), name)?;
+                    let each = placement_arguments(
+                        &programs[name],
+                        words,
+                        ranks,
+                        testbed.as_ref(),
+                        &provider,
+                    );
+                    let took = run_kernel(command.args(each), name)?;
                     seconds.entry((ranks, *name)).or_default()[index].push(took);
                 }
             }
@@ -99,7 +106,7 @@ pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn compiled(name: &str) -> Result<PathBuf, Failure> {
+fn compile(name: &str) -> Result<PathBuf, Failure> {
     let folder = prepare::folder().join("kernels");
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     let program = folder.join(name);
@@ -112,15 +119,20 @@ fn compiled(name: &str) -> Result<PathBuf, Failure> {
     Ok(program)
 }
 
-fn launched(way: Way, ranks: u32, testbed: Option<&Testbed>, provider: &Path) -> Command {
-    let mut command = LIBRARY.launcher(way, provider);
+fn launcher_command(
+    transport: Transport,
+    ranks: u32,
+    testbed: Option<&Testbed>,
+    provider: &Path,
+) -> Command {
+    let mut command = LIBRARY.launcher(transport, provider);
     if let Some(testbed) = testbed {
         let network = "10.0.0.0/24";
         for part in ["base", "tcp"] {
             command.env(format!("PMIX_MCA_ptl_{part}_remote_connections"), "1");
             command.env(format!("PMIX_MCA_ptl_{part}_if_include"), network);
         }
-        if way == Way::Tcp {
+        if transport == Transport::Tcp {
             let inside = if ranks > 2 {
                 "tcp,vader,self"
             } else {
@@ -143,8 +155,8 @@ fn launched(way: Way, ranks: u32, testbed: Option<&Testbed>, provider: &Path) ->
     command
 }
 
-/// The words behind the launcher's: half of the ranks on each node.
-fn placed(
+/// The arguments after the launcher's: half of the ranks on each node.
+fn placement_arguments(
     program: &Path,
     arguments: &[&str],
     ranks: u32,
@@ -181,8 +193,8 @@ fn placed(
     all
 }
 
-/// Runs a kernel: the seconds that it says.
-fn timed(command: &mut Command, name: &str) -> Result<f64, Failure> {
+/// Runs a kernel; returns the time that it reports, in seconds.
+fn run_kernel(command: &mut Command, name: &str) -> Result<f64, Failure> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output();
     let output = output.map_err(|cause| Failure::Start { program, cause })?;

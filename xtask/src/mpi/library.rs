@@ -1,4 +1,4 @@
-//! An MPI library, and how its launcher is told to go over the provider of this build.
+//! An MPI library, and the settings with which its launcher uses the provider of this build.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use super::prepare;
 use crate::command::{Failure, at, cargo, root, run};
 
-/// Variables of whoever started this task do not reach its jobs.
+/// Variables of the launcher of this task, which its jobs must not inherit.
 const FOREIGN: [&str; 5] = ["DIPOLE_", "OMPI_", "PMIX_", "FI_", "MPIR_"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -23,11 +23,11 @@ pub(super) enum Library {
     Mpich,
 }
 
-/// What messages go by.
+/// The transport of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Transport {
     Dipole,
-    /// The library's own way over TCP, also inside a node.
+    /// The library's own TCP transport, also within a node.
     Tcp,
 }
 
@@ -56,15 +56,15 @@ impl Library {
         self.folder().join("bin").join(name)
     }
 
-    /// Its compiler of C.
+    /// Its C compiler.
     pub(super) fn compiler(self) -> Command {
         clean(&self.program("mpicc"))
     }
 
-    /// The Python whose mpi4py goes by this library, and what it must be told for that.
+    /// The Python interpreter whose mpi4py uses this library, and a variable that it needs for that.
     pub(super) fn python(self) -> (PathBuf, Option<(&'static str, &'static str)>) {
         match self {
-            // The module has no library in it: it takes the one that it is told.
+            // The module does not contain a library: it loads the one that this variable names.
             Library::Openmpi4 => (
                 prepare::folder().join("openmpi/bin/python"),
                 Some(("MPI4PY_LIBMPI", "libmpi.so.40")),
@@ -73,9 +73,9 @@ impl Library {
         }
     }
 
-    /// Its launcher, with what makes ranks go this way; how many there are, and the program are to
-    /// be added.
-    pub(super) fn launcher(self, way: Way, provider: &Path) -> Command {
+    /// Its launcher, with the options for a transport. The number of ranks and the program have to be
+    /// added.
+    pub(super) fn launcher(self, transport: Transport, provider: &Path) -> Command {
         let launcher = match self {
             Library::Mpich => "mpiexec",
             _ => "mpirun",
@@ -92,21 +92,23 @@ impl Library {
             ];
             command.args(words);
         }
-        let variables: &[(&str, &str)] = match (self, way) {
-            (Library::Mpich, Way::Dipole) => &[
+        let variables: &[(&str, &str)] = match (self, transport) {
+            (Library::Mpich, Transport::Dipole) => &[
                 ("FI_PROVIDER", "dipole"),
                 ("MPIR_CVAR_CH4_NETMOD", "ofi"),
                 ("MPIR_CVAR_NOLOCAL", "1"),
             ],
-            (Library::Mpich, Way::Tcp) => &[("FI_PROVIDER", "tcp"), ("MPIR_CVAR_NOLOCAL", "1")],
-            (_, Way::Dipole) => &[
+            (Library::Mpich, Transport::Tcp) => {
+                &[("FI_PROVIDER", "tcp"), ("MPIR_CVAR_NOLOCAL", "1")]
+            }
+            (_, Transport::Dipole) => &[
                 ("OMPI_MCA_pml", "cm"),
                 ("OMPI_MCA_mtl", "ofi"),
                 ("OMPI_MCA_mtl_ofi_provider_include", "dipole"),
                 ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
                 ("OMPI_MCA_osc", "^ucx"),
             ],
-            (_, Way::Tcp) => &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")],
+            (_, Transport::Tcp) => &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")],
         };
         command.envs(variables.iter().copied());
         command
@@ -124,8 +126,7 @@ fn clean(program: &Path) -> Command {
     command
 }
 
-/// A folder that has the provider under the name that libfabric looks for: the one that is given,
-/// or one that is built.
+/// A folder with the provider under the name that libfabric looks for: a given one, or a new build.
 pub(super) fn provider(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let library = match given {
         Some(given) => fs::canonicalize(given).map_err(at(given))?,

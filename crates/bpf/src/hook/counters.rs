@@ -1,10 +1,10 @@
-//! What became of the packets to the ports that a hook serves.
+//! Counters of packets to the ports that a hook serves.
 
-/// Counters of one interface, since its hook was attached. They count packets whose
-/// destination is one of the entered addresses and ports; foreign ones are not counted.
+/// Counters of one interface since its hook was attached. They count packets to one of the entered
+/// addresses and ports, not other traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Put into a ring. All others went on to the socket.
+    /// Put into a ring. All others passed on to the socket.
     pub deposited: u64,
     /// The ring had no room.
     pub full: u64,

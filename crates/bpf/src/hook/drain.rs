@@ -1,4 +1,4 @@
-//! What lies in a ring, for tests: read without care for speed or hostile content.
+//! Reads a ring in tests, without regard for speed or hostile content.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -29,7 +29,7 @@ impl Drain {
         Self(Mapping::new(ring).expect("a ring can be mapped"))
     }
 
-    /// What has been deposited since the last call.
+    /// The packets deposited since the last call.
     pub(crate) fn take(&mut self) -> Vec<Deposit> {
         let memory = &self.0;
         let place = |at: u64| usize::try_from(at).unwrap() % memory.ring_bytes();
@@ -42,8 +42,8 @@ impl Drain {
             }
             let reserved = usize::try_from(head & !DISCARDED).unwrap();
             let start = memory.data(place(at + 8), reserved);
-            // SAFETY: the record follows its header, whole since the data are mapped twice;
-            // the kernel does not write it again before the consumer's position is past it.
+            // SAFETY: the record follows its header and is contiguous, since the data is mapped
+            // twice; the kernel does not overwrite it before the consumer's position is past it.
             let record = unsafe { std::slice::from_raw_parts(start.as_ptr(), reserved) };
             if head & DISCARDED == 0 {
                 found.push(read(record));
@@ -55,7 +55,7 @@ impl Drain {
     }
 }
 
-/// A record, as `layout` says.
+/// Parses a record in the format of `layout`.
 pub(crate) fn read(record: &[u8]) -> Deposit {
     let length = usize::from(u16::from_ne_bytes([record[18], record[19]]));
     assert_eq!(record[21..24], [0; 3]);

@@ -10,14 +10,14 @@ use crate::program::{guard, maps};
 use crate::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
 
 /// Most sockets that one interface guards.
-const MOST_SOCKETS: u32 = 4096;
+const MAX_SOCKETS: u32 = 4096;
 
 const COOKIES: MapShape<'static> = MapShape {
     kind: MapKind::Hash,
     name: "dipole_cookies",
     key_bytes: 8,
     value_bytes: maps::ALLOWED_BYTES,
-    entries: MOST_SOCKETS,
+    entries: MAX_SOCKETS,
 };
 
 const REFUSED: MapShape<'static> = MapShape {

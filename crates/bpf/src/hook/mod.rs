@@ -35,7 +35,7 @@ use dipole_link::sys::interface_hardware;
 use super::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
 
 /// Most rings on one interface.
-const MOST_RINGS: u32 = 4096;
+const MAX_RINGS: u32 = 4096;
 /// Bytes of the pattern for rings in the map of rings; theirs may differ.
 const PATTERN_RING_BYTES: u32 = 1 << 16;
 
@@ -44,7 +44,7 @@ const RINGS: MapShape<'static> = MapShape {
     name: "dipole_rings",
     key_bytes: maps::KEY_BYTES,
     value_bytes: 4,
-    entries: MOST_RINGS,
+    entries: MAX_RINGS,
 };
 
 const COUNTERS: MapShape<'static> = MapShape {
@@ -62,7 +62,7 @@ const FULL: MapShape<'static> = MapShape {
     name: "dipole_full",
     key_bytes: maps::KEY_BYTES,
     value_bytes: 8,
-    entries: MOST_RINGS,
+    entries: MAX_RINGS,
 };
 
 /// Where at an interface's ingress the program runs.
@@ -230,7 +230,7 @@ impl Hook {
     /// # Errors
     /// The kernel's.
     pub fn entered(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
-        let keys = self.rings.keys(MOST_RINGS);
+        let keys = self.rings.keys(MAX_RINGS);
         let keys =
             keys.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))?;
         Ok(keys.iter().filter_map(|key| maps::of_key(key)).collect())

@@ -1,16 +1,16 @@
-//! Instructions of the kernel's BPF machine, with jumps to labels.
+//! An assembler for the kernel's BPF machine, with jumps to labels.
 //!
-//! Only what our programs use: 64-bit arithmetic, loads, stores, jumps forward and
-//! back, helpers, maps by number. [`Assembler::finish`] gives the bytes as the kernel
-//! wants them, but for the maps' descriptors, which [`Program::linked`] fills in.
+//! It supports only what our programs use: 64-bit arithmetic, loads, stores, jumps, helpers, and
+//! maps by number. [`Assembler::finish`] returns the program without the maps' descriptors,
+//! which [`Program::linked`] fills in.
 //! Source: Documentation/bpf/standardization/instruction-set.rst of the kernel.
 
 /// A register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reg {
-    /// What a helper returns, and the program.
+    /// Return value of helpers and of the program.
     R0 = 0,
-    /// R1 to R5 are a helper's arguments; a call spoils them.
+    /// R1 to R5 are arguments of helpers, which overwrite them.
     R1 = 1,
     R2 = 2,
     R3 = 3,
@@ -21,11 +21,11 @@ pub(crate) enum Reg {
     R7 = 7,
     R8 = 8,
     R9 = 9,
-    /// The end of the stack, which lies below.
+    /// The top of the stack, which grows down.
     Frame = 10,
 }
 
-/// How much a load or store moves.
+/// Size of a load or store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     Byte = 0x10,
@@ -34,12 +34,12 @@ pub(crate) enum Size {
     Double = 0x18,
 }
 
-/// When a jump is taken; comparisons are unsigned.
+/// Condition of a jump; comparisons are unsigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     Equal = 0x10,
     Greater = 0x20,
-    /// Some bit is set in both.
+    /// Some bit is set in both operands.
     AnyBit = 0x40,
     Different = 0x50,
 }
@@ -53,7 +53,7 @@ pub(crate) enum Math {
     Move = 0xb0,
 }
 
-/// A function of the kernel.
+/// A helper function of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Helper {
     MapLookup = 1,
@@ -95,10 +95,10 @@ const MATH_64: u8 = 0x07;
 const JUMP: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// From the machine's order to the network's: the same both ways.
+/// Converts between host and network byte order.
 const TO_BIG_ENDIAN: u8 = 0xdc;
 const BY_REGISTER: u8 = 0x08;
-/// The constant of a 64-bit load is a map's descriptor.
+/// Marks the constant of a 64-bit load as a map's descriptor.
 const IS_MAP: u8 = 1;
 
 /// One instruction, as the kernel reads it.
@@ -123,21 +123,21 @@ impl Instruction {
     }
 }
 
-/// A place in the program, to jump to.
+/// A jump target in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
-/// A program whose jumps are resolved; its maps have numbers yet, no descriptors.
+/// A program with resolved jumps; its maps are still numbers, not descriptors.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) instructions: Vec<Instruction>,
 }
 
 impl Program {
-    /// The bytes for the kernel; map number `n` is the `n`-th of these descriptors.
+    /// The bytes for the kernel; map number `n` is replaced by `maps[n]`.
     ///
     /// # Panics
-    /// When the program uses a map that is not given.
+    /// If the program uses a map that is not given.
     pub(crate) fn linked(&self, maps: &[i32]) -> Vec<[u8; 8]> {
         let patched = self.instructions.iter().map(|instruction| {
             let mut copy = *instruction;
@@ -151,27 +151,27 @@ impl Program {
     }
 }
 
-/// A program being written.
+/// A program under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     instructions: Vec<Instruction>,
-    /// Where each label is, once it is known.
+    /// Position of each label, once known.
     labels: Vec<Option<usize>>,
-    /// Which instructions jump to which labels.
+    /// Jump instructions and their labels.
     jumps: Vec<(usize, Label)>,
 }
 
 impl Assembler {
-    /// A label that is nowhere yet.
+    /// A label without a position.
     pub(crate) fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// The label is here.
+    /// Sets the label's position to here.
     ///
     /// # Panics
-    /// When it is somewhere else already.
+    /// If it has a position already.
     pub(crate) fn place(&mut self, label: Label) {
         let before = self.labels[label.0].replace(self.instructions.len());
         assert_eq!(before, None, "a label is at one place");
@@ -206,17 +206,17 @@ impl Assembler {
         self.math(Math::Move, to, operand);
     }
 
-    /// Turns the lower 16 bits from the network's order to the machine's; the rest is zero then.
+    /// Converts the lower 16 bits from network to host order and clears the rest.
     pub(crate) fn order_16(&mut self, register: Reg) {
         self.push(TO_BIG_ENDIAN, register, Reg::R0, 0, 16);
     }
 
-    /// `to = *(base + offset)`, the rest of `to` zero.
+    /// `to = *(base + offset)`, zero-extended.
     pub(crate) fn load(&mut self, size: Size, to: Reg, base: Reg, offset: i16) {
         self.push(LOAD | size as u8, to, base, offset, 0);
     }
 
-    /// `*(base + offset) = operand`, as much of it as `size` says.
+    /// `*(base + offset) = operand`, truncated to `size`.
     pub(crate) fn store(
         &mut self,
         size: Size,
@@ -243,13 +243,13 @@ impl Assembler {
         self.instructions.push(Instruction::default());
     }
 
-    /// Jumps always.
+    /// Unconditional jump.
     pub(crate) fn jump(&mut self, label: Label) {
         self.jumps.push((self.instructions.len(), label));
         self.push(JUMP, Reg::R0, Reg::R0, 0, 0);
     }
 
-    /// Jumps when the comparison of 64 bits holds; a constant counts as signed.
+    /// Jumps if the 64-bit comparison holds; a constant is sign-extended.
     pub(crate) fn jump_if(
         &mut self,
         left: Reg,
@@ -278,12 +278,12 @@ impl Assembler {
     /// Resolves the jumps.
     ///
     /// # Panics
-    /// When a label is nowhere, or a jump is longer than 32767 instructions: a mistake of the
-    /// program's author, which does not depend on what the program is for.
+    /// If a label has no position, or a jump is longer than 32767 instructions: a mistake in the
+    /// program, independent of its input.
     pub(crate) fn finish(mut self) -> Program {
         for (at, label) in self.jumps {
             let there = self.labels[label.0].expect("a label is somewhere");
-            // From the instruction after the jump.
+            // Relative to the instruction after the jump.
             let far = there.cast_signed() - (at + 1).cast_signed();
             self.instructions[at].offset = i16::try_from(far).expect("a jump is short");
         }
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_as_the_kernel_wants_them() {
+    fn instructions_have_the_kernels_encoding() {
         let mut code = Assembler::default();
         let end = code.label();
         code.set(Reg::R6, Reg::R1);

@@ -1,8 +1,8 @@
-//! The program at an interface's egress: frames of guarded sockets must have the source addresses that were granted to them.
+//! The program at an interface's egress: it drops frames of guarded sockets whose source was not
+//! granted to them.
 //!
-//! A guarded socket is known by its cookie. Its frames must have the source that it is
-//! allowed: MAC address, IP address, UDP port. Others of its frames are dropped and
-//! counted; frames of all other sockets pass.
+//! A guarded socket is identified by its cookie. Its frames must have the granted MAC address, IP
+//! address and UDP port; others are dropped and counted. Frames of all other sockets pass.
 
 use super::assembler::{Assembler, Helper, Label, Math, Program, Reg, Size, When};
 use super::dispatch::look_up;
@@ -16,12 +16,12 @@ pub(crate) const REFUSES: i32 = 2;
 /// `TCX_NEXT`.
 pub(crate) const PASSES: i32 = -1;
 
-/// Places on the stack. The headers lie so that the IP header is aligned.
+/// Stack offsets. The headers are placed so that the IP header is aligned.
 const HEADERS: i16 = -62;
 const COOKIE: i16 = -72;
 const INDEX: i16 = -76;
 
-/// The egress program. R6 is the context, R7 what is allowed, R8 the headers.
+/// The egress program. R6 holds the context, R7 the allowed source, R8 the headers.
 pub(crate) fn program() -> Program {
     let mut code = Assembler::default();
     let (pass, refuse, six) = (code.label(), code.label(), code.label());
@@ -31,7 +31,7 @@ pub(crate) fn program() -> Program {
     look_up(&mut code, COOKIES, COOKIE);
     code.jump_if(R0, When::Equal, 0, pass);
     code.set(R7, R0);
-    // One frame at a time, without a tag: what is cut or tagged later is not checked here.
+    // Single untagged frames only: segmentation or tagging after this check would evade it.
     code.load(Size::Word, R4, R6, skb::VLAN_PRESENT);
     code.jump_if(R4, When::Different, 0, refuse);
     code.load(Size::Word, R4, R6, skb::GSO_SIZE);
@@ -54,7 +54,7 @@ pub(crate) fn program() -> Program {
     check_source(&mut code, Ip::V4, pass, refuse);
 
     code.place(six);
-    // One that may send nothing has no version.
+    // A socket that may send nothing has no version.
     code.jump_if(R4, When::Different, 6, refuse);
     copy_headers(&mut code, Ip::V4.payload(), Ip::V6.payload(), refuse);
     code.load(Size::Byte, R4, R8, ETHERNET_BYTES);
@@ -79,7 +79,7 @@ pub(crate) fn program() -> Program {
     code.finish()
 }
 
-/// Copies these bytes of the frame to the stack.
+/// Copies a range of the frame to the stack.
 fn copy_headers(code: &mut Assembler, from: i16, to: i16, refuse: Label) {
     code.set(R1, R6);
     code.set(R2, i32::from(from));
@@ -90,7 +90,7 @@ fn copy_headers(code: &mut Assembler, from: i16, to: i16, refuse: Label) {
     code.jump_if(R0, When::Different, 0, refuse);
 }
 
-/// Passes if it is UDP from the allowed address and one of the allowed ports.
+/// Passes UDP frames from the allowed address and one of the allowed ports.
 fn check_source(code: &mut Assembler, ip: Ip, pass: Label, refuse: Label) {
     code.load(Size::Half, R4, R8, ETHERTYPE);
     code.jump_if(R4, When::Different, network_16(ip.ethertype), refuse);

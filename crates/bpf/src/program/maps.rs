@@ -1,14 +1,14 @@
-//! What stands in the maps that programs share with us.
+//! Contents of the maps that the programs share with this process.
 
 use std::net::IpAddr;
 
-/// Numbers of the ingress program's maps: rings by [`key`], counters by [`Reason`],
-/// and how many packets found a ring full, by [`key`].
+/// Numbers of the ingress program's maps: rings by [`key`], counters by [`Reason`], and counts of
+/// full rings by [`key`].
 pub(crate) const RINGS: i32 = 0;
 pub(crate) const COUNTERS: i32 = 1;
 pub(crate) const FULL: i32 = 2;
 
-/// What became of a packet to one of our ports: taken, or passed on and why.
+/// What happened to a packet to one of our ports: taken, or passed on for this reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Deposited = 0,
@@ -20,9 +20,9 @@ pub(crate) enum Reason {
     TooLong = 4,
     /// Lengths that do not agree, or no payload.
     Length = 5,
-    /// Not addressed to this interface's own MAC address.
+    /// Not addressed to this interface's MAC address.
     OtherHost = 6,
-    /// The frame could not be read where its lengths said that it can.
+    /// The frame is shorter than its lengths say.
     Unreadable = 7,
 }
 
@@ -40,11 +40,11 @@ impl Reason {
     ];
 }
 
-/// Bytes of what identifies a ring.
+/// Size of a ring's key.
 pub(crate) const KEY_BYTES: usize = 24;
 
-/// 0..16 destination address (IPv4: the first four), 16..20 the interface's number, 20..22
-/// port in network order, 22..24 IP version, so that no IPv4 address is like an IPv6 one.
+/// 0..16 destination address (IPv4: the first four bytes), 16..20 interface index, 20..22 port in
+/// network order, 22..24 IP version, so that no IPv4 key equals an IPv6 key.
 pub(crate) fn key(address: IpAddr, interface: u32, port: u16) -> [u8; KEY_BYTES] {
     let mut key = [0; KEY_BYTES];
     let version = put_address(&mut key[..16], address);
@@ -66,20 +66,20 @@ pub(crate) fn of_key(key: &[u8]) -> Option<(IpAddr, u16)> {
     Some((address, port))
 }
 
-/// Numbers of the egress program's maps: [`allowed`] by socket cookie, and one counter
-/// of frames refused.
+/// Numbers of the egress program's maps: [`allowed`] sources by socket cookie, and one counter of
+/// dropped frames.
 pub(crate) const COOKIES: i32 = 0;
 pub(crate) const REFUSED: i32 = 1;
 
-/// Bytes of what a socket may send.
+/// Size of an allowed source.
 pub(crate) const ALLOWED_BYTES: usize = 32;
-/// Where parts of it stand.
+/// Offsets within it.
 pub(crate) const ALLOWED_VERSION: i16 = 6;
 pub(crate) const ALLOWED_ADDRESS: i16 = 8;
 pub(crate) const ALLOWED_PORTS: [i16; 2] = [24, 26];
 
-/// 0..6 source MAC address, 6..8 IP version, 8..24 source address (IPv4: the first
-/// four), 24..26 and 26..28 source ports in network order. All zero: nothing.
+/// 0..6 source MAC address, 6..8 IP version, 8..24 source address (IPv4: the first four bytes),
+/// 24..26 and 26..28 source ports in network order. All zero: nothing is allowed.
 pub(crate) fn allowed(mac: [u8; 6], address: IpAddr, ports: [u16; 2]) -> [u8; ALLOWED_BYTES] {
     let mut value = [0; ALLOWED_BYTES];
     value[..6].copy_from_slice(&mac);
@@ -90,7 +90,7 @@ pub(crate) fn allowed(mac: [u8; 6], address: IpAddr, ports: [u16; 2]) -> [u8; AL
     value
 }
 
-/// Writes an address to the begin of 16 zero bytes; gives its IP version.
+/// Writes an address to the start of 16 zero bytes; returns its IP version.
 fn put_address(to: &mut [u8], address: IpAddr) -> u16 {
     match address {
         IpAddr::V4(v4) => {

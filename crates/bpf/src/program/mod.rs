@@ -1,5 +1,5 @@
-//! The kernel's part: programs for its BPF machine, put together here, so that a
-//! build needs no other compiler. They know packets, not files or descriptors.
+//! BPF programs for the kernel, assembled here so that a build needs no other compiler. They know
+//! packets, not files or descriptors.
 
 pub(super) mod assembler;
 pub(super) mod dispatch;

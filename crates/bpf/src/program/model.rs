@@ -9,11 +9,11 @@ use super::maps::{KEY_BYTES, Reason, key};
 use crate::headers;
 use crate::layout::{CLASSES, MAX_PAYLOAD_BYTES};
 
-/// The interface whose packets they are: the loopback's number, where the kernel's test runs are.
+/// Index of the loopback interface, on which the kernel does test runs.
 pub(crate) const INTERFACE: u32 = 1;
 pub(crate) const PORT: u16 = 4711;
 pub(crate) const FROM_PORT: u16 = 815;
-/// The loopback's.
+/// MAC address of the loopback interface.
 pub(crate) const MAC: [u8; 6] = [0; 6];
 
 pub(crate) fn our_address(version: u8) -> IpAddr {
@@ -37,7 +37,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// What the kernel says of a packet.
+/// Metadata of a packet from the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Around {
     pub(crate) tagged: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Around {
     pub(crate) merged: bool,
 }
 
-/// A UDP packet to our port, with so many words of IP options (IPv4).
+/// A UDP packet to our port, with this many words of IP options (IPv4).
 pub(crate) fn packet(version: u8, payload: usize, option_words: u8) -> Vec<u8> {
     let udp_bytes = u16::try_from(8 + payload).unwrap();
     let mut frame = [MAC, [2, 0, 0, 0, 0, 1]].concat();
@@ -70,17 +70,17 @@ pub(crate) fn packet(version: u8, payload: usize, option_words: u8) -> Vec<u8> {
     frame
 }
 
-/// Sets the checksum of an IPv4 header without options; bridges look at it.
+/// Sets the checksum of an IPv4 header without options; bridges check it.
 pub(crate) fn set_checksum(frame: &mut [u8]) {
     frame[24..26].fill(0);
     let sum = !headers::fold(headers::sum(&frame[14..34]));
     frame[24..26].copy_from_slice(&sum.to_ne_bytes());
 }
 
-/// What is to become of a packet to one of our ports.
+/// Expected fate of a packet to one of our ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Passed and counted.
+    /// Passed on and counted.
     Refused(Reason, [u8; KEY_BYTES]),
     /// In the ring, if that has room: source address and port, payload, bytes reserved.
     Taken {
@@ -98,7 +98,7 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([bytes[0], bytes[1]]))
 }
 
-/// The rules; `None` if it is passed, uncounted. `ours` says whether there is a ring.
+/// The rules; `None` for a packet that is passed on uncounted. `ours` tells whether a ring exists.
 pub(crate) fn fate(
     hooked: Hooked,
     frame: &[u8],
@@ -175,7 +175,7 @@ pub(crate) fn fate(
     })
 }
 
-/// Packets for every rule, each with its name.
+/// Named packets for every rule.
 pub(crate) fn samples() -> Vec<(String, Vec<u8>, Around)> {
     let mut all = Vec::new();
     let plain = Around::default();
@@ -255,7 +255,7 @@ pub(crate) fn samples() -> Vec<(String, Vec<u8>, Around)> {
     all
 }
 
-/// A good packet with some bytes of its headers changed, cut or padded.
+/// A valid packet with some header bytes changed, truncated or padded.
 pub(crate) fn damaged_packet() -> impl Strategy<Value = Vec<u8>> {
     let version = prop::sample::select(vec![4_u8, 6]);
     let payload = prop_oneof![0_usize..200, 0_usize..9_300];

@@ -1,4 +1,4 @@
-//! What the programs know of packets: where things stand in frames and in the context.
+//! Packet layout as the programs use it: offsets in frames and in the context.
 
 /// Offsets in `struct __sk_buff`.
 pub(super) mod skb {
@@ -21,7 +21,7 @@ pub(super) const UDP_BYTES: i16 = 8;
 pub(super) const FRAGMENT: u16 = 0x3fff;
 pub(super) const FRAGMENT_OFFSET: u16 = 0x1fff;
 
-/// One of the two versions of IP; offsets from the begin of the frame.
+/// An IP version; offsets from the start of the frame.
 #[derive(Clone, Copy)]
 pub(super) struct Ip {
     pub(super) version: u16,
@@ -29,7 +29,7 @@ pub(super) struct Ip {
     /// Length of the IP header.
     pub(super) header: i16,
     pub(super) protocol: i16,
-    /// Where the length stands, and what of the IP header it counts.
+    /// Offset of the length field, and how much of the IP header it includes.
     pub(super) length: i16,
     pub(super) counted: i16,
     pub(super) source: i16,
@@ -58,7 +58,7 @@ impl Ip {
         destination: 38,
     };
 
-    /// Where IPv4 has its fragment bits.
+    /// Offset of IPv4's fragment bits.
     pub(super) const FRAGMENT: i16 = 20;
 
     pub(super) const fn udp(self) -> i16 {
@@ -70,7 +70,7 @@ impl Ip {
     }
 }
 
-/// A constant that equals a half word as it is loaded from a packet.
+/// A constant that equals a 16-bit field as loaded from a packet.
 pub(super) fn network_16(value: u16) -> i32 {
     i32::from(value.to_be())
 }

@@ -1,4 +1,4 @@
-! Every subroutine and function of the module.
+! Calls every subroutine and function of the module.
 !
 !     all_calls: as expected
 module parts

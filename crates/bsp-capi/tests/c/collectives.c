@@ -1,5 +1,5 @@
 /*
- * Every collective, of lengths at which other algorithms are chosen.
+ * Every collective, with lengths for which it uses different algorithms.
  */
 #include <bsp.h>
 #include <bsp_level1.h>
@@ -15,13 +15,13 @@ static int p, me;
             bsp_abort("%s:%d: not so: %s", __func__, __LINE__, #is_so); \
     } while (0)
 
-/* What process pid has at place i. */
+/* The value of process pid at index i. */
 static int item(int pid, int i)
 {
     return (pid + 1) * 1000003 + i * 7;
 }
 
-/* Of affine maps x -> a x + b the composition depends on the order. */
+/* The composition of affine maps x -> a x + b depends on their order. */
 struct map {
     uint32_t a, b;
 };
@@ -40,7 +40,7 @@ static struct map map(int pid, int i)
     return it;
 }
 
-/* Of the processes up to one. */
+/* The result over the processes up to one. */
 static struct map composed(int upto, int i)
 {
     struct map all = map(0, i);
@@ -73,7 +73,7 @@ static void copies(int count, int root)
     bsp_bcast(root, own, one, bytes);
     for (int i = 0; i < count; i++)
         REQUIRE(one[i] == item(root, i));
-    /* In its place. */
+    /* In place. */
     memcpy(one, own, bytes);
     bsp_bcast(root, one, one, bytes);
     for (int i = 0; i < count; i++)
@@ -112,7 +112,7 @@ static void combinations(int count, int root)
     bsp_reduce(root, compose, own, result, bytes);
     for (int i = 0; me == root && i < count; i++)
         REQUIRE(same(result[i], composed(p - 1, i)));
-    /* In its place. */
+    /* In place. */
     bsp_fold(compose, own, own, bytes);
     for (int i = 0; i < count; i++)
         REQUIRE(same(own[i], composed(p - 1, i)));

@@ -1,5 +1,5 @@
 /*
- * Memory of other processes that is read before the superstep ends.
+ * Reads memory of other processes before the superstep ends.
  */
 #include <bsp.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ int main(void)
     bsp_push_reg(area, MANY * (int)sizeof *area);
     bsp_sync();
     for (int round = 0; round < 50; round++) {
-        /* The last ones have most to do at the end of the superstep. */
+        /* The last process has most to do at the end of the superstep. */
         for (int i = 0; i < MANY; i++)
             copy[i] = round * p + me;
         for (int to = 0; to < p; to++)

@@ -1,5 +1,5 @@
 /*
- * Rank 1 does what the argument says while the others wait for it.
+ * Rank 1 does what the argument names, while the other ranks wait for it.
  */
 #include <bsp.h>
 #include <signal.h>
@@ -13,7 +13,7 @@ int main(int argc, char **argv)
     bsp_sync();
     if (argc == 2 && bsp_pid() == 1) {
         if (strcmp(argv[1], "sleeps") == 0)
-            sleep(7);
+            sleep(3);
         if (strcmp(argv[1], "crashes") == 0)
             raise(SIGKILL);
         if (strcmp(argv[1], "leaves") == 0)

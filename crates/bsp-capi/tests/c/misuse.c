@@ -1,9 +1,9 @@
 /*
  * Every rule that a program can break, broken by the function that the argument names.
  *
- * The comment before a function says what the job must say, without file and line; they
- * are those of the call that is marked. "alone" are those that need one process, "ended by
- * the launcher" those whose other processes do not begin, "rank R" those that any rank may say.
+ * The comment before a function contains the expected message, without file and line, which are
+ * those of the marked call. "alone" marks cases with a single process, "killed by the launcher"
+ * cases whose other processes do not begin, and "rank R" messages that any rank may report.
  */
 #include <bsp.h>
 #include <bsp_reshuffle.h>
@@ -72,7 +72,7 @@ static void reshuffle_negative_processes(void)
     bsp_reshuffle_plan_create(1, &extent, 4, &p, &one, &few, &one); /* here */
 }
 
-/* rank R, superstep 1: bsp_reshuffle_plan_create: the distributions want 1000 processes, and there are 3: start more, or choose smaller grids */
+/* rank R, superstep 1: bsp_reshuffle_plan_create: the distributions need 1000 processes, but there are 3: start more, or choose smaller grids */
 static void reshuffle_too_many_processes(void)
 {
     size_t extent = 8, one = 1;
@@ -81,7 +81,7 @@ static void reshuffle_too_many_processes(void)
     bsp_reshuffle_plan_create(1, &extent, 4, &p, &one, &many, &one); /* here */
 }
 
-/* rank 0, superstep 4: bsp_reshuffle_execute: source and destination overlap: use bsp_reshuffle_in_place for one memory */
+/* rank 0, superstep 4: bsp_reshuffle_execute: source and destination overlap: use bsp_reshuffle_in_place for a single memory */
 static void reshuffle_overlap(void)
 {
     static char memory[300];
@@ -99,7 +99,7 @@ static void reshuffle_no_source(void)
     bsp_reshuffle_execute(plan, me == 1 ? NULL : memory, memory + 150); /* here */
 }
 
-/* rank 2, superstep 4: bsp_reshuffle_in_place: the plan is none: it was not created, or has been destroyed */
+/* rank 2, superstep 4: bsp_reshuffle_in_place: the plan is not valid: it was not created, or has been destroyed */
 static void reshuffle_by_no_plan(void)
 {
     static char memory[300];
@@ -142,7 +142,7 @@ static void life_init_after_end(void)
     bsp_init(nothing, 0, NULL); /* here */
 }
 
-/* ended by the launcher: rank 0: exit: the program ends without bsp_begin, in which the other ranks wait */
+/* killed by the launcher: rank 0: exit: the program ends without bsp_begin, in which the other ranks wait */
 static void life_init_without_begin(void)
 {
     bsp_init(begin, 0, NULL);
@@ -157,13 +157,13 @@ static void life_begin_twice(void)
     end();
 }
 
-/* ended by the launcher: rank 0: bsp_begin: a program needs at least one rank, not 0 */
+/* killed by the launcher: rank 0: bsp_begin: a program needs at least one rank, not 0 */
 static void life_begin_of_none(void)
 {
     bsp_begin(0); /* here */
 }
 
-/* ended by the launcher: rank 0: bsp_begin: a program needs at least one rank, not -3 */
+/* killed by the launcher: rank 0: bsp_begin: a program needs at least one rank, not -3 */
 static void life_begin_of_less(void)
 {
     bsp_begin(-3); /* here */
@@ -261,7 +261,7 @@ static void life_abort(void)
     end();
 }
 
-/* ended by the launcher: rank 1: bsp_abort: a b c d e f g h 1.5 */
+/* killed by the launcher: rank 1: bsp_abort: a b c d e f g h 1.5 */
 static void life_abort_before_begin(void)
 {
     if (strcmp(getenv("DIPOLE_RANK"), "1") == 0)
@@ -293,7 +293,7 @@ static void life_sync_by_another_thread(void)
     pthread_join(thread, NULL);
 }
 
-/* rank 0, superstep 1: mcbsp_checkpoint: libbsp makes no checkpoints: save what the program needs to go on by itself, between two calls of bsp_sync */
+/* rank 0, superstep 1: mcbsp_checkpoint: libbsp makes no checkpoints: let the program save its own state between two calls of bsp_sync */
 static void life_checkpoint(void)
 {
     begin();
@@ -302,7 +302,7 @@ static void life_checkpoint(void)
     end();
 }
 
-/* alone: rank 0, superstep 3: bsp_sync: libbsp makes no checkpoints: save what the program needs to go on by itself, between two calls of bsp_sync */
+/* alone: rank 0, superstep 3: bsp_sync: libbsp makes no checkpoints: let the program save its own state between two calls of bsp_sync */
 static void life_checkpoint_that_is_due(void)
 {
     begin();
@@ -415,7 +415,7 @@ static void memory_direct_get_to_null(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_hpget: there is no rank 7: this program has 3 */
+/* rank 1, superstep 1: bsp_hpget: rank 7 does not exist: this program has 3 ranks */
 static void memory_get_compiled_with_another_header(void)
 {
     begin();
@@ -424,7 +424,7 @@ static void memory_get_compiled_with_another_header(void)
     end();
 }
 
-/* rank R, superstep 1: bsp_put: there is no rank 3: this program has 3 */
+/* rank R, superstep 1: bsp_put: rank 3 does not exist: this program has 3 ranks */
 static void memory_put_wrong_on_all_ranks(void)
 {
     begin();
@@ -432,7 +432,7 @@ static void memory_put_wrong_on_all_ranks(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_put: there is no rank 3: this program has 3 */
+/* rank 1, superstep 1: bsp_put: rank 3 does not exist: this program has 3 ranks */
 static void memory_put_to_no_rank(void)
 {
     begin();
@@ -440,7 +440,7 @@ static void memory_put_to_no_rank(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_put: there is no rank -1: this program has 3 */
+/* rank 1, superstep 1: bsp_put: rank -1 does not exist: this program has 3 ranks */
 static void memory_put_to_a_negative_rank(void)
 {
     begin();
@@ -448,7 +448,7 @@ static void memory_put_to_a_negative_rank(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_hpput: there is no rank 3: this program has 3 */
+/* rank 1, superstep 1: bsp_hpput: rank 3 does not exist: this program has 3 ranks */
 static void memory_hpput_to_no_rank(void)
 {
     begin();
@@ -456,7 +456,7 @@ static void memory_hpput_to_no_rank(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_get: there is no rank 3: this program has 3 */
+/* rank 1, superstep 1: bsp_get: rank 3 does not exist: this program has 3 ranks */
 static void memory_get_of_no_rank(void)
 {
     begin();
@@ -464,7 +464,7 @@ static void memory_get_of_no_rank(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_hpget: there is no rank -2: this program has 3 */
+/* rank 1, superstep 1: bsp_hpget: rank -2 does not exist: this program has 3 ranks */
 static void memory_hpget_of_no_rank(void)
 {
     begin();
@@ -675,7 +675,7 @@ static void messages_tag_size_differs(void)
     bsp_sync(); /* here */
 }
 
-/* rank 1, superstep 1: bsp_send: there is no rank 3: this program has 3 */
+/* rank 1, superstep 1: bsp_send: rank 3 does not exist: this program has 3 ranks */
 static void messages_to_no_rank(void)
 {
     begin();
@@ -683,7 +683,7 @@ static void messages_to_no_rank(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_send: there is no rank -1: this program has 3 */
+/* rank 1, superstep 1: bsp_send: rank -1 does not exist: this program has 3 ranks */
 static void messages_to_a_negative_rank(void)
 {
     begin();
@@ -749,7 +749,7 @@ static void messages_tag_nowhere(void)
     end();
 }
 
-/* rank 1, superstep 1: bsp_move: the queue is empty: ask bsp_qsize or bsp_get_tag before */
+/* rank 1, superstep 1: bsp_move: the queue is empty: call bsp_qsize or bsp_get_tag before */
 static void messages_moved_from_an_empty_queue(void)
 {
     begin();
@@ -798,7 +798,7 @@ static void messages_hpmoved_without_a_payload(void)
 
 /* ---- collectives ---- */
 
-/* rank 1, superstep 1: bsp_bcast: there is no rank 3: this program has 3 */
+/* rank 1, superstep 1: bsp_bcast: rank 3 does not exist: this program has 3 ranks */
 static void collectives_of_no_root(void)
 {
     begin();
@@ -861,7 +861,7 @@ static void collectives_that_call_others(void)
     end();
 }
 
-/* What the test has found above. */
+/* The test generates this list from the comments above. */
 #include "cases.h"
 
 int main(int argc, char **argv)

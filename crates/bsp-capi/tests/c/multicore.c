@@ -1,5 +1,5 @@
 /*
- * What is different with MulticoreBSP's types.
+ * The differences of the MulticoreBSP dialect.
  */
 #include <mcbsp.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@ static bsp_nprocs_t processes;
 
 static void spmd(void)
 {
-    /* One that takes no part may come when the others have ended. */
+    /* A surplus process may start after the others have ended. */
     if (getenv("LATE") && strcmp(getenv("LATE"), getenv("DIPOLE_RANK")) == 0)
         sleep(1);
     bsp_begin(processes);
@@ -30,7 +30,7 @@ static void spmd(void)
     bsp_pid_t me = bsp_pid(), right = (me + 1) % p, left = (me + p - 1) % p;
     REQUIRE((bsp_pid_t)-1 > 0 && sizeof(bsp_size_t) == sizeof(size_t));
 
-    /* More than 2 GiB, of which little is touched. */
+    /* More than 2 GiB, little of which is touched. */
     const size_t far = (size_t)5 << 29, length = far + 4096;
     char *area = mmap(NULL, length, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -77,7 +77,7 @@ static void spmd(void)
 int main(int argc, char **argv)
 {
     bsp_init(spmd, argc, argv);
-    /* Processes other than the first one have not come here. */
+    /* Processes other than the first do not return from bsp_end. */
     REQUIRE(argc == 2);
     processes = (bsp_nprocs_t)atoi(argv[1]);
     printf("first\n");

@@ -1,5 +1,5 @@
 /*
- * A broadcast and a sum of so many bytes as the arguments say, between two marks; what is predicted.
+ * A broadcast and a sum of as many bytes as the argument gives; prints predictions.
  */
 #include <bsp.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * What a program may rely on, rule by rule; every function begins and ends a superstep.
- * Prints the name of each rule that held.
+ * Guarantees of the library, rule by rule. Every function begins and ends a superstep.
+ * Prints the name of each rule that holds.
  */
 #include <bsp.h>
 #include <stdint.h>
@@ -126,7 +126,7 @@ static void the_newest_registration_counts(void)
     bsp_push_reg(x, sizeof x);
     bsp_push_reg(&y, sizeof y);
     bsp_sync();
-    /* Grown, and y pushed later is popped later. */
+    /* x is registered again with a larger size, and y, which was pushed later, is popped later. */
     bsp_put(right, &p, x, 3 * (int)sizeof x[0], sizeof x[0]);
     bsp_pop_reg(x);
     bsp_sync();
@@ -293,7 +293,7 @@ static void long_ones_and_unbuffered_ones_arrive(void)
     free(z);
 }
 
-/* Between nodes from 64 KiB on nothing is copied on the way. */
+/* Between nodes, 64 KiB and more are transferred without intermediate copies. */
 static void of_long_ones_all_memory_is_free_after_the_superstep(void)
 {
     enum { LONG = 1 << 20, SHORT = 70000 };
@@ -304,7 +304,7 @@ static void of_long_ones_all_memory_is_free_after_the_superstep(void)
     for (int round = 0; round < 3; round++) {
         memset(x, 1 + me, LONG);
         memset(y, 10 + me, LONG);
-        /* Gets read before anything is written, also into what others get. */
+        /* Gets are read before anything is written, even where another process gets. */
         bsp_get(left, x, 1, x + 1, SHORT);
         bsp_put(right, y, x, SHORT / 2, SHORT);
         bsp_hpput(right, y + 2 * SHORT, x, 2 * SHORT, LONG - 2 * SHORT);
@@ -360,10 +360,10 @@ static int set_tag_size(int size)
 static void tag_sizes_are_those_of_the_superstep_before(void)
 {
     int status = 7, tag[2] = {-1, -1}, sent[2] = {me, 77};
-    /* Of two calls the last counts; each answers what was set before. */
+    /* The last of two calls counts; each returns the size set before. */
     REQUIRE(set_tag_size(12) == 0);
     REQUIRE(set_tag_size(8) == 12);
-    /* Without a tag yet. */
+    /* The tag size is still 0. */
     bsp_send(right, NULL, &me, sizeof me);
     bsp_sync();
     bsp_send(right, sent, NULL, 0);
@@ -371,7 +371,7 @@ static void tag_sizes_are_those_of_the_superstep_before(void)
     REQUIRE(status == sizeof me && tag[0] == -1);
     REQUIRE(set_tag_size(0) == 8);
     bsp_sync();
-    /* The queue keeps the size that it was sent with. */
+    /* Messages in the queue keep the tag size with which they were sent. */
     bsp_send(right, NULL, NULL, 0);
     bsp_get_tag(&status, tag);
     REQUIRE(status == 0 && tag[0] == left && tag[1] == 77);
@@ -653,7 +653,7 @@ int main(void)
         rules[i].holds();
         if (me == 0)
             puts(rules[i].name);
-        /* A child would print what has not been written yet once more. */
+        /* Otherwise a child would print buffered output again. */
         fflush(stdout);
     }
     bsp_end();

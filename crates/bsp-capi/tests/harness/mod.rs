@@ -1,26 +1,33 @@
-//! Compiles programs against the header and the library of this build, and runs them as jobs.
+//! Compiles programs with the header and the library of this build, and runs them as jobs.
 
 #![allow(
     dead_code,
     unreachable_pub,
-    reason = "a module of each test file, of which each uses its own part"
+    reason = "a module of each test file, of which each uses only a part"
 )]
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use dipole_testbed::Testbed;
+use dipole_testbed::c_programs::{
+    Finished, Process, STRICT, clean_command, compile, link_library, link_options,
+};
+#[allow(
+    unused_imports,
+    reason = "every test file uses only a part of this module"
+)]
+pub use dipole_testbed::c_programs::{built_library, run};
 
-/// A job that takes longer hangs.
+/// A job that takes longer is considered to hang.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a rank may go on when another has ended with a failure.
+/// How long a rank may continue after another one has failed.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// The folder of the crate.
+/// The directory of the crate.
 pub fn crate_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
@@ -30,12 +37,12 @@ pub fn root() -> PathBuf {
     crate_dir().join("../..")
 }
 
-/// Test programs.
+/// The path of a test program.
 pub fn source(name: &str) -> PathBuf {
     crate_dir().join("tests/c").join(name)
 }
 
-/// A folder with programs, the library as it is installed, and a registry.
+/// A directory with programs, the library under its installed names, and a registry.
 pub struct Bench {
     dir: tempfile::TempDir,
 }
@@ -43,10 +50,7 @@ pub struct Bench {
 impl Bench {
     pub fn new() -> Bench {
         let dir = tempfile::tempdir().expect("a folder for the programs");
-        let library = built("libbsp.so");
-        for name in ["libbsp.so", "libbsp.so.0"] {
-            std::os::unix::fs::symlink(&library, dir.path().join(name)).expect("a link");
-        }
+        link_library(dir.path(), "libbsp.so");
         Bench { dir }
     }
 
@@ -54,15 +58,19 @@ impl Bench {
         self.dir.path()
     }
 
-    /// Compiles a program in C, without a warning.
+    /// Compiles a C program, without warnings.
     pub fn compile(&self, source: &Path, options: &[&str]) -> PathBuf {
         let name = source.file_stem().expect("a file");
-        let strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-        self.compile_by("cc", name.as_ref(), source, &[&strict, options].concat())
+        self.compile_with(
+            "cc",
+            name.as_ref(),
+            source,
+            &[&STRICT[..], options].concat(),
+        )
     }
 
-    /// Compiles by any compiler.
-    pub fn compile_by(
+    /// Compiles with any compiler.
+    pub fn compile_with(
         &self,
         compiler: &str,
         name: &Path,
@@ -70,19 +78,11 @@ impl Bench {
         options: &[&str],
     ) -> PathBuf {
         let program = self.path().join(name);
-        run(Command::new(compiler)
-            .args(["-O1", "-pthread"])
-            .args(options)
-            .arg("-I")
-            .arg(root().join("include"))
-            .arg("-I")
-            .arg(self.path())
-            .arg(source)
-            .arg("-L")
-            .arg(self.path())
-            .arg(format!("-Wl,-rpath,{}", self.path().display()))
-            .args(["-lbsp", "-lm", "-o"])
-            .arg(&program));
+        let folder = format!("-I{}", self.path().display());
+        let options = [&["-O1", "-pthread", &folder][..], options].concat();
+        let [folder, run_path, library] = &link_options(self.path(), "bsp");
+        let libraries = [folder, run_path, library, "-lm"];
+        compile(compiler, source, &program, &options, &libraries);
         program
     }
 
@@ -101,7 +101,7 @@ impl Bench {
     }
 }
 
-/// Ranks to be started as `dipole run` does; the environment of the test is not theirs.
+/// Ranks that are started as by `dipole run`, without the environment of the test.
 pub struct Job<'a> {
     bench: &'a Bench,
     program: PathBuf,
@@ -113,18 +113,9 @@ pub struct Job<'a> {
     prompt: Duration,
 }
 
-/// What became of a job.
+/// The results of a job.
 pub struct Done {
-    pub ranks: Vec<Rank>,
-}
-
-/// What became of one of its ranks.
-pub struct Rank {
-    pub out: String,
-    pub err: String,
-    pub status: ExitStatus,
-    /// It had to be ended, after another one had failed.
-    pub was_ended: bool,
+    pub ranks: Vec<Finished>,
 }
 
 impl<'a> Job<'a> {
@@ -138,10 +129,10 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes with so many each, which have loopback addresses.
+    /// Puts the ranks on nodes with loopback addresses; `ranks` gives the number on each node.
     pub fn nodes(mut self, ranks: &[u32]) -> Job<'a> {
         static PORT: AtomicU64 = AtomicU64::new(0);
-        // Other test processes have other ports.
+        // The process ID separates the ports of concurrent test processes.
         let first = 20_000
             + (u64::from(std::process::id()) * 16 + PORT.fetch_add(4, Ordering::Relaxed)) % 12_000;
         let mut hosts = String::new();
@@ -158,7 +149,7 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes of a testbed, with so many each.
+    /// Puts the ranks on nodes of a testbed; `ranks` gives the number on each node.
     pub fn testbed(mut self, testbed: &'a Testbed, ranks: &[u32]) -> Job<'a> {
         self.testbed = Some(testbed);
         self.nodes = (1..)
@@ -168,8 +159,8 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Ends the other ranks soon after one has failed, as a launcher does.
-    pub fn ended_by_the_launcher(mut self) -> Job<'a> {
+    /// Kills the other ranks soon after one has failed, as a launcher does.
+    pub fn killed_by_the_launcher(mut self) -> Job<'a> {
         self.prompt = Duration::from_millis(500);
         self
     }
@@ -177,15 +168,10 @@ impl<'a> Job<'a> {
     fn command(&self, rank: usize, job: u64) -> Command {
         let node = self.nodes[rank];
         let mut command = match self.testbed {
-            // It says where the node is.
+            // The testbed sets the address of the node.
             Some(testbed) => testbed.command(node, &self.program),
             None => {
-                let mut command = Command::new(&self.program);
-                for (name, _) in std::env::vars_os() {
-                    if name.to_string_lossy().starts_with("DIPOLE_") {
-                        command.env_remove(name);
-                    }
-                }
+                let mut command = clean_command(&self.program, &["DIPOLE_"]);
                 let runtime = self.bench.path().join(format!("registry.{node}"));
                 command.env("DIPOLE_RUNTIME_DIR", runtime);
                 command.env("DIPOLE_NID", node.to_string());
@@ -201,55 +187,53 @@ impl<'a> Job<'a> {
             .env("DIPOLE_JOB_BASE", (4_000_000_000 + job * 16).to_string())
             .env("DIPOLE_RANKS", ranks.join(","))
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .stdin(Stdio::null());
         if let Some(hosts) = &self.hosts {
             command.env("DIPOLE_HOSTS", hosts);
         }
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the job to its end.
     pub fn run(self) -> Done {
         static JOB: AtomicU64 = AtomicU64::new(1);
         let job = JOB.fetch_add(1, Ordering::Relaxed);
-        let mut ranks: Vec<Running> = (0..self.nodes.len())
-            .map(|rank| Running::start(&mut self.command(rank, job)))
+        let mut ranks: Vec<Process> = (0..self.nodes.len())
+            .map(|rank| Process::start(&mut self.command(rank, job)))
             .collect();
         let began = Instant::now();
         let mut failed: Option<Instant> = None;
         loop {
             for rank in &mut ranks {
-                if rank.has_failed() {
+                if rank.poll().is_some_and(|status| !status.success()) {
                     failed.get_or_insert_with(Instant::now);
                 }
             }
-            if ranks.iter().all(|rank| rank.status.is_some()) {
+            if ranks.iter_mut().all(|rank| rank.poll().is_some()) {
                 break;
             }
             let late = failed.is_some_and(|since| since.elapsed() > self.prompt);
             if late || began.elapsed() > LIMIT {
-                ranks.iter_mut().for_each(Running::end);
+                ranks.iter_mut().for_each(Process::kill);
                 break;
             }
             thread::sleep(Duration::from_millis(2));
         }
         Done {
-            ranks: ranks.into_iter().map(Running::finish).collect(),
+            ranks: ranks.into_iter().map(Process::finish).collect(),
         }
     }
 }
 
 impl Done {
-    /// What all ranks printed, which ended well.
+    /// The output of all ranks, which must have succeeded.
     pub fn output(&self) -> String {
         self.ranks
             .iter()
             .enumerate()
             .map(|(number, rank)| {
                 assert!(
-                    rank.status.success() && !rank.was_ended,
+                    rank.status.success() && !rank.was_killed,
                     "rank {number}: {}\n{self:?}",
                     rank.status
                 );
@@ -258,8 +242,8 @@ impl Done {
             .collect()
     }
 
-    /// Lines of the library, of all ranks.
-    pub fn complaints(&self) -> Vec<&str> {
+    /// Error messages of the library on all ranks.
+    pub fn messages(&self) -> Vec<&str> {
         let lines = self.ranks.iter().flat_map(|rank| rank.err.lines());
         lines.filter(|line| line.starts_with("bsp: ")).collect()
     }
@@ -268,7 +252,11 @@ impl Done {
 impl std::fmt::Debug for Done {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (number, rank) in self.ranks.iter().enumerate() {
-            let ended = if rank.was_ended { ", by the test" } else { "" };
+            let ended = if rank.was_killed {
+                ", killed by the test"
+            } else {
+                ""
+            };
             writeln!(
                 f,
                 "rank {number}: {}{ended}\n{}{}",
@@ -277,93 +265,4 @@ impl std::fmt::Debug for Done {
         }
         Ok(())
     }
-}
-
-/// A process that ends with its test.
-struct Running {
-    child: Child,
-    out: Option<JoinHandle<String>>,
-    err: Option<JoinHandle<String>>,
-    status: Option<ExitStatus>,
-    was_ended: bool,
-}
-
-fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _end = from.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Running {
-        let mut child = command.spawn().expect("the program starts");
-        Running {
-            out: child.stdout.take().map(reader),
-            err: child.stderr.take().map(reader),
-            child,
-            status: None,
-            was_ended: false,
-        }
-    }
-
-    fn has_failed(&mut self) -> bool {
-        if self.status.is_none() {
-            self.status = self.child.try_wait().expect("our own process");
-        }
-        self.status.is_some_and(|status| !status.success())
-    }
-
-    fn end(&mut self) {
-        if self.status.is_none() {
-            let _ended_already = self.child.kill();
-            self.was_ended = true;
-            self.status = self.child.wait().ok();
-        }
-    }
-
-    fn finish(mut self) -> Rank {
-        let text = |thread: Option<JoinHandle<String>>| {
-            thread.and_then(|it| it.join().ok()).unwrap_or_default()
-        };
-        Rank {
-            out: text(self.out.take()),
-            err: text(self.err.take()),
-            status: self.status.expect("it has ended"),
-            was_ended: self.was_ended,
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// Runs a command that must succeed; what it printed.
-pub fn run(command: &mut Command) -> String {
-    let output = command.output();
-    let output = output.unwrap_or_else(|cause| panic!("{command:?}: {cause}"));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{said}\n{complained}",
-        output.status
-    );
-    said
-}
-
-/// A library that cargo has built beside this test.
-pub fn built(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    let deps = test.parent().expect("it lies in deps");
-    let library = deps.join(name);
-    if !library.exists() {
-        let profile = deps.parent().expect("deps lies in the profile's folder");
-        return profile.join(name);
-    }
-    library
 }

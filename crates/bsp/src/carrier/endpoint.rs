@@ -1,4 +1,4 @@
-//! Messages of ranks over endpoints of Dipole.
+//! Messages between ranks over Dipole endpoints.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,22 +13,22 @@ use super::Carrier;
 use crate::failure::Failure;
 use crate::superstep::message::{Head, Kind};
 
-/// Bytes that may be on their way at once; the rest waits for its turn in the schedule.
+/// Bytes that may be in flight; the rest waits for its turn in the schedule.
 const WINDOW_BYTES: usize = 1 << 20;
-/// Longest message that is sent at once, by copying it into a packet.
+/// Longest message that is copied into a packet and sent at once.
 const SHORT_BYTES: usize = 8 << 10;
 
-/// How long after a question whether a rank lives the next one follows.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Minimum time between two probes of a rank.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
 pub struct Endpoints {
     job: Job,
-    // Before the node: what they are attached to goes last.
-    edges: Vec<Option<Route>>,
+    // Declared before the node, which must be dropped last.
+    edges: Vec<Option<PeerEdge>>,
     queue: CompletionQueue,
-    /// Memory in which others place bytes.
+    /// Memory that other ranks may write.
     open: FxHashMap<u64, Region>,
     endpoint: Endpoint,
     node: Node,
@@ -36,32 +36,33 @@ pub struct Endpoints {
     link: &'static str,
     /// Bytes posted that have not left.
     posted: usize,
-    /// Of how many that are to be placed.
-    placing: usize,
-    /// Came while somebody looked for something else.
-    came: VecDeque<Message>,
+    /// Remote writes posted that have not left.
+    pending_writes: usize,
+    /// Messages received while this rank looked for completions.
+    received: VecDeque<Message>,
 }
 
-/// The way to a rank.
+/// The edge to a rank.
 #[derive(Debug)]
-struct Route {
+struct PeerEdge {
     edge: Edge,
-    /// Messages posted that have not left: those that follow must not overtake them.
+    /// Messages posted that have not left. Later messages must not overtake them.
     posted: usize,
-    /// When it was last sent something only to find out whether it lives.
-    asked_at: Option<Instant>,
+    /// When the last probe was sent.
+    probed_at: Option<Instant>,
 }
 
-/// Set in the number of what is placed.
-const PLACED: u64 = 1 << 63;
+/// Set in the context of a remote write.
+const WRITE: u64 = 1 << 63;
 const LENGTH: u64 = (1 << 40) - 1;
 
-/// A number that comes back when something has left: to whom it went, and its length.
+/// The context of a posted message: its destination and length, returned with its completion.
 fn context(to: u32, length: usize) -> u64 {
     (u64::from(to) << 40) | length as u64
 }
 
-/// What the profile of a link is called: bulk of either goes through sockets.
+/// The link in the name of a profile. Shared memory and UDP have one, because long messages between
+/// nodes use sockets in both cases.
 pub(crate) fn link_name(links: Links) -> &'static str {
     match links {
         Links::Bpf => "bpf",
@@ -73,7 +74,7 @@ impl Endpoints {
     /// Opens this rank's endpoint.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The endpoint cannot be opened.
     pub fn open(job: Job, config: Config) -> Result<Endpoints, Failure> {
         let link = link_name(config.links);
         let node = Node::open(config)?;
@@ -89,8 +90,8 @@ impl Endpoints {
             node,
             link,
             posted: 0,
-            placing: 0,
-            came: VecDeque::new(),
+            pending_writes: 0,
+            received: VecDeque::new(),
         })
     }
 
@@ -99,47 +100,47 @@ impl Endpoints {
         self.node.stats()
     }
 
-    fn route(&mut self, to: u32) -> Result<&mut Route, Failure> {
-        let place = &mut self.edges[to as usize];
-        if place.is_none() {
+    fn peer(&mut self, to: u32) -> Result<&mut PeerEdge, Failure> {
+        let slot = &mut self.edges[to as usize];
+        if slot.is_none() {
             let edge = self.endpoint.edge(self.job.addresses[to as usize])?;
             edge.attach(&self.queue);
-            *place = Some(Route {
+            *slot = Some(PeerEdge {
                 edge,
                 posted: 0,
-                asked_at: None,
+                probed_at: None,
             });
         }
-        place.as_mut().ok_or_else(|| unreachable(to, &"no edge"))
+        slot.as_mut().ok_or_else(|| unreachable(to, &"no edge"))
     }
 
-    /// Takes note of what has happened; a message is for the caller.
-    fn note(&mut self, completion: Completion) -> Result<Option<Message>, Failure> {
-        let (context, lost) = match completion {
+    /// Handles a completion. Returns the message that it carries, if any.
+    fn complete(&mut self, completion: Completion) -> Result<Option<Message>, Failure> {
+        let (context, error) = match completion {
             Completion::Received { message, .. } => return Ok(Some(message)),
             Completion::Sent { context } | Completion::Done { context, .. } => (context, None),
             Completion::Failed { context, error } => (context, Some(error)),
-            // No receives are posted.
+            // This carrier posts no receives.
             Completion::Filled { .. } | Completion::NotFilled { .. } => return Ok(None),
         };
-        let to = u32::try_from((context & !PLACED) >> 40).unwrap_or(u32::MAX);
-        if let Some(error @ SendError::NotDone { .. }) = lost {
-            // It had left.
+        let to = u32::try_from((context & !WRITE) >> 40).unwrap_or(u32::MAX);
+        if let Some(error @ SendError::NotDone { .. }) = error {
+            // It had left, so it has been counted already.
             return Err(failed(to, error));
         }
         self.posted -= usize::try_from(context & LENGTH).unwrap_or(0);
-        self.placing -= usize::from(context & PLACED != 0);
-        if let Some(Some(route)) = self.edges.get_mut(to as usize) {
-            route.posted -= 1;
+        self.pending_writes -= usize::from(context & WRITE != 0);
+        if let Some(Some(peer)) = self.edges.get_mut(to as usize) {
+            peer.posted -= 1;
         }
-        lost.map_or(Ok(None), |error| Err(failed(to, error)))
+        error.map_or(Ok(None), |error| Err(failed(to, error)))
     }
 
     fn with_rank(&self, message: Message) -> Option<(u32, Message)> {
         let rank = self.job.rank_of(message.source());
         if rank.is_none() {
             let source = message.source();
-            tracing::warn!(%source, "a message from outside of the program was dropped");
+            tracing::warn!(%source, "dropped a message from outside the program");
         }
         rank.map(|rank| (rank, message))
     }
@@ -165,11 +166,11 @@ impl Carrier for Endpoints {
     type Message = Message;
 
     fn has_room(&mut self) -> Result<bool, Failure> {
-        while self.posted >= WINDOW_BYTES && self.came.is_empty() {
+        while self.posted >= WINDOW_BYTES && self.received.is_empty() {
             match self.queue.poll()? {
                 Some(completion) => {
-                    let message = self.note(completion)?;
-                    self.came.extend(message);
+                    let message = self.complete(completion)?;
+                    self.received.extend(message);
                 }
                 None => return Ok(false),
             }
@@ -179,37 +180,37 @@ impl Carrier for Endpoints {
 
     fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
         let length = message.len();
-        let route = self.route(to)?;
-        if length <= SHORT_BYTES && route.posted == 0 {
-            match route.edge.try_send(&message) {
+        let peer = self.peer(to)?;
+        if length <= SHORT_BYTES && peer.posted == 0 {
+            match peer.edge.try_send(&message) {
                 Err(SendError::Full { .. }) => {}
                 sent => return sent.map_err(|error| failed(to, error)),
             }
         }
         let bytes = Bytes::from(message);
-        let posted = (route.edge).post_bytes(Operation::Message, bytes, context(to, length));
+        let posted = (peer.edge).post_bytes(Operation::Message, bytes, context(to, length));
         posted.map_err(|error| failed(to, error))?;
-        route.posted += 1;
+        peer.posted += 1;
         self.posted += length;
         Ok(())
     }
 
-    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Message)>, Failure> {
-        if let Some(message) = self.came.pop_front() {
+    fn receive(&mut self, timeout: Duration) -> Result<Option<(u32, Message)>, Failure> {
+        if let Some(message) = self.received.pop_front() {
             return Ok(self.with_rank(message));
         }
-        let until = Instant::now() + patience;
-        let (is_full, is_placing) = (self.posted >= WINDOW_BYTES, self.is_placing());
+        let until = Instant::now() + timeout;
+        let (is_full, was_writing) = (self.posted >= WINDOW_BYTES, self.has_pending_writes());
         while self.posted > 0 {
             let left = until.saturating_duration_since(Instant::now());
             let Some(completion) = self.queue.wait(left)? else {
                 return Ok(None);
             };
-            if let Some(message) = self.note(completion)? {
+            if let Some(message) = self.complete(completion)? {
                 return Ok(self.with_rank(message));
             }
-            let has_placed = is_placing && !self.is_placing();
-            if has_placed || is_full && self.posted < WINDOW_BYTES {
+            let has_written = was_writing && !self.has_pending_writes();
+            if has_written || is_full && self.posted < WINDOW_BYTES {
                 return Ok(None);
             }
         }
@@ -223,18 +224,20 @@ impl Carrier for Endpoints {
 
     fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
         for &rank in ranks {
-            let route = self.route(rank)?;
-            // A peer that owes no acknowledgement may die unnoticed.
-            let is_due = route.asked_at.is_none_or(|at| at.elapsed() >= ASK_AGAIN);
-            if is_due && route.posted == 0 {
-                let alive = Head::new(Kind::Alive, 0).encode();
-                match route.edge.try_send(&alive) {
-                    Ok(()) => route.asked_at = Some(Instant::now()),
+            let peer = self.peer(rank)?;
+            // A rank that owes no acknowledgement could end unnoticed.
+            let is_due = peer
+                .probed_at
+                .is_none_or(|at| at.elapsed() >= PROBE_INTERVAL);
+            if is_due && peer.posted == 0 {
+                let probe = Head::new(Kind::Probe, 0).encode();
+                match peer.edge.try_send(&probe) {
+                    Ok(()) => peer.probed_at = Some(Instant::now()),
                     Err(SendError::Full { .. }) => {}
                     Err(error) => return Err(failed(rank, error)),
                 }
             }
-            match route.edge.wait_open(Duration::ZERO) {
+            match peer.edge.wait_open(Duration::ZERO) {
                 Ok(()) | Err(SendError::TimedOut { .. }) => {}
                 Err(error) => return Err(failed(rank, error)),
             }
@@ -242,7 +245,7 @@ impl Carrier for Endpoints {
         Ok(())
     }
 
-    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+    fn open_memory(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
         let rights = Rights {
             put: true,
             ..Rights::NONE
@@ -257,21 +260,27 @@ impl Carrier for Endpoints {
         self.open.remove(&key);
     }
 
-    fn place(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+    fn write_remote(
+        &mut self,
+        to: u32,
+        key: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Failure> {
         let length = bytes.len();
         let key = RegionKey(key);
         let put = Operation::PutUnanswered { key, offset };
-        let route = self.route(to)?;
-        let posted = (route.edge).post_bytes(put, bytes, context(to, length) | PLACED);
+        let peer = self.peer(to)?;
+        let posted = (peer.edge).post_bytes(put, bytes, context(to, length) | WRITE);
         posted.map_err(|error| failed(to, error))?;
-        route.posted += 1;
+        peer.posted += 1;
         self.posted += length;
-        self.placing += 1;
+        self.pending_writes += 1;
         Ok(())
     }
 
-    fn is_placing(&self) -> bool {
-        self.placing > 0
+    fn has_pending_writes(&self) -> bool {
+        self.pending_writes > 0
     }
 
     fn name(&self) -> &'static str {
@@ -283,24 +292,24 @@ impl Carrier for Endpoints {
         (protocol.repeats, protocol.prods)
     }
 
-    fn take_back(&mut self) {
-        if self.is_placing() {
-            // What has not begun is withdrawn; the rest is copied as there is room, or its rank is gone.
+    fn reclaim_memory(&mut self) {
+        if self.has_pending_writes() {
+            // Withdraws what has not begun. The rest is copied as there is room, or its peer is gone.
             self.edges.fill_with(|| None);
         }
-        while self.is_placing() {
+        while self.has_pending_writes() {
             let Ok(completion) = self.queue.wait(Duration::from_secs(1)) else {
                 return;
             };
-            let noted = completion.map_or(Ok(None), |completion| self.note(completion));
-            self.came.extend(noted.ok().flatten());
+            let completed = completion.map_or(Ok(None), |completion| self.complete(completion));
+            self.received.extend(completed.ok().flatten());
         }
     }
 
-    fn close(&mut self, patience: Duration) {
+    fn close(&mut self, timeout: Duration) {
         self.open.clear();
         self.edges.clear();
-        // Whoever has not taken everything by then will not.
-        let _closed = self.node.clone().close(patience);
+        // A rank that has not received everything by now will not.
+        let _closed = self.node.clone().close(timeout);
     }
 }

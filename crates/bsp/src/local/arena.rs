@@ -7,11 +7,12 @@ use dipole_link::window::{Source, Window};
 use crate::failure::Failure;
 use crate::superstep::record::{HEAD_BYTES, Record, filled};
 
-/// In front of a chunk: where the next one begins (0: there is none), and bytes of records.
+/// In front of each chunk: the position of the next chunk (0 if this is the last), and the bytes of
+/// records.
 const CHUNK_HEAD_BYTES: usize = 16;
 const FIRST_CHUNK_BYTES: usize = 512;
-const LONGEST_CHUNK_BYTES: usize = 1 << 20;
-/// Memory that an arena keeps for the next time.
+const MAX_CHUNK_BYTES: usize = 1 << 20;
+/// Memory that an arena keeps for later supersteps; the rest goes back to the system.
 const KEPT_BYTES: usize = 64 << 20;
 
 /// The part of a window for the records of a superstep.
@@ -31,7 +32,7 @@ impl Arena {
         }
     }
 
-    /// Forgets what is in it.
+    /// Discards the contents.
     pub(crate) fn clear(&mut self, window: &Window) {
         let keep = self.start + KEPT_BYTES;
         if self.next > keep {
@@ -40,11 +41,11 @@ impl Arena {
         self.next = self.start;
     }
 
-    /// Room for bytes, at a multiple of 64.
+    /// Allocates bytes at a multiple of 64.
     fn take(&mut self, bytes: usize) -> Result<usize, Failure> {
         let at = self.next;
         let limit = self.end - self.start;
-        let too_much = Failure::TooMuch { limit };
+        let too_much = Failure::ArenaFull { limit };
         match bytes.checked_next_multiple_of(64) {
             Some(room) if room <= self.end - at => {
                 self.next = at + room;
@@ -54,7 +55,7 @@ impl Arena {
         }
     }
 
-    /// Writes bytes there, for who is told where.
+    /// Copies bytes into the arena. Returns where they are.
     pub(crate) fn write(&mut self, window: &Window, bytes: &[u8]) -> Result<usize, Failure> {
         let at = self.take(bytes.len())?;
         window.write(at, Source::from(bytes));
@@ -62,28 +63,28 @@ impl Arena {
     }
 }
 
-/// Records of this rank for another of its node.
+/// Records for another rank of this node.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LocalParcel {
-    /// Where the first chunk begins; 0 if there is none.
+pub(crate) struct LocalRecordBuffer {
+    /// Start of the first chunk; 0 while the buffer is empty.
     first: usize,
-    /// The chunk that is filled: where it begins, its records' bytes, and how many there may be.
+    /// The chunk being filled: its start, the bytes used, and its capacity.
     chunk: usize,
     used: usize,
     room: usize,
 }
 
-impl LocalParcel {
-    /// Where it begins, for its reader.
+impl LocalRecordBuffer {
+    /// Start of the first chunk, for the reader.
     pub(crate) fn first(&self) -> usize {
         self.first
     }
 
-    /// All of it, if it is one chunk of at most `most` bytes.
+    /// The records as one source, if they fit into one chunk and have at most `max` bytes.
     #[inline]
-    pub(crate) fn few<'a>(&self, window: &'a Window, most: usize) -> Option<Source<'a>> {
-        let is_few = self.chunk == self.first && (1..=most).contains(&self.used);
-        is_few.then(|| window.source(self.chunk + CHUNK_HEAD_BYTES, self.used))
+    pub(crate) fn as_inline<'a>(&self, window: &'a Window, max: usize) -> Option<Source<'a>> {
+        let is_short = self.chunk == self.first && (1..=max).contains(&self.used);
+        is_short.then(|| window.source(self.chunk + CHUNK_HEAD_BYTES, self.used))
     }
 
     /// Adds a record with its data.
@@ -107,7 +108,7 @@ impl LocalParcel {
             at += part.length();
         }
         self.used += wanted;
-        // Its reader looks once this rank has said that it is done.
+        // Relaxed: other ranks read this after this rank has published that it arrived.
         let used = window.word(self.chunk + 8);
         used.store(self.used as u64, Ordering::Relaxed);
         Ok(())
@@ -119,7 +120,7 @@ impl LocalParcel {
         arena: &mut Arena,
         wanted: usize,
     ) -> Result<(), Failure> {
-        let room = (2 * self.room).clamp(FIRST_CHUNK_BYTES, LONGEST_CHUNK_BYTES);
+        let room = (2 * self.room).clamp(FIRST_CHUNK_BYTES, MAX_CHUNK_BYTES);
         let room = room.max(wanted);
         let at = arena.take(CHUNK_HEAD_BYTES + room)?;
         window.word(at).store(0, Ordering::Relaxed);
@@ -132,29 +133,29 @@ impl LocalParcel {
     }
 }
 
-/// The chunks of a parcel in another rank's window.
+/// The chunks of a record buffer in another rank's window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunks<'a> {
     window: &'a Window,
     at: usize,
-    /// Records that are not in an arena, and the only ones.
-    few: Option<Source<'a>>,
+    /// Records that are not in an arena. Then there are no others.
+    inline: Option<Source<'a>>,
 }
 
 impl<'a> Chunks<'a> {
-    /// Those from `first` on.
+    /// Chunks starting at `first`.
     pub(crate) fn new(window: &'a Window, first: u64) -> Chunks<'a> {
         let at = usize::try_from(first).unwrap_or(0);
-        let few = None;
-        Chunks { window, at, few }
+        let inline = None;
+        Chunks { window, at, inline }
     }
 
-    /// These alone.
-    pub(crate) fn few(window: &'a Window, few: Source<'a>) -> Chunks<'a> {
+    /// Only these records.
+    pub(crate) fn inline(window: &'a Window, inline: Source<'a>) -> Chunks<'a> {
         Chunks {
             window,
             at: 0,
-            few: Some(few),
+            inline: Some(inline),
         }
     }
 }
@@ -164,10 +165,10 @@ impl<'a> Iterator for Chunks<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Source<'a>> {
-        if let Some(few) = self.few.take() {
-            return Some(few);
+        if let Some(inline) = self.inline.take() {
+            return Some(inline);
         }
-        // A rank that writes nonsense here has a broken memory; the window's bounds hold all the same.
+        // Only a faulty rank writes invalid positions. The bounds of the window hold anyway.
         let is_inside = self.at.is_multiple_of(8)
             && self.at != 0
             && self.at <= self.window.length() - CHUNK_HEAD_BYTES;
@@ -180,7 +181,7 @@ impl<'a> Iterator for Chunks<'a> {
         if used > self.window.length() - start {
             return None;
         }
-        // Chunks are made one behind the other.
+        // Chunks are allocated in increasing order.
         self.at = if next > self.at { next } else { 0 };
         Some(self.window.source(start, used))
     }
@@ -192,12 +193,12 @@ mod tests {
     use crate::superstep::record::Records;
 
     #[test]
-    fn parcels_of_one_arena_are_read_as_they_were_written() {
+    fn buffers_of_one_arena_are_read_as_they_were_written() {
         let window = Window::create(64 << 20).expect("memory");
         let mut arena = Arena::new(4096, 32 << 20);
         for _ in 0..2 {
             arena.clear(&window);
-            let mut parcels = [LocalParcel::default(); 3];
+            let mut buffers = [LocalRecordBuffer::default(); 3];
             for index in 0..3000_usize {
                 let data = vec![u8::try_from(index % 251).expect("small"); index % 700];
                 let record = Record::Put {
@@ -206,13 +207,13 @@ mod tests {
                     length: data.len() as u64,
                 };
                 let place = (&window, &mut arena);
-                let parcel = &mut parcels[index % 3];
-                parcel
+                let buffer = &mut buffers[index % 3];
+                buffer
                     .push(place, record, &[Source::from(&data[..])])
                     .expect("room");
             }
-            for (which, parcel) in parcels.iter().enumerate() {
-                let chunks = Chunks::new(&window, parcel.first() as u64);
+            for (which, buffer) in buffers.iter().enumerate() {
+                let chunks = Chunks::new(&window, buffer.first() as u64);
                 let mut index = which;
                 for record in chunks.flat_map(Records::new) {
                     let (record, data) = record.expect("as written");
@@ -228,27 +229,27 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_that_is_full_refuses() {
+    fn a_full_arena_refuses_records() {
         let window = Window::create(16 << 20).expect("memory");
         let mut arena = Arena::new(4096, 8192);
-        let mut parcel = LocalParcel::default();
+        let mut buffer = LocalRecordBuffer::default();
         let long = vec![0; 8192];
         let record = Record::Message {
             tag: 0,
             length: 8192,
         };
-        let refused = parcel.push((&window, &mut arena), record, &[Source::from(&long[..])]);
-        assert!(matches!(refused, Err(Failure::TooMuch { limit: 4096 })));
+        let refused = buffer.push((&window, &mut arena), record, &[Source::from(&long[..])]);
+        assert!(matches!(refused, Err(Failure::ArenaFull { limit: 4096 })));
     }
 
     #[test]
-    fn nonsense_in_a_window_ends_a_parcel() {
+    fn invalid_positions_in_a_window_end_the_chunks() {
         let window = Window::create(16 << 20).expect("memory");
         for first in [0, 4, 1 << 24, u64::MAX] {
             assert_eq!(Chunks::new(&window, first).count(), 0);
         }
         window.word(4096).store(4096, Ordering::Relaxed);
-        assert_eq!(Chunks::new(&window, 4096).count(), 1, "no circle");
+        assert_eq!(Chunks::new(&window, 4096).count(), 1, "no cycle");
         window.word(4096 + 8).store(u64::MAX, Ordering::Relaxed);
         assert_eq!(Chunks::new(&window, 4096).count(), 0);
     }

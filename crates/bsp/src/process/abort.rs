@@ -1,4 +1,4 @@
-//! The end of the program by an error, of which one rank says why.
+//! Ending the program after an error. One rank reports the error.
 
 use std::thread;
 use std::time::Duration;
@@ -6,41 +6,44 @@ use std::time::Duration;
 use super::Process;
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::By;
+use crate::local::AbortCause;
 use crate::misuse::Misuse;
 use crate::superstep::message::{Head, Kind};
 use crate::trace::State;
 
-/// Ranks that find an error while they have not yet heard of each other's wait as often and as long
-/// for the others.
-const LOOKS: u32 = 10;
-const LOOK: Duration = Duration::from_millis(4);
+/// Several ranks may fail before they know of each other. Each polls this often, for this long,
+/// for a failure of a lower rank.
+const POLLS: u32 = 10;
+const POLL: Duration = Duration::from_millis(4);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl<C: Carrier> Process<C> {
-    /// Tells all ranks that the program ends by an error of this one; they end, too, at their
-    /// next `sync`. True if this rank is to say why: no other was known to have ended the program,
-    /// nor has a lower one at the same time.
+    /// Ends the program because of an error of this rank; the other ranks end at their next
+    /// `sync`. Returns true if this rank should report its error: no other rank had ended the
+    /// program before, and no lower rank failed at the same time.
     pub fn abort(&mut self) -> bool {
         self.trace_abort();
-        let is_told = self
-            .mates
-            .as_ref()
-            .is_some_and(|mates| mates.check().is_err());
-        if is_told || self.hears_abort(Duration::ZERO).is_some() {
-            self.tell_abort(By::Another);
+        let has_ended =
+            (self.shared.as_ref()).is_some_and(|shared| shared.ranks().check_abort().is_err());
+        if has_ended || self.receive_abort(Duration::ZERO).is_some() {
+            self.announce_abort(AbortCause::OtherRank);
             return false;
         }
-        self.tell_abort(By::Itself);
+        self.announce_abort(AbortCause::OwnError);
         let mut is_lowest = true;
-        let mut looks = 0;
-        while looks < LOOKS && is_lowest {
-            match self.hears_abort(LOOK) {
-                Some((from, by)) => is_lowest = from > self.rank || by == By::Another,
-                None => looks += 1,
+        let mut polls = 0;
+        while polls < POLLS && is_lowest {
+            match self.receive_abort(POLL) {
+                Some((from, cause)) => {
+                    is_lowest = from > self.rank || cause == AbortCause::OtherRank;
+                }
+                None => polls += 1,
             }
-            is_lowest &= !(self.mates.as_ref()).is_some_and(|mates| mates.lower_was_wrong());
+            let lower_failed =
+                (self.shared.as_ref()).is_some_and(|shared| shared.ranks().lower_rank_failed());
+            is_lowest &= !lower_failed;
         }
-        self.close(Duration::from_millis(500));
+        self.close(CLOSE_TIMEOUT);
         is_lowest
     }
 
@@ -50,58 +53,57 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Ends the program for a failure of one of the calls. True if this rank is to say why.
+    /// Ends the program after a call has failed. Returns true if this rank should report the failure.
     pub fn fail(&mut self, failure: &Failure) -> bool {
         self.trace_abort();
-        let speaks = match failure {
+        let reports = match failure {
             Failure::Aborted { .. } => {
-                self.tell_abort(By::Another);
+                self.announce_abort(AbortCause::OtherRank);
                 false
             }
-            // All find the same out.
-            Failure::Misuse(Misuse::Disagree { speaker, .. }) => *speaker == self.rank,
+            // All ranks detect the same disagreement.
+            Failure::Misuse(Misuse::Disagree { reporter, .. }) => *reporter == self.rank,
             _ => return self.abort(),
         };
-        self.close(Duration::from_millis(500));
-        speaks
+        self.close(CLOSE_TIMEOUT);
+        reports
     }
 
-    /// Waits for a rank of another node to say that the program ends, and by whose error.
-    fn hears_abort(&mut self, patience: Duration) -> Option<(u32, By)> {
+    /// Waits for a rank of another node to end the program.
+    fn receive_abort(&mut self, timeout: Duration) -> Option<(u32, AbortCause)> {
         let Some(carrier) = &mut self.carrier else {
-            thread::sleep(patience);
+            thread::sleep(timeout);
             return None;
         };
-        // Nothing else that comes is of use any more, nor why nothing comes.
-        while let Ok(Some((from, message))) = carrier.receive(patience) {
+        // Other messages, and failures to receive, no longer matter.
+        while let Ok(Some((from, message))) = carrier.receive(timeout) {
             if let Some((head, _)) = Head::decode(&message)
                 && head.kind == Kind::Abort
             {
-                let by = if head.index == 0 {
-                    By::Itself
-                } else {
-                    By::Another
+                let cause = match head.index {
+                    0 => AbortCause::OwnError,
+                    _ => AbortCause::OtherRank,
                 };
-                return Some((from, by));
+                return Some((from, cause));
             }
         }
         None
     }
 
-    fn tell_abort(&mut self, by: By) {
-        if let Some(mates) = &self.mates {
-            mates.abort(by);
+    fn announce_abort(&mut self, cause: AbortCause) {
+        if let Some(shared) = &self.shared {
+            shared.ranks().abort(cause);
         }
         let head = Head {
-            index: u32::from(by == By::Another),
+            index: u32::from(cause == AbortCause::OtherRank),
             ..Head::new(Kind::Abort, self.exchange.superstep())
         };
         for to in 0..self.size {
             if let Some(carrier) = &mut self.carrier
-                && !self.exchange.places().are_together(to, self.rank)
+                && !self.exchange.node_map().share_node(to, self.rank)
             {
-                // Whoever cannot be told is gone, or will find out.
-                let _told = carrier.send(to, head.encode().to_vec());
+                // A rank that cannot be reached has ended, or will time out.
+                let _sent = carrier.send(to, head.encode().to_vec());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! How ranks find each other and begin.
+//! How ranks find each other and start.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -7,46 +7,48 @@ use dipole_node::job::Job;
 use dipole_node::{Config, Links, variables};
 
 use super::Process;
-use super::direct::OpenMemory;
+use super::collective_state::CollectiveState;
+use super::open_memory::OpenMemory;
+use super::pacer::Pacer;
+use super::pending::PendingCalls;
+use super::shared_memory::SharedMemory;
 use crate::call::Call;
 use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp, link_name};
 use crate::failure::Failure;
-use crate::local::{Arena, Invitation, LocalParcel, Mates};
+use crate::local::{LocalRanks, WindowOffer};
 use crate::misuse::Misuse;
 use crate::model::Machine;
-use crate::parcel::{CHUNK_BYTES, Parcel};
-use crate::patience::Patience;
 use crate::profile::Profile;
-use crate::superstep::exchange::{Exchange, Places};
-use crate::superstep::facts::{Ending, Facts};
-use crate::superstep::knowledge::Ranks;
+use crate::slow_wait::SlowWaitLog;
+use crate::superstep::collective::Ending;
+use crate::superstep::exchange::Exchange;
 use crate::superstep::message::{Head, Kind};
-use crate::superstep::pace::{Pace, Slots};
-use crate::superstep::queue::{Queue, TagSizes};
+use crate::superstep::node_map::NodeMap;
+use crate::superstep::pace::Slots;
+use crate::superstep::queue::Queue;
 use crate::superstep::record::Malformed;
-use crate::superstep::registrations::Registrations;
-use crate::trace::{Tracer, Who};
+use crate::trace::{ProcessInfo, Tracer};
 
-/// Empty supersteps by which the clocks of nodes are compared where a program is traced.
+/// Empty supersteps that compare the clocks of nodes before a traced program begins.
 const CLOCK_ROUNDS: u32 = 8;
-/// Links that only programs of this library know: TCP between all ranks, or with shared memory in
-/// a node.
+/// Values of `DIPOLE_LINK` that only this library knows: TCP between all ranks, or between nodes
+/// only.
 const TCP: &str = "tcp";
 const TCP_BETWEEN_NODES: &str = "tcp,shm";
-/// How long acknowledgements wait, without slots, for what the next superstep sends the other way.
+/// Without slots, acknowledgements wait this long for data of the next superstep to carry them.
 const ACK_DELAY_NS: u64 = 500_000;
-/// How long a rank waits for a message before it says so.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often a rank that waits for a message checks on its peers.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// This process's rank and the number of ranks, as its launcher says; one alone without.
+/// This process's rank and the number of ranks, as set by the launcher; (0, 1) without a launcher.
 ///
 /// # Errors
-/// The launcher's variables make no sense.
-pub fn launched() -> Result<(u32, u32), Failure> {
+/// The launcher's environment variables are invalid.
+pub fn rank_and_size() -> Result<(u32, u32), Failure> {
     Ok(job()?.map_or((0, 1), |job| (job.rank, job.size)))
 }
 
-/// The job there is, if there is one.
+/// The job that this process belongs to, if it was launched.
 fn job() -> Result<Option<Job>, Failure> {
     use dipole_node::job::JobError;
     match Job::from_env() {
@@ -57,72 +59,81 @@ fn job() -> Result<Option<Job>, Failure> {
 }
 
 impl Process<AnyCarrier> {
-    /// Begins the program with the other processes of the job, at most `most` of them (as rank 0
-    /// says: what others give does not count). `None` for a process that is too many.
+    /// Begins the program with the other processes of the job. At most `max_ranks` of them take
+    /// part; only the value given on rank 0 counts. Returns `None` on a surplus process.
     ///
     /// # Errors
-    /// The job or its links are not as they must be; a rank does not come.
-    pub fn begin(most: Option<u32>) -> Result<Option<Process<AnyCarrier>>, Failure> {
+    /// The job or its links are misconfigured, or a rank does not start.
+    pub fn begin(max_ranks: Option<u32>) -> Result<Option<Process<AnyCarrier>>, Failure> {
         let job = match job()? {
             Some(job) if job.size > 1 => job,
             _ => {
-                let alone = Places::new(&[0]);
-                let agreed = Agreed::new(&alone, machine("shm", true)?);
-                return Process::meet(AnyCarrier::None, (0, 1), &alone, agreed, Vec::new())
+                let alone = NodeMap::new(&[0]);
+                let terms = StartTerms::new(&alone, machine("shm", true)?);
+                return Process::connect(AnyCarrier::None, (0, 1), &alone, terms, Vec::new())
                     .map(Some);
             }
         };
-        let (rank, size) = (job.rank, job.size);
-        let apart: Vec<_> = (0..size).collect();
         let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
-        let is_one_node = nodes.windows(2).all(|pair| pair[0] == pair[1]);
         let link = std::env::var_os(variables::LINK);
-        if let Some(link) = link.filter(|link| link == TCP || link == TCP_BETWEEN_NODES) {
-            let config = Config::from_env_with(Links::Auto)?;
-            let places = match link == TCP_BETWEEN_NODES && config.may_share_memory() {
-                true => Places::new(&nodes),
-                false => Places::new(&apart),
-            };
-            let machine = match places.nodes() {
-                1 => machine("shm", true)?,
-                _ => machine("tcp", is_one_node)?,
-            };
-            let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(&job, &config)?));
-            let joined = Process::join_on(carrier, (rank, size), most, &places, machine)?;
-            return Ok(paced(joined, slots("tcp")?));
+        match link.filter(|link| link == TCP || link == TCP_BETWEEN_NODES) {
+            Some(link) => {
+                Process::begin_over_tcp(&job, &nodes, link == TCP_BETWEEN_NODES, max_ranks)
+            }
+            None => Process::begin_over_endpoints(job, &nodes, max_ranks),
         }
+    }
+
+    fn begin_over_tcp<N: PartialEq>(
+        job: &Job,
+        nodes: &[N],
+        may_share: bool,
+        max_ranks: Option<u32>,
+    ) -> Result<Option<Process<AnyCarrier>>, Failure> {
+        let config = Config::from_env_with(Links::Auto)?;
+        let node_map = node_map(nodes, may_share && config.may_share_memory());
+        let machine = machine_of(&node_map, "tcp", nodes)?;
+        let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(job, &config)?));
+        let own = (job.rank, job.size);
+        let joined = Process::join_with_machine(carrier, own, max_ranks, &node_map, machine)?;
+        Ok(with_slots(joined, slots("tcp")?))
+    }
+
+    fn begin_over_endpoints<N: PartialEq>(
+        job: Job,
+        nodes: &[N],
+        max_ranks: Option<u32>,
+    ) -> Result<Option<Process<AnyCarrier>>, Failure> {
+        let own = (job.rank, job.size);
         let mut config = Config::from_env()?;
-        if config.protocol.max_peers < size {
-            config.protocol.max_peers = size;
+        if config.protocol.max_peers < job.size {
+            config.protocol.max_peers = job.size;
         }
-        let places = match config.may_share_memory() {
-            true => Places::new(&nodes),
-            false => Places::new(&apart),
-        };
+        let node_map = node_map(nodes, config.may_share_memory());
         let link = link_name(config.links);
-        let slots = match places.nodes() {
+        let slots = match node_map.nodes() {
             1 => None,
             _ => slots(link)?,
         };
-        if places.nodes() > 1 {
+        if node_map.nodes() > 1 {
             let protocol = &mut config.protocol;
-            let delay_ns = slots.map_or(ACK_DELAY_NS, |slots| slots.acknowledgement_delay_ns(size));
+            let delay_ns = slots.map_or(ACK_DELAY_NS, |slots| {
+                slots.acknowledgement_delay_ns(job.size)
+            });
             protocol.ack_delay_ns = delay_ns;
-            let least = protocol.ack_delay_ns.saturating_mul(2);
-            protocol.min_timeout_ns = protocol.min_timeout_ns.max(least);
+            let min_ns = protocol.ack_delay_ns.saturating_mul(2);
+            protocol.min_timeout_ns = protocol.min_timeout_ns.max(min_ns);
             protocol.max_timeout_ns = protocol.max_timeout_ns.max(protocol.min_timeout_ns);
         }
-        // All look, so that all say what is wrong with it; rank 0's counts.
-        let machine = match places.nodes() {
-            1 => machine("shm", true)?,
-            _ => machine(link, is_one_node)?,
-        };
+        // Only rank 0's profile counts, but every rank reads its own, so that each reports a
+        // damaged one.
+        let machine = machine_of(&node_map, link, nodes)?;
         let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
-        let joined = Process::join_on(carrier, (rank, size), most, &places, machine)?;
-        Ok(paced(joined, slots))
+        let joined = Process::join_with_machine(carrier, own, max_ranks, &node_map, machine)?;
+        Ok(with_slots(joined, slots))
     }
 
-    /// Counters of the links to ranks of other nodes, if they are Dipole's.
+    /// Counters of the links to ranks of other nodes; `None` over TCP, or without such ranks.
     #[must_use]
     pub fn stats(&self) -> Option<dipole_node::Stats> {
         match &self.carrier {
@@ -132,21 +143,28 @@ impl Process<AnyCarrier> {
     }
 }
 
-/// What rank 0 says to all, so that they decide alike.
+/// The nodes of the ranks; a node for each rank if they may not share memory.
+fn node_map<N: PartialEq>(nodes: &[N], may_share: bool) -> NodeMap {
+    match may_share {
+        true => NodeMap::new(nodes),
+        false => NodeMap::new(&(0..nodes.len()).collect::<Vec<_>>()),
+    }
+}
+
+/// Decisions of rank 0 for all ranks.
 #[derive(Clone, Debug)]
-struct Agreed {
-    /// Empty supersteps before the program's first, for tracing.
+struct StartTerms {
+    /// Empty supersteps before the program's first one, for tracing.
     rounds: u32,
-    /// A number that only the trace files of this run have.
+    /// Random number in the trace files of this run.
     run: u32,
-    /// What supersteps cost.
     machine: Machine,
 }
 
-impl Agreed {
-    fn new(places: &Places, machine: Machine) -> Agreed {
-        let is_traced = dipole_node::trace_dir().is_some() && places.nodes() > 1;
-        Agreed {
+impl StartTerms {
+    fn new(node_map: &NodeMap, machine: Machine) -> StartTerms {
+        let is_traced = dipole_node::trace_dir().is_some() && node_map.nodes() > 1;
+        StartTerms {
             rounds: u32::from(is_traced) * CLOCK_ROUNDS,
             run: rand::random(),
             machine,
@@ -154,22 +172,33 @@ impl Agreed {
     }
 }
 
-/// What supersteps by a link cost, as far as this user has measured it.
+/// Cost of supersteps over a link, as far as this user has measured it.
 fn machine(link: &str, is_one_node: bool) -> Result<Machine, Failure> {
     let profile = Profile::load(link)?;
     let cost = profile.map(|profile| profile.cost).unwrap_or_default();
     Ok(Machine::of(&cost, is_one_node))
 }
 
-/// The slots that were found to be of use on a link.
+/// The same for ranks on these nodes, which use `link` unless all share memory.
+fn machine_of<N: PartialEq>(
+    node_map: &NodeMap,
+    link: &str,
+    nodes: &[N],
+) -> Result<Machine, Failure> {
+    match node_map.nodes() {
+        1 => machine("shm", true),
+        _ => machine(link, nodes.windows(2).all(|pair| pair[0] == pair[1])),
+    }
+}
+
+/// The slots of a link, if calibration found that pacing is worthwhile on it.
 fn slots(link: &str) -> Result<Option<Slots>, Failure> {
     let profile = Profile::load(link)?;
     let pacing = profile.and_then(|profile| profile.pacing);
     Ok(pacing.and_then(|pacing| pacing.slots))
 }
 
-/// Lets a process send in slots, if it takes part.
-fn paced(
+fn with_slots(
     mut joined: Option<Process<AnyCarrier>>,
     slots: Option<Slots>,
 ) -> Option<Process<AnyCarrier>> {
@@ -179,109 +208,91 @@ fn paced(
     joined
 }
 
+/// A message and its sender, received before this rank was ready for it.
+type Early<C> = Vec<(u32, <C as Carrier>::Message)>;
+
 impl<C: Carrier> Process<C> {
-    /// Begins as rank `rank` of `size` that a carrier connects, of whom rank 0 lets at most `most`
-    /// take part; `None` if this one does not.
+    /// Begins as rank `rank` of `size`, connected by a carrier. Rank 0 lets at most `max_ranks`
+    /// take part; returns `None` on the others.
     ///
     /// # Errors
-    /// A rank does not come.
+    /// A rank does not start.
     pub fn join(
         carrier: C,
         rank: u32,
         size: u32,
-        most: Option<u32>,
-        places: &Places,
+        max_ranks: Option<u32>,
+        node_map: &NodeMap,
     ) -> Result<Option<Process<C>>, Failure> {
-        Process::join_on(carrier, (rank, size), most, places, Machine::default())
+        let machine = Machine::default();
+        Process::join_with_machine(carrier, (rank, size), max_ranks, node_map, machine)
     }
 
-    /// The same, where supersteps cost what rank 0 gives here.
+    /// The same with a known cost of supersteps. Rank 0's value counts.
     ///
     /// # Errors
-    /// A rank does not come.
-    pub fn join_on(
+    /// A rank does not start.
+    pub fn join_with_machine(
         mut carrier: C,
         (rank, size): (u32, u32),
-        most: Option<u32>,
-        places: &Places,
+        max_ranks: Option<u32>,
+        node_map: &NodeMap,
         machine: Machine,
     ) -> Result<Option<Process<C>>, Failure> {
         let mut early = Vec::new();
-        let (taking_part, agreed) = match rank {
+        let (participants, terms) = match rank {
             0 => {
-                let agreed = Agreed::new(places, machine);
-                let taking_part = most.map_or(size, |most| most.clamp(1, size));
-                let head = Head {
-                    total: taking_part,
-                    index: agreed.rounds,
-                    knowledge: agreed.run,
-                    ..Head::new(Kind::Start, 0)
-                };
-                let mut start = head.encode().to_vec();
-                // Numbers have no reason to fail; who reads none chooses as without a profile.
-                start.extend(serde_json::to_vec(&agreed.machine).unwrap_or_default());
-                for to in 1..size {
-                    while !carrier.has_room()? {
-                        early.extend(carrier.receive(LOOK)?);
-                    }
-                    carrier.send(to, start.clone())?;
-                }
-                (taking_part, agreed)
+                let terms = StartTerms::new(node_map, machine);
+                let participants = max_ranks.map_or(size, |max| max.clamp(1, size));
+                send_start(&mut carrier, size, participants, &terms, &mut early)?;
+                (participants, terms)
             }
             _ => {
-                let (wanted, agreed) = wait_start(&mut carrier, rank, &mut early)?;
-                (wanted.clamp(1, size), agreed)
+                let (wanted, terms) = wait_start(&mut carrier, rank, &mut early)?;
+                (wanted.clamp(1, size), terms)
             }
         };
-        if rank >= taking_part {
-            // Rank 0 goes on when it knows that nobody waits for it any more.
+        if rank >= participants {
+            // Rank 0 waits for this before it goes on.
             let head = Head::new(Kind::Start, 0);
             carrier.send(0, head.encode().to_vec())?;
             carrier.close(Duration::from_secs(5));
             return Ok(None);
         }
         if rank == 0 {
-            part_with(&mut carrier, taking_part..size, &mut early)?;
+            release_surplus(&mut carrier, participants..size, &mut early)?;
         }
-        let places = places.of_first(taking_part);
-        Process::meet(carrier, (rank, taking_part), &places, agreed, early).map(Some)
+        let node_map = node_map.first_ranks(participants);
+        Process::connect(carrier, (rank, participants), &node_map, terms, early).map(Some)
     }
 
-    /// Opens shared memory with the ranks of this node, and waits for all others.
-    fn meet(
+    /// Shares memory with the ranks of this node, and waits for all others.
+    fn connect(
         carrier: C,
         (rank, size): (u32, u32),
-        places: &Places,
-        agreed: Agreed,
-        early: Vec<(u32, C::Message)>,
+        node_map: &NodeMap,
+        terms: StartTerms,
+        early: Early<C>,
     ) -> Result<Process<C>, Failure> {
-        let ranks: Vec<u32> = places.mates(rank).collect();
-        let mates = match ranks.len() {
+        let ranks: Vec<u32> = node_map.ranks_with(rank).collect();
+        let shared = match ranks.len() {
             1 => None,
-            _ => Some(Mates::new(rank, size, &ranks)?),
+            _ => Some(SharedMemory::new(LocalRanks::new(rank, size, &ranks)?)),
         };
-        let arenas = mates.as_ref().map_or((0, 0), |mates| {
-            let start = mates.board_bytes();
-            (start, ((mates.window.length() - start) / 2) & !4095)
-        });
-        let arena = |which| {
-            let start = arenas.0 + which * arenas.1;
-            Arena::new(start, start + arenas.1)
-        };
-        let first = 1 + agreed.rounds;
-        let who = Who {
+        let first = 1 + terms.rounds;
+        let info = ProcessInfo {
             rank,
             size,
-            nodes: u32::try_from(places.nodes()).unwrap_or(u32::MAX),
-            leader: places.leader(rank),
+            nodes: u32::try_from(node_map.nodes()).unwrap_or(u32::MAX),
+            leader: node_map.leader(rank),
             first,
-            run: agreed.run,
-            link: match places.nodes() {
+            run: terms.run,
+            link: match node_map.nodes() {
                 1 => "shm",
                 _ => carrier.name(),
             },
         };
-        let trace = dipole_node::trace_dir().and_then(|directory| Tracer::begin(&directory, &who));
+        let trace = dipole_node::trace_dir().and_then(|directory| Tracer::begin(&directory, &info));
         let mut process = Process {
             rank,
             size,
@@ -292,129 +303,141 @@ impl<C: Carrier> Process<C> {
             },
             open: OpenMemory::default(),
             carrier: Some(carrier),
-            exchange: Exchange::new(rank, places.clone()),
-            slots: None,
-            chunk_bytes: CHUNK_BYTES,
-            pace: Pace::new(None, size, 0),
-            next_chunk: None,
-            local: vec![LocalParcel::default(); ranks.len()],
-            remote: (0..size).map(|_| Parcel::new(CHUNK_BYTES)).collect(),
-            direct: vec![Vec::new(); size as usize],
-            mates,
-            arenas: [arena(0), arena(1)],
-            row: Ranks::new(size),
-            asked: Ranks::new(size),
-            wanted: Vec::new(),
-            keeping: Ranks::new(size),
-            kept: Vec::new(),
-            pulls: Vec::new(),
-            is_pulled: false,
-            registrations: Registrations::new(rank, size),
-            tags: TagSizes::default(),
-            tag_calls: 0,
+            exchange: Exchange::new(rank, node_map.clone()),
+            pacer: Pacer::unpaced(),
+            shared,
+            pending: PendingCalls::new(size),
+            held_for: Vec::new(),
+            collective: CollectiveState::new(rank, size),
             queue: Queue::default(),
-            facts: Facts::default(),
-            spread: Vec::new(),
+            scratch: Vec::new(),
             first,
-            machine: agreed.machine,
+            machine: terms.machine,
             trace,
         };
-        let mut met = process.invite(early);
+        let mut started = process.share_windows(early);
         for _ in 0..first {
-            met = met.and_then(|()| process.end_superstep(Ending::Sync));
+            started = started.and_then(|()| process.end_superstep(Ending::Sync));
         }
-        if let Err(failure) = met {
+        if let Err(failure) = started {
             process.abort();
             return Err(failure);
         }
-        if places.nodes() == 1 {
+        if node_map.nodes() == 1 {
             process.close(Duration::ZERO);
         }
         process.begun = Instant::now();
         Ok(process)
     }
 
-    /// Tells the ranks of this node how to share memory, and learns it of them.
-    fn invite(&mut self, early: Vec<(u32, C::Message)>) -> Result<(), Failure> {
+    /// Exchanges the windows of this node's ranks.
+    fn share_windows(&mut self, early: Early<C>) -> Result<(), Failure> {
         let mut missing: Vec<u32> = Vec::new();
-        if let Some(mates) = &self.mates {
+        if let Some(shared) = &self.shared {
             let mut hello = Head::new(Kind::Hello, 0).encode().to_vec();
-            mates.invitation().encode(&mut hello);
-            missing.extend(mates.others().map(|(_, rank)| rank));
+            hello.extend_from_slice(&shared.ranks().window_offer().encode());
+            missing.extend(shared.ranks().others().map(|(_, rank)| rank));
             for to in &missing {
                 self.carrier()?.send(*to, hello.clone())?;
             }
         }
         for (from, message) in early {
-            self.welcome(from, message, &mut missing)?;
+            self.accept_hello(from, message, &mut missing)?;
         }
-        let mut patience = Patience::new();
+        let mut slow_wait = SlowWaitLog::new();
         while !missing.is_empty() {
-            match self.carrier()?.receive(LOOK)? {
-                Some((from, message)) => self.welcome(from, message, &mut missing)?,
+            match self.carrier()?.receive(CHECK_INTERVAL)? {
+                Some((from, message)) => self.accept_hello(from, message, &mut missing)?,
                 None => {
                     self.carrier()?.check(&missing)?;
-                    say(self.rank, &mut patience, &missing);
+                    log_slow_start(self.rank, &mut slow_wait, &missing);
                 }
             }
         }
         Ok(())
     }
 
-    fn welcome(
+    fn accept_hello(
         &mut self,
         from: u32,
         message: C::Message,
         missing: &mut Vec<u32>,
     ) -> Result<(), Failure> {
-        match (Head::decode(&message), &mut self.mates) {
-            (Some((head, body)), Some(mates)) if head.kind == Kind::Hello => {
-                let invited = Invitation::decode(body).ok_or(Malformed)?;
-                mates.join(from, invited)?;
+        match (Head::decode(&message), &mut self.shared) {
+            (Some((head, body)), Some(shared)) if head.kind == Kind::Hello => {
+                let offer = WindowOffer::decode(body).ok_or(Malformed)?;
+                shared.ranks_mut().attach(from, offer)?;
                 missing.retain(|rank| *rank != from);
                 Ok(())
             }
-            _ => self.take(from, message),
+            _ => self.accept(from, message),
         }
     }
 }
 
-/// Waits until those who take no part know it; what comes of others meanwhile is kept.
-fn part_with<C: Carrier>(
+/// Sends rank 0's decisions to the other ranks. Keeps what they send meanwhile.
+fn send_start<C: Carrier>(
+    carrier: &mut C,
+    size: u32,
+    participants: u32,
+    terms: &StartTerms,
+    early: &mut Early<C>,
+) -> Result<(), Failure> {
+    let head = Head {
+        total: participants,
+        index: terms.rounds,
+        summary_bytes: terms.run,
+        ..Head::new(Kind::Start, 0)
+    };
+    let mut start = head.encode().to_vec();
+    // A rank that receives no costs chooses its algorithms as without a profile.
+    start.extend(serde_json::to_vec(&terms.machine).unwrap_or_default());
+    for to in 1..size {
+        while !carrier.has_room()? {
+            early.extend(carrier.receive(CHECK_INTERVAL)?);
+        }
+        carrier.send(to, start.clone())?;
+    }
+    Ok(())
+}
+
+/// Waits until the surplus ranks have confirmed that they take no part. Keeps what other ranks
+/// send meanwhile.
+fn release_surplus<C: Carrier>(
     carrier: &mut C,
     surplus: Range<u32>,
-    early: &mut Vec<(u32, C::Message)>,
+    early: &mut Early<C>,
 ) -> Result<(), Failure> {
     let mut missing: Vec<u32> = surplus.collect();
-    let is_one = |(from, _): &(u32, C::Message)| missing.contains(from);
-    let (parted, others): (Vec<_>, Vec<_>) = early.drain(..).partition(is_one);
+    let is_surplus = |(from, _): &(u32, C::Message)| missing.contains(from);
+    let (confirmed, others): (Vec<_>, Vec<_>) = early.drain(..).partition(is_surplus);
     *early = others;
-    missing.retain(|rank| parted.iter().all(|(from, _)| from != rank));
-    let mut patience = Patience::new();
+    missing.retain(|rank| confirmed.iter().all(|(from, _)| from != rank));
+    let mut slow_wait = SlowWaitLog::new();
     while !missing.is_empty() {
-        match carrier.receive(LOOK)? {
+        match carrier.receive(CHECK_INTERVAL)? {
             Some((from, _)) if missing.contains(&from) => missing.retain(|rank| *rank != from),
             Some(other) => early.push(other),
             None => {
                 carrier.check(&missing)?;
-                say(0, &mut patience, &missing);
+                log_slow_start(0, &mut slow_wait, &missing);
             }
         }
     }
     Ok(())
 }
 
-/// Waits for what rank 0 says; what comes of others meanwhile is kept.
+/// Waits for rank 0's decisions. Keeps what other ranks send meanwhile.
 fn wait_start<C: Carrier>(
     carrier: &mut C,
     rank: u32,
-    early: &mut Vec<(u32, C::Message)>,
-) -> Result<(u32, Agreed), Failure> {
-    let mut patience = Patience::new();
+    early: &mut Early<C>,
+) -> Result<(u32, StartTerms), Failure> {
+    let mut slow_wait = SlowWaitLog::new();
     loop {
-        let Some((from, message)) = carrier.receive(LOOK)? else {
+        let Some((from, message)) = carrier.receive(CHECK_INTERVAL)? else {
             carrier.check(&[0])?;
-            say(rank, &mut patience, &[0]);
+            log_slow_start(rank, &mut slow_wait, &[0]);
             continue;
         };
         match Head::decode(&message) {
@@ -423,12 +446,12 @@ fn wait_start<C: Carrier>(
                     [] => Machine::default(),
                     body => serde_json::from_slice(body).map_err(|_| Malformed)?,
                 };
-                let agreed = Agreed {
+                let terms = StartTerms {
                     rounds: head.index.min(CLOCK_ROUNDS),
-                    run: head.knowledge,
+                    run: head.summary_bytes,
                     machine,
                 };
-                return Ok((head.total, agreed));
+                return Ok((head.total, terms));
             }
             Some((head, _)) if head.kind == Kind::Abort => {
                 return Err(Failure::Aborted { rank: from });
@@ -439,20 +462,20 @@ fn wait_start<C: Carrier>(
     }
 }
 
-fn say(rank: u32, patience: &mut Patience, missing: &[u32]) {
-    if let Some(waited) = patience.word() {
+fn log_slow_start(rank: u32, slow_wait: &mut SlowWaitLog, missing: &[u32]) {
+    if let Some(waited) = slow_wait.due() {
         let waited = waited.as_secs();
         eprintln!("bsp: rank {rank} has waited {waited} s in bsp_begin for ranks {missing:?}");
     }
 }
 
-/// Refuses a number of ranks that is none.
+/// Checks a maximum number of ranks.
 ///
 /// # Errors
 /// It is not positive.
-pub fn check_most(most: i64) -> Result<u32, Failure> {
-    match u32::try_from(most) {
-        Ok(most @ 1..) => Ok(most),
-        _ => Err(Misuse::NoRanks { most }.into()),
+pub fn check_max_ranks(max: i64) -> Result<u32, Failure> {
+    match u32::try_from(max) {
+        Ok(max @ 1..) => Ok(max),
+        _ => Err(Misuse::NoRanks { max }.into()),
     }
 }

@@ -1,5 +1,5 @@
-//! The end of a superstep: everybody tells who has something for whom, then it is moved, and
-//! takes effect: gets are read everywhere, then written, then puts.
+//! The end of a superstep: ranks exchange who sends what to whom, then move the data. All gets are
+//! read first, then written, then the puts are written.
 
 mod effects;
 mod gets;
@@ -11,25 +11,26 @@ use std::time::Duration;
 use dipole_link::window::Source;
 
 use effects::Effects;
+use waiting::Event;
 
-use super::{Process, Pull};
+use super::Process;
+use super::pending::RemoteCalls;
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{FEW_BYTES, LocalParcel, Mates, Milestone, Said};
+use crate::local::{Arrival, INLINE_RECORD_BYTES, SyncPhase};
 use crate::misuse::Misuse;
-use crate::parcel::Parcel;
-use crate::superstep::facts::{Ending, Facts};
-use crate::superstep::pace::Pace;
+use crate::record_buffer::RecordBuffer;
+use crate::superstep::collective::{CollectiveCalls, Ending};
 use crate::superstep::record::Malformed;
 use crate::trace::{Phase, State};
 
 impl<C: Carrier> Process<C> {
-    /// Ends the superstep: returns when all ranks have ended it and everything they have put,
-    /// got and sent is where it belongs.
+    /// Ends the superstep. Returns when all ranks have ended it and all puts, gets and messages
+    /// have arrived.
     ///
     /// # Errors
-    /// The ranks did not do the same, [`Failure::Gone`], [`Failure::Aborted`]; the program must
-    /// end then.
+    /// The ranks made different collective calls, [`Failure::Gone`], or [`Failure::Aborted`]. The
+    /// program must end then.
     ///
     /// # Source
     /// BSP §5.1.
@@ -37,7 +38,7 @@ impl<C: Carrier> Process<C> {
         self.end_superstep(Ending::Sync)
     }
 
-    /// Ends the last superstep; nothing else can be done then.
+    /// Ends the last superstep and closes all links.
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync).
@@ -57,7 +58,7 @@ impl<C: Carrier> Process<C> {
         }
         let ended = self.move_everything(ending);
         if ended.is_err() {
-            self.take_memory_back();
+            self.reclaim_memory();
         } else if let Some(trace) = &mut self.trace {
             let counters = self.carrier.as_ref().map_or((0, 0), Carrier::counters);
             trace.leave(superstep, self.call, counters);
@@ -67,45 +68,44 @@ impl<C: Carrier> Process<C> {
 
     fn move_everything(&mut self, ending: Ending) -> Result<(), Failure> {
         let epoch = self.exchange.superstep().wrapping_add(1);
-        self.collect_facts(ending);
-        self.send_parcels();
+        self.collective.collect(ending);
+        self.send_records();
         self.enter_phase(Phase::Barrier);
         self.arrive(epoch)?;
         self.transmit()?;
-        self.gather(epoch)?;
+        self.gather_summary(epoch)?;
         self.enter_phase(Phase::Exchange);
         self.queue.clear();
-        if self.exchange.knowledge().is_silent() {
-            // Nobody has set another size of tags, and the rounds have been sent.
-            self.clear_arena(epoch);
+        if self.exchange.summary().is_empty() {
+            // No rank has changed the tag size, and all rounds have been sent.
+            if let Some(shared) = &mut self.shared {
+                shared.advance_empty();
+            }
             self.exchange.advance()?;
             self.leave(epoch);
             return Ok(());
         }
-        self.agree()?;
-        self.exchange.place_all();
-        if self.slots.is_some() {
-            self.set_pace(self.exchange.knowledge().senders());
+        self.check_collectives()?;
+        self.exchange.start_remote_writes();
+        if self.pacer.is_paced() {
+            self.set_senders(self.exchange.summary().senders());
         }
         self.pull()?;
-        let (asks, is_asked) = (
-            !self.asked.is_empty(),
-            self.exchange.knowledge().is_asked(self.rank),
-        );
-        if asks || is_asked {
+        let gets = !self.pending.get_from().is_empty();
+        if gets || self.exchange.summary().is_get_source(self.rank) {
             self.exchange_with_gets(epoch)?;
         } else {
             self.exchange_without_gets(epoch)?;
         }
-        if self.exchange.knowledge().has_pulls() {
-            self.let_others_finish(epoch)?;
+        if self.exchange.summary().has_pulls() {
+            self.wait_finished(epoch)?;
         }
-        self.begin_superstep(epoch)?;
+        self.begin_superstep()?;
         self.leave(epoch);
         Ok(())
     }
 
-    /// Something else begins, for the trace.
+    /// Tells the trace that another phase begins.
     #[inline]
     fn enter_phase(&mut self, phase: Phase) {
         if let Some(trace) = &mut self.trace {
@@ -113,322 +113,307 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Says to the ranks of this node that its memory is as it is to be.
+    /// Tells the ranks of this node that this rank has left the superstep.
     #[inline]
     fn leave(&self, epoch: u32) {
-        if let Some(mates) = &self.mates {
-            mates.reach(Milestone::Left, epoch);
+        if let Some(shared) = &self.shared {
+            shared.ranks().reach(SyncPhase::Left, epoch);
         }
     }
 
-    /// Waits until a rank of this node has left the superstep before this one.
-    pub(super) fn wait_left(&mut self, mate: usize) -> Result<(), Failure> {
+    /// Waits until a rank of this node has left the previous superstep.
+    pub(super) fn wait_left(&mut self, local_rank: usize) -> Result<(), Failure> {
         let epoch = self.exchange.superstep();
-        self.wait_for(mate, (Milestone::Left, epoch), None)
+        self.wait_for(Event::new(local_rank, SyncPhase::Left, epoch), None)
     }
 
-    fn collect_facts(&mut self, ending: Ending) {
-        self.facts.ending = ending;
-        self.facts.tag_calls = self.tag_calls;
-        if self.tag_calls > 0 {
-            self.facts.tag_bytes = self.tags.set;
-        }
-        self.facts.pushes.extend(self.registrations.pushes());
-        let pops = self.registrations.pops();
-        self.facts.pops.extend_from_slice(pops);
-    }
-
-    /// Hands over what was recorded for ranks of other nodes.
-    fn send_parcels(&mut self) {
-        if self.exchange.places().nodes() == 1 {
+    /// Hands what was recorded for ranks of other nodes to the exchange.
+    fn send_records(&mut self) {
+        if self.exchange.node_map().nodes() == 1 {
             return;
         }
-        for ((to, parcel), direct) in (0..).zip(&mut self.remote).zip(&mut self.direct) {
-            if to != self.rank && !(parcel.is_empty() && direct.is_empty()) {
-                let placed = std::mem::take(direct);
-                self.exchange.send_parcel(to, parcel.take(), placed);
-            }
+        for RemoteCalls { to, chunks, writes } in self.pending.take_remote(self.rank) {
+            self.exchange.send_records(to, chunks, writes);
         }
-        if self.slots.is_some() {
-            self.set_pace(self.size);
+        if self.pacer.is_paced() {
+            self.set_senders(self.size);
         }
     }
 
-    /// So many ranks send in this superstep.
-    pub(super) fn set_pace(&mut self, senders: u32) {
+    /// Paces this superstep for so many ranks that send.
+    pub(super) fn set_senders(&mut self, senders: u32) {
         let superstep = u64::from(self.exchange.superstep());
         let seed = (superstep << 32) | u64::from(self.rank);
-        self.pace = Pace::new(self.slots, senders, seed);
+        self.pacer.begin(senders, seed);
     }
 
-    /// Says to the ranks of this node what this one has, and that it has come.
+    /// Publishes to the ranks of this node what this one sends and gets, and that it has arrived.
     fn arrive(&mut self, epoch: u32) -> Result<(), Failure> {
-        let knowledge = self.exchange.knowledge_mut();
-        knowledge.add_row(self.rank, self.row.words().iter().copied());
-        knowledge.add_asked(self.asked.words().iter().copied());
-        let pulls = self.is_pulled || !self.pulls.is_empty();
+        let (send_to, get_from) = (self.pending.send_to(), self.pending.get_from());
+        let summary = self.exchange.summary_mut();
+        summary.add_row(self.rank, send_to.words().iter().copied());
+        summary.add_get_sources(get_from.words().iter().copied());
+        let pulls = self.pending.has_pulls();
         if pulls {
-            knowledge.add_pulls();
+            summary.add_pulls();
         }
-        let has_facts = !self.facts.is_plain();
-        if has_facts {
-            knowledge.add_facts(self.rank, self.facts.clone());
+        let calls = self.collective.calls();
+        let has_calls = !calls.is_default();
+        if has_calls {
+            summary.add_collectives(self.rank, calls.clone());
         }
-        let Some(mates) = &self.mates else {
+        let Some(shared) = &mut self.shared else {
             return Ok(());
         };
-        let own = mates.board(mates.own());
-        let mut talking = mates.others().filter(|(_, rank)| self.row.contains(*rank));
-        let few = match (talking.next(), talking.next()) {
-            (Some((mate, _)), None) if !has_facts => self.local[mate].few(&mates.window, FEW_BYTES),
+        let mut collectives = None;
+        if has_calls {
+            self.scratch.clear();
+            calls.encode(&mut self.scratch);
+            let at = shared.write(&self.scratch)?;
+            collectives = Some((at, self.scratch.len()));
+        }
+        let ranks = shared.ranks();
+        let own = ranks.block(ranks.own());
+        let mut receivers = ranks.others().filter(|(_, rank)| send_to.contains(*rank));
+        let inline = match (receivers.next(), receivers.next()) {
+            (Some((local_rank, _)), None) if !has_calls => {
+                let buffer = shared.buffer(local_rank);
+                buffer.as_inline(&ranks.window, INLINE_RECORD_BYTES)
+            }
             _ => None,
         };
-        if few.is_none() {
-            for (mate, rank) in mates.others() {
-                if self.row.contains(rank) {
-                    own.set_records(epoch, mate, self.local[mate].first());
+        if inline.is_none() {
+            for (local_rank, rank) in ranks.others() {
+                if send_to.contains(rank) {
+                    own.set_records(epoch, local_rank, shared.buffer(local_rank).first());
                 }
             }
         }
-        let mut facts = None;
-        if has_facts {
-            self.spread.clear();
-            self.facts.encode(&mut self.spread);
-            let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
-            let at = arena.write(&mates.window, &self.spread)?;
-            facts = Some((at, self.spread.len()));
-        }
-        own.say(
+        own.set_arrival(
             epoch,
-            Said {
-                row: self.row.words(),
-                asked: self.asked.words(),
+            Arrival {
+                send_to: send_to.words(),
+                get_from: get_from.words(),
                 pulls,
-                facts,
-                few,
+                collectives,
+                inline,
             },
         );
-        mates.reach(Milestone::Arrived, epoch);
+        ranks.reach(SyncPhase::Arrived, epoch);
         Ok(())
     }
 
-    /// Waits until it is known of all ranks what they have for whom.
-    fn gather(&mut self, epoch: u32) -> Result<(), Failure> {
-        let others = self.mates.as_ref().map(Mates::others_in_order);
-        for mate in others.into_iter().flatten() {
-            self.wait_for(mate, (Milestone::Arrived, epoch), None)?;
-            self.hear(mate, epoch)?;
+    /// Waits until the summary covers all ranks.
+    fn gather_summary(&mut self, epoch: u32) -> Result<(), Failure> {
+        let others = (self.shared.as_ref()).map(|shared| shared.ranks().others_in_order());
+        for local_rank in others.into_iter().flatten() {
+            self.wait_for(Event::new(local_rank, SyncPhase::Arrived, epoch), None)?;
+            self.read_arrival(local_rank, epoch)?;
         }
-        if self.exchange.places().nodes() == 1 {
+        if self.exchange.node_map().nodes() == 1 {
             return Ok(());
         }
         if self.exchange.is_leader() {
             self.exchange.begin_rounds()?;
             self.pump(|process| process.exchange.is_known())?;
-            return self.spread_knowledge(epoch);
+            return self.publish_summary(epoch);
         }
-        self.learn(epoch)
+        self.read_summary(epoch)
     }
 
-    /// Reads what a rank of this node has said when it arrived.
+    /// Adds what a rank of this node has published on arrival to the summary.
     #[inline]
-    fn hear(&mut self, mate: usize, epoch: u32) -> Result<(), Failure> {
-        let Some(mates) = &self.mates else {
+    fn read_arrival(&mut self, local_rank: usize, epoch: u32) -> Result<(), Failure> {
+        let Some(shared) = &self.shared else {
             return Ok(());
         };
-        let (rank, board) = (mates.rank(mate), mates.board(mate));
-        let knowledge = self.exchange.knowledge_mut();
-        knowledge.add_row(rank, board.said(epoch).map(|(row, _)| row));
-        knowledge.add_asked(board.said(epoch).map(|(_, asked)| asked));
-        let (pulls, facts) = board.flags(epoch);
+        let ranks = shared.ranks();
+        let (rank, block) = (ranks.rank(local_rank), ranks.block(local_rank));
+        let summary = self.exchange.summary_mut();
+        summary.add_row(rank, block.traffic(epoch).map(|(send_to, _)| send_to));
+        summary.add_get_sources(block.traffic(epoch).map(|(_, get_from)| get_from));
+        let (pulls, collectives) = block.flags(epoch);
         if pulls {
-            knowledge.add_pulls();
+            summary.add_pulls();
         }
-        if let Some(facts) = facts {
-            let bytes = facts.to_vec();
-            let facts = Facts::decode(&mut &bytes[..]);
-            knowledge.add_facts(rank, facts.ok_or(Malformed)?);
+        if let Some(collectives) = collectives {
+            let bytes = collectives.to_vec();
+            let calls = CollectiveCalls::decode(&mut &bytes[..]);
+            summary.add_collectives(rank, calls.ok_or(Malformed)?);
         }
         Ok(())
     }
 
-    /// Tells the ranks of this node what is known of the others.
-    fn spread_knowledge(&mut self, epoch: u32) -> Result<(), Failure> {
-        let Some(mates) = &self.mates else {
+    /// Publishes the leader's summary of all nodes to the ranks of this node.
+    fn publish_summary(&mut self, epoch: u32) -> Result<(), Failure> {
+        let Some(shared) = &mut self.shared else {
             return Ok(());
         };
-        self.spread.clear();
-        self.exchange.knowledge().encode(&mut self.spread);
-        let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
-        let at = arena.write(&mates.window, &self.spread)?;
-        let own = mates.board(mates.own());
-        own.set_known(at, self.spread.len());
-        mates.reach(Milestone::Known, epoch);
+        self.scratch.clear();
+        self.exchange.summary().encode(&mut self.scratch);
+        let at = shared.write(&self.scratch)?;
+        let ranks = shared.ranks();
+        ranks.block(ranks.own()).set_known(at, self.scratch.len());
+        ranks.reach(SyncPhase::Known, epoch);
         Ok(())
     }
 
-    /// Waits for what the leader of this node tells of the others.
-    fn learn(&mut self, epoch: u32) -> Result<(), Failure> {
-        let leader = self.exchange.places().leader(self.rank);
-        let Some(mates) = &self.mates else {
+    /// Waits for the summary that the leader of this node publishes.
+    fn read_summary(&mut self, epoch: u32) -> Result<(), Failure> {
+        let leader = self.exchange.node_map().leader(self.rank);
+        let Some(shared) = &self.shared else {
             return Ok(());
         };
-        let mate = mates.index(leader).unwrap_or(0);
-        let milestone = (Milestone::Known, epoch);
-        self.wait_for(mate, milestone, Some("ranks of other nodes"))?;
-        let Some(mates) = &self.mates else {
+        let leader = shared.ranks().index(leader).unwrap_or(0);
+        let known = Event::new(leader, SyncPhase::Known, epoch);
+        self.wait_for(known, Some("ranks of other nodes"))?;
+        let Some(shared) = &self.shared else {
             return Ok(());
         };
-        let known = mates.board(mate).known().ok_or(Malformed)?.to_vec();
-        let absorbed = self.exchange.knowledge_mut().absorb(&mut &known[..]);
-        Ok(absorbed.ok_or(Malformed)?)
+        let block = shared.ranks().block(leader);
+        let summary = block.known().ok_or(Malformed)?.to_vec();
+        let merged = self.exchange.summary_mut().merge(&mut &summary[..]);
+        Ok(merged.ok_or(Malformed)?)
     }
 
-    /// All ranks must have ended the superstep in the same way.
-    fn agree(&self) -> Result<(), Failure> {
-        let known = self.exchange.knowledge();
-        match known.difference() {
+    /// Fails unless all ranks made the same collective calls.
+    fn check_collectives(&self) -> Result<(), Failure> {
+        let summary = self.exchange.summary();
+        match summary.difference() {
             None => Ok(()),
             Some((one, other, difference)) => {
-                let told = |rank| known.facts(rank).told(&difference, rank);
+                let describe = |rank| summary.collectives(rank).describe(&difference, rank);
                 let misuse = Misuse::Disagree {
-                    speaker: one,
-                    one: told(one),
-                    other: told(other),
+                    reporter: one,
+                    one: describe(one),
+                    other: describe(other),
                 };
                 Err(misuse.into())
             }
         }
     }
 
-    /// Copies what was got without a copy on the way.
+    /// Copies the memory that unbuffered gets from ranks of this node read.
     fn pull(&mut self) -> Result<(), Failure> {
-        let Some(mates) = &self.mates else {
+        let Some(shared) = &self.shared else {
             return Ok(());
         };
-        for Pull {
-            mate,
-            address,
-            wanted,
-        } in self.pulls.drain(..)
-        {
-            let length = usize::try_from(wanted.bytes).unwrap_or(usize::MAX);
-            // SAFETY: the destination of a get, left to this until the superstep has ended.
-            let into = unsafe { std::slice::from_raw_parts_mut(wanted.into, length) };
-            mates.pull(mate, address, into)?;
+        for pull in self.pending.take_pulls() {
+            let length = usize::try_from(pull.get.bytes).unwrap_or(usize::MAX);
+            // SAFETY: the caller of the get promised that the destination is writable and not
+            // used otherwise until the superstep ends.
+            let into = unsafe { std::slice::from_raw_parts_mut(pull.get.into, length) };
+            shared.ranks().pull(pull.local_rank, pull.address, into)?;
         }
         Ok(())
     }
 
+    #[inline]
     fn effects(&mut self) -> Effects<'_> {
         Effects {
-            registrations: &self.registrations,
+            registrations: self.collective.registrations(),
             queue: &mut self.queue,
-            tag_bytes: self.tags.sent,
-            mates: self.mates.as_ref(),
+            tag_bytes: self.collective.tag_bytes(),
+            ranks: self.shared.as_ref().map(|shared| shared.ranks()),
         }
     }
 
-    /// Applies what ranks of this node have recorded, this one first.
+    /// Applies the records of this rank (`own`), then those of the other ranks of this node.
     fn apply_local(&mut self, own: &[Vec<u8>], epoch: u32) -> Result<(), Failure> {
-        let knowledge = self.exchange.knowledge();
+        let summary = self.exchange.summary();
+        let ranks = self.shared.as_ref().map(|shared| shared.ranks());
         let mut effects = Effects {
-            registrations: &self.registrations,
+            registrations: self.collective.registrations(),
             queue: &mut self.queue,
-            tag_bytes: self.tags.sent,
-            mates: self.mates.as_ref(),
+            tag_bytes: self.collective.tag_bytes(),
+            ranks,
         };
         for chunk in own {
-            effects.apply(Parcel::records(chunk), None)?;
+            effects.apply(RecordBuffer::records(chunk), None)?;
         }
-        let Some(mates) = &self.mates else {
+        let Some(ranks) = ranks else {
             return Ok(());
         };
-        // Beginning behind this rank: not everybody reads the same memory at once.
-        for mate in mates.others_in_turn() {
-            let rank = mates.rank(mate);
-            if knowledge.talks(rank, self.rank) {
-                for records in mates.records(mate, epoch) {
-                    effects.apply(records, Some(mate))?;
+        // Each rank starts with its successor, so that they do not all read the same memory.
+        for local_rank in ranks.others_after_own() {
+            if summary.sends(ranks.rank(local_rank), self.rank) {
+                for records in ranks.records(local_rank, epoch) {
+                    effects.apply(records, Some(local_rank))?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Ranks of other nodes that have sent something, of which not all has come.
-    fn is_complete(&self) -> bool {
-        self.missing().next().is_none()
+    /// True if all records from ranks of other nodes have arrived.
+    fn has_all_records(&self) -> bool {
+        self.missing_records().next().is_none()
     }
 
-    fn missing(&self) -> impl Iterator<Item = u32> {
+    /// Ranks of other nodes whose records have not all arrived.
+    fn missing_records(&self) -> impl Iterator<Item = u32> {
         let (exchange, own) = (&self.exchange, self.rank);
         let is_missing = move |rank: &u32| {
-            exchange.knowledge().talks(*rank, own)
-                && !exchange.places().are_together(*rank, own)
-                && !exchange.has_parcel(*rank)
+            exchange.summary().sends(*rank, own)
+                && !exchange.node_map().share_node(*rank, own)
+                && !exchange.has_all_records(*rank)
         };
         (0..self.size).filter(is_missing)
     }
 
-    /// Ranks of other nodes whose answers have not all come.
-    fn unanswered(&self) -> impl Iterator<Item = u32> {
+    /// Ranks of other nodes whose replies have not all arrived.
+    fn missing_replies(&self) -> impl Iterator<Item = u32> {
         let (exchange, own) = (&self.exchange, self.rank);
         let is_missing = move |rank: &u32| {
-            self.asked.contains(*rank)
-                && !exchange.places().are_together(*rank, own)
-                && !exchange.has_answers(*rank)
+            self.pending.get_from().contains(*rank)
+                && !exchange.node_map().share_node(*rank, own)
+                && !exchange.has_all_replies(*rank)
         };
         (0..self.size).filter(is_missing)
     }
 
-    /// Everything takes effect as it comes, since nobody gets from or for this rank.
+    /// Applies records as they arrive, because no get involves this rank.
     fn exchange_without_gets(&mut self, epoch: u32) -> Result<(), Failure> {
-        let own = self.remote[self.rank as usize].take();
+        let own = self.pending.take_own(self.rank);
         self.enter_phase(Phase::Apply);
         self.apply_local(&own, epoch)?;
-        if self.exchange.places().nodes() == 1 {
+        if self.exchange.node_map().nodes() == 1 {
             return Ok(());
         }
         loop {
-            while let Some((_, body)) = self.exchange.take_parcel() {
+            while let Some((_, body)) = self.exchange.take_records() {
                 self.enter_phase(Phase::Apply);
                 self.effects().apply(Source::from(&*body), None)?;
-                self.exchange.let_go(&body);
+                self.exchange.release(&body);
             }
             self.enter_phase(Phase::Exchange);
-            if self.is_complete() && self.transmit()? {
+            if self.has_all_records() && self.transmit()? {
                 return Ok(());
             }
             self.wait_message()?;
         }
     }
 
-    fn begin_superstep(&mut self, epoch: u32) -> Result<(), Failure> {
-        self.tags.advance();
-        self.tag_calls = 0;
-        let gone = match self.exchange.knowledge().has_facts() {
-            true => self.registrations.commit(self.exchange.knowledge()),
-            false => Vec::new(),
+    /// Waits until no rank of this node needs the memory of another one for this superstep.
+    fn wait_finished(&mut self, epoch: u32) -> Result<(), Failure> {
+        let Some(shared) = &self.shared else {
+            return Ok(());
         };
-        self.close_memory(gone);
-        self.facts.clear();
-        self.row.clear();
-        self.asked.clear();
-        self.wanted.clear();
-        self.keeping.clear();
-        self.is_pulled = false;
-        self.local.fill(LocalParcel::default());
-        self.clear_arena(epoch);
-        self.exchange.advance()?;
+        shared.ranks().reach(SyncPhase::Finished, epoch);
+        for local_rank in shared.ranks().others_in_order() {
+            self.wait_for(Event::new(local_rank, SyncPhase::Finished, epoch), None)?;
+        }
         Ok(())
     }
 
-    /// Makes room for the records of the next superstep, where those of the one before were.
-    #[inline]
-    fn clear_arena(&mut self, epoch: u32) {
-        if let Some(mates) = &self.mates {
-            self.arenas[epoch as usize % 2].clear(&mates.window);
+    fn begin_superstep(&mut self) -> Result<(), Failure> {
+        let closed = self.collective.commit(self.exchange.summary());
+        self.close_memory(closed);
+        self.pending.clear();
+        if let Some(shared) = &mut self.shared {
+            shared.advance();
         }
+        self.exchange.advance()?;
+        Ok(())
     }
 }

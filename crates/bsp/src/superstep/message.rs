@@ -1,65 +1,80 @@
-//! Messages between ranks that share no memory.
-//!
-//! A head of 24 bytes, then a body: knowledge, records, or both.
+//! Messages between ranks that share no memory: a header of 24 bytes, then a summary, records, or
+//! both.
 
-/// Bytes of a head.
-pub const HEAD_BYTES: usize = 24;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a message is.
+/// Bytes of a header.
+pub const HEAD_BYTES: usize = size_of::<WireHead>();
+
+/// Kinds of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// From rank 0 to all: how many of them take part. The number is `total`.
+    /// From rank 0 to all: the number of ranks that take part (`total`). A surplus rank replies
+    /// with the same kind.
     Start,
-    /// A rank is there; to those of its node it says how to share memory.
+    /// How the ranks of the same node can open the sender's memory.
     Hello,
-    /// What a node knows of the superstep, in a round of its end; perhaps with the whole parcel of
-    /// its sender to its receiver.
+    /// The summary of a node, in a round at the end of the superstep. May carry all records of the
+    /// sender for the receiver.
     Round,
     /// Records of a superstep.
-    Parcel,
-    /// Answers to gets of a superstep.
-    Answers,
-    /// The job ends with an error.
+    Records,
+    /// Replies to gets of a superstep.
+    Replies,
+    /// The program ends with an error.
     Abort,
-    /// Somebody waits: whether this rank's process lives is seen from whether it takes this.
-    Alive,
-    /// The sender's memory has been read for all who get of it: what is kept for it may be placed there.
+    /// Sent to a rank that is waited for. The link detects whether its process is alive.
+    Probe,
+    /// All gets from the sender's memory have been read, so replies held for it may be written there.
     Ready,
 }
 
-/// The head of a message.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What it is.
+    /// The kind of message.
     pub kind: Kind,
-    /// Of a round: which.
+    /// The number of a round.
     pub round: u8,
     /// The superstep it belongs to, modulo 2^32.
     pub superstep: u32,
-    /// Of parcels and answers: which of them.
+    /// The index of this message among the sender's records or replies for the receiver.
     pub index: u32,
-    /// Of parcels and answers: how many there are from this rank to that one; of a round: 1 if
-    /// a parcel comes with it.
+    /// The number of these messages; in a round, 1 if it carries records.
     pub total: u32,
-    /// Of a round: bytes of knowledge.
-    pub knowledge: u32,
+    /// Bytes of the summary in a round.
+    pub summary_bytes: u32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireHead {
+    mark: U16,
+    kind: u8,
+    round: u8,
+    superstep: U32,
+    index: U32,
+    total: U32,
+    summary_bytes: U32,
+    reserved: U32,
 }
 
 const KINDS: [Kind; 8] = [
     Kind::Start,
     Kind::Hello,
     Kind::Round,
-    Kind::Parcel,
-    Kind::Answers,
+    Kind::Records,
+    Kind::Replies,
     Kind::Abort,
-    Kind::Alive,
+    Kind::Probe,
     Kind::Ready,
 ];
-/// Tells messages of this runtime from others'.
+/// Begins every message of this library.
 const MARK: u16 = 0xB5B1;
 
 impl Head {
-    /// A head of a kind, all numbers 0.
+    /// A header with all numbers 0.
     #[must_use]
     pub const fn new(kind: Kind, superstep: u32) -> Head {
         Head {
@@ -68,45 +83,42 @@ impl Head {
             superstep,
             index: 0,
             total: 0,
-            knowledge: 0,
+            summary_bytes: 0,
         }
     }
 
-    /// As bytes.
+    /// The header as bytes.
     #[must_use]
     pub fn encode(self) -> [u8; HEAD_BYTES] {
         let kind = KINDS.iter().position(|kind| *kind == self.kind);
-        let mut bytes = [0; HEAD_BYTES];
-        bytes[..2].copy_from_slice(&MARK.to_le_bytes());
-        bytes[2] = kind
-            .and_then(|kind| u8::try_from(kind).ok())
-            .unwrap_or(u8::MAX);
-        bytes[3] = self.round;
-        let numbers = [self.superstep, self.index, self.total, self.knowledge];
-        for (place, number) in bytes[4..].as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
-            *place = number.to_le_bytes();
-        }
-        bytes
+        let kind = kind.and_then(|kind| u8::try_from(kind).ok());
+        let head = WireHead {
+            mark: MARK.into(),
+            kind: kind.unwrap_or(u8::MAX),
+            round: self.round,
+            superstep: self.superstep.into(),
+            index: self.index.into(),
+            total: self.total.into(),
+            summary_bytes: self.summary_bytes.into(),
+            reserved: U32::ZERO,
+        };
+        zerocopy::transmute!(head)
     }
 
-    /// From the front of a message.
+    /// The header and the body of a message; `None` if it does not begin with a valid header.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<(Head, &[u8])> {
-        let (head, body) = message.split_first_chunk::<HEAD_BYTES>()?;
-        if head[..2] != MARK.to_le_bytes() {
+        let (head, body) = WireHead::ref_from_prefix(message).ok()?;
+        if head.mark.get() != MARK {
             return None;
         }
-        let number = |at: usize| {
-            let word = head[at..].first_chunk().copied().unwrap_or_default();
-            u32::from_le_bytes(word)
-        };
         let head = Head {
-            kind: *KINDS.get(usize::from(head[2]))?,
-            round: head[3],
-            superstep: number(4),
-            index: number(8),
-            total: number(12),
-            knowledge: number(16),
+            kind: *KINDS.get(usize::from(head.kind))?,
+            round: head.round,
+            superstep: head.superstep.get(),
+            index: head.index.get(),
+            total: head.total.get(),
+            summary_bytes: head.summary_bytes.get(),
         };
         Some((head, body))
     }
@@ -117,13 +129,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_come_back_as_they_were_written() {
+    fn headers_are_decoded_as_they_were_encoded() {
         for (index, kind) in (1..).zip(KINDS) {
             let head = Head {
                 round: 3,
                 index,
                 total: 7,
-                knowledge: 9,
+                summary_bytes: 9,
                 ..Head::new(kind, 11)
             };
             let mut bytes = head.encode().to_vec();

@@ -1,37 +1,37 @@
 //! When a process may send its next chunk.
 //!
-//! Time is divided into cycles of Q slots of length epsilon; a process sends in one slot of each
-//! cycle, drawn at random, because clocks do not agree: Q processes fill the network and do not
-//! flood it. What a slot holds and how long it lasts is measured ([`Slots`]); where nothing was
-//! measured, or nothing is to be gained, everything leaves at once. Thesis ch. 4.
+//! Time is divided into cycles of Q slots of length epsilon. A process sends in one slot of each cycle,
+//! drawn at random because clocks do not agree: so Q processes use the whole network without flooding
+//! it. The capacity and length of a slot are measured ([`Slots`]). Without a measurement, or where
+//! pacing gains nothing, everything leaves at once. Thesis ch. 4.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// What those who send at the same time share.
+/// The network resource that concurrent senders share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Medium {
-    /// Nothing: a switch, to which everybody has a full-duplex link. Q = 1.
+    /// Nothing: a switch with a full-duplex link to each node. Q = 1.
     Switch,
-    /// One medium for all. Q is the number of senders.
+    /// One medium for all nodes. Q is the number of senders.
     Bus,
 }
 
 /// Slots of a network, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slots {
-    /// Bytes of payload that a full slot holds; nothing longer should be sent in one piece.
+    /// Payload bytes of a full slot, and the longest chunk that should be sent.
     pub bytes: u32,
-    /// How long a full slot lasts.
+    /// Duration of a full slot.
     pub epsilon_ns: u64,
     /// What senders share.
     pub medium: Medium,
 }
 
 impl Slots {
-    /// How many slots make a cycle when so many processes send.
+    /// Number of slots in a cycle if `senders` processes send.
     #[must_use]
     pub fn in_cycle(&self, senders: u32) -> u32 {
         let most = match self.medium {
@@ -41,17 +41,17 @@ impl Slots {
         senders.clamp(1, most)
     }
 
-    /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) where so many
-    /// processes exchange chunks: two rounds, within which everybody has slots for everybody else,
-    /// so that they ride on data. The least time-out must be longer, or packets that have
-    /// arrived are repeated: twice that suits.
+    /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) if so many processes
+    /// exchange chunks: two rounds, in which each process has slots for every other one, so that
+    /// acknowledgements travel with data. The minimum timeout must be longer, preferably twice as
+    /// long, or packets that have arrived are sent again.
     #[must_use]
     pub fn acknowledgement_delay_ns(&self, processes: u32) -> u64 {
         let rounds = u64::from(processes).saturating_mul(2);
         self.epsilon_ns.saturating_mul(rounds)
     }
 
-    /// How long the slot of a chunk lasts: in proportion to its bytes.
+    /// Duration of the slot for a chunk, in proportion to its bytes.
     #[must_use]
     pub fn epsilon_ns(&self, bytes: usize) -> u64 {
         let full = u128::from(self.bytes.max(1));
@@ -65,38 +65,40 @@ impl Slots {
 pub struct Pace {
     slots: Option<Slots>,
     in_cycle: u32,
-    /// When the next cycle begins, once one has begun.
+    /// Start of the next cycle, once one has begun.
     cycle_at_ns: Option<u64>,
-    dice: StdRng,
+    rng: StdRng,
 }
 
 impl Pace {
-    /// `senders` processes send in this superstep. Without slots everything leaves at once. The
-    /// seed should differ between processes and supersteps.
+    /// A pace for `senders` processes that send. Without slots everything leaves at once. The seed
+    /// should differ between processes and supersteps.
     #[must_use]
     pub fn new(slots: Option<Slots>, senders: u32, seed: u64) -> Pace {
         Pace {
             slots,
             in_cycle: slots.map_or(1, |slots| slots.in_cycle(senders)),
             cycle_at_ns: None,
-            dice: StdRng::seed_from_u64(seed),
+            rng: StdRng::seed_from_u64(seed),
         }
     }
 
-    /// Takes the next slot, for a chunk of so many bytes; when it begins, `now_ns` at the earliest.
+    /// Takes the next slot for a chunk of `bytes` bytes. Returns its start, `now_ns` at the earliest.
     ///
-    /// Who comes late (because of a timer, or because the network took nothing) makes up for one
-    /// cycle at most: more would be a burst.
+    /// A process that is late, because of a timer or a full link, catches up by at most one cycle,
+    /// to avoid a burst.
     pub fn next(&mut self, now_ns: u64, bytes: usize) -> u64 {
         let Some(slots) = self.slots else {
             return now_ns;
         };
         let epsilon_ns = slots.epsilon_ns(bytes);
         let cycle_ns = epsilon_ns.saturating_mul(u64::from(self.in_cycle));
-        let least_ns = now_ns.saturating_sub(cycle_ns);
-        let begin_ns = self.cycle_at_ns.map_or(now_ns, |at_ns| at_ns.max(least_ns));
+        let earliest_ns = now_ns.saturating_sub(cycle_ns);
+        let begin_ns = self
+            .cycle_at_ns
+            .map_or(now_ns, |at_ns| at_ns.max(earliest_ns));
         self.cycle_at_ns = Some(begin_ns.saturating_add(cycle_ns));
-        let slot = u64::from(self.dice.random_range(0..self.in_cycle));
+        let slot = u64::from(self.rng.random_range(0..self.in_cycle));
         begin_ns
             .saturating_add(epsilon_ns.saturating_mul(slot))
             .max(now_ns)
@@ -117,7 +119,7 @@ mod tests {
         ..BUS
     };
 
-    /// When a process that is always in time sends so many full chunks.
+    /// When a process that is always in time sends its full chunks.
     fn times(mut pace: Pace, chunks: usize) -> Vec<u64> {
         let mut now_ns = 500;
         let mut next = || {
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_bus_every_process_sends_once_in_each_cycle_and_in_every_slot_as_often() {
+    fn on_a_bus_a_process_sends_once_in_each_cycle_and_equally_often_in_every_slot() {
         let (senders, cycles) = (5, 5_000);
         let cycle_ns = 10_000 * u64::from(senders);
         let mut drawn = [0; 5];
@@ -149,7 +151,7 @@ mod tests {
             assert!(within_ns < cycle_ns && within_ns.is_multiple_of(10_000));
             drawn[(within_ns / 10_000) as usize] += 1;
         }
-        // A thousand each, and four standard deviations to either side.
+        // The mean is 1000; the bounds are four standard deviations away.
         let is_even = drawn.iter().all(|count| (887..1113).contains(count));
         assert!(is_even, "{drawn:?}");
     }
@@ -164,10 +166,10 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_makes_up_for_one_cycle_and_sends_no_burst() {
+    fn a_late_process_catches_up_by_one_cycle_without_a_burst() {
         let mut pace = Pace::new(Some(SWITCH), 8, 1);
         assert_eq!(pace.next(0, 1000), 0);
-        // A little late: the grid stays.
+        // A little late: the cycles keep their start times.
         assert_eq!(pace.next(12_000, 1000), 12_000);
         assert_eq!(pace.next(12_000, 1000), 20_000);
         // Very late.

@@ -1,24 +1,24 @@
-//! The messages a rank has been sent in the superstep before.
+//! The messages that a rank has received from the previous superstep.
 
 use std::collections::VecDeque;
 
 use dipole_link::window::Source;
 use zerocopy::IntoBytes;
 
-/// Tags and payloads begin at multiples of this.
+/// Alignment of tags and payloads.
 const ALIGNMENT: usize = size_of::<u128>();
 
-/// Sizes of tags: what holds now and what will. Messages in the queue have their own.
+/// Tag sizes now and from the next superstep on. Messages in the queue keep their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagSizes {
-    /// Of messages that are sent.
+    /// Tag size of messages sent now.
     pub sent: u64,
-    /// Set last.
+    /// Tag size set last.
     pub set: u64,
 }
 
 impl TagSizes {
-    /// Ends a superstep.
+    /// Begins the next superstep.
     pub fn advance(&mut self) {
         self.sent = self.set;
     }
@@ -32,7 +32,7 @@ pub struct Queue {
     payload_bytes: u64,
 }
 
-/// A message: its place in `words`, tag first.
+/// A message: its position in `words`, where its tag comes first.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     word: usize,
@@ -40,17 +40,17 @@ struct Entry {
     length: usize,
 }
 
-/// A message as it lies in the queue.
+/// A message in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Queued<'a> {
-    /// Its tag.
+    /// The tag.
     pub tag: &'a [u8],
-    /// Its payload.
+    /// The payload.
     pub payload: &'a [u8],
 }
 
 impl Queue {
-    /// Drops all messages.
+    /// Removes all messages.
     #[inline]
     pub fn clear(&mut self) {
         self.words.clear();
@@ -58,47 +58,47 @@ impl Queue {
         self.payload_bytes = 0;
     }
 
-    /// Adds one: its tag of `tag` bytes and its payload behind it.
+    /// Adds a message: a tag of `tag` bytes, then the payload.
     ///
     /// # Panics
-    /// When it is shorter than its tag.
+    /// If the message is shorter than its tag.
     pub fn push(&mut self, tag: usize, message: Source<'_>) {
         let length = message.length() - tag;
         let word = self.words.len();
         let behind = word + tag.div_ceil(ALIGNMENT);
         self.words.resize(behind + length.div_ceil(ALIGNMENT), 0);
         let (own_tag, own_payload) = self.words[word..].split_at_mut(behind - word);
-        let places = [
+        let node_map = [
             (own_tag, message.part(0, tag)),
             (own_payload, message.part(tag, length)),
         ];
-        for (place, bytes) in places {
+        for (place, bytes) in node_map {
             bytes.copy_into(&mut place.as_mut_bytes()[..bytes.length()]);
         }
         self.entries.push_back(Entry { word, tag, length });
         self.payload_bytes += length as u64;
     }
 
-    /// Messages there are.
+    /// The number of messages.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.entries.len() as u64
     }
 
-    /// Bytes of their payloads.
+    /// Bytes of all payloads.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
 
-    /// The next one.
+    /// The next message.
     #[must_use]
     pub fn first(&self) -> Option<Queued<'_>> {
         let entry = self.entries.front()?;
         Some(entry.of(&self.words))
     }
 
-    /// Takes the next one off; it stays where it lies until all are dropped.
+    /// Removes the next message. Its bytes stay valid until [`clear`](Self::clear).
     pub fn take(&mut self) -> Option<Queued<'_>> {
         let entry = self.entries.pop_front()?;
         self.payload_bytes -= entry.length as u64;
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_as_they_were_sent_and_lie_aligned() {
+    fn messages_are_aligned_and_come_out_as_they_were_sent() {
         let mut queue = Queue::default();
         let messages: [(&[u8], &[u8]); 4] = [
             (b"tag", b"payload"),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_of_tags_holds_from_the_next_superstep_on() {
+    fn a_tag_size_takes_effect_in_the_next_superstep() {
         let mut sizes = TagSizes { sent: 1, set: 4 };
         sizes.advance();
         assert_eq!(sizes, TagSizes { sent: 4, set: 4 });

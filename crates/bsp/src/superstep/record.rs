@@ -1,73 +1,73 @@
-//! What one rank tells another in a superstep: puts, gets, answers to gets, messages.
+//! Records: the puts, gets, replies to gets and messages that ranks send each other in a superstep.
 //!
-//! A record is a head of three little-endian words and its data, filled up to a multiple of
-//! eight bytes. It lies in shared memory or in a message, and is read where it lies.
+//! A record is a header of three little-endian words and its data, padded to a multiple of eight
+//! bytes. It lies in shared memory or in a message, and is read in place.
 
 use dipole_link::window::Source;
 
-/// Bytes of a head.
+/// Bytes of a header.
 pub const HEAD_BYTES: usize = 24;
 
-/// What a record says; its data follow it.
+/// The header of a record. Its data follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// The data belong at an offset of the receiver's part of an area.
+    /// Writes the data into the receiver's part of an area.
     Put {
         /// The area.
         slot: u32,
-        /// Where in it.
+        /// Where the data belong in it.
         offset: u64,
-        /// How many bytes of data.
+        /// Bytes of data.
         length: u64,
     },
-    /// The receiver copies them itself, out of the sender's memory at the address that the data are.
-    Fetch {
+    /// A put whose bytes the receiver copies from the sender's memory. The data are their address.
+    PutByPull {
         /// The area.
         slot: u32,
-        /// Where in it.
+        /// Where the bytes belong in it.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
-    /// The sender wants bytes of the receiver's part of an area in memory that it has opened; the data are
-    /// its key.
-    Bring {
+    /// Asks for bytes of the receiver's part of an area, to be written into memory that the sender has
+    /// opened. The data are its key.
+    GetByWrite {
         /// The area.
         slot: u32,
-        /// Where in it.
+        /// Where the bytes begin in it.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
-    /// The same, but of how they are before anything is written: the receiver keeps a copy until
+    /// The same for the bytes as they are before any put takes effect. The receiver holds a copy until
     /// the sender is ready for it.
-    Keep {
+    GetSnapshot {
         /// The area.
         slot: u32,
-        /// Where in it.
+        /// Where the bytes begin in it.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
-    /// The sender wants bytes of the receiver's part of an area; the data are the ticket of the answer.
+    /// Asks for bytes of the receiver's part of an area. The data are the ticket of the reply.
     Get {
         /// The area.
         slot: u32,
-        /// Where in it.
+        /// Where the bytes begin in it.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
-    /// The data were asked for.
-    Answer {
-        /// By which get.
+    /// Replies to a get with data.
+    Reply {
+        /// The ticket of the get.
         ticket: u64,
-        /// Where in what was asked for.
+        /// Where the data belong in its destination.
         offset: u64,
-        /// How many bytes of data.
+        /// Bytes of data.
         length: u64,
     },
-    /// A tag and a payload for the receiver's queue.
+    /// Sends a tag and a payload to the receiver's queue.
     Message {
         /// Bytes of the tag, which comes first.
         tag: u64,
@@ -77,26 +77,26 @@ pub enum Record {
 }
 
 const PUT: u64 = 1;
-const FETCH: u64 = 2;
+const PUT_BY_PULL: u64 = 2;
 const GET: u64 = 3;
-const ANSWER: u64 = 4;
+const REPLY: u64 = 4;
 const MESSAGE: u64 = 5;
-const BRING: u64 = 6;
-const KEEP: u64 = 7;
+const GET_BY_WRITE: u64 = 6;
+const GET_SNAPSHOT: u64 = 7;
 
-/// A record that no rank of this program wrote.
+/// A record that no rank of this program can have written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a record that is none")]
+#[error("a rank has sent an invalid record")]
 pub struct Malformed;
 
-/// Bytes with which data of `length` are filled up.
+/// Bytes of data after padding.
 #[must_use]
 pub const fn filled(length: usize) -> usize {
     length.next_multiple_of(8)
 }
 
 impl Record {
-    /// Its head.
+    /// The encoded header.
     #[must_use]
     #[inline]
     pub fn head(self) -> [u8; HEAD_BYTES] {
@@ -106,31 +106,31 @@ impl Record {
                 offset,
                 length,
             } => [PUT | u64::from(slot) << 8, offset, length],
-            Record::Fetch {
+            Record::PutByPull {
                 slot,
                 offset,
                 length,
-            } => [FETCH | u64::from(slot) << 8, offset, length],
-            Record::Bring {
+            } => [PUT_BY_PULL | u64::from(slot) << 8, offset, length],
+            Record::GetByWrite {
                 slot,
                 offset,
                 length,
-            } => [BRING | u64::from(slot) << 8, offset, length],
-            Record::Keep {
+            } => [GET_BY_WRITE | u64::from(slot) << 8, offset, length],
+            Record::GetSnapshot {
                 slot,
                 offset,
                 length,
-            } => [KEEP | u64::from(slot) << 8, offset, length],
+            } => [GET_SNAPSHOT | u64::from(slot) << 8, offset, length],
             Record::Get {
                 slot,
                 offset,
                 length,
             } => [GET | u64::from(slot) << 8, offset, length],
-            Record::Answer {
+            Record::Reply {
                 ticket,
                 offset,
                 length,
-            } => [ANSWER | ticket << 8, offset, length],
+            } => [REPLY | ticket << 8, offset, length],
             Record::Message { tag, length } => [MESSAGE, tag, length],
         };
         let mut head = [0; HEAD_BYTES];
@@ -140,16 +140,16 @@ impl Record {
         head
     }
 
-    /// Bytes of data behind the head.
+    /// Bytes of data after the header, without padding.
     #[must_use]
     #[inline]
     pub fn data_bytes(self) -> u64 {
         match self {
-            Record::Put { length, .. } | Record::Answer { length, .. } => length,
+            Record::Put { length, .. } | Record::Reply { length, .. } => length,
             Record::Get { .. }
-            | Record::Fetch { .. }
-            | Record::Bring { .. }
-            | Record::Keep { .. } => 8,
+            | Record::PutByPull { .. }
+            | Record::GetByWrite { .. }
+            | Record::GetSnapshot { .. } => 8,
             Record::Message { tag, length } => tag.saturating_add(length),
         }
     }
@@ -157,7 +157,7 @@ impl Record {
     #[inline]
     fn parse(head: Source<'_>) -> Result<Record, Malformed> {
         let (first, offset, length) = (head.word(0), head.word(8), head.word(16));
-        // Of 32 bits at most where it is a slot: what lies above was zero in the sender's.
+        // A slot has 32 bits; the bits above must be 0.
         let slot = u32::try_from(first >> 8);
         let slot = || slot.map_err(|_| Malformed);
         Ok(match first & 0xFF {
@@ -166,7 +166,7 @@ impl Record {
                 offset,
                 length,
             },
-            FETCH => Record::Fetch {
+            PUT_BY_PULL => Record::PutByPull {
                 slot: slot()?,
                 offset,
                 length,
@@ -176,17 +176,17 @@ impl Record {
                 offset,
                 length,
             },
-            BRING => Record::Bring {
+            GET_BY_WRITE => Record::GetByWrite {
                 slot: slot()?,
                 offset,
                 length,
             },
-            KEEP => Record::Keep {
+            GET_SNAPSHOT => Record::GetSnapshot {
                 slot: slot()?,
                 offset,
                 length,
             },
-            ANSWER => Record::Answer {
+            REPLY => Record::Reply {
                 ticket: first >> 8,
                 offset,
                 length,
@@ -200,14 +200,14 @@ impl Record {
     }
 }
 
-/// The records in a run of bytes, with their data.
+/// Iterates over records and their data.
 #[derive(Clone, Copy, Debug)]
 pub struct Records<'a> {
     rest: Source<'a>,
 }
 
 impl<'a> Records<'a> {
-    /// Those in `bytes`.
+    /// The records in `bytes`.
     #[must_use]
     #[inline]
     pub fn new(bytes: Source<'a>) -> Records<'a> {
@@ -269,23 +269,29 @@ mod tests {
                 offset,
                 length
             }),
-            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::Fetch {
-                slot,
-                offset,
-                length
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| {
+                Record::PutByPull {
+                    slot,
+                    offset,
+                    length,
+                }
             }),
-            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::Bring {
-                slot,
-                offset,
-                length
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| {
+                Record::GetByWrite {
+                    slot,
+                    offset,
+                    length,
+                }
             }),
-            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::Keep {
-                slot,
-                offset,
-                length
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| {
+                Record::GetSnapshot {
+                    slot,
+                    offset,
+                    length,
+                }
             }),
             (0_u64..1 << 56, any::<u64>(), 0_u64..40).prop_map(|(ticket, offset, length)| {
-                Record::Answer {
+                Record::Reply {
                     ticket,
                     offset,
                     length,
@@ -297,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_come_back_as_they_were_written(records in proptest::collection::vec(any_record(), 0..9)) {
+        fn records_are_decoded_as_they_were_encoded(records in proptest::collection::vec(any_record(), 0..9)) {
             let mut bytes = Vec::new();
             for (index, record) in records.iter().enumerate() {
                 bytes.extend_from_slice(&record.head());
@@ -318,7 +324,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_end(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn decoding_arbitrary_bytes_terminates(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut seen = 0;
             for found in Records::new(Source::from(&bytes[..])) {
                 seen += HEAD_BYTES;

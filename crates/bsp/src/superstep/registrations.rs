@@ -1,12 +1,12 @@
 //! Areas of memory that all ranks have registered together.
 //!
-//! The n-th push of all ranks makes one area, with a part of each. What is pushed and popped in
-//! a superstep counts from the next one on.
+//! The n-th push of all ranks makes one area, with a part on each rank. Pushes and pops take effect
+//! in the next superstep.
 
 use rustc_hash::FxHashMap;
 
-use super::facts::Part;
-use super::knowledge::Knowledge;
+use super::collective::Part;
+use super::summary::Summary;
 use crate::misuse::Misuse;
 
 /// See the module.
@@ -16,15 +16,15 @@ pub struct Registrations {
     size: u32,
     /// Areas in use, by number: the part of each rank.
     areas: FxHashMap<u32, Box<[Part]>>,
-    /// Areas in use by where this rank's part begins, the newest last.
+    /// Areas in use, by the start of this rank's part, the newest last.
     by_address: FxHashMap<u64, Vec<u32>>,
-    /// Number of the next area pushed.
+    /// Number of the next area.
     next: u32,
     pushed: Vec<Pushed>,
     popped: Vec<u32>,
 }
 
-/// Pushed in this superstep.
+/// A push of this superstep.
 #[derive(Clone, Copy, Debug)]
 struct Pushed {
     part: Part,
@@ -32,7 +32,7 @@ struct Pushed {
 }
 
 impl Registrations {
-    /// None yet.
+    /// No registrations.
     #[must_use]
     pub fn new(own: u32, size: u32) -> Registrations {
         Registrations {
@@ -46,10 +46,10 @@ impl Registrations {
         }
     }
 
-    /// This rank's part of a new area.
+    /// Adds this rank's part of a new area.
     ///
     /// # Errors
-    /// NULL with a size.
+    /// The address is NULL and the size is not 0.
     pub fn push(&mut self, part: Part) -> Result<(), Misuse> {
         if part.is_null() && part.bytes > 0 {
             return Err(Misuse::NullWithSize { bytes: part.bytes });
@@ -61,10 +61,10 @@ impl Registrations {
         Ok(())
     }
 
-    /// Takes back the newest area whose part of this rank begins at `address`.
+    /// Removes the newest area whose part on this rank begins at `address`.
     ///
     /// # Errors
-    /// There is none.
+    /// The area is not registered.
     pub fn pop(&mut self, address: u64) -> Result<(), Misuse> {
         let is_it = |pushed: &Pushed| !pushed.is_popped && pushed.part.address == address;
         if let Some(index) = self.pushed.iter().rposition(is_it) {
@@ -80,7 +80,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// What was pushed in this superstep.
+    /// The pushes of this superstep.
     pub fn pushes(&self) -> impl Iterator<Item = Part> {
         self.pushed.iter().map(|pushed| pushed.part)
     }
@@ -91,10 +91,11 @@ impl Registrations {
         &self.popped
     }
 
-    /// The area that `address` names to this rank, and where `bytes` at `offset` of another rank's
-    /// part of it lie.
+    /// The area with this rank's part at `address`, and the address of byte `offset` of another rank's
+    /// part of it.
     ///
     /// # Errors
+    /// The area is not registered, or `bytes` bytes from `offset` on exceed that part.
     /// It names none, or they are not inside.
     #[inline]
     pub fn find(
@@ -130,14 +131,15 @@ impl Registrations {
         }
     }
 
-    /// By which another rank's part of an area can be written without a copy on the way.
+    /// The key for direct writes into another rank's part of an area.
     #[must_use]
     pub fn key(&self, area: u32, rank: u32) -> Option<u64> {
         let key = self.areas.get(&area)?[rank as usize].key;
         (key != 0).then_some(key)
     }
 
-    /// Where bytes of this rank's part of an area lie, if they are inside.
+    /// The address of byte `offset` of this rank's part of an area, if `bytes` bytes from there are
+    /// inside.
     #[must_use]
     #[inline]
     pub fn own(&self, area: u32, offset: u64, bytes: u64) -> Option<u64> {
@@ -146,11 +148,11 @@ impl Registrations {
         (!part.is_null() && end <= part.bytes).then(|| part.address.wrapping_add(offset))
     }
 
-    /// Makes what all ranks have pushed and popped count; the keys of this rank's parts of areas that
-    /// are no more.
-    pub fn commit(&mut self, known: &Knowledge) -> Vec<u64> {
+    /// Makes the pushes and pops of all ranks take effect. Returns the keys of this rank's parts of
+    /// areas that no longer exist.
+    pub fn commit(&mut self, known: &Summary) -> Vec<u64> {
         for (number, index) in (self.next..).zip(0..self.pushed.len()) {
-            let parts = (0..self.size).map(|rank| known.facts(rank).pushes[index]);
+            let parts = (0..self.size).map(|rank| known.collectives(rank).pushes[index]);
             self.areas.insert(number, parts.collect());
             let address = self.pushed[index].part.address;
             self.by_address.entry(address).or_default().push(number);
@@ -177,13 +179,13 @@ impl Registrations {
 
 #[cfg(test)]
 mod tests {
-    use super::super::facts::Facts;
+    use super::super::collective::CollectiveCalls;
     use super::*;
 
     const X: u64 = 0x1000;
 
     fn part(address: u64, bytes: u64) -> Part {
-        // A key that tells parts apart.
+        // A key that differs between parts.
         let key = address + bytes;
         Part {
             address,
@@ -192,21 +194,21 @@ mod tests {
         }
     }
 
-    /// Ends a superstep in which the other of two ranks pushed parts of its own.
+    /// Ends a superstep in which the other of two ranks pushed `others`.
     fn sync(own: &mut Registrations, others: &[Part]) -> Vec<u64> {
-        let mut known = Knowledge::new(2);
+        let mut known = Summary::new(2);
         for (rank, pushes) in [(0, own.pushes().collect()), (1, others.to_vec())] {
-            let facts = Facts {
+            let collectives = CollectiveCalls {
                 pushes,
-                ..Facts::default()
+                ..CollectiveCalls::default()
             };
-            known.add_facts(rank, facts);
+            known.add_collectives(rank, collectives);
         }
         own.commit(&known)
     }
 
     #[test]
-    fn an_area_counts_from_the_next_superstep_on_and_its_newest_registration_wins() {
+    fn an_area_takes_effect_in_the_next_superstep_and_its_newest_registration_wins() {
         let mut own = Registrations::new(0, 2);
         own.push(part(X, 16)).expect("an area");
         assert_eq!(
@@ -226,15 +228,15 @@ mod tests {
         sync(&mut own, &[part(0, 0)]);
         assert_eq!(own.find(X, 1, 0, 4), Err(Misuse::NoPart { rank: 1 }));
         own.pop(X).expect("the second");
-        assert_eq!(own.find(X, 0, 0, 4), Ok((1, X)), "it counts till the end");
-        assert_eq!(own.key(1, 1), None, "it has no part");
-        assert_eq!(sync(&mut own, &[]), [X + 4], "it is no more");
+        assert_eq!(own.find(X, 0, 0, 4), Ok((1, X)), "until the superstep ends");
+        assert_eq!(own.key(1, 1), None, "NULL was registered");
+        assert_eq!(sync(&mut own, &[]), [X + 4], "its key is closed");
         assert_eq!(own.key(1, 0), None);
         assert_eq!(own.find(X, 1, 0, 4), Ok((0, X + 64)));
     }
 
     #[test]
-    fn pops_take_the_newest_and_may_come_in_any_order() {
+    fn a_pop_removes_the_newest_area_in_any_order() {
         let mut own = Registrations::new(0, 2);
         let y = X + 8;
         own.push(part(X, 4)).expect("an area");

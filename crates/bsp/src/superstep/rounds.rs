@@ -1,8 +1,8 @@
-//! The end of a superstep as a reduction: in round k, node i tells node i + 2^k all it knows.
+//! The end of a superstep as a reduction: in round k, node i sends node i + 2^k all it knows.
 //!
-//! After ceil(log2 n) rounds everybody knows everything, and therefore that everybody is there:
-//! the reduction is the barrier. It works for any number of nodes, since knowing something twice
-//! is no harm.
+//! After ceil(log2 n) rounds every node knows everything, and therefore that every other node has
+//! arrived, so the reduction is also the barrier. It works for any number of nodes, because merging
+//! the same summary twice has no effect.
 //!
 //! # Source
 //! BSP §5.1; dissemination as in Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988).
@@ -13,11 +13,11 @@ pub struct Rounds {
     own: usize,
     nodes: usize,
     round: usize,
-    /// What came for rounds that have not begun, by round.
-    came: Vec<Option<Vec<u8>>>,
+    /// Summaries received for rounds that have not ended, by round.
+    received: Vec<Option<Vec<u8>>>,
 }
 
-/// Rounds that `nodes` need.
+/// Number of rounds for `nodes` nodes.
 #[must_use]
 pub fn count(nodes: usize) -> usize {
     nodes.next_power_of_two().trailing_zeros() as usize
@@ -31,56 +31,57 @@ impl Rounds {
             own,
             nodes,
             round: 0,
-            came: vec![None; count(nodes)],
+            received: vec![None; count(nodes)],
         }
     }
 
-    /// Begins again.
+    /// Begins the next superstep.
     pub fn clear(&mut self) {
         self.round = 0;
-        self.came.fill(None);
+        self.received.fill(None);
     }
 
-    /// The round that is under way.
+    /// The current round.
     #[must_use]
     pub fn current(&self) -> usize {
         self.round
     }
 
-    /// True when all rounds have been.
+    /// True once all rounds have ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.round == self.came.len()
+        self.round == self.received.len()
     }
 
-    /// Whom this node tells in a round.
+    /// The node that this one sends to in a round.
     #[must_use]
     pub fn to(&self, round: usize) -> usize {
         (self.own + (1 << round)) % self.nodes
     }
 
-    /// Who tells this node in a round.
+    /// The node that this one receives from in a round.
     #[must_use]
     pub fn from(&self, round: usize) -> usize {
         (self.own + self.nodes - (1 << round)) % self.nodes
     }
 
-    /// Takes what a node tells in a round; `None` if it is not the one to tell it, or has already.
-    pub fn accept(&mut self, round: usize, from: usize, knowledge: &[u8]) -> Option<()> {
-        let is_due = round >= self.round && round < self.came.len() && from == self.from(round);
-        let place = self.came.get_mut(round).filter(|_| is_due)?;
-        if place.is_some() {
+    /// Accepts the summary that a node sends in a round. Returns `None` if another node was due, or the
+    /// summary is already there.
+    pub fn accept(&mut self, round: usize, from: usize, summary: &[u8]) -> Option<()> {
+        let is_due = round >= self.round && round < self.received.len() && from == self.from(round);
+        let slot = self.received.get_mut(round).filter(|_| is_due)?;
+        if slot.is_some() {
             return None;
         }
-        *place = Some(knowledge.to_vec());
+        *slot = Some(summary.to_vec());
         Some(())
     }
 
-    /// What was told in the round under way, which is over then.
+    /// Takes the summary of the current round, and ends the round.
     pub fn finish(&mut self) -> Option<Vec<u8>> {
-        let knowledge = self.came.get_mut(self.round)?.take()?;
+        let summary = self.received.get_mut(self.round)?.take()?;
         self.round += 1;
-        Some(knowledge)
+        Some(summary)
     }
 }
 
@@ -89,21 +90,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_knows_everything_after_all_rounds() {
+    fn every_node_knows_everything_after_all_rounds() {
         for nodes in 1..40 {
             let mut parts: Vec<_> = (0..nodes).map(|own| Rounds::new(own, nodes)).collect();
             let mut known: Vec<u64> = (0..nodes).map(|own| 1 << own).collect();
             for round in 0..count(nodes) {
-                let telling = known.clone();
-                for (own, knowledge) in telling.iter().enumerate() {
+                let before = known.clone();
+                for (own, summary) in before.iter().enumerate() {
                     let to = parts[own].to(round);
-                    let bytes = knowledge.to_le_bytes();
+                    let bytes = summary.to_le_bytes();
                     assert_eq!(parts[to].accept(round, own, &bytes), Some(()));
                     assert_eq!(parts[to].accept(round, own, &bytes), None, "twice");
                 }
                 for (part, known) in parts.iter_mut().zip(&mut known) {
-                    let told = part.finish().expect("it was told");
-                    *known |= u64::from_le_bytes(told.try_into().expect("eight bytes"));
+                    let received = part.finish().expect("the round's summary");
+                    *known |= u64::from_le_bytes(received.try_into().expect("eight bytes"));
                 }
             }
             assert!(parts.iter().all(Rounds::is_over));
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_node_tells_and_only_in_rounds_there_are() {
+    fn only_the_right_node_is_accepted_and_only_in_existing_rounds() {
         let mut part = Rounds::new(0, 5);
         assert_eq!(part.accept(0, 3, &[]), None);
         assert_eq!(part.accept(3, 4, &[]), None);

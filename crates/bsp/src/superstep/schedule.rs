@@ -1,8 +1,8 @@
-//! In which order a process sends to the others of a superstep.
+//! In which order a process sends to the others in a superstep.
 //!
-//! After the barrier all begin at once. If everybody sent to process 0 first, then to process 1, one
-//! link would carry everything and the others nothing. In a Latin square nobody receives from two
-//! in the same round. Thesis §5.1, table 6.8.
+//! All processes begin to send after the barrier. If all sent to process 0 first, then to process 1,
+//! the link of one receiver would be overloaded while the others idle. In a Latin square no process
+//! receives from two others in the same round. Thesis §5.1, table 6.8.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -11,21 +11,21 @@ use rand::{Rng, SeedableRng};
 /// An order of destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// In each round every process sends to one and receives from one: the next, the one after it
-    /// and so on.
+    /// In each round every process sends to one process and receives from one: first its successor,
+    /// then the one after that, and so on.
     LatinSquare,
-    /// Every process draws an order of its own; in a round some receive from several, some from
-    /// none. The seed is common to all.
+    /// Every process draws its own order, so in a round some receive from several processes and some
+    /// from none. The seed is common to all.
     Random {
-        /// What the orders are drawn from.
+        /// The seed of all orders.
         seed: u64,
     },
-    /// 0, 1, 2, ... at all processes, for comparison.
+    /// 0, 1, 2, ... on all processes, for comparison.
     Naive,
 }
 
 impl Order {
-    /// To whom process `rank` of `processes` sends, round by round: every other one once.
+    /// The destinations of process `rank` of `processes`, round by round: every other process once.
     #[must_use]
     pub fn destinations(self, rank: usize, processes: usize) -> Vec<usize> {
         let mut others: Vec<usize> = (1..processes)
@@ -35,8 +35,8 @@ impl Order {
             Order::LatinSquare => {}
             Order::Naive => others.sort_unstable(),
             Order::Random { seed } => {
-                let mut dice = StdRng::seed_from_u64(seed);
-                let own: u64 = dice.random();
+                let mut rng = StdRng::seed_from_u64(seed);
+                let own: u64 = rng.random();
                 others.shuffle(&mut StdRng::seed_from_u64(own ^ rank as u64));
             }
         }
@@ -44,24 +44,24 @@ impl Order {
     }
 }
 
-/// Whose turn it is among the destinations that something is left for.
+/// Chooses destinations in turn, among those for which something is left.
 #[derive(Clone, Debug)]
-pub struct Turns {
+pub struct RoundRobin {
     destinations: Vec<usize>,
     next: usize,
 }
 
-impl Turns {
-    /// Turns of process `rank` of `processes`.
+impl RoundRobin {
+    /// The turns of process `rank` of `processes`.
     #[must_use]
-    pub fn new(order: Order, rank: usize, processes: usize) -> Turns {
-        Turns {
+    pub fn new(order: Order, rank: usize, processes: usize) -> RoundRobin {
+        RoundRobin {
             destinations: order.destinations(rank, processes),
             next: 0,
         }
     }
 
-    /// The next destination in turn for which something is left, round after round.
+    /// The next destination for which something is left.
     pub fn next(&mut self, is_left: impl Fn(usize) -> bool) -> Option<usize> {
         let count = self.destinations.len();
         let turn = (0..count)
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_round_of_the_latin_square_everybody_receives_from_exactly_one() {
+    fn in_a_round_of_the_latin_square_each_process_receives_from_exactly_one() {
         for processes in 2..40 {
             let of = |rank| Order::LatinSquare.destinations(rank, processes);
             let all: Vec<Vec<usize>> = (0..processes).map(of).collect();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_order_is_repeatable_and_differs_between_processes_and_seeds() {
+    fn random_orders_are_repeatable_and_differ_between_processes_and_seeds() {
         let of = |seed, rank| Order::Random { seed }.destinations(rank, 16);
         assert_eq!(of(1, 3), of(1, 3));
         assert_ne!(of(1, 3), of(2, 3));
@@ -120,15 +120,18 @@ mod tests {
     }
 
     #[test]
-    fn turns_pass_over_those_for_whom_nothing_is_left() {
+    fn destinations_with_nothing_left_are_skipped() {
         let mut left = [0, 0, 1, 3, 2];
-        let mut turns = Turns::new(Order::LatinSquare, 0, left.len());
+        let mut turns = RoundRobin::new(Order::LatinSquare, 0, left.len());
         let mut taken = Vec::new();
         while let Some(to) = turns.next(|to| left[to] > 0) {
             left[to] -= 1;
             taken.push(to);
         }
         assert_eq!(taken, [2, 3, 4, 3, 4, 3]);
-        assert_eq!(Turns::new(Order::LatinSquare, 0, 1).next(|_| true), None);
+        assert_eq!(
+            RoundRobin::new(Order::LatinSquare, 0, 1).next(|_| true),
+            None
+        );
     }
 }

@@ -1,39 +1,39 @@
-//! What clocks of nodes show at the same moment, from the supersteps alone.
+//! Offsets between the clocks of nodes, computed from the supersteps alone.
 //!
-//! Nobody leaves a superstep before all have entered it. So a rank that leaves at one time by its
-//! own clock knows that each other has entered before: every superstep bounds from both sides by how much two
-//! clocks differ. Bounds of neighbouring supersteps hold for each other, too, but for what clocks
-//! drift meanwhile. The middle of the bounds is taken, and half of their distance is the error: it rests
-//! on no assumption about how long messages take.
+//! No rank leaves a superstep before all have entered it. So the time at which a rank leaves, by its own
+//! clock, is later than the time at which each other rank entered: every superstep bounds the offset
+//! between two clocks from both sides. Bounds of neighbouring supersteps also apply, widened by the
+//! possible drift. The result is the middle of the bounds, with half of their distance as its error.
+//! No assumption about the delay of messages is needed.
 
 use super::format::{Step, TraceFile};
 
-/// By how much two clocks may drift apart, at most: a thousandth. The kernel corrects each by at
-/// most 500 millionths.
+/// Maximum drift between two clocks: one thousandth. The kernel corrects each clock by at most 500
+/// millionths.
 const DRIFT: i64 = 1000;
 
-/// How one clock differs from rank 0's, at one time.
+/// The offset of a clock from rank 0's, at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offset {
     /// To be added to this clock's time.
     pub add_ns: i64,
-    /// How wrong that may be.
+    /// Maximum error.
     pub error_ns: u64,
 }
 
-/// The clocks of a run's ranks.
+/// The clocks of all ranks in a run.
 #[derive(Clone, Debug)]
 pub struct Clocks {
-    /// By rank: the lowest rank of its node.
+    /// The lowest rank on the node of each rank.
     leaders: Vec<u32>,
-    /// By leader; what differs at supersteps, by the time of this clock. Empty for rank 0's node.
+    /// By leader: offsets at supersteps, with their times by this clock. Empty for rank 0's node.
     nodes: Vec<(u32, Vec<(u64, Offset)>)>,
 }
 
 impl Clocks {
-    /// Compares the clocks of all ranks of one run, given in the order of ranks. Supersteps that
-    /// not all of them have do not count. `None` if there are nodes, and not one such superstep; or
-    /// if bounds contradict each other, so that the files are of several runs.
+    /// Compares the clocks of all ranks of one run, given in the order of ranks. Supersteps that are
+    /// missing in a file are ignored. Returns `None` if several nodes have no superstep in common, or
+    /// if bounds contradict each other because the files belong to several runs.
     #[must_use]
     pub fn of(files: &[TraceFile]) -> Option<Clocks> {
         let leaders: Vec<u32> = files.iter().map(|file| file.header.leader).collect();
@@ -52,7 +52,7 @@ impl Clocks {
         Some(Clocks { leaders, nodes })
     }
 
-    /// What to add to a time of a rank's clock to have it by rank 0's.
+    /// The offset to add to a time of a rank's clock to get rank 0's time.
     #[must_use]
     pub fn at(&self, rank: u32, time_ns: u64) -> Offset {
         let leader = self.leaders.get(rank as usize);
@@ -74,13 +74,13 @@ impl Clocks {
         )
     }
 
-    /// A time of a rank's clock by rank 0's.
+    /// A time of a rank's clock, converted to rank 0's clock.
     #[must_use]
     pub fn common_ns(&self, rank: u32, time_ns: u64) -> i64 {
         signed(time_ns).saturating_add(self.at(rank, time_ns).add_ns)
     }
 
-    /// The largest error of each node but rank 0's, by its lowest rank.
+    /// The largest error of each node except rank 0's, by the node's lowest rank.
     pub fn errors(&self) -> impl Iterator<Item = (u32, u64)> {
         let others = self.nodes.iter().filter(|(_, offsets)| !offsets.is_empty());
         others.map(|(leader, offsets)| {
@@ -90,7 +90,7 @@ impl Clocks {
     }
 }
 
-/// Bounds of what to add to the clock of a node to have that of `home`, at a time of the former.
+/// Bounds of the offset from a node's clock to that of `home`, at a time of the node's clock.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     at_ns: u64,
@@ -99,7 +99,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Both hold; those of another time with what may have drifted since.
+    /// Applies the bounds of another time, widened by the drift since then.
     fn tighten(&mut self, other: &Bounds) {
         let drift = signed(self.at_ns.abs_diff(other.at_ns)) / DRIFT + 1;
         self.low = self.low.max(other.low.saturating_sub(drift));
@@ -122,11 +122,11 @@ fn compare(files: &[TraceFile], home: u32, leader: u32) -> Option<Vec<(u64, Offs
         else {
             continue;
         };
-        // The clocks drift between the two moments that are compared, too.
+        // The clocks may also drift between the two times that are compared.
         let drift = signed(their_leave.abs_diff(*their_entry)) / DRIFT;
         bounds.push(Bounds {
             at_ns: *their_entry,
-            // Theirs had left after ours had entered, and the other way round.
+            // The node left after home had entered, and the other way round.
             low: (signed(*entered).saturating_sub(signed(*their_leave))).saturating_sub(drift),
             high: signed(*left).saturating_sub(signed(*their_entry)),
         });
@@ -152,7 +152,7 @@ fn compare(files: &[TraceFile], home: u32, leader: u32) -> Option<Vec<(u64, Offs
     })
 }
 
-/// Of each superstep that all ranks of a node have: when the last entered, when the first left.
+/// For each superstep that all ranks of a node have: when the last rank entered and the first left.
 fn spans<'a>(files: impl Iterator<Item = &'a TraceFile>) -> Vec<(u32, u64, u64)> {
     let mut spans: Option<Vec<(u32, u64, u64)>> = None;
     for file in files {
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
     use crate::trace::{Header, State};
 
-    /// A rank with its supersteps: entered at, left at.
+    /// A file of a rank that entered and left supersteps at these times.
     fn file(rank: u32, leader: u32, spans: &[(u64, u64)]) -> TraceFile {
         let step = |(epoch, (entered_ns, left_ns)): (u32, &(u64, u64))| Step {
             epoch,
@@ -227,9 +227,9 @@ mod tests {
     }
 
     proptest! {
-        /// Ranks 0 and 1 of one node, rank 2 of another, whose clock is ahead and drifts.
+        /// Ranks 0 and 1 share a node. Rank 2 is on another one, whose clock is ahead and drifts.
         #[test]
-        fn the_difference_is_found_within_the_error_that_is_told(
+        fn offsets_are_found_within_their_error(
             ahead in -1_000_000_000..1_000_000_000_i64,
             drift_ppm in -400..400_i64,
             steps in vec((0..3_000_000_u64, [0..500_000_u64, 0..500_000, 0..500_000],
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn symmetric_round_trips_are_told_apart_to_half_of_them_and_nonsense_is_refused() {
+    fn the_error_is_half_of_a_symmetric_round_trip_and_contradictions_are_refused() {
         let here = [(1000, 1100), (2000, 2100)];
         let there = [(5000, 5100), (6000, 6100)];
         let clocks = Clocks::of(&[file(0, 0, &here), file(1, 1, &there)]).expect("two nodes");

@@ -1,5 +1,5 @@
-//! The file of a rank's trace: what its head, its places in the source and its records say. How they
-//! lie in it is said by `dipole_trace`. All numbers are little-endian.
+//! The trace file of a rank: its header, sites and records. `dipole_trace` defines where they lie in
+//! the file. All numbers are little-endian.
 
 use std::fmt;
 use std::fs::File;
@@ -14,15 +14,15 @@ use dipole_trace::{
     decode_stacks, total,
 };
 
-/// Of files as written here. Others are not read.
+/// Version of the files written here; other versions are refused.
 pub const VERSION: u32 = 2;
-/// Where the head says how the program ended.
+/// Offset of the state in the header.
 pub(super) const STATE_AT: usize = 12;
 const MAGIC: [u8; 8] = *b"DPLTRACE";
 const TEXT_BYTES: usize = 64;
-/// Peers that a record names; the rest are told as one.
-const MOST_PEERS: usize = 1024;
-/// Stands for the peers that a record does not name.
+/// Peers that a record lists; the rest are added up.
+const MAX_PEERS: usize = 1024;
+/// Stands for the peers that a record does not list.
 const OTHERS: u32 = u32::MAX;
 /// Bytes of a record without its peers.
 const FIXED_BYTES: usize = 3 * 4 + 6 * 8 + 6 * 4;
@@ -30,49 +30,49 @@ const FIXED_BYTES: usize = 3 * 4 + 6 * 8 + 6 * 4;
 /// How a rank's program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It runs, or was killed.
+    /// It still runs, or was killed.
     Open,
-    /// By `bsp_end`.
+    /// It called `bsp_end`.
     Ended,
-    /// By an error.
+    /// It failed.
     Aborted,
 }
 
-/// What a file says of its rank.
+/// The header of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// How the program ended.
     pub state: State,
     /// The rank.
     pub rank: u32,
-    /// How many there were.
+    /// The number of ranks.
     pub size: u32,
-    /// On how many nodes.
+    /// The number of nodes.
     pub nodes: u32,
     /// The lowest rank of the same node.
     pub leader: u32,
-    /// The number by which records call the program's superstep 0. Those before measure clocks.
+    /// The epoch of the program's superstep 0. Earlier supersteps measure clocks.
     pub first: u32,
-    /// The same for all ranks of a run.
+    /// Random number, the same for all ranks of a run.
     pub run: u32,
-    /// When the program began, of the rank's own clock as records have it.
+    /// When the program began, by the rank's own clock, as in records.
     pub begun_ns: u64,
     /// The same in nanoseconds since 1970.
     pub begun_unix_ns: u64,
-    /// What carries messages between nodes: `udp`, `bpf`, `tcp`; `shm` if there is one node.
+    /// The link between nodes: `udp`, `bpf`, `tcp`; `shm` if there is one node.
     pub link: String,
-    /// The name of the node.
+    /// The host name of the node.
     pub host: String,
 }
 
-/// Where the program ends a superstep.
+/// A place at which the program ends a superstep.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Site {
-    /// The call.
+    /// The function called.
     pub call: String,
-    /// The source file, if the program has told it.
+    /// The source file, if the program gives it.
     pub file: String,
-    /// The line there.
+    /// The line.
     pub line: u32,
 }
 
@@ -85,49 +85,49 @@ impl fmt::Display for Site {
     }
 }
 
-/// What a rank did in one superstep. Times are of the rank's own clock.
+/// Measurements of one superstep on one rank. Times are of the rank's own clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// The superstep, as [`Header::first`] counts.
+    /// The superstep, counted as in [`Header::first`].
     pub epoch: u32,
-    /// Which of the file's sites ended it.
+    /// Index of the site that ended it.
     pub site: u32,
-    /// Which of the file's stacks was seen there, counted from 1; 0 if none was.
+    /// Index of the stack there, counted from 1; 0 if it is not known.
     pub stack: u32,
     /// When its computation began.
     pub began_ns: u64,
-    /// When that ended: the call of `bsp_sync`.
+    /// When its computation ended with the call of `bsp_sync`.
     pub entered_ns: u64,
-    /// How long records were packed and handed over.
+    /// Time to pack records and hand them over.
     pub pack_ns: u64,
-    /// How long until all ranks were known to have come.
+    /// Time until all ranks were known to have arrived.
     pub barrier_ns: u64,
-    /// How long messages were awaited and sent.
+    /// Time to wait for messages and to send them.
     pub exchange_ns: u64,
-    /// How long they took effect.
+    /// Time to apply records.
     pub apply_ns: u64,
     /// Packets sent again.
     pub repeats: u32,
-    /// Packets sent only to ask for an answer.
-    pub prods: u32,
-    /// How often there was no room to send: credit, or the window.
+    /// Packets that only asked for an acknowledgement.
+    pub ack_requests: u32,
+    /// How often there was no room to send, for lack of credit or window.
     pub stalls: u32,
     /// Bytes that this rank put or sent, by rank.
     pub put: Vec<(u32, u64)>,
     /// Bytes that it got, by rank.
-    pub got: Vec<(u32, u64)>,
+    pub get: Vec<(u32, u64)>,
     /// Nanoseconds that it waited, by the rank waited for.
     pub waits: Vec<(u32, u64)>,
 }
 
 impl Step {
-    /// How long the rank computed.
+    /// Duration of the computation.
     #[must_use]
     pub fn compute_ns(&self) -> u64 {
         self.entered_ns.saturating_sub(self.began_ns)
     }
 
-    /// How long it was in the call that ended the superstep.
+    /// Duration of the call that ended the superstep.
     #[must_use]
     pub fn sync_ns(&self) -> u64 {
         total([
@@ -138,13 +138,13 @@ impl Step {
         ])
     }
 
-    /// When that returned.
+    /// When that call returned.
     #[must_use]
     pub fn left_ns(&self) -> u64 {
         self.entered_ns.saturating_add(self.sync_ns())
     }
 
-    /// Appends the record with its length in truncated.
+    /// Appends the record, preceded by its length.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         let start = into.len();
         put32(into, 0);
@@ -161,25 +161,25 @@ impl Step {
         ] {
             put64(into, time);
         }
-        for count in [self.repeats, self.prods, self.stalls] {
+        for count in [self.repeats, self.ack_requests, self.stalls] {
             put32(into, count);
         }
-        let lists = [&self.put, &self.got, &self.waits];
+        let lists = [&self.put, &self.get, &self.waits];
         for list in lists {
-            put32(into, len_u32(list.len().min(MOST_PEERS)));
+            put32(into, len_u32(list.len().min(MAX_PEERS)));
         }
         for list in lists {
-            let named = match list.len() > MOST_PEERS {
-                true => MOST_PEERS - 1,
+            let listed = match list.len() > MAX_PEERS {
+                true => MAX_PEERS - 1,
                 false => list.len(),
             };
-            for (rank, value) in &list[..named] {
+            for (rank, value) in &list[..listed] {
                 put32(into, *rank);
                 put64(into, *value);
             }
-            if named < list.len() {
+            if listed < list.len() {
                 put32(into, OTHERS);
-                put64(into, list[named..].iter().map(|(_, value)| value).sum());
+                put64(into, list[listed..].iter().map(|(_, value)| value).sum());
             }
         }
         let length = len_u32(into.len() - start - 4);
@@ -199,12 +199,12 @@ impl Step {
             exchange_ns: take64(at)?,
             apply_ns: take64(at)?,
             repeats: take32(at)?,
-            prods: take32(at)?,
+            ack_requests: take32(at)?,
             stalls: take32(at)?,
             ..Step::default()
         };
         let counts = [take32(at)?, take32(at)?, take32(at)?];
-        let lists = [&mut step.put, &mut step.got, &mut step.waits];
+        let lists = [&mut step.put, &mut step.get, &mut step.waits];
         for (count, list) in counts.into_iter().zip(lists) {
             if count as usize > at.len() / 12 {
                 return None;
@@ -217,25 +217,27 @@ impl Step {
     }
 }
 
-/// Why a file is no trace.
+/// Why a file is not a valid trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// It was not written by a traced program.
-    #[error("it is no trace of a program in supersteps")]
+    /// A traced program did not write it.
+    #[error("it is not a trace of a program in supersteps")]
     Foreign,
     /// Another version wrote it.
-    #[error("it has version {found}, known is {VERSION}; use the dipole that wrote it")]
+    #[error(
+        "it has version {found}, but this dipole reads version {VERSION}; use the dipole that wrote it"
+    )]
     Version {
         /// Its version.
         found: u32,
     },
-    /// It ends before its head or its places in the source do.
+    /// It ends before its header or its sites do.
     #[error("it is cut short after {bytes} bytes; copy it again")]
     Short {
-        /// How many bytes it has.
+        /// The bytes that it has.
         bytes: usize,
     },
-    /// What it says contradicts itself.
+    /// It contradicts itself.
     #[error("{0} is damaged; copy it again")]
     Damaged(&'static str),
 }
@@ -243,19 +245,19 @@ pub enum TraceError {
 /// One rank's trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceFile {
-    /// What it is of.
+    /// The header.
     pub header: Header,
-    /// Where supersteps end, by number.
+    /// Sites, by number.
     pub sites: Vec<Site>,
-    /// The files that the program's code was in.
+    /// The executable and its libraries.
     pub modules: Vec<Module>,
-    /// From where supersteps were ended, the innermost call first.
+    /// Stacks from which supersteps were ended, the innermost call first.
     pub stacks: Vec<Vec<Frame>>,
     /// The supersteps that are kept, oldest first.
     pub steps: Vec<Step>,
-    /// True if older ones were overwritten.
+    /// True if older supersteps were overwritten.
     pub is_wrapped: bool,
-    /// Blocks that could not be read to their end: the file is cut short, or damaged.
+    /// Blocks that could not be read completely, because the file is cut short or damaged.
     pub damaged_blocks: usize,
 }
 
@@ -263,7 +265,7 @@ impl TraceFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`TraceError`]. Damage to blocks alone loses their supersteps, and is counted.
+    /// [`TraceError`]. Damaged blocks only lose their supersteps, and are counted.
     pub fn parse(bytes: &[u8]) -> Result<TraceFile, TraceError> {
         let short = TraceError::Short { bytes: bytes.len() };
         if bytes.get(..8) != Some(&MAGIC[..]) {
@@ -276,7 +278,7 @@ impl TraceFile {
         }
         let sites = bytes.get(HEAD_BYTES..STACKS_AT).ok_or(short.clone())?;
         let stacks = bytes.get(STACKS_AT..BLOCKS_AT).ok_or(short)?;
-        let header = Header::decode(at).ok_or(TraceError::Damaged("its head"))?;
+        let header = Header::decode(at).ok_or(TraceError::Damaged("its header"))?;
         let sites = decode_sites(sites).ok_or(TraceError::Damaged("its list of calls"))?;
         let (modules, stacks) =
             decode_stacks(stacks).ok_or(TraceError::Damaged("its list of stacks"))?;
@@ -302,12 +304,12 @@ impl TraceFile {
 }
 
 impl TraceFile {
-    /// Reads a file's head and its newest block alone: of a program that runs, what it did last.
+    /// Reads the header and the newest block of a file: what a running program did last.
     ///
     /// # Errors
     /// [`ReadError`].
-    pub fn newest(path: &Path) -> Result<TraceFile, ReadError> {
-        // Opening what is none may wait for ever.
+    pub fn read_newest(path: &Path) -> Result<TraceFile, ReadError> {
+        // Opening a pipe could block.
         if !std::fs::metadata(path)?.is_file() {
             return Err(TraceError::Foreign.into());
         }
@@ -336,19 +338,19 @@ impl TraceFile {
     }
 }
 
-/// Why a file's newest block is not known.
+/// Why the newest block of a file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// It cannot be read.
+    /// An I/O error.
     #[error("it cannot be read: {0}")]
     File(#[from] std::io::Error),
-    /// It is no trace.
+    /// It is not a valid trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
 }
 
 impl Header {
-    /// The head of a file, [`HEAD_BYTES`] long.
+    /// The encoded header, [`HEAD_BYTES`] long.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         put32(&mut bytes, VERSION);
@@ -396,14 +398,14 @@ impl Header {
         let is_sound = header.rank < header.size
             && header.leader <= header.rank
             && (1..=header.size).contains(&header.nodes)
-            // It names a file of the cost model.
+            // The link becomes part of a file name.
             && header.link.bytes().all(|byte| byte.is_ascii_alphanumeric());
         is_sound.then_some(header)
     }
 }
 
 impl Site {
-    /// Appends it to a list of sites.
+    /// Appends the encoded site.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         put32(into, self.line);
         for text in [&self.call, &self.file] {
@@ -414,7 +416,7 @@ impl Site {
     }
 }
 
-/// How many bytes of sites are used, then the sites.
+/// Decodes the length of the list of sites, then the sites.
 fn decode_sites(mut bytes: &[u8]) -> Option<Vec<Site>> {
     let used = take32(&mut bytes)? as usize;
     let mut bytes = bytes.get(..used)?;
@@ -436,13 +438,13 @@ fn decode_sites(mut bytes: &[u8]) -> Option<Vec<Site>> {
     Some(sites)
 }
 
-/// The file of a rank.
+/// The file name of a rank's trace.
 #[must_use]
 pub fn file_name(rank: u32) -> String {
     format!("rank-{rank}.trace")
 }
 
-/// True of the name of a rank's file.
+/// True if this is the file name of a rank's trace.
 #[must_use]
 pub fn is_trace_name(name: &str) -> bool {
     let rank = name
@@ -451,10 +453,10 @@ pub fn is_trace_name(name: &str) -> bool {
     rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
 }
 
-/// The most bytes that a record takes with its length.
-pub(super) const MOST_RECORD_BYTES: usize = 4 + FIXED_BYTES + 3 * 12 * MOST_PEERS;
+/// The longest record, with its length.
+pub(super) const MAX_RECORD_BYTES: usize = 4 + FIXED_BYTES + 3 * 12 * MAX_PEERS;
 
-const _: () = assert!(MOST_RECORD_BYTES + BLOCK_HEAD_BYTES <= BLOCK_BYTES);
+const _: () = assert!(MAX_RECORD_BYTES + BLOCK_HEAD_BYTES <= BLOCK_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -479,7 +481,7 @@ mod tests {
         }
     }
 
-    /// A file of whole blocks.
+    /// A file of complete blocks.
     fn file(blocks: &[(u64, Vec<Step>)]) -> Vec<u8> {
         let mut bytes = header().encode();
         let mut sites = Vec::new();
@@ -513,13 +515,13 @@ mod tests {
     prop_compose! {
         fn step()(
             times in any::<[u64; 6]>(), counts in any::<[u32; 3]>(),
-            put in peers(), got in peers(), waits in peers(),
+            put in peers(), get in peers(), waits in peers(),
         ) -> Step {
             let [began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns, apply_ns] = times;
-            let [repeats, prods, stalls] = counts;
+            let [repeats, ack_requests, stalls] = counts;
             Step {
                 epoch: 0, site: 0, stack: 0, began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns,
-                apply_ns, repeats, prods, stalls, put, got, waits,
+                apply_ns, repeats, ack_requests, stalls, put, get, waits,
             }
         }
     }
@@ -534,7 +536,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn steps_come_back_in_order_whichever_block_is_the_oldest(
+        fn steps_are_read_in_order_whichever_block_is_the_oldest(
             one in vec(step(), 0..5), other in vec(step(), 0..5),
         ) {
             let newer = numbered(other, 100);
@@ -548,7 +550,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_loses_no_more_than_it_hits_and_never_panics(
+        fn damage_loses_no_more_than_the_damaged_part_and_never_panics(
             steps in vec(step(), 1..9), at in 0..BLOCKS_AT + 2000, byte: u8,
             end in 0..BLOCKS_AT + BLOCK_BYTES,
         ) {
@@ -562,7 +564,7 @@ mod tests {
         }
 
         #[test]
-        fn random_bytes_behind_a_right_head_are_read_without_panic(bytes in vec(any::<u8>(), 0..3000)) {
+        fn arbitrary_bytes_after_a_valid_header_do_not_panic(bytes in vec(any::<u8>(), 0..3000)) {
             let mut spoilt = file(&[]);
             spoilt.extend(bytes);
             let _read = TraceFile::parse(&spoilt);
@@ -570,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_file_keeps_what_came_before_the_cut() {
+    fn a_truncated_file_keeps_the_steps_before_the_cut() {
         let steps = numbered(vec![Step::default(); 20], 0);
         let whole = file(&[(1, steps.clone()), (2, numbered(steps, 20))]);
         let cut = TraceFile::parse(&whole[..whole.len() - BLOCK_BYTES + 500]).expect("a head");
@@ -579,28 +581,28 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_the_file_is() {
+    fn errors_describe_the_file() {
         let error = |bytes: &[u8]| TraceFile::parse(bytes).expect_err("wrong").to_string();
-        assert!(error(b"").contains("no trace") && error(b"hello").contains("no trace"));
+        assert!(error(b"").contains("not a trace") && error(b"hello").contains("not a trace"));
         let mut newer = file(&[]);
         newer[8] = 9;
-        assert!(error(&newer).contains("has version 9, known is 2"));
+        assert!(error(&newer).contains("has version 9, but this dipole reads version 2"));
         assert!(error(&newer[..9]).contains("cut short"));
         assert!(error(&file(&[])[..5000]).contains("cut short after 5000 bytes"));
     }
 
     #[test]
-    fn more_peers_than_a_record_names_are_told_as_one() {
+    fn peers_beyond_the_limit_of_a_record_are_added_up() {
         let many: Vec<(u32, u64)> = (0..5000).map(|rank| (rank, 2)).collect();
         let step = Step {
             put: many.clone(),
-            got: many.clone(),
+            get: many.clone(),
             waits: many,
             ..Step::default()
         };
         let mut bytes = Vec::new();
         step.encode(&mut bytes);
-        assert!(bytes.len() <= MOST_RECORD_BYTES);
+        assert!(bytes.len() <= MAX_RECORD_BYTES);
         let read = Step::decode(&bytes[4..]).expect("as written");
         assert_eq!(read.put.iter().map(|(_, bytes)| bytes).sum::<u64>(), 10_000);
         assert_eq!(read.put.last().map(|(rank, _)| *rank), Some(OTHERS));

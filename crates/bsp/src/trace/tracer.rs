@@ -1,4 +1,4 @@
-//! What a process notes of the superstep under way.
+//! Collects the data of the current superstep.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,10 +10,10 @@ use rustc_hash::FxHashMap;
 use super::format::{Header, STATE_AT, Site, State, Step, file_name};
 use crate::call::Call;
 
-/// Blocks of a file: 16 MiB, of 100 000 supersteps with few peers.
+/// Blocks in a file: 16 MiB, enough for 100 000 supersteps with few peers.
 const BLOCKS: usize = 256;
 
-/// What a rank does at the end of a superstep.
+/// Phases of the end of a superstep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Pack,
@@ -22,7 +22,7 @@ pub(crate) enum Phase {
     Apply,
 }
 
-/// Sums by rank, of which few are not 0.
+/// Sums by rank, few of which are not 0.
 #[derive(Debug)]
 struct ByRank {
     sums: Vec<u64>,
@@ -66,19 +66,19 @@ pub(crate) struct Tracer {
     /// When the phase began.
     since_ns: u64,
     put: ByRank,
-    got: ByRank,
+    get: ByRank,
     waits: ByRank,
-    /// Counters of the link as they were: packets repeated, prods.
+    /// The link's counters at the last superstep: packets sent again, and acknowledgement requests.
     counters: (u64, u64),
-    /// The call noted last, by the addresses of its texts, and its number.
+    /// The last call, by the addresses of its strings, and its site.
     last: (Call, u32),
     sites: FxHashMap<Site, u32>,
     stacks: Stacks,
 }
 
-/// What a process is, for the head of its file.
+/// The process, as described in the header of its file.
 #[derive(Debug)]
-pub(crate) struct Who {
+pub(crate) struct ProcessInfo {
     pub(crate) rank: u32,
     pub(crate) size: u32,
     pub(crate) nodes: u32,
@@ -89,40 +89,40 @@ pub(crate) struct Who {
 }
 
 impl Tracer {
-    /// Begins to trace into a directory. If that cannot be, says so, and the program goes on without.
-    pub(crate) fn begin(directory: &Path, who: &Who) -> Option<Box<Tracer>> {
+    /// Starts a trace in a directory. If that fails, reports the error and runs without a trace.
+    pub(crate) fn begin(directory: &Path, info: &ProcessInfo) -> Option<Box<Tracer>> {
         let begun_ns = monotonic_ns();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH);
         let header = Header {
             state: State::Open,
-            rank: who.rank,
-            size: who.size,
-            nodes: who.nodes,
-            leader: who.leader,
-            first: who.first,
-            run: who.run,
+            rank: info.rank,
+            size: info.size,
+            nodes: info.nodes,
+            leader: info.leader,
+            first: info.first,
+            run: info.run,
             begun_ns,
             begun_unix_ns: unix.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0)),
-            link: who.link.to_owned(),
+            link: info.link.to_owned(),
             host: rustix::system::uname()
                 .nodename()
                 .to_string_lossy()
                 .into_owned(),
         };
-        let path = directory.join(file_name(who.rank));
-        let made = Ring::create(&path, &header.encode(), BLOCKS);
-        let mut ring = match made {
+        let path = directory.join(file_name(info.rank));
+        let created = Ring::create(&path, &header.encode(), BLOCKS);
+        let mut ring = match created {
             Ok(ring) => ring,
             Err(cause) => {
-                let (rank, directory) = (who.rank, directory.display());
+                let (rank, directory) = (info.rank, directory.display());
                 eprintln!(
-                    "bsp: rank {rank}: it is not traced: cannot make a file in {directory} \
+                    "bsp: rank {rank} runs without a trace: cannot create a file in {directory} \
                      (DIPOLE_TRACE): {cause}"
                 );
                 return None;
             }
         };
-        // For those for which there is no room.
+        // Site 0 stands for calls that do not fit into the list.
         let more = Site {
             call: "further calls".to_owned(),
             file: String::new(),
@@ -137,9 +137,9 @@ impl Tracer {
             },
             phase: Phase::Pack,
             since_ns: begun_ns,
-            put: ByRank::new(who.size),
-            got: ByRank::new(who.size),
-            waits: ByRank::new(who.size),
+            put: ByRank::new(info.size),
+            get: ByRank::new(info.size),
+            waits: ByRank::new(info.size),
             counters: (0, 0),
             last: (Call::default(), 0),
             sites: FxHashMap::default(),
@@ -147,32 +147,32 @@ impl Tracer {
         }))
     }
 
-    /// This rank puts or sends bytes.
+    /// Counts bytes that this rank puts or sends.
     #[inline]
     pub(crate) fn put(&mut self, to: u32, bytes: u64) {
         self.put.add(to, bytes);
     }
 
-    /// This rank gets bytes.
+    /// Counts bytes that this rank gets.
     #[inline]
-    pub(crate) fn got(&mut self, of: u32, bytes: u64) {
-        self.got.add(of, bytes);
+    pub(crate) fn get(&mut self, from: u32, bytes: u64) {
+        self.get.add(from, bytes);
     }
 
-    /// There is no room to send.
+    /// Counts a time at which there was no room to send.
     #[inline]
     pub(crate) fn stalled(&mut self) {
         self.step.stalls = self.step.stalls.saturating_add(1);
     }
 
-    /// This rank has waited for another since then.
+    /// Counts a wait for another rank that began at `since_ns`.
     #[inline]
     pub(crate) fn waited(&mut self, rank: u32, since_ns: u64) {
         let waited_ns = monotonic_ns().saturating_sub(since_ns);
         self.waits.add(rank, waited_ns);
     }
 
-    /// The program has called for the end of the superstep.
+    /// The program has called a function that ends the superstep.
     #[inline]
     pub(crate) fn enter(&mut self) {
         let now_ns = monotonic_ns();
@@ -181,7 +181,7 @@ impl Tracer {
         self.phase = Phase::Pack;
     }
 
-    /// Something else begins.
+    /// Another phase begins.
     #[inline]
     pub(crate) fn phase(&mut self, next: Phase) {
         let now_ns = monotonic_ns();
@@ -198,7 +198,7 @@ impl Tracer {
         self.phase = next;
     }
 
-    /// The superstep has ended by a call; counters of the link are such by now.
+    /// The superstep has ended. `counters` are the link's present ones.
     pub(crate) fn leave(&mut self, epoch: u32, call: Call, counters: (u64, u64)) {
         self.phase(Phase::Pack);
         self.step.epoch = epoch;
@@ -207,10 +207,10 @@ impl Tracer {
         self.step.stack = self.stacks.record(self.step.site, now_ns, &mut self.ring);
         let grown = |now: u64, then: u64| u32::try_from(now - then.min(now)).unwrap_or(u32::MAX);
         self.step.repeats = grown(counters.0, self.counters.0);
-        self.step.prods = grown(counters.1, self.counters.1);
+        self.step.ack_requests = grown(counters.1, self.counters.1);
         self.counters = counters;
         self.put.take_into(&mut self.step.put);
-        self.got.take_into(&mut self.step.got);
+        self.get.take_into(&mut self.step.get);
         self.waits.take_into(&mut self.step.waits);
         let step = &self.step;
         self.ring.push(|into| step.encode(into));
@@ -225,7 +225,7 @@ impl Tracer {
             *time = 0;
         }
         step.stalls = 0;
-        // Looking at the stack is no computation of the program's.
+        // Reading the stack does not count as computation of the program.
         step.began_ns = self.since_ns + self.stacks.walk_ns();
     }
 
@@ -252,7 +252,7 @@ impl Tracer {
         number
     }
 
-    /// The program ends.
+    /// Records how the program ended.
     pub(crate) fn close(&self, state: State) {
         self.ring.set_half_head(STATE_AT, state as u32);
     }

@@ -1,4 +1,4 @@
-//! Random programs, and what must come of them.
+//! Random programs, and the results that they must have.
 
 #![allow(dead_code, unreachable_pub, reason = "not every test uses everything")]
 
@@ -11,13 +11,13 @@ use dipole_bsp::{Failure, Process};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Bytes of each rank's part of the area that is always registered.
+/// Size of each rank's part of the area that is always registered.
 pub const AREA_BYTES: usize = 400_000;
 const LONGEST_BYTES: usize = 150_000;
-/// Written over what was got without a copy, as soon as the superstep has ended.
+/// Fills memory that was used without a copy, as soon as the superstep has ended.
 const SCRIBBLE: u8 = 0x5C;
 
-/// What a rank does in a superstep.
+/// A call of one rank in a superstep.
 #[derive(Clone, Debug)]
 enum Action {
     Put {
@@ -34,7 +34,7 @@ enum Action {
         area: usize,
         at: usize,
         length: usize,
-        /// Where it belongs in the same area of this rank.
+        /// The offset of the destination in the caller's part of the same area.
         into: usize,
         is_unbuffered: bool,
     },
@@ -47,7 +47,7 @@ enum Action {
 }
 
 impl Action {
-    /// What a rank may change as soon as it has left the superstep: rank, area, and where.
+    /// What a rank may change as soon as it has left the superstep: rank, area and range.
     fn freed(&self) -> Option<(usize, usize, Range<usize>)> {
         match self {
             Action::Get {
@@ -67,14 +67,14 @@ impl Action {
 #[derive(Clone, Debug, Default)]
 struct Superstep {
     actions: Vec<Action>,
-    /// Registered for the next superstep: bytes of each rank's part.
+    /// A new area: the size of each rank's part.
     push: Option<Vec<usize>>,
-    /// Popped at its end: which of the areas there are.
+    /// The area popped at the end.
     pop: Option<usize>,
     tag_bytes: Option<usize>,
 }
 
-/// A program: what all ranks do, and their memory and queues after each superstep.
+/// A program: the calls of all ranks, and their memory and queues after each superstep.
 #[derive(Debug)]
 pub struct Program {
     size: usize,
@@ -84,46 +84,46 @@ pub struct Program {
 
 type Mail = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What a rank has after a superstep.
+/// The state of all ranks after a superstep.
 #[derive(Clone, Debug)]
 struct State {
-    /// By area and rank; an area that was popped keeps its memory.
+    /// By area and rank. A popped area keeps its memory.
     memory: Vec<Vec<Vec<u8>>>,
     queues: Vec<Mail>,
 }
 
-fn random_bytes(dice: &mut ChaCha8Rng, length: usize) -> Vec<u8> {
+fn random_bytes(rng: &mut ChaCha8Rng, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    dice.fill(&mut bytes[..]);
+    rng.fill(&mut bytes[..]);
     bytes
 }
 
-fn some_length(dice: &mut ChaCha8Rng, most: usize) -> usize {
-    let bound = match dice.random_range(0..10) {
+fn some_length(rng: &mut ChaCha8Rng, most: usize) -> usize {
+    let bound = match rng.random_range(0..10) {
         0..6 => 40,
         6..9 => 3_000,
         _ => LONGEST_BYTES,
     };
-    dice.random_range(0..=bound.min(most))
+    rng.random_range(0..=bound.min(most))
 }
 
-/// Runs what a rank does, and ends it; if something is wrong, the others do not wait for it.
+/// Runs a function on a rank and ends the program. On an error, ends it on all ranks.
 pub fn run_rank<C: Carrier>(
     mut process: Process<C>,
-    what: impl FnOnce(&mut Process<C>) -> Result<(), Failure>,
+    body: impl FnOnce(&mut Process<C>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let run = AssertUnwindSafe(|| {
-        what(&mut process)?;
+        body(&mut process)?;
         process.end()
     });
     let ended = catch_unwind(run);
     if !matches!(ended, Ok(Ok(()))) {
         process.abort();
     }
-    ended.unwrap_or_else(|violation| resume_unwind(violation))
+    ended.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Hands out ranges of a rank's memory, none twice in a superstep.
+/// Hands out ranges of a rank's memory, each only once in a superstep.
 struct Ranges(Vec<Vec<usize>>);
 
 impl Ranges {
@@ -138,9 +138,9 @@ impl Ranges {
 }
 
 impl Program {
-    /// A program of so many ranks and supersteps that follows from a seed.
+    /// A program with so many ranks and supersteps, derived from a seed.
     pub fn random(seed: u64, size: usize, supersteps: usize) -> Program {
-        let mut dice = ChaCha8Rng::seed_from_u64(seed);
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut state = State {
             memory: vec![vec![vec![0; AREA_BYTES]; size]],
             queues: vec![Vec::new(); size],
@@ -154,23 +154,23 @@ impl Program {
         let (mut sent_tag, mut set_tag) = (0, 0);
         for _ in 0..supersteps {
             let mut step = Superstep::default();
-            program.fill(&mut dice, &state, &alive, sent_tag, &mut step);
+            program.fill(&mut rng, &state, &alive, sent_tag, &mut step);
             program.finish(&mut state, &step);
-            if dice.random_bool(0.15) {
-                let parts: Vec<_> = (0..size).map(|_| dice.random_range(1..5_000)).collect();
+            if rng.random_bool(0.15) {
+                let parts: Vec<_> = (0..size).map(|_| rng.random_range(1..5_000)).collect();
                 let memory = parts.iter().map(|bytes| vec![0; *bytes]);
                 state.memory.push(memory.collect());
                 alive.push(state.memory.len() - 1);
                 step.push = Some(parts);
             }
-            if alive.len() > 2 && dice.random_bool(0.2) {
-                // Not one that has just been pushed: it does not count yet.
-                let which = dice.random_range(1..alive.len() - 1);
+            if alive.len() > 2 && rng.random_bool(0.2) {
+                // Not the area just pushed, which is not registered yet.
+                let which = rng.random_range(1..alive.len() - 1);
                 step.pop = Some(alive.remove(which));
             }
             sent_tag = set_tag;
-            if dice.random_bool(0.1) {
-                set_tag = dice.random_range(0..20);
+            if rng.random_bool(0.1) {
+                set_tag = rng.random_range(0..20);
                 step.tag_bytes = Some(set_tag);
                 sent_tag = set_tag;
             }
@@ -182,32 +182,32 @@ impl Program {
 
     fn fill(
         &self,
-        dice: &mut ChaCha8Rng,
+        rng: &mut ChaCha8Rng,
         state: &State,
         alive: &[usize],
         tag_bytes: usize,
         step: &mut Superstep,
     ) {
         let ranges = vec![vec![0; self.size]; state.memory.len()];
-        // What is put or got into, and what may be read and written at any moment.
+        // Ranges that are destinations, or whose bytes may be read at any time.
         let mut written = Ranges(ranges);
-        let count = match dice.random_range(0..4) {
+        let count = match rng.random_range(0..4) {
             0 => 0,
             1 => 1,
-            _ => dice.random_range(0..8 * self.size),
+            _ => rng.random_range(0..8 * self.size),
         };
-        let has_gets = dice.random_bool(0.5);
+        let has_gets = rng.random_bool(0.5);
         for _ in 0..count {
             let (by, other) = (
-                dice.random_range(0..self.size),
-                dice.random_range(0..self.size),
+                rng.random_range(0..self.size),
+                rng.random_range(0..self.size),
             );
-            let area = alive[dice.random_range(0..alive.len())];
+            let area = alive[rng.random_range(0..alive.len())];
             let bytes = |rank: usize| state.memory[area][rank].len();
-            let is_unbuffered = dice.random_bool(0.4);
-            let action = match dice.random_range(0..3) {
+            let is_unbuffered = rng.random_bool(0.4);
+            let action = match rng.random_range(0..3) {
                 0 => {
-                    let length = some_length(dice, bytes(other));
+                    let length = some_length(rng, bytes(other));
                     let Some(at) = written.take(area, other, length, bytes(other)) else {
                         continue;
                     };
@@ -216,22 +216,22 @@ impl Program {
                         to: other,
                         area,
                         at,
-                        bytes: random_bytes(dice, length),
+                        bytes: random_bytes(rng, length),
                         is_unbuffered,
                     }
                 }
                 1 if has_gets => {
-                    let length = some_length(dice, bytes(other).min(bytes(by)));
+                    let length = some_length(rng, bytes(other).min(bytes(by)));
                     let Some(into) = written.take(area, by, length, bytes(by)) else {
                         continue;
                     };
-                    // What is got without a copy must not change in the superstep.
+                    // The source of an unbuffered get must not change in the superstep.
                     let (at, is_unbuffered) = match is_unbuffered {
                         true => match written.take(area, other, length, bytes(other)) {
                             Some(at) => (at, true),
                             None => continue,
                         },
-                        false => (dice.random_range(0..=bytes(other) - length), false),
+                        false => (rng.random_range(0..=bytes(other) - length), false),
                     };
                     Action::Get {
                         by,
@@ -244,16 +244,16 @@ impl Program {
                     }
                 }
                 _ => {
-                    let length = some_length(dice, LONGEST_BYTES);
+                    let length = some_length(rng, LONGEST_BYTES);
                     Action::Send {
                         by,
                         to: other,
-                        tag: random_bytes(dice, tag_bytes),
-                        payload: random_bytes(dice, length),
+                        tag: random_bytes(rng, tag_bytes),
+                        payload: random_bytes(rng, length),
                     }
                 }
             };
-            // A put where something is got, too: the put must win.
+            // Sometimes also puts to the destination of the get: the put must win.
             if let Action::Get {
                 by,
                 area,
@@ -262,14 +262,14 @@ impl Program {
                 is_unbuffered: false,
                 ..
             } = action
-                && dice.random_bool(0.3)
+                && rng.random_bool(0.3)
             {
                 step.actions.push(Action::Put {
                     by: other,
                     to: by,
                     area,
                     at: into,
-                    bytes: random_bytes(dice, length),
+                    bytes: random_bytes(rng, length),
                     is_unbuffered: false,
                 });
             }
@@ -277,7 +277,7 @@ impl Program {
         }
     }
 
-    /// What a superstep makes of the state.
+    /// Applies a superstep to the state.
     fn finish(&self, state: &mut State, step: &Superstep) {
         let before = state.memory.clone();
         for queue in &mut state.queues {
@@ -323,7 +323,7 @@ impl Program {
         }
     }
 
-    /// Runs this rank's part, and compares after each superstep; `compute` happens in each.
+    /// Runs this rank's part, and compares its state after each superstep. Calls `compute` in each.
     pub fn run<C: Carrier>(
         &self,
         process: &mut Process<C>,
@@ -335,9 +335,9 @@ impl Program {
         process.sync()?;
         for (number, (step, after)) in self.supersteps.iter().zip(&self.after).enumerate() {
             compute(number);
-            let mut lent = Vec::new();
+            let mut sources = Vec::new();
             for action in &step.actions {
-                act(process, rank, &mut memory, action, &mut lent)?;
+                act(process, rank, &mut memory, action, &mut sources)?;
             }
             if let Some(parts) = &step.push {
                 memory.push(vec![0; parts[rank]]);
@@ -351,8 +351,8 @@ impl Program {
                 process.set_tag_size(bytes as u64);
             }
             process.sync()?;
-            // Nobody may need any more what is this rank's own again.
-            for bytes in &mut lent {
+            // The sources of unbuffered puts belong to this rank again.
+            for bytes in &mut sources {
                 bytes.fill(SCRIBBLE);
             }
             let freed = step.actions.iter().filter_map(Action::freed);
@@ -371,7 +371,7 @@ impl Program {
             let expected = &after.queues[rank];
             let bytes: usize = expected.iter().map(|(_, payload)| payload.len()).sum();
             assert_eq!(process.queue_size(), (expected.len() as u64, bytes as u64));
-            // What is not read is not there any more after the next superstep.
+            // Messages that are not received must be dropped by the next superstep.
             if number % 3 == 2 {
                 continue;
             }
@@ -381,7 +381,7 @@ impl Program {
             mail.sort();
             assert!(
                 mail == after.queues[rank],
-                "rank {rank}, superstep {number}: other messages"
+                "rank {rank}, superstep {number}: wrong messages"
             );
         }
         Ok(())
@@ -394,7 +394,7 @@ fn handle(memory: &[u8]) -> *const c_void {
 
 fn register<C: Carrier>(process: &mut Process<C>, memory: &mut [u8]) -> Result<(), Failure> {
     let bytes = memory.len() as u64;
-    // SAFETY: it lives until the program has ended, and is compared only between supersteps.
+    // SAFETY: the memory lives until the program has ended, and is compared only between supersteps.
     unsafe { process.push_registration(memory.as_mut_ptr().cast(), bytes) }
 }
 
@@ -403,7 +403,7 @@ fn act<C: Carrier>(
     rank: usize,
     memory: &mut [Vec<u8>],
     action: &Action,
-    lent: &mut Vec<Vec<u8>>,
+    sources: &mut Vec<Vec<u8>>,
 ) -> Result<(), Failure> {
     let number = |rank: usize| u32::try_from(rank).expect("a rank");
     match action {
@@ -419,12 +419,12 @@ fn act<C: Carrier>(
             let (to, at, length) = (number(*to), *at as u64, bytes.len() as u64);
             let mut source = bytes.clone();
             if *is_unbuffered {
-                lent.push(source);
-                let source = lent[lent.len() - 1].as_ptr();
-                // SAFETY: it is kept until the superstep has ended.
+                sources.push(source);
+                let source = sources[sources.len() - 1].as_ptr();
+                // SAFETY: `sources` keeps it unchanged until the superstep has ended.
                 unsafe { process.put_unbuffered(to, source, area, at, length) }
             } else {
-                // SAFETY: it lives as long as the call.
+                // SAFETY: `source` lives as long as the call.
                 let put = unsafe { process.put(to, source.as_ptr(), area, at, length) };
                 source.fill(SCRIBBLE);
                 put
@@ -443,7 +443,7 @@ fn act<C: Carrier>(
             let place = memory[*into..into + length].as_mut_ptr();
             let area = handle(memory);
             let (of, at, length) = (number(*of), *at as u64, *length as u64);
-            // SAFETY: inside memory that lives until the program has ended.
+            // SAFETY: the range lies inside memory that lives until the program has ended.
             unsafe {
                 match is_unbuffered {
                     true => process.get_unbuffered(of, area, at, place, length),
@@ -458,7 +458,7 @@ fn act<C: Carrier>(
             payload,
         } if *by == rank => {
             let length = payload.len() as u64;
-            // SAFETY: both are as long as said.
+            // SAFETY: the tag has the current tag size, and `length` is that of the payload.
             unsafe { process.send(number(*to), tag.as_ptr(), payload.as_ptr(), length) }
         }
         _ => Ok(()),

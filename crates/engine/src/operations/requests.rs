@@ -16,7 +16,7 @@ use crate::posted::Posted;
 use dipole_driver::WaitKey;
 
 /// A process that owes an answer for so long is asked whether it lives.
-pub(super) const WATCH_AFTER_NS: u64 = 500_000_000;
+pub(crate) const WATCH_AFTER_NS: u64 = 500_000_000;
 
 /// Names an operation of this process that waits for its answer.
 pub type OperationId = u32;
@@ -99,7 +99,7 @@ struct Unanswered {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Requests {
+pub(crate) struct Requests {
     pending: FxHashMap<OperationId, Pending>,
     last_id: OperationId,
     unanswered: FxHashMap<EdgeId, Unanswered>,
@@ -111,7 +111,7 @@ pub(super) struct Requests {
 
 impl Requests {
     /// The next operation on an edge waits for an answer under the id that this returns.
-    pub(super) fn expect(
+    pub(crate) fn expect(
         &mut self,
         now: Instant,
         edge: EdgeId,
@@ -139,7 +139,7 @@ impl Requests {
 
     /// Puts that nobody waits for are about to be sent on an edge; `posted` is whoever is told at
     /// once if one is refused.
-    pub(super) fn note_unanswered(
+    pub(crate) fn note_unanswered(
         &mut self,
         edge: EdgeId,
         (source, target): (u32, u32),
@@ -154,18 +154,18 @@ impl Requests {
     }
 
     /// What one came to, once that is known.
-    pub(super) fn take(&mut self, id: OperationId) -> Option<OperationResult> {
+    pub(crate) fn take(&mut self, id: OperationId) -> Option<OperationResult> {
         self.pending.get(&id)?.result.as_ref()?;
         self.pending.remove(&id)?.result
     }
 
     /// Nobody waits for one any more; its place, whose it is again.
-    pub(super) fn forget(&mut self, id: OperationId) -> Option<AnswerPlace> {
+    pub(crate) fn forget(&mut self, id: OperationId) -> Option<AnswerPlace> {
         Some(self.pending.remove(&id)?.place)
     }
 
     /// The next posted one that has its result.
-    pub(super) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
+    pub(crate) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
         if let Some((posted, outcome)) = self.refused.pop_front() {
             return Some((posted, OperationResult::Refused(outcome)));
         }
@@ -179,7 +179,7 @@ impl Requests {
     }
 
     #[inline]
-    pub(super) fn has_finished(&self) -> bool {
+    pub(crate) fn has_finished(&self) -> bool {
         !self.finished.is_empty() || !self.refused.is_empty()
     }
 
@@ -191,7 +191,7 @@ impl Requests {
     }
 
     /// Puts a whole answer where its asker wants it.
-    pub(super) fn place(
+    pub(crate) fn place(
         &mut self,
         answer: (PeerId, &Operation, u64),
         bytes: Range<usize>,
@@ -202,7 +202,7 @@ impl Requests {
     }
 
     /// Lets `write` fill a part of where an answer goes; `None` if nobody wants it.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &mut self,
         (peer, answer, total): (PeerId, &Operation, u64),
         (at, length): (usize, usize),
@@ -213,7 +213,7 @@ impl Requests {
     }
 
     /// An answer is complete; the key of who waits for it.
-    pub(super) fn answered(
+    pub(crate) fn answered(
         &mut self,
         peer: PeerId,
         answer: &Operation,
@@ -274,7 +274,7 @@ impl Requests {
     }
 
     /// All whose edge `is_it` fail; the keys of those who wait for them.
-    pub(super) fn fail(
+    pub(crate) fn fail(
         &mut self,
         is_it: impl Fn(EdgeId) -> bool,
         why: impl Fn() -> OperationResult,
@@ -287,16 +287,16 @@ impl Requests {
     }
 
     /// An edge of ours is over: nobody asks any more what became of its puts.
-    pub(super) fn forget_edge(&mut self, edge: EdgeId) {
+    pub(crate) fn forget_edge(&mut self, edge: EdgeId) {
         self.unanswered.remove(&edge);
     }
 
-    pub(super) fn forget_peer(&mut self, peer: PeerId) {
+    pub(crate) fn forget_peer(&mut self, peer: PeerId) {
         self.unanswered.retain(|edge, _| edge.peer != peer);
     }
 
     /// The processes that have owed answers for long, each once in a while; when to look again.
-    pub(super) fn owing(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
+    pub(crate) fn owing(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
         let (mut owing, mut next) = (Vec::new(), Instant::NEVER);
         for pending in self.pending.values_mut() {
             if pending.result.is_some() {

@@ -14,12 +14,14 @@ use dipole_proto::{EdgeId, Instant, Machine, PeerId};
 use rustc_hash::FxHashMap;
 
 use super::transfer::Transfer;
-use super::{Blocked, SharedMemory, find_mut};
+use super::{SharedMemory, find_mut};
 use crate::content::Content;
 use crate::core::Core;
 use crate::inbox::Buffers;
+use crate::long_messages::{LongId, LongNews};
 use crate::packer::blocked;
 use crate::posted::{Keep, Rest};
+use crate::target::Blocked;
 
 /// Bytes of a long message fetched in one turn, so that others get theirs.
 const FETCH_BYTES: usize = 1 << 20;
@@ -29,26 +31,6 @@ const PIECES: usize = 8;
 const MIN_PIECE_BYTES: usize = 16 << 10;
 /// Shorter parts would cost more than they save, whatever a profile says.
 const LEAST_PIECE_BYTES: usize = 1 << 10;
-
-/// What the machine says of long messages.
-#[derive(Debug)]
-pub(crate) enum LongNews {
-    /// One can be copied from the peer's memory.
-    Fetch {
-        edge: EdgeId,
-        sequence: u64,
-        number: u32,
-        total: u64,
-        address: u64,
-    },
-    /// The peer has copied one of ours.
-    Taken { edge: EdgeId, sequence: u64 },
-    /// The peer wants one of ours in pieces.
-    Stream { edge: EdgeId, sequence: u64 },
-}
-
-/// A long message of ours.
-pub(crate) type LongId = (EdgeId, u64);
 
 /// A message that is being copied from a peer's memory.
 #[derive(Debug)]
@@ -141,7 +123,7 @@ impl OutgoingLong {
         let gone: Vec<LongId> = self.messages.keys().copied().collect();
         for id in gone.into_iter().filter(|(edge, _)| edge.peer == peer) {
             if let Some(rest) = self.remove(id).and_then(|message| message.rest) {
-                rest.release(id.0, core, false);
+                rest.release(id.0, false, &core.peers, &mut core.sent_posts);
             }
         }
         self.streams.retain(|(edge, _)| edge.peer != peer);
@@ -333,7 +315,7 @@ impl SharedMemory {
                         self.note_time(connection, Transfer::Fetch, &message);
                     }
                     if let Some(rest) = message.rest.take() {
-                        rest.release(edge, core, true);
+                        rest.release(edge, true, &core.peers, &mut core.sent_posts);
                     }
                 }
                 LongNews::Stream { edge, sequence } => self.stream_wanted((edge, sequence)),
@@ -359,7 +341,7 @@ impl SharedMemory {
             let skipped = message.streamed.unwrap_or(0);
             let copy = rest.show(|bytes| Rest::copy(bytes, skipped, buffers));
             if message.streamed.is_none() {
-                self.hub.hide();
+                self.hub.block_pulls();
                 message.withdrawn = true;
                 *withdrawn += 1;
             }
@@ -373,7 +355,7 @@ impl SharedMemory {
     /// Peers may fetch again once they have asked for all that was withdrawn, or had fetched it.
     pub(super) fn show_again(&mut self) {
         if self.outgoing.withdrawn == 0 {
-            self.hub.show();
+            self.hub.allow_pulls();
         }
     }
 
@@ -464,7 +446,7 @@ impl SharedMemory {
                 if rest.key().is_some() {
                     self.note_time(connection, Transfer::Ring, &message);
                 }
-                rest.release(id.0, core, true);
+                rest.release(id.0, true, &core.peers, &mut core.sent_posts);
                 continue;
             }
             self.hub.want_room(connection);
@@ -505,7 +487,7 @@ impl SharedMemory {
                 Err(_) => break,
             }
             // It is copied out while the next is copied in.
-            self.hub.ring(connection);
+            self.hub.wake_peer(connection);
         }
         *streamed == message.length
     }

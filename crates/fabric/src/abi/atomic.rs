@@ -1,4 +1,4 @@
-//! `rdma/fi_atomic.h`: updates of others' memory.
+//! `rdma/fi_atomic.h`: atomic operations on the memory of peers.
 
 use std::ffi::{c_int, c_void};
 
@@ -92,7 +92,7 @@ pub struct MsgAtomic {
     pub data: u64,
 }
 
-/// Whether an operation is offered, and on how many elements.
+/// Returns whether an operation is offered, and the maximum number of elements.
 pub type Valid = unsafe extern "C" fn(*mut FidEp, c_int, c_int, *mut usize) -> c_int;
 
 /// `struct fi_ops_atomic`.

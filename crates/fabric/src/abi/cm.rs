@@ -1,4 +1,4 @@
-//! `rdma/fi_cm.h`: names of endpoints; connections are not offered.
+//! `rdma/fi_cm.h`: endpoint names. Connections are not offered.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! `rdma/fi_eq.h`: queues of events and completions, counters.
+//! `rdma/fi_eq.h`: event queues, completion queues and counters.
 
 use std::ffi::{c_char, c_int, c_void};
 

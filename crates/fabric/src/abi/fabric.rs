@@ -96,7 +96,7 @@ numbers! { u32:
     FI_TC_UNSPEC = 0;
 }
 
-/// The version of the interface that a number stands for.
+/// A version of the interface as one number.
 #[must_use]
 pub const fn version(major: u32, minor: u32) -> u32 {
     major << 16 | minor
@@ -106,11 +106,11 @@ pub const fn version(major: u32, minor: u32) -> u32 {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Fid {
-    /// Its kind.
+    /// The class of the object.
     pub class: usize,
-    /// The user's.
+    /// The program's context.
     pub context: *mut c_void,
-    /// What can be done with every object.
+    /// Operations that every object has.
     pub ops: *const Ops,
 }
 
@@ -118,13 +118,13 @@ pub struct Fid {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Ops {
-    /// Its own size.
+    /// The size of this struct.
     pub size: usize,
-    /// Ends the object.
+    /// Closes the object.
     pub close: unsafe extern "C" fn(*mut Fid) -> c_int,
-    /// Binds another one to it.
+    /// Binds another object to it.
     pub bind: unsafe extern "C" fn(*mut Fid, *mut Fid, u64) -> c_int,
-    /// Does what a number says.
+    /// Executes a command.
     pub control: unsafe extern "C" fn(*mut Fid, c_int, *mut c_void) -> c_int,
     /// Not offered.
     pub ops_open: Missing,

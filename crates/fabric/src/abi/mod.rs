@@ -1,8 +1,7 @@
-//! The interface between libfabric and its providers, as its headers have it: data and function
-//! types, nothing else. One file per header; `tests/abi.rs` compares sizes and offsets with the
-//! headers of the libfabric that is installed.
+//! The interface between libfabric and its providers: data and function types only, one file per
+//! header. `tests/abi.rs` compares sizes and offsets with the installed headers.
 //!
-//! Declared as libfabric 2 has it, which only added members at the end of what version 1 has.
+//! Declared as in libfabric 2, which only appended members to the structs of version 1.
 
 pub mod atomic;
 pub mod cm;
@@ -15,6 +14,5 @@ pub mod prov;
 pub mod rma;
 pub mod tagged;
 
-/// A call that this provider does not offer: whatever its arguments are, it uses none of them and
-/// returns -`FI_ENOSYS`.
+/// A call that this provider does not offer: it ignores its arguments and returns -`FI_ENOSYS`.
 pub type Missing = unsafe extern "C" fn() -> isize;

@@ -1,4 +1,4 @@
-//! `rdma/providers/fi_prov.h`: what a provider is to libfabric.
+//! `rdma/providers/fi_prov.h`: the description of a provider.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -10,13 +10,13 @@ use super::fabric::{FabricAttr, FidFabric, Info};
 pub struct Provider {
     /// The provider's version.
     pub version: u32,
-    /// The version of the interface it speaks.
+    /// The version of the interface that it implements.
     pub fi_version: u32,
-    /// libfabric's own.
+    /// For use by libfabric.
     pub context: [*mut c_void; 4],
-    /// Its name.
+    /// The provider's name.
     pub name: *const c_char,
-    /// What it offers.
+    /// Returns what it offers.
     pub getinfo: unsafe extern "C" fn(
         u32,
         *const c_char,
@@ -25,7 +25,7 @@ pub struct Provider {
         *const Info,
         *mut *mut Info,
     ) -> c_int,
-    /// Opens it.
+    /// Opens its fabric.
     pub fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut FidFabric, *mut c_void) -> c_int,
     /// Called last.
     pub cleanup: unsafe extern "C" fn(),

@@ -1,4 +1,4 @@
-//! `rdma/fi_rma.h`: reading and writing others' memory.
+//! `rdma/fi_rma.h`: reads and writes in the memory of peers.
 
 use std::ffi::c_void;
 

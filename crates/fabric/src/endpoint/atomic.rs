@@ -1,4 +1,4 @@
-//! Calls for atomic operations on others' memory.
+//! The calls of `fi_atomic(3)`: atomic operations on the memory of peers.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -10,8 +10,8 @@ use crate::abi::endpoint::FidEp;
 use crate::abi::errno::{FI_EINVAL, FI_EMSGSIZE, FI_EOPNOTSUPP};
 use crate::arithmetic::{Mode, Operation};
 use crate::completion::lock;
-use crate::exchange::{EAGER_BYTES, Updating};
-use crate::guard::{Failure, call, given, write_at};
+use crate::exchange::{AtomicRequest, EAGER_BYTES};
+use crate::ffi::{Failure, borrow, call, write_at};
 use crate::memory::{MAX_PIECES, Pieces};
 
 pub(super) static OPS: AtomicOps = AtomicOps {
@@ -31,28 +31,28 @@ pub(super) static OPS: AtomicOps = AtomicOps {
     compwritevalid,
 };
 
-/// Arrays of the program: where they begin, and how many pieces they have.
+/// An array of pieces that the program passes, and its length.
 #[derive(Clone, Copy)]
 struct Vector(*const Ioc, usize);
 
 const NONE: Vector = Vector(ptr::null(), 0);
 
-/// One array.
+/// A vector of one piece.
 fn one(start: *const c_void, count: usize) -> Ioc {
     let addr = start.cast_mut();
     Ioc { addr, count }
 }
 
-/// Operands, what they are compared with, and where what was there goes.
+/// Operands, what they are compared with, and where what was target goes.
 struct Arrays {
     operands: Vector,
     compared: Vector,
     result: Vector,
 }
 
-/// Where in whose memory, and what.
+/// A place in the memory of a peer, and the operation on it.
 #[derive(Clone, Copy)]
-struct There {
+struct RemoteTarget {
     peer: u64,
     offset: u64,
     key: u64,
@@ -60,10 +60,10 @@ struct There {
     op: c_int,
 }
 
-/// The bytes of arrays of elements of `size` bytes.
+/// The pieces of a vector of elements of `size` bytes.
 ///
 /// # Safety
-/// As [`Pieces::many`] wants it, in elements.
+/// That of [`Pieces::many`], with lengths in elements.
 unsafe fn pieces(Vector(vector, count): Vector, size: usize) -> Result<Pieces, Failure> {
     if count > MAX_PIECES || (vector.is_null() && count > 0) {
         return Err(Failure(FI_EINVAL));
@@ -74,30 +74,31 @@ unsafe fn pieces(Vector(vector, count): Vector, size: usize) -> Result<Pieces, F
     }; MAX_PIECES];
     for (index, place) in bytes[..count].iter_mut().enumerate() {
         // SAFETY: `count` elements by contract.
-        let ioc = unsafe { crate::guard::read_at(vector, index) };
+        let ioc = unsafe { crate::ffi::read_at(vector, index) };
         place.iov_base = ioc.addr;
         place.iov_len = ioc.count.checked_mul(size).ok_or(Failure(FI_EINVAL))?;
     }
     // SAFETY: the contract is the same.
-    unsafe { Pieces::many(bytes.as_ptr(), count)?.somewhere() }
+    unsafe { Pieces::many(bytes.as_ptr(), count)?.non_null() }
 }
 
-/// Asks for an operation.
+/// Starts an operation.
 ///
 /// # Safety
-/// `fid` is an endpoint of this provider; operands are readable during the call, the result is
-/// the operation's until it completes.
-unsafe fn ask(
+/// `fid` is an endpoint of this provider; operands are readable during the call; the result buffer
+/// belongs to the operation until it completes.
+unsafe fn request(
     fid: *mut FidEp,
     mode: Mode,
     arrays: &Arrays,
-    there: There,
+    target: RemoteTarget,
     context: *mut c_void,
     flags: Option<u64>,
 ) -> Result<isize, Failure> {
     // SAFETY: by contract.
     let ep = unsafe { ep(fid) }?;
-    let operation = Operation::new(mode, there.datatype, there.op).ok_or(Failure(FI_EOPNOTSUPP))?;
+    let operation =
+        Operation::new(mode, target.datatype, target.op).ok_or(Failure(FI_EOPNOTSUPP))?;
     let size = operation.size();
     let (reads, _) = operation.access();
     // SAFETY: by contract.
@@ -115,7 +116,7 @@ unsafe fn ask(
     };
     let is_read = !operation.access().1;
     if is_read {
-        // What is only read needs no operands; their number is that of the results.
+        // A pure read has no operands; the results determine the length.
         operands = result;
     }
     let is_compared = mode == Mode::Compare;
@@ -130,40 +131,42 @@ unsafe fn ask(
         return Err(Failure(FI_EMSGSIZE));
     }
     let flags = flags.unwrap_or_else(|| ep.transmit.flags());
-    let updating = Updating {
+    let request = AtomicRequest {
         operation,
         operands,
         compared: is_compared.then_some(compared),
         result: reads.then_some(result),
-        offset: there.offset,
-        key: there.key,
+        offset: target.offset,
+        key: target.key,
         context: context.expose_provenance(),
-        wanted: ep.transmit.wants(flags),
+        notify: ep.transmit.reports(flags),
     };
-    let name = ep.name(there.peer)?;
-    lock(&ep.exchange).update(name, &updating)?;
+    let name = ep.name(target.peer)?;
+    lock(&ep.exchange).update(name, &request)?;
     Ok(0)
 }
 
-/// What a struct of C's asks for.
+/// Operands and target of a `struct fi_msg_atomic`.
 ///
 /// # Safety
 /// `message` is null or valid.
-unsafe fn asked<'a>(message: *const MsgAtomic) -> Result<(Vector, There, &'a MsgAtomic), Failure> {
+unsafe fn unpack<'a>(
+    message: *const MsgAtomic,
+) -> Result<(Vector, RemoteTarget, &'a MsgAtomic), Failure> {
     // SAFETY: valid during the call.
-    let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
-    // SAFETY: as many as the struct says.
-    let there = unsafe { given(message.rma_iov) };
-    let there = there.filter(|_| message.rma_iov_count == 1);
-    let there = there.ok_or(Failure(FI_EINVAL))?;
-    let there = There {
+    let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
+    // SAFETY: null or an array of the length that the struct gives.
+    let target = unsafe { borrow(message.rma_iov) };
+    let target = target.filter(|_| message.rma_iov_count == 1);
+    let target = target.ok_or(Failure(FI_EINVAL))?;
+    let target = RemoteTarget {
         peer: message.addr,
-        offset: there.addr,
-        key: there.key,
+        offset: target.addr,
+        key: target.key,
         datatype: message.datatype,
         op: message.op,
     };
-    Ok((Vector(message.msg_iov, message.iov_count), there, message))
+    Ok((Vector(message.msg_iov, message.iov_count), target, message))
 }
 
 unsafe extern "C" fn write(
@@ -208,7 +211,7 @@ unsafe extern "C" fn writev(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    let there = There {
+    let target = RemoteTarget {
         peer,
         offset,
         key,
@@ -220,14 +223,14 @@ unsafe extern "C" fn writev(
         compared: NONE,
         result: NONE,
     };
-    // SAFETY: an endpoint, and operands that C lends for the call.
-    call(|| unsafe { ask(fid, Mode::Update, &arrays, there, context, None) })
+    // SAFETY: an endpoint, and operands that are readable during the call.
+    call(|| unsafe { request(fid, Mode::Update, &arrays, target, context, None) })
 }
 
 unsafe extern "C" fn writemsg(fid: *mut FidEp, message: *const MsgAtomic, flags: u64) -> isize {
     call(|| {
         // SAFETY: valid during the call.
-        let (operands, there, message) = unsafe { asked(message) }?;
+        let (operands, target, message) = unsafe { unpack(message) }?;
         let arrays = Arrays {
             operands,
             compared: NONE,
@@ -235,11 +238,11 @@ unsafe extern "C" fn writemsg(fid: *mut FidEp, message: *const MsgAtomic, flags:
         };
         // SAFETY: as in `writev`.
         unsafe {
-            ask(
+            request(
                 fid,
                 Mode::Update,
                 &arrays,
-                there,
+                target,
                 message.context,
                 Some(flags),
             )
@@ -258,7 +261,7 @@ unsafe extern "C" fn inject(
     op: c_int,
 ) -> isize {
     call(|| {
-        let there = There {
+        let target = RemoteTarget {
             peer,
             offset,
             key,
@@ -271,19 +274,23 @@ unsafe extern "C" fn inject(
             compared: NONE,
             result: NONE,
         };
-        // SAFETY: as in `writev`; operands are always copied.
-        unsafe { ask_unseen(fid, &arrays, there) }
+        // SAFETY: as in `writev`. Operands are always copied.
+        unsafe { inject_request(fid, &arrays, target) }
     })
 }
 
-/// [`ask`] for what nobody sees complete.
+/// [`request`] without a completion.
 ///
 /// # Safety
-/// That of [`ask`].
-unsafe fn ask_unseen(fid: *mut FidEp, arrays: &Arrays, there: There) -> Result<isize, Failure> {
+/// That of [`request`].
+unsafe fn inject_request(
+    fid: *mut FidEp,
+    arrays: &Arrays,
+    target: RemoteTarget,
+) -> Result<isize, Failure> {
     // SAFETY: by contract.
     let ep = unsafe { ep(fid) }?;
-    let operation = Operation::new(Mode::Update, there.datatype, there.op);
+    let operation = Operation::new(Mode::Update, target.datatype, target.op);
     let operation = operation.ok_or(Failure(FI_EOPNOTSUPP))?;
     // SAFETY: by contract.
     let operands = unsafe { pieces(arrays.operands, operation.size()) }?;
@@ -292,17 +299,17 @@ unsafe fn ask_unseen(fid: *mut FidEp, arrays: &Arrays, there: There) -> Result<i
         1..=EAGER_BYTES => {}
         _ => return Err(Failure(FI_EMSGSIZE)),
     }
-    let updating = Updating {
+    let request = AtomicRequest {
         operation,
         operands,
         compared: None,
         result: None,
-        offset: there.offset,
-        key: there.key,
+        offset: target.offset,
+        key: target.key,
         context: 0,
-        wanted: false,
+        notify: false,
     };
-    lock(&ep.exchange).update(ep.name(there.peer)?, &updating)?;
+    lock(&ep.exchange).update(ep.name(target.peer)?, &request)?;
     Ok(0)
 }
 
@@ -320,7 +327,7 @@ unsafe extern "C" fn readwrite(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    let there = There {
+    let target = RemoteTarget {
         peer,
         offset,
         key,
@@ -333,8 +340,8 @@ unsafe extern "C" fn readwrite(
         compared: NONE,
         result: Vector(&raw const result, 1),
     };
-    // SAFETY: as in `writev`; the result is the operation's until it completes.
-    call(|| unsafe { ask(fid, Mode::Fetch, &arrays, there, context, None) })
+    // SAFETY: as in `writev`; the result buffer belongs to the operation until it completes.
+    call(|| unsafe { request(fid, Mode::Fetch, &arrays, target, context, None) })
 }
 
 unsafe extern "C" fn readwritev(
@@ -352,7 +359,7 @@ unsafe extern "C" fn readwritev(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    let there = There {
+    let target = RemoteTarget {
         peer,
         offset,
         key,
@@ -365,7 +372,7 @@ unsafe extern "C" fn readwritev(
         result: Vector(results, result_count),
     };
     // SAFETY: as in `readwrite`.
-    call(|| unsafe { ask(fid, Mode::Fetch, &arrays, there, context, None) })
+    call(|| unsafe { request(fid, Mode::Fetch, &arrays, target, context, None) })
 }
 
 unsafe extern "C" fn readwritemsg(
@@ -378,7 +385,7 @@ unsafe extern "C" fn readwritemsg(
 ) -> isize {
     call(|| {
         // SAFETY: valid during the call.
-        let (operands, there, message) = unsafe { asked(message) }?;
+        let (operands, target, message) = unsafe { unpack(message) }?;
         let arrays = Arrays {
             operands,
             compared: NONE,
@@ -386,11 +393,11 @@ unsafe extern "C" fn readwritemsg(
         };
         // SAFETY: as in `readwrite`.
         unsafe {
-            ask(
+            request(
                 fid,
                 Mode::Fetch,
                 &arrays,
-                there,
+                target,
                 message.context,
                 Some(flags),
             )
@@ -414,7 +421,7 @@ unsafe extern "C" fn compwrite(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    let there = There {
+    let target = RemoteTarget {
         peer,
         offset,
         key,
@@ -429,7 +436,7 @@ unsafe extern "C" fn compwrite(
         result: Vector(&raw const result, 1),
     };
     // SAFETY: as in `readwrite`.
-    call(|| unsafe { ask(fid, Mode::Compare, &arrays, there, context, None) })
+    call(|| unsafe { request(fid, Mode::Compare, &arrays, target, context, None) })
 }
 
 unsafe extern "C" fn compwritev(
@@ -450,7 +457,7 @@ unsafe extern "C" fn compwritev(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    let there = There {
+    let target = RemoteTarget {
         peer,
         offset,
         key,
@@ -463,7 +470,7 @@ unsafe extern "C" fn compwritev(
         result: Vector(results, result_count),
     };
     // SAFETY: as in `readwrite`.
-    call(|| unsafe { ask(fid, Mode::Compare, &arrays, there, context, None) })
+    call(|| unsafe { request(fid, Mode::Compare, &arrays, target, context, None) })
 }
 
 unsafe extern "C" fn compwritemsg(
@@ -479,7 +486,7 @@ unsafe extern "C" fn compwritemsg(
 ) -> isize {
     call(|| {
         // SAFETY: valid during the call.
-        let (operands, there, message) = unsafe { asked(message) }?;
+        let (operands, target, message) = unsafe { unpack(message) }?;
         let arrays = Arrays {
             operands,
             compared: Vector(compared, compared_count),
@@ -487,11 +494,11 @@ unsafe extern "C" fn compwritemsg(
         };
         // SAFETY: as in `readwrite`.
         unsafe {
-            ask(
+            request(
                 fid,
                 Mode::Compare,
                 &arrays,
-                there,
+                target,
                 message.context,
                 Some(flags),
             )
@@ -499,8 +506,8 @@ unsafe extern "C" fn compwritemsg(
     })
 }
 
-/// How many elements an operation takes at most.
-fn most(mode: Mode, datatype: c_int, op: c_int) -> Result<AtomicAttr, Failure> {
+/// The maximum number of elements of an operation, and their size.
+fn limits(mode: Mode, datatype: c_int, op: c_int) -> Result<AtomicAttr, Failure> {
     let operation = Operation::new(mode, datatype, op).ok_or(Failure(FI_EOPNOTSUPP))?;
     let size = operation.size();
     Ok(AtomicAttr {
@@ -513,9 +520,9 @@ fn most(mode: Mode, datatype: c_int, op: c_int) -> Result<AtomicAttr, Failure> {
 /// `count` is null or valid for writes.
 unsafe fn valid(mode: Mode, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     call(|| {
-        let most = most(mode, datatype, op)?;
+        let limits = limits(mode, datatype, op)?;
         // SAFETY: by contract.
-        unsafe { write_at(count, 0, most.count) };
+        unsafe { write_at(count, 0, limits.count) };
         Ok(0)
     })
 }
@@ -526,7 +533,7 @@ unsafe extern "C" fn writevalid(
     op: c_int,
     count: *mut usize,
 ) -> c_int {
-    // SAFETY: a place for an answer.
+    // SAFETY: `count` is null or valid for writes.
     unsafe { valid(Mode::Update, datatype, op, count) }
 }
 
@@ -536,7 +543,7 @@ unsafe extern "C" fn readwritevalid(
     op: c_int,
     count: *mut usize,
 ) -> c_int {
-    // SAFETY: a place for an answer.
+    // SAFETY: `count` is null or valid for writes.
     unsafe { valid(Mode::Fetch, datatype, op, count) }
 }
 
@@ -546,19 +553,19 @@ unsafe extern "C" fn compwritevalid(
     op: c_int,
     count: *mut usize,
 ) -> c_int {
-    // SAFETY: a place for an answer.
+    // SAFETY: `count` is null or valid for writes.
     unsafe { valid(Mode::Compare, datatype, op, count) }
 }
 
-/// The same, asked of a domain.
+/// The attributes of an operation, as `fi_query_atomic` reports them.
 ///
 /// # Errors
-/// There is no such operation.
+/// The operation is not offered.
 pub(crate) fn query(datatype: c_int, op: c_int, flags: u64) -> Result<AtomicAttr, Failure> {
     let mode = match (flags & FI_FETCH_ATOMIC != 0, flags & FI_COMPARE_ATOMIC != 0) {
         (_, true) => Mode::Compare,
         (true, false) => Mode::Fetch,
         (false, false) => Mode::Update,
     };
-    most(mode, datatype, op)
+    limits(mode, datatype, op)
 }

@@ -1,15 +1,15 @@
-//! Calls for messages without tags.
+//! The calls of `fi_msg(3)`: messages without tags.
 
 use std::ffi::c_void;
 
-use super::{Ep, ep};
+use super::{CompletionMode, Ep, ep};
 use crate::abi::endpoint::{FidEp, Msg, MsgOps};
 use crate::abi::errno::{FI_EINVAL, FI_EMSGSIZE};
 use crate::abi::fabric::{FI_DELIVERY_COMPLETE, FI_INJECT, FI_MULTI_RECV, FI_REMOTE_CQ_DATA};
 use crate::completion::lock;
-use crate::exchange::{EAGER_BYTES, Posting, Sending};
-use crate::guard::{Failure, call, given};
-use crate::matching::Wanted;
+use crate::exchange::{EAGER_BYTES, ReceiveRequest, SendRequest};
+use crate::ffi::{Failure, borrow, call};
+use crate::matching::Criteria;
 use crate::memory::Pieces;
 
 pub(super) static OPS: MsgOps = MsgOps {
@@ -25,7 +25,7 @@ pub(super) static OPS: MsgOps = MsgOps {
     injectdata,
 };
 
-/// What a message is but for its bytes.
+/// Message metadata: tag, immediate data and destination.
 #[derive(Clone, Copy)]
 pub(super) struct Label {
     pub(super) tag: Option<u64>,
@@ -34,50 +34,37 @@ pub(super) struct Label {
 }
 
 impl Ep {
-    /// Sends a message that completes as `flags` say.
     #[inline]
     pub(super) fn send(
         &self,
         from: Pieces,
         label: Label,
         context: *mut c_void,
-        flags: u64,
+        completion: CompletionMode,
     ) -> Result<isize, Failure> {
-        let wanted = self.transmit.wants(flags);
-        self.send_seen(from, label, context, (flags, wanted))
-    }
-
-    /// Sends a message whose memory is the program's again at once, which nobody sees complete.
-    #[inline]
-    pub(super) fn inject(&self, from: Pieces, label: Label) -> Result<isize, Failure> {
-        let seen = (FI_INJECT, false);
-        self.send_seen(from, label, std::ptr::null_mut(), seen)
-    }
-
-    #[inline]
-    fn send_seen(
-        &self,
-        from: Pieces,
-        label: Label,
-        context: *mut c_void,
-        (flags, wanted): (u64, bool),
-    ) -> Result<isize, Failure> {
+        let CompletionMode { flags, notify } = completion;
         let is_injected = flags & FI_INJECT != 0;
         if is_injected && from.length() > EAGER_BYTES {
             return Err(Failure(FI_EMSGSIZE));
         }
         let name = self.name(label.to)?;
-        let sending = Sending {
+        let request = SendRequest {
             is_tagged: label.tag.is_some(),
             tag: label.tag.unwrap_or(0),
             data: label.data,
             from,
             context: context.expose_provenance(),
-            wanted,
-            is_confirmed: flags & FI_DELIVERY_COMPLETE != 0 && !is_injected,
+            notify,
+            wants_delivery: flags & FI_DELIVERY_COMPLETE != 0 && !is_injected,
         };
-        lock(&self.exchange).send(name, sending)?;
+        lock(&self.exchange).send(name, request)?;
         Ok(0)
+    }
+
+    /// Sends a message whose buffer is free when the call returns, without a completion.
+    #[inline]
+    pub(super) fn inject(&self, from: Pieces, label: Label) -> Result<isize, Failure> {
+        self.send(from, label, std::ptr::null_mut(), CompletionMode::INJECTED)
     }
 
     #[inline]
@@ -88,28 +75,28 @@ impl Ep {
         context: *mut c_void,
         flags: u64,
     ) -> Result<isize, Failure> {
-        let wanted = Wanted {
+        let criteria = Criteria {
             source: self.source(from)?,
             tag: 0,
             ignore: u64::MAX,
         };
-        let room = &self.least_room;
-        let posting = Posting {
+        let min_room = &self.min_room;
+        let request = ReceiveRequest {
             is_tagged: false,
-            wanted,
+            criteria,
             to,
             context: context.expose_provenance(),
-            notify: self.receive.wants(flags),
-            least_room: (flags & FI_MULTI_RECV != 0)
-                .then(|| room.load(std::sync::atomic::Ordering::Relaxed)),
+            notify: self.receive.reports(flags),
+            min_room: (flags & FI_MULTI_RECV != 0)
+                .then(|| min_room.load(std::sync::atomic::Ordering::Relaxed)),
         };
-        lock(&self.exchange).post(&posting)?;
+        lock(&self.exchange).post(&request)?;
         Ok(0)
     }
 }
 
 /// A message without a tag.
-fn plain(to: u64, data: Option<u64>) -> Label {
+fn untagged(to: u64, data: Option<u64>) -> Label {
     Label {
         tag: None,
         data,
@@ -126,7 +113,7 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is its until the operation completes.
+        // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         ep.receive(to, from, context, ep.receive.flags())
     })
@@ -150,7 +137,7 @@ unsafe extern "C" fn recvv(
 unsafe extern "C" fn recvmsg(fid: *mut FidEp, message: *const Msg, flags: u64) -> isize {
     call(|| {
         // SAFETY: valid during the call.
-        let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
+        let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `recv`.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
         ep.receive(to, message.addr, message.context, flags)
@@ -166,9 +153,14 @@ unsafe extern "C" fn send(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that stays until the operation completes.
+        // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
-        ep.send(from, plain(to, None), context, ep.transmit.flags())
+        ep.send(
+            from,
+            untagged(to, None),
+            context,
+            ep.transmit.default_mode(),
+        )
     })
 }
 
@@ -183,18 +175,28 @@ unsafe extern "C" fn sendv(
     call(|| {
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
-        ep.send(from, plain(to, None), context, ep.transmit.flags())
+        ep.send(
+            from,
+            untagged(to, None),
+            context,
+            ep.transmit.default_mode(),
+        )
     })
 }
 
 unsafe extern "C" fn sendmsg(fid: *mut FidEp, message: *const Msg, flags: u64) -> isize {
     call(|| {
         // SAFETY: valid during the call.
-        let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
+        let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
-        ep.send(from, plain(message.addr, data), message.context, flags)
+        ep.send(
+            from,
+            untagged(message.addr, data),
+            message.context,
+            ep.transmit.mode(flags),
+        )
     })
 }
 
@@ -205,9 +207,9 @@ unsafe extern "C" fn inject(
     to: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is read during the call.
+        // SAFETY: an endpoint, and a buffer that is readable during the call.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
-        ep.inject(from, plain(to, None))
+        ep.inject(from, untagged(to, None))
     })
 }
 
@@ -223,7 +225,12 @@ unsafe extern "C" fn senddata(
     call(|| {
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
-        ep.send(from, plain(to, Some(data)), context, ep.transmit.flags())
+        ep.send(
+            from,
+            untagged(to, Some(data)),
+            context,
+            ep.transmit.default_mode(),
+        )
     })
 }
 
@@ -237,6 +244,6 @@ unsafe extern "C" fn injectdata(
     call(|| {
         // SAFETY: as in `inject`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
-        ep.inject(from, plain(to, Some(data)))
+        ep.inject(from, untagged(to, Some(data)))
     })
 }

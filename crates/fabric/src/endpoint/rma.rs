@@ -1,16 +1,16 @@
-//! Calls that read and write others' memory.
+//! The calls of `fi_rma(3)`: reads and writes in the memory of peers.
 
 use std::ffi::c_void;
 use std::ptr;
 
-use super::{Ep, ep};
+use super::{CompletionMode, Ep, ep};
 use crate::abi::endpoint::FidEp;
 use crate::abi::errno::FI_EINVAL;
 use crate::abi::fabric::{FI_INJECT, FI_REMOTE_CQ_DATA};
 use crate::abi::rma::{MsgRma, RmaOps};
 use crate::completion::lock;
-use crate::exchange::Asked;
-use crate::guard::{Failure, call, given};
+use crate::exchange::RmaRequest;
+use crate::ffi::{Failure, borrow, call};
 use crate::memory::Pieces;
 
 pub(super) static OPS: RmaOps = RmaOps {
@@ -26,68 +26,62 @@ pub(super) static OPS: RmaOps = RmaOps {
     injectdata,
 };
 
-/// Where in whose memory.
+/// A place in the memory of a peer.
 #[derive(Clone, Copy)]
-struct There {
+struct RemoteTarget {
     peer: u64,
     offset: u64,
     key: u64,
 }
 
-impl Ep {
-    fn ask(
-        &self,
+impl RemoteTarget {
+    fn request(
+        self,
         local: Pieces,
-        there: There,
         context: *mut c_void,
-        (flags, wanted): (u64, bool),
-    ) -> Asked {
-        let _ = self;
-        Asked {
+        completion: CompletionMode,
+    ) -> RmaRequest {
+        RmaRequest {
             local,
-            offset: there.offset,
-            key: there.key,
+            offset: self.offset,
+            key: self.key,
             context: context.expose_provenance(),
-            wanted,
-            is_copied: flags & FI_INJECT != 0,
+            notify: completion.notify,
+            is_injected: completion.flags & FI_INJECT != 0,
             data: None,
         }
     }
+}
 
+impl Ep {
     fn read(
         &self,
         local: Pieces,
-        there: There,
+        target: RemoteTarget,
         context: *mut c_void,
-        flags: u64,
+        completion: CompletionMode,
     ) -> Result<isize, Failure> {
-        let asked = self.ask(local, there, context, (flags, self.transmit.wants(flags)));
-        let name = self.name(there.peer)?;
-        lock(&self.exchange).read(name, &asked)?;
+        let request = target.request(local, context, completion);
+        let name = self.name(target.peer)?;
+        lock(&self.exchange).read(name, &request)?;
         Ok(0)
     }
 
     fn write(
         &self,
         local: Pieces,
-        there: There,
+        target: RemoteTarget,
         data: Option<u64>,
         context: *mut c_void,
-        (flags, wanted): (u64, bool),
+        completion: CompletionMode,
     ) -> Result<isize, Failure> {
-        let asked = Asked {
+        let request = RmaRequest {
             data,
-            ..self.ask(local, there, context, (flags, wanted))
+            ..target.request(local, context, completion)
         };
-        let name = self.name(there.peer)?;
-        lock(&self.exchange).write(name, &asked)?;
+        let name = self.name(target.peer)?;
+        lock(&self.exchange).write(name, &request)?;
         Ok(0)
-    }
-
-    /// How a write completes that gives no flags.
-    fn as_usual(&self) -> (u64, bool) {
-        let flags = self.transmit.flags();
-        (flags, self.transmit.wants(flags))
     }
 }
 
@@ -102,10 +96,10 @@ unsafe extern "C" fn read(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is its until the operation completes.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
-        let there = There { peer, offset, key };
-        ep.read(local, there, context, ep.transmit.flags())
+        // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let target = RemoteTarget { peer, offset, key };
+        ep.read(local, target, context, ep.transmit.default_mode())
     })
 }
 
@@ -121,41 +115,43 @@ unsafe extern "C" fn readv(
 ) -> isize {
     call(|| {
         // SAFETY: as in `read`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?.somewhere()?) };
-        let there = There { peer, offset, key };
-        ep.read(local, there, context, ep.transmit.flags())
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?.non_null()?) };
+        let target = RemoteTarget { peer, offset, key };
+        ep.read(local, target, context, ep.transmit.default_mode())
     })
 }
 
-/// What a struct of C's asks for.
+/// Buffer and target of a `struct fi_msg_rma`.
 ///
 /// # Safety
 /// `message` is null or valid.
-unsafe fn asked<'a>(message: *const MsgRma) -> Result<(Pieces, There, &'a MsgRma), Failure> {
+unsafe fn unpack<'a>(
+    message: *const MsgRma,
+) -> Result<(Pieces, RemoteTarget, &'a MsgRma), Failure> {
     // SAFETY: valid during the call.
-    let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
-    // SAFETY: as many as the struct says.
-    let (local, there) = unsafe {
+    let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
+    // SAFETY: null or an array of the length that the struct gives.
+    let (local, target) = unsafe {
         (
-            Pieces::many(message.msg_iov, message.iov_count)?.somewhere()?,
-            given(message.rma_iov),
+            Pieces::many(message.msg_iov, message.iov_count)?.non_null()?,
+            borrow(message.rma_iov),
         )
     };
-    let there = there.filter(|there| message.rma_iov_count == 1 && there.len == local.length());
-    let there = there.ok_or(Failure(FI_EINVAL))?;
-    let there = There {
+    let target = target.filter(|target| message.rma_iov_count == 1 && target.len == local.length());
+    let target = target.ok_or(Failure(FI_EINVAL))?;
+    let target = RemoteTarget {
         peer: message.addr,
-        offset: there.addr,
-        key: there.key,
+        offset: target.addr,
+        key: target.key,
     };
-    Ok((local, there, message))
+    Ok((local, target, message))
 }
 
 unsafe extern "C" fn readmsg(fid: *mut FidEp, message: *const MsgRma, flags: u64) -> isize {
     call(|| {
         // SAFETY: as in `read`.
-        let (ep, (local, there, message)) = unsafe { (ep(fid)?, asked(message)?) };
-        ep.read(local, there, message.context, flags)
+        let (ep, (local, target, message)) = unsafe { (ep(fid)?, unpack(message)?) };
+        ep.read(local, target, message.context, ep.transmit.mode(flags))
     })
 }
 
@@ -170,10 +166,10 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that stays until the operation completes.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
-        let there = There { peer, offset, key };
-        ep.write(local, there, None, context, ep.as_usual())
+        // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let target = RemoteTarget { peer, offset, key };
+        ep.write(local, target, None, context, ep.transmit.default_mode())
     })
 }
 
@@ -189,19 +185,19 @@ unsafe extern "C" fn writev(
 ) -> isize {
     call(|| {
         // SAFETY: as in `write`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?.somewhere()?) };
-        let there = There { peer, offset, key };
-        ep.write(local, there, None, context, ep.as_usual())
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?.non_null()?) };
+        let target = RemoteTarget { peer, offset, key };
+        ep.write(local, target, None, context, ep.transmit.default_mode())
     })
 }
 
 unsafe extern "C" fn writemsg(fid: *mut FidEp, message: *const MsgRma, flags: u64) -> isize {
     call(|| {
         // SAFETY: as in `write`.
-        let (ep, (local, there, message)) = unsafe { (ep(fid)?, asked(message)?) };
-        let seen = (flags, ep.transmit.wants(flags));
+        let (ep, (local, target, message)) = unsafe { (ep(fid)?, unpack(message)?) };
+        let completion = ep.transmit.mode(flags);
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
-        ep.write(local, there, data, message.context, seen)
+        ep.write(local, target, data, message.context, completion)
     })
 }
 
@@ -214,10 +210,16 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is read during the call.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
-        let there = There { peer, offset, key };
-        ep.write(local, there, None, ptr::null_mut(), (FI_INJECT, false))
+        // SAFETY: an endpoint, and a buffer that is readable during the call.
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let target = RemoteTarget { peer, offset, key };
+        ep.write(
+            local,
+            target,
+            None,
+            ptr::null_mut(),
+            CompletionMode::INJECTED,
+        )
     })
 }
 
@@ -234,9 +236,15 @@ unsafe extern "C" fn writedata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `write`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
-        let there = There { peer, offset, key };
-        ep.write(local, there, Some(data), context, ep.as_usual())
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let target = RemoteTarget { peer, offset, key };
+        ep.write(
+            local,
+            target,
+            Some(data),
+            context,
+            ep.transmit.default_mode(),
+        )
     })
 }
 
@@ -251,14 +259,14 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `inject`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.somewhere()?) };
-        let there = There { peer, offset, key };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let target = RemoteTarget { peer, offset, key };
         ep.write(
             local,
-            there,
+            target,
             Some(data),
             ptr::null_mut(),
-            (FI_INJECT, false),
+            CompletionMode::INJECTED,
         )
     })
 }

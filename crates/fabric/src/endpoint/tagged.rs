@@ -1,4 +1,4 @@
-//! Calls for messages with tags.
+//! The calls of `fi_tagged(3)`: messages with tags.
 
 use std::ffi::c_void;
 
@@ -9,9 +9,9 @@ use crate::abi::errno::FI_EINVAL;
 use crate::abi::fabric::{FI_CLAIM, FI_DISCARD, FI_PEEK, FI_REMOTE_CQ_DATA};
 use crate::abi::tagged::{MsgTagged, TaggedOps};
 use crate::completion::lock;
-use crate::exchange::{Look, Posting};
-use crate::guard::{Failure, call, given};
-use crate::matching::Wanted;
+use crate::exchange::{PeekMode, ReceiveRequest};
+use crate::ffi::{Failure, borrow, call};
+use crate::matching::Criteria;
 use crate::memory::Pieces;
 
 pub(super) static OPS: TaggedOps = TaggedOps {
@@ -32,40 +32,44 @@ impl Ep {
     fn receive_tagged(
         &self,
         to: Pieces,
-        wanted: (u64, u64, u64),
+        criteria: Criteria,
         context: *mut c_void,
         flags: u64,
     ) -> Result<isize, Failure> {
-        let (from, tag, ignore) = wanted;
-        let wanted = Wanted {
-            source: self.source(from)?,
-            tag,
-            ignore,
-        };
-        let posting = Posting {
+        let request = ReceiveRequest {
             is_tagged: true,
-            wanted,
+            criteria,
             to,
             context: context.expose_provenance(),
-            notify: self.receive.wants(flags),
-            least_room: None,
+            notify: self.receive.reports(flags),
+            min_room: None,
         };
         let mut exchange = lock(&self.exchange);
         if flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) == 0 {
-            exchange.post(&posting)?;
+            exchange.post(&request)?;
         } else if flags & FI_PEEK != 0 {
-            let look = match (flags & FI_CLAIM != 0, flags & FI_DISCARD != 0) {
-                (true, _) => Look::Claim,
-                (false, true) => Look::Discard,
-                (false, false) => Look::Peek,
+            let mode = match (flags & FI_CLAIM != 0, flags & FI_DISCARD != 0) {
+                (true, _) => PeekMode::Claim,
+                (false, true) => PeekMode::Discard,
+                (false, false) => PeekMode::Peek,
             };
-            exchange.look(true, wanted, posting.context, look);
+            exchange.peek(&request, mode);
         } else if flags & FI_DISCARD != 0 {
-            exchange.discard_claimed(&posting)?;
+            exchange.discard_claimed(&request)?;
         } else {
-            exchange.post_claimed(&posting)?;
+            exchange.post_claimed(&request)?;
         }
         Ok(0)
+    }
+
+    /// Which messages a receive takes.
+    #[inline]
+    fn criteria(&self, from: u64, tag: u64, ignore: u64) -> Result<Criteria, Failure> {
+        Ok(Criteria {
+            source: self.source(from)?,
+            tag,
+            ignore,
+        })
     }
 }
 
@@ -89,9 +93,10 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is its until the operation completes.
+        // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
-        ep.receive_tagged(to, (from, tag, ignore), context, ep.receive.flags())
+        let criteria = ep.criteria(from, tag, ignore)?;
+        ep.receive_tagged(to, criteria, context, ep.receive.flags())
     })
 }
 
@@ -108,18 +113,19 @@ unsafe extern "C" fn recvv(
     call(|| {
         // SAFETY: as in `recv`.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
-        ep.receive_tagged(to, (from, tag, ignore), context, ep.receive.flags())
+        let criteria = ep.criteria(from, tag, ignore)?;
+        ep.receive_tagged(to, criteria, context, ep.receive.flags())
     })
 }
 
 unsafe extern "C" fn recvmsg(fid: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
     call(|| {
         // SAFETY: valid during the call.
-        let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
+        let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `recv`.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
-        let wanted = (message.addr, message.tag, message.ignore);
-        ep.receive_tagged(to, wanted, message.context, flags)
+        let criteria = ep.criteria(message.addr, message.tag, message.ignore)?;
+        ep.receive_tagged(to, criteria, message.context, flags)
     })
 }
 
@@ -133,9 +139,14 @@ unsafe extern "C" fn send(
     context: *mut c_void,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that stays until the operation completes.
+        // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
-        ep.send(from, tagged(to, tag, None), context, ep.transmit.flags())
+        ep.send(
+            from,
+            tagged(to, tag, None),
+            context,
+            ep.transmit.default_mode(),
+        )
     })
 }
 
@@ -151,19 +162,24 @@ unsafe extern "C" fn sendv(
     call(|| {
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
-        ep.send(from, tagged(to, tag, None), context, ep.transmit.flags())
+        ep.send(
+            from,
+            tagged(to, tag, None),
+            context,
+            ep.transmit.default_mode(),
+        )
     })
 }
 
 unsafe extern "C" fn sendmsg(fid: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
     call(|| {
         // SAFETY: valid during the call.
-        let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
+        let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
         let label = tagged(message.addr, message.tag, data);
-        ep.send(from, label, message.context, flags)
+        ep.send(from, label, message.context, ep.transmit.mode(flags))
     })
 }
 
@@ -175,7 +191,7 @@ unsafe extern "C" fn inject(
     tag: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: an endpoint, and memory that is read during the call.
+        // SAFETY: an endpoint, and a buffer that is readable during the call.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         ep.inject(from, tagged(to, tag, None))
     })
@@ -195,7 +211,7 @@ unsafe extern "C" fn senddata(
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         let label = tagged(to, tag, Some(data));
-        ep.send(from, label, context, ep.transmit.flags())
+        ep.send(from, label, context, ep.transmit.default_mode())
     })
 }
 

@@ -1,45 +1,46 @@
-//! The ways to other endpoints.
+//! Edges to the endpoints that this one sends to.
 
 use dipole_node::Edge;
 use rustc_hash::FxHashMap;
 
-/// Messages to one endpoint that leave at once, each in a packet of its own, before the program
-/// looks at what has come: further ones share packets.
-const ALONE: u32 = 2;
+/// Messages per peer and round that leave at once, each in its own packet. Further ones share
+/// packets.
+const UNBATCHED: u32 = 2;
 
-/// A way to an endpoint.
+/// The edge to an endpoint.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct PeerEdge {
     pub(super) edge: Edge,
-    /// Through memory, where nothing is gained by gathering.
+    /// The peer is reached through shared memory, where batching gains nothing.
     pub(super) shares_memory: bool,
-    /// The turn of the last message, and how many there were in it.
-    turn: u64,
-    count: u32,
+    /// The round of the last message, and the number of messages sent in it.
+    round: u64,
+    sent_in_round: u32,
 }
 
-impl Way {
-    /// Notes a message, and says whether it is one of many.
+impl PeerEdge {
+    /// Counts a message; true if enough others were sent in the same round to batch it.
     #[inline]
-    pub(super) fn is_burst(&mut self, turn: u64) -> bool {
-        if self.turn != turn {
-            (self.turn, self.count) = (turn, 0);
+    pub(super) fn count_message(&mut self, round: u64) -> bool {
+        if self.round != round {
+            (self.round, self.sent_in_round) = (round, 0);
         }
-        self.count = self.count.saturating_add(1);
-        self.count > ALONE
+        self.sent_in_round = self.sent_in_round.saturating_add(1);
+        self.sent_in_round > UNBATCHED
     }
 }
 
-/// By the numbers of those to whom they lead.
+/// One edge per peer, by the peer's address as a number.
 #[derive(Debug, Default)]
-pub(super) struct Edges {
-    list: Vec<Way>,
+pub(super) struct PeerEdges {
+    list: Vec<PeerEdge>,
     by_number: FxHashMap<u64, usize>,
-    /// The one used last, by number and place.
+    /// Number and index of the edge used last.
     last: (u64, usize),
+    shares_memory: bool,
 }
 
-impl Edges {
+impl PeerEdges {
     #[inline]
     pub(super) fn find(&mut self, number: u64) -> Option<usize> {
         if self.last.0 != number || self.list.is_empty() {
@@ -48,21 +49,28 @@ impl Edges {
         Some(self.last.1)
     }
 
-    /// A way that was found.
+    /// The edge at an index that [`find`](Self::find) returned.
     #[inline]
-    pub(super) fn at(&mut self, at: usize) -> &mut Way {
-        &mut self.list[at]
+    pub(super) fn at(&mut self, index: usize) -> &mut PeerEdge {
+        &mut self.list[index]
     }
 
-    pub(super) fn insert(&mut self, number: u64, edge: Edge, shares_memory: bool) -> &mut Way {
-        let at = self.list.len();
-        self.by_number.insert(number, at);
-        self.list.push(Way {
+    pub(super) fn insert(&mut self, number: u64, edge: Edge, shares_memory: bool) -> &mut PeerEdge {
+        let index = self.list.len();
+        self.by_number.insert(number, index);
+        self.shares_memory |= shares_memory;
+        self.list.push(PeerEdge {
             edge,
             shares_memory,
-            turn: 0,
-            count: 0,
+            round: 0,
+            sent_in_round: 0,
         });
-        self.at(at)
+        self.at(index)
+    }
+
+    /// True if some peer is reached through shared memory.
+    #[inline]
+    pub(super) fn shares_memory(&self) -> bool {
+        self.shares_memory
     }
 }

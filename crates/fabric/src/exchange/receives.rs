@@ -1,51 +1,52 @@
-//! Receives of the program, and messages that found none.
+//! Receives of the program, and messages that arrived before a matching receive was posted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dipole_node::{Address, Arriving, Message, Reader, RegionKey, SendError};
 
-use super::{Entry, Exchange, Pending, Sending, address, failed};
+use super::outstanding::Pending;
+use super::{Entry, Exchange, SendRequest, address, failure_of};
 use crate::abi::errno::{FI_ECANCELED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
 use crate::abi::fabric::{FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_TAGGED};
 use crate::completion::Sinks;
-use crate::guard::Failure;
-use crate::matching::{Matcher, Posted, Wanted};
-use crate::memory::{Lent, Pieces};
-use crate::name::number;
+use crate::ffi::Failure;
+use crate::matching::{Criteria, Matcher, Posted};
+use crate::memory::{Pieces, RegisteredMemory};
+use crate::name::{Destination, number};
 use crate::wire::{HEAD_BYTES, Head, Kind, Offer};
 
-/// Messages that may wait where they came; further ones are copied, so that those who sent
-/// them have credit for more.
-const MOST_HELD: usize = 64;
+/// Unexpected messages that stay in the node's buffers. Further ones are copied, so that their
+/// senders get credit again.
+const MAX_IN_PLACE: usize = 64;
 /// Longest piece that one get fetches.
-const MOST_GET_BYTES: usize = 16 << 20;
+const MAX_GET_BYTES: usize = 16 << 20;
 
-/// A receive that the program posts.
+/// A receive as the program posts it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Posting {
+pub(crate) struct ReceiveRequest {
     pub(crate) is_tagged: bool,
-    pub(crate) wanted: Wanted,
+    pub(crate) criteria: Criteria,
     pub(crate) to: Pieces,
     pub(crate) context: usize,
-    /// The program wants to see it completed.
+    /// The program wants a completion even if the receive succeeds.
     pub(crate) notify: bool,
-    /// Its memory takes messages until fewer bytes than this are left.
-    pub(crate) least_room: Option<usize>,
+    /// For a buffer for several messages: it takes messages until fewer bytes than this are left.
+    pub(crate) min_room: Option<usize>,
 }
 
-/// How the program looks at messages without receiving them.
+/// How the program looks at an unexpected message without receiving it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// Only that.
+pub(crate) enum PeekMode {
     Peek,
-    /// The message is from now on for whoever receives with the same context.
+    /// Reserves the message for a receive with the same context.
     Claim,
-    /// The message is dropped.
+    /// Drops the message.
     Discard,
 }
 
-/// A receive that waits, or the part of one that a message goes to.
+/// A receive that waits for a message, or the part of a buffer for several messages that one
+/// message goes to.
 #[derive(Clone, Debug)]
 pub(crate) struct Receive {
     to: Pieces,
@@ -53,37 +54,37 @@ pub(crate) struct Receive {
     notify: bool,
     flags: u64,
     source: Option<u64>,
-    /// Of memory for several messages.
-    multi: Option<Multi>,
+    multi: Option<MultiReceive>,
 }
 
+/// The state of a buffer for several messages.
 #[derive(Clone, Debug)]
-struct Multi {
-    least_room: usize,
+struct MultiReceive {
+    min_room: usize,
     used: usize,
-    /// The memory is the program's again when nobody else has this.
+    /// Shared by the receive and its parts: the last owner reports that the buffer is free.
     users: Arc<()>,
 }
 
 impl Receive {
-    fn new(posting: &Posting) -> Receive {
+    fn new(request: &ReceiveRequest) -> Receive {
         Receive {
-            to: posting.to,
-            context: posting.context,
-            notify: posting.notify,
-            flags: FI_RECV | if posting.is_tagged { FI_TAGGED } else { FI_MSG },
-            source: posting.wanted.source,
-            multi: posting.least_room.map(|least_room| Multi {
-                least_room,
+            to: request.to,
+            context: request.context,
+            notify: request.notify,
+            flags: FI_RECV | kind_flag(request.is_tagged),
+            source: request.criteria.source,
+            multi: request.min_room.map(|min_room| MultiReceive {
+                min_room,
                 used: 0,
                 users: Arc::new(()),
             }),
         }
     }
 
-    /// The part of memory for several messages that the next one takes, and whether there is
-    /// room for another behind it.
-    fn part(&mut self, length: usize) -> (Receive, bool) {
+    /// Splits off the part of a buffer for several messages that the next one takes. False if
+    /// no other message fits after it.
+    fn split(&mut self, length: usize) -> (Receive, bool) {
         let mut part = self.clone();
         let room = self.to.length();
         let Some(multi) = &mut self.multi else {
@@ -92,10 +93,10 @@ impl Receive {
         let taken = length.min(room - multi.used);
         part.to = self.to.part(multi.used, taken);
         multi.used += taken;
-        (part, room - multi.used >= multi.least_room.max(1))
+        (part, room - multi.used >= multi.min_room.max(1))
     }
 
-    /// What it says when it has a message of so many bytes.
+    /// The completion for a message of `length` bytes.
     fn entry(&self, head: &Head, length: usize, from: u64) -> Entry {
         let room = self.to.length();
         let data = if head.has_data { FI_REMOTE_CQ_DATA } else { 0 };
@@ -116,43 +117,42 @@ impl Receive {
     }
 }
 
+fn kind_flag(is_tagged: bool) -> u64 {
+    if is_tagged { FI_TAGGED } else { FI_MSG }
+}
+
 /// A message that waits for a receive.
-pub(crate) struct Arrived {
+pub(crate) struct UnexpectedMessage {
     head: Head,
     from: u64,
     body: Body,
 }
 
 enum Body {
-    /// Where it came.
-    Held(Message),
+    /// In the node's buffers.
+    InPlace(Message),
     Copied(Box<[u8]>),
     /// Still with its sender.
     Offered(Offer),
 }
 
-impl Arrived {
+impl UnexpectedMessage {
     fn length(&self) -> usize {
         match &self.body {
-            Body::Held(message) => message.len() - HEAD_BYTES,
+            Body::InPlace(message) => message.len() - HEAD_BYTES,
             Body::Copied(bytes) => bytes.len(),
-            Body::Offered(offer) => usize::try_from(offer.length).unwrap_or(usize::MAX),
+            Body::Offered(offer) => offer.length(),
         }
     }
 
     fn entry(&self, context: usize) -> Entry {
-        let tagged = if self.head.is_tagged {
-            FI_TAGGED
-        } else {
-            FI_MSG
-        };
         let data = match self.head.has_data {
             true => FI_REMOTE_CQ_DATA,
             false => 0,
         };
         Entry {
             context,
-            flags: FI_RECV | tagged | data,
+            flags: FI_RECV | kind_flag(self.head.is_tagged) | data,
             length: self.length(),
             data: self.head.data,
             tag: self.head.tag,
@@ -162,43 +162,121 @@ impl Arrived {
     }
 }
 
+/// Posted receives and unexpected messages of an endpoint.
+#[derive(Default)]
+pub(super) struct Receives {
+    tagged: Matcher<Receive, UnexpectedMessage>,
+    untagged: Matcher<Receive, UnexpectedMessage>,
+    /// Claimed messages, each with the context of its claim.
+    claimed: Vec<(usize, UnexpectedMessage)>,
+    /// Number of unexpected messages in the node's buffers.
+    in_place: usize,
+}
+
+impl Receives {
+    #[inline]
+    fn matcher(&mut self, is_tagged: bool) -> &mut Matcher<Receive, UnexpectedMessage> {
+        match is_tagged {
+            true => &mut self.tagged,
+            false => &mut self.untagged,
+        }
+    }
+
+    /// Takes the receive, or the part of one, that matches an arriving message.
+    #[inline]
+    fn take_match(&mut self, head: &Head, from: u64, length: usize) -> Option<Receive> {
+        let matcher = self.matcher(head.is_tagged);
+        let token = matcher.find(from, head.tag)?;
+        let receive = matcher.receive_mut(token)?;
+        if receive.multi.is_none() {
+            return matcher.withdraw(token);
+        }
+        let (part, stays) = receive.split(length);
+        if !stays {
+            drop(matcher.withdraw(token));
+        }
+        Some(part)
+    }
+
+    /// Keeps a message that came from the network, in place or as a copy.
+    fn keep_message(&mut self, head: Head, from: u64, message: Message) {
+        let body = match self.in_place < MAX_IN_PLACE {
+            true => {
+                self.in_place += 1;
+                Body::InPlace(message)
+            }
+            false => Body::Copied(message[HEAD_BYTES..].into()),
+        };
+        self.keep(UnexpectedMessage { head, from, body });
+    }
+
+    fn keep(&mut self, message: UnexpectedMessage) {
+        let (from, head) = (message.from, message.head);
+        self.matcher(head.is_tagged).keep(from, head.tag, message);
+    }
+
+    /// Counts a message that leaves the node's buffers.
+    fn on_in_place_released(&mut self) {
+        self.in_place -= 1;
+    }
+
+    fn take_claimed(&mut self, context: usize) -> Result<UnexpectedMessage, Failure> {
+        let index = (self.claimed.iter()).position(|(claim, _)| *claim == context);
+        index
+            .map(|index| self.claimed.swap_remove(index).1)
+            .ok_or(Failure(FI_EINVAL))
+    }
+
+    fn cancel(&mut self, matches: impl Fn(&Receive) -> bool) -> Option<Receive> {
+        let found = self.tagged.cancel(&matches);
+        found.or_else(|| self.untagged.cancel(&matches))
+    }
+
+    /// The sources that waiting receives name.
+    pub(super) fn sources(&self) -> impl Iterator<Item = u64> {
+        let waiting = self.tagged.receives().chain(self.untagged.receives());
+        waiting.filter_map(|receive| receive.source)
+    }
+
+    /// Drops all receives and messages.
+    pub(super) fn clear(&mut self) {
+        *self = Receives::default();
+    }
+}
+
 /// A part of a long message that is to be fetched.
 pub(super) struct Get {
     from: u64,
-    key: u64,
+    key: RegionKey,
     offset: usize,
-    into: Lent,
+    into: RegisteredMemory,
 }
 
 /// A long message that is being fetched.
-pub(super) struct Fetch {
+pub(super) struct PendingFetch {
     /// Gets that have not completed.
-    left: usize,
-    wanted: bool,
+    gets_left: usize,
     failure: Option<Failure>,
     from: u64,
-    /// Its sender's number of it.
-    number: u64,
+    offer: Offer,
     head: Head,
-    length: usize,
     receive: Receive,
-    /// Where the gets put it.
-    memory: Vec<Lent>,
+    /// The memory that the gets write to.
+    memory: Vec<RegisteredMemory>,
 }
 
-/// Takes messages as they come: those that a receive waits for where they lie, others to be seen
-/// to when the poll is over.
-pub(super) struct Taker<'a> {
-    pub(super) tagged: &'a mut Matcher<Receive, Arrived>,
-    pub(super) untagged: &'a mut Matcher<Receive, Arrived>,
+/// Reads arriving messages in place if a receive waits for them, and queues the others until the
+/// poll is over.
+pub(super) struct ArrivalReader<'a> {
+    pub(super) receives: &'a mut Receives,
     pub(super) sinks: &'a Sinks,
     pub(super) arrived: &'a mut VecDeque<Message>,
 }
 
-impl Reader for Taker<'_> {
+impl Reader for ArrivalReader<'_> {
     #[inline]
     fn read(&mut self, source: Address, message: &Arriving<'_>) -> bool {
-        // None may be taken before those that came before it.
+        // A message must not overtake those that are queued.
         if !self.arrived.is_empty() || message.len() < HEAD_BYTES {
             return false;
         }
@@ -210,10 +288,7 @@ impl Reader for Taker<'_> {
         if head.kind != Kind::Message {
             return false;
         }
-        let matcher = match head.is_tagged {
-            true => &mut self.tagged,
-            false => &mut self.untagged,
-        };
+        let matcher = self.receives.matcher(head.is_tagged);
         let from = number(source);
         let Some(token) = matcher.find(from, head.tag) else {
             return false;
@@ -225,8 +300,8 @@ impl Reader for Taker<'_> {
             return false;
         }
         let length = message.len() - HEAD_BYTES;
-        receive.to.fill_with(length, |range, place| {
-            message.copy(HEAD_BYTES + range.start..HEAD_BYTES + range.end, place);
+        receive.to.fill_with(length, |range, buffer| {
+            message.copy(HEAD_BYTES + range.start..HEAD_BYTES + range.end, buffer);
         });
         let entry = receive.entry(&head, length, from);
         self.sinks.complete(receive.notify, entry);
@@ -240,92 +315,56 @@ impl Reader for Taker<'_> {
 }
 
 impl Exchange {
-    fn matcher(&mut self, is_tagged: bool) -> &mut Matcher<Receive, Arrived> {
-        match is_tagged {
-            true => &mut self.tagged,
-            false => &mut self.untagged,
-        }
-    }
-
-    /// Takes a message from the network.
+    /// Handles a message from the network.
     #[inline]
     pub(super) fn receive(&mut self, message: Message) {
         let from = number(message.source());
         let Some((head, rest)) = Head::decode(&message) else {
-            // Of somebody who is no endpoint of libfabric.
-            tracing::warn!(source = %message.source(), "a message from outside was dropped");
+            tracing::warn!(source = %message.source(), "dropped a message without a valid head");
             return;
         };
         match head.kind {
-            Kind::Message => match self.find(&head, from, rest.len()) {
+            Kind::Message => match self.receives.take_match(&head, from, rest.len()) {
                 Some(receive) => self.fill(&receive, &head, from, rest),
-                None => {
-                    let body = match self.held < MOST_HELD {
-                        true => {
-                            self.held += 1;
-                            Body::Held(message)
-                        }
-                        false => Body::Copied(rest.into()),
-                    };
-                    self.keep(Arrived { head, from, body });
-                }
+                None => self.receives.keep_message(head, from, message),
             },
             Kind::Offer => {
                 let Some(offer) = Offer::decode(rest) else {
-                    tracing::warn!(source = %message.source(), "an offer that is too short");
+                    tracing::warn!(source = %message.source(), "dropped an offer that is too short");
                     return;
                 };
-                let length = usize::try_from(offer.length).unwrap_or(usize::MAX);
-                match self.find(&head, from, length) {
+                match self.receives.take_match(&head, from, offer.length()) {
                     Some(receive) => self.fetch(receive, &head, from, offer),
                     None => {
                         let body = Body::Offered(offer);
-                        self.keep(Arrived { head, from, body });
+                        self.receives.keep(UnexpectedMessage { head, from, body });
                     }
                 }
             }
-            Kind::Fetched => self.fetched(head.tag, head.data),
-            Kind::Written => self.written(head.tag, head.data, from),
-            Kind::Updated => self.updated(head.tag, head.data, rest),
-            Kind::Update => {
-                tracing::warn!(source = %message.source(), "an atomic operation went astray");
+            Kind::Fetched => self.on_fetched(head.tag, head.data),
+            Kind::RemoteWrite => self.on_remote_write(head.tag, head.data, from),
+            Kind::AtomicReply => self.on_atomic_reply(head.tag, head.data, rest),
+            Kind::AtomicRequest => {
+                tracing::warn!(
+                    source = %message.source(),
+                    "dropped an atomic operation that was not sent to the port for them"
+                );
             }
         }
     }
 
-    /// Hands a message of this endpoint to itself.
-    pub(super) fn send_to_self(&mut self, message: &Sending) {
+    /// Delivers a message that the endpoint sends to itself.
+    pub(super) fn send_to_self(&mut self, message: &SendRequest) {
         let (head, from) = (message.head(Kind::Message), number(self.own.messages));
         let mut bytes = Vec::with_capacity(message.from.length());
         message.from.gather(&mut bytes);
-        match self.find(&head, from, bytes.len()) {
+        match self.receives.take_match(&head, from, bytes.len()) {
             Some(receive) => self.fill(&receive, &head, from, &bytes),
             None => {
                 let body = Body::Copied(bytes.into());
-                self.keep(Arrived { head, from, body });
+                self.receives.keep(UnexpectedMessage { head, from, body });
             }
         }
-    }
-
-    /// The receive, or the part of one, that takes a message that has arrived.
-    #[inline]
-    fn find(&mut self, head: &Head, from: u64, length: usize) -> Option<Receive> {
-        let matcher = self.matcher(head.is_tagged);
-        let token = matcher.find(from, head.tag)?;
-        let receive = matcher.receive_mut(token)?;
-        if receive.multi.is_none() {
-            return matcher.withdraw(token);
-        }
-        let (part, stays) = receive.part(length);
-        if !stays {
-            drop(matcher.withdraw(token));
-        }
-        Some(part)
-    }
-
-    fn keep(&mut self, arrived: Arrived) {
-        let (from, head) = (arrived.from, arrived.head);
-        self.matcher(head.is_tagged).keep(from, head.tag, arrived);
     }
 
     #[inline]
@@ -338,40 +377,40 @@ impl Exchange {
     /// Posts a receive.
     ///
     /// # Errors
-    /// Memory for several messages is one piece.
-    pub(crate) fn post(&mut self, posting: &Posting) -> Result<(), Failure> {
-        let mut receive = Receive::new(posting);
-        if posting.least_room.is_none() {
-            let matcher = self.matcher(posting.is_tagged);
-            if let Posted::Matched(arrived, receive) = matcher.post(posting.wanted, receive) {
-                self.deliver(receive, arrived);
+    /// A buffer for several messages consists of more than one piece.
+    pub(crate) fn post(&mut self, request: &ReceiveRequest) -> Result<(), Failure> {
+        let mut receive = Receive::new(request);
+        if request.min_room.is_none() {
+            let matcher = self.receives.matcher(request.is_tagged);
+            if let Posted::Matched(message, receive) = matcher.post(request.criteria, receive) {
+                self.deliver(receive, message);
             }
             return Ok(());
         }
         loop {
-            let matcher = self.matcher(posting.is_tagged);
-            match matcher.post(posting.wanted, receive) {
+            let matcher = self.receives.matcher(request.is_tagged);
+            match matcher.post(request.criteria, receive) {
                 Posted::Queued(_) => return Ok(()),
-                Posted::Matched(arrived, back) => {
-                    receive = back;
-                    let (part, stays) = receive.part(arrived.length());
+                Posted::Matched(message, unused) => {
+                    receive = unused;
+                    let (part, stays) = receive.split(message.length());
                     if !stays {
                         drop(receive);
-                        self.deliver(part, arrived);
+                        self.deliver(part, message);
                         return Ok(());
                     }
-                    self.deliver(part, arrived);
+                    self.deliver(part, message);
                 }
             }
         }
     }
 
-    /// Gives a message that waited to its receive.
-    fn deliver(&mut self, receive: Receive, arrived: Arrived) {
-        let Arrived { head, from, body } = arrived;
+    /// Delivers an unexpected message to its receive.
+    fn deliver(&mut self, receive: Receive, message: UnexpectedMessage) {
+        let UnexpectedMessage { head, from, body } = message;
         match body {
-            Body::Held(message) => {
-                self.held -= 1;
+            Body::InPlace(message) => {
+                self.receives.on_in_place_released();
                 self.fill(&receive, &head, from, &message[HEAD_BYTES..]);
             }
             Body::Copied(bytes) => self.fill(&receive, &head, from, &bytes),
@@ -379,68 +418,64 @@ impl Exchange {
         }
     }
 
-    /// Looks for a message that waits; that there is none is told by a completion, too.
-    pub(crate) fn look(&mut self, is_tagged: bool, wanted: Wanted, context: usize, look: Look) {
+    /// Looks for an unexpected message and reports the result as a completion.
+    pub(crate) fn peek(&mut self, request: &ReceiveRequest, mode: PeekMode) {
         self.progress();
-        let found = (self.matcher(is_tagged).peek(&wanted)).map(|arrived| arrived.entry(context));
+        let (context, criteria) = (request.context, &request.criteria);
+        let matcher = self.receives.matcher(request.is_tagged);
+        let found = (matcher.peek(criteria)).map(|message| message.entry(context));
         let entry = found.unwrap_or(Entry {
             context,
-            flags: FI_RECV | if is_tagged { FI_TAGGED } else { FI_MSG },
-            tag: wanted.tag,
+            flags: FI_RECV | kind_flag(request.is_tagged),
+            tag: criteria.tag,
             failure: Some((FI_ENOMSG, 0)),
             ..Entry::default()
         });
-        if entry.failure.is_none() && look != Look::Peek {
-            match self.matcher(is_tagged).claim(&wanted) {
-                Some(arrived) if look == Look::Claim => self.claimed.push((context, arrived)),
-                Some(arrived) => self.discard(arrived),
+        if entry.failure.is_none() && mode != PeekMode::Peek {
+            match matcher.claim(criteria) {
+                Some(message) if mode == PeekMode::Claim => {
+                    self.receives.claimed.push((context, message));
+                }
+                Some(message) => self.discard(message),
                 None => {}
             }
         }
         self.sinks.complete(true, entry);
     }
 
-    fn take_claimed(&mut self, context: usize) -> Result<Arrived, Failure> {
-        let at = (self.claimed.iter()).position(|(of, _)| *of == context);
-        at.map(|at| self.claimed.swap_remove(at).1)
-            .ok_or(Failure(FI_EINVAL))
-    }
-
     /// Receives the message that was claimed with the same context.
     ///
     /// # Errors
-    /// There is none.
-    pub(crate) fn post_claimed(&mut self, posting: &Posting) -> Result<(), Failure> {
-        let arrived = self.take_claimed(posting.context)?;
-        self.deliver(Receive::new(posting), arrived);
+    /// No message was claimed with this context.
+    pub(crate) fn post_claimed(&mut self, request: &ReceiveRequest) -> Result<(), Failure> {
+        let message = self.receives.take_claimed(request.context)?;
+        self.deliver(Receive::new(request), message);
         Ok(())
     }
 
-    /// Drops the message that was claimed with this context.
+    /// Drops the message that was claimed with the same context.
     ///
     /// # Errors
-    /// There is none.
-    pub(crate) fn discard_claimed(&mut self, posting: &Posting) -> Result<(), Failure> {
-        let arrived = self.take_claimed(posting.context)?;
-        let entry = arrived.entry(posting.context);
-        self.discard(arrived);
-        self.sinks.complete(posting.notify, entry);
+    /// No message was claimed with this context.
+    pub(crate) fn discard_claimed(&mut self, request: &ReceiveRequest) -> Result<(), Failure> {
+        let message = self.receives.take_claimed(request.context)?;
+        let entry = message.entry(request.context);
+        self.discard(message);
+        self.sinks.complete(request.notify, entry);
         Ok(())
     }
 
-    fn discard(&mut self, arrived: Arrived) {
-        match arrived.body {
-            Body::Held(_) => self.held -= 1,
+    fn discard(&mut self, message: UnexpectedMessage) {
+        match message.body {
+            Body::InPlace(_) => self.receives.on_in_place_released(),
             Body::Copied(_) => {}
-            Body::Offered(offer) => self.say_fetched(arrived.from, offer.number, 0),
+            Body::Offered(offer) => self.send_fetched(message.from, offer.number(), 0),
         }
     }
 
-    /// Withdraws the receive with this context: it completes as such.
+    /// Cancels the receive with this context; it completes with `FI_ECANCELED`.
     pub(crate) fn cancel(&mut self, context: usize) {
-        let is_it = |receive: &Receive| receive.context == context;
-        let found = self.tagged.cancel(is_it);
-        if let Some(receive) = found.or_else(|| self.untagged.cancel(is_it)) {
+        if let Some(receive) = self.receives.cancel(|receive| receive.context == context) {
             self.fail_receive(&receive, FI_ECANCELED);
         }
     }
@@ -456,134 +491,113 @@ impl Exchange {
         self.sinks.complete(true, entry);
     }
 
-    /// From whom the receives that wait want messages, where they say so.
-    pub(super) fn sources(&self) -> impl Iterator<Item = u64> {
-        let waiting = self.tagged.receives().chain(self.untagged.receives());
-        waiting.filter_map(|receive| receive.source)
-    }
-
-    /// Nobody will send what these receives wait for.
-    pub(super) fn fail_receives_from(&mut self, address: u64, why: i32) {
-        let is_it = |receive: &Receive| receive.source == Some(address);
-        while let Some(receive) =
-            (self.tagged.cancel(is_it)).or_else(|| self.untagged.cancel(is_it))
-        {
-            self.fail_receive(&receive, why);
+    /// Fails the receives that accept messages only from a peer that is gone.
+    pub(super) fn fail_receives_from(&mut self, peer: u64, failure: i32) {
+        while let Some(receive) = (self.receives).cancel(|receive| receive.source == Some(peer)) {
+            self.fail_receive(&receive, failure);
         }
     }
 
-    /// Gets a long message from its sender's memory into that of its receive.
+    /// Gets a long message from its sender's memory into the buffer of a receive.
     fn fetch(&mut self, receive: Receive, head: &Head, from: u64, offer: Offer) {
-        let length = usize::try_from(offer.length).unwrap_or(usize::MAX);
-        let regions = receive.to.regions(length, MOST_GET_BYTES);
-        let fetch = Fetch {
-            left: regions.len(),
-            wanted: receive.notify,
+        let regions = receive.to.regions(offer.length(), MAX_GET_BYTES);
+        let fetch = PendingFetch {
+            gets_left: regions.len(),
             failure: None,
             from,
-            number: offer.number,
+            offer,
             head: *head,
-            length,
             receive,
             memory: Vec::new(),
         };
-        let number = self.next();
-        if fetch.left == 0 {
-            self.fetch_ends(fetch);
+        let number = self.outstanding.next_number();
+        if fetch.gets_left == 0 {
+            self.finish_fetch(fetch);
             return;
         }
-        self.pending.insert(number, Pending::Fetch(fetch));
+        let fetch = Pending::Fetch(fetch);
+        self.outstanding.pending.insert(number, fetch);
         for (offset, into) in regions {
-            let key = offer.key;
             let get = Get {
                 from,
-                key,
+                key: offer.key(),
                 offset,
                 into,
             };
-            self.delayed.push_back((number, get));
+            self.outstanding.delayed.push_back((number, get));
         }
-        self.get_delayed();
+        self.post_delayed_gets();
     }
 
-    /// Posts the gets that there is room for.
-    pub(super) fn get_delayed(&mut self) {
-        while let Some((number, get)) = self.delayed.pop_front() {
-            let offset = get.offset as u64;
+    /// Posts the gets that their edges have room for.
+    pub(super) fn post_delayed_gets(&mut self) {
+        while let Some((number, get)) = self.outstanding.delayed.pop_front() {
             let into = get.into.memory.clone();
-            let posted = self.edge(address(get.from), None).and_then(|way| {
-                let edge = &way.edge;
-                let posted = edge.post_get(RegionKey(get.key), offset, into, number);
+            let from = Destination::known(address(get.from));
+            let posted = self.edge(from).and_then(|peer| {
+                let posted = (peer.edge).post_get(get.key, get.offset as u64, into, number);
                 match posted {
                     Err(SendError::Full { .. }) => Ok(false),
-                    posted => posted.map(|()| true).map_err(|error| failed(&error)),
+                    posted => posted.map(|()| true).map_err(|error| failure_of(&error)),
                 }
             });
             match posted {
                 Ok(true) => {
-                    self.posted += 1;
-                    if let Some(Pending::Fetch(fetch)) = self.pending.get_mut(&number) {
+                    self.outstanding.add_posted(1);
+                    let fetch = self.outstanding.pending.get_mut(&number);
+                    if let Some(Pending::Fetch(fetch)) = fetch {
                         fetch.memory.push(get.into);
                     }
                 }
                 Ok(false) => {
-                    self.delayed.push_front((number, get));
+                    self.outstanding.delayed.push_front((number, get));
                     return;
                 }
                 Err(failure) => {
-                    if let Some(Pending::Fetch(fetch)) = self.pending.remove(&number) {
-                        self.fetch_goes_on(number, fetch, Err(failure));
+                    let fetch = self.outstanding.pending.remove(&number);
+                    if let Some(Pending::Fetch(fetch)) = fetch {
+                        self.on_fetch_part(number, fetch, Err(failure));
                     }
                 }
             }
         }
     }
 
-    /// A part of a message is there, or will not be.
-    pub(super) fn fetch_goes_on(
+    /// Handles the completion of one get.
+    pub(super) fn on_fetch_part(
         &mut self,
         number: u64,
-        mut fetch: Fetch,
+        mut fetch: PendingFetch,
         result: Result<(), Failure>,
     ) {
-        fetch.left -= 1;
+        fetch.gets_left -= 1;
         fetch.failure = fetch.failure.or(result.err());
-        match fetch.left {
-            0 => self.fetch_ends(fetch),
+        match fetch.gets_left {
+            0 => self.finish_fetch(fetch),
             _ => {
-                self.pending.insert(number, Pending::Fetch(fetch));
+                let fetch = Pending::Fetch(fetch);
+                self.outstanding.pending.insert(number, fetch);
             }
         }
     }
 
-    fn fetch_ends(&mut self, fetch: Fetch) {
-        let Fetch {
-            receive,
-            head,
-            length,
-            from,
-            ..
-        } = fetch;
-        let mut entry = receive.entry(&head, length, from);
-        let mut said = 0;
+    fn finish_fetch(&mut self, fetch: PendingFetch) {
+        let (receive, length) = (&fetch.receive, fetch.offer.length());
+        let mut entry = receive.entry(&fetch.head, length, fetch.from);
+        let mut reported = 0;
         if let Some(Failure(failure)) = fetch.failure {
             entry.failure = Some((failure, length));
-            said = FI_EIO;
+            reported = FI_EIO;
         }
-        self.say_fetched(from, fetch.number, said);
-        self.sinks.complete(fetch.wanted, entry);
+        self.send_fetched(fetch.from, fetch.offer.number(), reported);
+        self.sinks.complete(receive.notify, entry);
     }
 
-    /// Tells the sender of a long message that its memory is its own again.
-    fn say_fetched(&mut self, to: u64, number: u64, failure: i32) {
-        let head = Head {
-            kind: Kind::Fetched,
-            is_tagged: false,
-            has_data: false,
-            tag: number,
-            data: u64::from(failure.unsigned_abs()),
-        };
-        // A sender that is gone wants to know nothing.
-        let _gone = self.send_bytes((address(to), None), &head.encode());
+    /// Reports to the sender of a long message that its buffer is free again.
+    fn send_fetched(&mut self, to: u64, number: u64, failure: i32) {
+        let failure = u64::from(failure.unsigned_abs());
+        let head = Head::control(Kind::Fetched, number, failure);
+        // If the sender is gone, it does not need the report.
+        let _gone = self.send_bytes(Destination::known(address(to)), &head.encode());
     }
 }

@@ -1,16 +1,17 @@
-/* Datatypes of absolute addresses, used with MPI_BOTTOM. They lie in one piece each, which Open MPI 4.1 hands to
- * libfabric without its address: the job has to end with a message then, or be right; it must not hang. With the
- * argument `fatal` errors end the job, else every rank is to hear of one in the call that it concerns. */
+/* Datatypes of absolute addresses, used with MPI_BOTTOM. Each is one piece, which Open MPI 4.1 passes
+ * to libfabric without its address. The job must then end with a message, or be correct, but must
+ * not hang. With the argument `fatal` errors end the job; otherwise every rank must get an error
+ * from the call concerned. */
 #include "common.h"
 
-/* A request that has begun, or could not, is over: an error of either. */
+/* Waits for a request that has begun; returns the error of either step. */
 static int ended(int begun, MPI_Request *request)
 {
     return begun == MPI_SUCCESS ? MPI_Wait(request, MPI_STATUS_IGNORE) : begun;
 }
 
-/* A message from, and one to, absolute addresses; the other side has a buffer. Each call ends, with an error or
- * with the right numbers: some ways through Open MPI keep the address. */
+/* A message from absolute addresses, and one to them; the peer has a buffer. Each call ends with an
+ * error or with the right numbers: some paths through Open MPI keep the address. */
 static void one_side(MPI_Datatype *from, MPI_Datatype *to, const int *got)
 {
     int *buffer = allocate(100 * sizeof *buffer), other = rank ^ 1, ends = 0;

@@ -1,5 +1,5 @@
-/* Every collective of MPI-3 against what its definition says, on the world, on parts of it, and
- * on communicators whose ranks are in another order; blocking and not, in place and not. */
+/* Compares every collective of MPI-3 with its definition: on the world, on parts of it, and on
+ * communicators with another order of ranks; blocking and nonblocking, in place and not. */
 #include "common.h"
 
 static MPI_Comm comm;
@@ -34,7 +34,7 @@ static long sum_to(int ranks, int at)
     return sum;
 }
 
-/* Nobody leaves a barrier before all have come. */
+/* No rank leaves a barrier before all have entered it. */
 static void barriers(void)
 {
     for (int last = 0; last < all; last++) {
@@ -43,7 +43,7 @@ static void barriers(void)
         if (me == last && all > 1)
             MPI_Send(&token, 1, MPI_INT, (me + 1) % all, 77, comm);
         MPI_Barrier(comm);
-        /* What was sent before the barrier by its last rank has been sent now. */
+        /* The last rank sent this before the barrier, so it has been sent now. */
         if (all > 1 && me == (last + 1) % all) {
             MPI_Recv(&came, 1, MPI_INT, last, 77, comm, MPI_STATUS_IGNORE);
             CHECK(came == last, "token %d, not %d, behind a barrier", came, last);
@@ -204,7 +204,7 @@ static void reduce_scatters(int count)
     round_++;
 }
 
-/* How much a rank has where ranks have different counts; some have nothing. */
+/* The number of items of a rank where ranks have different counts; some have none. */
 static int share(int of, int count)
 {
     return of % 3 == 1 ? 0 : count * (of + 1) / all;
@@ -319,7 +319,7 @@ static void exchanges(int count)
     round_++;
 }
 
-/* Many that do not block under way at once, completed in another order. */
+/* Many nonblocking collectives at once, completed in another order. */
 static void several_at_once(int count)
 {
     enum { EACH = 8 };
@@ -355,8 +355,8 @@ static void neighbours(int count)
     MPI_Cart_shift(ring, 0, 1, &sides[0], &sides[1]);
     int *own = mine(me, 2 * count), *got = numbers(2 * count);
     MPI_Neighbor_alltoall(own, count, MPI_INT, got, count, MPI_INT, ring);
-    /* Where both neighbours are one rank, which of its parts comes first is not said alike by
-     * all versions of the standard. */
+    /* If both neighbours are the same rank, versions of the standard disagree about the order of its
+     * parts. */
     if (all > 2) {
         compare(got, sides[0], count, count, "Neighbor_alltoall from the left");
         compare(got + count, sides[1], 0, count, "Neighbor_alltoall from the right");
@@ -395,7 +395,7 @@ static void all_of_them(MPI_Comm on, int most)
     }
 }
 
-/* Two halves talk as groups, then as one. */
+/* Two halves communicate as groups, then as one group. */
 static void between_groups(void)
 {
     if (size < 2)

@@ -1,4 +1,4 @@
-/* What the test programs share: checks that end the job, and numbers that all ranks know. */
+/* Shared by the test programs: checks that end the job, and numbers that all ranks can compute. */
 #ifndef FABRIC_TESTS_COMMON_H
 #define FABRIC_TESTS_COMMON_H
 
@@ -11,7 +11,7 @@
 
 static int rank, size;
 
-/* Says what was wrong and ends the job. */
+/* Prints what was wrong and ends the job. */
 static inline void fail(const char *file, int line, const char *format, ...)
 {
     va_list arguments;
@@ -31,7 +31,7 @@ static inline void fail(const char *file, int line, const char *format, ...)
             fail(__FILE__, __LINE__, __VA_ARGS__);                                                \
     } while (0)
 
-/* A number that looks random and depends on its argument only. */
+/* A pseudo-random number that depends only on its argument. */
 static inline uint64_t mixed(uint64_t n)
 {
     n *= 0x9e3779b97f4a7c15u;
@@ -40,7 +40,7 @@ static inline uint64_t mixed(uint64_t n)
     return n ^ (n >> 31);
 }
 
-/* What rank `from` has at place `at` in round `round`: small, so that sums stay exact. */
+/* The item of rank `from` at index `at` in round `round`: small, so that sums stay exact. */
 static inline int value(int from, int at, int round)
 {
     return (int)(mixed(((uint64_t)round << 40) ^ ((uint64_t)from << 24) ^ (uint64_t)at) % 1000);

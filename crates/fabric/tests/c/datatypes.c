@@ -1,4 +1,4 @@
-/* Derived datatypes: what lies scattered arrives where the receiver's type says, and gaps stay. */
+/* Derived datatypes: scattered data arrives where the receiver's type says, and gaps do not change. */
 #include "common.h"
 #include <stddef.h>
 
@@ -24,7 +24,7 @@ static void swap(const void *out, int out_count, MPI_Datatype out_type, void *in
     CHECK(count == in_count, "%d items came, not %d", count, in_count);
 }
 
-/* A column goes out, a row comes in, and the other way round. */
+/* Sends a column and receives a row, and the other way round. */
 static void columns_and_rows(void)
 {
     static int out[ROWS * COLUMNS], in[ROWS * COLUMNS];
@@ -90,7 +90,7 @@ static void structures(int count)
     MPI_Type_free(&type);
 }
 
-/* Blocks of different lengths, the later ones first. */
+/* Blocks of different lengths, in reverse order. */
 static void indexed(int blocks)
 {
     int *lengths = allocate(sizeof(int) * (size_t)blocks), *at = allocate(sizeof(int) * (size_t)blocks);
@@ -130,7 +130,7 @@ static void indexed(int blocks)
     MPI_Type_free(&type);
 }
 
-/* A cube out of a cube, and what was packed. */
+/* A cube from a cube, and packed data. */
 static void cubes(void)
 {
     enum { SIDE = 24, PART = 10 };

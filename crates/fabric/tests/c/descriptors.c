@@ -1,5 +1,5 @@
-/* Two processes that sleep in poll and epoll until something comes (FI_WAIT_FD): their queues and
- * counters wake them for whatever happens, and for nothing else. */
+/* Two processes that sleep in poll and epoll (FI_WAIT_FD): their queues and counters wake them
+ * whenever something happens, and only then. */
 #include "pair.h"
 #include <sys/epoll.h>
 
@@ -35,7 +35,7 @@ static void sleep_until_readable(int fd)
     CHECK(epoll_wait(epoll_fd, &event, 1, LIMIT_MS) == 1, "nothing came");
 }
 
-/* The next completion; it is waited for as the manual says. */
+/* Waits for the next completion as the manual says. */
 static struct fi_cq_tagged_entry next(int fails)
 {
     struct fi_cq_tagged_entry entry = {0};
@@ -82,7 +82,7 @@ static void open_waiting(void)
     CHECK(number_of(&cq->fid) == cq_fd, "another descriptor");
 }
 
-/* Queues that were opened otherwise. */
+/* Queues that were opened with other wait objects. */
 static void others(void)
 {
     struct fid_cq *queue;
@@ -108,14 +108,14 @@ static void events(void)
         CHECK(!is_readable(eq_fd, 0), "an event before there is one");
         did(fi_trywait(fabric, fids, 1), "fi_trywait");
         CHECK(fi_eq_write(eq, FI_NOTIFY, &entry, sizeof entry, 0) == sizeof entry, "fi_eq_write");
-        CHECK(is_readable(eq_fd, 0), "an event that nobody is told of");
+        CHECK(is_readable(eq_fd, 0), "readable without an event");
         CHECK(fi_trywait(fabric, fids, 1) == -FI_EAGAIN, "fi_trywait");
         CHECK(fi_eq_read(eq, &event, &read, sizeof read, 0) == sizeof read, "fi_eq_read");
         CHECK(read.data == 7 && event == FI_NOTIFY, "another event");
     }
 }
 
-/* A queue that is told of registered memory. */
+/* A queue that reports registered memory. */
 static void registered(void)
 {
     struct fi_eq_entry read;
@@ -123,14 +123,14 @@ static void registered(void)
     uint32_t event;
     did(fi_domain_bind(domain, &eq->fid, FI_REG_MR), "fi_domain_bind");
     did(fi_mr_reg(domain, area, sizeof area, FI_REMOTE_READ, 0, 0, 0, &mr, buffer), "fi_mr_reg");
-    CHECK(is_readable(eq_fd, 0), "an event that nobody is told of");
+    CHECK(is_readable(eq_fd, 0), "readable without an event");
     CHECK(fi_eq_read(eq, &event, &read, sizeof read, 0) == sizeof read, "fi_eq_read");
     CHECK(event == FI_MR_COMPLETE && read.fid == &mr->fid && read.context == buffer,
           "another event");
     did(fi_close(&mr->fid), "fi_close");
 }
 
-/* All is read: nothing is readable. */
+/* After everything was read, nothing is readable. */
 static void is_quiet(void)
 {
     struct fid *fids[] = {&cq->fid}, *counters[] = {&received->fid};
@@ -164,7 +164,7 @@ static void pingpong(size_t length)
     }
 }
 
-/* The counter alone tells that messages come. */
+/* Only the counter reports that messages arrive. */
 static void counted(void)
 {
     char byte = 0;
@@ -193,11 +193,11 @@ static void signalled(void)
 {
     is_quiet();
     did(fi_cq_signal(cq), "fi_cq_signal");
-    CHECK(is_readable(cq_fd, 0), "a signal wakes nobody");
+    CHECK(is_readable(cq_fd, 0), "a signal does not wake a waiter");
     is_quiet();
 }
 
-/* The memory of one who does nothing in libfabric. */
+/* The memory of a process that makes no libfabric calls. */
 static void got(void)
 {
     struct {
@@ -221,7 +221,7 @@ static void got(void)
     tell(&byte, 1);
 }
 
-/* Whoever sleeps for one that has died is woken to hear so. */
+/* A process that sleeps for a dead peer is woken by an error. */
 static void died(void)
 {
     char byte = 0;

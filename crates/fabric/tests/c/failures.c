@@ -1,11 +1,11 @@
-/* Two processes do what cannot be done: each operation fails in its own way, and only it. */
+/* Invalid operations of two processes: each fails with its own error, and does not affect others. */
 #include "pair.h"
 
 enum { LONG = 1 << 20 };
 
 static char buffer[LONG], area[LONG];
 
-/* The next completion; an error if it is one that `fails`. */
+/* Waits for the next completion, which must be an error if `fails` is set. */
 static struct fi_cq_err_entry next(int fails)
 {
     struct fi_cq_tagged_entry entry = {0};
@@ -34,7 +34,7 @@ static void together(void)
     hear(&byte, 1);
 }
 
-/* Offers that suit no hints, and those that nearly do. */
+/* Hints that the offer does not meet, and hints that it just meets. */
 static void hinted(void)
 {
     struct fi_info *found;
@@ -68,12 +68,12 @@ static void refused(void)
 {
     fi_addr_t number = 7;
     CHECK(fi_inject(ep, area, info->tx_attr->inject_size + 1, other) == -FI_EMSGSIZE, "fi_inject");
-    CHECK(fi_send(ep, area, 8, NULL, 12345, NULL) == -FI_EINVAL, "a number of nobody");
+    CHECK(fi_send(ep, area, 8, NULL, 12345, NULL) == -FI_EINVAL, "a send to an unknown index was accepted");
     CHECK(fi_send(ep, area, (size_t)-1, NULL, other, NULL) == -FI_EINVAL, "too long");
-    CHECK(fi_av_insert(av, area, 1, &number, 0, NULL) == 0, "no name was inserted");
-    CHECK(number == FI_ADDR_NOTAVAIL, "no name has a number");
+    CHECK(fi_av_insert(av, area, 1, &number, 0, NULL) == 0, "bytes that are not a name were inserted");
+    CHECK(number == FI_ADDR_NOTAVAIL, "bytes that are not a name have an index");
     number = 12345;
-    CHECK(fi_av_remove(av, &number, 1, 0) == -FI_EINVAL, "nobody was removed");
+    CHECK(fi_av_remove(av, &number, 1, 0) == -FI_EINVAL, "a removal of an unknown index was accepted");
     struct fid_ep *scalable;
     for (int turn = 0; turn < 2; turn++)
         CHECK(fi_scalable_ep(domain, info, &scalable, NULL) == -FI_ENOSYS, "fi_scalable_ep");
@@ -81,7 +81,7 @@ static void refused(void)
     CHECK(fi_close(&cq->fid) == -FI_EBUSY, "a queue in use");
 }
 
-/* Names that were spoiled on the way are refused at once, those beside them are not. */
+/* Damaged names are refused at once, and the names next to them are not. */
 static void spoiled(void)
 {
     enum { LONGEST = 64 };
@@ -95,9 +95,9 @@ static void spoiled(void)
         names[bit / 8] ^= 1 << bit % 8;
         CHECK(fi_av_insert(av, names, 2, numbers, 0, NULL) == 1, "bit %zu was not noticed", bit);
         names[bit / 8] ^= 1 << bit % 8;
-        CHECK(numbers[0] == FI_ADDR_NOTAVAIL, "a spoiled name has a number");
+        CHECK(numbers[0] == FI_ADDR_NOTAVAIL, "a damaged name has an index");
         did(fi_av_remove(av, numbers + 1, 1, 0), "fi_av_remove");
-        CHECK(fi_send(ep, area, 8, NULL, numbers[0], NULL) == -FI_EINVAL, "sent to nobody");
+        CHECK(fi_send(ep, area, 8, NULL, numbers[0], NULL) == -FI_EINVAL, "a send to a damaged name was accepted");
     }
     did(fi_av_insert(av, names, 1, &other, 0, NULL) - 1, "fi_av_insert");
     together();
@@ -117,7 +117,7 @@ static void truncated(void)
         did(fi_trecv(ep, buffer, 10, NULL, other, 1, 0, buffer), "fi_trecv");
         struct fi_cq_err_entry error = next(FI_ETRUNC);
         CHECK(error.op_context == buffer && error.olen == lengths[i] - 10, "%zu lost", error.olen);
-        CHECK(buffer[9] == 0 && buffer[10] == 1, "written past its end");
+        CHECK(buffer[9] == 0 && buffer[10] == 1, "written past the end of the buffer");
     }
     together();
 }
@@ -130,7 +130,7 @@ static void cancelled(void)
     together();
 }
 
-/* A stopped process is not gone: whoever waits for it waits. */
+/* A stopped process is not gone: operations keep waiting for it. */
 static void stopped(void)
 {
     if (!is_parent) {
@@ -143,12 +143,12 @@ static void stopped(void)
     struct fi_cq_tagged_entry entry;
     did(fi_trecv(ep, buffer, 8, NULL, other, 3, 0, buffer), "fi_trecv");
     CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status), "waitpid");
-    CHECK(fi_cq_sread(cq, &entry, 1, NULL, 2500) == -FI_EAGAIN, "it is only stopped");
+    CHECK(fi_cq_sread(cq, &entry, 1, NULL, 2500) == -FI_EAGAIN, "a stopped peer was reported as gone");
     CHECK(!kill(child, SIGCONT), "kill");
     CHECK(next(0).op_context == buffer, "another operation");
 }
 
-/* What waits for one that is killed fails: a receive that names it, a long message. */
+/* Operations that wait for a killed process fail: a receive that names it, a long message. */
 static void killed(void)
 {
     if (!is_parent) {

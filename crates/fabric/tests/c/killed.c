@@ -1,4 +1,4 @@
-/* Messages go around until one rank dies without a word; the others must not wait for ever. */
+/* Messages go around until one rank dies silently; the others must not wait forever. */
 #include "common.h"
 #include <signal.h>
 

@@ -1,6 +1,6 @@
 /*
  * Rank 0 takes 5 ms for each of its messages, for which the others wait. It begins when all have
- * asked for it: a rank that starts late finds no message there.
+ * requested one, so that a rank that starts late does not find a message.
  */
 #define _POSIX_C_SOURCE 199309L
 #include "common.h"

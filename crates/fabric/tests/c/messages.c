@@ -1,5 +1,5 @@
-/* Messages between pairs: their order, wildcards, sizes from nothing to megabytes, probing,
- * cancelling, synchronous and persistent ones, and many under way at once. */
+/* Messages between pairs: order, wildcards, sizes from zero to megabytes, probing, cancelling,
+ * synchronous and persistent messages, and many at once. */
 #include "common.h"
 
 static const size_t SIZES[] = {0,    1,    7,     8,     63,    64,    200,    1024,   1400,
@@ -12,7 +12,7 @@ static uint64_t id_of(int from, int to, int number)
     return ((uint64_t)from << 48) ^ ((uint64_t)to << 32) ^ ((uint64_t)number << 3) ^ 1;
 }
 
-/* Every size around a ring, the receive posted before and after. */
+/* Every size around a ring, with the receive posted before and after. */
 static void every_size(size_t most)
 {
     int to = (rank + 1) % size, from = (rank + size - 1) % size;
@@ -41,15 +41,15 @@ static void every_size(size_t most)
                   "%d bytes from %d with tag %d, not %zu from %d with tag %d", count,
                   status[0].MPI_SOURCE, status[0].MPI_TAG, bytes, from, kind);
             check_filled(in, bytes, id_of(from, rank, kind), "ring");
-            CHECK(in[bytes] == 0x5a, "the byte behind a message of %zu bytes was written", bytes);
+            CHECK(in[bytes] == 0x5a, "the byte after a message of %zu bytes was written", bytes);
         }
     free(out);
     free(in);
 }
 
-/* Everybody sends everybody many messages of random sizes with random tags. Receives by
- * source and tag, by source alone, by tag alone and from anybody; what comes from one rank with
- * one tag comes in order. */
+/* Every rank sends many messages of random sizes with random tags to every other. Receives by source
+ * and tag, by source, by tag, and from any source; messages from one rank with one tag arrive in
+ * order. */
 static void storm(int each, size_t most)
 {
     enum { TAGS = 3 };
@@ -79,7 +79,7 @@ static void storm(int each, size_t most)
         uint64_t luck = mixed((uint64_t)(got + 1) * 977 + (uint64_t)rank);
         int source = (int)(luck % (uint64_t)size), tag = (int)(luck / 64 % TAGS);
         int any_source = luck / 1024 % 2 == 0, any_tag = luck / 2048 % 2 == 0;
-        /* Something that is still to come, so that the receive ends. */
+        /* A message that is still outstanding, so that the receive completes. */
         for (int tries = 0; left[source * TAGS + tag] == 0; tries++) {
             CHECK(tries < size * TAGS, "nothing is to come, yet %d of %d came", got, total);
             tag = (tag + 1) % TAGS;
@@ -176,7 +176,7 @@ static void probes(void)
         MPI_Request request;
         MPI_Status status;
         MPI_Iprobe(MPI_ANY_SOURCE, 1000 + kind, MPI_COMM_WORLD, &flag, &status);
-        CHECK(!flag, "a message was seen that nobody had sent");
+        CHECK(!flag, "a message was found that no rank had sent");
         MPI_Barrier(MPI_COMM_WORLD);
         MPI_Isend(out, items, MPI_INT, to, 1000 + kind, MPI_COMM_WORLD, &request);
         do
@@ -208,7 +208,7 @@ static void probes(void)
     }
 }
 
-/* A receive that was cancelled takes nothing; the next one takes its message. */
+/* A cancelled receive takes no message; the next receive takes it. */
 static void cancelled(void)
 {
     int to = (rank + 1) % size, from = (rank + size - 1) % size;
@@ -232,7 +232,7 @@ static void cancelled(void)
     CHECK(right == from + 1, "%d came, not %d", right, from + 1);
 }
 
-/* A synchronous send ends only after its receive was posted. */
+/* A synchronous send completes only after its receive was posted. */
 static void synchronous(void)
 {
     int to = (rank + 1) % size, from = (rank + size - 1) % size, done = 0;
@@ -288,14 +288,14 @@ static void persistent(void)
         for (int i = 0; i < ITEMS; i++)
             CHECK(in[0][i] == value(from, i, turn), "persistent, turn %d: wrong at %d", turn, i);
         CHECK(in[1][1] == turn, "persistent: turn %d in turn %d", in[1][1], turn);
-        /* Its source is anybody, but a turn ends before the next begins. */
+        /* The source is a wildcard, but a round ends before the next begins. */
         MPI_Barrier(MPI_COMM_WORLD);
     }
     for (int i = 0; i < 4; i++)
         MPI_Request_free(&requests[i]);
 }
 
-/* All send to one that is busy; it then takes them backwards. */
+/* All ranks send to a busy one, which then receives in reverse order. */
 static void unexpected(int each)
 {
     if (rank != 0) {
@@ -318,7 +318,7 @@ static void unexpected(int each)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* A message too long for its receive is an error, and the next one comes all the same. */
+/* A message too long for its receive is an error, and the next one still arrives. */
 static void truncated(int kinds)
 {
     static const int COUNTS[] = {100, 500000};
@@ -326,7 +326,7 @@ static void truncated(int kinds)
     MPI_Comm careful;
     MPI_Comm_dup(MPI_COMM_WORLD, &careful);
     MPI_Comm_set_errhandler(careful, MPI_ERRORS_RETURN);
-    /* MPICH asks the world's handler when it waits. */
+    /* MPICH calls the world's error handler when it waits. */
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     for (int kind = 0; kind < kinds; kind++) {
         int *out = allocate(sizeof(int) * (size_t)COUNTS[kind]), in[11], class;
@@ -339,7 +339,7 @@ static void truncated(int kinds)
         MPI_Error_class(error, &class);
         CHECK(class == MPI_ERR_TRUNCATE, "a message of %d items into 10: error class %d",
               COUNTS[kind], class);
-        CHECK(in[10] == 4711, "memory behind a receive was written");
+        CHECK(in[10] == 4711, "memory beyond a receive was written");
         MPI_Wait(&send, MPI_STATUS_IGNORE);
         MPI_Sendrecv(&rank, 1, MPI_INT, to, 2, in, 1, MPI_INT, from, 2, careful,
                      MPI_STATUS_IGNORE);
@@ -363,7 +363,7 @@ int main(int argc, char **argv)
     persistent();
     unexpected(2 * each);
     storm(each, most / 4);
-    /* Open MPI's own shared memory writes behind the receive if the message is long. */
+    /* Open MPI's own shared memory writes beyond the receive buffer if the message is long. */
     truncated(argc > 3 ? atoi(argv[3]) : 2);
     return finish("messages");
 }

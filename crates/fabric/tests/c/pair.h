@@ -1,5 +1,5 @@
-/* What programs of two processes that know libfabric alone share: the objects of one, how they get
- * to know each other, checks that end both. */
+/* Shared by programs of two processes that use only libfabric: the objects of one process, the
+ * exchange of names, and checks that end both. */
 #ifndef FABRIC_TESTS_PAIR_H
 #define FABRIC_TESTS_PAIR_H
 
@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Each program uses some. */
+/* Each program uses some of these. */
 #pragma GCC diagnostic ignored "-Wunused-function"
 
 #define CHECK(is_right, ...)                                                                       \
@@ -50,7 +50,7 @@ static void did(ssize_t result, const char *what)
     CHECK(result == 0, "%s: %s", what, fi_strerror((int)-result));
 }
 
-/* Everything but what hears of completions. */
+/* Everything except the objects that report completions. */
 static void open_domain(void)
 {
     struct fi_info *hints = fi_allocinfo();
@@ -75,15 +75,15 @@ static void open_queue(enum fi_wait_obj object)
     did(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind");
 }
 
-/* Tells the other something, and hears the same from it. */
+/* Exchanges some bytes with the peer. */
 static void tell(const void *bytes, size_t length)
 {
-    CHECK(write(to_other, bytes, length) == (ssize_t)length, "the other is gone");
+    CHECK(write(to_other, bytes, length) == (ssize_t)length, "the peer is gone");
 }
 
 static void hear(void *bytes, size_t length)
 {
-    CHECK(read(from_other, bytes, length) == (ssize_t)length, "the other is gone");
+    CHECK(read(from_other, bytes, length) == (ssize_t)length, "the peer is gone");
 }
 
 static void meet(void)
@@ -97,7 +97,7 @@ static void meet(void)
     CHECK(fi_av_insert(av, theirs, 1, &other, 0, NULL) == 1, "fi_av_insert");
 }
 
-/* Becomes two processes. */
+/* Forks into two processes. */
 static void divide(void)
 {
     int there[2], back[2];
@@ -115,7 +115,7 @@ static void divide(void)
 static void child_ended_well(void)
 {
     int status;
-    CHECK(waitpid(child, &status, 0) == child && status == 0, "the other failed: %x", status);
+    CHECK(waitpid(child, &status, 0) == child && status == 0, "the peer failed: %x", status);
 }
 
 static void close_all(void)

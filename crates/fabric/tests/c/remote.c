@@ -1,5 +1,5 @@
-/* Two processes, each with an endpoint: writes with data beside them, and atomic operations of
- * every kind on the other's memory, both ways at once. All results are checked. */
+/* Two processes with one endpoint each: writes with immediate data, and atomic operations of every
+ * kind on each other's memory, in both directions at once. All results are checked. */
 #include <complex.h>
 #include <poll.h>
 #include <rdma/fabric.h>
@@ -40,7 +40,7 @@ static void did(ssize_t result, const char *what)
     CHECK(result == 0, "%s: %s", what, fi_strerror((int)-result));
 }
 
-/* The next completion; an error if it is one that `fails`. */
+/* Waits for the next completion, which must be an error if `fails` is set. */
 static struct fi_cq_tagged_entry next(int fails)
 {
     struct fi_cq_tagged_entry entry = {0};
@@ -66,16 +66,16 @@ static void done(ssize_t result, const char *what)
     next(0);
 }
 
-/* Until the other is here. What this one has sent goes on meanwhile, as manual progress wants it. */
+/* Waits until the peer is here. Meanwhile makes progress, because progress is manual. */
 static void everybody(int *pipes)
 {
     char byte = 1;
     struct pollfd other_side = {.fd = pipes[0], .events = POLLIN};
     struct fi_cq_tagged_entry entry;
-    CHECK(write(pipes[1], &byte, 1) == 1, "the other is gone");
+    CHECK(write(pipes[1], &byte, 1) == 1, "the peer is gone");
     while (poll(&other_side, 1, 1) == 0)
         CHECK(fi_cq_read(cq, &entry, 1) == -FI_EAGAIN, "a completion too many");
-    CHECK(read(pipes[0], &byte, 1) == 1, "the other is gone");
+    CHECK(read(pipes[0], &byte, 1) == 1, "the peer is gone");
 }
 
 static void written_with_data(fi_addr_t to, uint64_t key)
@@ -101,7 +101,7 @@ static void written_with_data(fi_addr_t to, uint64_t key)
                 index++;
             CHECK(index < 4 && entry.len == lengths[index], "%zu bytes with %llx", entry.len,
                   (unsigned long long)entry.data);
-            CHECK(!entry.len || ((char *)area)[entry.len - 1] == 'x', "told before it was there");
+            CHECK(!entry.len || ((char *)area)[entry.len - 1] == 'x', "reported before it was there");
             seen |= 1 << index;
             told++;
         } else {
@@ -109,10 +109,10 @@ static void written_with_data(fi_addr_t to, uint64_t key)
             written++;
         }
     }
-    CHECK(seen == 15, "not all were told: %x", seen);
+    CHECK(seen == 15, "missing events: %x", seen);
 }
 
-/* One operation on one element at the beginning: what was there and what is. */
+/* One operation on one element at the beginning: its previous and its new value. */
 #define TRY(type, datatype, op, was, by, is)                                                       \
     do {                                                                                           \
         type start = was, operand = by, wanted = is, found, result;                                \
@@ -127,7 +127,7 @@ static void written_with_data(fi_addr_t to, uint64_t key)
         CHECK(found == wanted, #type " " #op ": wrong");                                           \
     } while (0)
 
-/* Nothing need be aligned. */
+/* Operands need no alignment. */
 static void one_of_each(fi_addr_t to, uint64_t key, uint64_t at)
 {
     TRY(int8_t, FI_INT8, FI_SUM, 100, 100, (int8_t)200);
@@ -168,7 +168,7 @@ static void refused(fi_addr_t to, uint64_t key)
     next(FI_ENOKEY);
 }
 
-/* Both count at both, each count is given out once; a lock made of compare and swap. */
+/* Both count at both, and each count is handed out once; a lock made of compare and swap. */
 static void counted(fi_addr_t to, uint64_t key)
 {
     uint64_t one = 1, last = 0, given;
@@ -192,7 +192,7 @@ static void counted(fi_addr_t to, uint64_t key)
         CHECK(before[i] == 0 || before[i] == i, "%d at %d", before[i], i);
 }
 
-/* What the program writes comes out again, and insertions into an address vector are told. */
+/* Events that the program writes can be read, and insertions into an address vector are reported. */
 static void events(struct fid_fabric *fabric, struct fid_domain *domain, const char *name)
 {
     struct fi_eq_attr attr = {.flags = FI_WRITE, .wait_obj = FI_WAIT_UNSPEC};
@@ -206,7 +206,7 @@ static void events(struct fid_fabric *fabric, struct fid_domain *domain, const c
     CHECK(fi_eq_sread(eq, &event, &entry, sizeof entry, 1, 0) == -FI_EAGAIN, "an event");
     CHECK(fi_eq_write(eq, FI_NOTIFY, &entry, sizeof entry, 0) == sizeof entry, "fi_eq_write");
     entry.data = 0;
-    CHECK(fi_eq_read(eq, &event, &entry, 4, 0) == -FI_ETOOSMALL, "a place that is too small");
+    CHECK(fi_eq_read(eq, &event, &entry, 4, 0) == -FI_ETOOSMALL, "a buffer that is too short");
     struct fid *fids[] = {&eq->fid};
     CHECK(fi_trywait(fabric, fids, 1) == -FI_EAGAIN, "fi_trywait");
     CHECK(fi_eq_read(eq, &event, &entry, sizeof entry, FI_PEEK) == sizeof entry, "FI_PEEK");
@@ -292,14 +292,14 @@ static void run(int *pipes)
         CHECK(swapped[i] == i, "swapped %d at %d", swapped[i], i);
     }
     everybody(pipes);
-    /* One does nothing in libfabric: its process answers all the same. */
+    /* One makes no libfabric calls: its process serves requests anyway. */
     char byte = 1;
     if (pipes[2]) {
-        CHECK(read(pipes[0], &byte, 1) == 1, "the other is gone");
+        CHECK(read(pipes[0], &byte, 1) == 1, "the peer is gone");
     } else {
         done(fi_atomic(ep, &own_key, 1, NULL, other, 0, other_key, FI_UINT64, FI_MAX, NULL),
              "one who does not look");
-        CHECK(write(pipes[1], &byte, 1) == 1, "the other is gone");
+        CHECK(write(pipes[1], &byte, 1) == 1, "the peer is gone");
     }
     everybody(pipes);
     did(fi_close(&ep->fid), "fi_close");
@@ -323,7 +323,7 @@ int main(void)
     run(pipes);
     if (child == 0)
         return 0;
-    CHECK(waitpid(child, &status, 0) == child && status == 0, "the other failed");
+    CHECK(waitpid(child, &status, 0) == child && status == 0, "the peer failed");
     puts("remote: right");
     return 0;
 }

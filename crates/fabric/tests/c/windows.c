@@ -1,5 +1,5 @@
-/* One-sided communication: put, get, accumulate, fetch and op, compare and swap, between
- * fences, under locks, and between post and wait; on windows of several kinds. */
+/* One-sided communication: put, get, accumulate, fetch and op, compare and swap, between fences,
+ * under locks, and between post and wait; on windows of several kinds. */
 #include "common.h"
 
 enum { ITEMS = 2000 };
@@ -42,7 +42,7 @@ static void between_fences(MPI_Win window, int *area, int items, const char *kin
     free(got);
 }
 
-/* A column is put into a row of the neighbour. */
+/* Puts a column into a row of the neighbour. */
 static void scattered(MPI_Win window, int *area)
 {
     enum { SIDE = 30 };
@@ -61,7 +61,7 @@ static void scattered(MPI_Win window, int *area)
     for (int i = 0; i < SIDE; i++)
         for (int j = 0; j < SIDE; j++) {
             int wanted = i == 7 ? value(left, j * SIDE + 4, 20) : -1;
-            /* Both wrote this one item; either may be there. */
+            /* Both wrote this item; either value is valid. */
             if (i == 7 && j == 29)
                 continue;
             wanted = j == 29 ? value(left, 6 * SIDE + i, 20) : wanted;
@@ -71,7 +71,7 @@ static void scattered(MPI_Win window, int *area)
     MPI_Type_free(&column);
 }
 
-/* All count at rank 0, each count is given out once; a lock made of compare and swap. */
+/* All count at rank 0, and each count is handed out once; a lock made of compare and swap. */
 static void counters(MPI_Win window, int *area)
 {
     enum { EACH = 100 };
@@ -96,7 +96,7 @@ static void counters(MPI_Win window, int *area)
         CHECK(!seen[every[i]], "count %d was given out twice", every[i]);
         seen[every[i]] = 1;
     }
-    /* Item 1 is a lock, item 2 what it protects. */
+    /* Item 1 is a lock, item 2 the data that it protects. */
     int own = rank + 1, nobody = 0, was, guarded;
     for (int i = 0; i < 20; i++) {
         do {
@@ -116,7 +116,7 @@ static void counters(MPI_Win window, int *area)
     MPI_Get(&guarded, 1, MPI_INT, 0, 2, 1, MPI_INT, window);
     MPI_Win_flush(0, window);
     CHECK(guarded == 20 * size, "under a lock: %d, not %d", guarded, 20 * size);
-    /* What was there before is what comes back. */
+    /* The previous value is returned. */
     int ones[50], before[50];
     for (int i = 0; i < 50; i++)
         ones[i] = 1 << (rank % 20);
@@ -137,7 +137,7 @@ static void counters(MPI_Win window, int *area)
     free(seen);
 }
 
-/* Each adds to all under an exclusive lock, then reads under a shared one. */
+/* Each rank adds to all under an exclusive lock, then reads under a shared one. */
 static void locks(MPI_Win window, int *area)
 {
     MPI_Win_lock(MPI_LOCK_EXCLUSIVE, rank, 0, window);
@@ -195,7 +195,7 @@ static void post_and_wait(MPI_Win window, int *area)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Requests of single operations, on memory attached late. */
+/* Requests of single operations, on memory that is attached later. */
 static void requests(void)
 {
     MPI_Win window;

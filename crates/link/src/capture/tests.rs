@@ -17,7 +17,7 @@ impl Write for Shared {
     }
 }
 
-/// Refuses to write after so many calls.
+/// Fails after this many writes.
 struct FullDisk(usize);
 
 impl Write for FullDisk {
@@ -31,7 +31,7 @@ impl Write for FullDisk {
     }
 }
 
-/// Two ports of a network on these addresses; their ports are 5000 and up.
+/// Two ports of a network at these addresses, with UDP ports from 5000 and 6000.
 fn pair(first: &str, second: &str) -> (crate::sim::Port, crate::sim::Port) {
     let network = Network::new(1, NetworkConfig::default());
     let address = |ip: &str, port| SocketAddr::new(ip.parse().unwrap(), port);
@@ -48,7 +48,7 @@ fn word(file: &[u8], at: usize) -> u32 {
 }
 
 #[test]
-fn what_goes_in_and_out_is_read_back_with_right_headers_and_times() {
+fn recorded_packets_have_correct_headers_and_times() {
     for (first, second) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
         let (inner, mut other) = pair(first, second);
         let shared = Shared::default();
@@ -148,7 +148,7 @@ fn what_goes_in_and_out_is_read_back_with_right_headers_and_times() {
 }
 
 #[test]
-fn a_full_disk_ends_the_recording_but_not_the_traffic() {
+fn a_full_disk_stops_the_recording_but_not_the_traffic() {
     let (inner, mut other) = pair("10.0.0.1", "10.0.0.2");
     let mut link = Capture::to_writer(inner, Box::new(FullDisk(2)), Path::new("disk"), 0);
     let to = other.local(Class::Small);
@@ -173,7 +173,7 @@ fn a_full_disk_ends_the_recording_but_not_the_traffic() {
         message.contains("disk stopped after 1 packets"),
         "{message}"
     );
-    assert!(message.contains("traffic goes on"), "{message}");
+    assert!(message.contains("traffic continues"), "{message}");
     assert_eq!(other.poll(1_000_000, Class::Small).unwrap(), 5);
 }
 
@@ -194,7 +194,7 @@ fn only_frames_that_the_link_took_are_recorded() {
 }
 
 #[test]
-fn a_capture_that_cannot_be_made_names_its_file() {
+fn a_capture_that_cannot_be_created_names_its_file() {
     let (inner, _other) = pair("10.0.0.1", "10.0.0.2");
     let error = Capture::create(inner, Path::new("/nonexistent/x.pcap"), 0).unwrap_err();
     let message = error.to_string();
@@ -205,7 +205,7 @@ fn a_capture_that_cannot_be_made_names_its_file() {
 }
 
 #[test]
-fn a_capture_is_for_its_owner_only_and_follows_no_link() {
+fn a_capture_is_private_and_follows_no_symlink() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

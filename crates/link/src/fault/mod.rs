@@ -1,9 +1,8 @@
-//! Faults injected into any link: drop, delay, repeat, reorder, corrupt.
+//! Injects faults into any link: drop, delay, repeat, reorder, corrupt.
 //!
-//! Faults strike frames on their way out, one by one, whatever batch they are
-//! in. Runs of frames that are spared go to the inner link as they came, so
-//! that it can still join them. At most [`MAX_HELD_FRAMES`] frames are held
-//! back; beyond that, frames are spared from delay and reordering.
+//! Faults apply to outgoing frames one by one, whatever batch they are in. Runs of unaffected
+//! frames pass to the inner link unchanged, so that it can still join them. At most
+//! [`MAX_HELD_FRAMES`] frames are held back; beyond that, frames are not delayed or reordered.
 
 mod plan;
 
@@ -21,45 +20,45 @@ use crate::chance::{corrupt, happens};
 use crate::{Caps, Class, Incoming, Link, Outgoing};
 use delegate::delegate;
 
-/// Frames held back at most.
+/// Maximum frames held back.
 pub const MAX_HELD_FRAMES: usize = 4096;
 
-/// Bits that a corruption flips at most.
-const MOST_BITS: u32 = 3;
+/// Maximum bits flipped by one corruption.
+const MAX_BITS: u32 = 3;
 
-/// A reordered frame that nobody overtakes leaves after this time.
+/// A reordered frame that is not overtaken leaves after this time.
 const REORDER_TIMEOUT_NS: u64 = 1_000_000;
 
-/// How often each fault has struck.
+/// Counters of injected faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultStats {
-    /// Frames that vanished.
+    /// Frames dropped.
     pub dropped: u64,
-    /// Frames held back for a time.
+    /// Frames delayed.
     pub delayed: u64,
     /// Frames sent twice.
     pub repeated: u64,
-    /// Frames held back until others had overtaken them.
+    /// Frames held back until later ones had overtaken them.
     pub reordered: u64,
     /// Frames damaged.
     pub corrupted: u64,
 }
 
-/// What is to happen to one frame.
+/// The faults to apply to one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     drop: bool,
     delay: bool,
     repeat: bool,
-    /// Frames that overtake it; 0 for none.
+    /// Frames that will overtake it; 0 for none.
     overtakers: u8,
     /// Seed of the damage.
     corrupt: Option<u64>,
 }
 
-/// A frame held back: until its time has come or its overtakers have passed.
+/// A frame held back until its time has come or its overtakers have passed.
 #[derive(Debug)]
-struct Held {
+struct DelayedFrame {
     due_ns: u64,
     overtakers: Option<u8>,
     class: Class,
@@ -73,13 +72,13 @@ pub struct Fault<L> {
     inner: L,
     plan: Plan,
     zero: bool,
-    dice: ChaCha8Rng,
+    rng: ChaCha8Rng,
     stats: FaultStats,
-    held: Vec<Held>,
-    /// Frames whose time has come while the inner link was full.
-    ready: VecDeque<Held>,
-    /// Fates drawn for frames that the inner link then did not take; they are
-    /// offered again, and must not get a second chance.
+    held: Vec<DelayedFrame>,
+    /// Frames that are due while the inner link is full.
+    ready: VecDeque<DelayedFrame>,
+    /// Decisions drawn for frames that the inner link did not take: those frames are offered
+    /// again and must keep their fate.
     spared_again: usize,
     fate_again: Option<Fate>,
 }
@@ -90,7 +89,7 @@ impl<L: Link> Fault<L> {
         Fault {
             inner,
             zero: plan.is_zero(),
-            dice: ChaCha8Rng::seed_from_u64(plan.seed),
+            rng: ChaCha8Rng::seed_from_u64(plan.seed),
             plan,
             stats: FaultStats::default(),
             held: Vec::new(),
@@ -100,17 +99,17 @@ impl<L: Link> Fault<L> {
         }
     }
 
-    /// The link inside.
+    /// The wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }
 
-    /// How often each fault has struck.
+    /// Counters since opening.
     pub fn stats(&self) -> FaultStats {
         self.stats
     }
 
-    /// Draws what is to happen to the next frame; `None` spares it.
+    /// Draws the faults of the next frame; `None` for none.
     fn next_fate(&mut self) -> Option<Fate> {
         if self.spared_again > 0 {
             self.spared_again -= 1;
@@ -122,32 +121,32 @@ impl<L: Link> Fault<L> {
         if self.zero {
             return None;
         }
-        let dice = &mut self.dice;
+        let rng = &mut self.rng;
         let mut fate = Fate {
-            drop: happens(dice, self.plan.drop),
-            delay: happens(dice, self.plan.delay),
-            repeat: happens(dice, self.plan.repeat),
+            drop: happens(rng, self.plan.drop),
+            delay: happens(rng, self.plan.delay),
+            repeat: happens(rng, self.plan.repeat),
             ..Fate::default()
         };
-        if happens(dice, self.plan.reorder) {
-            fate.overtakers = dice.random_range(1..=3);
+        if happens(rng, self.plan.reorder) {
+            fate.overtakers = rng.random_range(1..=3);
         }
-        if happens(dice, self.plan.corrupt) {
-            fate.corrupt = Some(dice.random());
+        if happens(rng, self.plan.corrupt) {
+            fate.corrupt = Some(rng.random());
         }
         (fate != Fate::default()).then_some(fate)
     }
 
-    /// Lets a fate happen to a frame; false when the inner link was full, and
-    /// then nothing has happened yet.
-    fn strike(&mut self, now_ns: u64, frame: &Outgoing<'_>, fate: Fate) -> io::Result<bool> {
+    /// Applies faults to a frame. Returns false if the inner link was full; then nothing has
+    /// happened yet.
+    fn apply(&mut self, now_ns: u64, frame: &Outgoing<'_>, fate: Fate) -> io::Result<bool> {
         if fate.drop {
             self.stats.dropped += 1;
             return Ok(true);
         }
         let damaged = fate.corrupt.filter(|_| !frame.is_empty()).map(|seed| {
             let mut bytes = whole(frame);
-            corrupt(&mut ChaCha8Rng::seed_from_u64(seed), &mut bytes, MOST_BITS);
+            corrupt(&mut ChaCha8Rng::seed_from_u64(seed), &mut bytes, MAX_BITS);
             bytes
         });
         let frame = match &damaged {
@@ -160,7 +159,7 @@ impl<L: Link> Fault<L> {
         };
         let held = |due_ns, overtakers| {
             let (class, to) = (frame.class, frame.to);
-            Held {
+            DelayedFrame {
                 due_ns,
                 overtakers,
                 class,
@@ -180,7 +179,7 @@ impl<L: Link> Fault<L> {
         });
         let room = self.held.len() < MAX_HELD_FRAMES;
         let later = delayed.or(overtaken).filter(|_| room);
-        // A frame that is repeated and held back goes now and again later.
+        // A frame that is both repeated and held back is sent now and again later.
         if (later.is_none() || fate.repeat) && self.inner.send(now_ns, &[frame])? == 0 {
             return Ok(false);
         }
@@ -202,7 +201,7 @@ impl<L: Link> Fault<L> {
         Ok(true)
     }
 
-    /// Notes that a frame went by those waiting to be overtaken.
+    /// Counts a sent frame for those waiting to be overtaken.
     fn overtake(&mut self, now_ns: u64) {
         for held in &mut self.held {
             if let Some(overtakers) = &mut held.overtakers {
@@ -218,13 +217,13 @@ impl<L: Link> Fault<L> {
         self.held.iter().any(|held| held.overtakers.is_some())
     }
 
-    /// Sends what was held back and is due.
+    /// Sends held frames that are due.
     #[inline]
     fn release(&mut self, now_ns: u64) -> io::Result<()> {
         if self.held.is_empty() && self.ready.is_empty() {
             return Ok(());
         }
-        // In the order of their times, equal ones in the order they came.
+        // By due time; equal times in arrival order.
         let start = self.ready.len();
         let due = self.held.extract_if(.., |held| held.due_ns <= now_ns);
         self.ready.extend(due);
@@ -241,7 +240,7 @@ impl<L: Link> Fault<L> {
                 head: &held.bytes,
                 payload: &[],
             };
-            // What the link refuses by now was taken once, and is lost.
+            // A frame that the link refuses now was already counted as taken; it is lost.
             if self.inner.send(now_ns, &[frame])? == 0 && !self.inner.refuses_next() {
                 break;
             }
@@ -250,8 +249,13 @@ impl<L: Link> Fault<L> {
         Ok(())
     }
 
-    /// Hands over frames that are spared; true when all were taken.
-    fn spare(&mut self, now_ns: u64, run: &[Outgoing<'_>], taken: &mut usize) -> io::Result<bool> {
+    /// Sends unaffected frames; true if all were taken.
+    fn pass_through(
+        &mut self,
+        now_ns: u64,
+        run: &[Outgoing<'_>],
+        taken: &mut usize,
+    ) -> io::Result<bool> {
         if run.is_empty() {
             return Ok(true);
         }
@@ -261,7 +265,7 @@ impl<L: Link> Fault<L> {
         Ok(count == run.len())
     }
 
-    fn send_struck(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send_with_faults(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         let mut scanned = 0;
         let mut awaited = self.awaits_overtakers();
@@ -271,12 +275,12 @@ impl<L: Link> Fault<L> {
                 scanned += 1;
                 continue;
             }
-            // Fates drawn before for frames behind this one.
+            // Decisions drawn earlier for frames after this one.
             let spared_behind = std::mem::take(&mut self.spared_again);
             let fate_behind = self.fate_again.take();
-            if !self.spare(now_ns, &batch[taken..scanned], &mut taken)? {
+            if !self.pass_through(now_ns, &batch[taken..scanned], &mut taken)? {
                 match fate {
-                    // A fate has only fresh frames behind it.
+                    // After a drawn fate all frames are fresh.
                     Some(fate) => self.fate_again = Some(fate),
                     None => {
                         self.spared_again += 1 + spared_behind;
@@ -287,7 +291,7 @@ impl<L: Link> Fault<L> {
             }
             self.spared_again = spared_behind;
             self.fate_again = fate_behind;
-            if !self.strike(now_ns, &batch[scanned], fate.unwrap_or_default())? {
+            if !self.apply(now_ns, &batch[scanned], fate.unwrap_or_default())? {
                 match fate {
                     Some(fate) => self.fate_again = Some(fate),
                     None => self.spared_again += 1,
@@ -304,7 +308,7 @@ impl<L: Link> Fault<L> {
         }
         let spared_behind = std::mem::take(&mut self.spared_again);
         let fate_behind = self.fate_again.take();
-        self.spare(now_ns, &batch[taken..scanned], &mut taken)?;
+        self.pass_through(now_ns, &batch[taken..scanned], &mut taken)?;
         self.spared_again += spared_behind;
         self.fate_again = fate_behind;
         Ok(taken)
@@ -325,7 +329,7 @@ impl<L: Link> Link for Fault<L> {
             return self.inner.send(now_ns, batch);
         }
         self.release(now_ns)?;
-        self.send_struck(now_ns, batch)
+        self.send_with_faults(now_ns, batch)
     }
 
     #[inline]

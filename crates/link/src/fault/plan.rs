@@ -1,32 +1,32 @@
-//! What faults to inject, as text and as numbers.
+//! The faults to inject, parsed from text.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The faults a wrapper injects, each with its own probability per frame.
+/// Faults to inject, each with a probability per frame.
 ///
-/// As text: `drop=0.01,delay=0.1:50us,repeat=0.001,reorder=0.01,corrupt=0.001,seed=7`,
-/// any part of it, in any order. The empty text injects nothing.
+/// As text: `drop=0.01,delay=0.1:50us,repeat=0.001,reorder=0.01,corrupt=0.001,seed=7`, with any
+/// subset in any order. The empty text injects nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Probability that a frame vanishes.
+    /// Probability that a frame is dropped.
     pub drop: f64,
-    /// Probability that a frame is held back for [`delay_time`](Self::delay_time).
+    /// Probability that a frame is delayed by [`delay_time`](Self::delay_time).
     pub delay: f64,
-    /// How long a delayed frame is held back.
+    /// Length of a delay.
     pub delay_time: Duration,
-    /// Probability that a frame goes twice.
+    /// Probability that a frame is sent twice.
     pub repeat: f64,
     /// Probability that one to three later frames overtake a frame.
     pub reorder: f64,
     /// Probability that bits are flipped or the end is cut off.
     pub corrupt: f64,
-    /// The same seed gives the same faults for the same frames.
+    /// Frames with the same order get the same faults from the same seed.
     pub seed: u64,
 }
 
 impl Plan {
-    /// True when nothing is ever injected.
+    /// True if nothing is ever injected.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         let all = [
@@ -40,7 +40,7 @@ impl Plan {
     }
 }
 
-/// Why a text is not a [`Plan`].
+/// Why a text is not a valid [`Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A part without `=`.
@@ -49,45 +49,45 @@ pub enum PlanError {
         /// The part.
         part: String,
     },
-    /// A name that is none of the known ones.
+    /// An unknown name.
     #[error(
-        "fault plan: there is no fault `{name}`; known are drop, delay, repeat, reorder, corrupt, \
-         and seed"
+        "fault plan: unknown fault `{name}`; known names are drop, delay, repeat, reorder, \
+         corrupt and seed"
     )]
     UnknownName {
         /// The name.
         name: String,
     },
-    /// A name that was there before.
+    /// A name that occurs twice.
     #[error("fault plan: `{name}` is given twice; keep one")]
     Twice {
         /// The name.
         name: String,
     },
-    /// A probability that is no number from 0 to 1.
+    /// A probability that is not a number from 0 to 1.
     #[error(
-        "fault plan: `{value}` is no probability for {name}; give a number from 0 to 1, as in \
+        "fault plan: `{value}` is not a probability for {name}; give a number from 0 to 1, as in \
          {name}=0.01"
     )]
     Probability {
-        /// Of which fault.
+        /// Name of the fault.
         name: String,
-        /// What was given.
+        /// The given value.
         value: String,
     },
-    /// A delay without a time, or with one that cannot be read.
+    /// A delay with a missing or invalid time.
     #[error(
-        "fault plan: the delay `{value}` has no readable time; \
-         give probability and time in ns, us, ms or s, as in delay=0.1:50us"
+        "fault plan: the delay `{value}` has no valid time; \
+         give a probability and a time in ns, us, ms or s, as in delay=0.1:50us"
     )]
     Time {
-        /// What was given.
+        /// The given value.
         value: String,
     },
-    /// A seed that is no whole number.
-    #[error("fault plan: the seed `{value}` is no whole number below 2^64; as in seed=7")]
+    /// A seed that is not a whole number.
+    #[error("fault plan: the seed `{value}` is not a whole number below 2^64; as in seed=7")]
     Seed {
-        /// What was given.
+        /// The given value.
         value: String,
     },
 }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_is_read() {
+    fn a_plan_is_parsed() {
         let text = "drop=0.01,delay=0.1:50us,repeat=0.001,reorder=0.02,corrupt=0.003,seed=7";
         let plan: Plan = text.parse().unwrap();
         let expected = Plan {
@@ -183,25 +183,29 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_plan_says_what_is_wrong_and_shows_a_right_one() {
+    fn an_invalid_plan_is_explained_with_a_valid_example() {
         for (text, wrong, right) in [
             ("drop", "`drop` has no value", "drop=0.01"),
-            ("dorp=1", "no fault `dorp`", "reorder"),
+            ("dorp=1", "unknown fault `dorp`", "reorder"),
             ("drop=0.1,drop=0.2", "`drop` is given twice", "keep one"),
-            ("drop=1.5", "`1.5` is no probability for drop", "drop=0.01"),
-            ("repeat=NaN", "`NaN` is no probability", "0 to 1"),
-            ("delay=0.1", "`0.1` has no readable time", "delay=0.1:50us"),
+            (
+                "drop=1.5",
+                "`1.5` is not a probability for drop",
+                "drop=0.01",
+            ),
+            ("repeat=NaN", "`NaN` is not a probability", "0 to 1"),
+            ("delay=0.1", "`0.1` has no valid time", "delay=0.1:50us"),
             (
                 "delay=0.1:50",
-                "`0.1:50` has no readable time",
+                "`0.1:50` has no valid time",
                 "delay=0.1:50us",
             ),
             (
                 "delay=0.1:99999999999999s",
-                "no readable time",
+                "no valid time",
                 "delay=0.1:50us",
             ),
-            ("seed=-1", "`-1` is no whole number", "seed=7"),
+            ("seed=-1", "`-1` is not a whole number", "seed=7"),
         ] {
             let message = text.parse::<Plan>().unwrap_err().to_string();
             assert!(

@@ -1,7 +1,7 @@
 use super::*;
 use std::time::Duration;
 
-/// Takes at most so many frames a call, and keeps them.
+/// Takes at most `room` frames, and keeps them.
 #[derive(Default)]
 struct Sink {
     frames: Vec<Vec<u8>>,
@@ -15,7 +15,7 @@ impl Link for Sink {
         Caps {
             max_frame_bytes: 1472,
             receive_frames: 64,
-            looks_per_call: 1,
+            polls_per_syscall: 1,
             small_run_frames: 1,
         }
     }
@@ -94,7 +94,7 @@ fn frames_between_faults_are_passed_on_in_runs() {
 }
 
 #[test]
-fn the_same_seed_strikes_the_same_frames_and_another_seed_others() {
+fn the_same_seed_affects_the_same_frames_and_another_seed_others() {
     let run = |seed: u64| {
         let text = format!("drop=0.1,delay=0.1:5us,repeat=0.1,reorder=0.1,corrupt=0.1,seed={seed}");
         let mut link = Fault::new(Sink::default(), plan(&text));
@@ -108,7 +108,7 @@ fn the_same_seed_strikes_the_same_frames_and_another_seed_others() {
 }
 
 #[test]
-fn a_frame_in_two_parts_meets_the_fate_of_a_contiguous_one() {
+fn a_frame_in_two_parts_gets_the_faults_of_a_contiguous_one() {
     let run = |cut: usize| {
         let text = "drop=0.1,delay=0.1:5us,repeat=0.1,reorder=0.1,corrupt=0.1,seed=5";
         let mut link = Fault::new(Sink::default(), plan(text));
@@ -129,7 +129,7 @@ fn a_frame_in_two_parts_meets_the_fate_of_a_contiguous_one() {
 }
 
 #[test]
-fn a_link_that_takes_little_at_a_time_changes_no_fate() {
+fn a_link_that_takes_few_frames_at_a_time_changes_no_fault() {
     let text = "drop=0.1,repeat=0.05,corrupt=0.1,seed=11";
     let frames = numbered(500);
     let mut whole = Fault::new(Sink::default(), plan(text));
@@ -152,7 +152,7 @@ fn a_link_that_takes_little_at_a_time_changes_no_fate() {
             assert!(calls < 10_000, "no progress with room {room}");
         }
         assert_eq!(link.stats(), whole.stats(), "room {room}");
-        // Only a repeat that found the link full may come later.
+        // Only a repeated frame that found the link full may arrive later.
         let sorted = |link: &Fault<Sink>| {
             let mut frames = link.inner().frames.clone();
             frames.sort();
@@ -228,7 +228,7 @@ fn a_due_frame_waits_while_the_inner_link_is_full() {
 }
 
 #[test]
-fn repeated_frames_go_twice() {
+fn repeated_frames_are_sent_twice() {
     let mut link = Fault::new(Sink::default(), plan("repeat=1"));
     let frames = numbered(3);
     link.send(0, &batch(&frames)).unwrap();
@@ -241,7 +241,7 @@ fn repeated_frames_go_twice() {
 }
 
 #[test]
-fn a_reordered_frame_is_overtaken_and_a_lone_one_leaves_in_time() {
+fn a_reordered_frame_is_overtaken_and_a_lone_one_leaves_after_the_timeout() {
     let mut link = Fault::new(Sink::default(), plan("reorder=0.2,seed=5"));
     let frames = numbered(300);
     link.send(0, &batch(&frames)).unwrap();

@@ -1,9 +1,9 @@
-//! Sleeping and being woken without a lost wake-up.
+//! Sleeping and waking without lost wake-ups.
 //!
-//! A hub has one word, its epoch: odd while it sleeps, another odd number each
-//! time. It publishes the number, then looks at its rings once more; whoever pushes looks
-//! at the number afterwards. A full fence on both sides between the two: one of
-//! them sees the other.
+//! A hub has one word, its epoch: odd while it sleeps, and a new odd number for each sleep.
+//! The sleeper publishes the number and then checks its rings once more; a sender pushes and
+//! then reads the number. A full fence between the two steps on both sides guarantees that at
+//! least one side sees the other.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,27 +11,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::segment::Segment;
 use crate::word::Word;
 
-/// A hub's own sleeps.
+/// The sleep state of a hub.
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     epoch: u64,
 }
 
 impl Sleep {
-    /// Goes to sleep. The caller must look at everything it can be woken for before
-    /// it really does.
+    /// Announces a sleep. The caller must check all wake-up sources again before it blocks.
     pub(super) fn begin<W: Word>(&mut self, word: &W) {
         self.epoch += if self.is_asleep() { 2 } else { 1 };
         word.store(self.epoch, Ordering::Relaxed);
-        // Whoever does not see that we sleep has pushed before; we look after.
+        // A sender that does not see the sleep has pushed before; the caller's check finds it.
         W::full_fence();
     }
 
-    /// Awake.
+    /// Ends the sleep.
     pub(super) fn end(&mut self, word: &impl Word) {
         if self.is_asleep() {
             self.epoch += 1;
-            // A peer that sees it late wakes once in vain.
+            // A peer that sees this late sends one unneeded wake-up.
             word.store(self.epoch, Ordering::Relaxed);
         }
     }
@@ -41,18 +40,17 @@ impl Sleep {
     }
 }
 
-/// Which of a peer's sleeps have been ended from here.
+/// The last sleep of a peer that this side has ended.
 #[derive(Debug, Default)]
 pub(super) struct Waking {
     ended: u64,
 }
 
 impl Waking {
-    /// After something was done that the peer may sleep for: true if it must be
-    /// woken, once for each of its sleeps.
+    /// Call after a push: true if the peer sleeps and must be woken, once per sleep.
     #[inline]
     pub(super) fn is_due<W: Word>(&mut self, word: &W) -> bool {
-        // What was done must be visible to a peer whose sleep we do not see.
+        // Makes the push visible to a peer whose sleep we do not see.
         W::full_fence();
         let epoch = word.load(Ordering::Relaxed);
         if epoch.is_multiple_of(2) || epoch == self.ended {
@@ -63,14 +61,14 @@ impl Waking {
     }
 }
 
-/// The word in memory: a hub's own, or a peer's.
+/// The mapped epoch word of a hub: our own, or a peer's.
 #[derive(Debug)]
 pub(super) struct Bell {
     word: NonNull<AtomicU64>,
     _segment: Segment,
 }
 
-// SAFETY: one atomic in a mapping that the value keeps.
+// SAFETY: a single atomic in a mapping that the value keeps alive.
 unsafe impl Send for Bell {}
 
 impl Bell {
@@ -83,8 +81,8 @@ impl Bell {
 
     #[inline]
     pub(super) fn word(&self) -> &AtomicU64 {
-        // SAFETY: aligned, in the mapping, an atomic; a peer's bell is mapped for
-        // reading and only loaded.
+        // SAFETY: aligned, in the mapping, an atomic; a peer's word is mapped read-only and
+        // only loaded.
         unsafe { self.word.as_ref() }
     }
 }

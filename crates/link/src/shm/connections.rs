@@ -1,4 +1,4 @@
-//! Connections that come, greet, hand over memory, and go: the rare part of a hub.
+//! Accepting, handshakes, memory hand-over and closing: the infrequent part of a hub.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,35 +8,34 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::bell::{Bell, Waking};
-use super::control::{self, Heard, Said};
-use super::memory::{Mapped, Place};
+use super::control::{self, ControlMessage, ReceivedControl};
+use super::memory::{Mapped, RingLayout};
 use super::pull::{self, Probe};
 use super::ring::{Consumer, Producer};
 use super::{
-    BELL_BYTES, Closing, Conn, ConnId, Hub, LISTENER, Open, PAGE_BYTES, PeerFacts, ShmEvent,
-    small_places,
+    BELL_BYTES, CloseReason, ConnId, Connection, Hub, LISTENER, OpenRings, PAGE_BYTES, PeerInfo,
+    ShmEvent, small_ring_layouts,
 };
 use crate::segment::Segment;
 
-/// Newcomers, and messages of one connection, handled in one call.
+/// Maximum connections, or messages per connection, handled in one call.
 const EVENTS: usize = 64;
-/// Times so many messages that may lie before a ring in a socket: far more than a
-/// socket holds.
+/// Batches of messages read before a promised ring must appear; far more than a socket holds.
 const ROUNDS_BEFORE_RING: usize = 64;
-/// Connections that may be open without a greeting; the oldest is closed for one more.
-const MAX_SILENT: usize = 256;
+/// Maximum open connections without a greeting; beyond that the oldest is closed.
+const MAX_UNGREETED: usize = 256;
 
-impl Conn {
-    /// The peer broke the format.
+impl Connection {
+    /// Records a format violation by the peer and schedules the connection for closing.
     #[cold]
-    pub(super) fn break_off(&mut self, what: &'static str, ending: &mut Vec<ConnId>) {
+    pub(super) fn mark_broken(&mut self, what: &'static str, ending: &mut Vec<ConnId>) {
         if !self.is_ending() {
             ending.push(self.id);
         }
         self.broken.get_or_insert(what);
     }
 
-    fn hang_up(&mut self, ending: &mut Vec<ConnId>) {
+    fn mark_closed(&mut self, ending: &mut Vec<ConnId>) {
         if !self.is_ending() {
             ending.push(self.id);
         }
@@ -49,16 +48,16 @@ impl Conn {
 }
 
 impl Hub {
-    /// Connections that come, greet and go, and wake-ups. Bounded work.
+    /// Handles new connections, handshakes, closed connections and wake-ups. Bounded work.
     ///
-    /// No connection is told of as opened while one whose peer has gone has records left: what
-    /// a process has pushed is shown before anything of the process that takes its place.
+    /// Reports no connection as opened while a closed one still has unread records, so all
+    /// records of an exited process are seen before those of its successor.
     ///
     /// # Errors
     /// Only when the epoll is broken.
     pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
-        // With room for all, so that no end is seen later than what came after it.
-        let mut ready = Vec::with_capacity(self.conns.len() + 1);
+        // Room for all events, so that no close is seen later than what followed it.
+        let mut ready = Vec::with_capacity(self.connections.len() + 1);
         let timeout = rustix::event::Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -80,129 +79,128 @@ impl Hub {
                 continue;
             }
             let index = usize::try_from(token & 0xffff_ffff).unwrap_or(usize::MAX);
-            let known = self.conns.get(index).and_then(Option::as_ref);
+            let known = self.connections.get(index).and_then(Option::as_ref);
             match known.filter(|conn| conn.id.token() == token) {
-                Some(conn) if conn.open.is_some() => _ = self.hear(index, events),
+                Some(conn) if conn.open.is_some() => _ = self.receive_control(index, events),
                 Some(_) => beginning.push(index),
                 None => {}
             }
         }
-        self.end_all(events);
+        self.close_ended(events);
         if !self.ending.is_empty() {
             return Ok(());
         }
         for index in beginning {
-            self.hear(index, events);
+            self.receive_control(index, events);
         }
         if accepts {
             self.accept();
         }
-        self.end_all(events);
+        self.close_ended(events);
         Ok(())
     }
 
-    fn end_all(&mut self, events: &mut Vec<ShmEvent>) {
+    fn close_ended(&mut self, events: &mut Vec<ShmEvent>) {
         for conn in std::mem::take(&mut self.ending) {
-            self.end(conn, events);
+            self.close_if_drained(conn, events);
         }
     }
 
-    /// Closes a connection that has ended and tells it, or leaves it for the next call
-    /// if something of it has not been taken.
-    fn end(&mut self, id: ConnId, events: &mut Vec<ShmEvent>) {
+    /// Closes a connection that has ended and reports it, or postpones that to the next call
+    /// if unread records are left.
+    fn close_if_drained(&mut self, id: ConnId, events: &mut Vec<ShmEvent>) {
         let Some(conn) = self.find(id) else { return };
         let waits = conn.open.as_ref().is_some_and(|it| it.into.has_record());
-        // Who came and never greeted was never told of either.
-        let told = conn.begun_here || conn.open.is_some();
-        let why = match conn.broken {
-            Some(what) => Closing::Broke { what },
+        // Connections that never sent a greeting were not reported as opened either.
+        let told = conn.initiated_here || conn.open.is_some();
+        let reason = match conn.broken {
+            Some(what) => CloseReason::Violation { what },
             None if waits => {
                 self.ending.push(id);
                 self.set_active(id.index);
                 return;
             }
-            None if conn.was_full => Closing::Full,
-            None => Closing::HungUp,
+            None if conn.was_full => CloseReason::Full,
+            None => CloseReason::HungUp,
         };
-        if let Closing::Broke { what } = why {
-            self.stats.broken += 1;
-            tracing::warn!("a process of this node is cut off, it gave {what}");
+        if let CloseReason::Violation { what } = reason {
+            self.stats.violations += 1;
+            tracing::warn!("closing the connection of a local process that sent {what}");
         }
         if told {
             let all_read = self.is_read(id);
             events.push(ShmEvent::Closed {
                 conn: id,
-                why,
+                reason,
                 all_read,
             });
         }
         self.close(id);
     }
 
-    /// Lets those in who have connected. What they say is heard in a later call: who has ended
-    /// before they came is known by then.
+    /// Accepts new connections. Their messages are read in a later call, after the end of
+    /// earlier connections has been noticed.
     fn accept(&mut self) {
         for _ in 0..EVENTS {
             let socket = match control::accept(self.listener.as_fd()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(cause) => {
-                    self.turn_away(&cause);
+                    self.drop_waiting(&cause);
                     return;
                 }
             };
-            if !self.may_enter(&socket) {
+            if !self.is_acceptable(&socket) {
                 continue;
             }
-            match self.enter(socket, None) {
-                Ok(conn) => self.bound_silent(conn),
+            match self.insert(socket, None) {
+                Ok(conn) => self.limit_ungreeted(conn),
                 Err(cause) => {
-                    tracing::warn!("a process of this node is turned away: {cause}");
+                    tracing::warn!("rejecting a connection from a local process: {cause}");
                 }
             }
         }
     }
 
-    /// Whether who has connected is of our user and there is room.
-    fn may_enter(&mut self, socket: &OwnedFd) -> bool {
+    /// True if the process belongs to our user and there is room for the connection.
+    fn is_acceptable(&mut self, socket: &OwnedFd) -> bool {
         let own_uid = rustix::process::geteuid().as_raw();
         match crate::sys::peer_credentials(socket.as_fd()) {
             Ok(who) if who.uid == own_uid => {}
             Ok(who) => {
-                self.stats.strangers += 1;
+                self.stats.foreign_users += 1;
                 tracing::warn!(
-                    "process {} of uid {} is turned away: memory is shared with processes of \
-                     uid {own_uid} only",
+                    "rejecting process {} of uid {}: memory is shared only with processes of \
+                     uid {own_uid}",
                     who.pid,
                     who.uid
                 );
                 return false;
             }
             Err(cause) => {
-                tracing::warn!("a process that the kernel cannot name is turned away: {cause}");
+                tracing::warn!("rejecting a local process whose credentials are unknown: {cause}");
                 return false;
             }
         }
         if self.is_full() {
-            self.stats.turned_away += 1;
+            self.stats.rejected += 1;
             tracing::warn!(
-                "a process of this node is turned away: this one has {} connections, its limit \
-                 (DIPOLE_MAX_PEERS)",
+                "rejecting a local process: all {} connections are in use \
+                 (limit: DIPOLE_MAX_PEERS)",
                 self.options.max_connections
             );
-            // It is closed next, which tells it as well, without the reason.
-            let _ = control::say(socket.as_fd(), &Said::Full, &[]);
+            // The connection is closed next; this message adds the reason.
+            let _ = control::send(socket.as_fd(), &ControlMessage::Full, &[]);
             return false;
         }
         true
     }
 
-    /// Nobody can be let in for want of descriptors. Whoever waits would keep the
-    /// descriptor readable and this process awake: they are let in with the spare
-    /// one, and out again.
+    /// Accepts and closes pending connections when descriptors have run out, using the spare
+    /// one. Otherwise the listener would stay readable and keep this process awake.
     #[cold]
-    fn turn_away(&mut self, cause: &io::Error) {
-        tracing::warn!("processes of this node are turned away, raise `ulimit -n`: {cause}");
+    fn drop_waiting(&mut self, cause: &io::Error) {
+        tracing::warn!("rejecting local processes, raise `ulimit -n`: {cause}");
         self.spare = None;
         for _ in 0..EVENTS {
             match control::accept(self.listener.as_fd()) {
@@ -213,38 +211,39 @@ impl Hub {
         self.spare = self.bell_file.try_clone().ok();
     }
 
-    /// Keeps those that never greet from taking all descriptors.
-    fn bound_silent(&mut self, conn: ConnId) {
-        self.silent.push_back(conn);
-        if self.silent.len() <= MAX_SILENT {
+    /// Limits the descriptors held by connections that never send a greeting.
+    fn limit_ungreeted(&mut self, conn: ConnId) {
+        self.ungreeted.push_back(conn);
+        if self.ungreeted.len() <= MAX_UNGREETED {
             return;
         }
-        let conns = &self.conns;
-        self.silent.retain(|id| {
-            let conn = conns.get(id.index()).and_then(Option::as_ref);
+        let connections = &self.connections;
+        self.ungreeted.retain(|id| {
+            let conn = connections.get(id.index()).and_then(Option::as_ref);
             conn.is_some_and(|conn| conn.id == *id && conn.open.is_none())
         });
-        if self.silent.len() > MAX_SILENT
-            && let Some(oldest) = self.silent.pop_front()
+        if self.ungreeted.len() > MAX_UNGREETED
+            && let Some(oldest) = self.ungreeted.pop_front()
         {
             self.close(oldest);
         }
     }
 
-    /// Reads what a connection's socket has; true if there may be more.
-    fn hear(&mut self, index: usize, events: &mut Vec<ShmEvent>) -> bool {
+    /// Reads messages from a connection's socket; true if there may be more.
+    fn receive_control(&mut self, index: usize, events: &mut Vec<ShmEvent>) -> bool {
         for _ in 0..EVENTS {
-            let Some(Some(conn)) = self.conns.get_mut(index) else {
+            let Some(Some(conn)) = self.connections.get_mut(index) else {
                 return false;
             };
-            let done = match control::hear(conn.socket.as_fd()) {
-                Ok(Heard::Nothing) => return false,
-                Ok(Heard::Message(Said::Wake, _)) => {
+            let done = match control::receive(conn.socket.as_fd()) {
+                Ok(ReceivedControl::Nothing) => return false,
+                Ok(ReceivedControl::Message(ControlMessage::Wake, _)) => {
                     self.woken = true;
                     Ok(())
                 }
-                Ok(Heard::Message(Said::Ring, mut files)) => {
-                    let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
+                Ok(ReceivedControl::Message(ControlMessage::Ring, mut files)) => {
+                    let place =
+                        RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                     let ring = files
                         .pop()
                         .map(|file| Segment::open(file.as_fd(), place.end(), true));
@@ -256,27 +255,29 @@ impl Hub {
                         _ => Err("a ring that cannot be used"),
                     }
                 }
-                Ok(Heard::Message(Said::Hello { probe, greeting }, files)) => {
+                Ok(ReceivedControl::Message(ControlMessage::Hello { probe, greeting }, files)) => {
                     let hello = control::hello(self.probe.probe(), &self.greeting);
-                    conn.greeted(&hello, &self.bell_file, probe, greeting, files)
+                    conn.on_hello(&hello, &self.bell_file, probe, greeting, files)
                         .map(|opened| events.push(opened))
                 }
-                Ok(Heard::Message(Said::Full, _)) if conn.begun_here && conn.open.is_none() => {
+                Ok(ReceivedControl::Message(ControlMessage::Full, _))
+                    if conn.initiated_here && conn.open.is_none() =>
+                {
                     conn.was_full = true;
                     Ok(())
                 }
-                Ok(Heard::Nonsense | Heard::Message(Said::Full, _)) => {
-                    Err("a message of no known form")
-                }
+                Ok(
+                    ReceivedControl::Malformed | ReceivedControl::Message(ControlMessage::Full, _),
+                ) => Err("a malformed message"),
                 Err(_) => {
-                    conn.hang_up(&mut self.ending);
-                    // Level-triggered: it would be told again and again.
+                    conn.mark_closed(&mut self.ending);
+                    // Level-triggered: it would be reported again and again.
                     let _ = epoll::delete(&self.epoll, &conn.socket);
                     return false;
                 }
             };
             if let Err(what) = done {
-                conn.break_off(what, &mut self.ending);
+                conn.mark_broken(what, &mut self.ending);
                 let _ = epoll::delete(&self.epoll, &conn.socket);
                 return false;
             }
@@ -284,44 +285,46 @@ impl Hub {
         true
     }
 
-    /// The small ring has shown its last record.
+    /// Replaces the small ring, whose last record was read, by the large one.
     #[cold]
-    pub(super) fn move_over(&mut self, index: usize) {
+    pub(super) fn switch_ring(&mut self, index: usize) {
         let mut none = Vec::new();
         for _ in 0..ROUNDS_BEFORE_RING {
-            let Some(Some(conn)) = self.conns.get_mut(index) else {
+            let Some(Some(conn)) = self.connections.get_mut(index) else {
                 return;
             };
             let Some(open) = &mut conn.open else { return };
             if let Some(segment) = open.next.take() {
-                let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
+                let place =
+                    RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
                 return;
             }
-            // The ring was sent before the record that promises it.
-            if !self.hear(index, &mut none) {
+            // The peer sends the ring before the record that announces it.
+            if !self.receive_control(index, &mut none) {
                 break;
             }
         }
-        let Some(Some(conn)) = self.conns.get_mut(index) else {
+        let Some(Some(conn)) = self.connections.get_mut(index) else {
             return;
         };
         let Some(open) = &mut conn.open else { return };
         match open.next.take() {
             Some(segment) => {
-                let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
+                let place =
+                    RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
             }
-            None => conn.break_off("no ring where one was promised", &mut self.ending),
+            None => conn.mark_broken("no ring where one was announced", &mut self.ending),
         }
     }
 }
 
-impl Conn {
-    /// The peer has said who it is and handed over its memory.
-    fn greeted(
+impl Connection {
+    /// Handles the peer's hello: maps its memory and opens the connection.
+    fn on_hello(
         &mut self,
-        hello: &Said,
+        hello: &ControlMessage,
         bell: &OwnedFd,
         probe: Probe,
         greeting: Vec<u8>,
@@ -340,17 +343,17 @@ impl Conn {
                 let file = files.next().ok_or("a greeting without memory")?;
                 let page = Segment::open(file.as_fd(), PAGE_BYTES, true)
                     .map_err(|_| "memory that cannot be used")?;
-                control::say(self.socket.as_fd(), hello, &[bell.as_fd()])
-                    .map_err(|_| "no way to answer its greeting")?;
+                control::send(self.socket.as_fd(), hello, &[bell.as_fd()])
+                    .map_err(|_| "a greeting on a socket that takes no answer")?;
                 (page, 1)
             }
         };
         let page = Arc::new(page);
-        let places = small_places();
-        let who = crate::sys::peer_credentials(self.socket.as_fd())
-            .map_err(|_| "no sign of who it is")?;
+        let places = small_ring_layouts();
+        let who =
+            crate::sys::peer_credentials(self.socket.as_fd()).map_err(|_| "no credentials")?;
         let can_pull = pull::pull(who.pid, probe, 0, &mut []).is_ok();
-        self.open = Some(Box::new(Open {
+        self.open = Some(Box::new(OpenRings {
             bell: Bell::new(theirs),
             waking: Waking::default(),
             out: Producer::new(Mapped::new(&page, places[ours])),
@@ -364,7 +367,7 @@ impl Conn {
         }));
         Ok(ShmEvent::Opened {
             conn: self.id,
-            facts: PeerFacts {
+            peer: PeerInfo {
                 pid: who.pid,
                 uid: who.uid,
                 gid: who.gid,

@@ -1,4 +1,4 @@
-//! What goes over a connection's socket: greetings with memory, large rings, wake-ups.
+//! Messages over a connection's socket: greetings with memory, large rings, wake-ups.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,38 +23,38 @@ const WAKE: u8 = 3;
 const FULL: u8 = 4;
 const LONGEST: usize = 17 + MAX_GREETING_BYTES;
 
-/// One message.
+/// One control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
-    /// Who I am, my bell, and from whoever connects the memory for both.
+pub(super) enum ControlMessage {
+    /// The sender's probe and greeting, with its bell; from the connecting side also the page.
     Hello { probe: Probe, greeting: Vec<u8> },
-    /// A large ring.
+    /// Passes a large ring.
     Ring,
-    /// Something waits.
+    /// Wakes the receiver.
     Wake,
-    /// No further connection is taken.
+    /// Rejects the connection: the table is full.
     Full,
 }
 
-/// What came over a socket.
+/// The result of reading a connection's socket.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum ReceivedControl {
     Nothing,
-    /// With the descriptors that came with it.
-    Message(Said, Vec<OwnedFd>),
-    /// Not one of ours.
-    Nonsense,
+    /// A message with the descriptors that came with it.
+    Message(ControlMessage, Vec<OwnedFd>),
+    /// Bytes that are not a valid message.
+    Malformed,
 }
 
-/// The greeting of a hub with that probe.
-pub(super) fn hello(probe: Probe, greeting: &[u8]) -> Said {
-    Said::Hello {
+/// The hello message of a hub with this probe.
+pub(super) fn hello(probe: Probe, greeting: &[u8]) -> ControlMessage {
+    ControlMessage::Hello {
         probe,
         greeting: greeting.to_vec(),
     }
 }
 
-/// An address for a path, however long: by way of its directory's descriptor.
+/// Calls `use_it` with an address for `path`; long paths go through the directory's descriptor.
 fn with_address<R>(
     path: &Path,
     use_it: impl FnOnce(&SocketAddrUnix) -> Result<R, Errno>,
@@ -83,10 +83,10 @@ fn socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Listens at a file that only this user may connect to.
+/// Listens on a file that only this user may connect to.
 pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket()?;
-    // Before it listens nobody can connect, so the mode is right in time.
+    // Connecting is impossible before `listen`, so the mode is set in time.
     with_address(path, |address| rustix::net::bind(&socket, address))?;
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -108,18 +108,22 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Sends one message; it never waits.
-pub(super) fn say(socket: BorrowedFd<'_>, said: &Said, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Sends one message; never blocks.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    message: &ControlMessage,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let mut bytes = Vec::new();
-    match said {
-        Said::Wake => {
+    match message {
+        ControlMessage::Wake => {
             rustix::net::send(socket, &[WAKE], flags)?;
             return Ok(());
         }
-        Said::Full => bytes.push(FULL),
-        Said::Ring => bytes.push(RING),
-        Said::Hello { probe, greeting } => {
+        ControlMessage::Full => bytes.push(FULL),
+        ControlMessage::Ring => bytes.push(RING),
+        ControlMessage::Hello { probe, greeting } => {
             bytes.push(HELLO);
             bytes.extend(probe.at.to_le_bytes());
             bytes.extend(probe.number.to_le_bytes());
@@ -135,9 +139,9 @@ pub(super) fn say(socket: BorrowedFd<'_>, said: &Said, files: &[BorrowedFd<'_>])
     Ok(())
 }
 
-/// Takes one message. An error: the connection is over.
-pub(super) fn hear(socket: BorrowedFd<'_>) -> io::Result<Heard> {
-    // One more than the longest, so that a longer one is not taken for it.
+/// Reads one message. An error means that the connection is over.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<ReceivedControl> {
+    // One byte more than the longest message, so that a longer one is not accepted.
     let mut bytes = [0; LONGEST + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -148,9 +152,9 @@ pub(super) fn hear(socket: BorrowedFd<'_>) -> io::Result<Heard> {
         match rustix::net::recvmsg(socket, slices, &mut ancillary, flags) {
             Ok(received) => break received,
             Err(Errno::INTR) => {}
-            // Told once, before what the peer said until it closed.
+            // Reported once, before the messages that the peer sent until it closed.
             Err(Errno::CONNRESET) if !was_reset => was_reset = true,
-            Err(Errno::AGAIN) => return Ok(Heard::Nothing),
+            Err(Errno::AGAIN) => return Ok(ReceivedControl::Nothing),
             Err(error) => return Err(error.into()),
         }
     };
@@ -164,16 +168,18 @@ pub(super) fn hear(socket: BorrowedFd<'_>) -> io::Result<Heard> {
         .collect();
     match &bytes[..received.bytes] {
         [] => Err(io::ErrorKind::UnexpectedEof.into()),
-        bytes => Ok(parse(bytes).map_or(Heard::Nonsense, |said| Heard::Message(said, files))),
+        bytes => Ok(parse(bytes).map_or(ReceivedControl::Malformed, |message| {
+            ReceivedControl::Message(message, files)
+        })),
     }
 }
 
-fn parse(bytes: &[u8]) -> Option<Said> {
+fn parse(bytes: &[u8]) -> Option<ControlMessage> {
     match bytes {
         [HELLO, rest @ ..] => {
             let (at, rest) = rest.split_first_chunk()?;
             let (number, greeting) = rest.split_first_chunk()?;
-            (greeting.len() <= MAX_GREETING_BYTES).then(|| Said::Hello {
+            (greeting.len() <= MAX_GREETING_BYTES).then(|| ControlMessage::Hello {
                 probe: Probe {
                     at: u64::from_le_bytes(*at),
                     number: u64::from_le_bytes(*number),
@@ -181,9 +187,9 @@ fn parse(bytes: &[u8]) -> Option<Said> {
                 greeting: greeting.to_vec(),
             })
         }
-        [RING] => Some(Said::Ring),
-        [WAKE] => Some(Said::Wake),
-        [FULL] => Some(Said::Full),
+        [RING] => Some(ControlMessage::Ring),
+        [WAKE] => Some(ControlMessage::Wake),
+        [FULL] => Some(ControlMessage::Full),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between processes of one node.
+//! Errors of connections between processes of one node.
 
 use std::fmt;
 use std::io;
@@ -11,30 +11,30 @@ use super::MAX_RECORD_BYTES;
 /// Why memory cannot be shared.
 #[derive(Debug)]
 pub enum ShmError {
-    /// The socket file cannot be made or reached.
+    /// The socket cannot be created or reached.
     Socket {
-        /// Which.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// Another user's process listens there.
+    /// A process of another user listens on the socket.
     Foreign {
-        /// At which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Its process, 0 if it cannot be seen.
+        /// Its process id; 0 if it is in another pid namespace.
         pid: i32,
-        /// Its user.
+        /// Its user id.
         uid: u32,
-        /// Who we are.
+        /// Our user id.
         own_uid: u32,
     },
-    /// There are as many connections as there may be.
+    /// The connection limit is reached.
     TooMany {
-        /// How many that is.
+        /// The limit.
         limit: usize,
     },
-    /// No memory or descriptors.
+    /// Memory or descriptors have run out.
     Memory(io::Error),
     /// The greeting is longer than [`MAX_GREETING_BYTES`].
     GreetingTooLong {
@@ -48,8 +48,8 @@ impl fmt::Display for ShmError {
         match self {
             ShmError::Socket { path, cause } => write!(
                 f,
-                "cannot meet other processes of this node at the socket {}: {cause}; \
-                 its folder must exist and belong to the same user",
+                "cannot connect to local processes at the socket {}: {cause}; \
+                 its directory must exist and belong to the same user",
                 path.display()
             ),
             ShmError::Foreign {
@@ -59,19 +59,19 @@ impl fmt::Display for ShmError {
                 own_uid,
             } => write!(
                 f,
-                "process {pid} of uid {uid} listens at the socket {}, not one of uid {own_uid}: \
-                 memory is shared with nobody else; end it, or set DIPOLE_RUNTIME_DIR to a \
-                 directory of your own",
+                "process {pid} of uid {uid} listens on the socket {}, but memory is shared only \
+                 with processes of uid {own_uid}; end that process, or set DIPOLE_RUNTIME_DIR to \
+                 a directory of your own",
                 path.display()
             ),
             ShmError::TooMany { limit } => write!(
                 f,
-                "this process shares memory with {limit} others already, its limit \
+                "this process already shares memory with {limit} others, which is its limit \
                  (DIPOLE_MAX_PEERS)"
             ),
             ShmError::Memory(cause) => write!(
                 f,
-                "no memory to share with another process of this node: {cause}; \
+                "cannot create shared memory: {cause}; \
                  see `ulimit -n` and the memory limit of this process"
             ),
             ShmError::GreetingTooLong { length } => write!(
@@ -84,16 +84,16 @@ impl fmt::Display for ShmError {
 
 impl std::error::Error for ShmError {}
 
-/// Why a record was not taken.
+/// Why a record was not pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
-    /// No room now.
+    /// The ring is full; try again later.
     Full,
     /// Longer than [`MAX_RECORD_BYTES`].
     TooLong {
         /// Its length.
         length: usize,
     },
-    /// There is no such connection (any more), or it is not open yet.
+    /// The connection does not exist, has ended, or is not open yet.
     Gone,
 }

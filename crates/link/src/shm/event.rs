@@ -1,76 +1,76 @@
-//! What a hub tells: who came, who went and why, and counters.
+//! Events and counters of a hub.
 
 use super::ConnId;
 
-/// Who is at the other end.
+/// The process at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerFacts {
-    /// Its process, as the kernel says; 0 if it cannot be seen from here.
+pub struct PeerInfo {
+    /// Its process id, as reported by the kernel; 0 if it is in another pid namespace.
     pub pid: i32,
     /// Its user.
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// What it told with its connection.
+    /// The greeting that it sent.
     pub greeting: Vec<u8>,
 }
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Closing {
-    /// Its process closed it or ended.
+pub enum CloseReason {
+    /// The peer closed it or exited.
     HungUp,
-    /// It has as many connections as it may.
+    /// The peer's connection limit is reached.
     Full,
-    /// It broke the format.
-    Broke {
-        /// How.
+    /// The peer violated the format.
+    Violation {
+        /// What was wrong.
         what: &'static str,
     },
 }
 
-/// News of connections.
+/// A change of a connection.
 #[derive(Debug)]
 pub enum ShmEvent {
-    /// Records can be pushed.
+    /// The connection is open: records can be pushed.
     Opened {
-        /// Which.
+        /// The connection.
         conn: ConnId,
-        /// Who.
-        facts: PeerFacts,
+        /// The process at the other end.
+        peer: PeerInfo,
     },
-    /// It is over: it had been opened, or begun here. Everything that came has been shown.
+    /// A connection that was open, or was opened by us, has ended. All its records were delivered.
     Closed {
-        /// Which.
+        /// The connection.
         conn: ConnId,
-        /// Why.
-        why: Closing,
-        /// The peer had taken everything that was pushed.
+        /// Why it ended.
+        reason: CloseReason,
+        /// True if the peer had taken all records.
         all_read: bool,
     },
 }
 
-/// Counters.
+/// Counters of a hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShmStats {
     /// Records pushed.
     pub records_out: u64,
     /// Their bytes.
     pub bytes_out: u64,
-    /// Records taken.
+    /// Records received.
     pub records_in: u64,
     /// Their bytes.
     pub bytes_in: u64,
-    /// Sleeping peers woken.
-    pub bells: u64,
-    /// Large rings made.
-    pub rings: u64,
-    /// Bytes fetched from peers' memory.
+    /// Wake-ups sent to sleeping peers.
+    pub wakeups: u64,
+    /// Large rings created.
+    pub large_rings: u64,
+    /// Bytes copied from peers' memory.
     pub pulled_bytes: u64,
-    /// Connections cut off because the peer broke the format.
-    pub broken: u64,
-    /// Connections of other users' processes, closed unheard.
-    pub strangers: u64,
-    /// Connections closed because there were as many as there may be.
-    pub turned_away: u64,
+    /// Connections closed because the peer violated the format.
+    pub violations: u64,
+    /// Connections rejected because they belong to another user.
+    pub foreign_users: u64,
+    /// Connections rejected because the limit is reached.
+    pub rejected: u64,
 }

@@ -1,8 +1,8 @@
-//! The memory of a ring: words that two sides share, and bytes.
+//! The memory of a ring: words shared by two sides, and payload bytes.
 //!
-//! The ring and the bell are written for any such memory, so that the model
-//! checker and Miri run what production runs. Which order of memory accesses is needed
-//! stands where the access is, in `ring.rs` and `bell.rs`.
+//! The ring and the bell are generic over this memory, so that loom and Miri run the
+//! production code. The memory orderings are explained at each access, in `ring.rs` and
+//! `bell.rs`.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,73 +11,73 @@ use std::sync::atomic::AtomicU64;
 use crate::segment::Segment;
 use crate::word::Word;
 
-/// Bytes of a slot, and what of them is payload.
+/// Size of a slot, and the part of it that holds payload.
 pub(super) const SLOT_BYTES: usize = 128;
 pub(super) const INLINE_BYTES: usize = SLOT_BYTES - 16;
-/// Bytes of the two sides' words.
+/// Size of both sides' control words.
 pub(super) const CONTROL_BYTES: usize = 128;
 
-/// Bytes of a near area at most, and what part of the wide one it has.
+/// Maximum size of a near area, and its inverse share of the wide area.
 const NEAR_BYTES: usize = 16 << 10;
 const NEAR_PART: usize = 4;
 
-/// Bytes of a ring.
+/// A range of a ring's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spot {
-    /// Behind the header of a slot: its second word, then its payload.
+pub(super) enum Location {
+    /// The bytes after the header word of a slot: its second word, then its payload.
     Slot(usize),
-    /// In the areas, counted from the start of the near one.
+    /// Bytes in the areas, counted from the start of the near area.
     Area { at: usize, length: usize },
 }
 
-/// The memory of a ring, as one side sees it.
+/// The memory of a ring as seen by one side.
 pub(super) trait Memory {
     type Word: Word;
 
-    /// How often a producer looks for the consumer's progress before it takes it for idle.
-    const PATIENCE: u32 = 50;
+    /// Spins of a producer before it considers the consumer idle.
+    const SPIN_LIMIT: u32 = 50;
 
-    /// A power of two.
+    /// Number of slots; a power of two.
     fn slot_count(&self) -> u64;
 
-    /// Of the near area; a power of two, or none.
+    /// Size of the near area; a power of two, or 0.
     fn near_bytes(&self) -> u64;
 
-    /// Of the wide area behind it; a power of two, or none.
+    /// Size of the wide area that follows it; a power of two, or 0.
     fn wide_bytes(&self) -> u64;
 
-    /// How many records the consumer has given back.
+    /// Number of records that the consumer has returned.
     fn consumed(&self) -> &Self::Word;
 
-    /// Whether the producer waits for that.
-    fn wish(&self) -> &Self::Word;
+    /// Nonzero while the producer waits for progress.
+    fn room_wanted(&self) -> &Self::Word;
 
     /// The first word of a slot.
     fn header(&self, slot: usize) -> &Self::Word;
 
-    /// Where a spot lies: a slot's bytes are aligned to 8 and `SLOT_BYTES - 8` long.
+    /// The address of a range: a slot's bytes are aligned to 8 and `SLOT_BYTES - 8` long.
     ///
     /// # Panics
-    /// When it does not lie inside.
-    fn bytes(&self, spot: Spot) -> NonNull<u8>;
+    /// If the range is out of bounds.
+    fn bytes(&self, location: Location) -> NonNull<u8>;
 
-    /// Told before a spot is written, or read: a model checker wants to know.
+    /// Called before a range is accessed, for the model checker.
     #[inline]
-    fn touch(&self, _spot: Spot, _writes: bool) {}
+    fn touch(&self, _spot: Location, _writes: bool) {}
 }
 
-/// What the consumer tells, and below it what the producer tells; a line each.
+/// The consumer's word and the producer's word, on a cache line each.
 #[repr(C, align(64))]
-struct Told {
+struct RingControl {
     consumed: AtomicU64,
     _line: [AtomicU64; 7],
-    wish: AtomicU64,
+    room_wanted: AtomicU64,
 }
 
-/// Where a ring lies in a segment.
+/// Offsets of a ring within a segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) told: usize,
+pub(super) struct RingLayout {
+    pub(super) control: usize,
     pub(super) slots: usize,
     pub(super) slot_count: usize,
     pub(super) area: usize,
@@ -85,12 +85,12 @@ pub(super) struct Place {
     pub(super) wide_bytes: usize,
 }
 
-impl Place {
-    /// A ring in a segment of its own, with so many bytes of wide area.
-    pub(super) fn alone(slot_count: usize, wide_bytes: usize) -> Place {
+impl RingLayout {
+    /// The layout of a ring in a segment of its own.
+    pub(super) fn standalone(slot_count: usize, wide_bytes: usize) -> RingLayout {
         let slots = CONTROL_BYTES;
-        Place {
-            told: 0,
+        RingLayout {
+            control: 0,
             slots,
             slot_count,
             area: slots + slot_count * SLOT_BYTES,
@@ -108,10 +108,10 @@ impl Place {
     }
 }
 
-/// A ring in a segment.
+/// A ring mapped from a segment.
 #[derive(Debug)]
 pub(super) struct Mapped {
-    told: NonNull<Told>,
+    control: NonNull<RingControl>,
     slots: NonNull<u8>,
     slot_count: usize,
     area: NonNull<u8>,
@@ -120,19 +120,19 @@ pub(super) struct Mapped {
     _segment: Arc<Segment>,
 }
 
-// SAFETY: the addresses lie in the segment, which is kept, and are reached by atomics
-// and raw copies only.
+// SAFETY: the addresses lie in the segment, which is kept alive, and are accessed only by
+// atomics and raw copies.
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    pub(super) fn new(segment: &Arc<Segment>, place: Place) -> Mapped {
+    pub(super) fn new(segment: &Arc<Segment>, place: RingLayout) -> Mapped {
         assert!(place.slot_count.is_power_of_two());
         for bytes in [place.near_bytes, place.wide_bytes] {
             assert!(bytes == 0 || bytes.is_power_of_two());
         }
-        assert!(place.told.is_multiple_of(64) && place.slots.is_multiple_of(64));
+        assert!(place.control.is_multiple_of(64) && place.slots.is_multiple_of(64));
         Mapped {
-            told: segment.at(place.told, size_of::<Told>()).cast(),
+            control: segment.at(place.control, size_of::<RingControl>()).cast(),
             slots: segment.at(place.slots, place.slot_count * SLOT_BYTES),
             slot_count: place.slot_count,
             area: segment.at(place.area, place.area_bytes()),
@@ -143,15 +143,15 @@ impl Mapped {
     }
 
     #[inline]
-    fn told(&self) -> &Told {
+    fn control(&self) -> &RingControl {
         // SAFETY: in the mapping, aligned (asserted by `new`; segments begin at a
         // page), all atomics, for which every bit pattern is valid.
-        unsafe { self.told.as_ref() }
+        unsafe { self.control.as_ref() }
     }
 
     #[inline]
     fn slot(&self, slot: usize) -> NonNull<u8> {
-        // The count is a power of two: this costs one `and`, and no slot is outside.
+        // The count is a power of two: the mask costs one instruction and keeps the index in range.
         let slot = slot & (self.slot_count - 1);
         // SAFETY: below the count, so inside the slots.
         unsafe { self.slots.add(slot * SLOT_BYTES) }
@@ -178,12 +178,12 @@ impl Memory for Mapped {
 
     #[inline]
     fn consumed(&self) -> &AtomicU64 {
-        &self.told().consumed
+        &self.control().consumed
     }
 
     #[inline]
-    fn wish(&self) -> &AtomicU64 {
-        &self.told().wish
+    fn room_wanted(&self) -> &AtomicU64 {
+        &self.control().room_wanted
     }
 
     #[inline]
@@ -193,11 +193,11 @@ impl Memory for Mapped {
     }
 
     #[inline]
-    fn bytes(&self, spot: Spot) -> NonNull<u8> {
-        match spot {
+    fn bytes(&self, location: Location) -> NonNull<u8> {
+        match location {
             // SAFETY: inside the slot.
-            Spot::Slot(slot) => unsafe { self.slot(slot).add(8) },
-            Spot::Area { at, length } => {
+            Location::Slot(slot) => unsafe { self.slot(slot).add(8) },
+            Location::Area { at, length } => {
                 assert!(
                     at <= self.near_bytes + self.wide_bytes
                         && length <= self.near_bytes + self.wide_bytes - at,

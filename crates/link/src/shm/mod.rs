@@ -1,10 +1,9 @@
-//! Records between processes of one node, through memory they share.
+//! Records between the processes of one node, through shared memory.
 //!
-//! A [`Hub`] listens at a socket file. Who connects hands over a page of memory with
-//! two small rings, one each way; a side that has more to say makes a large ring of
-//! its own and hands that over too. The socket then carries nothing but wake-ups
-//! and, by its end, the news that the other process is gone. It moves records and
-//! knows nothing of what they mean.
+//! A [`Hub`] listens on a unix socket. A connecting process passes one page of memory with two
+//! small rings, one per direction; a side that needs more space creates a large ring and passes
+//! it over the socket. After that the socket carries only wake-ups, and its end of file shows
+//! that the other process is gone. The hub moves records and does not interpret them.
 
 mod bell;
 mod connections;
@@ -28,40 +27,40 @@ use rustix::net::Shutdown;
 
 use crate::segment::Segment;
 use bell::{Bell, Sleep, Waking};
-use control::Said;
+use control::ControlMessage;
 pub use error::{PushError, ShmError};
-pub use event::{Closing, PeerFacts, ShmEvent, ShmStats};
-use memory::{CONTROL_BYTES, INLINE_BYTES, Mapped, Place, SLOT_BYTES};
+pub use event::{CloseReason, PeerInfo, ShmEvent, ShmStats};
+use memory::{CONTROL_BYTES, INLINE_BYTES, Mapped, RingLayout, SLOT_BYTES};
 use pull::{OwnProbe, Probe};
-use ring::{Broken, Consumer, Producer};
+use ring::{Consumer, FormatViolation, Producer};
 pub use ring::{MAX_RECORD_BYTES, Payload};
 
-/// Longest greeting.
+/// Maximum greeting length in bytes.
 pub const MAX_GREETING_BYTES: usize = 64;
-/// Slots of the rings that every connection has from the start.
+/// Slots in each of the two small rings that every connection starts with.
 const SMALL_SLOTS: usize = 8;
-/// Bytes of a connection's first memory.
+/// Size of the page with the small rings.
 const PAGE_BYTES: usize = 4096;
 const BELL_BYTES: usize = 4096;
-/// Tag of the record after which everything comes by the large ring.
-const MOVED: u64 = u64::MAX;
-/// Connections looked at in every poll beside those that were active lately.
+/// Tag of the last record in the small ring: all later records are in the large ring.
+const RING_SWITCHED: u64 = u64::MAX;
+/// Inactive connections polled per round.
 const OTHERS_PER_POLL: usize = 8;
 const ACTIVE: usize = 64;
-/// Polls of those between two looks at some of the others.
+/// Polls of the active connections between two rounds over inactive ones.
 const POLLS_PER_OTHERS: u32 = 32;
 const LISTENER: u64 = u64::MAX;
 
-/// Sizes.
+/// Sizes and limits of a [`Hub`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShmOptions {
-    /// Slots of a large ring, rounded up to a power of two. Peers must have the same.
+    /// Slots of a large ring, rounded up to a power of two. Must be the same in all peers.
     pub ring_slots: usize,
-    /// Bytes of its area for longer payloads, rounded up to a power of two that holds
-    /// two of the longest. Peers must have the same.
+    /// Size of a large ring's area for longer payloads, rounded up to a power of two that holds
+    /// two maximum-size records. Must be the same in all peers.
     pub ring_bytes: usize,
-    /// Connections at most; those that would be one more are told so. Each takes a
-    /// descriptor, a page, and up to two large rings.
+    /// Maximum number of connections; further ones are rejected. Each takes a descriptor, a
+    /// page, and up to two large rings.
     pub max_connections: usize,
 }
 
@@ -75,63 +74,63 @@ impl Default for ShmOptions {
     }
 }
 
-/// A connection of a hub.
+/// Identifies a connection of a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnId {
     index: u32,
-    life: u32,
+    generation: u32,
 }
 
 impl ConnId {
-    /// A small number, used again after its connection has ended.
+    /// A small number, reused after the connection has ended.
     #[must_use]
     pub fn index(self) -> usize {
         self.index as usize
     }
 
-    pub(crate) fn new(index: u32, life: u32) -> ConnId {
-        ConnId { index, life }
+    pub(crate) fn new(index: u32, generation: u32) -> ConnId {
+        ConnId { index, generation }
     }
 
     fn token(self) -> u64 {
-        u64::from(self.life) << 32 | u64::from(self.index)
+        u64::from(self.generation) << 32 | u64::from(self.index)
     }
 }
 
-/// A connection whose peer has said who it is.
+/// The rings and wake-up state of a connection after the handshake.
 #[derive(Debug)]
-struct Open {
+struct OpenRings {
     bell: Bell,
     waking: Waking,
     out: Producer,
-    /// `out` is the large ring.
+    /// True if `out` is the large ring.
     large: bool,
-    /// The small ring was found full: the next record takes a large one.
+    /// The small ring was full, so the next record must go to a large ring.
     was_full: bool,
     into: Consumer,
     pid: i32,
     probe: Probe,
     can_pull: bool,
-    /// A large ring that has come and is not used yet.
+    /// A large ring that the peer has passed but not switched to yet.
     next: Option<Segment>,
 }
 
 #[derive(Debug)]
-struct Conn {
+struct Connection {
     id: ConnId,
     socket: OwnedFd,
-    /// The page that we made, until the peer has said hello.
+    /// The page that we created, until the peer's hello arrives.
     page: Option<Segment>,
-    /// We connected, not the peer.
-    begun_here: bool,
-    open: Option<Box<Open>>,
+    /// We opened the connection, not the peer.
+    initiated_here: bool,
+    open: Option<Box<OpenRings>>,
     hung_up: bool,
-    /// The peer has no room for us.
+    /// The peer rejected us because its connection table is full.
     was_full: bool,
     broken: Option<&'static str>,
 }
 
-/// See the module.
+/// One process's shared-memory connections to the other processes of its node.
 #[derive(Debug)]
 pub struct Hub {
     options: ShmOptions,
@@ -144,31 +143,31 @@ pub struct Hub {
     bell_file: OwnedFd,
     sleep: Sleep,
     probe: OwnProbe,
-    conns: Vec<Option<Conn>>,
-    lives: Vec<u32>,
+    connections: Vec<Option<Connection>>,
+    generations: Vec<u32>,
     free: Vec<u32>,
     active: Vec<u32>,
-    /// Connections that hung up or broke the format, until that is told.
+    /// Connections that closed or violated the format and have not been reported yet.
     ending: Vec<ConnId>,
-    /// Connections from elsewhere that had not greeted when they came, oldest first.
-    silent: VecDeque<ConnId>,
-    /// Given up to turn away whoever comes when there are no descriptors left.
+    /// Accepted connections without a greeting yet, oldest first.
+    ungreeted: VecDeque<ConnId>,
+    /// Closed temporarily to accept and reject connections when descriptors run out.
     spare: Option<OwnedFd>,
     next_other: usize,
     polls: u32,
     /// A wake-up was read from a socket.
     woken: bool,
-    /// Room that was wanted has come on some connection, and nobody was told.
-    room_came: bool,
+    /// Room that a sender waits for is available on some connection, not reported yet.
+    room_available: bool,
     stats: ShmStats,
 }
 
-/// Where the two small rings lie: that of whoever connected first.
-fn small_places() -> [Place; 2] {
+/// Layouts of the two small rings: index 0 is written by the connecting side.
+fn small_ring_layouts() -> [RingLayout; 2] {
     let place = |index: usize| {
         let slots = 2 * CONTROL_BYTES + index * SMALL_SLOTS * SLOT_BYTES;
-        Place {
-            told: index * CONTROL_BYTES,
+        RingLayout {
+            control: index * CONTROL_BYTES,
             slots,
             slot_count: SMALL_SLOTS,
             area: slots,
@@ -180,8 +179,7 @@ fn small_places() -> [Place; 2] {
 }
 
 impl Hub {
-    /// Listens at `socket`, a file that is made with mode 0600; `greeting` is told to
-    /// everybody who connects.
+    /// Listens on `socket`, a file created with mode 0600. `greeting` is sent to every peer.
     ///
     /// # Errors
     /// [`ShmError`].
@@ -223,17 +221,17 @@ impl Hub {
             bell_file,
             sleep: Sleep::default(),
             probe: OwnProbe::random(),
-            conns: Vec::new(),
-            lives: Vec::new(),
+            connections: Vec::new(),
+            generations: Vec::new(),
             free: Vec::new(),
             active: Vec::new(),
             ending: Vec::new(),
-            silent: VecDeque::new(),
+            ungreeted: VecDeque::new(),
             spare,
             next_other: 0,
             polls: 0,
             woken: false,
-            room_came: false,
+            room_available: false,
             stats: ShmStats::default(),
         })
     }
@@ -244,11 +242,11 @@ impl Hub {
         self.epoll.as_fd()
     }
 
-    /// Begins a connection; [`poll_connections`](Self::poll_connections) tells how it went.
+    /// Starts a connection; [`poll_connections`](Self::poll_connections) reports the outcome.
     ///
     /// # Errors
-    /// Nobody listens there, we may not connect, it is another user's process
-    /// ([`ShmError::Foreign`]), or there are as many connections as there may be.
+    /// No process listens there, access is denied, the listener belongs to another user
+    /// ([`ShmError::Foreign`]), or the connection limit is reached.
     pub fn connect(&mut self, socket: &Path) -> Result<ConnId, ShmError> {
         let failed = |cause| ShmError::Socket {
             path: socket.to_owned(),
@@ -273,33 +271,33 @@ impl Hub {
         let (segment, file) = Segment::create(PAGE_BYTES).map_err(ShmError::Memory)?;
         let hello = control::hello(self.probe.probe(), &self.greeting);
         let files = [self.bell_file.as_fd(), file.as_fd()];
-        match control::say(stream.as_fd(), &hello, &files) {
-            // Closed already by one that has no room, or ends; what it said will be heard.
+        match control::send(stream.as_fd(), &hello, &files) {
+            // A peer that is full or exiting has closed already; its last message is still read.
             Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {}
-            said => said.map_err(failed)?,
+            sent => sent.map_err(failed)?,
         }
-        self.enter(stream, Some(segment)).map_err(ShmError::Memory)
+        self.insert(stream, Some(segment)).map_err(ShmError::Memory)
     }
 
     fn is_full(&self) -> bool {
-        self.conns.len() - self.free.len() >= self.options.max_connections
+        self.connections.len() - self.free.len() >= self.options.max_connections
     }
 
-    fn enter(&mut self, socket: OwnedFd, page: Option<Segment>) -> io::Result<ConnId> {
+    fn insert(&mut self, socket: OwnedFd, page: Option<Segment>) -> io::Result<ConnId> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                let index = u32::try_from(self.conns.len()).map_err(io::Error::other)?;
-                self.conns.push(None);
-                self.lives.push(0);
+                let index = u32::try_from(self.connections.len()).map_err(io::Error::other)?;
+                self.connections.push(None);
+                self.generations.push(0);
                 index
             }
         };
         let at = index as usize;
-        self.lives[at] = self.lives[at].wrapping_add(1);
+        self.generations[at] = self.generations[at].wrapping_add(1);
         let id = ConnId {
             index,
-            life: self.lives[at],
+            generation: self.generations[at],
         };
         let added = epoll::add(
             &self.epoll,
@@ -311,10 +309,10 @@ impl Hub {
             self.free.push(index);
             return Err(error.into());
         }
-        self.conns[at] = Some(Conn {
+        self.connections[at] = Some(Connection {
             id,
             socket,
-            begun_here: page.is_some(),
+            initiated_here: page.is_some(),
             page,
             open: None,
             hung_up: false,
@@ -324,16 +322,16 @@ impl Hub {
         Ok(id)
     }
 
-    /// Ends a connection; its peer sees that when it has read everything.
+    /// Closes a connection. The peer notices after it has read all records.
     pub fn close(&mut self, conn: ConnId) {
         let own = self.pid == std::process::id();
-        let Some(place) = self.conns.get_mut(conn.index()) else {
+        let Some(place) = self.connections.get_mut(conn.index()) else {
             return;
         };
         let Some(found) = place.take_if(|found| found.id == conn) else {
             return;
         };
-        // Closing alone ends it only if no child of this process has it too.
+        // Closing alone is not enough if a child process holds a copy of the descriptor.
         if own {
             let _ = epoll::delete(&self.epoll, &found.socket);
             let _ = rustix::net::shutdown(&found.socket, Shutdown::Both);
@@ -343,15 +341,15 @@ impl Hub {
     }
 
     #[inline]
-    fn find(&mut self, conn: ConnId) -> Option<&mut Conn> {
-        self.conns
+    fn find(&mut self, conn: ConnId) -> Option<&mut Connection> {
+        self.connections
             .get_mut(conn.index())?
             .as_mut()
             .filter(|found| found.id == conn)
     }
 
-    /// Copies a record in and publishes it. The peer is not woken: see
-    /// [`ring`](Self::ring).
+    /// Copies a record into the ring and publishes it. Does not wake the peer: see
+    /// [`wake_peer`](Self::wake_peer).
     ///
     /// # Errors
     /// [`PushError`]; nothing was pushed.
@@ -360,7 +358,7 @@ impl Hub {
         self.push_parts(conn, tag, &[], payload)
     }
 
-    /// Like [`push`](Self::push), a record whose payload comes in two parts.
+    /// Like [`push`](Self::push), with the payload in two parts.
     ///
     /// # Errors
     /// [`PushError`]; nothing was pushed.
@@ -373,7 +371,7 @@ impl Hub {
         rest: &[u8],
     ) -> Result<(), PushError> {
         let length = head.len() + rest.len();
-        let Some(Conn {
+        let Some(Connection {
             open: Some(open), ..
         }) = self.find(conn)
         else {
@@ -383,36 +381,35 @@ impl Hub {
         if !usable || length > MAX_RECORD_BYTES || !open.out.push_parts(tag, head, rest) {
             return self.push_slowly(conn, tag, head, rest);
         }
-        let room_came = open.out.take_room_came();
-        self.room_came |= room_came;
+        let room_available = open.out.take_room_available();
+        self.room_available |= room_available;
         self.stats.records_out += 1;
         self.stats.bytes_out += length as u64;
         Ok(())
     }
 
-    /// Like [`push`](Self::push), of something that need not be read for everything to have
-    /// arrived: see [`is_read`](Self::is_read).
+    /// Like [`push`](Self::push), for a record that [`is_read`](Self::is_read) ignores.
     ///
     /// # Errors
     /// [`PushError`]; nothing was pushed.
     pub fn push_notice(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
         let ring = |hub: &mut Self| {
             let open = hub.find(conn)?.open.as_mut()?;
-            Some((open.large, open.out.needed()))
+            Some((open.large, open.out.required_end()))
         };
         let before = ring(self);
         self.push(conn, tag, payload)?;
-        // The first record of another ring shows that the old one was read.
+        // The first record in a new ring implies that the old ring was read.
         if let Some((large, needed)) = before
             && let Some(open) = self.find(conn).and_then(|found| found.open.as_mut())
             && open.large == large
         {
-            open.out.set_needed(needed);
+            open.out.set_required_end(needed);
         }
         Ok(())
     }
 
-    /// Makes the large ring if that helps.
+    /// Retries after creating the large ring, if the small ring was the problem.
     #[cold]
     fn push_slowly(
         &mut self,
@@ -426,7 +423,7 @@ impl Hub {
             return Err(PushError::TooLong { length });
         }
         let options = self.options;
-        let place = Place::alone(options.ring_slots, options.ring_bytes);
+        let place = RingLayout::standalone(options.ring_slots, options.ring_bytes);
         let Some(found) = self.find(conn) else {
             return Err(PushError::Gone);
         };
@@ -436,13 +433,13 @@ impl Hub {
         if open.large {
             return Err(PushError::Full);
         }
-        // The last record of the small ring needs a slot: wait for it if need be.
+        // The switch record needs a slot in the small ring; wait for one if it is full.
         if !open.out.has_slot() {
             open.was_full = true;
             return Err(PushError::Full);
         }
         let made = Segment::create(place.end()).and_then(|(segment, file)| {
-            control::say(found.socket.as_fd(), &Said::Ring, &[file.as_fd()])?;
+            control::send(found.socket.as_fd(), &ControlMessage::Ring, &[file.as_fd()])?;
             Ok(segment)
         });
         let Ok(segment) = made else {
@@ -450,22 +447,22 @@ impl Hub {
         };
         let segment = Arc::new(segment);
         open.out
-            .push(MOVED, &(options.ring_slots as u64).to_le_bytes());
-        // Who waits for the old ring looks at the new one.
-        let is_awaited = open.out.take_room_came() || open.out.is_wanted();
+            .push(RING_SWITCHED, &(options.ring_slots as u64).to_le_bytes());
+        // Threads waiting for room in the old ring must check the new one.
+        let producer_waits = open.out.take_room_available() || open.out.wants_room();
         open.out = Producer::new(Mapped::new(&segment, place));
         open.large = true;
-        self.room_came |= is_awaited;
-        self.stats.rings += 1;
+        self.room_available |= producer_waits;
+        self.stats.large_rings += 1;
         self.push_parts(conn, tag, head, rest)
     }
 
-    /// The caller is going to wait for room, or for everything to be read: the peer
-    /// rings when it takes something. That something was taken is told once, by
-    /// [`arm`](Self::arm) or [`take_woken`](Self::take_woken), to all who wait: who still
-    /// waits then wishes again.
+    /// Requests a wake-up from the peer when it takes a record; the caller waits for room, or
+    /// until everything is read. Progress is reported once, to all waiters, by
+    /// [`arm`](Self::arm) or [`take_woken`](Self::take_woken); a waiter that is not satisfied
+    /// must call this again.
     pub fn want_room(&mut self, conn: ConnId) {
-        if let Some(Conn {
+        if let Some(Connection {
             open: Some(open), ..
         }) = self.find(conn)
         {
@@ -475,51 +472,51 @@ impl Hub {
 
     /// Wakes the peer if it sleeps.
     #[inline]
-    pub fn ring(&mut self, conn: ConnId) {
+    pub fn wake_peer(&mut self, conn: ConnId) {
         let Some(found) = self.find(conn) else { return };
-        if Self::ring_at(found) {
-            self.stats.bells += 1;
+        if Self::wake_connection(found) {
+            self.stats.wakeups += 1;
         }
     }
 
     #[inline]
-    fn ring_at(conn: &mut Conn) -> bool {
+    fn wake_connection(conn: &mut Connection) -> bool {
         let Some(open) = &mut conn.open else {
             return false;
         };
         if !open.waking.is_due(open.bell.word()) {
             return false;
         }
-        // A full socket holds wake-ups enough; a broken one is seen by `poll_connections`.
-        let _ = control::say(conn.socket.as_fd(), &Said::Wake, &[]);
+        // A full socket already holds enough wake-ups; `poll_connections` detects a broken one.
+        let _ = control::send(conn.socket.as_fd(), &ControlMessage::Wake, &[]);
         true
     }
 
-    /// True if one more short record fits now, or none will ever be taken.
+    /// True if a short record fits now, or if the connection is closed.
     pub fn has_room(&mut self, conn: ConnId) -> bool {
         let open = self.find(conn).and_then(|found| found.open.as_mut());
         open.is_none_or(|open| open.out.has_slot())
     }
 
-    /// True if the peer has taken everything that was pushed, but for notices at the end.
+    /// True if the peer has taken all records, not counting notices at the end.
     pub fn is_read(&mut self, conn: ConnId) -> bool {
         match self.find(conn) {
-            Some(Conn {
+            Some(Connection {
                 open: Some(open), ..
             }) => {
                 let read = open.out.is_read();
                 if read {
                     open.out.want_room(false);
                 }
-                let room_came = open.out.take_room_came();
-                self.room_came |= room_came;
+                let room_available = open.out.take_room_available();
+                self.room_available |= room_available;
                 read
             }
             _ => true,
         }
     }
 
-    /// Shows up to about `limit` records to `take`, in order for each connection.
+    /// Passes up to about `limit` records to `take`, in order per connection.
     #[inline]
     pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize {
         let mut taken = 0;
@@ -540,8 +537,8 @@ impl Hub {
         take: &mut impl FnMut(ConnId, u64, Payload<'_>),
     ) -> usize {
         let mut taken = 0;
-        for _ in 0..OTHERS_PER_POLL.min(self.conns.len()) {
-            self.next_other = (self.next_other + 1) % self.conns.len();
+        for _ in 0..OTHERS_PER_POLL.min(self.connections.len()) {
+            self.next_other = (self.next_other + 1) % self.connections.len();
             let index = self.next_other;
             let number = u32::try_from(index).unwrap_or(u32::MAX);
             if self.active.contains(&number) {
@@ -556,7 +553,7 @@ impl Hub {
         taken
     }
 
-    /// Looks at a connection in every poll from now on.
+    /// Adds a connection to those that are checked in every poll.
     fn set_active(&mut self, index: u32) {
         if self.active.contains(&index) {
             return;
@@ -576,14 +573,14 @@ impl Hub {
     ) -> usize {
         let (mut taken, moved) = self.poll_ring(index, limit, take);
         if moved {
-            self.move_over(index);
-            // Once in a call: a hostile peer could have more rings.
+            self.switch_ring(index);
+            // At most once per call: a hostile peer could switch rings forever.
             taken += self.poll_ring(index, limit - taken, take).0;
         }
         taken
     }
 
-    /// Shows records of the ring in use, and whether that was its last.
+    /// Reads records from the current ring; the second value is true if it was the ring's last.
     #[inline]
     fn poll_ring(
         &mut self,
@@ -591,7 +588,7 @@ impl Hub {
         limit: usize,
         take: &mut impl FnMut(ConnId, u64, Payload<'_>),
     ) -> (usize, bool) {
-        let Some(Some(conn)) = self.conns.get_mut(index) else {
+        let Some(Some(conn)) = self.connections.get_mut(index) else {
             return (0, false);
         };
         let id = conn.id;
@@ -601,7 +598,7 @@ impl Hub {
         let mut taken = 0;
         while taken < limit {
             let shown = open.into.take(|tag, payload| {
-                if tag == MOVED {
+                if tag == RING_SWITCHED {
                     return true;
                 }
                 self.stats.records_in += 1;
@@ -613,45 +610,45 @@ impl Hub {
                 Ok(Some(false)) => taken += 1,
                 Ok(Some(true)) => return (taken, true),
                 Ok(None) => {
-                    open.into.tell();
+                    open.into.publish_position();
                     break;
                 }
-                Err(Broken(what)) => {
-                    conn.break_off(what, &mut self.ending);
+                Err(FormatViolation(what)) => {
+                    conn.mark_broken(what, &mut self.ending);
                     return (taken, false);
                 }
             }
         }
-        // Whoever has taken something goes on at once; the next look has time for a fence.
+        // After reading something we poll again soon, and only then pay for a fence.
         let awaited = match taken {
-            0 => open.into.is_awaited(),
-            _ => open.into.seems_awaited(),
+            0 => open.into.producer_waits(),
+            _ => open.into.producer_seems_to_wait(),
         };
-        if awaited && Self::ring_at(conn) {
-            self.stats.bells += 1;
+        if awaited && Self::wake_connection(conn) {
+            self.stats.wakeups += 1;
         }
         (taken, false)
     }
 
-    /// Before sleeping: tells peers to ring. False, and awake, if something is there.
+    /// Prepares to sleep by requesting wake-ups. Returns false, and stays awake, if work is pending.
     pub fn arm(&mut self) -> bool {
-        // Producers that wait for what was read are told all of it.
-        for conn in self.conns.iter_mut().flatten() {
+        // Publish all progress, so that no waiting producer is left behind.
+        for conn in self.connections.iter_mut().flatten() {
             if let Some(open) = &mut conn.open {
-                open.into.tell();
-                if open.into.is_awaited() && Self::ring_at(conn) {
-                    self.stats.bells += 1;
+                open.into.publish_position();
+                if open.into.producer_waits() && Self::wake_connection(conn) {
+                    self.stats.wakeups += 1;
                 }
             }
         }
         self.sleep.begin(self.bell.word());
         let waits = self
-            .conns
+            .connections
             .iter_mut()
             .flatten()
             .filter_map(|conn| conn.open.as_mut())
-            .any(|open| open.into.has_record() || open.out.has_wanted_room())
-            || std::mem::take(&mut self.room_came)
+            .any(|open| open.into.has_record() || open.out.take_wanted_room())
+            || std::mem::take(&mut self.room_available)
             || !self.ending.is_empty();
         if waits {
             self.disarm();
@@ -659,45 +656,45 @@ impl Hub {
         !waits
     }
 
-    /// Awake: peers need not ring.
+    /// Ends the sleep state: peers need not send wake-ups.
     pub fn disarm(&mut self) {
         self.sleep.end(self.bell.word());
     }
 
-    /// True once after a wake-up was read, or room that was wanted was seen in passing. Where
-    /// one thread sleeps and another does that, the sleeper does not hear it, nor another
-    /// before it is armed anew.
+    /// True once after a wake-up was read, or after requested room was noticed. If one thread
+    /// sleeps and another one consumes the wake-up, the sleeper misses it, as do others until
+    /// the hub is armed again.
     #[inline]
     pub fn take_woken(&mut self) -> bool {
-        std::mem::take(&mut self.woken) | std::mem::take(&mut self.room_came)
+        std::mem::take(&mut self.woken) | std::mem::take(&mut self.room_available)
     }
 
-    /// True if the peer's memory can be read.
+    /// True if we may read the peer's memory.
     #[must_use]
     pub fn can_pull(&self, conn: ConnId) -> bool {
-        let found = self.conns.get(conn.index()).and_then(Option::as_ref);
+        let found = self.connections.get(conn.index()).and_then(Option::as_ref);
         found.is_some_and(|found| {
             found.id == conn && found.open.as_ref().is_some_and(|open| open.can_pull)
         })
     }
 
-    /// Peers can read nothing from us until [`show`](Self::show). What they have begun to read
-    /// fails, too: they read the probe last.
-    pub fn hide(&mut self) {
-        self.probe.spoil();
+    /// Blocks peers from reading our memory until [`allow_pulls`](Self::allow_pulls). Reads in
+    /// progress fail too, because the probe is read last.
+    pub fn block_pulls(&mut self) {
+        self.probe.invalidate();
     }
 
-    /// Peers can read from us again.
-    pub fn show(&mut self) {
-        self.probe.mend();
+    /// Lets peers read our memory again.
+    pub fn allow_pulls(&mut self) {
+        self.probe.restore();
     }
 
-    /// Copies from the peer's memory.
+    /// Copies from the peer's memory into `into`.
     ///
     /// # Errors
-    /// The kernel refuses, the peer is gone or [hides](Self::hide) its memory.
+    /// The kernel refuses, or the peer is gone or [blocks](Self::block_pulls) reads.
     pub fn pull(&mut self, conn: ConnId, address: u64, into: &mut [u8]) -> io::Result<()> {
-        let Some(Conn {
+        let Some(Connection {
             open: Some(open), ..
         }) = self.find(conn)
         else {
@@ -708,7 +705,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Where peers find `bytes` to [`pull`](Self::pull) them.
+    /// The address that peers pass to [`pull`](Self::pull) to read `bytes`.
     #[must_use]
     pub fn address_of(bytes: &[u8]) -> u64 {
         bytes.as_ptr().expose_provenance() as u64
@@ -728,8 +725,8 @@ impl Drop for Hub {
             return;
         }
         let _ = std::fs::remove_file(&self.path);
-        // Peers learn of it even if a child of this process has the sockets too.
-        for conn in self.conns.iter().flatten() {
+        // Shut down explicitly, because a child process may hold copies of the sockets.
+        for conn in self.connections.iter().flatten() {
             let _ = rustix::net::shutdown(&conn.socket, Shutdown::Both);
         }
     }

@@ -1,6 +1,5 @@
-//! What can happen between two processes, all of it within bounds: the ring and the bell
-//! under loom, which tries every order of their accesses that the memory model allows and
-//! reports a race, a wrong record, or a sleep that nobody ends.
+//! The ring and the bell under loom, which tries all interleavings that the memory model allows
+//! (within bounds) and reports data races, wrong records and lost wake-ups.
 
 use std::ptr::NonNull;
 
@@ -9,30 +8,30 @@ use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::bell::{Sleep, Waking};
-use super::memory::{INLINE_BYTES, Memory, SLOT_BYTES, Spot};
+use super::memory::{INLINE_BYTES, Location, Memory, SLOT_BYTES};
 use super::ring::{Consumer, Producer};
 
-/// Switches of thread against its will that are tried in one run.
+/// Maximum preemptions per run.
 const PREEMPTIONS: usize = 3;
 const LINE: usize = 64;
 
-/// A ring whose words are watched by loom, and whose bytes are watched by cells: one for a
-/// slot, one for each line of the area.
+/// A ring whose words are loom atomics and whose bytes are tracked by cells: one per slot, one
+/// per cache line of the area.
 struct Shared {
     consumed: AtomicU64,
-    wish: AtomicU64,
+    room_wanted: AtomicU64,
     headers: Vec<AtomicU64>,
     slots: Vec<UnsafeCell<[u64; SLOT_BYTES / 8 - 1]>>,
     area: Vec<UnsafeCell<()>>,
-    /// The area's bytes; who may touch which of them is what `area` tells.
+    /// The area's bytes; accesses are checked through `area`.
     bytes: std::cell::UnsafeCell<Box<[u64]>>,
     near_bytes: u64,
 }
 
-// SAFETY: `slots` and `area` are watched by loom, which fails the test when two threads
-// reach one of them with no order between; `bytes` is reached where `area` was asked.
+// SAFETY: loom tracks `slots` and `area` and fails the test when two threads access one of them
+// without ordering; `bytes` is accessed only after the check through `area`.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; nothing belongs to a thread.
+// SAFETY: as above; nothing is bound to a thread.
 unsafe impl Send for Shared {}
 
 #[derive(Clone)]
@@ -44,7 +43,7 @@ impl Model {
         let word = || AtomicU64::new(0);
         Model(Arc::new(Shared {
             consumed: word(),
-            wish: word(),
+            room_wanted: word(),
             headers: (0..slots).map(|_| word()).collect(),
             slots: (0..slots)
                 .map(|_| UnsafeCell::new([0; SLOT_BYTES / 8 - 1]))
@@ -68,7 +67,7 @@ impl Model {
 impl Memory for Model {
     type Word = AtomicU64;
 
-    const PATIENCE: u32 = 1;
+    const SPIN_LIMIT: u32 = 1;
 
     fn slot_count(&self) -> u64 {
         self.0.headers.len() as u64
@@ -86,18 +85,18 @@ impl Memory for Model {
         &self.0.consumed
     }
 
-    fn wish(&self) -> &AtomicU64 {
-        &self.0.wish
+    fn room_wanted(&self) -> &AtomicU64 {
+        &self.0.room_wanted
     }
 
     fn header(&self, slot: usize) -> &AtomicU64 {
         &self.0.headers[slot]
     }
 
-    fn bytes(&self, spot: Spot) -> NonNull<u8> {
-        let found = match spot {
-            Spot::Slot(slot) => self.0.slots[slot].with(|words| words.cast::<u8>().cast_mut()),
-            Spot::Area { at, length } => {
+    fn bytes(&self, location: Location) -> NonNull<u8> {
+        let found = match location {
+            Location::Slot(slot) => self.0.slots[slot].with(|words| words.cast::<u8>().cast_mut()),
+            Location::Area { at, length } => {
                 assert!(at + length <= self.0.area.len() * LINE);
                 // SAFETY: the box itself is never written; the offset is inside.
                 unsafe {
@@ -112,11 +111,11 @@ impl Memory for Model {
         NonNull::new(found).expect("an address")
     }
 
-    fn touch(&self, spot: Spot, writes: bool) {
-        match spot {
-            Spot::Slot(slot) if writes => self.0.slots[slot].with_mut(|_| ()),
-            Spot::Slot(slot) => self.0.slots[slot].with(|_| ()),
-            Spot::Area { at, length } => {
+    fn touch(&self, location: Location, writes: bool) {
+        match location {
+            Location::Slot(slot) if writes => self.0.slots[slot].with_mut(|_| ()),
+            Location::Slot(slot) => self.0.slots[slot].with(|_| ()),
+            Location::Area { at, length } => {
                 for cell in &self.0.area[at / LINE..(at + length).div_ceil(LINE)] {
                     match writes {
                         true => cell.with_mut(|_| ()),
@@ -138,7 +137,7 @@ fn payload(number: u64, length: usize) -> Vec<u8> {
     vec![number.to_le_bytes()[0] + 1; length]
 }
 
-/// The next record, if there is one, which must be `number`.
+/// Takes the next record, if there is one, which must be `number`.
 fn take(consumer: &mut Consumer<Model>, number: u64, length: usize) -> bool {
     consumer
         .take(|tag, shown| {
@@ -150,7 +149,7 @@ fn take(consumer: &mut Consumer<Model>, number: u64, length: usize) -> bool {
         .is_some()
 }
 
-/// Records of these lengths go through, in order and whole, whatever happens when.
+/// Checks that records of these lengths arrive in order and intact under every interleaving.
 fn goes_through(slots: usize, near_lines: usize, wide_lines: usize, lengths: &'static [usize]) {
     check(move || {
         let (mut producer, mut consumer) = Model::ring(slots, near_lines, wide_lines);
@@ -163,7 +162,7 @@ fn goes_through(slots: usize, near_lines: usize, wide_lines: usize, lengths: &'s
         });
         for (number, length) in (0..).zip(lengths) {
             while !take(&mut consumer, number, *length) {
-                consumer.tell();
+                consumer.publish_position();
                 loom::thread::yield_now();
             }
         }
@@ -172,26 +171,26 @@ fn goes_through(slots: usize, near_lines: usize, wide_lines: usize, lengths: &'s
 }
 
 #[test]
-fn slots_are_used_again_only_when_they_were_read() {
+fn slots_are_reused_only_after_they_were_read() {
     goes_through(2, 0, 0, &[8, 0, INLINE_BYTES, 8]);
 }
 
 #[test]
-fn the_area_is_used_again_only_when_it_was_read() {
+fn the_area_is_reused_only_after_it_was_read() {
     goes_through(4, 0, 4, &[120, 120, 8, 250]);
 }
 
 #[test]
-fn the_near_area_is_used_again_only_when_it_was_read_and_the_wide_one_takes_the_rest() {
+fn the_near_area_is_reused_only_after_it_was_read_and_the_wide_area_takes_the_rest() {
     goes_through(4, 4, 2, &[120, 120, 128, 120]);
 }
 
 #[test]
-fn a_wide_ring_tells_late_and_loses_nothing() {
+fn a_large_ring_publishes_late_and_loses_nothing() {
     goes_through(8, 0, 8, &[8, 130, 8, 200]);
 }
 
-/// Where a hub sleeps: its epoch, and its socket with the wake-ups in it.
+/// A hub's sleep: its epoch, and the wake-ups in its socket.
 struct Testbed {
     epoch: AtomicU64,
     wakes: Mutex<usize>,
@@ -207,7 +206,7 @@ impl Testbed {
         })
     }
 
-    /// What `Hub::ring` does.
+    /// Does what `Hub::wake_peer` does.
     fn ring(&self, waking: &mut Waking) {
         if waking.is_due(&self.epoch) {
             *self.wakes.lock().expect("no panic") += 1;
@@ -215,8 +214,8 @@ impl Testbed {
         }
     }
 
-    /// Sleeps until a wake-up comes, unless `there` finds something at the last moment. A
-    /// wake-up that never comes is a deadlock, which loom reports.
+    /// Sleeps until a wake-up arrives, unless `there` finds something at the last moment. A lost
+    /// wake-up is a deadlock, which loom reports.
     fn sleep(&self, sleep: &mut Sleep, there: impl FnOnce() -> bool) {
         sleep.begin(&self.epoch);
         if !there() {
@@ -231,7 +230,7 @@ impl Testbed {
 }
 
 #[test]
-fn who_sleeps_for_records_is_woken() {
+fn a_consumer_that_sleeps_for_records_is_woken() {
     check(|| {
         let (mut producer, mut consumer) = Model::ring(4, 0, 0);
         let testbed = Testbed::new();
@@ -255,12 +254,17 @@ fn who_sleeps_for_records_is_woken() {
     });
 }
 
-/// What a consumer does at the end of a look that took something or nothing, as `Hub` does.
-fn tell(consumer: &mut Consumer<Model>, took: bool, testbed: &Testbed, waking: &mut Waking) {
-    consumer.tell();
+/// What a consumer does after a poll, as in `Hub`.
+fn publish_position(
+    consumer: &mut Consumer<Model>,
+    took: bool,
+    testbed: &Testbed,
+    waking: &mut Waking,
+) {
+    consumer.publish_position();
     let awaited = match took {
-        true => consumer.seems_awaited(),
-        false => consumer.is_awaited(),
+        true => consumer.producer_seems_to_wait(),
+        false => consumer.producer_waits(),
     };
     if awaited {
         testbed.ring(waking);
@@ -268,7 +272,7 @@ fn tell(consumer: &mut Consumer<Model>, took: bool, testbed: &Testbed, waking: &
 }
 
 #[test]
-fn who_sleeps_for_room_is_woken() {
+fn a_producer_that_sleeps_for_room_is_woken() {
     check(|| {
         let (mut producer, mut consumer) = Model::ring(1, 0, 0);
         let testbed = Testbed::new();
@@ -278,19 +282,19 @@ fn who_sleeps_for_room_is_woken() {
                 let mut waking = Waking::default();
                 for number in 0..2 {
                     while !take(&mut consumer, number, 8) {
-                        tell(&mut consumer, false, &testbed, &mut waking);
+                        publish_position(&mut consumer, false, &testbed, &mut waking);
                         loom::thread::yield_now();
                     }
-                    tell(&mut consumer, true, &testbed, &mut waking);
+                    publish_position(&mut consumer, true, &testbed, &mut waking);
                 }
-                tell(&mut consumer, false, &testbed, &mut waking);
+                publish_position(&mut consumer, false, &testbed, &mut waking);
             })
         };
         let mut sleep = Sleep::default();
         for number in 0..2 {
             while !producer.push(number, &payload(number, 8)) {
                 producer.want_room(true);
-                testbed.sleep(&mut sleep, || producer.has_wanted_room());
+                testbed.sleep(&mut sleep, || producer.take_wanted_room());
             }
             producer.want_room(false);
         }
@@ -299,7 +303,7 @@ fn who_sleeps_for_room_is_woken() {
 }
 
 #[test]
-fn who_sleeps_until_everything_was_read_is_woken() {
+fn a_producer_that_sleeps_until_everything_is_read_is_woken() {
     check(|| {
         let (mut producer, mut consumer) = Model::ring(8, 0, 0);
         let testbed = Testbed::new();
@@ -314,7 +318,7 @@ fn who_sleeps_until_everything_was_read_is_woken() {
                         next += 1;
                     }
                     took = next > before;
-                    tell(&mut consumer, took, &testbed, &mut waking);
+                    publish_position(&mut consumer, took, &testbed, &mut waking);
                     loom::thread::yield_now();
                 }
             })
@@ -325,7 +329,7 @@ fn who_sleeps_until_everything_was_read_is_woken() {
         }
         while !producer.is_read() {
             producer.want_room(true);
-            testbed.sleep(&mut sleep, || producer.has_wanted_room());
+            testbed.sleep(&mut sleep, || producer.take_wanted_room());
         }
         reader.join().expect("no panic");
     });

@@ -1,23 +1,23 @@
-//! Reading another process's memory: one copy, no system buffers.
+//! Reads another process's memory: one copy, no kernel buffers.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Bytes fetched by one call; below what the kernel copies in one.
+/// Maximum bytes per system call; below the kernel's own limit.
 const CALL_BYTES: usize = 1 << 30;
 const PROBE_BYTES: usize = size_of::<u64>();
 
-/// A random number in a process's memory, and where it lies.
+/// A random number in a process's memory, and its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Where it lies.
+    /// Its address.
     pub at: u64,
     /// The number.
     pub number: u64,
 }
 
 impl Probe {
-    /// The probe that a number is, as long as it stays where it is.
+    /// The probe for `number`, valid while it stays at this address.
     #[must_use]
     pub fn of(number: &u64) -> Probe {
         Probe {
@@ -27,7 +27,7 @@ impl Probe {
     }
 }
 
-/// The probe that peers of this process look for.
+/// The probe that peers check before they read our memory.
 #[derive(Debug)]
 pub struct OwnProbe {
     word: Box<AtomicU64>,
@@ -35,7 +35,7 @@ pub struct OwnProbe {
 }
 
 impl OwnProbe {
-    /// A new one.
+    /// Creates a probe with a random number.
     #[must_use]
     pub fn random() -> OwnProbe {
         let number = rand::random();
@@ -45,7 +45,7 @@ impl OwnProbe {
         }
     }
 
-    /// What peers are told.
+    /// The probe to send to peers.
     #[must_use]
     pub fn probe(&self) -> Probe {
         Probe {
@@ -54,26 +54,26 @@ impl OwnProbe {
         }
     }
 
-    /// Nobody finds it, nor who is reading just now: the probe is read last.
-    pub fn spoil(&self) {
+    /// Makes reads by peers fail, including those in progress: the probe is read last.
+    pub fn invalidate(&self) {
         self.word.store(!self.number, Ordering::Release);
-        // Before anything that is written to what others could read.
+        // Before any write to memory that peers could read.
         fence(Ordering::SeqCst);
     }
 
-    /// It can be found again.
-    pub fn mend(&self) {
+    /// Makes reads succeed again.
+    pub fn restore(&self) {
         self.word.store(self.number, Ordering::Release);
     }
 }
 
-/// Fills `into` from `address` of process `pid`, if that has the probe: process
-/// numbers are used again, and another process's bytes must not be taken for the
-/// peer's. Each call of the kernel reads both, from one process. Without room only the
-/// probe is looked for.
+/// Fills `into` from `address` in process `pid`, if that process has the probe: process ids
+/// are reused, and another process's bytes must not be mistaken for the peer's. Each system
+/// call reads both from the same process. With an empty `into` only the probe is checked.
 ///
 /// # Errors
-/// The kernel's; the process is gone, or has no such memory.
+/// The kernel's, if the process is gone or the memory is not mapped; `NotConnected` if the probe
+/// does not match.
 pub fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
     let mut from = address;
     let mut rest = into;
@@ -88,29 +88,29 @@ pub fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result
     }
 }
 
-/// Bytes of another process's memory, and where they shall lie here.
+/// A range of another process's memory, and its destination here.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
-    /// Where they are there.
+pub struct PullRange {
+    /// Its address in the other process.
     pub from: u64,
-    /// Where they go.
+    /// The destination.
     pub into: *mut u8,
-    /// How many.
+    /// Its length in bytes.
     pub length: usize,
 }
 
-/// Pieces that one call of the kernel fetches, beside the probe (`IOV_MAX`).
-pub const CALL_PIECES: usize = 1023;
+/// Maximum ranges per system call, besides the probe (`IOV_MAX`).
+pub const MAX_RANGES_PER_CALL: usize = 1023;
 
-/// Fetches many pieces, as few calls as possible; else as [`pull`].
+/// Reads many ranges in as few calls as possible; otherwise like [`pull`].
 ///
 /// # Errors
 /// Those of [`pull`].
 ///
 /// # Safety
-/// Each `into` is writable for its length, nobody uses it meanwhile, and no two overlap.
-pub unsafe fn pull_pieces(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Result<()> {
-    for some in pieces.chunks(CALL_PIECES) {
+/// Each `into` is writable for its length, not accessed meanwhile, and does not overlap others.
+pub unsafe fn pull_ranges(pid: i32, probe: Probe, ranges: &[PullRange]) -> io::Result<()> {
+    for some in ranges.chunks(MAX_RANGES_PER_CALL) {
         // SAFETY: the caller's promise.
         unsafe { fetch(pid, probe, some) }?;
     }
@@ -118,20 +118,20 @@ pub unsafe fn pull_pieces(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Resul
 }
 
 fn pull_part(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
-    let piece = Piece {
+    let range = PullRange {
         from: address,
         into: into.as_mut_ptr(),
         length: into.len(),
     };
-    // SAFETY: a slice of ours.
-    unsafe { fetch(pid, probe, &[piece]) }
+    // SAFETY: the destination is a mutable slice of ours.
+    unsafe { fetch(pid, probe, &[range]) }
 }
 
-/// One call, with the probe.
+/// Reads ranges and the probe with one system call.
 ///
 /// # Safety
-/// That of [`pull_pieces`]; there are no more pieces than [`CALL_PIECES`].
-unsafe fn fetch(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Result<()> {
+/// As for [`pull_ranges`]; at most [`MAX_RANGES_PER_CALL`] ranges.
+unsafe fn fetch(pid: i32, probe: Probe, ranges: &[PullRange]) -> io::Result<()> {
     let mut found = [0; PROBE_BYTES];
     let slice = |base: *mut u8, length| libc::iovec {
         iov_base: base.cast(),
@@ -142,11 +142,11 @@ unsafe fn fetch(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Result<()> {
             .map(std::ptr::without_provenance_mut)
             .map_err(io::Error::other)
     };
-    let count = pieces.len() + 1;
+    let count = ranges.len() + 1;
     let nothing = slice(std::ptr::null_mut(), 0);
-    // One piece is what nearly all callers want: nothing is allocated for it.
+    // Nearly all callers read one range, which needs no allocation.
     let (mut few, mut many);
-    let vectors = match pieces.len() {
+    let vectors = match ranges.len() {
         0 | 1 => {
             few = [nothing; 4];
             &mut few[..2 * count]
@@ -158,17 +158,17 @@ unsafe fn fetch(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Result<()> {
     };
     let (local, remote) = vectors.split_at_mut(count);
     let mut wanted = PROBE_BYTES;
-    for (at, piece) in pieces.iter().enumerate() {
-        local[at] = slice(piece.into, piece.length);
-        remote[at] = slice(there(piece.from)?, piece.length);
-        wanted += piece.length;
+    for (at, range) in ranges.iter().enumerate() {
+        local[at] = slice(range.into, range.length);
+        remote[at] = slice(there(range.from)?, range.length);
+        wanted += range.length;
     }
     local[count - 1] = slice(found.as_mut_ptr(), PROBE_BYTES);
     remote[count - 1] = slice(there(probe.at)?, PROBE_BYTES);
     let number = count as libc::c_ulong;
     let got = loop {
-        // SAFETY: the kernel writes into the local places, which are the caller's and ours, live and
-        // as long as told; it checks the other process's addresses itself.
+        // SAFETY: the kernel writes to the local addresses, which belong to the caller or to us,
+        // are live and have the given lengths; it checks the remote addresses itself.
         let got = unsafe {
             libc::process_vm_readv(pid, local.as_ptr(), number, remote.as_ptr(), number, 0)
         };
@@ -182,7 +182,7 @@ unsafe fn fetch(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Result<()> {
             }
         }
     };
-    // It stops before memory that is not there.
+    // The kernel stops before unmapped memory.
     if got != wanted {
         return Err(io::Error::from_raw_os_error(libc::EFAULT));
     }
@@ -224,23 +224,23 @@ mod tests {
         let at = address(&*number);
         let probe = Probe { at, number: 11 };
         let mut into = vec![0_u8; bytes.len()];
-        // Every tenth byte, backwards, by more pieces than one call takes.
-        let pieces: Vec<Piece> = (0..4000)
-            .map(|piece: u16| Piece {
-                from: address(&bytes[..]) + 10 * u64::from(piece),
-                into: into[39_990 - 10 * usize::from(piece)..].as_mut_ptr(),
+        // Every tenth byte, backwards, with more ranges than one call takes.
+        let ranges: Vec<PullRange> = (0..4000)
+            .map(|range: u16| PullRange {
+                from: address(&bytes[..]) + 10 * u64::from(range),
+                into: into[39_990 - 10 * usize::from(range)..].as_mut_ptr(),
                 length: 1,
             })
             .collect();
         // SAFETY: all lie in `into`, ten bytes apart.
-        unsafe { pull_pieces(own(), probe, &pieces) }.expect("own memory");
+        unsafe { pull_ranges(own(), probe, &ranges) }.expect("own memory");
         for (at, found) in into.iter().enumerate() {
             let wanted = if at % 10 == 0 { bytes[39_990 - at] } else { 0 };
             assert_eq!(*found, wanted, "{at}");
         }
         let wrong = Probe { at, number: 12 };
         // SAFETY: as before.
-        assert!(unsafe { pull_pieces(own(), wrong, &pieces) }.is_err());
+        assert!(unsafe { pull_ranges(own(), wrong, &ranges) }.is_err());
     }
 
     #[test]
@@ -249,9 +249,9 @@ mod tests {
         let mut into = [0; 100];
         let mut try_it = || pull(own(), own_probe.probe(), address(&bytes[..]), &mut into);
         try_it().expect("own memory");
-        own_probe.spoil();
+        own_probe.invalidate();
         assert!(try_it().is_err());
-        own_probe.mend();
+        own_probe.restore();
         try_it().expect("own memory");
     }
 

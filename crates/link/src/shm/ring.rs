@@ -1,35 +1,34 @@
 //! One producer, one consumer, records in order.
 //!
-//! A slot is two cache lines. Its first word, written last, tells that the slot is
-//! filled and how long the record is, so a short record travels with the news of
-//! it. Longer payloads lie in a byte area, in one piece; both sides know where
-//! by counting. The consumer's position is told now and then, on a line of its own.
+//! A slot is two cache lines. Its first word, written last, marks the slot as filled and holds
+//! the record's length, so a short record arrives together with its announcement. Longer
+//! payloads are stored contiguously in a byte area; both sides compute the position by
+//! counting. The consumer publishes its position now and then, on a cache line of its own.
 //!
-//! There are two areas. The near one fits the first-level caches, between which lines
-//! go up to twice as fast as from anywhere else: it is used while the consumer keeps up.
-//! The wide one takes what a consumer that is busy elsewhere leaves lying.
+//! There are two areas. The near area fits into L1 caches, between which lines move up to twice
+//! as fast: it is used while the consumer keeps up. The wide area takes what a busy consumer
+//! leaves behind.
 //!
-//! The other side may be hostile: what it wrote is read once and checked, positions
-//! are counted on this side, and payload is copied, never looked at in place.
+//! The other side may be hostile: what it wrote is read once and checked, positions are
+//! counted locally, and payload is copied, never used in place.
 
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
-use super::memory::{INLINE_BYTES, Mapped, Memory, Spot};
+use super::memory::{INLINE_BYTES, Location, Mapped, Memory};
 use crate::word::Word;
 
 #[cfg(test)]
 mod tests;
 
-/// Longest record.
+/// Maximum record length in bytes.
 pub const MAX_RECORD_BYTES: usize = 64 << 10;
 const LINE: u64 = 64;
-/// In a header: the payload lies in the wide area.
+/// Header flag: the payload is in the wide area.
 const WIDE: u64 = 1 << 31;
-/// How often a producer looks for a consumer that is about to make room in the near area,
-/// if there is progress.
-const LOOKS: u32 = 5;
+/// Rounds in which a producer spins for room in the near area while the consumer progresses.
+const PROGRESS_ROUNDS: u32 = 5;
 
 /// The slot of a position.
 #[inline]
@@ -41,17 +40,17 @@ fn slot_of(memory: &impl Memory, position: u64) -> usize {
     (position & (memory.slot_count() - 1)) as usize
 }
 
-/// An area and how far its owner, one of the two sides, has come in it.
+/// An area, and one side's position in it.
 #[derive(Clone, Copy, Debug)]
 struct Area {
-    /// Where it begins, and its length: a power of two, or nothing.
+    /// Its start and its length; the length is a power of two, or 0.
     start: u64,
     bytes: u64,
     position: u64,
 }
 
 impl Area {
-    /// The near one and the wide one.
+    /// The near area and the wide area.
     fn both(memory: &impl Memory) -> (Area, Area) {
         let area = |start, bytes| Area {
             start,
@@ -62,8 +61,8 @@ impl Area {
         (near, area(near.bytes, memory.wide_bytes()))
     }
 
-    /// Where `length` bytes begin that come next, in one piece. They are no more than the
-    /// area has.
+    /// Start of the next `length` bytes, which are contiguous. `length` is at most the area's
+    /// size.
     #[inline]
     fn begin(&self, length: u64) -> u64 {
         let at = self.position & (self.bytes - 1);
@@ -74,23 +73,22 @@ impl Area {
         }
     }
 
-    /// Moves past `length` bytes from `begin` on; where they lie.
+    /// Advances past `length` bytes from `begin`; returns their location.
     #[inline]
     #[allow(
         clippy::cast_possible_truncation,
         reason = "no more than the area has, which is a `usize`"
     )]
-    fn advance(&mut self, begin: u64, length: u64) -> Spot {
+    fn advance(&mut self, begin: u64, length: u64) -> Location {
         self.position = (begin + length).next_multiple_of(LINE);
-        Spot::Area {
+        Location::Area {
             at: (self.start + (begin & (self.bytes - 1))) as usize,
             length: length as usize,
         }
     }
 }
 
-/// What the header of a slot has in its upper half; the lower one has the length, and which
-/// area.
+/// The upper half of a slot's header. The lower half holds the length and the area flag.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "the low half is meant")]
 fn stamp(position: u64) -> u64 {
@@ -102,58 +100,58 @@ fn stamp(position: u64) -> u64 {
 pub(super) struct Producer<M = Mapped> {
     memory: M,
     position: u64,
-    /// The end of what the consumer must have taken for everything to have arrived: behind it
-    /// are notices.
-    needed: u64,
+    /// Position that the consumer must reach for everything to count as read; later records are
+    /// notices.
+    required_end: u64,
     near: Area,
     wide: Area,
-    /// Slots that the consumer is known to have given back, and bytes of the areas.
-    given_back: u64,
-    near_given_back: u64,
-    wide_given_back: u64,
-    /// Where the areas were after each slot.
+    /// Slots known to be returned by the consumer, and bytes of the areas.
+    freed: u64,
+    near_freed: u64,
+    wide_freed: u64,
+    /// Positions of the areas after each slot.
     ends: Box<[(u64, u64)]>,
-    /// The consumer has been asked to ring.
+    /// The consumer has been asked for a wake-up.
     wanted: bool,
-    /// It has given something back since it was asked, and nobody was told.
-    room_came: bool,
-    /// Where the consumer stood when it was last waited for in vain.
+    /// It has returned something since then, which has not been reported.
+    room_available: bool,
+    /// Position of the consumer when spinning for it last failed.
     idle_at: u64,
 }
 
 impl<M: Memory> Producer<M> {
-    /// The side that writes to new memory.
+    /// The writing side of new memory.
     pub(super) fn new(memory: M) -> Producer<M> {
         let (near, wide) = Area::both(&memory);
         Producer {
             ends: (0..memory.slot_count()).map(|_| (0, 0)).collect(),
             memory,
             position: 0,
-            needed: 0,
+            required_end: 0,
             near,
             wide,
-            given_back: 0,
-            near_given_back: 0,
-            wide_given_back: 0,
+            freed: 0,
+            near_freed: 0,
+            wide_freed: 0,
             wanted: false,
-            room_came: false,
+            room_available: false,
             idle_at: u64::MAX,
         }
     }
 
-    /// True if one more short record fits now.
+    /// True if a short record fits now.
     #[inline]
     pub(super) fn has_slot(&mut self) -> bool {
-        self.position - self.given_back < self.memory.slot_count() || self.refresh_slots()
+        self.position - self.freed < self.memory.slot_count() || self.refresh_slots()
     }
 
-    /// Copies a record in; false: no room now, or none for such a length at all.
+    /// Copies a record in; false if there is no room now, or never for this length.
     #[inline]
     pub(super) fn push(&mut self, tag: u64, payload: &[u8]) -> bool {
         self.push_parts(tag, &[], payload)
     }
 
-    /// The same with a payload in two parts.
+    /// Like [`push`](Self::push), with the payload in two parts.
     #[inline]
     pub(super) fn push_parts(&mut self, tag: u64, head: &[u8], rest: &[u8]) -> bool {
         if !self.has_slot() {
@@ -163,13 +161,13 @@ impl<M: Memory> Producer<M> {
         let bytes = head.len() + rest.len();
         let length = bytes as u64;
         let mut news = stamp(self.position) | length;
-        self.memory.touch(Spot::Slot(slot), true);
-        let behind = self.memory.bytes(Spot::Slot(slot));
+        self.memory.touch(Location::Slot(slot), true);
+        let behind = self.memory.bytes(Location::Slot(slot));
         let place = if bytes <= INLINE_BYTES {
             // SAFETY: behind the tag; `INLINE_BYTES` remain of the slot.
             unsafe { behind.add(8) }
         } else {
-            let spot = if self.has_near_room(length) {
+            let location = if self.has_near_room(length) {
                 self.near.advance(self.near.begin(length), length)
             } else if self.has_wide_room(length) {
                 news |= WIDE;
@@ -177,12 +175,12 @@ impl<M: Memory> Producer<M> {
             } else {
                 return false;
             };
-            self.memory.touch(spot, true);
-            self.memory.bytes(spot)
+            self.memory.touch(location, true);
+            self.memory.bytes(location)
         };
-        // SAFETY: `place` has room for both parts, `behind` is aligned and has room for
-        // the tag. Both are ours until the header is written: the consumer has given
-        // them back. The parts are memory of this process alone, so they do not overlap.
+        // SAFETY: `place` has room for both parts, `behind` is aligned and has room for the
+        // tag. The consumer has returned both, so they are ours until the header is written.
+        // The parts are private memory of this process, so they do not overlap.
         unsafe {
             ptr::copy_nonoverlapping(head.as_ptr(), place.as_ptr(), head.len());
             let behind_head = place.as_ptr().add(head.len());
@@ -192,47 +190,47 @@ impl<M: Memory> Producer<M> {
         if let Some(ends) = self.ends.get_mut(slot) {
             *ends = (self.near.position, self.wide.position);
         }
-        // Release: whoever sees the stamp sees the record.
+        // Release: a consumer that sees the stamp sees the record.
         self.memory.header(slot).store(news, Ordering::Release);
         self.position += 1;
-        self.needed = self.position;
+        self.required_end = self.position;
         true
     }
 
-    /// The end of what must be taken.
-    pub(super) fn needed(&self) -> u64 {
-        self.needed
+    /// Position that the consumer must reach for everything to count as read.
+    pub(super) fn required_end(&self) -> u64 {
+        self.required_end
     }
 
-    /// Sets it: what was pushed behind it are notices.
-    pub(super) fn set_needed(&mut self, needed: u64) {
-        self.needed = needed;
+    /// Sets that position; records pushed after it are notices.
+    pub(super) fn set_required_end(&mut self, end: u64) {
+        self.required_end = end;
     }
 
-    /// True if so many bytes go through the near area.
+    /// True if `length` bytes fit into the near area.
     #[inline]
     fn has_near_room(&mut self, length: u64) -> bool {
-        // At least two are under way.
+        // At least two records must fit at once.
         if length > self.near.bytes / 2 {
             return false;
         }
         let end = self.near.begin(length) + length;
-        let is_free = |ring: &Self| end - ring.near_given_back <= ring.near.bytes;
-        is_free(self) || (self.refresh() && is_free(self)) || self.waits_until(is_free)
+        let is_free = |ring: &Self| end - ring.near_freed <= ring.near.bytes;
+        is_free(self) || (self.refresh() && is_free(self)) || self.spin_until(is_free)
     }
 
-    /// Waits a moment for a consumer that takes records just now.
+    /// Spins briefly for a consumer that is taking records right now.
     #[cold]
-    fn waits_until(&mut self, is_free: impl Fn(&Self) -> bool) -> bool {
-        for _ in 0..LOOKS {
-            if self.given_back == self.idle_at {
+    fn spin_until(&mut self, is_free: impl Fn(&Self) -> bool) -> bool {
+        for _ in 0..PROGRESS_ROUNDS {
+            if self.freed == self.idle_at {
                 return false;
             }
             let mut looks = 0;
             while !self.refresh() {
                 looks += 1;
-                if looks == M::PATIENCE {
-                    self.idle_at = self.given_back;
+                if looks == M::SPIN_LIMIT {
+                    self.idle_at = self.freed;
                     return false;
                 }
                 std::hint::spin_loop();
@@ -244,78 +242,79 @@ impl<M: Memory> Producer<M> {
         false
     }
 
-    /// True if the wide area has room for so many bytes.
+    /// True if `length` bytes fit into the wide area.
     #[inline]
     fn has_wide_room(&mut self, length: u64) -> bool {
         if length > self.wide.bytes {
             return false;
         }
         let end = self.wide.begin(length) + length;
-        let is_free = |ring: &Self| end - ring.wide_given_back <= ring.wide.bytes;
+        let is_free = |ring: &Self| end - ring.wide_freed <= ring.wide.bytes;
         is_free(self) || (self.refresh() && is_free(self))
     }
 
     #[cold]
     fn refresh_slots(&mut self) -> bool {
         self.refresh();
-        self.position - self.given_back < self.memory.slot_count()
+        self.position - self.freed < self.memory.slot_count()
     }
 
-    /// Reads how far the consumer has come; nonsense counts as nothing new. True if there
-    /// was news.
+    /// Reads the consumer's position; ignores invalid values. True if it has advanced.
     #[cold]
     fn refresh(&mut self) -> bool {
-        // Acquire: the consumer has read what it gives back.
+        // Acquire: the consumer has finished reading what it returns.
         let consumed = self.memory.consumed().load(Ordering::Acquire);
-        if consumed > self.given_back && consumed <= self.position {
-            self.given_back = consumed;
+        if consumed > self.freed && consumed <= self.position {
+            self.freed = consumed;
             if self.wanted {
-                self.room_came = true;
+                self.room_available = true;
                 self.want_room(false);
             }
             let last = slot_of(&self.memory, consumed - 1);
             if let Some(ends) = self.ends.get(last) {
-                (self.near_given_back, self.wide_given_back) = *ends;
+                (self.near_freed, self.wide_freed) = *ends;
             }
             return true;
         }
         false
     }
 
-    /// True if the consumer has taken everything but notices at the end.
+    /// True if the consumer has taken everything except notices at the end.
     pub(super) fn is_read(&mut self) -> bool {
         self.refresh();
-        self.given_back >= self.needed
+        self.freed >= self.required_end
     }
 
-    /// The consumer shall ring when it gives something back, or not any more.
+    /// Sets whether the consumer should send a wake-up when it returns something.
     #[inline]
     pub(super) fn want_room(&mut self, wanted: bool) {
         if self.wanted != wanted {
             self.wanted = wanted;
-            self.memory.wish().store(wanted.into(), Ordering::Relaxed);
+            self.memory
+                .room_wanted()
+                .store(wanted.into(), Ordering::Relaxed);
         }
     }
 
-    /// True if the consumer has been asked to ring, and has not given anything back since.
-    pub(super) fn is_wanted(&self) -> bool {
+    /// True if a wake-up was requested and nothing has been returned since.
+    pub(super) fn wants_room(&self) -> bool {
         self.wanted
     }
 
-    /// True, once, if room that was wanted has come. Before sleeping this must be asked
-    /// behind a full fence: the consumer looks for the wish behind another.
-    pub(super) fn has_wanted_room(&mut self) -> bool {
+    /// True once after requested room became available. Before sleeping, call this after a full
+    /// fence: the consumer checks the request after its own fence.
+    pub(super) fn take_wanted_room(&mut self) -> bool {
         if self.wanted {
             self.refresh();
         }
-        self.take_room_came()
+        self.take_room_available()
     }
 
-    /// True, once, if room that was wanted came and was seen in passing: those who wait for it
-    /// must be told, since the consumer may not ring any more.
+    /// True once if requested room was noticed in passing. Its waiters must be notified, since
+    /// the consumer may not send a wake-up any more.
     #[inline]
-    pub(super) fn take_room_came(&mut self) -> bool {
-        std::mem::take(&mut self.room_came)
+    pub(super) fn take_room_available(&mut self) -> bool {
+        std::mem::take(&mut self.room_available)
     }
 }
 
@@ -328,7 +327,7 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// A payload in memory of this process.
+    /// A payload in private memory.
     pub(crate) fn of(bytes: &'a [u8]) -> Payload<'a> {
         Payload {
             place: NonNull::from(bytes).cast(),
@@ -350,24 +349,23 @@ impl<'a> Payload<'a> {
         self.length == 0
     }
 
-    /// Copies all of it.
+    /// Copies the whole payload.
     ///
     /// # Panics
-    /// When `into` has another length.
+    /// If `into` has another length.
     #[inline]
     pub fn copy_to(&self, into: &mut [u8]) {
         assert_eq!(into.len(), self.length, "as long as the payload");
-        // SAFETY: `length` bytes at `place` lie in the ring (checked when the record
-        // was taken) and stay until the borrow ends; `into` is memory of this process
-        // alone. The producer may write meanwhile if it is hostile: then the copy holds
-        // whatever it wrote.
+        // SAFETY: `length` bytes at `place` lie in the ring (checked when the record was taken)
+        // and stay until the borrow ends; `into` is private memory of this process. A hostile
+        // producer may write meanwhile; then the copy holds whatever it wrote.
         unsafe { ptr::copy_nonoverlapping(self.place.as_ptr(), into.as_mut_ptr(), self.length) };
     }
 
-    /// A part of it.
+    /// A range of the payload.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// If the range is out of bounds.
     #[inline]
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> Payload<'a> {
@@ -396,9 +394,9 @@ impl<'a> Payload<'a> {
     }
 }
 
-/// The producer broke the format.
+/// The producer violated the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Broken(pub(super) &'static str);
+pub(super) struct FormatViolation(pub(super) &'static str);
 
 /// The reading side.
 #[derive(Debug)]
@@ -407,15 +405,15 @@ pub(super) struct Consumer<M = Mapped> {
     position: u64,
     near: Area,
     wide: Area,
-    told: u64,
-    near_told: u64,
-    wide_told: u64,
-    /// Something was told since the wish for it was looked for.
-    news: bool,
+    published: u64,
+    near_published: u64,
+    wide_published: u64,
+    /// The position was published since `room_wanted` was last checked.
+    unannounced: bool,
 }
 
 impl<M: Memory> Consumer<M> {
-    /// The side that reads from new memory.
+    /// The reading side of new memory.
     pub(super) fn new(memory: M) -> Consumer<M> {
         let (near, wide) = Area::both(&memory);
         Consumer {
@@ -423,10 +421,10 @@ impl<M: Memory> Consumer<M> {
             position: 0,
             near,
             wide,
-            told: 0,
-            near_told: 0,
-            wide_told: 0,
-            news: false,
+            published: 0,
+            near_published: 0,
+            wide_published: 0,
+            unannounced: false,
         }
     }
 
@@ -439,13 +437,13 @@ impl<M: Memory> Consumer<M> {
         (header >> 32 == stamp(self.position) >> 32).then_some(header)
     }
 
-    /// True if a record waits.
+    /// True if a record is available.
     #[inline]
     pub(super) fn has_record(&self) -> bool {
         self.filled().is_some()
     }
 
-    /// Shows the next record, if there is one, and moves past it.
+    /// Passes the next record to `show`, if there is one, and moves past it.
     #[inline]
     #[allow(
         clippy::cast_possible_truncation,
@@ -454,16 +452,16 @@ impl<M: Memory> Consumer<M> {
     pub(super) fn take<R>(
         &mut self,
         show: impl FnOnce(u64, Payload<'_>) -> R,
-    ) -> Result<Option<R>, Broken> {
+    ) -> Result<Option<R>, FormatViolation> {
         let Some(header) = self.filled() else {
             return Ok(None);
         };
         let length = header & (WIDE - 1);
-        let spot = Spot::Slot(slot_of(&self.memory, self.position));
-        self.memory.touch(spot, false);
-        let behind = self.memory.bytes(spot);
+        let location = Location::Slot(slot_of(&self.memory, self.position));
+        self.memory.touch(location, false);
+        let behind = self.memory.bytes(location);
         let place = if length <= INLINE_BYTES as u64 {
-            // SAFETY: behind the tag, inside the slot.
+            // SAFETY: after the tag, inside the slot.
             unsafe { behind.add(8) }
         } else {
             let area = if header & WIDE == 0 {
@@ -472,14 +470,14 @@ impl<M: Memory> Consumer<M> {
                 &mut self.wide
             };
             if length > MAX_RECORD_BYTES as u64 || length > area.bytes {
-                return Err(Broken("a record that is too long"));
+                return Err(FormatViolation("a record that is too long"));
             }
-            let spot = area.advance(area.begin(length), length);
-            self.memory.touch(spot, false);
-            self.memory.bytes(spot)
+            let location = area.advance(area.begin(length), length);
+            self.memory.touch(location, false);
+            self.memory.bytes(location)
         };
-        // SAFETY: the second word of the slot, aligned, in the memory; whatever it holds is
-        // a number.
+        // SAFETY: the second word of the slot, aligned, in the memory; any bit pattern is a
+        // valid number.
         let tag = unsafe { behind.cast::<u64>().read_volatile() };
         let payload = Payload {
             place,
@@ -488,47 +486,47 @@ impl<M: Memory> Consumer<M> {
         };
         let shown = show(tag, payload);
         self.position += 1;
-        if self.position - self.told > (self.memory.slot_count() - 1) / 4
-            || self.near.position - self.near_told > self.near.bytes / 8
-            || self.wide.position - self.wide_told > self.wide.bytes / 4
+        if self.position - self.published > (self.memory.slot_count() - 1) / 4
+            || self.near.position - self.near_published > self.near.bytes / 8
+            || self.wide.position - self.wide_published > self.wide.bytes / 4
         {
-            self.tell();
+            self.publish_position();
         }
         Ok(Some(shown))
     }
 
-    /// Tells the producer how far this side has come.
+    /// Publishes this side's position to the producer.
     #[inline]
-    pub(super) fn tell(&mut self) {
-        if self.told != self.position {
-            self.told = self.position;
-            self.near_told = self.near.position;
-            self.wide_told = self.wide.position;
-            self.news = true;
-            // Release: everything before has been read.
+    pub(super) fn publish_position(&mut self) {
+        if self.published != self.position {
+            self.published = self.position;
+            self.near_published = self.near.position;
+            self.wide_published = self.wide.position;
+            self.unannounced = true;
+            // Release: everything before it has been read.
             self.memory
                 .consumed()
                 .store(self.position, Ordering::Release);
         }
     }
 
-    /// True if the producer is seen to wait for what was told. One that begins to wait just now
-    /// may be missed: [`is_awaited`](Self::is_awaited) must follow before this side sleeps.
+    /// True if the producer is seen waiting for what was published. May miss one that starts to
+    /// wait right now: call [`producer_waits`](Self::producer_waits) before this side sleeps.
     #[inline]
-    pub(super) fn seems_awaited(&mut self) -> bool {
-        let awaited = self.memory.wish().load(Ordering::Relaxed) != 0;
-        self.news &= !awaited;
+    pub(super) fn producer_seems_to_wait(&mut self) -> bool {
+        let awaited = self.memory.room_wanted().load(Ordering::Relaxed) != 0;
+        self.unannounced &= !awaited;
         awaited
     }
 
-    /// True if the producer waits for what was told since the last call.
+    /// True if the producer waits for what was published since the last call.
     #[inline]
-    pub(super) fn is_awaited(&mut self) -> bool {
-        if !std::mem::take(&mut self.news) {
+    pub(super) fn producer_waits(&mut self) -> bool {
+        if !std::mem::take(&mut self.unannounced) {
             return false;
         }
-        // Either we see its wish, or it sees what was told before it sleeps.
+        // Either we see the request, or the producer sees our position before it sleeps.
         M::Word::full_fence();
-        self.memory.wish().load(Ordering::Relaxed) != 0
+        self.memory.room_wanted().load(Ordering::Relaxed) != 0
     }
 }

@@ -1,8 +1,8 @@
-//! A medium that all interfaces share: one frame at a time, collisions, binary exponential back-off.
+//! A shared medium: one frame at a time, collisions, binary exponential back-off.
 //!
-//! 1-persistent CSMA/CD as of IEEE 802.3: who has a frame waits until the medium is quiet and
-//! begins at once; who begins before the other's signal has reached it collides with it. It knows
-//! frames only by their lengths in time; the dice are the network's.
+//! 1-persistent CSMA/CD as in IEEE 802.3: a station waits until the medium is idle and sends at
+//! once; a station that starts before the other's signal has reached it collides. The bus knows
+//! only the transmission times of frames; randomness comes from the network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -10,47 +10,47 @@ use std::net::IpAddr;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-/// After so many collisions the range of back-offs grows no more.
-const MOST_DOUBLINGS: u32 = 10;
-/// After so many collisions a frame is given up.
-const MOST_ATTEMPTS: u32 = 16;
+/// Collisions after which the back-off range stops growing.
+const MAX_DOUBLINGS: u32 = 10;
+/// Collisions after which a frame is dropped.
+const MAX_ATTEMPTS: u32 = 16;
 
-/// A bus in place of a switch.
+/// A bus instead of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusConfig {
-    /// How long a signal needs from one end to the other; back-offs are multiples of twice that.
+    /// Signal propagation time from end to end; back-offs are multiples of twice this.
     pub propagation_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrier {
     Quiet,
-    /// Not everybody hears it yet.
+    /// The signal has not reached all stations yet.
     Begun {
         at_ns: u64,
     },
-    /// A frame, or the rest of a collision.
+    /// A frame, or the end of a collision.
     Busy {
         until_ns: u64,
         sender: Option<IpAddr>,
     },
 }
 
-struct Waiting<F> {
+struct QueuedFrame<F> {
     frame: F,
     wire_ns: u64,
 }
 
 struct Station<F> {
-    queue: VecDeque<Waiting<F>>,
+    queue: VecDeque<QueuedFrame<F>>,
     queued_ns: u64,
     collisions: u32,
     attempt_at_ns: Option<u64>,
 }
 
-/// What became of a frame.
+/// The result for a frame.
 pub(super) enum Outcome<F> {
-    /// It has passed the bus.
+    /// It was transmitted.
     Passed(F),
     /// It collided too often.
     GivenUp(F),
@@ -59,12 +59,12 @@ pub(super) enum Outcome<F> {
 pub(super) struct Bus<F> {
     config: BusConfig,
     carrier: Carrier,
-    /// Who is sending what has only begun.
-    begun: Vec<IpAddr>,
+    /// Stations sending in the current contention slot.
+    contenders: Vec<IpAddr>,
     stations: BTreeMap<IpAddr, Station<F>>,
-    /// Times that somebody began to send.
+    /// Transmission attempts.
     pub(super) attempts: u64,
-    /// Attempts that met another.
+    /// Attempts that collided.
     pub(super) collisions: u64,
 }
 
@@ -73,29 +73,29 @@ impl<F> Bus<F> {
         Bus {
             config,
             carrier: Carrier::Quiet,
-            begun: Vec::new(),
+            contenders: Vec::new(),
             stations: BTreeMap::new(),
             attempts: 0,
             collisions: 0,
         }
     }
 
-    /// How much waits at an interface, as time on the medium.
+    /// Queue of an interface, as time on the medium.
     pub(super) fn queued_ns(&self, ip: IpAddr) -> u64 {
         self.stations.get(&ip).map_or(0, |it| it.queued_ns)
     }
 
-    /// A frame waits to be sent by an interface.
+    /// Queues a frame at an interface.
     pub(super) fn push(&mut self, now_ns: u64, from: IpAddr, frame: F, wire_ns: u64) {
         let station = self.stations.entry(from).or_default();
         if station.queue.is_empty() {
             station.attempt_at_ns = Some(now_ns);
         }
         station.queued_ns += wire_ns;
-        station.queue.push_back(Waiting { frame, wire_ns });
+        station.queue.push_back(QueuedFrame { frame, wire_ns });
     }
 
-    /// When something happens next.
+    /// Time of the next event.
     pub(super) fn next_event_ns(&self) -> Option<u64> {
         let attempts = self.stations.values().filter_map(|it| it.attempt_at_ns);
         attempts.chain(self.carrier_event_ns()).min()
@@ -109,24 +109,24 @@ impl<F> Bus<F> {
         }
     }
 
-    /// Lets happen what happens next.
-    pub(super) fn step(&mut self, dice: &mut ChaCha8Rng) -> Vec<Outcome<F>> {
+    /// Processes the next event.
+    pub(super) fn step(&mut self, rng: &mut ChaCha8Rng) -> Vec<Outcome<F>> {
         let attempt = self.stations.iter().filter_map(|(ip, station)| {
             let at_ns = station.attempt_at_ns?;
             Some((at_ns, *ip))
         });
         let attempt = attempt.min();
         let carrier_ns = self.carrier_event_ns();
-        // The end of a frame comes before those who have waited for it.
+        // The end of a frame comes before stations that waited for it.
         match (carrier_ns, attempt) {
             (Some(at_ns), Some((attempt_ns, _))) if at_ns <= attempt_ns => {
-                self.carrier_event(at_ns, dice)
+                self.carrier_event(at_ns, rng)
             }
             (_, Some((at_ns, ip))) => {
                 self.attempt(at_ns, ip);
                 Vec::new()
             }
-            (Some(at_ns), None) => self.carrier_event(at_ns, dice),
+            (Some(at_ns), None) => self.carrier_event(at_ns, rng),
             (None, None) => Vec::new(),
         }
     }
@@ -140,20 +140,20 @@ impl<F> Bus<F> {
             Carrier::Busy { until_ns, .. } => station.attempt_at_ns = Some(until_ns),
             Carrier::Quiet => {
                 self.carrier = Carrier::Begun { at_ns };
-                self.begun.push(ip);
+                self.contenders.push(ip);
                 self.attempts += 1;
             }
             Carrier::Begun { .. } => {
-                self.begun.push(ip);
+                self.contenders.push(ip);
                 self.attempts += 1;
             }
         }
     }
 
-    fn carrier_event(&mut self, now_ns: u64, dice: &mut ChaCha8Rng) -> Vec<Outcome<F>> {
+    fn carrier_event(&mut self, now_ns: u64, rng: &mut ChaCha8Rng) -> Vec<Outcome<F>> {
         match self.carrier {
             Carrier::Quiet => Vec::new(),
-            Carrier::Begun { at_ns } => self.heard_by_all(at_ns, now_ns, dice),
+            Carrier::Begun { at_ns } => self.resolve_contention(at_ns, now_ns, rng),
             Carrier::Busy { sender, .. } => {
                 self.carrier = Carrier::Quiet;
                 let station = sender.and_then(|ip| self.stations.get_mut(&ip));
@@ -163,15 +163,15 @@ impl<F> Bus<F> {
         }
     }
 
-    /// Everybody hears who has begun, also they themselves.
-    fn heard_by_all(
+    /// Ends the contention slot: one sender goes on, several collide.
+    fn resolve_contention(
         &mut self,
         begun_ns: u64,
         now_ns: u64,
-        dice: &mut ChaCha8Rng,
+        rng: &mut ChaCha8Rng,
     ) -> Vec<Outcome<F>> {
-        let begun = std::mem::take(&mut self.begun);
-        if let [ip] = begun[..] {
+        let contenders = std::mem::take(&mut self.contenders);
+        if let [ip] = contenders[..] {
             let first = self.stations.get(&ip).and_then(|it| it.queue.front());
             let wire_ns = first.map_or(0, |waiting| waiting.wire_ns);
             self.carrier = Carrier::Busy {
@@ -180,23 +180,23 @@ impl<F> Bus<F> {
             };
             return Vec::new();
         }
-        self.collisions += begun.len() as u64;
-        // It is told with a signal that needs as long to be heard by all.
+        self.collisions += contenders.len() as u64;
+        // The jam signal needs as long to reach all stations.
         let until_ns = now_ns + self.config.propagation_ns;
         self.carrier = Carrier::Busy {
             until_ns,
             sender: None,
         };
         let slot_ns = 2 * self.config.propagation_ns;
-        let stations = begun.iter();
+        let stations = contenders.iter();
         let given_up = stations.filter_map(|ip| {
             let station = self.stations.get_mut(ip)?;
             station.collisions += 1;
-            if station.collisions >= MOST_ATTEMPTS {
+            if station.collisions >= MAX_ATTEMPTS {
                 return station.finish(until_ns);
             }
-            let slots = 1_u64 << station.collisions.min(MOST_DOUBLINGS);
-            let waits_ns = dice.random_range(0..slots) * slot_ns;
+            let slots = 1_u64 << station.collisions.min(MAX_DOUBLINGS);
+            let waits_ns = rng.random_range(0..slots) * slot_ns;
             station.attempt_at_ns = Some(until_ns + waits_ns);
             None
         });
@@ -216,7 +216,7 @@ impl<F> Default for Station<F> {
 }
 
 impl<F> Station<F> {
-    /// The first frame is done with.
+    /// Removes the first frame.
     fn finish(&mut self, now_ns: u64) -> Option<F> {
         self.collisions = 0;
         let done = self.queue.pop_front()?;

@@ -1,15 +1,15 @@
-//! What the simulated network is like; all of it may change during a run.
+//! Configuration of the simulated network; all of it may change during a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::BusConfig;
 
-/// Loss in bursts (Gilbert and Elliott): a path is in a good or a bad state and
-/// may change it with every frame.
+/// Burst loss (Gilbert-Elliott model): a path is in a good or a bad state and may change it with
+/// every frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bursts {
-    /// Probability per frame that a good path turns bad; 0 for no bursts.
+    /// Probability per frame that a good path turns bad; 0 disables bursts.
     pub begin: f64,
     /// Probability per frame that a bad path turns good.
     pub end: f64,
@@ -20,23 +20,23 @@ pub struct Bursts {
 /// One direction between two addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PathConfig {
-    /// Time every frame takes.
+    /// Delay of every frame.
     pub latency_ns: u64,
-    /// Up to this much more, at random; frames stay in order.
+    /// Maximum additional random delay; frames stay in order.
     pub jitter_ns: u64,
     /// Probability that a frame is lost.
     pub loss: f64,
-    /// Loss in bursts, besides.
+    /// Burst loss, in addition.
     pub bursts: Bursts,
     /// Probability that a frame arrives twice.
     pub duplicate: f64,
-    /// Probability that a frame is overtaken by later ones.
+    /// Probability that later frames overtake a frame.
     pub reorder: f64,
-    /// How much later an overtaken frame arrives, at most.
+    /// Maximum extra delay of an overtaken frame.
     pub reorder_ns: u64,
     /// Probability that a frame is damaged: bits flipped or the end cut off.
     pub corrupt: f64,
-    /// Bits that one damage flips at most.
+    /// Maximum bits flipped by one corruption.
     pub corrupt_bits: u32,
 }
 
@@ -45,33 +45,34 @@ pub struct PathConfig {
 pub struct NetworkConfig {
     /// Longest frame that interfaces take; longer ones are refused.
     pub max_frame_bytes: usize,
-    /// Longest frame that the switch passes on; it drops longer ones without a word.
+    /// Longest frame that the switch forwards; it silently drops longer ones.
     pub switch_frame_bytes: usize,
-    /// Speed of every interface, in each direction, or of the bus; 0 for no limit.
+    /// Speed of every interface in each direction, or of the bus; 0 for unlimited.
     pub bytes_per_second: u64,
-    /// A bus of that speed carries everything, no switch; decided when the network is made.
+    /// Connects everything by a bus of that speed instead of a switch; fixed when the network is
+    /// created.
     pub bus: Option<BusConfig>,
-    /// Bytes that wait in an interface before `send` takes no more.
+    /// Transmit queue of an interface in bytes; `send` takes no more when it is full.
     pub transmit_queue_bytes: u64,
-    /// Bytes that wait in the switch for one interface before it drops.
+    /// Queue of the switch for one interface in bytes; it drops frames when the queue is full.
     pub switch_queue_bytes: u64,
-    /// Frames that wait in one socket before the system drops.
+    /// Receive queue of a socket in frames; more are dropped.
     pub receive_queue_frames: usize,
-    /// Probability that a small frame comes out of its socket in one piece with the one before
-    /// it, where a kernel may join them: from one sender, of one length but for a shorter last.
+    /// Probability that a small frame is delivered joined to the one before it, where a kernel
+    /// may join them: from one sender and of one length, except for a shorter last frame.
     pub join: f64,
-    /// The path between addresses that [`paths`](Self::paths) does not name.
+    /// Path between addresses that are not in [`paths`](Self::paths).
     pub path: PathConfig,
     /// Paths by sender and receiver.
     pub paths: BTreeMap<(IpAddr, IpAddr), PathConfig>,
-    /// Directions, sender and receiver, in which nothing passes.
+    /// Sender and receiver pairs that are cut off in this direction.
     pub cuts: BTreeSet<(IpAddr, IpAddr)>,
-    /// Multihomed that are dead in both directions.
+    /// Interfaces that are dead in both directions.
     pub dead_interfaces: BTreeSet<IpAddr>,
 }
 
 impl Default for NetworkConfig {
-    /// 25 Gbit/s, 5 us, nothing goes wrong but overflow.
+    /// 25 Gbit/s, 5 us, no faults except overflow.
     fn default() -> Self {
         NetworkConfig {
             max_frame_bytes: 1472,
@@ -95,12 +96,12 @@ impl Default for NetworkConfig {
 }
 
 impl NetworkConfig {
-    /// Stops everything from `from` to `to`, not the other way.
+    /// Cuts the direction from `from` to `to`.
     pub fn cut(&mut self, from: IpAddr, to: IpAddr) {
         self.cuts.insert((from, to));
     }
 
-    /// Stops everything between every one of `these` and every one of `those`.
+    /// Cuts both directions between every address in `these` and every address in `those`.
     pub fn partition(&mut self, these: &[IpAddr], those: &[IpAddr]) {
         for &this in these {
             for &that in those {
@@ -110,12 +111,12 @@ impl NetworkConfig {
         }
     }
 
-    /// Ends all cuts and partitions.
+    /// Removes all cuts and partitions.
     pub fn heal(&mut self) {
         self.cuts.clear();
     }
 
-    /// Kills an interface or brings it back.
+    /// Disables or enables an interface.
     pub fn set_interface(&mut self, ip: IpAddr, alive: bool) {
         if alive {
             self.dead_interfaces.remove(&ip);
@@ -136,9 +137,9 @@ impl NetworkConfig {
         self.dead_interfaces.contains(&ip)
     }
 
-    /// How long an interface needs for a frame.
+    /// Transmission time of a frame.
     pub(super) fn wire_ns(&self, bytes: usize) -> u64 {
-        // Ethernet, IP and UDP headers, gap and preamble travel too.
+        // Includes Ethernet, IP and UDP headers, gap and preamble.
         let bytes = bytes as u64 + 66;
         bytes
             .saturating_mul(1_000_000_000)
@@ -146,7 +147,7 @@ impl NetworkConfig {
             .unwrap_or(0)
     }
 
-    /// How many bytes an interface moves in this time.
+    /// Bytes that an interface transmits in this time.
     pub(super) fn wire_bytes(&self, time_ns: u64) -> u64 {
         let bytes = u128::from(time_ns) * u128::from(self.bytes_per_second) / 1_000_000_000;
         u64::try_from(bytes).unwrap_or(u64::MAX)

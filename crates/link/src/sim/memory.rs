@@ -1,10 +1,10 @@
-//! The shared memory of one node under virtual time, decided by a seed.
+//! The shared memory of one node under virtual time, determined by a seed.
 //!
-//! [`SharedMemory`] is what the processes of a node have in common; [`SimHub`] is one
-//! process's end of it, with the interface of [`Hub`](crate::shm::Hub). Rings fill up,
-//! records that nobody rang for are seen late, greetings take time, accept tables are
-//! full, fetches from another process fail, processes end. Nothing happens by itself: time
-//! is what [`SharedMemory::advance`] was told last.
+//! [`SharedMemory`] is what the processes of a node share; [`SimHub`] is one process's side of
+//! it, with the interface of [`Hub`](crate::shm::Hub). Rings fill up, records without a wake-up
+//! are seen late, handshakes take time, connection tables fill up, reads from other processes
+//! fail, processes exit. Nothing happens on its own: the time is that of the last
+//! [`SharedMemory::advance`].
 
 mod hub;
 
@@ -20,29 +20,29 @@ use rustc_hash::FxHashMap;
 pub use hub::SimHub;
 
 use crate::chance::happens;
-use crate::shm::{Closing, ConnId, PeerFacts, ShmError, ShmEvent, ShmOptions, ShmStats};
+use crate::shm::{CloseReason, ConnId, PeerInfo, ShmError, ShmEvent, ShmOptions, ShmStats};
 
-/// What a fetch finds where a message lay that its sender no longer keeps.
+/// Content of memory that its owner has reused, as seen by a pull.
 const OVERWRITTEN: u8 = 0xDD;
-/// Simulated addresses lie this far apart, so that none is taken for its neighbour.
+/// Gap between simulated regions, so that an address never falls into a neighbour.
 const GUARD_BYTES: u64 = 4096;
 
-/// How the memory of a node behaves.
+/// Behaviour of a node's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedMemoryConfig {
     /// Records that a ring holds.
     pub ring_slots: usize,
-    /// Bytes of payload that a ring holds; a record alone always fits.
+    /// Payload bytes that a ring holds; a single record always fits.
     pub ring_bytes: usize,
-    /// Longest time until a record is seen that nobody rang for.
+    /// Maximum delay until a record without a wake-up is seen.
     pub visible_ns: u64,
-    /// Longest time that a greeting, a wake-up or the end of a connection takes.
+    /// Maximum delay of a handshake, a wake-up or a close.
     pub socket_ns: u64,
-    /// Probability that a poll ends before it has shown everything.
+    /// Probability that a poll returns only some of the records.
     pub short_polls: f64,
     /// Probability that one side of a connection may not read the other's memory.
     pub fetches_refused: f64,
-    /// Probability that a fetch fails in the middle.
+    /// Probability that a pull fails midway.
     pub fetches_failing: f64,
 }
 
@@ -60,28 +60,28 @@ impl Default for SharedMemoryConfig {
     }
 }
 
-/// What comes by a connection's socket.
+/// An event on a connection's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum News {
-    /// Somebody has connected.
+enum SocketEvent {
+    /// A process has connected.
     Hello,
-    /// The process that was connected to has answered.
+    /// The other process has accepted the connection.
     Answer,
-    /// It has no room.
+    /// The other process rejects the connection: its table is full.
     Full,
     Wake,
     HungUp,
 }
 
-/// News under way to a process, about one side of a pair.
+/// An event in flight to a process, about one side of a pair.
 #[derive(Debug)]
-struct Letter {
+struct PendingEvent {
     at_ns: u64,
     side: Side,
-    news: News,
+    event: SocketEvent,
 }
 
-/// One of the two ends of a connection.
+/// One of the two sides of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Side {
     pair: usize,
@@ -105,29 +105,29 @@ struct Record {
     payload: Vec<u8>,
 }
 
-/// Records on their way to one end.
+/// Records on their way to one side.
 #[derive(Debug, Default)]
 struct Ring {
     records: VecDeque<Record>,
     bytes: usize,
     /// The producer waits for room.
     wanted: bool,
-    /// Something was taken since, and the producer has not been told.
-    room_came: bool,
+    /// Something was taken since then, which has not been reported to the producer.
+    room_available: bool,
 }
 
 #[derive(Debug)]
 struct End {
     process: usize,
-    /// What that process tells of itself.
+    /// The process's greeting.
     greeting: Vec<u8>,
-    /// Of the process's table; `None` before it was let in, and after it was closed.
+    /// Entry in the process's table; `None` before it was accepted and after it was closed.
     conn: Option<ConnId>,
     open: bool,
-    was_full: bool,
+    peer_is_full: bool,
     hung_up: bool,
     can_fetch: bool,
-    /// What comes to this end.
+    /// Records on their way to this side.
     ring: Ring,
 }
 
@@ -136,50 +136,50 @@ struct Process {
     path: PathBuf,
     greeting: Vec<u8>,
     max_connections: usize,
-    conns: Vec<Option<Side>>,
-    lives: Vec<u32>,
+    connections: Vec<Option<Side>>,
+    generations: Vec<u32>,
     free: Vec<u32>,
-    letters: VecDeque<Letter>,
+    pending: VecDeque<PendingEvent>,
     asleep: bool,
     /// It has been woken since it went to sleep.
-    rung: bool,
+    wake_pending: bool,
     woken: bool,
     regions: Vec<Region>,
-    /// Nobody can read them just now.
-    hides: bool,
+    /// No process may read them at present.
+    pulls_blocked: bool,
     next_address: u64,
     stats: ShmStats,
 }
 
 impl Process {
-    /// Its ends of its connections.
+    /// The sides of its connections.
     fn sides(&self) -> Vec<Side> {
-        self.conns.iter().flatten().copied().collect()
+        self.connections.iter().flatten().copied().collect()
     }
 }
 
-/// Memory of a process that others were told of.
+/// Memory of a process whose address was given to others.
 #[derive(Debug)]
 struct Region {
     address: u64,
     length: usize,
-    /// Where it really lies, to recognise it.
-    lies_at: usize,
-    /// `None` once it is no longer kept.
+    /// Its real address, to recognise it.
+    local_address: usize,
+    /// `None` once the owner has reused it.
     contents: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
 struct State {
     config: SharedMemoryConfig,
-    dice: ChaCha8Rng,
+    rng: ChaCha8Rng,
     now_ns: u64,
     processes: Vec<Option<Process>>,
     pairs: Vec<[End; 2]>,
     listeners: FxHashMap<PathBuf, usize>,
 }
 
-/// What the processes of one node share; clones are the same memory.
+/// The shared memory of one node; clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct SharedMemory {
     state: Arc<Mutex<State>>,
@@ -192,7 +192,7 @@ impl SharedMemory {
         SharedMemory {
             state: Arc::new(Mutex::new(State {
                 config,
-                dice: ChaCha8Rng::seed_from_u64(seed),
+                rng: ChaCha8Rng::seed_from_u64(seed),
                 now_ns: 0,
                 processes: Vec::new(),
                 pairs: Vec::new(),
@@ -201,10 +201,10 @@ impl SharedMemory {
         }
     }
 
-    /// Lets a process begin; like [`Hub::open`](crate::shm::Hub::open).
+    /// Adds a process; like [`Hub::open`](crate::shm::Hub::open).
     ///
     /// # Errors
-    /// [`ShmError::Socket`] when another process listens there.
+    /// [`ShmError::Socket`] if another process listens there.
     pub fn open(
         &self,
         socket: &Path,
@@ -224,28 +224,28 @@ impl SharedMemory {
             path: socket.to_owned(),
             greeting: greeting.to_vec(),
             max_connections: options.max_connections,
-            conns: Vec::new(),
-            lives: Vec::new(),
+            connections: Vec::new(),
+            generations: Vec::new(),
             free: Vec::new(),
-            letters: VecDeque::new(),
+            pending: VecDeque::new(),
             asleep: false,
-            rung: false,
+            wake_pending: false,
             woken: false,
             regions: Vec::new(),
-            hides: false,
+            pulls_blocked: false,
             next_address: GUARD_BYTES,
             stats: ShmStats::default(),
         }));
         Ok(SimHub::new(self.clone(), process))
     }
 
-    /// Time passes.
+    /// Advances the time.
     pub fn advance(&self, now_ns: u64) {
         let mut state = self.lock();
         state.now_ns = state.now_ns.max(now_ns);
     }
 
-    /// Changes how the memory behaves.
+    /// Changes the configuration.
     pub fn change(&self, change: impl FnOnce(&mut SharedMemoryConfig)) {
         change(&mut self.lock().config);
     }
@@ -255,12 +255,12 @@ impl SharedMemory {
     pub fn readable_ns(&self, socket: &Path) -> Option<u64> {
         let state = self.lock();
         let process = *state.listeners.get(socket)?;
-        let letters = &state.processes[process].as_ref()?.letters;
-        letters.iter().map(|letter| letter.at_ns).min()
+        let pending = &state.processes[process].as_ref()?.pending;
+        pending.iter().map(|pending| pending.at_ns).min()
     }
 
-    /// The process at `socket` no longer keeps these bytes, of which it may have told
-    /// others: a later fetch finds something else there.
+    /// Marks bytes of the process at `socket` as reused: a later pull of a region that contains
+    /// them finds other content.
     pub fn overwrite(&self, socket: &Path, bytes: &[u8]) {
         let mut state = self.lock();
         let Some(&process) = state.listeners.get(socket) else {
@@ -270,7 +270,7 @@ impl SharedMemory {
         for region in regions.flat_map(|process| &mut process.regions) {
             let begin = bytes.as_ptr().addr();
             let end = begin + bytes.len();
-            if begin <= region.lies_at && region.lies_at + region.length <= end {
+            if begin <= region.local_address && region.local_address + region.length <= end {
                 region.contents = None;
             }
         }
@@ -282,9 +282,12 @@ impl SharedMemory {
 }
 
 impl State {
-    /// Whom a connection of a process belongs to.
+    /// The side that belongs to a connection of a process.
     fn side(&self, process: usize, conn: ConnId) -> Option<Side> {
-        let side = (*self.processes[process].as_ref()?.conns.get(conn.index())?)?;
+        let side = (*self.processes[process]
+            .as_ref()?
+            .connections
+            .get(conn.index())?)?;
         (self.end(side).conn == Some(conn)).then_some(side)
     }
 
@@ -304,66 +307,67 @@ impl State {
         self.processes[process].as_mut()
     }
 
-    /// The process of a hub, which is there as long as the hub.
+    /// The process of a hub, which exists as long as the hub.
     fn own(&mut self, process: usize) -> &mut Process {
-        self.process(process).expect("its hub lives")
+        self.process(process).expect("its hub generations")
     }
 
     fn within(&mut self, most_ns: u64) -> u64 {
         match most_ns {
             0 => 0,
-            most => self.dice.random_range(0..=most),
+            most => self.rng.random_range(0..=most),
         }
     }
 
-    /// Sends news to the process of a side. News of one side stay in order, and nobody seems
-    /// to come before one who had gone by then.
-    fn post(&mut self, side: Side, news: News) {
+    /// Sends an event to the process of a side. Events of one side stay in order, and a close is
+    /// never seen after a connection that was opened later.
+    fn post(&mut self, side: Side, event: SocketEvent) {
         let most_ns = self.config.socket_ns;
         let at_ns = self.now_ns + self.within(most_ns);
         let process = self.end(side).process;
         let Some(process) = self.process(process) else {
             return;
         };
-        let comes = matches!(news, News::Hello | News::Answer);
-        let before = process
-            .letters
-            .iter()
-            .filter(|letter| letter.side == side || comes && letter.news == News::HungUp);
-        let at_ns = before.map(|letter| letter.at_ns).fold(at_ns, u64::max);
-        process.letters.push_back(Letter { at_ns, side, news });
+        let comes = matches!(event, SocketEvent::Hello | SocketEvent::Answer);
+        let before = process.pending.iter().filter(|pending| {
+            pending.side == side || comes && pending.event == SocketEvent::HungUp
+        });
+        let at_ns = before.map(|pending| pending.at_ns).fold(at_ns, u64::max);
+        process
+            .pending
+            .push_back(PendingEvent { at_ns, side, event });
     }
 
-    /// A place in a process's table for one side; `None` if it is full.
+    /// Adds a side to its process's table; `None` if it is full.
     fn enter(&mut self, side: Side) -> Option<ConnId> {
         let process = self.end(side).process;
         let process = self.process(process)?;
-        if process.conns.len() - process.free.len() >= process.max_connections {
+        if process.connections.len() - process.free.len() >= process.max_connections {
             return None;
         }
         let index = process.free.pop().unwrap_or_else(|| {
-            process.conns.push(None);
-            process.lives.push(0);
-            u32::try_from(process.conns.len() - 1).expect("connections are few")
+            process.connections.push(None);
+            process.generations.push(0);
+            u32::try_from(process.connections.len() - 1).expect("connections are few")
         });
         let at = index as usize;
-        process.lives[at] += 1;
-        process.conns[at] = Some(side);
-        let conn = ConnId::new(index, process.lives[at]);
+        process.generations[at] += 1;
+        process.connections[at] = Some(side);
+        let conn = ConnId::new(index, process.generations[at]);
         self.end_mut(side).conn = Some(conn);
         Some(conn)
     }
 
-    /// A side is closed by its own process; the other learns of it.
+    /// Closes a side from its own process; the other side gets an event.
     fn close(&mut self, side: Side) {
         let end = self.end_mut(side);
         end.open = false;
         let (conn, process) = (end.conn.take(), end.process);
         if let (Some(conn), Some(process)) = (conn, self.process(process)) {
-            process.conns[conn.index()] = None;
+            process.connections[conn.index()] = None;
             process.free.push(u32::try_from(conn.index()).expect("few"));
         }
-        self.post(side.other(), News::HungUp);
+        self.post(side.other(), SocketEvent::HungUp);
     }
 
     /// Wakes the process of a side if it sleeps; true if it did.
@@ -372,17 +376,17 @@ impl State {
         let Some(process) = self.process(process) else {
             return false;
         };
-        if !process.asleep || process.rung {
+        if !process.asleep || process.wake_pending {
             return false;
         }
-        process.rung = true;
-        self.post(side, News::Wake);
+        process.wake_pending = true;
+        self.post(side, SocketEvent::Wake);
         true
     }
 
-    /// Opens one side and says who is at the other.
+    /// Opens one side and returns the event with the other's greeting.
     fn opened(&mut self, side: Side) -> Option<ShmEvent> {
-        let can_fetch = !happens(&mut self.dice, self.config.fetches_refused);
+        let can_fetch = !happens(&mut self.rng, self.config.fetches_refused);
         let other = self.end(side.other());
         let (other, greeting) = (other.process, other.greeting.clone());
         let end = self.end_mut(side);
@@ -390,7 +394,7 @@ impl State {
         end.can_fetch = can_fetch;
         Some(ShmEvent::Opened {
             conn: end.conn?,
-            facts: PeerFacts {
+            peer: PeerInfo {
                 pid: i32::try_from(other).unwrap_or(0) + 1,
                 uid: 0,
                 gid: 0,
@@ -399,22 +403,24 @@ impl State {
         })
     }
 
-    fn read(&mut self, process: usize, side: Side, news: News, events: &mut Vec<ShmEvent>) {
-        match news {
-            News::Hello => {
+    fn read(&mut self, process: usize, side: Side, event: SocketEvent, events: &mut Vec<ShmEvent>) {
+        match event {
+            SocketEvent::Hello => {
                 if self.enter(side).is_none() {
-                    self.own(process).stats.turned_away += 1;
-                    self.post(side.other(), News::Full);
-                    self.post(side.other(), News::HungUp);
+                    self.own(process).stats.rejected += 1;
+                    self.post(side.other(), SocketEvent::Full);
+                    self.post(side.other(), SocketEvent::HungUp);
                     return;
                 }
                 events.extend(self.opened(side));
-                self.post(side.other(), News::Answer);
+                self.post(side.other(), SocketEvent::Answer);
             }
-            News::Answer if self.end(side).conn.is_some() => events.extend(self.opened(side)),
-            News::Full => self.end_mut(side).was_full = true,
-            News::Wake => self.own(process).woken = true,
-            News::HungUp => {
+            SocketEvent::Answer if self.end(side).conn.is_some() => {
+                events.extend(self.opened(side))
+            }
+            SocketEvent::Full => self.end_mut(side).peer_is_full = true,
+            SocketEvent::Wake => self.own(process).woken = true,
+            SocketEvent::HungUp => {
                 let now_ns = self.now_ns;
                 let end = self.end_mut(side);
                 end.hung_up = true;
@@ -422,39 +428,41 @@ impl State {
                     record.visible_ns = record.visible_ns.min(now_ns);
                 }
             }
-            News::Answer => {}
+            SocketEvent::Answer => {}
         }
     }
 
-    /// True if a connection whose other side has hung up has records left.
+    /// True if a closed connection has unread records.
     fn has_rest(&self, process: usize) -> bool {
-        let conns = self.processes[process].iter().flat_map(|it| &it.conns);
-        conns.flatten().any(|side| {
+        let connections = self.processes[process]
+            .iter()
+            .flat_map(|it| &it.connections);
+        connections.flatten().any(|side| {
             let end = self.end(*side);
             end.hung_up && end.open && !end.ring.records.is_empty()
         })
     }
 
-    /// A connection whose other side has hung up and of which everything was taken.
+    /// A closed connection whose records have all been read.
     fn ended(&self, process: usize) -> Option<(Side, ConnId)> {
-        let conns = self.processes[process].as_ref()?.conns.iter();
-        conns.flatten().find_map(|side| {
+        let connections = self.processes[process].as_ref()?.connections.iter();
+        connections.flatten().find_map(|side| {
             let end = self.end(*side);
             let over = end.hung_up && (!end.open || end.ring.records.is_empty());
             Some((*side, end.conn.filter(|_| over)?))
         })
     }
 
-    fn tell_ends(&mut self, process: usize, events: &mut Vec<ShmEvent>) {
+    fn report_closed(&mut self, process: usize, events: &mut Vec<ShmEvent>) {
         while let Some((side, conn)) = self.ended(process) {
-            let why = match self.end(side).was_full {
-                true => Closing::Full,
-                false => Closing::HungUp,
+            let reason = match self.end(side).peer_is_full {
+                true => CloseReason::Full,
+                false => CloseReason::HungUp,
             };
             let all_read = self.end(side.other()).ring.records.is_empty();
             events.push(ShmEvent::Closed {
                 conn,
-                why,
+                reason,
                 all_read,
             });
             self.close(side);
@@ -462,7 +470,7 @@ impl State {
     }
 
     fn fetch(&mut self, side: Side, address: u64, into: &mut [u8]) -> io::Result<()> {
-        let fails = happens(&mut self.dice, self.config.fetches_failing);
+        let fails = happens(&mut self.rng, self.config.fetches_failing);
         let other = self.end(side.other()).process;
         let Some(owner) = &self.processes[other] else {
             return Err(io::ErrorKind::NotConnected.into());
@@ -478,7 +486,7 @@ impl State {
             Some(bytes) => into.copy_from_slice(&bytes[from..from + into.len()]),
             None => into.fill(OVERWRITTEN),
         }
-        if fails || owner.hides {
+        if fails || owner.pulls_blocked {
             let half = into.len() / 2;
             into[half..].fill(OVERWRITTEN);
             return Err(io::ErrorKind::PermissionDenied.into());

@@ -1,9 +1,9 @@
-//! A whole network in memory, under virtual time, decided by a seed.
+//! A simulated network under virtual time, determined by a seed.
 //!
-//! Interfaces, paths, a switch or a bus, and sockets are modelled; faults are probabilities of
-//! a path. The same seed, configuration and calls give the same run. Nothing
-//! happens by itself: time passes when a port sends or polls with a later time,
-//! and the latest time given counts for the whole network.
+//! It models interfaces, paths, a switch or a bus, and sockets; faults are probabilities of a
+//! path. The same seed, configuration and calls give the same run. Nothing happens on its own:
+//! time advances when a port sends or polls with a later time, and the latest time given
+//! applies to the whole network.
 
 mod bus;
 mod config;
@@ -25,9 +25,9 @@ use crate::{Caps, Class, Incoming, Link, Outgoing};
 /// Why the network lost a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// It had no bytes.
+    /// It was empty.
     Empty,
-    /// It was longer than the switch passes on.
+    /// It was longer than the switch forwards.
     TooLong,
     /// Random loss.
     Loss,
@@ -35,15 +35,15 @@ pub enum DropReason {
     Burst,
     /// The switch's queue for the receiver was full.
     SwitchQueue,
-    /// The receiver's socket was full.
+    /// The receiver's socket buffer was full.
     ReceiveQueue,
     /// A cut or partition.
     Cut,
     /// The sender's or the receiver's interface is dead.
     DeadInterface,
-    /// Nobody has the address it went to.
+    /// No socket has the destination address.
     NoSocket,
-    /// It waited in a socket whose process went away.
+    /// It was queued in a socket whose process left.
     Detached,
     /// It collided on the bus too often.
     Collisions,
@@ -66,24 +66,24 @@ impl DropReason {
     ];
 }
 
-/// What the network has done.
+/// Counters of the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetworkStats {
-    /// Frames taken from senders.
+    /// Frames accepted from senders.
     pub sent: u64,
-    /// Frames handed to receivers.
+    /// Frames delivered to receivers.
     pub delivered: u64,
-    /// Frames that were sent on twice.
+    /// Frames duplicated.
     pub duplicated: u64,
-    /// Frames delayed beyond their turn.
+    /// Frames delayed so that later ones overtook them.
     pub reordered: u64,
     /// Frames damaged.
     pub corrupted: u64,
-    /// Frames that came out in one piece with another.
+    /// Frames delivered joined to another one.
     pub joined: u64,
-    /// Times that an interface began to send on the bus.
+    /// Attempts of interfaces to send on the bus.
     pub attempts: u64,
-    /// Those of them that met another.
+    /// Attempts that collided.
     pub collisions: u64,
     dropped: [u64; DropReason::ALL.len()],
 }
@@ -99,18 +99,18 @@ impl NetworkStats {
 /// Why a process cannot join the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// Somebody has that address.
+    /// The address is in use.
     #[error(
-        "cannot attach to the simulated network at {address}: another port is there; \
-         drop or detach it first"
+        "cannot attach to the simulated network at {address}: the address is in use; \
+         drop or detach the other port first"
     )]
     Taken {
         /// The address.
         address: SocketAddr,
     },
-    /// Both classes were given the same address.
+    /// Both classes have the same address.
     #[error(
-        "cannot attach to the simulated network: both classes were given {address}; \
+        "cannot attach to the simulated network: both classes have the address {address}; \
          give each its own port number"
     )]
     SameAddress {
@@ -119,14 +119,14 @@ pub enum AttachError {
     },
 }
 
-/// A handle to a simulated network; clones lead to the same one.
+/// A handle to a simulated network; clones refer to the same network.
 #[derive(Clone)]
 pub struct Network {
     state: Arc<Mutex<State>>,
 }
 
 impl Network {
-    /// Makes an empty network.
+    /// Creates an empty network.
     #[must_use]
     pub fn new(seed: u64, config: NetworkConfig) -> Network {
         Network {
@@ -134,23 +134,23 @@ impl Network {
         }
     }
 
-    /// Lets a process join at two addresses.
+    /// Adds a process with two addresses.
     ///
     /// # Errors
-    /// When one of them is in use.
+    /// If one of them is in use.
     pub fn attach(&self, small: SocketAddr, bulk: SocketAddr) -> Result<Port, AttachError> {
         self.attach_interfaces(&[[small, bulk]])
     }
 
-    /// Lets a process join with several interfaces, each with an address for small packets and
-    /// one for bulk. A frame leaves by the interface on the network of its destination (the
-    /// first 16 bits of an IPv4 address), by the first if there is none.
+    /// Adds a process with several interfaces, each with an address for small packets and one
+    /// for bulk. A frame leaves through the interface on the network of its destination (the
+    /// first 16 bits of an IPv4 address), or through the first if there is none.
     ///
     /// # Errors
-    /// When one of the addresses is in use.
+    /// If one of the addresses is in use.
     ///
     /// # Panics
-    /// When there are no interfaces.
+    /// If there are no interfaces.
     pub fn attach_interfaces(&self, interfaces: &[[SocketAddr; 2]]) -> Result<Port, AttachError> {
         assert!(!interfaces.is_empty(), "at least one interface");
         let id = self.lock().attach(interfaces.as_flattened())?;
@@ -164,8 +164,8 @@ impl Network {
         })
     }
 
-    /// Takes the process at this address (of either class) off the network, as a
-    /// crash does: what waits for it is lost, and its port only gives errors.
+    /// Removes the process at this address (of either class) from the network, like a crash:
+    /// frames queued for it are lost, and its port only returns errors.
     pub fn detach(&self, address: SocketAddr) {
         let mut state = self.lock();
         if let Some(port) = state.port_at(address) {
@@ -173,20 +173,20 @@ impl Network {
         }
     }
 
-    /// Changes the network while it runs. Frames under way keep the times they
-    /// have; cuts and dead interfaces stop them.
+    /// Changes the configuration during a run. Frames in flight keep their times; cuts and dead
+    /// interfaces stop them.
     pub fn change(&self, change: impl FnOnce(&mut NetworkConfig)) {
         change(&mut self.lock().config);
     }
 
-    /// When something next happens inside; no later than any frame under way
-    /// becomes visible to `poll`. Frames that already wait do not count.
+    /// Time of the next internal event; no later than any frame in flight becomes visible to
+    /// `poll`. Frames that are already queued do not count.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         self.lock().next_event_ns()
     }
 
-    /// Lets time pass without a port: everything due by then happens.
+    /// Advances the time without a port: everything due by then happens.
     pub fn advance(&self, now_ns: u64) {
         self.lock().advance(now_ns);
     }
@@ -197,7 +197,7 @@ impl Network {
         self.lock().take_arrivals()
     }
 
-    /// Frames that wait at this address, to be polled.
+    /// Number of frames queued at this address.
     #[must_use]
     pub fn waiting(&self, address: SocketAddr) -> usize {
         self.lock().waiting(address)
@@ -209,7 +209,7 @@ impl Network {
         self.lock().stats
     }
 
-    /// A thread that panicked in a closure of `change` leaves a whole network.
+    /// A panic in a closure passed to `change` leaves the network consistent.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -223,21 +223,21 @@ impl fmt::Debug for Network {
     }
 }
 
-/// A process's place in a simulated network. Dropping it is leaving.
+/// A process's connection to a simulated network. Dropping it leaves the network.
 #[derive(Debug)]
 pub struct Port {
     network: Network,
     id: u64,
-    /// Small and bulk of each interface.
+    /// Small and bulk address of each interface.
     interfaces: Vec<[SocketAddr; 2]>,
     frames: Vec<(Class, Frame)>,
-    /// When the interface has room again, after it had none.
+    /// When a full interface has room again.
     full_until_ns: Option<u64>,
     refuses_next: bool,
 }
 
 impl Port {
-    /// Fails once the network has taken this port away.
+    /// Fails once the network has removed this port.
     fn check(&self, state: &State) -> io::Result<()> {
         if state.port_at(self.interfaces[0][0]) == Some(self.id) {
             return Ok(());
@@ -245,7 +245,7 @@ impl Port {
         Err(io::Error::new(
             io::ErrorKind::NotConnected,
             format!(
-                "the simulated port {} was detached; attach again",
+                "the simulated port {} was detached; attach it again",
                 self.interfaces[0][0]
             ),
         ))
@@ -258,7 +258,7 @@ impl Link for Port {
         Caps {
             max_frame_bytes: state.config.max_frame_bytes,
             receive_frames: state.config.receive_queue_frames,
-            looks_per_call: 1,
+            polls_per_syscall: 1,
             small_run_frames: 4,
         }
     }

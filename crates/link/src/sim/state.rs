@@ -1,4 +1,4 @@
-//! The network itself: frames under way, queues, dice. One lock guards it all.
+//! The state of the network: frames in flight, queues, randomness. A single lock guards it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -12,15 +12,15 @@ use super::{AttachError, DropReason, NetworkConfig, NetworkStats};
 use crate::chance::{corrupt, happens};
 use crate::{Class, Outgoing};
 
-/// Spare buffers kept at most.
+/// Maximum number of spare buffers.
 const SPARE_BUFFERS: usize = 4096;
-/// Frames that one poll hands out at most.
+/// Maximum frames returned by one poll.
 const POLL_FRAMES: usize = 64;
 
-/// Bytes of frames that come out in one piece, about.
+/// Approximate maximum size of joined frames.
 const MAX_JOINED_BYTES: usize = 9000;
 
-/// A frame under way or waiting to be polled.
+/// A frame in flight, or queued in a socket.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) from: SocketAddr,
@@ -30,16 +30,16 @@ pub(super) struct Frame {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Reaches the switch's queue for the receiver's interface.
+    /// Arrival at the switch's queue for the receiver's interface.
     Switch,
-    /// Reaches the receiver's socket.
+    /// Arrival at the receiver's socket.
     Socket,
 }
 
 struct Event {
     at_ns: u64,
     stage: Stage,
-    /// Later than its turn on purpose.
+    /// Extra delay for reordering.
     late_ns: u64,
     frame: Frame,
 }
@@ -47,7 +47,7 @@ struct Event {
 #[derive(Default)]
 struct PathState {
     bad: bool,
-    /// Arrival of the last frame, which the next must not overtake.
+    /// Arrival of the last frame; the next one must not overtake it.
     last_arrival_ns: u64,
 }
 
@@ -60,11 +60,11 @@ struct Interface {
 struct Socket {
     port: u64,
     queue: VecDeque<Frame>,
-    /// It stands in the list of arrivals.
+    /// It is in the list of arrivals.
     is_listed: bool,
 }
 
-/// By which interface a frame leaves: the one on the network of its destination.
+/// The interface that a frame leaves through: the one on the network of its destination.
 pub(super) fn source(interfaces: &[[SocketAddr; 2]], class: Class, to: SocketAddr) -> SocketAddr {
     let network = |address: SocketAddr| match address.ip() {
         IpAddr::V4(ip) => (ip.octets()[0], ip.octets()[1]),
@@ -78,14 +78,14 @@ pub(super) fn source(interfaces: &[[SocketAddr; 2]], class: Class, to: SocketAdd
 pub(super) struct State {
     pub(super) config: NetworkConfig,
     pub(super) stats: NetworkStats,
-    dice: ChaCha8Rng,
+    rng: ChaCha8Rng,
     now_ns: u64,
     next_number: u64,
     next_port: u64,
-    /// By their times; equal times in the order of sending.
+    /// By time; equal times in sending order.
     events: BTreeMap<(u64, u64), Event>,
     sockets: FxHashMap<SocketAddr, Socket>,
-    /// Sockets that something has reached since somebody last asked, each once.
+    /// Sockets that frames have reached since the last query, each once.
     arrivals: Vec<SocketAddr>,
     paths: FxHashMap<(IpAddr, IpAddr), PathState>,
     interfaces: FxHashMap<IpAddr, Interface>,
@@ -99,7 +99,7 @@ impl State {
             bus: config.bus.map(Bus::new),
             config,
             stats: NetworkStats::default(),
-            dice: ChaCha8Rng::seed_from_u64(seed),
+            rng: ChaCha8Rng::seed_from_u64(seed),
             now_ns: 0,
             next_number: 0,
             next_port: 1,
@@ -136,7 +136,7 @@ impl State {
         Ok(port)
     }
 
-    /// Closes the sockets of a port; what waits in them is dropped.
+    /// Closes the sockets of a port; frames queued in them are dropped.
     pub(super) fn detach(&mut self, port: u64) {
         let own = self.sockets.extract_if(|_, socket| socket.port == port);
         let waiting: Vec<Frame> = own.flat_map(|(_, socket)| socket.queue).collect();
@@ -148,7 +148,7 @@ impl State {
         }
     }
 
-    /// The port that has all sockets of a process.
+    /// The port that owns the socket at an address.
     pub(super) fn port_at(&self, address: SocketAddr) -> Option<u64> {
         self.sockets.get(&address).map(|socket| socket.port)
     }
@@ -162,8 +162,8 @@ impl State {
         self.bus.as_ref()?.next_event_ns()
     }
 
-    /// Lets everything happen that is due by `now_ns`. Time never goes back: an
-    /// earlier `now_ns` counts as the latest seen.
+    /// Processes all events due by `now_ns`. Time never goes back: an earlier `now_ns` counts
+    /// as the latest time seen.
     pub(super) fn advance(&mut self, now_ns: u64) {
         while let Some(at_ns) = self.next_event_ns()
             && at_ns <= now_ns
@@ -185,8 +185,8 @@ impl State {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Takes frames from a process; returns how many, and when its interface has
-    /// room again if it is full. Else it took all, or refuses the next.
+    /// Takes frames from a process; returns their number and, if its interface is full, when it
+    /// has room again. Otherwise it took all frames, or refuses the next.
     pub(super) fn send(
         &mut self,
         interfaces: &[[SocketAddr; 2]],
@@ -206,7 +206,7 @@ impl State {
             };
             let backlog_ns = free_ns.saturating_sub(self.now_ns);
             let backlog_bytes = self.config.wire_bytes(backlog_ns);
-            // An idle interface takes any frame, or the smallest queue would stop it.
+            // An idle interface takes any frame, whatever the size of its queue.
             if backlog_ns > 0 && backlog_bytes >= self.config.transmit_queue_bytes {
                 return (index, Some(free_ns));
             }
@@ -242,7 +242,7 @@ impl State {
         let Some(bus) = &mut self.bus else {
             return;
         };
-        let outcomes = bus.step(&mut self.dice);
+        let outcomes = bus.step(&mut self.rng);
         (self.stats.attempts, self.stats.collisions) = (bus.attempts, bus.collisions);
         for outcome in outcomes {
             match outcome {
@@ -252,7 +252,7 @@ impl State {
         }
     }
 
-    /// A frame has left its interface.
+    /// Moves a frame from its interface onto the path.
     fn leave(&mut self, mut frame: Frame, left_ns: u64) {
         let (source, target) = (frame.from.ip(), frame.to.ip());
         if self.config.is_dead(source) {
@@ -271,16 +271,16 @@ impl State {
         } else {
             config.bursts.begin
         };
-        path.bad ^= happens(&mut self.dice, turns);
-        if path.bad && happens(&mut self.dice, config.bursts.loss) {
+        path.bad ^= happens(&mut self.rng, turns);
+        if path.bad && happens(&mut self.rng, config.bursts.loss) {
             return self.drop_frame(frame, DropReason::Burst);
         }
-        if happens(&mut self.dice, config.loss) {
+        if happens(&mut self.rng, config.loss) {
             return self.drop_frame(frame, DropReason::Loss);
         }
         let jitter_ns = match config.jitter_ns {
             0 => 0,
-            most => self.dice.random_range(0..=most),
+            most => self.rng.random_range(0..=most),
         };
         let arrival_ns = left_ns
             .saturating_add(config.latency_ns)
@@ -288,15 +288,15 @@ impl State {
         let arrival_ns = arrival_ns.max(path.last_arrival_ns);
         path.last_arrival_ns = arrival_ns;
         let mut late_ns = 0;
-        if config.reorder_ns > 0 && happens(&mut self.dice, config.reorder) {
-            late_ns = self.dice.random_range(1..=config.reorder_ns);
+        if config.reorder_ns > 0 && happens(&mut self.rng, config.reorder) {
+            late_ns = self.rng.random_range(1..=config.reorder_ns);
             self.stats.reordered += 1;
         }
-        if happens(&mut self.dice, config.corrupt) {
-            corrupt(&mut self.dice, &mut frame.bytes, config.corrupt_bits);
+        if happens(&mut self.rng, config.corrupt) {
+            corrupt(&mut self.rng, &mut frame.bytes, config.corrupt_bits);
             self.stats.corrupted += 1;
         }
-        if happens(&mut self.dice, config.duplicate) {
+        if happens(&mut self.rng, config.duplicate) {
             let mut bytes = self.spare.pop().unwrap_or_default();
             bytes.clone_from(&frame.bytes);
             self.stats.duplicated += 1;
@@ -306,7 +306,7 @@ impl State {
     }
 
     fn schedule(&mut self, at_ns: u64, late_ns: u64, frame: Frame) {
-        // A bus has no queue, nor has a switch without a speed.
+        // Neither a bus nor a switch of unlimited speed has a queue.
         let has_queue = self.bus.is_none() && self.config.bytes_per_second > 0;
         let (stage, at_ns, late_ns) = match has_queue {
             false => (Stage::Socket, at_ns.saturating_add(late_ns), 0),
@@ -331,7 +331,7 @@ impl State {
         let interface = self.interfaces.entry(event.frame.to.ip()).or_default();
         let start_ns = interface.switch_free_ns.max(event.at_ns);
         let waiting_bytes = self.config.wire_bytes(start_ns - event.at_ns);
-        // An idle switch passes any frame.
+        // An idle switch forwards any frame.
         if start_ns > event.at_ns && waiting_bytes + bytes as u64 > self.config.switch_queue_bytes {
             return self.drop_frame(event.frame, DropReason::SwitchQueue);
         }
@@ -346,7 +346,7 @@ impl State {
     }
 
     fn arrive(&mut self, frame: Frame) {
-        // Who died or was cut off meanwhile receives nothing under way.
+        // Receivers that died or were cut off meanwhile get nothing that was in flight.
         if self.config.is_dead(frame.to.ip()) {
             return self.drop_frame(frame, DropReason::DeadInterface);
         }
@@ -368,7 +368,7 @@ impl State {
         }
     }
 
-    /// Moves what waits in a socket to the list of a port.
+    /// Moves frames queued in a socket to a port's list.
     pub(super) fn poll(
         &mut self,
         address: SocketAddr,
@@ -381,7 +381,7 @@ impl State {
         let count = socket.queue.len().min(POLL_FRAMES);
         self.stats.delivered += count as u64;
         let first = into.len();
-        // Length of the frames in the last piece, and whether one more may follow.
+        // Frame length within the last joined message, and whether another frame may follow.
         let (mut length, mut is_open) = (0, false);
         for frame in socket.queue.drain(..count) {
             let bytes = frame.bytes.len();
@@ -390,7 +390,7 @@ impl State {
                 && bytes <= length
                 && let Some((_, piece)) = into[first..].last_mut()
                 && piece.from == frame.from
-                && happens(&mut self.dice, self.config.join)
+                && happens(&mut self.rng, self.config.join)
             {
                 piece.bytes.extend_from_slice(&frame.bytes);
                 is_open = bytes == length && piece.bytes.len() < MAX_JOINED_BYTES;

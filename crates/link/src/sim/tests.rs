@@ -28,7 +28,7 @@ fn send(port: &mut Port, now_ns: u64, to: u8, bytes: &[u8]) -> usize {
     port.send(now_ns, &[frame]).unwrap()
 }
 
-/// Everything that waits for a port by now.
+/// All frames queued for a port.
 fn receive(port: &mut Port, now_ns: u64) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     loop {
@@ -40,7 +40,7 @@ fn receive(port: &mut Port, now_ns: u64) -> Vec<Vec<u8>> {
     }
 }
 
-/// Sends numbered frames, all at once, over a network with this path; what comes out.
+/// Sends numbered frames at once over a network with this path; returns what arrives.
 fn through(path: PathConfig, seed: u64, count: u32) -> (Vec<Vec<u8>>, NetworkStats) {
     let config = NetworkConfig {
         path,
@@ -113,7 +113,7 @@ fn a_clean_path_with_jitter_keeps_order() {
 }
 
 #[test]
-fn loss_duplication_reordering_and_corruption_show() {
+fn loss_duplication_reordering_and_corruption_occur() {
     let (got, stats) = through(
         PathConfig {
             loss: 0.1,
@@ -188,7 +188,7 @@ fn burst_losses_come_in_runs() {
 }
 
 #[test]
-fn many_to_one_overflows_the_switch_and_the_rest_arrives_at_line_rate() {
+fn incast_overflows_the_switch_and_the_rest_arrives_at_line_rate() {
     let config = NetworkConfig {
         bytes_per_second: 1_000_000_000,
         switch_queue_bytes: 20_000,
@@ -211,7 +211,7 @@ fn many_to_one_overflows_the_switch_and_the_rest_arrives_at_line_rate() {
 }
 
 #[test]
-fn a_full_interface_takes_no_more_until_the_time_it_tells() {
+fn a_full_interface_takes_nothing_until_its_deadline() {
     let config = NetworkConfig {
         bytes_per_second: 1_000_000_000,
         transmit_queue_bytes: 5_000,
@@ -254,7 +254,7 @@ fn a_cut_works_one_way_and_a_partition_both() {
 }
 
 #[test]
-fn a_dead_interface_loses_what_is_under_way_and_comes_back() {
+fn a_dead_interface_loses_frames_in_flight_and_recovers() {
     let network = Network::new(1, NetworkConfig::default());
     let (mut a, mut b) = (attach(&network, 1), attach(&network, 2));
     send(&mut a, 0, 2, b"under way");
@@ -268,7 +268,7 @@ fn a_dead_interface_loses_what_is_under_way_and_comes_back() {
 }
 
 #[test]
-fn a_crash_loses_the_queue_and_a_restart_has_the_same_addresses() {
+fn a_crash_loses_the_queue_and_a_restart_reuses_the_addresses() {
     let network = Network::new(1, NetworkConfig::default());
     let (mut a, b) = (attach(&network, 1), attach(&network, 2));
     send(&mut a, 0, 2, b"queued");
@@ -342,7 +342,7 @@ fn one_path_can_be_slower_than_the_rest() {
 }
 
 #[test]
-fn attach_errors_say_which_address_and_what_to_do() {
+fn attach_errors_name_the_address_and_a_remedy() {
     let network = Network::new(1, NetworkConfig::default());
     let (small, _) = addresses(1);
     let error = network.attach(small, small).unwrap_err().to_string();
@@ -357,7 +357,7 @@ fn attach_errors_say_which_address_and_what_to_do() {
     );
 }
 
-/// 10 Mbit/s, and a cable of 25 us.
+/// 10 Mbit/s and a propagation time of 25 us.
 fn bus(seed: u64) -> Network {
     let config = NetworkConfig {
         bytes_per_second: 1_250_000,
@@ -371,10 +371,10 @@ fn bus(seed: u64) -> Network {
 }
 
 #[test]
-fn on_a_bus_one_frame_passes_at_a_time_whoever_sends_it() {
+fn a_bus_carries_one_frame_at_a_time_whichever_station_sends() {
     let network = bus(1);
     let mut ports: Vec<Port> = (1..=4).map(|node| attach(&network, node)).collect();
-    // 1000 bytes on the wire take 800 us; the second finds the medium in use.
+    // 1000 bytes take 800 us on the wire; the second frame finds the medium busy.
     assert_eq!(send(&mut ports[0], 0, 3, &[1; 934]), 1);
     assert_eq!(send(&mut ports[1], 100_000, 4, &[2; 934]), 1);
     assert!(receive(&mut ports[2], 799_999).is_empty());
@@ -385,7 +385,7 @@ fn on_a_bus_one_frame_passes_at_a_time_whoever_sends_it() {
 }
 
 #[test]
-fn who_begins_before_it_hears_the_other_collides_and_all_pass_in_the_end() {
+fn stations_that_start_together_collide_and_all_frames_pass_in_the_end() {
     for seed in 0..20 {
         let network = bus(seed);
         let mut ports: Vec<Port> = (1..=8).map(|node| attach(&network, node)).collect();
@@ -402,7 +402,7 @@ fn who_begins_before_it_hears_the_other_collides_and_all_pass_in_the_end() {
 }
 
 #[test]
-fn a_station_that_waits_on_the_bus_takes_no_more_than_its_queue() {
+fn a_waiting_bus_station_takes_no_more_than_its_queue_holds() {
     let network = bus(1);
     network.change(|config| config.transmit_queue_bytes = 3_000);
     let mut port = attach(&network, 1);

@@ -1,4 +1,4 @@
-//! Memory that the kernel reads and writes: heap arrays and socket addresses.
+//! Memory shared with the kernel during calls: heap arrays and socket addresses.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr::NonNull;
@@ -7,13 +7,13 @@ use crate::sys::socklen_of;
 
 /// A heap array that other structures point into.
 ///
-/// Unlike a `Box`, moving it or borrowing it does not claim that no other
-/// pointer leads there, so the kernel's structures may keep theirs.
+/// Unlike with a `Box`, moving or borrowing it does not assert exclusive access, so the kernel's
+/// structures may keep their pointers.
 #[derive(Debug)]
 pub(super) struct Array<T>(NonNull<[T]>);
 
-// SAFETY: the array owns its elements alone, as a `Box` does; whoever stores
-// raw pointers into it keeps them beside it, inside the same owner.
+// SAFETY: the array owns its elements, as a `Box` does; raw pointers into it are stored in the
+// same owner and move with it.
 unsafe impl<T: Send> Send for Array<T> {}
 
 impl<T> Array<T> {
@@ -22,17 +22,16 @@ impl<T> Array<T> {
         Array(NonNull::new(raw).expect("a box is never null"))
     }
 
-    /// A pointer to one element, good as long as the array lives.
+    /// A pointer to one element, valid as long as the array lives.
     pub(super) fn place(&self, index: usize) -> *mut T {
         assert!(index < self.0.len(), "element {index} of {}", self.0.len());
-        // SAFETY: the index was checked, so the result stays in the allocation.
+        // SAFETY: the index was checked, so the result is inside the allocation.
         unsafe { self.0.as_ptr().cast::<T>().add(index) }
     }
 
     pub(super) fn slice(&self) -> &[T] {
-        // SAFETY: the allocation is alive and initialised; nobody writes to it
-        // while `self` is borrowed: only system calls made by methods that
-        // borrow the owner mutably do.
+        // SAFETY: the allocation is alive and initialised; nothing writes to it while `self` is
+        // borrowed: only system calls do, from methods that borrow the owner mutably.
         unsafe { self.0.as_ref() }
     }
 
@@ -49,8 +48,8 @@ impl<T> Drop for Array<T> {
     }
 }
 
-/// A message header; the pointers in it lead into arrays of the same owner, or
-/// to a caller's frames for the length of one call.
+/// A message header; its pointers refer to arrays of the same owner, or to a caller's frames
+/// during one call.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct Header(pub(super) libc::mmsghdr);
@@ -60,8 +59,8 @@ pub(super) struct Header(pub(super) libc::mmsghdr);
 #[derive(Clone, Copy)]
 pub(super) struct Piece(pub(super) libc::iovec);
 
-// SAFETY: the pointers in it are used only by system calls of the owner, who
-// moves to another thread together with what they lead to.
+// SAFETY: the pointers are used only by system calls of the owner, which moves to another thread
+// together with the memory.
 unsafe impl Send for Header {}
 // SAFETY: as above.
 unsafe impl Send for Piece {}
@@ -79,18 +78,18 @@ impl Piece {
         iov_len: 0,
     });
 
-    /// True if these bytes lie right behind its own: one piece does for both.
+    /// True if `bytes` directly follow this piece, so that one piece can cover both.
     pub(super) fn is_followed_by(&self, bytes: &[u8]) -> bool {
         self.0.iov_base.addr() + self.0.iov_len == bytes.as_ptr().addr()
     }
 }
 
-/// Space for the control messages of one message, aligned as `cmsghdr` wants.
+/// Space for the control messages of one message, aligned for `cmsghdr`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct Control(pub(super) [u8; 64]);
 
-/// A socket address as the kernel reads and writes it: room for both families.
+/// A socket address in the kernel's format, with room for both families.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Name(libc::sockaddr_in6);
@@ -103,7 +102,7 @@ impl Name {
         Name(unsafe { std::mem::zeroed() })
     }
 
-    /// Writes an address; returns how many bytes of it count.
+    /// Stores an address; returns its length in bytes.
     pub(super) fn set(&mut self, address: &SocketAddr) -> libc::socklen_t {
         match address {
             SocketAddr::V4(v4) => {
@@ -115,8 +114,8 @@ impl Name {
                     },
                     sin_zero: [0; 8],
                 };
-                // SAFETY: `sockaddr_in` is shorter than `sockaddr_in6` and no
-                // more aligned, so it fits into `self`.
+                // SAFETY: `sockaddr_in` is shorter than `sockaddr_in6` and not more aligned, so
+                // it fits into `self`.
                 unsafe { (&raw mut self.0).cast::<libc::sockaddr_in>().write(name) };
                 socklen_of::<libc::sockaddr_in>()
             }
@@ -135,7 +134,7 @@ impl Name {
         }
     }
 
-    /// Reads the address; `None` when it is of another family.
+    /// The stored address; `None` if it has another family.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         match libc::c_int::from(self.0.sin6_family) {
             libc::AF_INET => {
@@ -154,7 +153,7 @@ impl Name {
     }
 }
 
-/// A family as it stands in a socket address.
+/// An address family as stored in a socket address.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "families are small numbers"
@@ -168,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_kernel_form() {
+    fn addresses_survive_the_conversion_to_the_kernels_format() {
         for text in ["127.0.0.1:7", "10.1.2.3:65535", "[::1]:80", "[fe80::1%3]:9"] {
             let address: SocketAddr = text.parse().unwrap();
             let mut name = Name::zeroed();
@@ -180,7 +179,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "element 3 of 3")]
-    fn a_place_outside_an_array_is_refused() {
+    fn an_index_outside_an_array_is_refused() {
         Array::new(vec![1, 2, 3]).place(3);
     }
 }

@@ -1,10 +1,9 @@
 //! Frames over two UDP sockets: one for small packets, one for bulk.
 //!
-//! The small socket is tuned for the time one packet takes: an empty poll is
-//! one plain system call. The bulk socket is tuned for rate: runs of frames to
-//! one destination leave as one message that the kernel or the interface cuts
-//! (`UDP_SEGMENT`), and arrive joined likewise (`UDP_GRO`). Packets are never
-//! fragmented. Nothing is allocated after opening.
+//! The small socket is tuned for latency: an empty poll is one plain system call. The bulk
+//! socket is tuned for throughput: runs of frames to one destination leave as one message that
+//! the kernel or the interface splits (`UDP_SEGMENT`), and arrive joined (`UDP_GRO`). Packets
+//! are never fragmented. Nothing is allocated after opening.
 
 mod memory;
 mod open;
@@ -22,7 +21,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 pub use open::{MAX_FRAME_BYTES, OpenError, longest_frame_bytes};
-pub use ports::{NoPortRange, PortRange};
+pub use ports::{PortRange, PortRangeError};
 
 use crate::busy_poll::BusyPolling;
 use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
@@ -30,24 +29,24 @@ use receive::Receiver;
 use routes::Routes;
 use send::{Progress, Sender};
 
-/// Messages fetched by one call on the small socket once they queue up.
+/// Messages fetched per call on the small socket once they queue up.
 const SMALL_SLOTS: usize = 32;
-/// Room for each, enough for a jumbo frame of any peer.
+/// Buffer size for each; enough for a jumbo frame.
 const SMALL_SLOT_BYTES: usize = 9216;
-/// Where small frames may come as one message: fewer, so that they stay in the cache, and room
-/// for the longest that the kernel joins. Not a power of two, or all would lie in a few of the
-/// cache's places.
+/// Slots when small frames may arrive joined: fewer, so that they stay in the cache, each with
+/// room for the longest message that the kernel joins. The size is not a power of two, so that
+/// the slots do not map to the same cache sets.
 const JOINED_SLOTS: usize = 8;
 const JOINED_SLOT_BYTES: usize = 65_536 + 4096 + 192;
-/// Longest run of small frames that travels as one message: what comes behind it waits. 16 KiB
-/// in packets of 1472 bytes.
+/// Longest run of small frames sent as one message; later packets wait behind it. 16 KiB in
+/// packets of 1472 bytes.
 const SMALL_RUN_BYTES: usize = 12 * 1472;
-/// Messages fetched by one call on the bulk socket: what stays in the L2 cache.
+/// Messages fetched per call on the bulk socket; they fit the L2 cache.
 const BULK_SLOTS: usize = 4;
-/// Room for each: the longest that the kernel joins.
+/// Buffer size for each: the longest message that the kernel joins.
 const BULK_SLOT_BYTES: usize = 65_536;
-/// Fewest frames that the receiving side is said to hold.
-const LEAST_RECEIVE_FRAMES: usize = 16;
+/// Lower bound for the reported receive capacity.
+const MIN_RECEIVE_FRAMES: usize = 16;
 
 /// How to open a UDP link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,23 +55,23 @@ pub struct UdpOptions {
     pub small_port: u16,
     /// Port of the bulk socket; 0 lets the kernel choose.
     pub bulk_port: u16,
-    /// Where the kernel would choose, one of these is taken, and frames leave from no other port.
+    /// Replaces the kernel's choice: ports are taken from this range, and frames use no others.
     pub ports: Option<PortRange>,
-    /// Bytes asked for as queue of each socket and direction. The kernel grants
-    /// at most `net.core.rmem_max` to the unprivileged.
+    /// Requested queue size of each socket and direction in bytes. Without privileges the kernel
+    /// grants at most `net.core.rmem_max`.
     pub buffer_bytes: usize,
-    /// Whether runs may travel as one message through the kernel (GSO, GRO).
+    /// Whether runs may pass through the kernel as one message (GSO, GRO).
     pub segmentation: bool,
-    /// Whether looks at the sockets that find nothing poll the interface's receive queue. Runs
-    /// then arrive as single frames.
+    /// Whether an empty poll of a socket busy-polls the interface's receive queue. Runs then
+    /// arrive as single frames.
     pub busy_poll: bool,
-    /// Whether runs of small frames do so, too. They are handed out as they arrive, joined:
-    /// only for who knows the frames' lengths.
+    /// Whether runs of small frames are joined, too. They are delivered joined, so the caller
+    /// must know the frames' lengths.
     pub join_small: bool,
 }
 
 impl Default for UdpOptions {
-    /// Any ports, 4 MiB, segmentation of bulk where the kernel has it, packets by interrupts.
+    /// Any ports, 4 MiB, segmentation of bulk frames if available, no busy polling.
     fn default() -> Self {
         UdpOptions {
             small_port: 0,
@@ -86,28 +85,28 @@ impl Default for UdpOptions {
     }
 }
 
-/// What a UDP link has done and lost.
+/// Counters of a UDP link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpStats {
-    /// Frames that the kernel took.
+    /// Frames accepted by the kernel.
     pub sent_frames: u64,
-    /// Frames handed out by polls.
+    /// Frames returned by polls.
     pub received_frames: u64,
-    /// Messages of several frames that left as one.
+    /// Messages sent that contained several frames.
     pub gso_batches: u64,
-    /// Messages of several frames that came as one.
+    /// Messages received that contained several frames.
     pub gro_batches: u64,
-    /// Frames refused because they exceed what the interface takes.
+    /// Frames refused because they exceed the interface's MTU.
     pub too_long: u64,
-    /// Frames lost because the kernel knows no way to their destination.
+    /// Frames lost because the kernel has no route to their destination.
     pub unreachable: u64,
-    /// Frames without a byte, which are neither sent nor handed out.
+    /// Empty frames, which are neither sent nor delivered.
     pub empty: u64,
-    /// Messages that came longer than any frame may be, and were dropped.
+    /// Messages dropped because they are longer than any frame may be.
     pub truncated: u64,
-    /// Calls of `send` that ended early because a socket was full.
+    /// Calls of `send` that stopped early because a socket was full.
     pub full: u64,
-    /// Times the kernel refused a run as one message and it went frame by frame.
+    /// Runs that the kernel refused as one message and that were sent frame by frame.
     pub gso_refused: u64,
 }
 
@@ -117,33 +116,33 @@ pub struct Udp {
     bulk: OwnedFd,
     local: [SocketAddr; 2],
     caps: Caps,
-    /// Cleared for good when the kernel or the interface cannot cut messages.
+    /// Cleared permanently if the kernel or the interface cannot split messages.
     gso: bool,
     join_small: bool,
     busy_polling: BusyPolling,
     sender: Sender,
     small_receiver: Receiver,
     bulk_receiver: Receiver,
-    /// Whose frames the last poll offers.
+    /// Class of the frames of the last poll.
     polled: Class,
-    /// Cleared when the kernel has said that nothing of the bulk socket waits.
+    /// Cleared when the kernel reports that no bulk data is queued.
     bulk_queued: bool,
-    /// Polls of the small socket in a row that found something.
+    /// Successive polls of the small socket that found something.
     small_streak: u32,
-    /// Polls of the small socket in a row that found nothing.
+    /// Successive polls of the small socket that found nothing.
     small_quiet: u32,
-    /// Frames may leave from ports of connected sockets.
+    /// Frames may be sent from the ports of connected sockets.
     any_port: bool,
     routes: Routes,
     refuses_next: bool,
     stats: UdpStats,
 }
 
-/// Empty polls of the small socket between two looks at a connected one.
+/// Empty polls of the small socket between two polls of a connected one.
 const ROUTE_LOOK_POLLS: u32 = 64;
 
 impl Udp {
-    /// Opens both sockets on an address of this machine.
+    /// Opens both sockets on a local address.
     ///
     /// # Errors
     /// See [`OpenError`]; nothing stays open.
@@ -154,12 +153,12 @@ impl Udp {
         let (mtu_bytes, scope_id) = open::interface(ip)?;
         let small = open::open(ip, scope_id, Class::Small, options)?;
         let bulk = open::open(ip, scope_id, Class::Bulk, options)?;
-        // Kernels without GRO for UDP hand out single datagrams: slower, no less right.
+        // Kernels without UDP GRO deliver single datagrams: slower, but correct.
         let join = |socket: BorrowedFd<'_>| {
             sys::set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1_i32).is_ok()
         };
-        // While a process polls and interrupts are put off, the kernel holds back what it could
-        // join for up to a tick of its clock (4 ms).
+        // With busy polling and deferred interrupts, the kernel holds back packets that it might
+        // join for up to one clock tick (4 ms).
         let may_join = options.segmentation && !options.busy_poll;
         let gro = may_join && join(bulk.socket.as_fd());
         let join_small = gro && options.join_small && join(small.socket.as_fd());
@@ -174,7 +173,7 @@ impl Udp {
         let caps = Caps {
             max_frame_bytes,
             receive_frames: receive_frames(bulk.socket.as_fd(), max_frame_bytes),
-            looks_per_call: 1,
+            polls_per_syscall: 1,
             small_run_frames: match join_small {
                 true => SMALL_RUN_BYTES.div_ceil(max_frame_bytes),
                 false => 1,
@@ -211,19 +210,19 @@ impl Udp {
         self.stats
     }
 
-    /// True while runs leave as one message.
+    /// True while runs are sent as one message.
     #[must_use]
     pub fn uses_segmentation(&self) -> bool {
         self.gso
     }
 
-    /// What became of [`UdpOptions::busy_poll`].
+    /// The outcome of [`UdpOptions::busy_poll`].
     #[must_use]
     pub fn busy_polling(&self) -> &BusyPolling {
         &self.busy_polling
     }
 
-    /// Why a frame is lost at once: the counter that tells.
+    /// The counter for a frame that is lost at once, if it is.
     #[inline]
     fn loss(&mut self, frame: &Outgoing<'_>) -> Option<&mut u64> {
         if frame.is_empty() {
@@ -235,9 +234,9 @@ impl Udp {
         }
     }
 
-    /// Sends the first of these small frames, and those that may travel with it, by a socket
-    /// connected to its destination; how many were taken: none if there is no such socket, or
-    /// it is of no use now.
+    /// Sends the first of these small frames, and those that may be joined to it, through a
+    /// socket connected to its destination. Returns the number taken; 0 if there is no such
+    /// socket or it is not usable now.
     #[inline]
     fn send_connected(&mut self, batch: &[Outgoing<'_>]) -> usize {
         let to = batch[0].to;
@@ -268,7 +267,7 @@ impl Udp {
         }
     }
 
-    /// The frame behind those `taken` is too long.
+    /// Stops before a frame that is too long, after `taken` frames.
     #[cold]
     fn refuse(&mut self, taken: usize) -> usize {
         self.stats.too_long += 1;
@@ -276,8 +275,8 @@ impl Udp {
         taken
     }
 
-    /// True if bulk that was sent may still wait in this machine, so that what leaves by
-    /// another way would overtake it. Asks the kernel only after bulk was sent.
+    /// True if bulk data may still be queued in this machine, so that a raw frame would overtake
+    /// it. Queries the kernel only after bulk data was sent.
     #[inline]
     pub fn has_bulk_queued(&mut self) -> bool {
         if self.bulk_queued {
@@ -286,13 +285,13 @@ impl Udp {
         self.bulk_queued
     }
 
-    /// The socket that is bound to the small port.
+    /// The socket bound to the small port.
     #[must_use]
     pub fn small_socket(&self) -> BorrowedFd<'_> {
         self.small.as_fd()
     }
 
-    /// The leading frames of `batch` that may leave by the same call.
+    /// Number of leading frames of `batch` that may be sent in one call.
     fn run_len(&mut self, batch: &[Outgoing<'_>]) -> usize {
         let Some(first) = batch.first() else { return 0 };
         let class = first.class;
@@ -315,7 +314,7 @@ impl Link for Udp {
 
     fn send(&mut self, _now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut taken = 0;
-        // Frames before this index go one by one, since the kernel refused them joined.
+        // Frames before this index are sent one by one, since the kernel refused them joined.
         let mut single_until = 0;
         let mut losses_before = 0;
         self.refuses_next = false;
@@ -365,33 +364,33 @@ impl Link for Udp {
                     if frames > 1 {
                         self.stats.gso_refused += 1;
                         match error {
-                            // No such option, or an interface that cannot check sums.
+                            // No such option, or an interface without checksum offload.
                             Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP => self.gso = false,
-                            // Too long for the path, or unknown: each frame tells.
+                            // Too long for the path, or unknown: sending one by one shows which.
                             Errno::INVAL | Errno::MSGSIZE => {
                                 suspect = error == Errno::INVAL;
                                 losses_before = self.stats.unreachable;
                             }
-                            error if is_lost(error) => {
+                            error if is_destination_error(error) => {
                                 self.stats.unreachable += frames as u64;
                                 taken += frames;
                                 continue;
                             }
-                            error => return broken(taken, error),
+                            error => return partial_or_error(taken, error),
                         }
                         single_until = taken + frames;
                         continue;
                     }
                     match error {
                         Errno::MSGSIZE => return Ok(self.refuse(taken)),
-                        error if is_lost(error) => self.stats.unreachable += 1,
-                        error => return broken(taken, error),
+                        error if is_destination_error(error) => self.stats.unreachable += 1,
+                        error => return partial_or_error(taken, error),
                     }
                     taken += 1;
                 }
             }
             if suspect && taken >= single_until {
-                // All went singly, so it was the joining that the kernel minds.
+                // All frames were accepted singly, so the kernel rejects the joining.
                 self.gso &= losses_before != self.stats.unreachable;
                 suspect = false;
             }
@@ -409,8 +408,8 @@ impl Link for Udp {
         match class {
             Class::Small => {
                 let socket = self.small.as_fd();
-                // A second find in a row shows a queue; a lone packet must not
-                // pay for the search of a second.
+                // Two successive hits indicate a queue; a single packet should not pay for
+                // looking for a second one.
                 let found = if self.small_streak < 2 {
                     self.small_receiver.one(socket, &mut self.stats)
                 } else {
@@ -468,8 +467,8 @@ impl fmt::Debug for Udp {
     }
 }
 
-/// True where an error concerns one destination, not the socket.
-fn is_lost(error: Errno) -> bool {
+/// True for errors that concern one destination, not the socket.
+fn is_destination_error(error: Errno) -> bool {
     matches!(
         error,
         Errno::CONNREFUSED
@@ -491,9 +490,8 @@ fn is_lost(error: Errno) -> bool {
     )
 }
 
-/// The link is broken; what was taken before is told first, and the error when
-/// the rest is offered again.
-fn broken(taken: usize, error: Errno) -> io::Result<usize> {
+/// Handles a broken socket: reports the frames taken before, and the error on the next call.
+fn partial_or_error(taken: usize, error: Errno) -> io::Result<usize> {
     if taken > 0 {
         Ok(taken)
     } else {
@@ -501,12 +499,12 @@ fn broken(taken: usize, error: Errno) -> io::Result<usize> {
     }
 }
 
-/// How many full frames a socket's queue holds: the kernel charges each for the
-/// memory it takes, a power of two and its own bookkeeping.
+/// Number of full frames that a socket's queue holds: the kernel charges each with a power of
+/// two plus its own bookkeeping.
 fn receive_frames(socket: BorrowedFd<'_>, frame_bytes: usize) -> usize {
     let queue_bytes = sockopt::socket_recv_buffer_size(socket).unwrap_or(0);
     let charged_bytes = (frame_bytes + 400).next_power_of_two() + 256;
-    (queue_bytes / charged_bytes).max(LEAST_RECEIVE_FRAMES)
+    (queue_bytes / charged_bytes).max(MIN_RECEIVE_FRAMES)
 }
 
 #[cfg(test)]

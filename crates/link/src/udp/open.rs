@@ -1,4 +1,4 @@
-//! Opening sockets, and how long a frame may be.
+//! Opens sockets and computes frame lengths.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -9,74 +9,74 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use super::{PortRange, UdpOptions};
 use crate::{Class, sys};
 
-/// Longest frame ever used: a jumbo packet of 9000 bytes over IPv4. Longer
-/// ones gain nothing, and buffers are sized for it.
+/// Longest frame: a jumbo packet of 9000 bytes over IPv4. Longer ones bring no gain, and buffers
+/// are sized for this.
 pub const MAX_FRAME_BYTES: usize = 9000 - 28;
 
-/// MTU assumed where no interface owns the address (a route made it local).
+/// MTU assumed if no interface owns the address (it is local through a route).
 const ASSUMED_MTU_BYTES: usize = 1500;
 
-/// How often another port is tried when one was lost before it was tied.
+/// Attempts with another port when a port was lost before it was pinned.
 const PORT_ATTEMPTS: u32 = 8;
 
 /// Why a UDP link could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The address is not one that peers can send to.
+    /// Peers cannot send to the address.
     #[error(
-        "cannot open the udp link on {ip}: peers need one address to answer to; \
-         give an address of this machine"
+        "cannot open the udp link on {ip}: it is not a unicast address that peers can reply to; \
+         use an address of this machine"
     )]
     NotUnicast {
-        /// What was asked for.
+        /// The address.
         ip: IpAddr,
     },
-    /// No socket could be made.
+    /// The socket cannot be created.
     #[error(
-        "cannot open the udp link on {ip}: making a socket failed: {source}; {}",
+        "cannot open the udp link on {ip}: creating a socket failed: {source}; {}",
         socket_advice(.source)
     )]
     Socket {
-        /// The address that it was for.
+        /// The address.
         ip: IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The address and port cannot be had.
+    /// The address and port are not available.
     #[error(
         "cannot open the udp link: binding its {class:?} socket to {address} failed: {source}; {}",
         bind_advice(.source)
     )]
     Bind {
-        /// What was asked for; port 0 means any.
+        /// Requested address; port 0 means any.
         address: SocketAddr,
-        /// Which of the two sockets.
+        /// Class of the socket.
         class: Class,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// None of the ports that it may have is free.
+    /// All permitted ports are in use.
     #[error(
         "cannot open the udp link on {ip}: none of the ports {ports} is free, and a process needs \
-         two; end processes that have them, or give a wider range"
+         two; end processes that use them, or configure a wider range"
     )]
     NoPort {
-        /// The address that it was for.
+        /// The address.
         ip: IpAddr,
-        /// Those that were allowed.
+        /// The permitted ports.
         ports: PortRange,
     },
-    /// A socket option that the link cannot do without was refused.
+    /// A required socket option was refused.
     #[error(
         "cannot open the udp link on {ip}: the kernel refuses {option}: {source}; \
          Linux 5.4 or newer is needed"
     )]
     Option {
-        /// What the option is called.
+        /// Name of the option.
         option: &'static str,
-        /// The address that the socket is for.
+        /// Address of the socket.
         ip: IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The interfaces of this machine cannot be listed.
@@ -85,9 +85,9 @@ pub enum OpenError {
          check that netlink sockets are allowed"
     )]
     Interfaces {
-        /// The address that was looked for.
+        /// The address.
         ip: IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -95,14 +95,14 @@ pub enum OpenError {
 fn socket_advice(cause: &io::Error) -> &'static str {
     match cause.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files",
-        Some(libc::EAFNOSUPPORT) => "this kernel lacks that IP version",
+        Some(libc::EAFNOSUPPORT) => "this kernel does not support that IP version",
         _ => "check the limits of this process",
     }
 }
 
 fn bind_advice(cause: &io::Error) -> &'static str {
     match cause.kind() {
-        io::ErrorKind::AddrInUse => "another process has that port; choose another or port 0",
+        io::ErrorKind::AddrInUse => "another process uses that port; choose another or port 0",
         io::ErrorKind::AddrNotAvailable => {
             "no interface of this machine has that address; see `ip addr`"
         }
@@ -113,8 +113,8 @@ fn bind_advice(cause: &io::Error) -> &'static str {
     }
 }
 
-/// A socket ready for use, and where it is.
-pub(super) struct Opened {
+/// A bound socket and its address.
+pub(super) struct BoundSocket {
     pub(super) socket: OwnedFd,
     pub(super) local: SocketAddr,
 }
@@ -125,7 +125,7 @@ pub(super) fn open(
     scope_id: u32,
     class: Class,
     options: &UdpOptions,
-) -> Result<Opened, OpenError> {
+) -> Result<BoundSocket, OpenError> {
     let socket = plain_socket(ip).map_err(|source| OpenError::Socket { ip, source })?;
     forbid_fragments(socket.as_fd(), ip)?;
     raise_buffers(socket.as_fd(), options.buffer_bytes);
@@ -156,15 +156,15 @@ pub(super) fn open(
     let local = rustix::net::getsockname(&socket)
         .and_then(SocketAddr::try_from)
         .map_err(|error| failed(error.into()))?;
-    Ok(Opened { socket, local })
+    Ok(BoundSocket { socket, local })
 }
 
-/// Binds, to a port that stays the socket's until it is closed: a broker of rings asks for that.
+/// Binds to a port that stays the socket's until it is closed; the ring broker requires that.
 fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let mut attempts = PORT_ATTEMPTS;
     loop {
         rustix::net::bind(socket, &address)?;
-        // A link-local address is bound to its device, which tying would undo.
+        // A link-local address is bound to its device, which pinning would undo.
         if address.port() != 0
             || matches!(address.ip(), IpAddr::V6(v6) if v6.is_unicast_link_local())
         {
@@ -188,12 +188,12 @@ pub(super) fn connected(local: SocketAddr, to: SocketAddr) -> io::Result<OwnedFd
     Ok(socket)
 }
 
-/// Finds the interface that owns an address: its MTU and the scope that a
-/// link-local IPv6 address needs.
+/// Finds the interface that owns an address: its MTU, and the scope id of a link-local IPv6
+/// address.
 pub(super) fn interface(ip: IpAddr) -> Result<(usize, u32), OpenError> {
     let socket = plain_socket(ip).map_err(|source| OpenError::Socket { ip, source })?;
     let all = sys::interface_addresses().map_err(|source| OpenError::Interfaces { ip, source })?;
-    // Any address of 127.0.0.0/8 works, though the interface lists one.
+    // Any address of 127.0.0.0/8 is valid, although the interface lists only one.
     let owner = all.iter().find(|address| address.ip == ip).or_else(|| {
         all.iter()
             .find(|address| address.loopback && ip.is_loopback() && address.ip.is_loopback())
@@ -209,13 +209,13 @@ pub(super) fn interface(ip: IpAddr) -> Result<(usize, u32), OpenError> {
     })
 }
 
-/// The longest frame that fits a packet of `mtu_bytes` without fragments.
+/// The longest frame that fits into a packet of `mtu_bytes`.
 pub(super) fn frame_bytes(mtu_bytes: usize, ip: IpAddr) -> usize {
     let headers = if ip.is_ipv4() { 20 + 8 } else { 40 + 8 };
     mtu_bytes.saturating_sub(headers).clamp(1, MAX_FRAME_BYTES)
 }
 
-/// Bytes of the longest frame of a link opened on an address of this machine.
+/// Bytes of the longest frame of a link opened on a local address.
 ///
 /// # Errors
 /// The interfaces cannot be listed.
@@ -237,9 +237,9 @@ fn plain_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Packets leave whole or not at all: one that is too long for the interface is refused here
-/// (`EMSGSIZE`), and no router may cut one. `PROBE` takes no MTU of a path from ICMP, which
-/// anybody can send.
+/// Forbids fragmentation: a packet that is too long for the interface is refused here
+/// (`EMSGSIZE`), and no router may fragment it. `PROBE` ignores path MTUs reported by ICMP, which
+/// anyone can forge.
 fn forbid_fragments(socket: BorrowedFd<'_>, ip: IpAddr) -> Result<(), OpenError> {
     let (option, result) = if ip.is_ipv4() {
         let result = sockopt::set_ip_mtu_discover(socket, sockopt::Ipv4PathMtuDiscovery::PROBE);
@@ -255,8 +255,8 @@ fn forbid_fragments(socket: BorrowedFd<'_>, ip: IpAddr) -> Result<(), OpenError>
     })
 }
 
-/// Asks for long queues: by privilege beyond the system's limit, else up to it.
-/// What was granted is read back, so a refusal is no error.
+/// Requests long queues: beyond the system's limit if privileged, otherwise up to it. The caller
+/// reads back the granted size, so a refusal is not an error.
 fn raise_buffers(socket: BorrowedFd<'_>, bytes: usize) {
     if sockopt::set_socket_recv_buffer_size_force(socket, bytes).is_err() {
         let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn every_open_error_says_what_where_and_what_to_do() {
+    fn every_open_error_names_the_address_and_a_remedy() {
         let ip = IpAddr::from([10, 0, 0, 1]);
         let address = SocketAddr::new(ip, 9);
         let os = io::Error::from_raw_os_error;

@@ -1,24 +1,24 @@
-//! Ports that an administrator has set apart.
+//! Port ranges that an administrator has set aside.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The ports that sockets may have: two or more, both ends included.
+/// A range of two or more ports, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
     first: u16,
     last: u16,
-    /// Of them, one that is somebody else's.
+    /// A port in the range that is reserved for another use.
     except: Option<u16>,
 }
 
-/// Why a text is no range of ports.
+/// The text is not a valid port range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected two ports or more, as 7412-7500")]
-pub struct NoPortRange;
+pub struct PortRangeError;
 
 impl PortRange {
-    /// Ports from the first to the last; `None` if there are fewer than two, or 0 is one.
+    /// The ports `first..=last`; `None` if there are fewer than two, or if 0 is included.
     #[must_use]
     pub fn new(first: u16, last: u16) -> Option<PortRange> {
         (first > 0 && first < last).then_some(PortRange {
@@ -28,7 +28,7 @@ impl PortRange {
         })
     }
 
-    /// The same without one that is somebody else's.
+    /// The same range without one port.
     #[must_use]
     pub fn without(self, port: u16) -> PortRange {
         PortRange {
@@ -37,9 +37,9 @@ impl PortRange {
         }
     }
 
-    /// All of them once, beginning at one that `random` chooses.
+    /// All ports once, starting at one chosen by `random`.
     pub fn from(self, random: u16) -> impl Iterator<Item = u16> {
-        // Port 0 is none of them, so this is no overflow.
+        // `first` is at least 1, so the length fits.
         let middle = self.first + random % (self.last - self.first + 1);
         let all = (middle..=self.last).chain(self.first..middle);
         all.filter(move |port| Some(*port) != self.except)
@@ -53,17 +53,17 @@ impl fmt::Display for PortRange {
 }
 
 impl FromStr for PortRange {
-    type Err = NoPortRange;
+    type Err = PortRangeError;
 
-    fn from_str(text: &str) -> Result<PortRange, NoPortRange> {
-        let (first, last) = text.split_once('-').ok_or(NoPortRange)?;
+    fn from_str(text: &str) -> Result<PortRange, PortRangeError> {
+        let (first, last) = text.split_once('-').ok_or(PortRangeError)?;
         let port = |text: &str| {
             let digits = text.trim_matches(' ');
             let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
             let number = is_number.then(|| digits.parse().ok()).flatten();
-            number.ok_or(NoPortRange)
+            number.ok_or(PortRangeError)
         };
-        PortRange::new(port(first)?, port(last)?).ok_or(NoPortRange)
+        PortRange::new(port(first)?, port(last)?).ok_or(PortRangeError)
     }
 }
 
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_has_two_ports_at_least_and_all_its_ports_once() {
+    fn a_range_has_at_least_two_ports_and_yields_each_once() {
         let range: PortRange = "7412-7500".parse().unwrap();
         assert_eq!(range.to_string(), "7412-7500");
         for random in [0, 1, 88, 89, u16::MAX] {
@@ -103,7 +103,7 @@ mod tests {
             &"9".repeat(1 << 20),
             &"-".repeat(1 << 20),
         ] {
-            assert_eq!(wrong.parse::<PortRange>(), Err(NoPortRange), "{wrong}");
+            assert_eq!(wrong.parse::<PortRange>(), Err(PortRangeError), "{wrong}");
         }
     }
 }

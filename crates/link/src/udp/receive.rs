@@ -1,7 +1,7 @@
-//! Fetching datagrams: one by a plain call, or several by `recvmmsg`, split
-//! into frames where the kernel has joined them (`UDP_GRO`).
+//! Fetches datagrams: one with a plain call, or several with `recvmmsg`, splitting messages
+//! that the kernel has joined (`UDP_GRO`) into frames.
 //!
-//! All buffers are made once. Frames are places in them until the next call.
+//! All buffers are allocated once. Frames are ranges of them, valid until the next call.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,15 +14,14 @@ use rustix::net::RecvFlags;
 use super::UdpStats;
 use super::memory::{Array, Control, Header, Name, Piece};
 
-/// Segments that the kernel joins at most into one message, for the first
-/// allocation of the list of frames.
+/// Maximum segments that the kernel joins into one message, used to size the frame list.
 const JOINED_FRAMES: usize = 128;
-/// Where slots begin. The kernel copies by `rep movsb`, which takes four times as long on some
-/// processors (AMD's Zen 3) if it writes less than 32 bytes further into a page than it reads.
-/// The kernel's data often begin a page, and the allocator's long arrays 16 bytes behind.
+/// Alignment of slots. The kernel copies with `rep movsb`, which is four times slower on some
+/// processors (AMD Zen 3) if the destination is less than 32 bytes further into a page than the
+/// source. Kernel data often starts at a page, and long allocations 16 bytes after one.
 const ALIGNMENT: usize = 64;
 
-/// One frame within the buffers.
+/// One frame in the buffers.
 #[derive(Clone, Copy)]
 struct Place {
     offset: usize,
@@ -30,23 +29,23 @@ struct Place {
     from: SocketAddr,
 }
 
-/// The receiving side of one socket.
+/// The receive buffers of one socket.
 pub(super) struct Receiver {
     slot_bytes: usize,
     buffers: Array<u8>,
-    /// Where the first slot begins.
+    /// Offset of the first slot.
     start: usize,
     names: Array<Name>,
     controls: Array<Control>,
-    /// Kept because the headers point to it.
+    /// Kept alive because the headers point to them.
     _pieces: Array<Piece>,
     headers: Array<Header>,
     frames: Vec<Place>,
 }
 
 impl Receiver {
-    /// Makes room for `slots` messages of at most `slot_bytes` each; `joined`
-    /// says that a message may hold many frames.
+    /// Allocates `slots` buffers of `slot_bytes` each; `joined` means that a message may contain
+    /// many frames.
     pub(super) fn new(slots: usize, slot_bytes: usize, joined: bool) -> Receiver {
         let buffers = Array::new(vec![0; slots * slot_bytes + ALIGNMENT]);
         let start = buffers.place(0).align_offset(ALIGNMENT);
@@ -83,12 +82,12 @@ impl Receiver {
         }
     }
 
-    /// How many messages [`many`](Self::many) can take.
+    /// Maximum messages per call of [`many`](Self::many).
     pub(super) fn slots(&self) -> usize {
         self.headers.slice().len()
     }
 
-    /// Forgets all frames.
+    /// Discards all frames.
     pub(super) fn clear(&mut self) {
         self.frames.clear();
     }
@@ -101,8 +100,7 @@ impl Receiver {
         )
     }
 
-    /// Fetches at most one datagram by the cheapest call there is; returns how
-    /// many frames there are now.
+    /// Fetches at most one datagram with the cheapest call; returns the number of frames.
     #[inline]
     pub(super) fn one(
         &mut self,
@@ -118,12 +116,12 @@ impl Receiver {
                 self.keep(0, len, len, from, stats);
                 Ok(self.frames.len())
             }
-            Err(error) => nothing_or(error),
+            Err(error) => ignore_transient(error),
         }
     }
 
-    /// Fetches as many datagrams as there are slots; returns how many messages
-    /// came and how many frames they held.
+    /// Fetches as many datagrams as there are slots; returns the number of messages and of
+    /// frames.
     pub(super) fn many(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -131,9 +129,9 @@ impl Receiver {
     ) -> io::Result<(usize, usize)> {
         self.frames.clear();
         let count = libc::c_uint::try_from(self.slots()).unwrap_or(1);
-        // SAFETY: the headers describe buffers, names and control space of this
-        // receiver: alive, as long as said (restored after each use below) and
-        // borrowed by nobody, since `self` is borrowed mutably.
+        // SAFETY: the headers describe buffers, names and control space of this receiver: alive,
+        // with the given lengths (restored after each use below) and not borrowed elsewhere,
+        // since `self` is borrowed mutably.
         let result = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -146,7 +144,7 @@ impl Receiver {
         let Ok(count) = usize::try_from(result) else {
             let error = io::Error::last_os_error();
             let error = Errno::from_io_error(&error).ok_or(error)?;
-            return Ok((0, nothing_or(error)?));
+            return Ok((0, ignore_transient(error)?));
         };
         let count = count.min(self.slots());
         for slot in 0..count {
@@ -165,7 +163,7 @@ impl Receiver {
         Ok((count, self.frames.len()))
     }
 
-    /// Lists the frames of one message.
+    /// Adds the frames of one message to the list.
     #[inline]
     fn keep(
         &mut self,
@@ -200,7 +198,7 @@ impl Receiver {
     }
 }
 
-/// Makes a header ready for the next call, which overwrites these fields.
+/// Restores the header fields that a call overwrites.
 fn reset(header: &mut Header) {
     header.0.msg_hdr.msg_namelen = Name::BYTES;
     header.0.msg_hdr.msg_controllen = size_of::<Control>() as _;
@@ -208,9 +206,9 @@ fn reset(header: &mut Header) {
     header.0.msg_len = 0;
 }
 
-/// Nothing to fetch is no error, nor is an interruption or what an earlier
-/// send to somebody else has left at the socket: the next poll finds the rest.
-fn nothing_or(error: Errno) -> io::Result<usize> {
+/// Treats an empty socket, an interrupted call, and errors left by an earlier send to another
+/// peer as no frame: the next poll finds the rest.
+fn ignore_transient(error: Errno) -> io::Result<usize> {
     match error {
         Errno::AGAIN
         | Errno::INTR
@@ -225,15 +223,15 @@ fn nothing_or(error: Errno) -> io::Result<usize> {
     }
 }
 
-/// The length of the segments that the kernel has joined, if it has.
+/// Length of the segments that the kernel has joined, if it has.
 fn segment_bytes(control: &Control, control_bytes: usize) -> Option<usize> {
     const HEADER: usize = size_of::<libc::cmsghdr>();
     const VALUE: usize = size_of::<libc::c_int>();
     let mut rest = control.0.get(..control_bytes)?;
     loop {
         let (header, after) = rest.split_at_checked(HEADER)?;
-        // SAFETY: the slice is as long as a `cmsghdr`, which is plain integers;
-        // the read makes no assumption on alignment.
+        // SAFETY: the slice is as long as a `cmsghdr`, which consists of integers; the read does
+        // not require alignment.
         let header = unsafe { header.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
         #[allow(
             clippy::unnecessary_cast,
@@ -257,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_size_is_found_behind_another_control_message() {
+    fn a_segment_size_is_found_after_another_control_message() {
         let mut control = Control([0; 64]);
         let mut put = |at: usize, level: i32, kind: i32, value: i32| {
             control.0[at..at + 8].copy_from_slice(&20_u64.to_ne_bytes());

@@ -1,9 +1,8 @@
-//! Sockets connected to the peers that are sent to most: the kernel then looks up
-//! route and neighbour once instead of for every packet (some 0.4 us each).
+//! Connected sockets for the most frequent destinations: the kernel then looks up route and
+//! neighbour once instead of for every packet (about 0.4 us each).
 //!
-//! They have ports of their own, so only frames that may leave from any port
-//! use them. What arrives at them, answers from somebody who doesn't know us, is
-//! fetched now and then.
+//! They have ports of their own, so only frames that may be sent from any port use them.
+//! Replies from peers that do not know us arrive there and are fetched occasionally.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -14,24 +13,24 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use super::open;
 use crate::Outgoing;
 
-/// Connected sockets kept.
+/// Maximum number of connected sockets.
 const MAX_ROUTES: usize = 8;
-/// Frames to one peer, without another between, that make it worth one.
+/// Successive frames to one peer that justify a connected socket.
 const WORTHWHILE: u32 = 32;
 
-/// See the module.
+/// The connected sockets of a link.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
     routes: Vec<(SocketAddr, OwnedFd)>,
-    /// The destination of the last frames, and how many there were.
+    /// The destination of the last frames, and their number.
     candidate: Option<(SocketAddr, u32)>,
-    /// Which route is replaced, and which is looked at, next.
+    /// The route to replace next, and the one to poll next.
     turn: usize,
     look: usize,
 }
 
 impl Routes {
-    /// A socket connected to `to`, if there is one or it has become worthwhile.
+    /// A socket connected to `to`, if one exists or is justified now.
     #[inline]
     pub(super) fn to(&mut self, local: SocketAddr, to: SocketAddr) -> Option<BorrowedFd<'_>> {
         let known = self.routes.iter().position(|(peer, _)| *peer == to);
@@ -63,7 +62,7 @@ impl Routes {
         Some(self.turn)
     }
 
-    /// The next socket to look at for answers.
+    /// The next socket to poll for replies.
     pub(super) fn next(&mut self) -> Option<BorrowedFd<'_>> {
         if self.routes.is_empty() {
             return None;
@@ -73,7 +72,7 @@ impl Routes {
     }
 }
 
-/// Sends on a connected socket; an error only says that the socket is of no use now.
+/// Sends on a connected socket; an error only means that the socket is not usable now.
 #[inline]
 pub(super) fn send(socket: BorrowedFd<'_>, frame: &Outgoing<'_>) -> io::Result<()> {
     if frame.payload.is_empty() {

@@ -1,5 +1,5 @@
-//! Handing frames to a socket: one by `sendto`, several by one `sendmmsg`,
-//! runs to one destination joined into one message (`UDP_SEGMENT`).
+//! Passes frames to a socket: one with `sendto`, several with one `sendmmsg`, runs to one
+//! destination joined into one message (`UDP_SEGMENT`).
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,20 +12,20 @@ use super::UdpStats;
 use super::memory::{Array, Control, Header, Name, Piece};
 use crate::Outgoing;
 
-/// Messages that one call hands over.
+/// Maximum messages per call.
 const MESSAGES: usize = 64;
-/// Pieces of memory that one call hands over.
+/// Maximum pieces of memory per call.
 const PIECES: usize = 1024;
-/// A frame's head and its payload.
+/// A frame's head and payload.
 const PIECES_PER_FRAME: usize = 2;
-/// Frames that every kernel with `UDP_SEGMENT` accepts in one message.
+/// Frames per message that every kernel with `UDP_SEGMENT` accepts.
 const SEGMENTS: usize = 64;
-/// Bytes that fit one message of segments with both IP versions.
+/// Bytes that fit into one segmented message with both IP versions.
 const SEGMENTED_BYTES: usize = 65_535 - 20 - 8 - 20;
 
 /// How far a run of frames got.
 pub(super) enum Progress {
-    /// This many were taken; nothing stands against the next.
+    /// This many were taken; the next may follow.
     Taken(usize),
     /// This many were taken, then the socket was full.
     Full(usize),
@@ -37,7 +37,7 @@ pub(super) enum Progress {
     },
 }
 
-/// The sending side; serves both sockets, since its content lasts one call.
+/// The send buffers; shared by both sockets, since they are in use only during a call.
 pub(super) struct Sender {
     names: Array<Name>,
     controls: Array<Control>,
@@ -62,8 +62,8 @@ impl Sender {
         }
     }
 
-    /// Hands over the frames of `run`: all of one class and none empty. With
-    /// `join`, neighbours with one destination travel as one message.
+    /// Sends the frames of `run`, all of one class and none empty. With `join`, successive frames
+    /// with the same destination are sent as one message.
     pub(super) fn run(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -77,7 +77,7 @@ impl Sender {
         self.messages(socket, run, (join, false), stats)
     }
 
-    /// The same by a socket that is connected to the destination of all frames.
+    /// Sends a run through a socket connected to the destination of all its frames.
     pub(super) fn run_connected(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -99,10 +99,10 @@ impl Sender {
         let mut taken = 0;
         while done < count {
             let left = libc::c_uint::try_from(count - done).unwrap_or(1);
-            // SAFETY: `build` has just filled the headers below `count`: names,
-            // control space and pieces are this sender's own, the pieces cover
-            // frames of `run` alone, which is borrowed until we return. `done` is
-            // below `count`. The kernel reads all of it and writes `msg_len` only.
+            // SAFETY: `build` has just filled the headers below `count`: names, control space and
+            // pieces belong to this sender, and the pieces refer only to frames of `run`, which
+            // is borrowed until we return. `done` is below `count`. The kernel reads all of it
+            // and writes only `msg_len`.
             let result = unsafe {
                 libc::sendmmsg(
                     socket.as_raw_fd(),
@@ -135,12 +135,12 @@ impl Sender {
         Progress::Taken(taken)
     }
 
-    /// Fills messages from the start of `run` until something is used up; returns how many.
-    /// Those for a `connected` socket bear no name.
+    /// Fills messages from the start of `run` until a limit is reached; returns their number.
+    /// Messages for a `connected` socket have no name.
     fn build(&mut self, run: &[Outgoing<'_>], join: bool, connected: bool) -> usize {
         let mut messages = 0;
         let mut used = 0;
-        // Pieces filled; a message begins only where its first frame surely fits.
+        // Pieces used so far; a message starts only if its first frame is sure to fit.
         let mut filled = 0;
         while used < run.len() && filled + PIECES_PER_FRAME <= PIECES && messages < MESSAGES {
             let first = &run[used];
@@ -159,7 +159,7 @@ impl Sender {
                     if part.is_empty() {
                         continue;
                     }
-                    // The kernel takes one long piece faster than several.
+                    // The kernel handles one long piece faster than several.
                     let pieces = &mut self.pieces.slice_mut()[pieces_before..=filled];
                     if let [.., last, _] = pieces
                         && last.is_followed_by(part)
@@ -212,7 +212,7 @@ impl Sender {
     }
 }
 
-/// One frame by the cheapest call: contiguous, that is `sendto`.
+/// Sends one frame with the cheapest call: `sendto` if it is contiguous.
 #[inline]
 fn single(socket: BorrowedFd<'_>, frame: &Outgoing<'_>, stats: &mut UdpStats) -> Progress {
     loop {
@@ -246,11 +246,11 @@ fn is_full(error: Errno) -> bool {
     matches!(error, Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)
 }
 
-/// The control message that carries a segment length: header and a `u16`.
+/// Size of the control message with the segment length: header and a `u16`.
 const CONTROL_BYTES: usize =
     (size_of::<libc::cmsghdr>() + size_of::<u16>()).next_multiple_of(align_of::<libc::cmsghdr>());
 
-/// Asks the kernel to cut a message into segments of this many bytes.
+/// A control message that asks the kernel to split a message into segments of this size.
 fn segment_control(segment: usize) -> Control {
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let mut control = Control([0; 64]);
@@ -261,8 +261,8 @@ fn segment_control(segment: usize) -> Control {
     header.cmsg_type = libc::UDP_SEGMENT;
     // SAFETY: the space is longer than a header and aligned for it.
     unsafe { control.0.as_mut_ptr().cast::<libc::cmsghdr>().write(header) };
-    // A segment longer than a `u16` is never built: it exceeds a datagram, so
-    // such a frame was refused by the caller.
+    // A segment longer than a `u16` is never built: it exceeds a datagram, so the caller has
+    // refused the frame.
     let segment = u16::try_from(segment).unwrap_or(u16::MAX);
     control.0[HEADER..HEADER + size_of::<u16>()].copy_from_slice(&segment.to_ne_bytes());
     control

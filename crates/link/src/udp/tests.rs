@@ -18,7 +18,7 @@ fn bulk(to: SocketAddr, bytes: &[u8]) -> Outgoing<'_> {
 }
 
 #[test]
-fn an_address_that_peers_cannot_answer_is_refused() {
+fn an_address_that_peers_cannot_reply_to_is_refused() {
     for ip in ["0.0.0.0", "::", "224.0.0.1", "ff02::1"] {
         let ip = ip.parse().unwrap();
         let error = Udp::bind(ip, &UdpOptions::default()).unwrap_err();
@@ -27,7 +27,7 @@ fn an_address_that_peers_cannot_answer_is_refused() {
 }
 
 #[test]
-fn a_foreign_address_and_a_taken_port_are_told_apart() {
+fn a_foreign_address_and_a_port_in_use_give_different_errors() {
     let foreign = IpAddr::from([198, 51, 100, 7]);
     let error = Udp::bind(foreign, &UdpOptions::default()).unwrap_err();
     assert!(
@@ -49,14 +49,14 @@ fn a_foreign_address_and_a_taken_port_are_told_apart() {
         }
     ));
     assert!(
-        error.to_string().contains("another process has that port"),
+        error.to_string().contains("another process uses that port"),
         "{error}"
     );
 }
 
 #[test]
 fn ports_are_taken_and_used_from_a_range_until_none_is_left() {
-    // Ports that the kernel does not hand out to others meanwhile, of an address nobody uses.
+    // Ports outside the kernel's ephemeral range, on an otherwise unused address.
     let ip = IpAddr::from([127, 9, 41, 7]);
     let options = UdpOptions {
         ports: PortRange::new(20_117, 20_121),
@@ -73,7 +73,7 @@ fn ports_are_taken_and_used_from_a_range_until_none_is_left() {
     assert!(matches!(error, OpenError::NoPort { .. }), "{error:?}");
     assert!(error.to_string().contains("ports 20117-20121"), "{error}");
 
-    // However busy a peer is, its frames come from there.
+    // Frames to a frequent destination come from these ports, too.
     let receiver = UdpSocket::bind((ip, 0)).unwrap();
     let frame = Outgoing {
         any_port: true,
@@ -88,7 +88,7 @@ fn ports_are_taken_and_used_from_a_range_until_none_is_left() {
 }
 
 #[test]
-fn who_polls_lets_the_kernel_join_nothing() {
+fn busy_polling_turns_off_joining() {
     let options = UdpOptions {
         busy_poll: true,
         join_small: true,
@@ -101,10 +101,10 @@ fn who_polls_lets_the_kernel_join_nothing() {
 }
 
 #[test]
-fn any_address_of_the_loopback_network_has_its_long_frames() {
+fn any_loopback_address_has_long_frames() {
     let link = Udp::bind(IpAddr::from([127, 9, 8, 7]), &UdpOptions::default()).unwrap();
     assert_eq!(link.caps().max_frame_bytes, MAX_FRAME_BYTES);
-    assert!(link.caps().receive_frames >= LEAST_RECEIVE_FRAMES);
+    assert!(link.caps().receive_frames >= MIN_RECEIVE_FRAMES);
 }
 
 #[test]
@@ -123,11 +123,11 @@ fn a_run_leaves_and_arrives_as_one_message() {
 }
 
 #[test]
-fn frames_that_lie_one_behind_the_other_arrive_like_others() {
+fn adjacent_frames_arrive_like_others() {
     let (mut a, mut b) = (open(), open());
     let to = b.local(Class::Bulk);
     let bytes: Vec<u8> = (0..250).cycle().take(5000).collect();
-    // A gap, a frame of two parts, and one that lies before the others.
+    // A gap, a frame of two parts, and one that precedes the others in memory.
     let places = [
         (1000..2000, 2000..2000),
         (2000..3000, 3000..3000),
@@ -148,7 +148,7 @@ fn frames_that_lie_one_behind_the_other_arrive_like_others() {
 }
 
 #[test]
-fn small_frames_travel_as_one_message_where_both_sides_ask_for_it() {
+fn small_frames_are_sent_as_one_message_if_both_sides_request_it() {
     let open = |join_small| {
         let options = UdpOptions {
             join_small,
@@ -163,7 +163,7 @@ fn small_frames_travel_as_one_message_where_both_sides_ask_for_it() {
     }
     assert_eq!(plain.caps().small_run_frames, 1);
     let frames = [vec![1; 1000], vec![2; 1000], vec![3; 10]];
-    // By the bound socket first, then by one that is connected.
+    // Through the bound socket first, then through a connected one.
     for any_port in [false, true] {
         for round in 0..40 {
             for link in [&mut joining, &mut plain] {
@@ -179,7 +179,7 @@ fn small_frames_travel_as_one_message_where_both_sides_ask_for_it() {
                 let mut got = Vec::new();
                 while got.len() < 2010 {
                     let count = link.poll(0, Class::Small).unwrap();
-                    // All at once by the plain call; apart by the one that says where they end.
+                    // The plain call returns them joined; `recvmmsg` splits them.
                     got.extend((0..count).flat_map(|index| link.frame(index).bytes.to_vec()));
                 }
                 assert!(got == frames.concat(), "round {round}");
@@ -192,7 +192,7 @@ fn small_frames_travel_as_one_message_where_both_sides_ask_for_it() {
 }
 
 #[test]
-fn a_run_refused_for_its_destination_is_lost_alone_and_keeps_segmentation() {
+fn a_run_refused_for_its_destination_loses_only_that_run_and_keeps_segmentation() {
     let (mut a, mut b) = (open(), open());
     let nowhere = SocketAddr::new(LOOPBACK, 0);
     let to = b.local(Class::Bulk);
@@ -214,7 +214,7 @@ fn a_run_refused_for_its_destination_is_lost_alone_and_keeps_segmentation() {
 }
 
 #[test]
-fn frames_without_bytes_or_of_the_other_ip_version_are_lost_and_too_long_ones_refused() {
+fn empty_frames_and_the_wrong_ip_version_are_lost_and_long_frames_refused() {
     let (mut a, mut b) = (open(), open());
     let to = b.local(Class::Bulk);
     let v6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 9);

@@ -1,4 +1,4 @@
-//! A hub with its socket, another process, and waiting with a deadline that fails the test.
+//! A hub with its socket, a second process, and waits with a deadline that fails the test.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -8,14 +8,14 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_link::shm::{
-    Closing, ConnId, Hub, PeerFacts, PushError, ShmError, ShmEvent, ShmOptions,
+    CloseReason, ConnId, Hub, PeerInfo, PushError, ShmError, ShmEvent, ShmOptions,
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Where the peer's socket is, for a test that runs as the other process.
+/// Environment variable with the peer's socket, set for a test that runs as the other process.
 const ROLE: &str = "DIPOLE_SHM_TEST_PEER";
 
-/// This test again, as another process that connects to `side`.
+/// Runs this test again as another process that connects to `side`.
 pub(crate) fn other(test: &str, side: &Side) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
@@ -25,15 +25,15 @@ pub(crate) fn other(test: &str, side: &Side) -> Command {
     command
 }
 
-/// The socket to connect to, when this is the other process.
+/// The socket to connect to, if this is the other process.
 pub(crate) fn role() -> Option<PathBuf> {
     std::env::var_os(ROLE).map(Into::into)
 }
 
-/// Longer than any wait that ends.
+/// Longer than any wait should take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The seed of this run, printed; `DIPOLE_SEED` chooses it.
+/// The seed of this run, which is printed; `DIPOLE_SEED` sets it.
 pub(crate) fn seed() -> u64 {
     let chosen = std::env::var("DIPOLE_SEED").ok();
     let seed = chosen.map_or(1, |text| text.parse().expect("DIPOLE_SEED is a number"));
@@ -41,7 +41,7 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// Bytes that belong to a number.
+/// Bytes derived from a number.
 pub(crate) fn pattern(number: u64, length: usize) -> Vec<u8> {
     let start = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..length as u64)
@@ -53,13 +53,13 @@ pub(crate) fn pattern(number: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A hub, and what it has told that nobody has asked for yet.
+/// A hub, and its events that the test has not consumed yet.
 #[derive(Debug)]
 pub(crate) struct Side {
     pub(crate) hub: Hub,
     path: PathBuf,
-    opened: VecDeque<(ConnId, PeerFacts)>,
-    closed: VecDeque<(ConnId, Closing)>,
+    opened: VecDeque<(ConnId, PeerInfo)>,
+    closed: VecDeque<(ConnId, CloseReason)>,
     open: Vec<ConnId>,
     records: VecDeque<(ConnId, u64, Vec<u8>)>,
     _folder: Option<tempfile::TempDir>,
@@ -97,25 +97,25 @@ impl Side {
         self.path.clone()
     }
 
-    /// Takes all news.
+    /// Collects all events.
     pub(crate) fn poll_connections(&mut self) {
         let mut events = Vec::new();
         self.hub.poll_connections(&mut events).expect("an epoll");
         for event in events {
             match event {
-                ShmEvent::Opened { conn, facts } => {
+                ShmEvent::Opened { conn, peer } => {
                     self.open.push(conn);
-                    self.opened.push_back((conn, facts));
+                    self.opened.push_back((conn, peer));
                 }
-                ShmEvent::Closed { conn, why, .. } => {
+                ShmEvent::Closed { conn, reason, .. } => {
                     self.open.retain(|open| *open != conn);
-                    self.closed.push_back((conn, why));
+                    self.closed.push_back((conn, reason));
                 }
             }
         }
     }
 
-    /// Takes records that wait.
+    /// Takes pending records.
     pub(crate) fn poll(&mut self) {
         let records = &mut self.records;
         self.hub.poll(256, &mut |conn, tag, payload| {
@@ -125,7 +125,7 @@ impl Side {
         });
     }
 
-    /// Sleeps until something happens, with `before` at the last moment.
+    /// Sleeps until something happens; calls `before` at the last moment.
     fn sleep(&mut self, before: &mut impl FnMut()) {
         if self.hub.arm() {
             before();
@@ -141,7 +141,7 @@ impl Side {
         self.hub.disarm();
     }
 
-    /// Until `attempt` gives something; sleeps in between.
+    /// Repeats `attempt` until it returns something; sleeps in between.
     pub(crate) fn wait<R>(
         &mut self,
         what: &str,
@@ -192,37 +192,37 @@ impl Side {
         self.opened_facts().0
     }
 
-    pub(crate) fn opened_facts(&mut self) -> (ConnId, PeerFacts) {
+    pub(crate) fn opened_facts(&mut self) -> (ConnId, PeerInfo) {
         self.wait("a connection", &mut || (), |side| side.opened.pop_front())
     }
 
-    /// Why the next connection that ended did.
-    pub(crate) fn closed(&mut self) -> Closing {
+    /// Why the next connection ended.
+    pub(crate) fn closed(&mut self) -> CloseReason {
         self.closed_one().1
     }
 
-    pub(crate) fn closed_one(&mut self) -> (ConnId, Closing) {
+    pub(crate) fn closed_one(&mut self) -> (ConnId, CloseReason) {
         self.wait("the end of a connection", &mut || (), |side| {
             side.closed.pop_front()
         })
     }
 
-    pub(crate) fn take_opened(&mut self) -> Option<(ConnId, PeerFacts)> {
+    pub(crate) fn take_opened(&mut self) -> Option<(ConnId, PeerInfo)> {
         self.opened.pop_front()
     }
 
-    /// A connection with that greeting, if one has opened.
+    /// An opened connection with this greeting, if there is one.
     pub(crate) fn try_opened(&mut self, greeting: &[u8]) -> Option<ConnId> {
-        let is_it = |(_, facts): &(ConnId, PeerFacts)| facts.greeting == greeting;
+        let is_it = |(_, peer): &(ConnId, PeerInfo)| peer.greeting == greeting;
         let at = self.opened.iter().position(is_it)?;
         self.opened.remove(at).map(|(conn, _)| conn)
     }
 
-    pub(crate) fn take_closed(&mut self) -> Option<(ConnId, Closing)> {
+    pub(crate) fn take_closed(&mut self) -> Option<(ConnId, CloseReason)> {
         self.closed.pop_front()
     }
 
-    /// That this connection has ended, if it has.
+    /// Why this connection ended, if it has.
     pub(crate) fn try_closed(&mut self, conn: ConnId) -> Option<()> {
         let at = self.closed.iter().position(|(closed, _)| *closed == conn)?;
         self.closed.remove(at).map(|_| ())
@@ -240,7 +240,7 @@ impl Side {
 
     pub(crate) fn ring_all(&mut self) {
         for conn in self.open.clone() {
-            self.hub.ring(conn);
+            self.hub.wake_peer(conn);
         }
     }
 
@@ -249,13 +249,13 @@ impl Side {
         self.wait("a record", &mut || (), |side| side.records.pop_front())
     }
 
-    /// The next record's tag; does something before each sleep.
+    /// The next record's tag; calls `before` before each sleep.
     pub(crate) fn receive_sleeping(&mut self, before: &mut impl FnMut()) -> u64 {
         self.wait("a record", before, |side| side.records.pop_front())
             .1
     }
 
-    /// Takes some records that must be numbered from `next` on, as patterns.
+    /// Takes some records, which must be numbered from `next` and hold the patterns.
     pub(crate) fn try_receive_up_to(&mut self, limit: usize, next: u64) -> u64 {
         let mut taken = 0;
         self.hub.poll(limit, &mut |_, tag, payload| {
@@ -268,30 +268,30 @@ impl Side {
         taken
     }
 
-    /// Pushes, sleeps for room if need be, and wakes the peer.
+    /// Pushes, sleeps for room if needed, and wakes the peer.
     pub(crate) fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) {
         self.wait("room", &mut || (), |side| {
             match side.hub.push(conn, tag, payload) {
                 Ok(()) => Some(()),
                 Err(PushError::Full) => {
                     side.hub.want_room(conn);
-                    side.hub.ring(conn);
+                    side.hub.wake_peer(conn);
                     None
                 }
                 Err(error) => panic!("not pushed: {error:?}"),
             }
         });
-        self.hub.ring(conn);
+        self.hub.wake_peer(conn);
     }
 
-    /// Until the peer has read everything.
+    /// Waits until the peer has read everything.
     pub(crate) fn flush(&mut self, conn: ConnId) {
         self.wait("everything to be read", &mut || (), |side| {
             if side.hub.is_read(conn) {
                 return Some(());
             }
             side.hub.want_room(conn);
-            side.hub.ring(conn);
+            side.hub.wake_peer(conn);
             None
         });
     }

@@ -1,4 +1,4 @@
-//! The links of this crate pass the suite.
+//! Runs the conformance suite on the links of this crate.
 
 #[macro_use]
 mod suite;

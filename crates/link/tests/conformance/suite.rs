@@ -1,19 +1,18 @@
-//! What every link must do, whatever it is made of: checks and what they run on. The tests
-//! of this crate and of `dipole-bpf` give them their links.
+//! Requirements for every link, and the environment they run in. The tests of this crate and of
+//! `dipole-bpf` pass in their links.
 //!
-//! Each link gives a connected pair and a clock; the same checks run on all. A
-//! frame without bytes is not allowed on any link: it counts as taken and is
-//! never delivered.
+//! Each link provides a connected pair and a clock; the same checks run on all of them. An empty
+//! frame is not allowed on any link: it counts as taken and is never delivered.
 
 use std::any::Any;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use dipole_link::udp::UdpStats;
-use dipole_link::wait::{Sleeper, Woken};
+use dipole_link::wait::{Sleeper, WakeReason};
 use dipole_link::{Class, Link, Outgoing, Udp};
 
-/// Where time comes from: links in the world wait, simulated ones are told.
+/// The clock: real links wait, simulated ones advance their time.
 pub(crate) enum Clock {
     Real(Instant),
     #[allow(dead_code, reason = "only the simulated link has it")]
@@ -28,7 +27,7 @@ impl Clock {
         }
     }
 
-    /// Lets something happen.
+    /// Lets time pass.
     fn pass(&mut self) {
         match self {
             Clock::Real(_) => std::thread::yield_now(),
@@ -37,7 +36,7 @@ impl Clock {
     }
 }
 
-/// A link that may be asked what its UDP sockets have counted.
+/// A link that can report the counters of its UDP sockets.
 pub(crate) trait Tested: Link + Send {
     fn udp_stats(&self) -> Option<UdpStats>;
 }
@@ -48,17 +47,17 @@ impl Tested for Udp {
     }
 }
 
-/// Three links that reach each other.
+/// Three links that can reach each other.
 pub(crate) struct World {
     pub(crate) links: Vec<Box<dyn Tested>>,
     pub(crate) clock: Clock,
-    /// What has to exist as long as they run.
+    /// Kept alive while the links run.
     pub(crate) _held: Box<dyn Any>,
 }
 
 pub(crate) type Make = fn() -> Option<World>;
 
-/// Bytes that tell a frame from every other.
+/// Distinct bytes for each frame.
 fn content(number: usize, len: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (number.wrapping_mul(31) ^ at.wrapping_mul(7) ^ (at >> 8)).to_le_bytes()[0])
@@ -66,7 +65,7 @@ fn content(number: usize, len: usize) -> Vec<u8> {
 }
 
 impl World {
-    /// Sends all of a batch from the first link, waiting while it is full.
+    /// Sends a whole batch from the first link, waiting while it is full.
     fn send(&mut self, batch: &[Outgoing<'_>]) {
         let mut taken = 0;
         while taken < batch.len() {
@@ -77,7 +76,7 @@ impl World {
         }
     }
 
-    /// Polls a link until so many frames have come.
+    /// Polls a link until this many frames have arrived.
     fn receive(&mut self, link: usize, class: Class, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
         let mut got = Vec::new();
         let start = Instant::now();
@@ -89,7 +88,7 @@ impl World {
                 got.push((frame.from, frame.bytes.to_vec()));
             }
             self.clock.pass();
-            // A guard against hanging for ever, far from any speed.
+            // Protects against hanging; unrelated to speed.
             assert!(
                 start.elapsed() < Duration::from_secs(60),
                 "{} of {count} came",
@@ -156,7 +155,7 @@ pub(crate) fn frames_too_long_are_refused_and_empty_ones_taken_and_lost(make: Ma
             head: bytes,
             payload: &[],
         });
-        // Each time as if the frame before had been taken out.
+        // Each time as if the previous frame had been removed.
         for (from, taken) in [(0, 1), (2, 2), (5, 1)] {
             let sent = world.links[0].send(0, &batch[from..]);
             assert_eq!(sent.expect("works"), taken, "{class:?} from {from}");
@@ -177,7 +176,7 @@ pub(crate) fn mixed_batches_arrive_whole_in_order_per_class_and_destination(make
     for count in (1..=200).step_by(7).chain([64, 65, 128, 200]) {
         let frames: Vec<_> = (0..count)
             .map(|number| {
-                // Runs of equal frames with breaks in length, target and class.
+                // Runs of equal frames, interrupted by changes of length, target and class.
                 let class = if number / 11 % 3 == 0 {
                     Class::Small
                 } else {
@@ -238,7 +237,7 @@ pub(crate) fn frames_in_two_parts_arrive_as_one(make: Make) {
                     payload: &bytes[*cut..],
                 })
                 .collect();
-            // As a run, and each on its own.
+            // As a run, and one by one.
             world.send(&batch);
             for frame in &batch {
                 world.send(std::slice::from_ref(frame));
@@ -317,7 +316,7 @@ pub(crate) fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
             world.clock.pass();
             assert!(start.elapsed() < Duration::from_secs(60));
         }
-        // More comes in, and the link itself sends.
+        // More frames arrive, and the link itself sends.
         world.send(&[Outgoing {
             any_port: false,
             class,
@@ -367,7 +366,7 @@ pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
         while !world.links[1].arm() {
             world.nothing_more(1);
         }
-        assert_eq!(sleeper.sleep(none).unwrap(), Woken::TimedOut);
+        assert_eq!(sleeper.sleep(none).unwrap(), WakeReason::TimedOut);
         world.send(&[Outgoing {
             any_port: false,
             class,
@@ -377,14 +376,14 @@ pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
         }]);
         assert_eq!(
             sleeper.sleep(Some(Duration::from_secs(60))).unwrap(),
-            Woken::Readable
+            WakeReason::Readable
         );
         world.links[1].disarm();
         world.receive(1, class, 1);
         world.nothing_more(1);
         assert!(world.links[1].arm());
-        assert_eq!(sleeper.sleep(none).unwrap(), Woken::TimedOut);
-        // Something is there: nobody may sleep.
+        assert_eq!(sleeper.sleep(none).unwrap(), WakeReason::TimedOut);
+        // A frame is pending, so arming must fail.
         world.links[1].disarm();
         world.send(&[Outgoing {
             any_port: false,
@@ -394,7 +393,7 @@ pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
             payload: &[],
         }]);
         let start = Instant::now();
-        while world.links[1].arm() && sleeper.sleep(none).unwrap() != Woken::Readable {
+        while world.links[1].arm() && sleeper.sleep(none).unwrap() != WakeReason::Readable {
             assert!(start.elapsed() < Duration::from_secs(60));
         }
         world.receive(1, class, 1);
@@ -405,7 +404,7 @@ pub(crate) fn an_unreachable_destination_harms_nobody_else(make: Make) {
     let Some(mut world) = make() else { return };
     for class in [Class::Small, Class::Bulk] {
         let good = world.links[1].local(class);
-        // A port where nobody is: of a link that has gone.
+        // The port of a link that was dropped.
         let mut gone = good;
         gone.set_port(if good.port() == 9 { 10 } else { 9 });
         let other = match good {
@@ -442,7 +441,7 @@ pub(crate) fn an_empty_batch_and_an_empty_poll_do_nothing(make: Make) {
     assert_eq!(world.links[0].next_deadline_ns(), None);
 }
 
-/// The whole suite for one link.
+/// Runs the whole suite on one link.
 macro_rules! suite {
     ($make:ident: $($check:ident),* $(,)?) => {
         mod $make {

@@ -10,8 +10,8 @@ use dipole_proto::Instant;
 use crate::address::Address;
 use crate::error::{SendError, TargetError};
 use crate::queues::{Completion, QueueTable};
-use crate::region::RegionMemory;
 use dipole_engine::{Begun, Blocked, Context, Engine, Operation, Posted, QueueRef, Target};
+use dipole_link::Region as RegionMemory;
 
 /// Operations that wait on one edge at most.
 const MAX_POSTED: usize = 1024;
@@ -27,6 +27,14 @@ pub(crate) enum PostedBytes {
     Shared(Bytes),
     /// None: of a get, where its data go.
     Into(RegionMemory),
+}
+
+/// An operation that is to be posted.
+pub(crate) struct NewPost {
+    pub(crate) operation: Operation,
+    pub(crate) bytes: PostedBytes,
+    /// The number that its completion carries.
+    pub(crate) context: Context,
 }
 
 /// Bytes that were copied when they were posted, counted among those of the process and of their
@@ -117,12 +125,12 @@ impl Posts {
 
     /// Adds one behind the others; false if as much waits as may, where `all` counts the bytes
     /// of copies of all edges.
-    pub(super) fn push(
-        &mut self,
-        (operation, bytes): (Operation, PostedBytes),
-        context: Context,
-        all: &Arc<AtomicUsize>,
-    ) -> bool {
+    pub(super) fn push(&mut self, post: NewPost, all: &Arc<AtomicUsize>) -> bool {
+        let NewPost {
+            operation,
+            bytes,
+            context,
+        } = post;
         let is_full =
             matches!(&bytes, PostedBytes::Copied(bytes) if !self.may_copy(bytes.len(), all));
         if is_full || self.waiting.len() >= MAX_POSTED {

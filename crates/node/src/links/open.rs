@@ -99,7 +99,7 @@ fn tell_of_polling(udp: &Udp) {
     let at = udp.local(Class::Small).ip();
     match udp.busy_polling() {
         BusyPolling::Off | BusyPolling::Preferred => {}
-        BusyPolling::BesideInterrupts => tracing::info!(
+        BusyPolling::WithInterrupts => tracing::info!(
             "the receive queue of {at} is polled, interrupts come as well: keeping them off needs \
              CAP_NET_ADMIN and Linux 5.11"
         ),

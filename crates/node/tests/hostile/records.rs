@@ -129,7 +129,7 @@ impl Carrier for Records {
             }
             self.waiting.pop_front();
         }
-        self.hub.ring(self.to);
+        self.hub.wake_peer(self.to);
         let asked = &mut self.asked;
         self.hub.poll(1000, &mut |_, tag, payload| {
             let mut bytes = vec![0; payload.len()];

@@ -83,7 +83,7 @@ pub(crate) fn talk(runtime: &Path, links: Links, rank: u32) {
     println!(
         "end {departed} {} {} {} {}",
         stats.peers,
-        stats.local.map_or(0, |local| local.strangers),
+        stats.local.map_or(0, |local| local.foreign_users),
         stats.protocol.dropped(DropReason::WrongKey),
         stats.protocol.dropped(DropReason::UnknownConnection),
     );

@@ -1,5 +1,4 @@
-//! Children and other programs, which would not know of shared memory: before one is made,
-//! connections go back to TCP.
+//! Child processes and exec, where shared memory would be lost: connections return to TCP before.
 
 use std::os::fd::RawFd;
 use std::sync::Once;
@@ -10,19 +9,19 @@ use libc::{c_char, c_int, c_void};
 use rustix::io::FdFlags;
 
 use super::{borrowed, errno, real, refuse, set_errno};
-use crate::{directory, switch, table};
+use crate::{directory, mux, table};
 
 static OWN_PID: AtomicI32 = AtomicI32::new(0);
 
-/// Run when the library is loaded.
+/// Runs when the library is loaded.
 extern "C" fn loaded() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the two functions change words of the table alone.
+        // SAFETY: both handlers only change words of the table.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         OWN_PID.store(rustix::process::getpid().as_raw_pid(), Relaxed);
-        // While the environment is what the program was started with.
-        let _kept = (directory::runtime_directory(), switch::least());
+        // While the environment is still the program's original one.
+        let _kept = (directory::runtime_directory(), mux::min_shm_bytes());
     });
 }
 
@@ -35,14 +34,14 @@ unsafe extern "C" fn before_fork() {
 }
 
 unsafe extern "C" fn in_child() {
-    table::expect_none();
+    table::clear_owner();
 }
 
-/// No connection gets records any more. What has come can be read by parent and child.
+/// Stops records on all connections. Parent and child can both read what has arrived.
 extern "C" fn leave_all() {
     let before = errno();
-    for (_, connection) in table::all() {
-        let _both_read_what_has_come = connection.leave();
+    for (_, connection) in table::all_connections() {
+        let _both_read_what_has_come = connection.fall_back_to_tcp();
     }
     set_errno(before);
 }
@@ -52,11 +51,11 @@ fn is_inherited(fd: RawFd) -> bool {
     matches!(flags, Some(Ok(flags)) if !flags.contains(FdFlags::CLOEXEC))
 }
 
-/// Before this process becomes another program: 0 if it may.
+/// Prepares for exec: returns 0 if it may proceed.
 extern "C" fn leave_for_exec() -> c_int {
     leave_all();
     let is_child = rustix::process::getpid().as_raw_pid() != OWN_PID.load(Relaxed);
-    for (fd, connection) in table::all() {
+    for (fd, connection) in table::all_connections() {
         // A child inherits more than it uses; its parent reads the rest.
         if (fd <= 2 || !is_child) && connection.has_unread() && is_inherited(fd) {
             refuse(fd, "exec");
@@ -106,8 +105,8 @@ starting! {
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
 }
 
-/// Functions with variable arguments, and one that returns twice: all registers and the stack are
-/// as the caller left them when the C library's function is entered.
+/// Functions with variable arguments, and `vfork`, which returns twice: registers and stack must
+/// be as the caller left them when the C library's function is entered.
 #[cfg(target_arch = "x86_64")]
 mod entered {
     use std::arch::naked_asm;
@@ -148,7 +147,7 @@ mod entered {
 
     extern "C" fn leave_for_child() -> c_int {
         leave_all();
-        table::expect_guest();
+        table::guard_against_vfork();
         0
     }
 

@@ -8,17 +8,17 @@ use rustix::net::SendFlags;
 
 use super::{failed, find, guarded, leaves, leaving, real, refuse, waiting, waits};
 use crate::connection::Connection;
-use crate::switch::least;
-use crate::table::{self, Use};
+use crate::mux::min_shm_bytes;
+use crate::table::{self, ConnectionRef};
 
-/// Flags of reads that records can be read with.
+/// Receive flags that work with records.
 const KNOWN: c_int = libc::MSG_PEEK
     | libc::MSG_DONTWAIT
     | libc::MSG_WAITALL
     | libc::MSG_NOSIGNAL
     | libc::MSG_CMSG_CLOEXEC;
 
-/// Reads by the kernel and the ring, as `recv` does.
+/// Reads from the kernel and the ring, like `recv`.
 ///
 /// # Safety
 /// `to` has `length` bytes that the caller may write.
@@ -41,7 +41,8 @@ unsafe fn receive(
         return unsafe { recv_of_libc()(fd, to, length, flags) };
     }
     let length = length.min(isize::MAX.unsigned_abs());
-    // SAFETY: the caller's promise; a read of the kernel into it would overwrite it as well.
+    // SAFETY: the caller guarantees `length` writable bytes, as `recv` requires. They are `u8`s
+    // that `receive` only writes, and only as many as it returns.
     let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), length) };
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut got = 0;
@@ -64,10 +65,10 @@ unsafe fn receive(
                 _ => isize::try_from(got).unwrap_or(isize::MAX),
             };
         }
-        // Waits as the kernel does: time-outs, signals, cancellation. It takes nothing.
+        // Block in the kernel, for its time-outs, signals and cancellation. Nothing is removed.
         let mut byte = 0_u8;
         let place = (&raw mut byte).cast();
-        // SAFETY: one byte is there.
+        // SAFETY: `place` has room for one byte.
         let look = |flags| unsafe { recv_of_libc()(fd, place, 1, libc::MSG_PEEK | flags) };
         let awake = waiting::read(connection.spin(), || false, || look(libc::MSG_DONTWAIT));
         let found = awake.unwrap_or_else(|| look(0));
@@ -84,8 +85,8 @@ fn recv_of_libc() -> unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_i
     real!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t)
 }
 
-/// A read by the C library of a socket that is not followed, awake for a while if it waits. `look` is
-/// the same read without waiting.
+/// Reads a plain socket through the C library, after spinning for a while if the read would
+/// block. `look` is the same read without blocking.
 fn read_plain(
     fd: c_int,
     flags: c_int,
@@ -99,12 +100,12 @@ fn read_plain(
     let does_not_wait = || {
         let waiting = super::borrowed(fd).is_some_and(|own| waits(own, flags));
         if !waiting {
-            table::stop_waiting(fd);
+            table::disable_spinning(fd);
         }
         !waiting
     };
     match waiting::read(spin, does_not_wait, look) {
-        // The number was closed in a way that this library does not see, and is no socket now.
+        // The descriptor was closed without this library noticing, and is not a socket now.
         Some(-1) if super::errno() == libc::ENOTSOCK => {
             table::forget(fd);
             plain()
@@ -114,10 +115,10 @@ fn read_plain(
     }
 }
 
-/// A read of one buffer: by the C library's function while the connection is TCP's.
+/// Reads into one buffer: through the C library while the connection uses only TCP.
 ///
 /// # Safety
-/// As `receive`; `plain` is the same read by the C library.
+/// As for `receive`; `plain` is the same read through the C library.
 unsafe fn read_by(
     fd: c_int,
     to: *mut c_void,
@@ -125,20 +126,20 @@ unsafe fn read_by(
     flags: c_int,
     plain: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    // SAFETY: the caller's arguments; `read` of a socket is `recv` without flags.
+    // SAFETY: the caller's arguments; `read` on a socket is `recv` without flags.
     let look = || unsafe { recv_of_libc()(fd, to, length, flags | libc::MSG_DONTWAIT) };
     if length == 0 {
         return plain();
     }
-    let Some(found) = table::find(fd) else {
+    let Some(found) = table::enter_read(fd) else {
         let got = read_plain(fd, flags, plain, look);
         if table::is_listed(fd) {
-            waiting::note(length, got);
+            waiting::record_read(length, got);
         }
         return got;
     };
-    if found.before().is_taken() {
-        // SAFETY: the caller's promise.
+    if found.before().is_claimed() {
+        // SAFETY: the caller's guarantee.
         return unsafe { receive(&found, fd, to, length, flags) };
     }
     let polled = found.is_polled();
@@ -160,35 +161,35 @@ unsafe fn read_by(
     got
 }
 
-/// Accounts for a read of the C library.
-fn ended(mut found: Use, fd: c_int, got: ssize_t, flags: c_int) {
+/// Accounts for a read by the C library.
+fn ended(mut found: ConnectionRef, fd: c_int, got: ssize_t, flags: c_int) {
     if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
         if flags & libc::MSG_OOB != 0 {
-            // Urgent bytes stand outside the stream.
-            let _none_can_have_come = found.leave();
+            // Urgent data is outside the stream.
+            let _none_can_have_come = found.fall_back_to_tcp();
         }
         return;
     }
     let count = u64::try_from(got).unwrap_or(0);
-    if !found.is_to_look(found.before().bytes() + count) {
+    if !found.is_search_due(found.before().bytes() + count) {
         found.moved = count;
         return;
     }
     let before = super::errno();
     found.reads().add(count);
     if let Some(own) = super::borrowed(fd)
-        && !guarded(|| found.look(own))
+        && !guarded(|| found.search_peer(own))
     {
-        table::give_up(fd, &found);
+        table::demote_to_plain(fd, &found);
     }
     drop(found);
     super::set_errno(before);
 }
 
-/// A write of one buffer. `plain` writes the bytes from a position on by the C library.
+/// Writes one buffer. `plain` writes the bytes from an offset through the C library.
 ///
 /// # Safety
-/// `from` has `length` bytes.
+/// `from` has `length` readable bytes.
 unsafe fn write_by(
     fd: c_int,
     from: *const c_void,
@@ -196,19 +197,19 @@ unsafe fn write_by(
     flags: c_int,
     plain: impl Fn(usize) -> ssize_t,
 ) -> ssize_t {
-    let Some(mut found) = table::writing(fd) else {
+    let Some(mut found) = table::enter_write(fd) else {
         return plain(0);
     };
     let mut done = 0;
     let plainly = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
     if flags & !plainly != 0 {
-        let _theirs_stay = found.leave();
-    } else if length >= least()
+        let _theirs_stay = found.fall_back_to_tcp();
+    } else if length >= min_shm_bytes()
         && !from.is_null()
         && let Some(own) = super::borrowed(fd)
     {
         let before = super::errno();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         let bytes = unsafe {
             std::slice::from_raw_parts(from.cast::<u8>(), length.min(isize::MAX.unsigned_abs()))
         };
@@ -235,9 +236,9 @@ unsafe fn write_by(
     }
 }
 
-/// A write of several buffers, by TCP.
+/// Writes several buffers over TCP.
 fn write_plain(fd: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
-    let Some(mut found) = table::writing(fd) else {
+    let Some(mut found) = table::enter_write(fd) else {
         return plain();
     };
     let written = plain();
@@ -258,7 +259,7 @@ unsafe fn read_parts(
 ) -> ssize_t {
     let parts = match count {
         0 => &[],
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         _ => unsafe { std::slice::from_raw_parts(parts, count) },
     };
     let length = parts.iter().map(|part| part.iov_len).sum();
@@ -267,7 +268,7 @@ unsafe fn read_parts(
         [one] => (one.iov_base, one.iov_len),
         _ => (whole.as_mut_ptr().cast(), length),
     };
-    // SAFETY: either the caller's one buffer or `whole`.
+    // SAFETY: either the caller's only buffer or `whole`.
     let got = unsafe { receive(connection, fd, to, length, flags) };
     let mut left = &whole[..usize::try_from(got).unwrap_or(0).min(whole.len())];
     for part in parts {
@@ -334,13 +335,13 @@ unsafe extern "C-unwind" fn __recv_chk(
 
 type Address = *mut c_void;
 
-/// Says that no address was written: TCP has none for a message.
+/// Sets the address length to 0: TCP returns no address with a message.
 ///
 /// # Safety
-/// `length` is null or may be written.
+/// `length` is null or writable.
 unsafe fn no_address(got: ssize_t, address: Address, length: *mut libc::socklen_t) -> ssize_t {
     if got >= 0 && !address.is_null() && !length.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { *length = 0 };
     }
     got
@@ -390,10 +391,10 @@ unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) 
     let real = real!(readv: fn(c_int, *const iovec, c_int) -> ssize_t);
     // SAFETY: the caller's arguments, passed on.
     unsafe {
-        let Some(found) = table::find(fd) else {
+        let Some(found) = table::enter_read(fd) else {
             return real(fd, parts, count);
         };
-        if !found.before().is_taken() {
+        if !found.before().is_claimed() {
             let got = real(fd, parts, count);
             ended(found, fd, got, 0);
             return got;
@@ -411,11 +412,11 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
     // SAFETY: the caller's arguments, passed on; a message that is not null may be read and
     // written.
     unsafe {
-        let Some(found) = table::find(fd) else {
+        let Some(found) = table::enter_read(fd) else {
             let look = || real(fd, message, flags | libc::MSG_DONTWAIT);
             return read_plain(fd, flags, || real(fd, message, flags), look);
         };
-        if !found.before().is_taken() {
+        if !found.before().is_claimed() {
             let got = real(fd, message, flags);
             ended(found, fd, got, flags);
             return got;
@@ -485,23 +486,23 @@ unsafe extern "C-unwind" fn sendto(
     unsafe { write_by(fd, from, length, flags, plain) }
 }
 
-/// Writes several buffers, of which some are large: these as single ones, those between them
-/// together. Short, as a write may be, if one of them is.
+/// Writes several buffers of which some are large: large ones singly, the others together. The
+/// result may be short, as for any write.
 ///
 /// # Safety
-/// `parts` are buffers that the caller may read.
+/// The caller may read the buffers in `parts`.
 unsafe fn write_parts(fd: c_int, parts: &[iovec]) -> ssize_t {
     let real = real!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t);
     let mut done: ssize_t = 0;
     let mut rest = parts;
     while let Some(first) = rest.first() {
-        let small = |part: &&iovec| part.iov_len < least();
+        let small = |part: &&iovec| part.iov_len < min_shm_bytes();
         let count = rest.iter().take_while(small).count().max(1);
         let (now, later) = rest.split_at(count);
-        // After the first bytes an error is the next call's to tell, and so is its signal.
+        // After the first bytes, an error and its signal are left to the next call.
         let flags = if done > 0 { libc::MSG_NOSIGNAL } else { 0 };
         let length: usize = now.iter().map(|part| part.iov_len).sum();
-        // SAFETY: the caller's buffers; an address of none and no control data.
+        // SAFETY: the caller's buffers, without address and control data.
         let written = unsafe {
             if small(&first) {
                 let mut message: msghdr = std::mem::zeroed();
@@ -539,7 +540,7 @@ unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int)
             let filled = all
                 .iter()
                 .all(|part| part.iov_len == 0 || !part.iov_base.is_null());
-            if sound && filled && all.iter().any(|part| part.iov_len >= least()) {
+            if sound && filled && all.iter().any(|part| part.iov_len >= min_shm_bytes()) {
                 return write_parts(fd, all);
             }
         }
@@ -547,15 +548,15 @@ unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int)
     }
 }
 
-/// Descriptors that a message passes to another process: true if all could be left to TCP.
+/// Makes connections that a message passes to another process use only TCP; true on success.
 ///
 /// # Safety
-/// `message` is null or a message.
+/// `message` is null or valid.
 unsafe fn passed(message: *const msghdr) -> bool {
     if message.is_null() {
         return true;
     }
-    // SAFETY: the caller's promise; the macros of the C library stay within the control data.
+    // SAFETY: the caller's guarantee; the C library's macros stay within the control data.
     unsafe {
         if (*message).msg_control.is_null() || (*message).msg_controllen == 0 {
             return true;
@@ -612,7 +613,7 @@ unsafe extern "C-unwind" fn sendmmsg(
             }
         }
         if let Some((connection, _)) = find(fd) {
-            let _theirs_stay = connection.leave();
+            let _theirs_stay = connection.fall_back_to_tcp();
         }
         real!(sendmmsg: fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int)(
             fd, messages, count, flags,
@@ -620,7 +621,7 @@ unsafe extern "C-unwind" fn sendmmsg(
     }
 }
 
-/// Both names of it are one function on machines of 64 bits.
+/// Both names are the same function on 64-bit machines.
 macro_rules! send_file {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

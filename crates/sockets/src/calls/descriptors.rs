@@ -1,19 +1,19 @@
-//! How descriptors come, are copied and go.
+//! How descriptors are created, duplicated and closed.
 
 use libc::{c_int, c_uint, c_void, socklen_t};
 
 use super::{borrowed, errno, guarded, leaves, real, set_errno};
 use crate::{kernel, table};
 
-/// Follows a descriptor from now on, if it is TCP to a process of this node; to another one it is a
+/// Tracks a descriptor as a connection if it is TCP to a process of this node, otherwise as a
 /// plain socket.
 fn follow(fd: c_int, connected_here: bool) {
     let before = errno();
     let own = borrowed(fd).filter(|own| kernel::is_tcp(*own));
     guarded(|| match own.map(kernel::may_be_near) {
-        Some(true) => table::follow(fd, connected_here),
-        Some(false) => table::watch(fd),
-        // Datagrams: a plain socket since it was made.
+        Some(true) => table::track_connection(fd, connected_here),
+        Some(false) => table::track_plain(fd),
+        // A datagram socket, tracked as plain since it was created.
         None if connected_here => {}
         None => table::forget(fd),
     });
@@ -35,7 +35,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
     let fd = unsafe { real!(socket: fn(c_int, c_int, c_int) -> c_int)(domain, kind, protocol) };
     let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     if fd >= 0 && matches!(domain, libc::AF_INET | libc::AF_INET6) && kind == libc::SOCK_DGRAM {
-        guarded(|| table::watch(fd));
+        guarded(|| table::track_plain(fd));
     } else {
         forget(fd);
     }
@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn accept4(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    // Before, since another thread may get the number at once.
+    // Before the call, since another thread may get the number at once.
     forget(fd);
     // SAFETY: the caller's argument, passed on.
     unsafe { real!(close: fn(c_int) -> c_int)(fd) }
@@ -89,7 +89,7 @@ unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const ON_EXEC: c_int = 1 << 2;
     if flags & ON_EXEC == 0 {
-        for fd in table::listed() {
+        for fd in table::listed_descriptors() {
             if (first..=last).contains(&fd.unsigned_abs()) {
                 forget(fd);
             }
@@ -106,11 +106,11 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
     unsafe { close_range(from, c_uint::MAX, 0) };
 }
 
-/// The copy is the same connection. What reads standard input may be the C library itself.
+/// Tracks a duplicate as the same connection.
 fn copied(old: c_int, new: c_int) {
     let before = errno();
     if new >= 0 && old != new {
-        guarded(|| table::copy(old, new));
+        guarded(|| table::duplicate(old, new));
     }
     set_errno(before);
 }
@@ -121,7 +121,7 @@ unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     let new = unsafe { real!(dup: fn(c_int) -> c_int)(fd) };
     copied(fd, new);
     if (0..=2).contains(&new) && !leaves(new, "dup") {
-        // SAFETY: just made.
+        // SAFETY: just created.
         unsafe { close(new) };
         return -1;
     }
@@ -154,8 +154,8 @@ macro_rules! controls {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
-            // SAFETY: the caller's arguments, passed on. In C it takes a variable argument,
-            // which is passed as this one is.
+            // SAFETY: the caller's arguments, passed on. In C the argument is variadic, which is
+            // passed in the same way.
             let done = unsafe { real!($name: fn(c_int, c_int, usize) -> c_int)(fd, command, argument) };
             if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
                 copied(fd, done);

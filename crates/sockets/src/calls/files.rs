@@ -1,8 +1,8 @@
-//! Paths of `/dev/dipole`: what is opened there is an endpoint. `docs/design/sockets.md` §5.
+//! Paths in `/dev/dipole`: opening one opens an endpoint. `docs/design/sockets.md` §5.
 //!
-//! The program gets an end of a pair of unix sockets, a descriptor like any other: it may be
-//! polled, copied, inherited by other programs. At the other end is a process of its own, which
-//! has the endpoint (`dipole endpoint-file`).
+//! The program gets one end of a unix socket pair, an ordinary descriptor that it may poll,
+//! duplicate, and pass to other programs. The other end belongs to a separate process that owns
+//! the endpoint (`dipole endpoint-file`).
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
@@ -16,22 +16,22 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair,
 use super::{borrowed, errno, guarded, real, set_errno};
 
 const FOLDER: &[u8] = b"/dev/dipole/";
-/// Where `dipole sockets` says which program serves the paths.
+/// Environment variable with the program that serves the paths, set by `dipole sockets`.
 const PROGRAM: &str = "DIPOLE_PROGRAM";
-/// What a program may write at once, where the kernel allows it.
+/// Requested maximum size of a single write.
 const LONGEST_WRITE: usize = 1 << 20;
 
-/// The part of a path behind the folder.
+/// The part of a path after the directory.
 ///
 /// # Safety
-/// `path` is null or ends with a zero.
-unsafe fn place<'a>(path: *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: the caller's promise; the C library reads it next.
+/// `path` is null or NUL-terminated.
+unsafe fn endpoint_path<'a>(path: *const c_char) -> Option<&'a [u8]> {
+    // SAFETY: the caller's guarantee; the C library would read it next.
     let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })?;
     path.to_bytes().strip_prefix(FOLDER)
 }
 
-fn tell(place: &[u8], text: &str) {
+fn report(place: &[u8], text: &str) {
     let place = String::from_utf8_lossy(place);
     let text = format!("dipole-sockets: /dev/dipole/{place}: {text}\n");
     if let Some(stderr) = borrowed(libc::STDERR_FILENO) {
@@ -39,7 +39,7 @@ fn tell(place: &[u8], text: &str) {
     }
 }
 
-/// Opens an endpoint; -1 and `errno` as `open` has them.
+/// Opens an endpoint; returns -1 and sets `errno` as `open` does.
 fn open_endpoint(place: &[u8], flags: c_int) -> c_int {
     match guarded(|| start(place, flags)) {
         Ok(fd) => fd.into_raw_fd(),
@@ -53,17 +53,17 @@ fn open_endpoint(place: &[u8], flags: c_int) -> c_int {
 fn start(place: &[u8], flags: c_int) -> Result<OwnedFd, Errno> {
     let sends = place.contains(&b':');
     let (wanted, what) = match sends {
-        true => (libc::O_WRONLY, "it can only be written: NID:DPID sends"),
-        false => (libc::O_RDONLY, "it can only be read: DPID alone receives"),
+        true => (libc::O_WRONLY, "it is write-only: NID:DPID sends"),
+        false => (libc::O_RDONLY, "it is read-only: DPID alone receives"),
     };
     if flags & libc::O_ACCMODE != wanted {
-        tell(place, what);
+        report(place, what);
         return Err(Errno::ACCESS);
     }
     let Some(program) = std::env::var_os(PROGRAM).filter(|program| !program.is_empty()) else {
-        tell(
+        report(
             place,
-            "DIPOLE_PROGRAM is not set; start with `dipole sockets`",
+            "DIPOLE_PROGRAM is not set; start the program with `dipole sockets`",
         );
         return Err(Errno::NXIO);
     };
@@ -80,7 +80,7 @@ fn start(place: &[u8], flags: c_int) -> Result<OwnedFd, Errno> {
             let _less = sockopt::set_socket_send_buffer_size(&ours, LONGEST_WRITE);
         }
     } else {
-        // Taken at a good end, see `dipole endpoint-file`.
+        // Acknowledges a clean end, see `dipole endpoint-file`.
         rustix::net::send(&ours, &[0], SendFlags::NOSIGNAL)?;
     }
     run(&program, &argument, &theirs)?;
@@ -90,7 +90,7 @@ fn start(place: &[u8], flags: c_int) -> Result<OwnedFd, Errno> {
     match i32::from_ne_bytes(answer) {
         _ if told < answer.len() => {
             let program = program.to_string_lossy();
-            tell(place, &format!("{program} did not start ({PROGRAM})"));
+            report(place, &format!("{program} did not start ({PROGRAM})"));
             return Err(Errno::NXIO);
         }
         0 => {}
@@ -105,8 +105,8 @@ fn start(place: &[u8], flags: c_int) -> Result<OwnedFd, Errno> {
     Ok(ours)
 }
 
-/// Runs `PROGRAM endpoint-file PLACE` with a socket as standard input, as nobody's child: the
-/// program's own waiting for its children must not find it.
+/// Runs `PROGRAM endpoint-file PLACE` with a socket as standard input, detached from this
+/// process, so that the program's own `wait` calls do not find it.
 fn run(program: &CStr, place: &CStr, socket: &OwnedFd) -> Result<(), Errno> {
     let words = [program, c"endpoint-file", place];
     let mut arguments: Vec<*const c_char> = words.map(CStr::as_ptr).to_vec();
@@ -122,9 +122,9 @@ fn run(program: &CStr, place: &CStr, socket: &OwnedFd) -> Result<(), Errno> {
     let mut variables: Vec<*const c_char> = environment.iter().map(|one| one.as_ptr()).collect();
     variables.push(ptr::null());
     let socket = socket.as_raw_fd();
-    // SAFETY: a copy of this process without its other threads, which makes calls of the kernel
-    // alone on memory that was prepared before, and ends. It has no signal to send to its parent,
-    // so only a wait that asks for such children finds it. `fork` would run handlers of others.
+    // SAFETY: a copy of this process without its other threads, which makes only system calls on
+    // memory prepared before, and exits. It sends no signal to its parent, so only a wait for
+    // clone children finds it. `fork` would run other handlers.
     unsafe {
         let child = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if child == 0 {
@@ -145,11 +145,11 @@ fn run(program: &CStr, place: &CStr, socket: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// # Safety
-/// The process is a copy that nothing else runs in; both lists end with a null.
+/// The process is a copy that runs nothing else; both lists end with a null pointer.
 unsafe fn become_server(socket: c_int, arguments: &[*const c_char], variables: &[*const c_char]) {
     const FIRST: c_long = 3;
     let none = 0_u64;
-    // SAFETY: calls of the kernel with memory that lives as long as the process.
+    // SAFETY: system calls with memory that lives as long as the process.
     unsafe {
         let how = libc::SIG_SETMASK;
         libc::syscall(
@@ -174,8 +174,7 @@ unsafe fn become_server(socket: c_int, arguments: &[*const c_char], variables: &
     }
 }
 
-/// Functions that open a path, whose mode, if they have one, is passed as it came: in C it is a
-/// variable argument.
+/// Functions that open a path. Their mode, if any, is passed on: in C it is a variadic argument.
 macro_rules! opening {
     ($($name:ident($($before:ident: $type:ty)?; $flags:ident $(, $mode:ident)?);)*) => {$(
         #[unsafe(no_mangle)]
@@ -184,7 +183,7 @@ macro_rules! opening {
         ) -> c_int {
             // SAFETY: the caller's arguments, passed on.
             unsafe {
-                if let Some(place) = place(path) {
+                if let Some(place) = endpoint_path(path) {
                     return open_endpoint(place, $flags);
                 }
                 real!($name: fn($($type,)? *const c_char, c_int $(, opening!(@ $mode))?) -> c_int)(
@@ -212,7 +211,7 @@ macro_rules! streams {
         unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
             // SAFETY: the caller's arguments, passed on; `mode` ends with a zero.
             unsafe {
-                let Some(place) = place(path).filter(|_| !mode.is_null()) else {
+                let Some(place) = endpoint_path(path).filter(|_| !mode.is_null()) else {
                     return real!($name: fn(*const c_char, *const c_char) -> *mut FILE)(path, mode);
                 };
                 let words = CStr::from_ptr(mode).to_bytes();
@@ -233,14 +232,14 @@ macro_rules! streams {
 }
 streams! { fopen fopen64 }
 
-/// Both names are one function on machines of 64 bits.
+/// Both names are the same function on 64-bit machines.
 macro_rules! creating {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(path: *const c_char, mode: mode_t) -> c_int {
             // SAFETY: the caller's arguments, passed on.
             unsafe {
-                match place(path) {
+                match endpoint_path(path) {
                     Some(place) => open_endpoint(place, libc::O_WRONLY),
                     None => real!($name: fn(*const c_char, mode_t) -> c_int)(path, mode),
                 }

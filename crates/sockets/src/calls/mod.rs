@@ -1,8 +1,8 @@
-//! The calls of the C library that are replaced. Each does what the program's C library does, and
-//! knows no more than which connection a descriptor is; `docs/design/sockets.md` §4 lists them.
+//! The replaced functions of the C library. Each does what the original does and knows only which
+//! connection a descriptor is; `docs/design/sockets.md` §4 lists them.
 //!
-//! Descriptors without a connection go straight to the C library, with nothing of ours on the
-//! stack but the function itself.
+//! Calls on other descriptors go straight to the C library, with only the replacement function
+//! itself on the stack.
 
 mod children;
 mod data;
@@ -20,15 +20,15 @@ use libc::c_int;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use crate::table::{self, Use};
+use crate::table::{self, ConnectionRef};
 
-/// The next definition of a function after this library's, found once.
+/// The next definition of a function after this library's, looked up once.
 pub(crate) fn address(cache: &AtomicUsize, name: &CStr) -> usize {
     let known = cache.load(Relaxed);
     if known != 0 {
         return known;
     }
-    // SAFETY: `name` ends with a zero; the C library's functions stay loaded.
+    // SAFETY: `name` is NUL-terminated; the C library stays loaded.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize;
     if found == 0 {
         // Only a program that has the function calls it.
@@ -38,7 +38,7 @@ pub(crate) fn address(cache: &AtomicUsize, name: &CStr) -> usize {
     found
 }
 
-/// The C library's function of a name, with its type.
+/// The C library's function of this name, with its type.
 macro_rules! real {
     ($name:ident: fn($($argument:ty),*) -> $result:ty) => {{
         static FOUND: ::std::sync::atomic::AtomicUsize = ::std::sync::atomic::AtomicUsize::new(0);
@@ -46,7 +46,7 @@ macro_rules! real {
         let name = ::std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()).unwrap_or_default();
         let found = $crate::calls::address(&FOUND, name);
         #[allow(unused_unsafe, reason = "where the function is called at once")]
-        // SAFETY: the function of this name in the C library has this type.
+        // SAFETY: the C library's function of this name has this type.
         let function = unsafe {
             ::std::mem::transmute::<usize, unsafe extern "C-unwind" fn($($argument),*) -> $result>(found)
         };
@@ -55,8 +55,8 @@ macro_rules! real {
 }
 use real;
 
-/// Replaces a function that leaves a connection to TCP: it is called once that is so, else the
-/// program is told that the descriptor is busy.
+/// Replaces a function that requires a connection to use only TCP: the original is called once
+/// that is the case, otherwise the call fails with EBUSY.
 macro_rules! leaving {
     ($($name:ident($fd:ident: c_int $(, $argument:ident: $type:ty)*) -> $result:ty, $failed:expr;)*) => {$(
         #[unsafe(no_mangle)]
@@ -71,54 +71,54 @@ macro_rules! leaving {
 }
 use leaving;
 
-/// Runs what is not a call of the C library: no panic crosses into the program. Bytes could be lost
-/// after one, so the program ends instead, after the panic's message.
+/// Runs code of this library without letting a panic into the program. Bytes could be lost after
+/// a panic, so it aborts the program after printing the message.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> T {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
         .unwrap_or_else(|_| std::process::abort())
 }
 
-/// The descriptor of a call of the program.
+/// Borrows the descriptor of the program's call.
 pub(crate) fn borrowed<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
-    // SAFETY: the program owns it for the time of its call; should it close it meanwhile, calls of
-    // the kernel fail as they would without this library.
+    // SAFETY: the program owns the descriptor during its call; if it closes it meanwhile, system
+    // calls fail as they would without this library.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-pub(crate) fn find(fd: RawFd) -> Option<(Use, BorrowedFd<'static>)> {
-    Some((table::find(fd)?, borrowed(fd)?))
+pub(crate) fn find(fd: RawFd) -> Option<(ConnectionRef, BorrowedFd<'static>)> {
+    Some((table::enter_read(fd)?, borrowed(fd)?))
 }
 
-/// Whether a call with these flags waits.
+/// True if a call with these flags blocks.
 pub(crate) fn waits(fd: BorrowedFd<'_>, flags: c_int) -> bool {
     let own = rustix::fs::fcntl_getfl(fd);
     flags & libc::MSG_DONTWAIT == 0 && own.is_ok_and(|own| !own.contains(OFlags::NONBLOCK))
 }
 
-/// Sets `errno`; what the C library returns then.
+/// Sets `errno` and returns -1.
 pub(crate) fn failed(error: Errno) -> isize {
     set_errno(error.raw_os_error());
     -1
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: the thread's own.
+    // SAFETY: `errno` of this thread.
     unsafe { *libc::__errno_location() }
 }
 
 pub(crate) fn set_errno(value: c_int) {
-    // SAFETY: the thread's own.
+    // SAFETY: `errno` of this thread.
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Puts a connection on TCP for good, because of a call that the library cannot follow. False,
-/// with EBUSY, if bytes have come already that only this library can read.
+/// Makes a connection use only TCP, because of a call that the library cannot track. False, with
+/// EBUSY, if data has arrived that only this library can read.
 pub(crate) fn leaves(fd: RawFd, call: &str) -> bool {
     let Some((connection, _)) = find(fd) else {
         return true;
     };
     let before = errno();
-    let left = connection.leave().is_ok();
+    let left = connection.fall_back_to_tcp().is_ok();
     drop(connection);
     if left {
         set_errno(before);
@@ -128,7 +128,7 @@ pub(crate) fn leaves(fd: RawFd, call: &str) -> bool {
     left
 }
 
-/// Says why a call is refused.
+/// Reports why a call is refused.
 pub(crate) fn refuse(fd: RawFd, call: &str) {
     let text = format!(
         "dipole-sockets: {call} on descriptor {fd} refused (EBUSY): its connection has unread bytes in shared memory; read them first, or run this program without `dipole sockets`\n"

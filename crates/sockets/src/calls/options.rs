@@ -1,4 +1,4 @@
-//! Options of sockets, and what a program asks about one.
+//! Socket options and queries.
 
 use libc::{c_int, c_void, socklen_t};
 
@@ -28,8 +28,8 @@ unsafe extern "C-unwind" fn setsockopt(
         return -1;
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        // A read without waiting returns less than that.
-        table::stop_waiting(fd);
+        // A read without blocking may return less than that.
+        table::disable_spinning(fd);
     }
     // SAFETY: the caller's arguments, passed on.
     unsafe { real(fd, level, name, value, length) }
@@ -38,8 +38,8 @@ unsafe extern "C-unwind" fn setsockopt(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int {
     let real = real!(ioctl: fn(c_int, libc::c_ulong, usize) -> c_int);
-    // SAFETY: the caller's arguments, passed on. In C it takes a variable argument, which is
-    // passed as this one is.
+    // SAFETY: the caller's arguments, passed on. In C the argument is variadic, which is passed
+    // in the same way.
     let done = unsafe { real(fd, request, argument) };
     if done == 0
         && request == libc::FIONREAD

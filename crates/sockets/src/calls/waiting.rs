@@ -1,5 +1,5 @@
-//! Calls that wait: where the last waits were short, the kernel is asked without waiting for a
-//! while before the program is put to sleep (`spin.rs`). What is told, and when, is the kernel's.
+//! Calls that wait: if recent waits were short, they poll the kernel for a while before the
+//! program sleeps (`spin.rs`). The kernel alone decides what is ready.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -16,27 +16,27 @@ static NOW: timespec = timespec {
     tv_nsec: 0,
 };
 
-/// A read that asks for so many bytes, and gets so many, takes part in a long transfer: more will have come
-/// by the time its thread has slept, and is then cheaper by the byte.
-const LONG_ASKED: usize = 128 << 10;
-const LONG_GOT: usize = 32 << 10;
+/// A read that requests and gets at least this much is part of a long transfer: more data will
+/// have arrived by the time the thread wakes, which is then cheaper per byte.
+const LONG_REQUEST: usize = 128 << 10;
+const LONG_RESULT: usize = 32 << 10;
 
 thread_local! {
-    /// Of waits for descriptors of all kinds.
+    /// Spin statistics of this thread's waits for descriptors.
     static SPIN: AdaptiveSpin = const { AdaptiveSpin::new() };
     /// The thread's last read was part of a long transfer.
     static IS_LONG: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Tells of a read of a socket that the library leaves to the kernel.
-pub(crate) fn note(asked: usize, got: isize) {
-    if asked >= LONG_ASKED && usize::try_from(got).is_ok_and(|got| got >= LONG_GOT) {
+/// Records the size of a read from a socket that is left to the kernel.
+pub(crate) fn record_read(asked: usize, got: isize) {
+    if asked >= LONG_REQUEST && usize::try_from(got).is_ok_and(|got| got >= LONG_RESULT) {
         IS_LONG.set(true);
     }
 }
 
-/// Signals of this thread wait meanwhile: a handler that runs between two questions would not end
-/// the wait that follows.
+/// Blocks this thread's signals while it spins: a handler that runs between two polls would not
+/// interrupt the sleep that follows.
 struct Quiet {
     before: sigset_t,
 }
@@ -45,7 +45,7 @@ impl Quiet {
     fn new() -> Quiet {
         let mut all = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
-        // SAFETY: the C library fills both sets, and keeps its own signals out.
+        // SAFETY: the C library fills both sets, and leaves out its own signals.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
@@ -55,10 +55,10 @@ impl Quiet {
         }
     }
 
-    /// True if a signal has come whose handler ends a wait that can be restarted.
+    /// True if a signal is pending whose handler interrupts a restartable wait.
     fn is_interrupted(&self) -> bool {
         let mut come = MaybeUninit::uninit();
-        // SAFETY: the C library fills the set; actions are only asked for.
+        // SAFETY: the C library fills the set; actions are only queried.
         unsafe {
             if libc::sigpending(come.as_mut_ptr()) != 0 {
                 return false;
@@ -83,7 +83,7 @@ impl Quiet {
 impl Drop for Quiet {
     fn drop(&mut self) {
         let error = errno();
-        // SAFETY: the set is what it was.
+        // SAFETY: restores the previous set.
         unsafe {
             libc::pthread_sigmask(
                 libc::SIG_SETMASK,
@@ -95,8 +95,8 @@ impl Drop for Quiet {
     }
 }
 
-/// Asks until there is an answer other than "nothing", or for too long.
-fn ask<T: Copy>(
+/// Polls until there is a result other than "nothing", or the time is over.
+fn spin_until<T: Copy>(
     spin: &AdaptiveSpin,
     nothing: impl Fn(T) -> bool,
     question: impl Fn() -> T,
@@ -116,7 +116,7 @@ fn ask<T: Copy>(
     answer
 }
 
-/// A wait for descriptors: `look` asks without waiting, `wait` sleeps with a mask of signals or,
+/// Waits for descriptors: `look` polls without waiting, `sleep` waits with a signal mask or,
 /// without one, as the program does.
 fn wait(
     is_masked: bool,
@@ -130,9 +130,9 @@ fn wait(
     if first != 0 {
         return first;
     }
-    // A program that gives a mask has the signals blocked that may end its wait.
+    // A program that passes a mask has the signals blocked that may interrupt its wait.
     let quiet = (!is_masked).then(Quiet::new);
-    match SPIN.with(|spin| ask(spin, |answer| answer == 0, look)) {
+    match SPIN.with(|spin| spin_until(spin, |answer| answer == 0, look)) {
         Some(answer) => answer,
         None => sleep(quiet.as_ref().map(|quiet| &raw const quiet.before)),
     }
@@ -259,7 +259,7 @@ unsafe extern "C-unwind" fn ppoll(
     }
 }
 
-/// The three sets of `select`, which each question overwrites.
+/// The three sets of `select`, which each call overwrites.
 #[derive(Clone, Copy)]
 struct Sets {
     places: [*mut fd_set; 3],
@@ -268,10 +268,10 @@ struct Sets {
 }
 
 impl Sets {
-    /// None if there are more descriptors than a set has.
+    /// `None` if there are more descriptors than a set can hold.
     ///
     /// # Safety
-    /// The sets are null or as long as the number of descriptors says.
+    /// The sets are null, or as long as the number of descriptors requires.
     unsafe fn new(count: c_int, places: [*mut fd_set; 3]) -> Option<Sets> {
         let words = usize::try_from(count).ok()?.div_ceil(64);
         let bytes = words * 8;
@@ -281,7 +281,7 @@ impl Sets {
         }
         for (asked, place) in asked.iter_mut().zip(places) {
             if !place.is_null() {
-                // SAFETY: the caller's promise, and the length was checked.
+                // SAFETY: the caller's guarantee, and the length was checked.
                 unsafe { std::ptr::copy_nonoverlapping(place.cast(), asked.as_mut_ptr(), bytes) };
             }
         }
@@ -292,10 +292,10 @@ impl Sets {
         })
     }
 
-    /// As they were asked for.
+    /// Restores the requested sets.
     ///
     /// # Safety
-    /// As `new`.
+    /// As for `new`.
     unsafe fn again(&self) {
         for (asked, place) in self.asked.iter().zip(self.places) {
             if !place.is_null() {
@@ -353,7 +353,7 @@ unsafe extern "C-unwind" fn select(
                     .map_or(std::ptr::null(), |most| &raw const *most);
                 let found = masked(count, read, write, except, most_at, mask);
                 if let Some(timeout) = timeout.as_mut() {
-                    // What is left of it, as the kernel's own call says.
+                    // Store the remaining time, as the kernel does.
                     let of_seconds =
                         Duration::from_secs(u64::try_from(timeout.tv_sec).unwrap_or(0));
                     let of_micros = u64::try_from(timeout.tv_usec).unwrap_or(0);
@@ -397,8 +397,8 @@ unsafe extern "C-unwind" fn pselect(
     }
 }
 
-/// A read of a connection that waits, by `sleep`; `look` is the same read without waiting. None: it
-/// does not wait, or is slept through.
+/// Reads from a connection by spinning; `look` is the read without blocking. `None` means that
+/// the caller should block instead, or does not wait at all.
 pub(crate) fn read(
     spin: &AdaptiveSpin,
     is_polled: impl Fn() -> bool,
@@ -413,7 +413,7 @@ pub(crate) fn read(
         return Some(first);
     }
     let quiet = Quiet::new();
-    let found = ask(spin, nothing, look);
+    let found = spin_until(spin, nothing, look);
     if found.is_none() && quiet.is_interrupted() {
         drop(quiet);
         set_errno(libc::EINTR);

@@ -1,4 +1,4 @@
-//! What tests of unmodified programs share.
+//! Helpers for tests with unmodified programs.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dipole_testbed::Testbed;
 
-/// A program that takes longer hangs.
+/// A program that takes longer counts as hung.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn library() -> PathBuf {
@@ -19,7 +19,7 @@ pub(crate) fn library() -> PathBuf {
     found.unwrap_or_else(|| panic!("no library lies beside {}", test.display()))
 }
 
-/// Where the ends of one test meet.
+/// The directory in which the ends of one test find each other.
 pub(crate) struct Place {
     pub(crate) folder: tempfile::TempDir,
 }
@@ -46,12 +46,12 @@ impl Place {
     }
 }
 
-/// Waits for the end of a program, which must be a good one.
+/// Waits for a program to end and checks that it succeeded.
 pub(crate) fn finished(child: Child) -> Output {
     finished_within(child, LIMIT)
 }
 
-/// The same, for one that takes so long.
+/// The same with another time limit.
 pub(crate) fn finished_within(child: Child, limit: Duration) -> Output {
     let output = ended_within(child, limit);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -60,7 +60,7 @@ pub(crate) fn finished_within(child: Child, limit: Duration) -> Output {
     output
 }
 
-/// Waits for the end of a program, good or not.
+/// Waits for a program to end, successful or not.
 pub(crate) fn ended_within(child: Child, limit: Duration) -> Output {
     let pid = child.id();
     let (told, wait) = std::sync::mpsc::channel();
@@ -72,7 +72,7 @@ pub(crate) fn ended_within(child: Child, limit: Duration) -> Output {
     output.expect("its output")
 }
 
-/// Two nodes in network namespaces, or a word why there are none.
+/// Two nodes in network namespaces; `None` with a message if they cannot be created.
 pub(crate) fn two_nodes() -> Option<Testbed> {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");

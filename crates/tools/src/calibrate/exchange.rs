@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use dipole_bsp::superstep::pace::{Pace, Slots};
-use dipole_bsp::superstep::schedule::{Order, Turns};
+use dipole_bsp::superstep::schedule::{Order, RoundRobin};
 use dipole_group::{Combine, Group, Members};
 use dipole_node::job::Job;
 use dipole_node::{
@@ -168,7 +168,7 @@ impl Member {
         self.supersteps += 1;
         let seed = self.job.id ^ (self.supersteps << 20) ^ rank as u64;
         let mut pace = Pace::new(slots, u32::try_from(senders)?, seed);
-        let mut turns = Turns::new(Order::LatinSquare, rank, size);
+        let mut turns = RoundRobin::new(Order::LatinSquare, rank, size);
         let chunk_bytes = slots.map_or(CHUNK_BYTES, |slots| slots.bytes as usize);
         let mut left: Vec<usize> = (0..size).map(|to| relation(rank, to)).collect();
         let mut missing: usize = (0..size).map(|from| relation(from, rank)).sum();

@@ -242,7 +242,7 @@ impl Sampler {
             if !entry.file_name().to_str().is_some_and(is_trace_name) {
                 continue;
             }
-            let file = TraceFile::newest(&entry.path())
+            let file = TraceFile::read_newest(&entry.path())
                 .map_err(|cause| format!("{}: {cause}", entry.path().display()))?;
             let Some(last) = file.steps.last() else {
                 continue;

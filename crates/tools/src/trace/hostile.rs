@@ -43,10 +43,10 @@ fn step(random: &mut StdRng, epoch: u32) -> Step {
         exchange_ns: number(random),
         apply_ns: number(random),
         repeats: random.random(),
-        prods: random.random(),
+        ack_requests: random.random(),
         stalls: random.random(),
         put: peers(random),
-        got: peers(random),
+        get: peers(random),
         waits: peers(random),
     }
 }

@@ -186,7 +186,7 @@ fn balance(run: &Run<'_>) -> String {
                 format!("{:.1}", sum(&|one| one.out[rank]) * 1e-3),
                 format!("{:.1}", sum(&|one| one.inward[rank]) * 1e-3),
                 format!("{:.0}", sum(&|one| u64::from(one.steps[rank].repeats))),
-                format!("{:.0}", sum(&|one| u64::from(one.steps[rank].prods))),
+                format!("{:.0}", sum(&|one| u64::from(one.steps[rank].ack_requests))),
                 format!("{:.0}", sum(&|one| u64::from(one.steps[rank].stalls))),
             ]
         })
@@ -198,7 +198,7 @@ fn balance(run: &Run<'_>) -> String {
         "out, kB",
         "in, kB",
         "sent again",
-        "prods",
+        "ack requests",
         "stalls",
     ];
     format!("<h3>Ranks</h3>\n{}", table(&headings, &rows))

@@ -305,7 +305,7 @@ fn superstep<W: Write>(
     );
     writer.slice(began, entered, track, "compute")?;
     let bytes = |list: &[(u32, u64)]| total(list.iter().map(|(_, bytes)| *bytes));
-    let (put, got) = (bytes(&step.put), bytes(&step.got));
+    let (put, got) = (bytes(&step.put), bytes(&step.get));
     let is_own = step.epoch >= file.header.first;
     let mut notes = match is_own {
         true => vec![count(
@@ -317,7 +317,7 @@ fn superstep<W: Write>(
     notes.extend([count("bytes put", put), count("bytes got", got)]);
     for (name, value) in [
         ("packets sent again", step.repeats),
-        ("prods", step.prods),
+        ("ack requests", step.ack_requests),
         ("no room to send", step.stalls),
     ] {
         if value > 0 {

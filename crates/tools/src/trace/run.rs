@@ -98,7 +98,7 @@ fn volumes(steps: &[&Step]) -> (Vec<u64>, Vec<u64>) {
         step.put
             .iter()
             .for_each(|(to, bytes)| add(rank, *to as usize, *bytes));
-        step.got
+        step.get
             .iter()
             .for_each(|(of, bytes)| add(*of as usize, rank, *bytes));
     }

@@ -1,7 +1,7 @@
-//! Two nodes with a cluster key exchange checked messages while a third on their network, who
-//! lacks the key, sends all it can think of. Needs root; skipped aloud without.
+//! Two nodes with a cluster key exchange verified messages while a third node on their network, which
+//! lacks the key, attacks them in every way it can. Needs root; skipped with a message otherwise.
 //!
-//! `DIPOLE_ATTACK_S` says for how many seconds (3).
+//! `DIPOLE_ATTACK_S` sets the duration in seconds (3).
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -28,9 +28,9 @@ use rustix::net::{AddressFamily, RecvFlags, SocketType, eth, recv, socket};
 use rustix::time::{ClockId, clock_gettime};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Messages under way.
+/// Messages in flight.
 const WINDOW: u64 = 32;
-/// Messages of the shortest conversation.
+/// Minimum number of messages of a conversation.
 const LEAST: u64 = 50;
 /// The last message of a conversation.
 const END: &[u8] = b"end";
@@ -40,7 +40,7 @@ fn seconds() -> Duration {
     Duration::from_secs(given)
 }
 
-/// Ends with this.
+/// Killed when this is dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -50,7 +50,7 @@ impl Drop for Process {
     }
 }
 
-/// Makes a key and saves it.
+/// Creates a key and saves it.
 fn save(file: &Path, security: Security) {
     let key = ClusterKey::random().expect("random bytes");
     let made = key.with_security(security).save(file);
@@ -81,7 +81,7 @@ impl Scene {
         Some(Scene { testbed, key })
     }
 
-    /// A process of a member node.
+    /// A process of a node in the cluster.
     fn open(&self, node: u32) -> Node {
         let place = self.testbed.node(node);
         let mut config = Config::local(NodeId(node), place.runtime_dir.clone());
@@ -109,7 +109,7 @@ impl Scene {
         agent
     }
 
-    /// What the agent of a node says.
+    /// The output of a node's agent.
     fn status(&self, node: u32, keyed: bool) -> Option<serde_json::Value> {
         let output = self
             .dipole(node, keyed, &["--json", "agent", "status"])
@@ -118,7 +118,7 @@ impl Scene {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// Waits until it says that.
+    /// Waits until the output contains a text.
     fn wait(&self, node: u32, keyed: bool, wanted: impl Fn(&serde_json::Value) -> bool) {
         let begun = Instant::now();
         loop {
@@ -134,7 +134,7 @@ impl Scene {
         }
     }
 
-    /// What can be known of a process without its key.
+    /// What can be learned about a process without its key.
     fn victim(&self, node: u32, endpoint: u32) -> Victim {
         let registry = Registry::open(&self.testbed.node(node).runtime_dir, NodeId(node));
         let owner = registry.expect("its registry").lookup(EndpointId(endpoint));
@@ -148,7 +148,7 @@ impl Scene {
         }
     }
 
-    /// Points two endpoints numbered 7 at each other; a process steps while it waits.
+    /// Makes two endpoints with number 7 each other's targets; a process makes progress while it waits.
     fn meet(&self, one: &Endpoint, two: &Endpoint) {
         std::thread::scope(|scope| {
             let first = scope.spawn(|| self.testbed.inside(1, || one.target(at(2, 7))));
@@ -160,7 +160,7 @@ impl Scene {
         });
     }
 
-    /// Both sides of a conversation, each in its node, until it is over.
+    /// Runs both sides of a conversation, each in its node, to its end.
     fn converse(&self, one: &Endpoint, two: &Endpoint, over: &AtomicBool) -> Conversation {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| self.testbed.inside(1, || timed(|| ask(one, over))));
@@ -177,11 +177,11 @@ impl Scene {
 
 struct Conversation {
     messages: u64,
-    /// What the threads of both sides took.
+    /// The processor time of the threads of both sides.
     cpu: Duration,
 }
 
-/// What something returns, and the processor time of this thread that it took.
+/// The result of a function, and the processor time of this thread that it took.
 fn timed<T>(happens: impl FnOnce() -> T) -> (T, Duration) {
     let now = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("not negative");
     let before = now();
@@ -196,7 +196,7 @@ fn v4(address: SocketAddr) -> SocketAddrV4 {
     }
 }
 
-/// What message `number` of a side says.
+/// The contents of message `number` of one side.
 fn content(side: u8, number: u64) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     let length = usize::try_from(number % 199).expect("small");
@@ -205,7 +205,7 @@ fn content(side: u8, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Sends until it is over and checks that every answer comes, once and in order.
+/// Sends until the end and verifies that every reply arrives, once and in order.
 fn ask(endpoint: &Endpoint, over: &AtomicBool) -> u64 {
     let (mut sent, mut got) = (0, 0);
     let more = |sent| sent < LEAST || !over.load(Ordering::Relaxed);
@@ -231,7 +231,7 @@ fn ask(endpoint: &Endpoint, over: &AtomicBool) -> u64 {
     sent + got
 }
 
-/// Checks that every message comes, once and in order, and answers it.
+/// Verifies that every message arrives, once and in order, and replies to it.
 fn answer(endpoint: &Endpoint) {
     for number in 0.. {
         let message = endpoint
@@ -262,7 +262,7 @@ fn record<T: Send>(testbed: &Testbed, node: u32, happens: impl FnOnce() -> T) ->
     (done, seen)
 }
 
-/// Recorded packets, as they were and with the ports of today.
+/// Recorded packets, unchanged and with the current ports.
 fn adapted(seen: &[Vec<u8>], victims: &[Victim; 2]) -> Vec<(Ipv4Addr, Vec<u8>)> {
     let mut packets = Vec::new();
     for bytes in seen {
@@ -276,7 +276,7 @@ fn adapted(seen: &[Vec<u8>], victims: &[Victim; 2]) -> Vec<(Ipv4Addr, Vec<u8>)> 
             continue;
         };
         let mut as_it_was = bytes.clone();
-        // Without a checksum, which the interface was to fill in.
+        // Without a checksum, which the network card would have filled in.
         as_it_was[26..28].fill(0);
         packets.push((*to.small.ip(), as_it_was));
         packets.push((
@@ -293,7 +293,7 @@ fn dropped(stats: &Stats, name: &str) -> u64 {
     found.expect("a reason").1
 }
 
-/// The connection that packets to a process carry.
+/// The connection id in packets to a process.
 fn connection(seen: &[Vec<u8>], victim: &Victim) -> u32 {
     let data = seen.iter().find(|bytes| {
         let udp = bytes.len() > 60 && bytes[0] == 0x45 && bytes[9] == 17;
@@ -316,7 +316,7 @@ fn at(node: u32, endpoint: u32) -> Address {
 }
 
 #[test]
-fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
+fn attackers_without_the_key_cannot_harm_members() {
     let Some(scene) = Scene::make(Security::Auth) else {
         return;
     };
@@ -325,7 +325,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     let one = scene.open(1);
     let first = one.endpoint(EndpointId(7)).expect("free");
 
-    // An earlier session of the first process: the other side opens it, and leaves.
+    // An earlier session of the first process: the peer opens it and leaves.
     let (_, seen) = record(&scene.testbed, 1, || {
         let two = scene.open(2);
         let second = two.endpoint(EndpointId(7)).expect("free");
@@ -333,7 +333,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
         scene.meet(&first, &second);
         scene.converse(&first, &second, &over);
         drop(second);
-        // Nobody waits for the goodbye, so it lies there until the next conversation.
+        // The goodbye stays in the capture until the next conversation.
         two.close(PATIENCE).expect("all is acknowledged");
     });
 
@@ -343,7 +343,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     let earlier = one.departed();
     assert_eq!(earlier.len(), 1, "{earlier:?}");
     let mut victims = [scene.victim(1, 7), scene.victim(2, 7)];
-    // The attacker's luck: it has guessed which connections there are.
+    // Assume that the attacker has guessed the connection ids.
     let (_, talk) = record(&scene.testbed, 1, || {
         scene.converse(&first, &second, &AtomicBool::new(true));
     });
@@ -360,7 +360,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
         scene.converse(&first, &second, &over)
     });
 
-    // Somebody whose hosts file has all three, and no key.
+    // A node whose hosts file lists all three, but without a key.
     let _stranger = scene.agent(3, false);
     let over = AtomicBool::new(false);
     let sent = Sent::default();
@@ -370,7 +370,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
         scope.spawn(|| {
             attacker::for_a_while(time, &over);
         });
-        // A member who comes now gets in.
+        // A new member gets in during the attack.
         scope.spawn(|| join(&scene));
         scene.converse(&first, &second, &over)
     });
@@ -423,7 +423,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
             "hellos with cookies came to node {id}"
         );
         assert!(dropped(&stats, "unknown-connection") > 0);
-        // Members that left in order are all that has gone.
+        // Only members that left in an orderly way are gone.
         for departure in node.departed() {
             assert_eq!(
                 departure.reason,
@@ -464,14 +464,14 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
         assert!(status["strangers"].as_u64() > Some(0), "{status}");
     }
 
-    // Service goes on.
+    // Service continues.
     join(&scene);
     let over = AtomicBool::new(true);
     scene.converse(&first, &second, &over);
     refuse_strangers(&scene);
 }
 
-/// The packets of a process's session, as another was sent them.
+/// The packets of a process's session, as a peer received them.
 fn datagrams<'a>(seen: &'a [Vec<u8>], to: &Victim) -> Vec<&'a [u8]> {
     let port = to.small.port().to_be_bytes();
     let ours = seen.iter().filter(|bytes| {
@@ -486,7 +486,7 @@ fn datagrams<'a>(seen: &'a [Vec<u8>], to: &Victim) -> Vec<&'a [u8]> {
 }
 
 #[test]
-fn who_sees_all_reads_nothing_encrypted_and_can_add_nothing() {
+fn an_eavesdropper_cannot_read_encrypted_packets_or_insert_any() {
     for security in [Security::Auth, Security::Encrypt] {
         let Some(scene) = Scene::make(security) else {
             return;
@@ -509,7 +509,7 @@ fn who_sees_all_reads_nothing_encrypted_and_can_add_nothing() {
             "{security}"
         );
 
-        // Packets with their length in bytes 2 and 3, alone in a datagram.
+        // Packets with their length in bytes 2 and 3, each in a datagram of its own.
         let alone =
             |bytes: &&&[u8]| usize::from(bytes[2]) + 256 * usize::from(bytes[3]) == bytes.len();
         let packet = packets.iter().rfind(alone).expect("a packet by itself");
@@ -521,7 +521,7 @@ fn who_sees_all_reads_nothing_encrypted_and_can_add_nothing() {
         };
         let before = two.stats();
         forge(packet);
-        // A counter that is still to come, or the packet would be taken for a repetition.
+        // A counter that has not been used, because otherwise the packet would be a duplicate.
         let new = packets::altered(packet, 8 * (packet.len() - 28) + 20, true);
         let (header, records, tag) = (8 * 12, 8 * 40, 8 * (packet.len() - 20));
         for bit in [header, records, tag] {
@@ -536,18 +536,18 @@ fn who_sees_all_reads_nothing_encrypted_and_can_add_nothing() {
     }
 }
 
-/// A new process of the first node talks to the second.
+/// A new process of the first node exchanges messages with the second.
 fn join(scene: &Scene) {
     let node = scene.open(1);
     let endpoint = node.endpoint(EndpointId(100)).expect("free");
     let host = scene.open(2);
     let inbox = host.endpoint(EndpointId(100)).expect("free");
     std::thread::scope(|scope| {
-        // A process steps while it waits.
+        // A process makes progress while it waits.
         let got = scope.spawn(|| {
             scene.testbed.inside(2, || {
                 let message = inbox.receive_timeout(PATIENCE);
-                // So that it is acknowledged.
+                // So that the message is acknowledged.
                 let nothing_more = inbox.receive_timeout(Duration::from_millis(300));
                 assert!(nothing_more.is_err());
                 message
@@ -564,7 +564,7 @@ fn join(scene: &Scene) {
     });
 }
 
-/// Whoever has no key, or another, is told so: by the agent, and by `dipole send`.
+/// A node without a key, or with another one, gets an error from the agent and from `dipole send`.
 fn refuse_strangers(scene: &Scene) {
     let other = scene.testbed.folder().join("other");
     save(&other, Security::Auth);

@@ -1,4 +1,4 @@
-//! Somebody fills the known ports of all nodes while one comes that was not there.
+//! Attackers fill the known ports of all nodes while a new node joins.
 
 use std::net::{SocketAddrV4, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,13 +10,13 @@ use dipole_node::Security;
 
 use super::{Scene, attacker, packets, rate, seconds};
 
-/// Junk, and what looks like packets of agents and of who looks endpoints up, until it is over.
+/// Random bytes, and packets that resemble those of agents and of endpoint look-ups, until the end.
 fn flood(nodes: &[(u32, SocketAddrV4)], seed: u64, over: &AtomicBool, sent: &AtomicU64) {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a free port");
     socket.set_nonblocking(true).expect("a flag");
     let mut random = packets::Random(seed);
     let raw = attacker::Raw::open();
-    // Made once: what counts is how many come.
+    // Created once: only the rate matters.
     let made: Vec<(SocketAddrV4, Vec<u8>)> = (0..64)
         .flat_map(|_| nodes.to_vec())
         .map(|(node, to)| {
@@ -48,7 +48,7 @@ fn flood(nodes: &[(u32, SocketAddrV4)], seed: u64, over: &AtomicBool, sent: &Ato
     }
 }
 
-/// Ends the flood, whatever fails.
+/// Stops the flood even if the test fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -58,7 +58,7 @@ impl Drop for End<'_> {
 }
 
 #[test]
-fn a_node_that_comes_while_strangers_flood_the_known_ports_is_there_soon() {
+fn a_node_joins_soon_while_attackers_flood_the_known_ports() {
     for keyed in [true, false] {
         let Some(scene) = Scene::of(4, Security::Auth) else {
             return;
@@ -91,7 +91,7 @@ fn a_node_that_comes_while_strangers_flood_the_known_ports_is_there_soon() {
                 });
             }
             let _end = End(&over);
-            // Queues fill up.
+            // Let the queues fill up.
             std::thread::sleep(seconds() / 3);
             let begun = Instant::now();
             let _newcomer = scene.agent(3, keyed);
@@ -99,7 +99,7 @@ fn a_node_that_comes_while_strangers_flood_the_known_ports_is_there_soon() {
             knows(1, &[3]);
             knows(2, &[3]);
             let took = begun.elapsed();
-            // Nobody is missed meanwhile.
+            // No node is reported missing meanwhile.
             knows(1, &[2]);
             (took, begun.elapsed() + seconds() / 3)
         });

@@ -1,4 +1,4 @@
-//! Packets as somebody makes them who has read the specification and lacks the key.
+//! Packets of an attacker who has read the specification and lacks the key.
 
 use std::net::SocketAddrV4;
 
@@ -16,7 +16,7 @@ pub(crate) const RESET: u8 = 0x16;
 pub(crate) const BYE: u8 = 0x19;
 pub(crate) const PROVEN: u8 = 1 << 6;
 
-/// A packet between agents; strangers need not get its body right.
+/// A packet between agents; an attacker need not get its body right.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Membership {
     pub(crate) life: u64,
@@ -27,7 +27,7 @@ impl Message for Membership {
     const KIND: u8 = 16;
 }
 
-/// A generator that is good enough for nonsense.
+/// A random generator that is good enough for this.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -44,7 +44,7 @@ impl Random {
     }
 }
 
-/// A packet with its header and a checksum that fits; a proof or tag goes in between if there is one.
+/// A packet with its header and a valid checksum, and a proof or tag in between if there is one.
 pub(crate) fn packet(
     first: u8,
     flags: u8,
@@ -77,7 +77,7 @@ fn crc(packet: &[u8]) -> [u8; 4] {
     [sum[0], sum[1], sum[2], sum[3]]
 }
 
-/// What ends a packet with a tag.
+/// The end of a packet with a tag.
 fn sum(packet: &[u8]) -> [u8; 4] {
     let sum = packet.chunks(4).fold(0, |sum: u32, chunk| {
         let mut word = [0; 4];
@@ -87,7 +87,7 @@ fn sum(packet: &[u8]) -> [u8; 4] {
     sum.to_le_bytes()
 }
 
-/// A hello for a cookie, or with one.
+/// A hello, with a cookie or requesting one.
 pub(crate) fn hello(random: &mut Random, connection: u32, cookie: u64, proven: bool) -> Vec<u8> {
     let mut body = vec![1, 1];
     body.extend(1472_u16.to_le_bytes());
@@ -98,10 +98,10 @@ pub(crate) fn hello(random: &mut Random, connection: u32, cookie: u64, proven: b
     body.extend(64_u32.to_le_bytes());
     body.extend(65_536_u32.to_le_bytes());
     body.extend(0_u64.to_le_bytes());
-    // Any trailer, a salt and a share of keys.
+    // Any trailer, a salt and a key share.
     body.extend([7, 0, 1, 0]);
     body.extend(random.bytes(40));
-    // One lane, at the address this comes from.
+    // One lane, at the source address.
     body.extend([0; 18]);
     body.extend(7777_u16.to_le_bytes());
     let proof = random.bytes(16);
@@ -112,23 +112,23 @@ pub(crate) fn hello(random: &mut Random, connection: u32, cookie: u64, proven: b
     packet(HELLO, flags, 0, [0, 0], 0xff, &body, proof)
 }
 
-/// The incarnation under which the attacker says hello.
+/// The incarnation in the attacker's hellos.
 pub(crate) const STRANGER: u64 = 0x5747_4e41_5254_5321;
 
-/// The connection and cookie of a challenge.
+/// The connection id and cookie of a challenge.
 pub(crate) fn challenge(bytes: &[u8]) -> Option<(u32, u64)> {
     let connection = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?);
     let cookie = u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?);
     (bytes[0] == CHALLENGE).then_some((connection, cookie))
 }
 
-/// A counter of packets that is not used up, and a guess at the tag.
+/// An unused packet counter, and a guess at the tag.
 fn tag(random: &mut Random) -> Vec<u8> {
     let counter = random.next() % (1 << 28);
     [&counter.to_le_bytes()[..], &random.bytes(16)].concat()
 }
 
-/// A packet with a tag in which a bit is another; its sum fits again if wanted.
+/// A packet with a tag in which one bit is flipped; optionally with a corrected checksum.
 pub(crate) fn altered(packet: &[u8], bit: usize, fits: bool) -> Vec<u8> {
     let mut bytes = packet.to_vec();
     bytes[bit / 8] ^= 1 << (bit % 8);
@@ -140,7 +140,7 @@ pub(crate) fn altered(packet: &[u8], bit: usize, fits: bool) -> Vec<u8> {
     bytes
 }
 
-/// A message for endpoint 7, as the next of anything.
+/// A message for endpoint 7, with the next of every number.
 pub(crate) fn data(random: &mut Random, connection: u32, tagged: bool) -> Vec<u8> {
     let number = u32::try_from(random.next() % 100_000).expect("small");
     let mut body = vec![1, 0];
@@ -154,14 +154,14 @@ pub(crate) fn data(random: &mut Random, connection: u32, tagged: bool) -> Vec<u8
     packet(DATA, 0x0b, connection, numbers, 0, &body, tag.as_deref())
 }
 
-/// A goodbye in the name of somebody.
+/// A goodbye on behalf of another node.
 pub(crate) fn bye(random: &mut Random, connection: u32, tagged: bool) -> Vec<u8> {
     let body = random.next().to_le_bytes();
     let tag = tagged.then(|| tag(random));
     packet(BYE, 0, connection, [0, 0], 0xff, &body, tag.as_deref())
 }
 
-/// "Your connection is unknown here."
+/// A packet that reports an unknown connection.
 pub(crate) fn reset(random: &mut Random, connection: u32, proven: bool) -> Vec<u8> {
     let mut body = connection.to_le_bytes().to_vec();
     body.extend(0_u32.to_le_bytes());
@@ -173,7 +173,7 @@ pub(crate) fn reset(random: &mut Random, connection: u32, proven: bool) -> Vec<u
     packet(RESET, flags, 0, [0, 0], 0xff, &body, proof)
 }
 
-/// A control packet as a node without a key sends it, or one with a key of its own.
+/// A control packet as sent by a node without a key, or with a key of its own.
 pub(crate) fn control(
     random: &mut Random,
     message: &impl Message,
@@ -190,7 +190,7 @@ pub(crate) fn control(
     authenticator.seal_to_length(header, message, QUERY_BYTES)
 }
 
-/// Puts headers of IP and UDP before a payload; the kernel fills in what is zero.
+/// Prepends IP and UDP headers to a payload; the kernel fills in zero fields.
 pub(crate) fn in_ip(from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> Vec<u8> {
     let length = |bytes: usize| u16::try_from(bytes).expect("short").to_be_bytes();
     let mut bytes = vec![0x45, 0];

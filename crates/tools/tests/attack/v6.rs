@@ -1,5 +1,4 @@
-//! The same by IPv6, by a stranger off the path: with every address and port known, and nothing
-//! else.
+//! The same over IPv6, by an off-path attacker that knows every address and port, and nothing else.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +27,7 @@ fn address(node: u32) -> Ipv6Addr {
     )
 }
 
-/// Gives the nodes addresses, and writes a hosts file with them.
+/// Assigns addresses to the nodes and writes a hosts file with them.
 fn number(scene: &Scene) -> Hosts {
     let mut lines = String::new();
     for node in 1..=3 {
@@ -62,7 +61,7 @@ fn ports(scene: &Scene, node: u32) -> [SocketAddrV6; 2] {
     })
 }
 
-/// The sum that UDP and ICMP need with IPv6, over a pseudo header and the rest.
+/// The checksum of UDP and ICMP over IPv6, over a pseudo header and the rest.
 fn sum(from: Ipv6Addr, to: Ipv6Addr, protocol: u8, rest: &[u8]) -> [u8; 2] {
     let length = u32::try_from(rest.len()).expect("short").to_be_bytes();
     let pseudo = [
@@ -85,7 +84,7 @@ fn sum(from: Ipv6Addr, to: Ipv6Addr, protocol: u8, rest: &[u8]) -> [u8; 2] {
     [high, low]
 }
 
-/// An IPv6 packet; the sum stands at `sum_at` of what follows its header.
+/// An IPv6 packet; the checksum is at `sum_at` after its header.
 fn in_ip(from: Ipv6Addr, to: Ipv6Addr, protocol: u8, mut rest: Vec<u8>, sum_at: usize) -> Vec<u8> {
     let checked = sum(from, to, protocol, &rest);
     rest[sum_at..sum_at + 2].copy_from_slice(&checked);
@@ -107,7 +106,7 @@ fn datagram(from: SocketAddrV6, to: SocketAddrV6, payload: &[u8]) -> Vec<u8> {
     in_ip(*from.ip(), *to.ip(), UDP, udp, 6)
 }
 
-/// "Your packet from here to there was too long": by a router of the stranger's making.
+/// "Packet too big", from a router that the attacker claims to be.
 fn too_big(router: Ipv6Addr, from: SocketAddrV6, to: SocketAddrV6) -> Vec<u8> {
     let mut icmp = vec![TOO_BIG, 0, 0, 0];
     icmp.extend(1280_u32.to_be_bytes());
@@ -115,7 +114,7 @@ fn too_big(router: Ipv6Addr, from: SocketAddrV6, to: SocketAddrV6) -> Vec<u8> {
     in_ip(router, *from.ip(), ICMP, icmp, 2)
 }
 
-/// Sends all it can think of until it is over; how many packets left.
+/// Attacks in every way until the end; returns the number of packets sent.
 fn attack(victims: [[SocketAddrV6; 2]; 2], security: Security, over: &AtomicBool) -> u64 {
     let tagged = security == Security::Auth;
     let raw = socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::RAW)).expect("root may");
@@ -126,7 +125,7 @@ fn attack(victims: [[SocketAddrV6; 2]; 2], security: Security, over: &AtomicBool
             for port in [0, 1] {
                 let (source, target) = (victims[from][port], victims[to][port]);
                 let connection = u32::try_from(random.next() >> 32).expect("half");
-                // The index is easily guessed.
+                // The index is easy to guess.
                 let connection = connection & !0x3fff;
                 let forged = [
                     packets::data(&mut random, connection, tagged),
@@ -153,14 +152,14 @@ fn attack(victims: [[SocketAddrV6; 2]; 2], security: Security, over: &AtomicBool
 }
 
 #[test]
-fn a_stranger_off_the_path_inserts_ends_and_shortens_nothing_by_ipv6() {
+fn an_off_path_attacker_cannot_insert_end_or_shorten_anything_over_ipv6() {
     let Some(scene) = Scene::make(Security::Auth) else {
         return;
     };
     let hosts = number(&scene);
     let key = ClusterKey::load(&scene.key).expect("our key");
-    // With `off` it has to guess connections and masks. Without a key connections alone, 18 bits: then it
-    // succeeds within a minute, and nobody promises otherwise.
+    // With `off` it has to guess connection ids and masks. Without a key it has to guess only connection
+    // ids, of 18 bits: it succeeds within a minute, and we do not promise otherwise.
     for security in [Security::Auth, Security::Off] {
         let key = key.clone().with_security(security);
         let [one, two] = [1, 2].map(|node| open(&scene, &hosts, node, &key));
@@ -186,7 +185,7 @@ fn a_stranger_off_the_path_inserts_ends_and_shortens_nothing_by_ipv6() {
             .map(|(_, n)| n)
             .sum();
         assert!(came > 0, "some of it came");
-        // Long messages go in long packets still.
+        // Long messages are still sent in long packets.
         std::thread::scope(|scope| {
             let sending = scope.spawn(|| {
                 scene

@@ -50,7 +50,7 @@ fn expect(told: &Findings, name: &str, subject: &str, words: &str) {
 }
 
 #[test]
-fn each_user_is_listed_with_their_grants_attachments_and_bypasses() {
+fn doctor_reports_grants_attached_programs_and_bypasses_to_each_user() {
     let Some(mut scene) = Scene::with_broker() else {
         return;
     };

@@ -49,7 +49,7 @@ impl Scene {
 }
 
 #[test]
-fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
+fn a_socket_that_does_not_prove_ownership_of_its_port_gets_nothing() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -125,7 +125,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
 }
 
 #[test]
-fn rings_that_are_invalid_too_long_or_too_many_are_refused() {
+fn invalid_too_long_or_too_many_rings_are_refused() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -184,7 +184,7 @@ fn rings_that_are_invalid_too_long_or_too_many_are_refused() {
 }
 
 #[test]
-fn a_client_that_sends_nonsense_or_nothing_or_is_not_closed_holds_up_no_other() {
+fn invalid_silent_or_lingering_clients_do_not_delay_others() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -277,7 +277,7 @@ fn consumer_pages() -> Vec<u64> {
 }
 
 #[test]
-fn a_user_who_corrupts_and_floods_a_ring_harms_no_other_user() {
+fn a_user_who_corrupts_and_floods_a_ring_harms_only_himself() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -325,7 +325,7 @@ fn a_user_who_corrupts_and_floods_a_ring_harms_no_other_user() {
 }
 
 #[test]
-fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
+fn a_grant_ends_when_its_owner_shares_the_port() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };

@@ -76,7 +76,7 @@ fn ask(near: &Endpoint, from: u64, count: u64) {
 }
 
 #[test]
-fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_again() {
+fn messages_continue_through_the_socket_without_the_ring_and_then_through_the_ring_again() {
     let Some(mut scene) = Scene::with_broker() else {
         return;
     };

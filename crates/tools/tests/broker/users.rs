@@ -99,7 +99,7 @@ fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, pay
 }
 
 #[test]
-fn raw_frames_must_come_from_their_owner_and_their_socket_receives_nothing() {
+fn raw_frames_must_have_their_owners_address_and_their_socket_receives_nothing() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -160,7 +160,7 @@ fn raw_frames_must_come_from_their_owner_and_their_socket_receives_nothing() {
 }
 
 #[test]
-fn programs_of_a_user_without_privileges_use_what_is_lent() {
+fn programs_of_an_unprivileged_user_use_granted_rings() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };

@@ -27,7 +27,7 @@ pub(crate) fn browser(test: &str) -> Option<PathBuf> {
     found
 }
 
-/// What the browser has made of a page, and what it said meanwhile.
+/// The page as the browser rendered it, and the browser's output.
 pub(crate) struct Opened {
     pub(crate) dom: String,
     pub(crate) said: String,
@@ -44,7 +44,7 @@ pub(crate) fn open(browser: &Path, page: &Path, folder: &Path) -> Opened {
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
-        // Whatever the page would fetch must fail.
+        // Every request of the page must fail.
         "--host-resolver-rules=MAP * ~NOTFOUND",
         "--enable-logging=stderr",
         "--dump-dom",
@@ -68,9 +68,9 @@ pub(crate) fn open(browser: &Path, page: &Path, folder: &Path) -> Opened {
 }
 
 impl Opened {
-    /// The browser has complained of nothing, and the page refers to nothing outside.
+    /// The browser reported nothing, and the page refers to nothing outside.
     pub(crate) fn check(&self) {
-        // What it says of its own pages is about how busy the machine is.
+        // Messages about its own pages only depend on how busy the machine is.
         let lines = self.said.lines().filter(|line| !line.contains("chrome://"));
         for line in lines {
             let is_trouble = ["CONSOLE", "Uncaught", "ERR_"];

@@ -34,13 +34,13 @@ int main(int argc, char **argv)
     check(argc == 3);
     int rank = dp_rank(), size = dp_size(), count = atoi(argv[2]);
     struct dp_address own;
-    check(rank >= 0 && dp_peer(rank, &own) == 0);
+    check(rank >= 0 && dp_rank_address(rank, &own) == 0);
     int fd = dp_open_with(own.dpid, NULL);
     check(fd >= 0);
     char bytes[100] = {0};
     for (int peer = 1; rank == 0 && peer < size; peer++) {
         struct dp_address to;
-        check(dp_peer(peer, &to) == 0);
+        check(dp_rank_address(peer, &to) == 0);
         check(dp_add_target(fd, to) == 0);
     }
     for (int message = 0; rank == 0 && message < count; message++) {

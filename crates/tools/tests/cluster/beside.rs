@@ -1,4 +1,4 @@
-//! Other programs on an interface, before, while and after processes have the bpf link there.
+//! Other programs on an interface, before, while and after processes use the bpf link there.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,7 +13,7 @@ use crate::job::Job;
 const PAGE_BYTES: usize = 1 << 20;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
 
-/// A web server, a name server of sorts, and somebody who answers pings: on the second node.
+/// A web server, a simple name server, and a responder to pings: on the second node.
 struct Others<'a> {
     testbed: &'a Testbed,
     web: SocketAddr,
@@ -21,7 +21,7 @@ struct Others<'a> {
 }
 
 impl Others<'_> {
-    /// They serve as long as the test runs.
+    /// Runs as long as the test.
     fn start(testbed: &Testbed) -> Others<'_> {
         let ip = testbed.node(2).addresses[0];
         let bind = || -> std::io::Result<_> {
@@ -68,7 +68,7 @@ impl Others<'_> {
             .expect("a namespace")
             .expect("a port");
         asker.set_read_timeout(PATIENCE).expect("a time");
-        // Longer ones are cut into fragments on their way.
+        // Longer packets are fragmented.
         for length in [1, 64, 1400, 9000] {
             let question: Vec<u8> = (0..length).map(content).collect();
             asker.send_to(&question, self.echo).expect("sent");
@@ -126,7 +126,7 @@ fn answers_pings(mut ping: Command, address: &str) -> bool {
 }
 
 #[test]
-fn other_programs_on_the_interface_notice_nothing_and_nothing_is_left() {
+fn other_programs_on_the_interface_are_not_affected_and_nothing_is_left() {
     let Some(testbed) = crate::testbed(Testbed::builder().nodes(2).slots(2)) else {
         return;
     };

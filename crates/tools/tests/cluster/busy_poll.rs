@@ -1,5 +1,5 @@
-//! A process that polls the interface itself, on interfaces whose interrupts are put off so far
-//! that it shows in every answer who takes the packets.
+//! A process that polls the interface itself. The interrupts of the interfaces are delayed so much that
+//! every round-trip time shows how packets were received.
 
 use std::process::Stdio;
 use std::thread;
@@ -9,12 +9,12 @@ use dipole_node::hosts::Hosts;
 use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Message, Node, NodeId};
 use dipole_testbed::{Offloads, Testbed};
 
-/// How late a packet is that nobody looks for.
+/// Delay of a packet that no thread polls for.
 const PUT_OFF: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROUNDS: usize = 21;
 
-/// Two nodes on interfaces that have a receive queue (NAPI), the second with interrupts put off.
+/// Two nodes on interfaces with a receive queue (NAPI); the second has delayed interrupts.
 fn testbed() -> Option<Testbed> {
     let testbed = crate::testbed(Testbed::builder().offloads(Offloads::GroOnly))?;
     let nanoseconds = PUT_OFF.as_nanos();
@@ -29,10 +29,10 @@ fn testbed() -> Option<Testbed> {
     Some(testbed)
 }
 
-/// What the second node does until a message comes.
+/// What the second node does until a message arrives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
-    /// It looks again and again; threads that wait would sleep if others want the cores.
+    /// Polls continuously; waiting threads would sleep if other processes want the cores.
     Looks,
     Sleeps,
 }
@@ -64,7 +64,8 @@ fn next(endpoint: &Endpoint, meanwhile: Meanwhile) -> Message {
     }
 }
 
-/// The round trip that a quarter of small messages does not exceed (others may wait for a core); the second node's looks poll, or don't.
+/// The 25th percentile of the round-trip time of small messages (other processes may use a core); the
+/// second node busy-polls or not.
 fn round_trip(testbed: &Testbed, busy_poll: bool, meanwhile: Meanwhile) -> Duration {
     let near = node(testbed, 1, false);
     let far = node(testbed, 2, busy_poll);
@@ -95,19 +96,19 @@ fn round_trip(testbed: &Testbed, busy_poll: bool, meanwhile: Meanwhile) -> Durat
 }
 
 #[test]
-fn a_process_that_polls_needs_no_interrupt_and_one_that_sleeps_gets_its_messages_too() {
+fn a_polling_process_needs_no_interrupts_and_a_sleeping_one_receives_as_well() {
     let Some(testbed) = testbed() else { return };
     let interrupts = round_trip(&testbed, false, Meanwhile::Looks);
     let polled = round_trip(&testbed, true, Meanwhile::Looks);
     let asleep = round_trip(&testbed, true, Meanwhile::Sleeps);
     println!("by interrupts {interrupts:?}, polled {polled:?}, polled and asleep {asleep:?}");
     assert!(interrupts > PUT_OFF / 2, "nothing was put off");
-    // What the kernel holds back to join it would wait for 4 ms.
+    // Packets that the kernel holds back to merge them would wait for 4 ms.
     assert!(polled < PUT_OFF / 10, "{polled:?}: nothing was polled");
 }
 
 #[test]
-fn the_doctor_measures_where_polling_helps_and_says_how_to_switch_it_on() {
+fn doctor_measures_where_busy_polling_helps_and_explains_how_to_enable_it() {
     let Some(testbed) = testbed() else { return };
     let dipole = env!("CARGO_BIN_EXE_dipole");
     let mut receiver = testbed.command(1, dipole);

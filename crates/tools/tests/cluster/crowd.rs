@@ -1,10 +1,10 @@
-//! More processes than cores, all with the bpf link on interfaces of several queues.
+//! More processes than cores, all with the bpf link, on interfaces with several queues.
 
 use dipole_testbed::Testbed;
 
 use crate::job::Job;
 
-/// What a rank gets at least of the mean.
+/// Minimum share of a rank, relative to the mean.
 const LEAST_SHARE: f64 = 0.25;
 
 #[test]

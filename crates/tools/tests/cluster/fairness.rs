@@ -1,4 +1,4 @@
-//! A stream of Dipole beside TCP on one narrow network: a bulk connection, and somebody who types.
+//! A Dipole stream next to TCP on a narrow network: a bulk connection and an interactive one.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use dipole_testbed::Testbed;
 
 const RATE_MBIT: u64 = 200;
-/// The one whose interface is narrow: everybody sends to it.
+/// The node with the narrow interface, to which all others send.
 const RECEIVER: u32 = 3;
 const BLOCK_BYTES: usize = 64 << 10;
-/// Bytes of a question and of its answer, as of a key and its echo.
+/// Bytes of a request and its reply, like a keystroke and its echo.
 const WORD_BYTES: usize = 64;
 const TYPING_PAUSE: Duration = Duration::from_millis(10);
 
@@ -35,7 +35,7 @@ impl Meters {
     }
 }
 
-/// `dipole recv` and `dipole send`, fed for as long as the meters run.
+/// `dipole recv` and `dipole send`, fed as long as the meters run.
 struct Stream {
     receiver: Child,
     sender: Child,
@@ -87,7 +87,7 @@ fn connection(testbed: &Testbed, from: u32) -> (TcpStream, TcpStream) {
     let to = SocketAddr::from((testbed.node(RECEIVER).addresses[0], port));
     let connect = || TcpStream::connect(to).expect("it listens");
     let ours = testbed.inside(from, connect).expect("a namespace");
-    // What most machines have; the outcome should not follow this machine's default.
+    // The setting of most machines; the result should not depend on this machine's default.
     rustix::net::sockopt::set_tcp_congestion(&ours, "cubic").expect("every kernel has it");
     let (theirs, _) = listener.accept().expect("it connected");
     for stream in [&ours, &theirs] {
@@ -111,7 +111,7 @@ fn fill((mut ours, mut theirs): (TcpStream, TcpStream), meters: &Meters) {
     });
 }
 
-/// Asks again and again; how long each answer took.
+/// Sends requests continuously; returns the time that each took.
 fn type_words(
     (mut ours, mut theirs): (TcpStream, TcpStream),
     goes_on: impl Fn() -> bool,
@@ -145,7 +145,7 @@ fn words_of(took: &[Duration]) -> String {
     format!("{count} questions, median {median:.2} ms, p99 {p99:.2} ms, most {most:.2} ms")
 }
 
-/// Dipole has so many streams, each from a node of its own, and TCP one connection.
+/// Dipole has this many streams, each from a different node, and TCP has one connection.
 fn share_the_network(from_dipole: &[u32], from_tcp: u32) {
     let builder = Testbed::builder().nodes(4).rate_mbit(RATE_MBIT);
     let Some(testbed) = crate::testbed(builder) else {
@@ -170,7 +170,7 @@ fn share_the_network(from_dipole: &[u32], from_tcp: u32) {
         scope.spawn(|| fill(bulk, &meters));
         let words = connection(&testbed, from_tcp);
         let typist = scope.spawn(|| type_words(words, || meters.goes_on()));
-        // Both have found their pace after a while.
+        // Both reach their steady rate after a while.
         thread::sleep(phase / 2);
         let (before, begun) = (meters.read(), Instant::now());
         thread::sleep(phase);
@@ -186,7 +186,7 @@ fn share_the_network(from_dipole: &[u32], from_tcp: u32) {
         dipole + tcp,
         words_of(&typed)
     );
-    // A fifth where a half is due, as much of what is due to each of more.
+    // At least a fifth where a half would be fair, and in proportion for more streams.
     let least = (dipole + tcp) * 0.4 / (from_dipole.len() as f64 + 1.0);
     assert!(
         dipole > least * from_dipole.len() as f64,
@@ -206,7 +206,7 @@ fn a_stream_and_tcp_from_another_node_share_a_switch_port() {
     share_the_network(&[1], 2);
 }
 
-/// Two that lose packets at one receiver are paced by its grants.
+/// Two streams that lose packets at one receiver are paced by its grants.
 #[test]
 fn two_streams_and_tcp_share_a_switch_port() {
     share_the_network(&[1, 2], 4);

@@ -1,5 +1,5 @@
-//! How long the first message to a new peer takes, in round trips of a network that is slow enough
-//! to tell.
+//! The time of the first message to a new peer, in round trips of a network that is slow enough to
+//! measure them.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use dipole_node::{Address, Config, EndpointId, Node, NodeId};
 use dipole_testbed::{Faults, Testbed};
 
 const ONE_WAY: Duration = Duration::from_millis(40);
-/// One to ask where the endpoint is, two for the handshake, half for the message, and some for
-/// the kernel's ARP, which goes first.
+/// One to look up the endpoint, two for the handshake, half for the message, and some for the
+/// kernel's ARP, which comes first.
 const MOST_ROUND_TRIPS: f64 = 3.9;
 
 fn node(testbed: &Testbed, number: u32) -> Node {
@@ -25,7 +25,7 @@ fn node(testbed: &Testbed, number: u32) -> Node {
 }
 
 #[test]
-fn the_first_message_comes_after_three_round_trips_and_a_half() {
+fn the_first_message_arrives_after_three_and_a_half_round_trips() {
     let faults = Faults {
         delay: 1.0,
         delay_time: ONE_WAY,
@@ -50,7 +50,7 @@ fn the_first_message_comes_after_three_round_trips_and_a_half() {
                     .expect("it comes");
                 begun.elapsed()
             });
-            // Its question leaves from the namespace of the thread that asks.
+            // The query leaves from the namespace of the thread that sends it.
             let found = testbed.inside(1, || outbox.target(to));
             found.expect("a namespace").expect("it is there");
             outbox.send(b"first").expect("it is there");

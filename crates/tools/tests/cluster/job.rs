@@ -1,4 +1,4 @@
-//! A job on a testbed, whose output is printed and kept while it runs.
+//! A job on a testbed, whose output is printed and collected while it runs.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ExitStatus, Stdio};
@@ -21,12 +21,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts `dipole run` on the first node, with the soak example for so many seconds.
+    /// Starts `dipole run` on the first node, with the soak example for some seconds.
     pub(crate) fn soak(testbed: &Testbed, ranks: u32, seconds: f64, options: &[&str]) -> Job {
         Job::soak_by(testbed, ranks, seconds, options, "auto")
     }
 
-    /// The same by these links in turn.
+    /// The same with these links in turn.
     pub(crate) fn soak_by(
         testbed: &Testbed,
         ranks: u32,
@@ -58,12 +58,12 @@ impl Job {
         }
     }
 
-    /// Adds a line of the test's own to the story.
+    /// Adds a line of the test itself to the output.
     pub(crate) fn note(&self, what: &str) {
         note(self.begun, &self.lines, &format!("--- {what}"));
     }
 
-    /// Waits until `count` lines hold `text`.
+    /// Waits until `count` lines contain `text`.
     pub(crate) fn wait_for(&self, count: usize, text: &str) {
         let until = Instant::now() + PATIENCE;
         while self.count(text) < count {
@@ -77,7 +77,7 @@ impl Job {
         lines.iter().filter(|line| line.contains(text)).count()
     }
 
-    /// The numbers that stand between these words, a line each.
+    /// The numbers between these words, one per line.
     pub(crate) fn numbers(&self, before: &str, after: &str) -> Vec<f64> {
         let lines = self.lines.lock().expect("nobody panicked");
         let number = |line: &String| {
@@ -106,7 +106,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // What it started ends with it.
+        // Its processes end with it.
         let _ended = self.child.kill();
         let _waited = self.child.wait();
     }

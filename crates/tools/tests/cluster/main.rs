@@ -1,8 +1,8 @@
-//! Whole clusters in network namespaces, under what clusters suffer: interfaces and nodes that fail and
-//! come back, networks that lose, repeat and reorder, other traffic. Needs root; skipped aloud
-//! without.
+//! Whole clusters in network namespaces with failures: interfaces and nodes that fail and come back,
+//! networks that lose, duplicate and reorder packets, other traffic. Needs root; skipped with a message
+//! otherwise.
 //!
-//! `DIPOLE_CLUSTER_S` says how many seconds each phase takes; 3 unless it is set.
+//! `DIPOLE_CLUSTER_S` sets the duration of each phase in seconds (3).
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -19,7 +19,7 @@ mod story;
 
 use std::time::Duration;
 
-/// Makes a testbed, or says why there is none.
+/// Creates a testbed; `None`, with the reason, if that is not possible.
 fn testbed(builder: dipole_testbed::Builder) -> Option<dipole_testbed::Testbed> {
     if let Some(why) = dipole_testbed::Testbed::why_not() {
         eprintln!("SKIPPED: {why}");

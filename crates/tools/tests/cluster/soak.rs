@@ -1,11 +1,11 @@
-//! Full rate on a network that loses, repeats and reorders real packets.
+//! Full rate on a network that loses, duplicates and reorders real packets.
 
 use dipole_testbed::{Faults, Testbed};
 
 use crate::job::Job;
 
 #[test]
-fn every_byte_is_accounted_for_on_a_network_that_loses_repeats_and_reorders() {
+fn every_byte_is_accounted_for_on_a_network_that_loses_duplicates_and_reorders() {
     soak("auto");
 }
 

@@ -7,20 +7,20 @@ use dipole_testbed::Testbed;
 use crate::job::Job;
 
 #[test]
-fn survivors_lose_nothing_while_an_interface_and_then_a_node_fail_and_come_back() {
+fn survivors_lose_nothing_while_an_interface_and_then_a_node_fail_and_return() {
     let builder = Testbed::builder().nodes(4).networks(2).slots(2);
     let Some(testbed) = crate::testbed(builder) else {
         return;
     };
     let phase = crate::phase();
-    // Long enough for interfaces and ranks to be noticed on a busy machine too.
+    // Long enough to detect interfaces and ranks on a busy machine as well.
     let seconds = phase.as_secs_f64() * 5.0 + 8.0;
     let mut job = Job::soak(&testbed, 8, seconds, &["--on-loss", "restart"]);
     job.wait_for(8, "all ranks found");
     thread::sleep(phase / 2);
     job.note("node 2: the first interface is taken out");
     testbed.set_interface(2, 0, false).expect("an interface");
-    // Each of the six ranks elsewhere says so of both processes there.
+    // Each of the six other ranks reports both processes there.
     job.wait_for(12, "10.0.0.2 answers no longer: not used");
     thread::sleep(phase);
     assert_eq!(job.count("is lost"), 0, "an interface is no node");
@@ -30,7 +30,7 @@ fn survivors_lose_nothing_while_an_interface_and_then_a_node_fail_and_come_back(
     job.wait_for(before + 12, "10.0.0.2 small and bulk");
     thread::sleep(phase / 2);
     job.note("node 4 is killed");
-    // Some end before their turn comes, with those who watched over them.
+    // Some end before their turn, together with those that watched them.
     assert!(testbed.kill_node(4).expect("a node") >= 1);
     job.wait_for(1, "node 4 (10.0.0.4) is lost");
     for rank in [6, 7] {

@@ -1,9 +1,9 @@
-//! What several test programs share.
+//! Helpers that several test programs share.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An example of the node crate, built as this test was: one that lies there may be old.
+/// An example of the node crate, rebuilt like this test, because an existing one may be out of date.
 pub(crate) fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let profile = test.ancestors().nth(2).expect("a target directory");

@@ -1,4 +1,4 @@
-//! Clocks of whole nodes that jump back, under agents and programs that run and at their start.
+//! Clocks of whole nodes that jump back, while agents and programs run and when they start.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use dipole_testbed::Testbed;
 
 use crate::testbed::{Agent, Cluster};
 
-/// The wall clock of programs that load it is as many seconds late as the file `CLOCK_BACK` says.
+/// A library that sets the wall clock of a program back by the seconds in the file `CLOCK_BACK`.
 const LATE_CLOCK: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -37,7 +37,7 @@ int clock_gettime(clockid_t clock, struct timespec *now)
 const HOUR: u64 = 3600;
 const YEAR: u64 = 365 * 24 * HOUR;
 
-/// Everything on all nodes that is told so, with the clocks of the nodes.
+/// A cluster whose nodes have adjustable clocks.
 struct Late {
     cluster: Cluster,
     has_key: bool,
@@ -94,7 +94,7 @@ impl Late {
     }
 }
 
-/// `dipole send` or `dipole recv`; ends with this.
+/// `dipole send` or `dipole recv`, killed when this is dropped.
 struct Talker(Child);
 
 impl Drop for Talker {
@@ -104,7 +104,7 @@ impl Drop for Talker {
     }
 }
 
-/// What is written to one arrives at the other.
+/// A line written to one arrives at the other.
 fn talk(from: &mut Talker, to: &mut Talker, text: &str) {
     let input = from.0.stdin.as_mut().expect("a pipe");
     input.write_all(text.as_bytes()).expect("it reads");
@@ -122,7 +122,7 @@ fn assert_nobody_went(agents: &[Agent]) {
 }
 
 #[test]
-fn clocks_of_whole_nodes_jump_back_and_programs_and_agents_go_on() {
+fn programs_and_agents_continue_when_the_clocks_of_whole_nodes_jump_back() {
     for has_key in [false, true] {
         let Some(late) = Late::make(has_key) else {
             return;
@@ -134,12 +134,12 @@ fn clocks_of_whole_nodes_jump_back_and_programs_and_agents_go_on() {
         let mut writer = late.start(1, &["send", "2:7"]);
         talk(&mut writer, &mut reader, "begun\n");
 
-        // Under all that runs, on one node and then on all.
+        // Set back while everything runs, on one node and then on all.
         for (back, whose) in [(HOUR, &nodes[..1]), (HOUR, &nodes), (YEAR, &nodes)] {
             whose.iter().for_each(|node| late.set_back(*node, back));
             assert_eq!(seconds_late(&late, whose[0]), back, "the clock is not late");
             talk(&mut writer, &mut reader, "and on\n");
-            // Programs that start now find their way, too.
+            // Programs that start now can connect as well.
             let mut second = late.start(3, &["recv", "3:8"]);
             let mut first = late.start(2, &["send", "3:8"]);
             talk(&mut first, &mut second, "new here\n");
@@ -147,7 +147,7 @@ fn clocks_of_whole_nodes_jump_back_and_programs_and_agents_go_on() {
         }
         assert_nobody_went(&agents);
 
-        // Agents that start with an earlier clock than their last life, one after another.
+        // Agents that start with an earlier clock than in their last run, one after another.
         for (at, node) in nodes.into_iter().enumerate() {
             agents.remove(at).kill();
             agents.insert(at, late.agent(node));
@@ -158,7 +158,7 @@ fn clocks_of_whole_nodes_jump_back_and_programs_and_agents_go_on() {
     }
 }
 
-/// How much earlier than the machine's a node's clock is for programs.
+/// How far a node's clock, as programs see it, is behind the machine's.
 fn seconds_late(late: &Late, node: u32) -> u64 {
     let mut date = late.cluster.testbed.command(node, "date");
     let shown = |command: &mut Command| -> u64 {
@@ -170,6 +170,6 @@ fn seconds_late(late: &Late, node: u32) -> u64 {
     date.env("LD_PRELOAD", late.cluster.path("clock.so"));
     let own = shown(date.env("CLOCK_BACK", file));
     let real = shown(&mut Command::new("date"));
-    // The second was read some seconds later.
+    // The second clock was read a few seconds later.
     (real - own) / HOUR * HOUR
 }

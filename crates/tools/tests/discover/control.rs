@@ -1,4 +1,4 @@
-//! Nodes on two networks, of which one is out; and one that is for questions only.
+//! Nodes on two networks, one of which is down; and a network that is only for queries.
 
 use std::process::Command;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn nobody_is_missed(cluster: &Cluster, agents: &[&Agent]) {
 }
 
 #[test]
-fn nobody_is_declared_gone_while_one_of_two_networks_is_out() {
+fn no_node_is_declared_gone_while_one_of_two_networks_is_down() {
     let Some(cluster) = two_networks() else {
         return;
     };
@@ -51,7 +51,7 @@ fn nobody_is_declared_gone_while_one_of_two_networks_is_out() {
         set_network(&cluster, network, true);
         nobody_is_missed(&cluster, &agents);
     }
-    // A node that has lost its first interface is still reached by those that have both.
+    // A node that has lost its first interface is still reached by nodes that have both.
     cluster
         .testbed
         .set_interface(2, 0, false)
@@ -59,7 +59,7 @@ fn nobody_is_declared_gone_while_one_of_two_networks_is_out() {
     nobody_is_missed(&cluster, &agents);
 }
 
-/// Packets to the directory port that a node has sent by an interface, as its firewall counts them.
+/// Packets to the directory port that a node has sent on an interface, counted by its firewall.
 fn sent_by(cluster: &Cluster, node: u32, network: u32) -> u64 {
     let device = format!("/sys/class/net/net{network}/statistics/tx_packets");
     let mut command: Command = cluster.testbed.command(node, "cat");
@@ -68,7 +68,7 @@ fn sent_by(cluster: &Cluster, node: u32, network: u32) -> u64 {
 }
 
 #[test]
-fn questions_and_membership_go_by_the_control_network_and_by_the_interfaces_when_it_is_out() {
+fn queries_and_membership_use_the_control_network_and_the_interfaces_if_it_is_down() {
     let Some(cluster) = two_networks() else {
         return;
     };
@@ -85,7 +85,7 @@ fn questions_and_membership_go_by_the_control_network_and_by_the_interfaces_when
         .collect();
     let agents: Vec<&Agent> = agents.iter().collect();
     cluster.wait_for(&[1, 2, 3, 4]);
-    // What follows the start is said: announcements go by all.
+    // What follows the start is announced, on all interfaces.
     std::thread::sleep(LONG);
     let before = (sent_by(&cluster, 1, 0), sent_by(&cluster, 1, 1));
     std::thread::sleep(LONG);

@@ -1,4 +1,4 @@
-//! Nodes that come and go while programs run.
+//! Nodes that join and leave while programs run.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn a_program_reaches_a_node_that_joins_after_it_was_started() {
     let input = std::fs::File::open(&text).expect("just written");
     let mut sender = send.stdin(input).stderr(Stdio::piped()).spawn();
     let sender = sender.as_mut().expect("it starts");
-    // It looks for a node that is not there.
+    // It looks for a node that does not exist.
     std::thread::sleep(Duration::from_secs(2));
     assert!(sender.try_wait().expect("our child").is_none());
     let _fourth = cluster.agent(4, &["--discover"]);
@@ -31,7 +31,7 @@ fn a_program_reaches_a_node_that_joins_after_it_was_started() {
 }
 
 #[test]
-fn leaving_is_known_at_once_dying_soon_and_coming_back_is_another_life() {
+fn a_departure_is_known_at_once_a_death_soon_and_a_return_counts_as_a_new_run() {
     let Some(cluster) = Cluster::four() else {
         return;
     };
@@ -57,7 +57,7 @@ fn leaving_is_known_at_once_dying_soon_and_coming_back_is_another_life() {
     let took = cluster.wait_for(&[1, 3, 4]);
     println!("one that was killed was gone after {took:?}");
 
-    // One that is back before it was missed is another life of the same node.
+    // A node that is back before its loss was detected counts as a new run of the same node.
     agents.insert(2, cluster.agent(2, &["--discover"]));
     cluster.wait_for(&[1, 2, 3, 4]);
     agents.remove(&4).expect("started").kill();

@@ -1,5 +1,5 @@
-//! Agents that find each other: four nodes in network namespaces without a hosts file. Needs
-//! root; skipped aloud without.
+//! Agents that discover each other: four nodes in network namespaces without a hosts file. Needs root;
+//! skipped with a message otherwise.
 
 mod clock;
 mod control;

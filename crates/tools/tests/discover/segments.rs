@@ -1,4 +1,5 @@
-//! Who finds whom: on a segment, by seeds, with keys and names of clusters, with one number twice.
+//! Which nodes discover each other: on a segment, through seeds, by keys and cluster names, and with a
+//! duplicate number.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use dipole_node::ClusterKey;
 use crate::testbed::{Agent, Cluster, said};
 
 #[test]
-fn four_nodes_find_each_other_without_a_hosts_file_and_run_a_job() {
+fn four_nodes_discover_each_other_without_a_hosts_file_and_run_a_job() {
     let Some(cluster) = Cluster::four() else {
         return;
     };
@@ -35,13 +36,13 @@ fn four_nodes_find_each_other_without_a_hosts_file_and_run_a_job() {
 }
 
 #[test]
-fn seeds_alone_suffice_and_the_table_shows_all_addresses() {
+fn seeds_alone_are_sufficient_and_the_table_shows_all_addresses() {
     let Some(cluster) = Cluster::four() else {
         return;
     };
     let first = cluster.testbed.node(1).addresses[0].to_string();
     let second = format!("{}:7411", cluster.testbed.node(2).addresses[0]);
-    // The first knows nobody, and each of the others one that knows somebody.
+    // The first has no seed, and each of the others has one that has.
     let _agents = [
         cluster.agent(1, &["--seed", &first, "--name", "one"]),
         cluster.agent(2, &["--seed", &first]),
@@ -120,7 +121,7 @@ fn the_later_of_two_nodes_with_one_number_refuses_to_run() {
         assert!(!second.child.wait().expect("our child").success());
         first.says("another node has this node's number");
         assert!(first.said().contains("10.0.0.4:7411"), "{}", first.said());
-        // What was there stays so.
+        // The existing node is not affected.
         std::thread::sleep(Duration::from_secs(5));
         cluster.wait_for(&[1, 2, 3]);
         let status = cluster.status(3);

@@ -1,4 +1,4 @@
-//! Nodes without a hosts file, their agents, and what they know.
+//! Nodes without a hosts file, their agents, and the members that these know.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -48,7 +48,7 @@ impl Cluster {
         Agent::start(self.dipole(node, &["agent"]).args(arguments))
     }
 
-    /// The agents of all nodes, which find each other by a word to everybody.
+    /// The agents of all nodes, which discover each other by broadcast.
     pub(crate) fn agents(&self) -> BTreeMap<u32, Agent> {
         let all = 1..=self.testbed.nodes();
         all.map(|node| (node, self.agent(node, &["--discover"])))
@@ -62,7 +62,7 @@ impl Cluster {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// The others that a node's agent takes to be there.
+    /// The other nodes that a node's agent considers present.
     pub(crate) fn there(&self, node: u32) -> Vec<u64> {
         let status = self.status(node);
         let members = status["members"].as_array().expect("a list");
@@ -71,8 +71,8 @@ impl Cluster {
         there.map(number).collect()
     }
 
-    /// Waits until the file that the agent of a node keeps has so many nodes: it is written at
-    /// most ten times a second.
+    /// Waits until the file that a node's agent writes, at most ten times per second, has this many
+    /// nodes.
     pub(crate) fn wait_for_file(&self, node: u32, nodes: usize) {
         let place = &self.testbed.node(node).runtime_dir;
         let file = place.join(format!("node-{node}/nodes"));
@@ -87,7 +87,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until the nodes know just each other; how long that took.
+    /// Waits until the nodes know exactly each other; returns how long that took.
     pub(crate) fn wait_for(&self, nodes: &[u32]) -> Duration {
         let begun = Instant::now();
         for node in nodes {
@@ -110,7 +110,7 @@ impl Cluster {
     }
 }
 
-/// An agent that ends with the test, and what it says.
+/// An agent that ends with the test, and its output.
 pub(crate) struct Agent {
     pub(crate) child: Child,
     said: Arc<Mutex<String>>,
@@ -148,7 +148,7 @@ impl Agent {
         self.said.lock().expect("no panic").clone()
     }
 
-    /// Waits until it has said something.
+    /// Waits until its output contains a text.
     pub(crate) fn says(&self, text: &str) {
         let begun = Instant::now();
         while !self.said().contains(text) {
@@ -158,7 +158,7 @@ impl Agent {
         }
     }
 
-    /// Tells it to end, and waits for that.
+    /// Terminates it and waits for its end.
     pub(crate) fn leave(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).expect("our child");
         assert!(self.child.wait().expect("our child").success());

@@ -1,4 +1,4 @@
-//! One machine, the loopback address: no privileges needed.
+//! One machine with the loopback address: needs no privileges.
 
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
@@ -43,7 +43,7 @@ impl Place {
         )
     }
 
-    /// As `report`, under a limit set by the shell's `ulimit`.
+    /// Like `report`, with a limit set by the shell's `ulimit`.
     fn limited(&self, limit: &str) -> Report {
         let mut command = self.command("sh");
         let script = format!("ulimit {limit} && exec \"$0\" --json doctor");
@@ -51,14 +51,14 @@ impl Place {
     }
 }
 
-/// Ports of the loopback address that are free at the time of asking.
+/// Ports of the loopback address that are currently free.
 fn free_ports<const N: usize>() -> [u16; N] {
     let sockets = [(); N].map(|()| UdpSocket::bind("127.0.0.1:0").expect("a port"));
     sockets.map(|socket| socket.local_addr().expect("an address").port())
 }
 
 #[test]
-fn a_machine_alone_is_well() {
+fn a_single_machine_is_healthy() {
     let place = Place::new();
     let report = place.report(&[]);
     report.expect_nothing_broken();
@@ -98,7 +98,7 @@ fn a_machine_alone_is_well() {
 }
 
 #[test]
-fn nodes_on_loopback_are_told_apart_healthy_closed_and_wrong() {
+fn healthy_closed_and_wrong_nodes_on_loopback_are_distinguished() {
     let place = Place::new();
     let [one, two, three] = free_ports();
     let hosts = place.hosts(&format!(
@@ -107,7 +107,7 @@ fn nodes_on_loopback_are_told_apart_healthy_closed_and_wrong() {
     let path = hosts.to_str().expect("text");
     let _receiver = Process::receiver(place.command(DIPOLE), 2, &hosts);
     let report = once_answered(|| place.report(&["--hosts", path]), "node 2");
-    // Nothing is broken, but of node 3 nothing is known.
+    // Nothing is broken, but node 3 is unknown.
     assert_eq!(report.status, 3, "{report:#?}");
     report.expect(
         "own address",
@@ -140,7 +140,7 @@ fn nodes_on_loopback_are_told_apart_healthy_closed_and_wrong() {
         &["the host is up", found, start],
     );
 
-    // Asked as node 2 its own directory is there; then node 3 stands at 2's port.
+    // On node 2 its own directory is there; then node 3 is at node 2's port.
     let report = place.report(&["--hosts", path, "--nid", "2"]);
     report.expect(
         "own directory",
@@ -182,7 +182,7 @@ fn doctors_of_a_job_answer_each_other() {
 }
 
 #[test]
-fn a_port_that_another_program_holds_is_named() {
+fn a_port_that_another_program_uses_is_reported() {
     let place = Place::new();
     let holder = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let port = holder.local_addr().expect("an address").port();
@@ -194,9 +194,9 @@ fn a_port_that_another_program_holds_is_named() {
 }
 
 #[test]
-fn an_address_that_is_not_this_machines_is_broken() {
+fn an_address_of_another_machine_is_broken() {
     let place = Place::new();
-    // A network for documentation: nobody has it.
+    // A documentation network, whose addresses no machine has.
     let hosts = place.hosts("1 192.0.2.77\n");
     let path = hosts.to_str().expect("text");
     let report = place.report(&["--hosts", path]);
@@ -206,7 +206,7 @@ fn an_address_that_is_not_this_machines_is_broken() {
         "correct the line of node 1",
     ];
     report.expect("own address", "node 1", "broken", &words);
-    // The other line fits this machine: then the number is wrong.
+    // The other line matches this machine, so the number is wrong.
     place.hosts("1 192.0.2.77\n2 127.0.0.1\n");
     let report = place.report(&["--hosts", path]);
     report.expect("own address", "node 1", "broken", &["set DIPOLE_NID=2"]);
@@ -234,7 +234,7 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
         "DIPOLE_NID",
     ];
     report.expect("hosts file", "this machine", "broken", &words);
-    // Where it is itself says the line that is missing: of others nothing follows from that.
+    // The missing line is that of this node, which says nothing about other nodes.
     report.expect("route", "node 5", "good", &["leave from 127.0.0.1"]);
     let mut command = place.command(DIPOLE);
     command
@@ -244,8 +244,8 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
     assert_eq!(report.status, 1);
     let words = ["DIPOLE_LINK", "auto, shm, udp or bpf"];
     report.expect("configuration", "this machine", "broken", &words);
-    // What keeps every program from starting is broken, too: a number that the file has not, no key
-    // where one was wanted.
+    // What prevents every program from starting is broken as well: a number that is not in the file, or
+    // a missing key where one is required.
     for (name, value, words) in [
         (
             "DIPOLE_NID",
@@ -296,7 +296,7 @@ fn a_runtime_directory_that_others_can_change_is_broken() {
 }
 
 #[test]
-fn low_limits_are_seen() {
+fn low_limits_are_reported() {
     let place = Place::new();
     let report = place.limited("-l 64");
     report.expect_nothing_broken();
@@ -321,7 +321,7 @@ fn low_limits_are_seen() {
 }
 
 #[test]
-fn what_is_slow_fails_only_if_asked_to() {
+fn slow_settings_fail_only_on_request() {
     let place = Place::new();
     let status = |arguments: &[&str]| {
         let mut command = place.command(DIPOLE);

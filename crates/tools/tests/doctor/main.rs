@@ -1,4 +1,4 @@
-//! `dipole doctor` with real processes: healthy and each fault that can be made here.
+//! `dipole doctor` with real processes: a healthy machine, and each fault that can be produced here.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! Two machines as namespaces. Needs root; skipped aloud without.
+//! Two machines as network namespaces. Needs root; skipped with a message otherwise.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::testbed::{Report, Testbed, once_answered};
 
 #[test]
-fn a_healthy_pair_is_well() {
+fn a_healthy_pair_is_reported_as_healthy() {
     let Some(testbed) = Testbed::make("h", false) else {
         return;
     };
@@ -40,15 +40,15 @@ fn a_healthy_pair_is_well() {
 }
 
 #[test]
-fn a_firewall_that_passes_the_directory_alone_is_seen() {
+fn a_firewall_that_passes_only_the_directory_is_detected() {
     let Some(testbed) = Testbed::make("w", false) else {
         return;
     };
     let _receiver = testbed.receiver();
     let report = testbed.report_once_answered();
     report.expect("data ports", "node 2", "good", &["packets reach"]);
-    // As a firewall would: what comes for other ports vanishes without a word, before the rule that
-    // delivers to this machine, which is first unless it is moved.
+    // Like a firewall: packets to other ports are dropped, before the rule that delivers to this
+    // machine, which comes first unless it is moved.
     testbed.ip(2, "rule add pref 10 lookup local");
     testbed.ip(2, "rule del pref 0");
     testbed.ip(
@@ -59,7 +59,7 @@ fn a_firewall_that_passes_the_directory_alone_is_seen() {
     let words = ["port 7411 is reached", "other ports of node 2 vanish"];
     report.expect("data ports", "node 2", "broken", &words);
 
-    // It passes some more, which processes take then, and answers to what was asked.
+    // It passes a few more ports, which processes then use, and replies to queries.
     let ports = ("DIPOLE_PORTS", "7412-7511");
     let told = ["packets reach ports 7412-7511", "these and port 7411"];
     for rule in [
@@ -82,7 +82,7 @@ fn a_firewall_that_passes_the_directory_alone_is_seen() {
     };
     let receiver = transfer(2, &["recv", "2:8"]);
     let sender = transfer(1, &["send", "2:8"]);
-    // So much waits in a pipe.
+    // So much fits into a pipe.
     let sent = vec![7; 50_000];
     sender
         .stdin
@@ -96,7 +96,7 @@ fn a_firewall_that_passes_the_directory_alone_is_seen() {
 }
 
 #[test]
-fn ends_of_different_mtu_are_seen_from_both() {
+fn different_mtus_are_detected_from_both_ends() {
     let Some(testbed) = Testbed::make("m", false) else {
         return;
     };
@@ -110,7 +110,7 @@ fn ends_of_different_mtu_are_seen_from_both() {
         "ip link set DEVICE mtu 1500",
     ];
     report.expect("packet size", "node 2", "slow", &words);
-    // The shorter end sees no packet vanish, but who is longer.
+    // The shorter end does not lose packets, but sees which one is longer.
     drop(receiver);
     testbed.ip(2, "link set eth0 mtu 1500");
     testbed.ip(1, "link set eth0 mtu 1200");
@@ -134,7 +134,7 @@ fn ends_of_different_mtu_are_seen_from_both() {
 }
 
 #[test]
-fn a_device_in_between_that_swallows_long_packets_is_found() {
+fn a_device_in_between_that_drops_long_packets_is_detected() {
     let Some(testbed) = Testbed::make("b", true) else {
         return;
     };
@@ -158,7 +158,7 @@ fn a_device_in_between_that_swallows_long_packets_is_found() {
 }
 
 #[test]
-fn a_route_that_knows_of_a_shorter_path_is_found() {
+fn a_route_with_a_smaller_path_mtu_is_detected() {
     let Some(testbed) = Testbed::make("r", false) else {
         return;
     };
@@ -175,14 +175,14 @@ fn a_route_that_knows_of_a_shorter_path_is_found() {
 }
 
 #[test]
-fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
+fn a_silent_node_is_distinguished_from_one_without_processes() {
     let Some(testbed) = Testbed::make("s", false) else {
         return;
     };
     let report = testbed.report();
     let start = "dipole recv 2:7 --nid 2";
     report.expect("directory", "node 2", "unknown", &["the host is up", start]);
-    // The kernel there answers for it, and nobody knows whether messages arrive.
+    // The kernel there replies for it, and it is unknown whether messages arrive.
     report.expect("data ports", "node 2", "good", &["packets reach ports"]);
     assert_eq!(report.status, 3, "{report:#?}");
     testbed.ip(2, "rule add pref 10 lookup local");
@@ -198,7 +198,7 @@ fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
     testbed.ip(2, "rule del pref 1");
     let _receiver = testbed.receiver();
     testbed.report_once_answered();
-    // As a firewall would: what comes from node 1 gets no answer.
+    // Like a firewall: packets from node 1 get no reply.
     testbed.ip(2, "route add blackhole 10.98.0.1/32");
     let report = testbed.report();
     assert_eq!(report.status, 1);
@@ -212,7 +212,7 @@ fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
 }
 
 #[test]
-fn a_directory_port_that_a_firewall_rejects_is_not_called_well() {
+fn a_directory_port_that_a_firewall_rejects_is_not_healthy() {
     let Some(testbed) = Testbed::make("j", false) else {
         return;
     };
@@ -232,7 +232,7 @@ fn a_directory_port_that_a_firewall_rejects_is_not_called_well() {
 }
 
 #[test]
-fn a_missing_route_and_a_detour_are_found() {
+fn a_missing_route_and_a_detour_are_detected() {
     let Some(testbed) = Testbed::make("d", false) else {
         return;
     };
@@ -253,7 +253,7 @@ fn a_missing_route_and_a_detour_are_found() {
 }
 
 #[test]
-fn a_wrong_own_address_a_dead_link_and_a_bridge_are_found() {
+fn a_wrong_own_address_a_dead_link_and_a_bridge_are_detected() {
     let Some(testbed) = Testbed::make("w", false) else {
         return;
     };
@@ -289,7 +289,7 @@ fn report_down(testbed: &Testbed) {
 }
 
 #[test]
-fn a_node_with_another_key_or_none_is_told_from_one_of_the_cluster() {
+fn a_node_with_another_key_or_none_is_distinguished_from_a_member() {
     let Some(testbed) = Testbed::make("k", false) else {
         return;
     };

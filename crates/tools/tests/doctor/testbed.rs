@@ -1,5 +1,5 @@
-//! What the tests share: the program in a clean environment, its findings, a receiver
-//! to be found, and machines made of network namespaces.
+//! Shared by the tests: the program in a clean environment, its findings, a receiver to be found, and
+//! machines made of network namespaces.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What the program found, and its exit status.
+/// The findings of the program, and its exit status.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) status: i32,
@@ -16,7 +16,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Runs `command`, which has `--json doctor` and whatever else.
+    /// Runs `command`, which contains `--json doctor` and other arguments.
     pub(crate) fn of(command: &mut Command) -> Report {
         let output = command.output().expect("it starts");
         let text = String::from_utf8(output.stdout).expect("text");
@@ -29,8 +29,8 @@ impl Report {
         }
     }
 
-    /// The verdict of a finding and its text, fact and advice joined; `subject` is how
-    /// the subject begins.
+    /// The verdict of a finding and its text, fact and advice joined; `subject` is the beginning of its
+    /// subject.
     pub(crate) fn finding(&self, name: &str, subject: &str) -> (&str, String) {
         let found = self.find(name, subject);
         let found = found.unwrap_or_else(|| panic!("no {name} of {subject}: {self:#?}"));
@@ -49,13 +49,13 @@ impl Report {
         })
     }
 
-    /// How many findings have this name.
+    /// The number of findings with this name.
     pub(crate) fn count(&self, name: &str) -> usize {
         let named = self.findings.iter().filter(|one| one["name"] == name);
         named.count()
     }
 
-    /// Fails unless the finding has the verdict and all of the words.
+    /// Fails unless the finding has the verdict and contains all of the words.
     #[track_caller]
     pub(crate) fn expect(&self, name: &str, subject: &str, verdict: &str, words: &[&str]) {
         let (found, text) = self.finding(name, subject);
@@ -81,7 +81,7 @@ impl Report {
     }
 }
 
-/// Takes this project's variables out of a command's environment.
+/// Removes this project's variables from a command's environment.
 pub(crate) fn cleaned(mut command: Command, runtime: &Path) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DIPOLE_") {
@@ -94,11 +94,11 @@ pub(crate) fn cleaned(mut command: Command, runtime: &Path) -> Command {
     command
 }
 
-/// A process that ends with this.
+/// A process that is killed when this is dropped.
 pub(crate) struct Process(Child);
 
 impl Process {
-    /// Starts a receiver at endpoint 7 of a node; what it says goes nowhere.
+    /// Starts a receiver at endpoint 7 of a node; its output is discarded.
     pub(crate) fn receiver(mut dipole: Command, node: u32, hosts: &Path) -> Process {
         let (endpoint, node) = (format!("{node}:7"), node.to_string());
         dipole
@@ -116,7 +116,7 @@ impl Drop for Process {
     }
 }
 
-/// Asks until a node answers; a process that just started may not listen yet.
+/// Queries until a node replies, because a process that has just started may not listen yet.
 pub(crate) fn once_answered(ask: impl Fn() -> Report, subject: &str) -> Report {
     let started = Instant::now();
     loop {
@@ -128,14 +128,13 @@ pub(crate) fn once_answered(ask: impl Fn() -> Report, subject: &str) -> Report {
     }
 }
 
-/// Machines 1 and 2, and a bridge between them if asked for, as namespaces that exist as
-/// long as this.
+/// Machines 1 and 2, and optionally a bridge between them, as namespaces that exist as long as this.
 pub(crate) struct Testbed {
     names: Vec<String>,
     pub(crate) directory: TempDir,
 }
 
-/// Runs `ip` and tells whether it worked.
+/// Runs `ip`; true if it succeeded.
 pub(crate) fn ip(arguments: &str) -> bool {
     Command::new("ip")
         .args(arguments.split_whitespace())
@@ -145,8 +144,8 @@ pub(crate) fn ip(arguments: &str) -> bool {
 }
 
 impl Testbed {
-    /// Makes the testbed; `None`, and a word why, where that isn't possible. With `bridged`
-    /// the two do not share a pair but hang on a bridge in a third namespace.
+    /// Creates the testbed; `None`, with the reason, if that is not possible. With `bridged` the two are
+    /// connected by a bridge in a third namespace instead of a veth pair.
     pub(crate) fn make(tag: &str, bridged: bool) -> Option<Testbed> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: network namespaces need root");
@@ -203,7 +202,7 @@ impl Testbed {
         self.directory.path().join("hosts")
     }
 
-    /// Does something with `ip` inside a machine (or the bridge, 3).
+    /// Runs `ip` inside a machine (or the bridge, 3).
     #[track_caller]
     pub(crate) fn ip(&self, machine: usize, arguments: &str) {
         assert!(
@@ -212,7 +211,7 @@ impl Testbed {
         );
     }
 
-    /// Makes rules of a firewall inside a machine; tells whether it has them.
+    /// Sets firewall rules inside a machine; true if that succeeded.
     pub(crate) fn nft(&self, machine: usize, rules: &str) -> bool {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[machine - 1], "nft", rules]);
@@ -243,12 +242,12 @@ impl Testbed {
         Process::receiver(dipole, 2, &self.hosts())
     }
 
-    /// What machine 1 finds.
+    /// The findings of machine 1.
     pub(crate) fn report(&self) -> Report {
         self.report_with(&[])
     }
 
-    /// The same with variables.
+    /// The same with environment variables.
     pub(crate) fn report_with(&self, variables: &[(&str, &str)]) -> Report {
         let mut command = self.dipole(1);
         command.envs(variables.iter().copied());
@@ -256,7 +255,7 @@ impl Testbed {
         Report::of(command.arg(self.hosts()))
     }
 
-    /// What machine 1 finds once machine 2 answers.
+    /// The findings of machine 1 once machine 2 replies.
     pub(crate) fn report_once_answered(&self) -> Report {
         once_answered(|| self.report(), "node 2")
     }

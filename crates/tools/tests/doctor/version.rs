@@ -1,4 +1,4 @@
-//! An agent of another version: a real one, behind a relay that changes what it says of itself.
+//! An agent of another version: a real one behind a relay that changes the version it reports.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
@@ -18,7 +18,7 @@ impl Drop for Agent {
     }
 }
 
-/// Passes questions on to a directory, and its answers back as those of version 9.8.7.
+/// Forwards queries to a directory, and its replies back as those of version 9.8.7.
 fn relay(at: &UdpSocket, directory: SocketAddr) {
     let inner = UdpSocket::bind("127.0.0.1:0").expect("a port");
     inner.connect(directory).expect("an address");
@@ -81,7 +81,7 @@ fn every_path_of_a_node_with_several_addresses_is_tried_with_a_cluster_key() {
 }
 
 #[test]
-fn an_agent_of_another_version_is_found() {
+fn an_agent_of_another_version_is_detected() {
     let directory = tempfile::tempdir().expect("a directory");
     let place = |name: &str| directory.path().join(name);
     let dipole = |runtime| cleaned(Command::new(env!("CARGO_BIN_EXE_dipole")), &place(runtime));

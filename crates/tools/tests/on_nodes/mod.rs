@@ -9,14 +9,14 @@ pub(crate) fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// `dipole calibrate` by so many processes, from the first node.
+/// Runs `dipole calibrate` with this many processes from the first node.
 pub(crate) fn calibrate(testbed: &Testbed, processes: u32, arguments: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_dipole");
     let mut command: Command = testbed.command(1, program);
     command.args(["run", "-n", &processes.to_string(), "--hosts"]);
     command.arg(testbed.hosts_file()).arg("--rsh");
     command.arg(testbed.remote_shell());
-    // All nodes see one file system; each writes the same.
+    // All nodes share one file system, and each writes the same file.
     let profile = testbed.folder().join("profile");
     command
         .arg("--env")

@@ -1,9 +1,9 @@
-//! Jobs on hosts that a remote shell reaches.
+//! Jobs on hosts that are reached through a remote shell.
 
 use super::*;
 
 #[test]
-fn two_hosts_by_a_remote_shell_share_the_ranks_and_the_hosts_file() {
+fn two_hosts_reached_through_a_remote_shell_share_the_ranks_and_the_hosts_file() {
     let folder = tempfile::tempdir().unwrap();
     let rsh = script(folder.path(), "echo Welcome to $1; cd /; exec sh -c \"$2\"");
     let text = "1 127.0.0.1 slots=2 ssh=first\n5 127.0.0.1 port=7500 slots=2 ssh=second\n";
@@ -103,7 +103,7 @@ fn a_launcher_killed_while_a_remote_shell_hangs_leaves_nothing() {
 }
 
 #[test]
-fn no_host_that_answers_is_an_error() {
+fn it_is_an_error_if_no_host_answers() {
     let folder = tempfile::tempdir().unwrap();
     let rsh = script(folder.path(), "exit 255");
     let hosts = hosts_file(folder.path(), "1 127.0.0.1\n2 127.0.0.2\n");
@@ -138,7 +138,7 @@ fn a_broken_hosts_file_is_refused_with_its_line() {
 }
 
 #[test]
-fn nonsense_is_refused_by_the_arguments() {
+fn invalid_arguments_are_refused() {
     for arguments in [
         &["-n", "0", "true"][..],
         &["-n", "65537", "true"],
@@ -150,7 +150,7 @@ fn nonsense_is_refused_by_the_arguments() {
 }
 
 #[test]
-fn the_cluster_key_reaches_the_ranks_of_all_hosts_and_nobody_else() {
+fn the_cluster_key_reaches_only_the_ranks_on_all_hosts() {
     let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("key");
     let made = dipole().args(["key", "new"]).arg(&key).output().unwrap();
@@ -173,7 +173,7 @@ fn the_cluster_key_reaches_the_ranks_of_all_hosts_and_nobody_else() {
         env!("CARGO_BIN_EXE_dipole"),
         digits.trim()
     );
-    // The shell's own command line has the digits because this test asks for them.
+    // The command line of the shell contains the key only because this test needs it.
     let rank = folder.path().join("look");
     std::fs::write(&rank, look).unwrap();
     let arguments = [
@@ -198,7 +198,7 @@ fn the_cluster_key_reaches_the_ranks_of_all_hosts_and_nobody_else() {
     let seen = std::fs::read_to_string(&commands).unwrap();
     assert!(seen.contains("guard") && !seen.contains(digits.trim()));
 
-    // Others could read it, so nothing starts.
+    // Other users could read it, so nothing starts.
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     let output = dipole()
         .args(["run", "-n", "1", "true"])

@@ -1,4 +1,4 @@
-//! `dipole run` with real processes: who starts, what they see, how all of it ends.
+//! `dipole run` with real processes: which ones start, what they see, how all of them end.
 
 mod hosts;
 mod placement;
@@ -71,7 +71,7 @@ fn assert_gone(number: i32) {
     }
 }
 
-/// A job that runs; its launcher is killed if a test fails.
+/// A running job; its launcher is killed if a test fails.
 struct Job {
     launcher: Child,
     lines: BufReader<ChildStdout>,
@@ -121,7 +121,7 @@ impl Drop for Job {
     }
 }
 
-/// Parent of a process.
+/// The parent of a process.
 fn parent_of(number: i32) -> i32 {
     let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap();
     let fields: Vec<&str> = stat
@@ -133,7 +133,7 @@ fn parent_of(number: i32) -> i32 {
     fields[1].parse().unwrap()
 }
 
-/// Every rank says its pid and that of a daemon in a session of its own.
+/// Every rank prints its pid and that of a daemon in a session of its own.
 const WITH_DAEMON: &str = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & \
                            echo $$; echo $!; trap '' TERM; while :; do sleep 1000; done";
 
@@ -167,7 +167,7 @@ fn every_rank_sees_its_place_in_the_job() {
 }
 
 #[test]
-fn what_follows_the_program_is_the_programs() {
+fn arguments_after_the_program_belong_to_the_program() {
     let output = run(&["-n", "1", "echo", "--json", "-n", "2", "--", "--hosts"]);
     assert_eq!(out(&output), "--json -n 2 -- --hosts\n");
 }
@@ -188,7 +188,7 @@ fn lines_carry_their_rank_when_asked_and_are_never_mixed() {
 }
 
 #[test]
-fn json_tells_starts_output_ends_and_the_status() {
+fn json_reports_starts_output_ends_and_the_status() {
     let output = dipole()
         .args(["--json", "run", "-n", "2", "sh", "-c"])
         .arg("echo r$DIPOLE_RANK; exit 0")
@@ -214,7 +214,7 @@ fn json_tells_starts_output_ends_and_the_status() {
 }
 
 #[test]
-fn standard_input_goes_to_rank_0_alone_however_much_it_is() {
+fn standard_input_of_any_length_goes_only_to_rank_0() {
     let mut child = dipole()
         .args(["run", "-n", "3", "--tag", "sh", "-c", "wc -c"])
         .stdin(Stdio::piped())
@@ -233,7 +233,7 @@ fn standard_input_goes_to_rank_0_alone_however_much_it_is() {
 }
 
 #[test]
-fn a_rank_that_does_not_read_holds_nothing_up() {
+fn a_rank_that_does_not_read_does_not_delay_the_job() {
     let mut job = Job::start(
         dipole()
             .args(["run", "-n", "1", "sh", "-c", "echo r; exec sleep 1000"])
@@ -248,7 +248,7 @@ fn a_rank_that_does_not_read_holds_nothing_up() {
 }
 
 #[test]
-fn the_status_is_that_of_the_first_rank_that_fails_and_the_others_are_ended() {
+fn the_status_is_that_of_the_first_failed_rank_and_the_others_are_terminated() {
     let output = run(&[
         "-n",
         "3",
@@ -263,7 +263,7 @@ fn the_status_is_that_of_the_first_rank_that_fails_and_the_others_are_ended() {
     let output = run(&["-n", "2", "/nowhere/program"]);
     assert_eq!(status(&output), 127);
     assert!(err(&output).contains("cannot start `/nowhere/program`: "));
-    // However many ranks, it is said once.
+    // It is reported once, for any number of ranks.
     let output = run(&["-n", "4", "no-such-program"]);
     assert_eq!(status(&output), 127);
     assert_eq!(
@@ -324,13 +324,13 @@ fn a_second_signal_ends_ranks_that_ignore_the_first() {
         Job::start(dipole().args(["run", "-n", "1", "--grace", "0.1", "sh", "-c", stubborn]));
     assert_eq!(job.line(), "r");
     job.signal(Signal::INT);
-    // Two pending signals of a kind are one, so the second is another.
+    // Two pending signals of a kind are merged, so the second is another one.
     job.signal(Signal::TERM);
     assert!(matches!(job.ends().0, Some(130 | 143)));
 }
 
 #[test]
-fn output_that_nobody_reads_any_more_ends_the_job() {
+fn a_closed_output_ends_the_job() {
     let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", "echo $$; exec yes"]));
     let rank: i32 = job.line().parse().unwrap();
     let Job { launcher, .. } = &mut job;
@@ -403,7 +403,7 @@ fn when_the_guard_is_killed_nothing_is_left_and_the_job_fails() {
 }
 
 #[test]
-fn daemons_do_not_outlive_a_job_that_ends_well() {
+fn daemons_do_not_outlive_a_successful_job() {
     let mut job = Job::start(dipole().args([
         "run",
         "-n",
@@ -452,7 +452,7 @@ fn each_output_of_each_rank_goes_to_a_file_of_its_own() {
 }
 
 #[test]
-fn a_launcher_that_is_stopped_stops_its_ranks_and_takes_them_along_again() {
+fn a_stopped_launcher_stops_its_ranks_and_continues_them_with_it() {
     let script = "echo $$; while :; do sleep 0.01; done";
     let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", script]));
     let ranks = job.numbers(2);
@@ -478,7 +478,7 @@ fn a_launcher_that_is_stopped_stops_its_ranks_and_takes_them_along_again() {
 }
 
 #[test]
-fn an_output_that_cannot_be_written_is_no_reader_that_has_left() {
+fn an_output_error_is_not_mistaken_for_a_closed_pipe() {
     let full = std::fs::File::options()
         .write(true)
         .open("/dev/full")

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn slots_hold_unless_more_ranks_are_asked_for() {
+fn slots_limit_the_ranks_unless_more_are_requested() {
     let folder = tempfile::tempdir().unwrap();
     let hosts = hosts_file(folder.path(), "1 127.0.0.1\n2 127.0.0.2 slots=2\n");
     let too_many = run(&["-n", "4", "--hosts", &hosts, "echo", "started"]);
@@ -35,7 +35,7 @@ fn slots_hold_unless_more_ranks_are_asked_for() {
 }
 
 #[test]
-fn ranks_start_where_they_are_told_or_not_at_all() {
+fn ranks_start_in_the_requested_directory_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().canonicalize().unwrap();
     let output = run(&["-n", "2", "--wdir", place.to_str().unwrap(), "pwd"]);
@@ -68,7 +68,7 @@ fn a_job_may_have_several_programs() {
     );
 }
 
-/// The cores of a list such as `0-2,5`.
+/// The cores in a list such as `0-2,5`.
 fn cores(list: &str) -> BTreeSet<usize> {
     let number = |text: &str| text.parse::<usize>().unwrap();
     let parts = list.split(',').flat_map(|part| match part.split_once('-') {
@@ -79,7 +79,7 @@ fn cores(list: &str) -> BTreeSet<usize> {
 }
 
 #[test]
-fn bound_ranks_run_on_cores_of_their_own_which_are_told() {
+fn bound_ranks_run_on_separate_cores_which_are_printed() {
     let script = "echo $DIPOLE_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f 2)";
     let all = std::thread::available_parallelism().unwrap().get();
     let ranks = all.min(3);

@@ -1,4 +1,4 @@
-//! Who may ask an agent to start work, and who wastes their time.
+//! Which callers may start work through an agent, and callers that waste its time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,17 +10,17 @@ use crate::process::{Node, new_key, rest_of, said, wait_for};
 
 const GREETING_BYTES: usize = 26;
 const PROOF_BYTES: usize = 48;
-/// What a caller gets who gives way to another.
+/// The error of a caller that is displaced by another.
 const BUSY: &[u8; GREETING_BYTES] = b"dipole\x1a\n\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
-/// A question any agent answers at its directory: does it still?
+/// Fails unless the agent answers a query at its directory.
 fn assert_it_answers(node: &Node) {
     assert_eq!(node.status()["node"], 1);
     assert!(node.call("key").contains("dipole-shim"), "it starts work");
 }
 
 #[test]
-fn whoever_holds_the_key_is_served_and_whoever_holds_another_is_told() {
+fn callers_with_the_key_are_served_and_callers_with_another_get_an_error() {
     let node = Node::new();
     let agent = node.agent(&[]);
     assert!(
@@ -42,7 +42,7 @@ fn whoever_holds_the_key_is_served_and_whoever_holds_another_is_told() {
 }
 
 #[test]
-fn an_agent_without_a_key_says_so_and_listens_to_nobody() {
+fn an_agent_without_a_key_reports_that_and_accepts_no_calls() {
     let node = Node::new();
     let mut command = node.dipole(&["agent"]);
     command.env_remove("DIPOLE_KEY");
@@ -55,11 +55,11 @@ fn an_agent_without_a_key_says_so_and_listens_to_nobody() {
 }
 
 #[test]
-fn callers_that_send_garbage_or_nothing_are_sent_away_and_hold_nobody_up() {
+fn callers_that_send_garbage_or_nothing_are_rejected_and_do_not_delay_others() {
     let node = Node::new();
     let agent = node.agent(&[]);
     let mut random = StdRng::seed_from_u64(1);
-    // More than are heard at once, all silent; those that come later take their places.
+    // More than are accepted at once, all silent; later ones displace them.
     let silent: Vec<_> = (0..80).map(|_| node.connect()).collect();
     assert_it_answers(&node);
     for length in [0, 1, PROOF_BYTES - 1, PROOF_BYTES, 5000] {
@@ -81,7 +81,7 @@ fn callers_that_send_garbage_or_nothing_are_sent_away_and_hold_nobody_up() {
     agent.says("it sent no proof in time");
     agent.says("it was displaced by a later caller");
     agent.says("it disconnected without a proof");
-    // A session for each who proved something, for nobody else.
+    // A session for each caller that proved something, and for no other.
     assert_eq!(agent.said().matches("work started").count(), 2);
     wait_for("its children are reaped", || {
         let pid = agent.child.id();
@@ -91,7 +91,7 @@ fn callers_that_send_garbage_or_nothing_are_sent_away_and_hold_nobody_up() {
     });
 }
 
-/// A caller whose proof arrives when `meanwhile` is over; what it says.
+/// A caller whose proof arrives after `meanwhile`; returns its output.
 fn slow_caller(node: &Node, from: &str, meanwhile: impl FnOnce()) -> String {
     let between = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = between.local_addr().expect("bound");
@@ -106,7 +106,7 @@ fn slow_caller(node: &Node, from: &str, meanwhile: impl FnOnce()) -> String {
     agent_side.read_exact(&mut greeting).expect("a greeting");
     meanwhile();
     caller_side.write_all(&greeting).expect("open");
-    // Whoever has been sent away may find the connection closed.
+    // A displaced caller may find the connection closed.
     let mut back = (
         agent_side.try_clone().expect("a socket"),
         caller_side.try_clone().expect("a socket"),
@@ -118,7 +118,7 @@ fn slow_caller(node: &Node, from: &str, meanwhile: impl FnOnce()) -> String {
     let _cut = std::io::copy(&mut caller_side, &mut agent_side);
     let _cut = agent_side.shutdown(std::net::Shutdown::Write);
     carried.join().expect("no panic");
-    // It tries again if it was sent away.
+    // It retries if it was displaced.
     drop(between);
     caller.join().expect("no panic")
 }
@@ -138,7 +138,7 @@ fn call_from(node: &Node, from: &str) -> TcpStream {
 }
 
 #[test]
-fn strangers_displace_themselves_and_neither_each_other_nor_members() {
+fn attackers_displace_only_their_own_calls() {
     let node = Node::new();
     let agent = node.agent(&[]);
     let greeted = |from: String| {
@@ -149,8 +149,8 @@ fn strangers_displace_themselves_and_neither_each_other_nor_members() {
         stranger
     };
     let mut strangers = Vec::new();
-    // Members come from another address than all strangers, or from that of a node; a machine
-    // under load may need longer than the agent waits for a proof.
+    // Members connect from an address that no attacker uses, or from that of a node. A loaded machine may
+    // need longer than the agent waits for a proof.
     for (member, of_strangers) in [("127.0.0.8:0", 0), ("127.0.0.1:0", 100)] {
         let mut tries = (0..20).map(|_| {
             slow_caller(&node, member, || {
@@ -167,7 +167,7 @@ fn strangers_displace_themselves_and_neither_each_other_nor_members() {
 }
 
 #[test]
-fn an_agent_that_is_busy_is_told_from_one_with_another_key() {
+fn a_busy_agent_is_distinguished_from_one_with_another_key() {
     let node = Node::new();
     let busy = TcpListener::bind(node.address).expect("free");
     let call = std::thread::spawn({
@@ -192,10 +192,10 @@ fn an_agent_that_is_busy_is_told_from_one_with_another_key() {
 }
 
 #[test]
-fn a_proof_that_was_overheard_serves_nobody_else() {
+fn a_replayed_proof_is_useless() {
     let node = Node::new();
     let agent = node.agent(&[]);
-    // Between a caller and the agent, listening.
+    // An eavesdropper between a caller and the agent.
     let between = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = between.local_addr().expect("bound");
     let mut command = node.dipole(&["reach", &address.to_string()]);
@@ -209,20 +209,20 @@ fn a_proof_that_was_overheard_serves_nobody_else() {
     let mut proof = [0; PROOF_BYTES];
     caller_side.read_exact(&mut proof).expect("a proof");
     drop(caller_side);
-    // The caller tries again, and is always hung up on.
+    // The caller retries, and its connection is always closed.
     std::thread::spawn(move || {
         for mut again in between.incoming().map_while(Result::ok) {
             let greeted = again.write_all(&greeting);
             let _proof = greeted.and_then(|()| again.read_exact(&mut [0; PROOF_BYTES]));
         }
     });
-    // To another call it is worth nothing.
+    // In another call it is rejected.
     let mut thief = node.connect();
     thief.read_exact(&mut greeting).expect("a greeting");
     thief.write_all(&proof).expect("open");
     assert_eq!(rest_of(&thief).len(), GREETING_BYTES, "that it is refused");
     agent.says("it holds another cluster key");
-    // To its own call it opens a session, which gets nothing it could read.
+    // In its own call it opens a session, whose packets the eavesdropper cannot read.
     agent_side.write_all(&proof).expect("open");
     agent_side.write_all(&[7; 100]).expect("open");
     rest_of(&agent_side);
@@ -236,11 +236,11 @@ fn a_proof_that_was_overheard_serves_nobody_else() {
 }
 
 #[test]
-fn what_is_no_agent_and_what_does_not_listen_is_told_apart() {
+fn a_port_of_another_program_is_distinguished_from_a_closed_port() {
     let node = Node::new();
     let mut command = node.caller("key");
     let said_of_nobody = said(&command.output().expect("it runs"));
-    // `false`, the stand-in for ssh, was tried, and says nothing.
+    // `false`, which replaces ssh, was tried and prints nothing.
     assert!(!said_of_nobody.contains("refused"), "{said_of_nobody}");
     let shell = node.write("shell", "#!/bin/sh\necho reached by shell\nexit 255\n");
     let mut command = node.dipole(&["reach", &node.address.to_string()]);
@@ -267,7 +267,7 @@ fn what_is_no_agent_and_what_does_not_listen_is_told_apart() {
 }
 
 #[test]
-fn an_agent_whose_port_another_has_says_which() {
+fn an_agent_whose_port_is_in_use_reports_which() {
     let node = Node::new();
     let _other = TcpListener::bind(node.address).expect("free");
     let output = node.dipole(&["agent"]).output().expect("it runs");
@@ -282,7 +282,7 @@ fn an_agent_whose_port_another_has_says_which() {
 }
 
 #[test]
-fn the_log_of_an_agent_can_be_read_by_a_program() {
+fn the_log_of_an_agent_is_machine_readable() {
     let node = Node::new();
     let mut command = node.dipole(&["--json", "agent"]);
     let agent = crate::process::Process::start(&mut command, "agent-up");

@@ -1,5 +1,5 @@
-//! Whole jobs through the agents of four nodes in network namespaces. Needs root; skipped aloud
-//! without.
+//! Whole jobs through the agents of four nodes in network namespaces. Needs root; skipped with a message
+//! otherwise.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -35,7 +35,7 @@ impl Cluster {
         let cluster = Cluster { testbed };
         std::fs::write(cluster.path("through-agents"), hosts).expect("our own folder");
         new_key(&cluster.path("key"));
-        // No test reaches a node but through its agent.
+        // Every test reaches a node only through its agent.
         let ssh = cluster.path("ssh");
         std::fs::write(&ssh, "#!/bin/sh\necho no ssh here >&2\nexit 255\n").expect("our folder");
         std::fs::set_permissions(&ssh, PermissionsExt::from_mode(0o755)).expect("our own file");
@@ -75,12 +75,12 @@ impl Cluster {
         Process::start(&mut command, "agent of node")
     }
 
-    /// The agents of all nodes but the first, where jobs are started.
+    /// The agents of all nodes except the first, where jobs are started.
     fn agents(&self) -> Vec<Process> {
         (2..=NODES).map(|node| self.agent(node)).collect()
     }
 
-    /// A job of a script, started on node 1.
+    /// A job that runs a script, started on node 1.
     pub(crate) fn run(&self, arguments: &[&str], script: &str) -> Command {
         let mut command = self.dipole(1);
         command
@@ -91,7 +91,7 @@ impl Cluster {
     }
 }
 
-/// A job that runs.
+/// A running job.
 pub(crate) struct Job {
     launcher: Child,
     lines: BufReader<ChildStdout>,
@@ -128,7 +128,7 @@ impl Job {
         kill_process(Pid::from_child(&self.launcher), signal).expect("our child");
     }
 
-    /// Its status and what it wrote to standard error.
+    /// Its exit status and standard error.
     pub(crate) fn ends_saying(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         let mut stderr = self.launcher.stderr.take().expect("a pipe");
@@ -180,7 +180,7 @@ fn a_job_of_eight_ranks_starts_on_four_nodes_without_ssh() {
 }
 
 #[test]
-fn ranks_see_what_they_would_by_ssh_and_nothing_of_the_agent() {
+fn ranks_have_the_same_environment_as_over_ssh_and_nothing_of_the_agent() {
     let Some(cluster) = Cluster::make() else {
         return;
     };
@@ -199,7 +199,7 @@ fn ranks_see_what_they_would_by_ssh_and_nothing_of_the_agent() {
         let wanted = format!("{rank} {node} x error hidden none {folder} {runtime} home too");
         assert!(text.lines().any(|line| line == wanted), "{wanted}\n{text}");
     }
-    // Descriptors of the agent, such as its listener, are not theirs.
+    // They must not inherit descriptors of the agent, such as its listener.
     let output = cluster
         .run(&["-n", "4"], "ls -l /proc/$$/fd | grep -c socket:; true")
         .output()
@@ -217,7 +217,7 @@ fn input_signals_tags_and_failures_go_through_agents() {
     let Some(cluster) = Cluster::make() else {
         return;
     };
-    // Rank 0 is on node 2: its agent is the first of this file.
+    // Rank 0 is on node 2: its agent is the first in this file.
     let hosts = std::fs::read_to_string(cluster.path("through-agents")).expect("our file");
     let others: Vec<&str> = hosts.lines().skip(1).collect();
     std::fs::write(cluster.path("others"), others.join("\n")).expect("our own folder");
@@ -275,7 +275,7 @@ fn nothing_is_left_when_the_launcher_is_killed() {
 }
 
 #[test]
-fn nothing_is_left_when_the_launchers_machine_is_cut_off() {
+fn nothing_is_left_when_the_launchers_machine_is_disconnected() {
     let Some(cluster) = Cluster::make() else {
         return;
     };
@@ -339,7 +339,7 @@ fn a_job_ends_soon_after_its_nodes_know_that_a_host_is_lost() {
 }
 
 #[test]
-fn a_job_goes_on_when_agents_are_killed_and_the_next_ones_know_of_it() {
+fn a_job_continues_when_agents_are_killed_and_the_next_agents_know_it() {
     let Some(cluster) = Cluster::make() else {
         return;
     };
@@ -368,7 +368,7 @@ fn a_job_goes_on_when_agents_are_killed_and_the_next_ones_know_of_it() {
         table.contains("accepts work") && table.contains("sh -c"),
         "{table}"
     );
-    // One that is told to end leaves the job alone as well.
+    // One that gets SIGTERM also leaves the job alone.
     kill_process(Pid::from_child(&next.child), Signal::TERM).expect("our child");
     next.says("agent ends");
     std::fs::write(&go, "").expect("our own folder");
@@ -378,7 +378,7 @@ fn a_job_goes_on_when_agents_are_killed_and_the_next_ones_know_of_it() {
 }
 
 #[test]
-fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
+fn a_job_reports_which_nodes_refuse_and_why_and_runs_on_the_others() {
     let Some(cluster) = Cluster::make() else {
         return;
     };
@@ -392,7 +392,7 @@ fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
     let _other = cluster.agent_with(3, |command| {
         command.env("DIPOLE_KEY", &other_key);
     });
-    // Nodes 1 and 4 have two places each, and 4 has no agent.
+    // Nodes 1 and 4 have two slots each, and 4 has no agent.
     let all = ["-n", "8", "--oversubscribe"];
     let output = cluster.run(&all, "echo $DIPOLE_NID").output();
     let output = output.expect("it starts");
@@ -408,7 +408,7 @@ fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
         assert!(errors.contains(wanted), "{wanted}\n{errors}");
     }
 
-    // Where only owners that set limits are left, nobody gets more than that.
+    // If only nodes with limits are left, a job gets no more than these allow.
     std::fs::write(&rules, "max-ranks = 3\n").expect("our own folder");
     let hosts = std::fs::read_to_string(cluster.path("through-agents")).expect("our file");
     let second = hosts.lines().nth(1).expect("four lines");
@@ -425,7 +425,7 @@ fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
         text.contains("4 ranks are too many") && !text.contains("started\n"),
         "{text}"
     );
-    // The agent may still hold what the refused job asked for.
+    // The agent may still hold the slots that the refused job requested.
     let began = Instant::now();
     let text = loop {
         let output = cluster

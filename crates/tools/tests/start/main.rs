@@ -1,4 +1,4 @@
-//! Work that agents start: who may ask, what the owner's rules say, whole jobs between nodes.
+//! Work started by agents: who may request it, the owner's rules, and whole jobs between nodes.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until something is there.
+/// Waits until a condition is true.
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -31,14 +31,14 @@ pub(crate) fn new_key(file: &Path) {
         .expect("a new file");
 }
 
-/// A process that ends with the test, and what it says to its standard error.
+/// A process that ends with the test, and its standard error.
 pub(crate) struct Process {
     pub(crate) child: Child,
     said: Arc<Mutex<String>>,
 }
 
 impl Process {
-    /// Returns when it has said so much.
+    /// Returns when it has printed a text.
     pub(crate) fn start(command: &mut Command, first: &str) -> Process {
         let mut child = command
             .stdin(Stdio::null())
@@ -67,7 +67,7 @@ impl Process {
         self.said.lock().expect("no panic").clone()
     }
 
-    /// Waits until it has said something.
+    /// Waits until it has printed a text.
     pub(crate) fn says(&self, text: &str) {
         let begun = Instant::now();
         while !self.said().contains(text) {
@@ -102,7 +102,7 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new() -> Node {
         let folder = tempfile::tempdir().expect("a directory");
-        // A port that both protocols have free.
+        // A port that is free for both protocols.
         let address = wait_for("a free port", || {
             let socket = UdpSocket::bind(("127.0.0.1", 0)).expect("loopback");
             let address = socket.local_addr().expect("bound");
@@ -136,7 +136,7 @@ impl Node {
             .env("DIPOLE_HOSTS", self.path("hosts"))
             .env("DIPOLE_RUNTIME_DIR", self.path("runtime"))
             .env("DIPOLE_KEY", self.path("key"))
-            // What the machine's own user has set up is not for tests.
+            // Settings of the machine's user must not affect tests.
             .env("XDG_CONFIG_HOME", self.path("config"))
             .stdin(Stdio::null());
         command
@@ -148,7 +148,7 @@ impl Node {
         Process::start(&mut command, "agent of node 1")
     }
 
-    /// Asks for a place for one rank, with this key; what comes back.
+    /// Requests a slot for one rank, with this key; returns the answer.
     pub(crate) fn call(&self, key: &str) -> String {
         said(&self.caller(key).output().expect("it runs"))
     }
@@ -184,7 +184,7 @@ pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// Returns when the other side has hung up; what it said until then.
+/// Returns when the peer has closed the connection; the result is what it sent before.
 pub(crate) fn rest_of(mut stream: &TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {

@@ -1,5 +1,5 @@
-//! The cluster key is exchanged while jobs run: who follows goes on, wherever its ranks are, and
-//! who has nothing but the old key is out. Needs root; skipped aloud without.
+//! The cluster key is replaced while jobs run: processes that follow keep running on all nodes, and
+//! those with only the old key are locked out. Needs root; skipped with a message otherwise.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use dipole_node::ClusterKey;
 use crate::cluster::{Cluster, Job, assert_gone};
 use crate::common::example;
 
-/// Takes a step of an exchange in the launcher's file and gives the result to an agent.
+/// Takes a step of the rotation in the launcher's file and copies the result to an agent.
 fn step(key: &Path, of_agent: &Path, goes_on: bool) -> String {
     let rotated = ClusterKey::rotate(key, goes_on).expect("our own file");
     let fresh = of_agent.with_extension("fresh");
@@ -19,7 +19,7 @@ fn step(key: &Path, of_agent: &Path, goes_on: bool) -> String {
     rotated.fingerprint()
 }
 
-/// Waits for what a running job says next.
+/// Waits for the next output of a running job.
 fn told(job: &mut Job, ranks: usize, fingerprint: &str) {
     for _ in 0..ranks {
         let line = job.line();
@@ -28,7 +28,7 @@ fn told(job: &mut Job, ranks: usize, fingerprint: &str) {
 }
 
 #[test]
-fn jobs_follow_an_exchange_of_the_key_and_who_has_only_the_old_one_is_out() {
+fn jobs_follow_a_key_rotation_and_processes_with_only_the_old_key_are_locked_out() {
     let Some(cluster) = Cluster::make() else {
         return;
     };
@@ -40,7 +40,7 @@ fn jobs_follow_an_exchange_of_the_key_and_who_has_only_the_old_one_is_out() {
     for copy in [&of_agent, &stale] {
         std::fs::copy(&key, copy).expect("our own folder");
     }
-    // Node 1 is this machine, node 2 has an agent, node 3 is reached by a remote shell.
+    // Node 1 is this machine, node 2 has an agent, node 3 is reached through a remote shell.
     let place = |node| cluster.testbed.node(node);
     let line = |node: u32, more: &str| {
         let (address, folder) = (place(node).addresses[0], place(node).runtime_dir.display());
@@ -59,7 +59,7 @@ fn jobs_follow_an_exchange_of_the_key_and_who_has_only_the_old_one_is_out() {
         command.env("DIPOLE_KEY", &of_agent);
     });
 
-    // Ranks say when the key that they would prove with, or take, is another.
+    // Ranks print when the key that they would use, or accept, has changed.
     let (go, program) = (cluster.path("go"), example("all_to_all"));
     let script = format!(
         "echo place $DIPOLE_NID $DIPOLE_KEY; before=; while [ ! -e {go} ]; do now=$({dipole} key show $DIPOLE_KEY); \
@@ -71,7 +71,7 @@ fn jobs_follow_an_exchange_of_the_key_and_who_has_only_the_old_one_is_out() {
     );
     let first = ClusterKey::load(&key).expect("our own file").fingerprint();
     let mut job = Job::start(&mut cluster.run(&["-n", "3"], &script));
-    // The launcher's key is in memory, but where an agent has a file of its own.
+    // The launcher passes its key in memory, except where an agent has a file of its own.
     let (places, begun): (Vec<_>, Vec<_>) = (0..6)
         .map(|_| job.line())
         .partition(|line| line.starts_with("place "));
@@ -93,7 +93,7 @@ fn jobs_follow_an_exchange_of_the_key_and_who_has_only_the_old_one_is_out() {
     assert_eq!(step(&key, &of_agent, true), second);
     told(&mut job, 3, &second);
 
-    // The call of whoever did not follow ends, and with it all that it started.
+    // The call of an agent that did not follow ends, and everything that it started with it.
     assert_gone(&of_left);
     agent.says("only a cluster key that was withdrawn; its job is ended");
     assert_eq!(agent.said().matches("its job is ended").count(), 1);
@@ -101,7 +101,7 @@ fn jobs_follow_an_exchange_of_the_key_and_who_has_only_the_old_one_is_out() {
     assert_eq!(status, Some(137), "{said}");
     assert!(said.contains("the agent ends this job"), "{said}");
 
-    // New sessions of the job's ranks open with the new key, on all three nodes.
+    // New sessions of the job's ranks use the new key, on all three nodes.
     std::fs::write(&go, "").expect("our own folder");
     let (status, said) = job.ends_saying();
     assert_eq!(status, Some(0), "{said}");

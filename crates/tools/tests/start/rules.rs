@@ -1,11 +1,11 @@
-//! What the owner of a node lets others do.
+//! Rules of a node's owner for work of other users.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use crate::process::{Node, Process, said, wait_for};
 
-/// An agent with these rules, on a machine where `who` tells of these users.
+/// An agent with these rules, on a machine where `who` reports these users.
 fn agent(node: &Node, rules: &str, users: &str) -> Process {
     let file = node.write("rules.toml", rules);
     let text: String = users
@@ -63,7 +63,7 @@ fn a_loaded_machine_refuses() {
         let text = std::fs::read_to_string("/proc/loadavg").expect("Linux");
         !text.starts_with("0.00 ")
     };
-    // A load of nothing at all is not above it.
+    // A load of zero is not above it.
     let mut worker = Command::new("sh");
     worker
         .args(["-c", "while :; do :; done"])
@@ -76,28 +76,28 @@ fn a_loaded_machine_refuses() {
 }
 
 #[test]
-fn hours_that_are_not_now_refuse_and_all_the_week_does_not() {
+fn other_hours_refuse_and_the_whole_week_does_not() {
     let node = Node::new();
-    // All days but today and its neighbours, whatever day it is when it is asked.
+    // All days except today and its neighbours, on whatever day the test runs.
     let output = Command::new("date").arg("+%u").output().expect("date runs");
     let today: usize = said(&output).trim().parse().expect("a day");
     let day = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"][(today + 2) % 7];
     let never = agent(&node, &format!("hours = ['{day}']\n"), "");
     assert_refused(&node, &never, &format!("outside the owner's hours ({day})"));
-    // A change holds without a restart.
+    // A change takes effect without a restart.
     node.write(
         "rules.toml",
         "hours = ['Mon-Fri 19:00-07:00', 'Sat-Sun', 'Mon-Sun']\n",
     );
     assert_welcome(&node);
-    // One that cannot be understood refuses all.
+    // An invalid rule refuses everything.
     node.write("rules.toml", "max-ranks = 4\nhours = 'always'\n");
     let said = node.call("key");
     assert!(said.contains("rules.toml, line 2"), "{said}");
 }
 
 #[test]
-fn somebody_who_is_logged_in_refuses() {
+fn a_logged_in_user_refuses() {
     let node = Node::new();
     let anybody = agent(&node, "users-logged-in = 'refuse'\n", "owner");
     assert_refused(&node, &anybody, "owner is logged in");
@@ -114,7 +114,7 @@ fn somebody_who_is_logged_in_refuses() {
 }
 
 #[test]
-fn no_more_ranks_than_the_owner_wants_at_a_time_whoever_starts_them() {
+fn the_owners_limit_of_ranks_applies_to_all_callers_together() {
     let node = Node::new();
     let first_agent = agent(&node, "max-ranks = 4\n", "");
     let hold = |node: &Node| {
@@ -125,7 +125,7 @@ fn no_more_ranks_than_the_owner_wants_at_a_time_whoever_starts_them() {
     let jobs = || node.status()["jobs"].as_array().expect("a list").clone();
     let mut first = hold(&node);
     wait_for("a job", || (jobs().len() == 1).then_some(()));
-    // One place of four is left, which is less than asked for and better than none.
+    // One slot of four is left: less than requested, but better than none.
     let mut second = hold(&node);
     wait_for("two jobs", || (jobs().len() == 2).then_some(()));
     let ranks: Vec<_> = jobs().iter().map(|job| job["ranks"].as_u64()).collect();
@@ -135,7 +135,7 @@ fn no_more_ranks_than_the_owner_wants_at_a_time_whoever_starts_them() {
         said.contains("4 ranks run there, and the owner allows at most 4"),
         "{said}"
     );
-    // The next agent knows of them.
+    // The next agent counts them as well.
     first_agent.kill();
     let _next = agent(&node, "max-ranks = 4\n", "");
     let said = node.call("key");
@@ -149,7 +149,7 @@ fn no_more_ranks_than_the_owner_wants_at_a_time_whoever_starts_them() {
 }
 
 #[test]
-fn an_agent_does_not_start_with_rules_it_does_not_understand() {
+fn an_agent_does_not_start_with_invalid_rules() {
     let node = Node::new();
     let file = node.write("rules.toml", "# mine\nmax-laod = 1\n");
     let attempts = [

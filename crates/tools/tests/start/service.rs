@@ -1,4 +1,4 @@
-//! A service manager that keeps an agent's sockets while it is started again.
+//! A service manager that keeps an agent's sockets while the agent is restarted.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::process::{Node, PATIENCE, Process, said, wait_for};
 
-/// The next thing the agent says to its service manager, with the descriptors it sends along.
+/// The next message of the agent to its service manager, with the descriptors it sends along.
 fn notified(manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
     let mut text = [0; 512];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -31,7 +31,7 @@ fn notified(manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
     (String::from_utf8_lossy(&text[..length]).into_owned(), sent)
 }
 
-/// All it says until it answers, and what it gave into keeping by name.
+/// All messages until it answers, and the descriptors that it stored, by name.
 fn until_ready(manager: &UnixDatagram) -> Vec<(String, OwnedFd)> {
     let mut kept = Vec::new();
     loop {
@@ -50,7 +50,7 @@ fn until_ready(manager: &UnixDatagram) -> Vec<(String, OwnedFd)> {
     }
 }
 
-/// A program of the node without the cluster key, which answers for it while no agent does.
+/// A program on the node without the cluster key, which answers queries while no agent runs.
 fn program(node: &Node) -> Process {
     let mut command = node.dipole(&["recv", "1:7", "--out"]);
     command.arg(node.path("out")).env("DIPOLE_LINK", "udp");
@@ -61,8 +61,8 @@ fn program(node: &Node) -> Process {
     process
 }
 
-/// An agent that ends by SIGKILL and is started again with the sockets it left; `meanwhile` has
-/// happened when it answers.
+/// An agent that is killed by SIGKILL and restarted with the sockets it left; `meanwhile` runs before it
+/// answers.
 fn started_again<T>(node: &Node, key: bool, meanwhile: impl FnOnce() -> T) -> (T, Child) {
     let manager = UnixDatagram::bind(node.path("notify")).expect("our own directory");
     manager.set_read_timeout(Some(PATIENCE)).expect("a socket");
@@ -112,9 +112,9 @@ fn end(mut agent: Child) {
 }
 
 #[test]
-fn questions_that_come_while_an_agent_is_started_again_wait_for_it() {
+fn queries_during_an_agents_restart_wait_for_it() {
     let node = Node::new();
-    // It wants to answer in between, and must make way again though it hears nobody ask.
+    // It wants to answer in between, and must give way again although it receives no query.
     let _program = program(&node);
     let client = UdpSocket::bind("127.0.0.1:0").expect("loopback");
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");
@@ -138,7 +138,7 @@ fn questions_that_come_while_an_agent_is_started_again_wait_for_it() {
 }
 
 #[test]
-fn callers_that_come_while_an_agent_is_started_again_wait_for_it() {
+fn calls_during_an_agents_restart_wait_for_it() {
     let node = Node::new();
     let (call, agent) = started_again(&node, true, || {
         let mut call = node.caller("key");

@@ -1,4 +1,4 @@
-//! What was done to a run is named as the reason for the time it took.
+//! Deliberate slowdowns are reported as the cause of the time that a run took.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::jobs::{Job, main_call, reasons};
 
 #[test]
-fn a_rank_slowed_on_purpose_is_named_and_so_is_the_function_that_waits() {
+fn a_slowed_rank_and_the_function_that_waits_are_reported() {
     let job = Job::slowed();
     job.run(3, &["1", "2", "12", "1000"]);
     let summary = job.summary();
@@ -19,7 +19,7 @@ fn a_rank_slowed_on_purpose_is_named_and_so_is_the_function_that_waits() {
         reasons[0].starts_with("slow rank: ") && reasons[0].contains("wait for rank 1;"),
         "{summary:#}"
     );
-    // The largest deviation is of that rank, too; and where each superstep was ended is known.
+    // The largest deviation is that rank's as well, and the call that ended each superstep is known.
     let largest = summary["predictions"]["largest"][0]["reason"].as_str();
     let largest = largest.expect("a reason");
     assert!(largest.starts_with("slow rank: rank 1 "), "{summary:#}");
@@ -28,7 +28,7 @@ fn a_rank_slowed_on_purpose_is_named_and_so_is_the_function_that_waits() {
         hottest.starts_with("main > exchange > slowed.c:"),
         "{hottest}"
     );
-    // Computation of the supersteps in their function, beside its own.
+    // Computation of the supersteps in their function, next to that of the function itself.
     let tree = &summary["tree"];
     assert_eq!(tree["name"], "main");
     let below = tree["below"].as_array().expect("functions");
@@ -37,14 +37,14 @@ fn a_rank_slowed_on_purpose_is_named_and_so_is_the_function_that_waits() {
 }
 
 #[test]
-fn the_imbalance_of_lu_in_blocks_is_found_and_named() {
+fn the_imbalance_of_block_lu_is_found_and_reported() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/bsp/lu.c");
     let job = Job::compile(&source, &["-DBLOCKS", "-DORDER=600"]);
     job.run(3, &[]);
     let summary = job.summary();
     let calls = summary["calls"].as_array().expect("calls");
-    // Rows are eliminated before the call in which the next pivot is looked for: of all that are called for
-    // each column it computes most.
+    // Rows are eliminated before the call that looks for the next pivot, so of the calls made for each
+    // column it has the most computation.
     let columns = calls.iter().filter(|call| call["supersteps"] == 600);
     let most = columns.max_by_key(|call| call["compute_ns"].as_u64());
     let call = most.expect("a call for each column");
@@ -64,7 +64,7 @@ fn the_imbalance_of_lu_in_blocks_is_found_and_named() {
 }
 
 #[test]
-fn loss_on_a_link_is_named_and_clocks_of_nodes_are_compared() {
+fn loss_on_a_link_is_reported_and_clocks_of_nodes_are_compared() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -85,7 +85,7 @@ fn loss_on_a_link_is_named_and_clocks_of_nodes_are_compared() {
         .collect();
     assert_eq!(losses.len(), 1, "{summary:#}");
     assert!(call["repeats"].as_u64() > Some(0), "{summary:#}");
-    // Both nodes are on one machine, so that their clocks are the same: whatever is found is error.
+    // Both nodes are on one machine with one clock, so any difference is an error.
     let clocks = summary["clocks"].as_array().expect("a list");
     let [clock] = &clocks[..] else {
         panic!("{summary:#}");
@@ -130,7 +130,7 @@ fn with_a_profile_of_the_link_supersteps_are_predicted_by_the_model() {
         "{summary:#}"
     );
     let call = main_call(&summary);
-    // Each of two ranks sends 100000 bytes and gets as many.
+    // Each of two ranks sends 100000 bytes and receives as many.
     let predicted = call["predicted_communicate_ns"].as_f64().expect("a number");
     assert!(
         (predicted - 6.0 * (2000.0 + 0.5 * 100_000.0)).abs() < 1.0,
@@ -144,7 +144,7 @@ fn with_a_profile_of_the_link_supersteps_are_predicted_by_the_model() {
 }
 
 #[test]
-fn a_range_of_supersteps_is_told_alone_and_a_wrong_one_refused() {
+fn a_range_of_supersteps_is_reported_alone_and_an_invalid_one_refused() {
     let job = Job::slowed();
     job.run(2, &["9", "1", "6", "10"]);
     let run = |range: &str| {

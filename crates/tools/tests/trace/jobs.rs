@@ -1,15 +1,16 @@
-//! Programs in supersteps in C, and jobs of them.
+//! BSP programs in C, and jobs that run them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use dipole_testbed::Testbed;
+use dipole_testbed::c_programs::{compile, link_options};
 use serde_json::Value;
 use tempfile::TempDir;
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_dipole");
 
-/// A folder with a program, the library, and what runs leave.
+/// A folder with a program, the library, and the output of runs.
 pub(crate) struct Job {
     folder: TempDir,
     program: PathBuf,
@@ -20,7 +21,7 @@ pub(crate) fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// A library for C, as it was built with this test; if the test was built alone, it is built now.
+/// A library for C that was built with this test, or is built now if the test was built alone.
 fn library(name: &str, package: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let deps = test.parent().expect("it lies in a folder");
@@ -42,12 +43,12 @@ fn library(name: &str, package: &str) -> PathBuf {
 }
 
 impl Job {
-    /// Compiles a program in supersteps, with debug information.
+    /// Compiles a BSP program with debug information.
     pub(crate) fn compile(source: &Path, options: &[&str]) -> Job {
         Job::compile_with(source, options, ("bsp", "dipole-bsp-capi"))
     }
 
-    /// Compiles one that uses a library.
+    /// Compiles a program that uses a library.
     fn compile_with(source: &Path, options: &[&str], (library, package): (&str, &str)) -> Job {
         let folder = tempfile::tempdir().expect("a folder");
         let file = format!("lib{library}.so");
@@ -56,28 +57,23 @@ impl Job {
             std::os::unix::fs::symlink(&built, folder.path().join(name)).expect("a link");
         }
         let program = folder.path().join(source.file_stem().expect("a file"));
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let compiled = Command::new("cc")
-            .args([
-                "-O1",
-                "-g",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                "-Wno-unused-function",
-            ])
-            .args(options)
-            .arg("-I")
-            .arg(root.join("include"))
-            .arg(source)
-            .arg("-L")
-            .arg(folder.path())
-            .arg(format!("-Wl,-rpath,{}", folder.path().display()))
-            .args([&format!("-l{library}"), "-lm", "-o"])
-            .arg(&program)
-            .output()
-            .expect("a C compiler");
-        assert!(compiled.status.success(), "{}", text(&compiled));
+        let strict = [
+            "-O1",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-function",
+        ];
+        let [folder_option, run_path, name] = &link_options(folder.path(), library);
+        let libraries = [folder_option, run_path, name, "-lm"];
+        compile(
+            "cc",
+            source,
+            &program,
+            &[&strict[..], options].concat(),
+            &libraries,
+        );
         Job { folder, program }
     }
 

@@ -1,5 +1,5 @@
-//! `dipole trace` of real runs: what was done to them on purpose is found and named, and the page and the
-//! timeline show it. Parts need root, a C compiler, a browser or tmux, and are skipped aloud without.
+//! `dipole trace` of real runs: deliberate disturbances are found and reported, and the page and the timeline
+//! show them. Parts need root, a C compiler, a browser or tmux, and are skipped with a message otherwise.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::browser::{browser, open};
 use crate::jobs::{Job, PROGRAM, text};
 
-/// The parts of `text` that lie between `begin` and `end`.
+/// The parts of `text` between `begin` and `end`.
 fn between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
     let parts = text.split(begin).skip(1);
     parts.filter_map(|part| part.split(end).next()).collect()
@@ -38,7 +38,7 @@ fn the_page_shows_each_superstep_and_opens_in_a_browser_without_a_network() {
             between(dom, "<g data-superstep", "</g>").len() as u64,
             count
         );
-        // Three ranks put, and three get: each has its part of a bar on both sides of the axis.
+        // Three ranks send and three receive: each has its part of a bar on both sides of the axis.
         let bars = between(dom, "<g data-superstep", "</g>");
         let parts = bars.iter().map(|bar| bar.matches("class=\"bar ").count());
         assert_eq!(parts.max(), Some(6));
@@ -65,7 +65,7 @@ fn the_page_shows_each_superstep_and_opens_in_a_browser_without_a_network() {
     }
 }
 
-/// What a calibration and a probe would have left, of few measurements.
+/// Files of a calibration and a probe with few measurements.
 fn profile() -> Value {
     let measured = |median: f64| serde_json::json!({ "median": median, "low": median * 0.9, "high": median * 1.1 });
     let short = |bytes: u32, ns: f64| {
@@ -156,7 +156,7 @@ fn a_report_has_figures_of_profiles_and_trace_and_the_same_as_json_and_csv() {
         opened.check();
         check(&opened.dom);
     }
-    // Without anything it says what to do.
+    // Without any files it says what to do.
     std::fs::remove_file(job.path("profile/shm.json")).expect("it is there");
     let output = report(&[]);
     assert!(

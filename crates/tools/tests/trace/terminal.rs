@@ -1,4 +1,4 @@
-//! `dipole top` in a terminal, which tmux is; beside a traced program.
+//! `dipole top` in a terminal provided by tmux, next to a traced program.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,26 +9,26 @@ use serde_json::Value;
 
 use crate::jobs::{Job, PROGRAM, text};
 
-/// A program that runs for a while, and ends with the test.
+/// A program that runs for a while and ends with the test.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // `dipole run` ends its ranks when it is asked to.
+        // `dipole run` ends its ranks when it gets SIGTERM.
         let pid = rustix::process::Pid::from_child(&self.0);
         let _gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _status = self.0.wait();
     }
 }
 
-/// Two ranks that are traced. On one node they need no node of Dipole.
+/// Two traced ranks. On one node they need no Dipole node.
 fn running(job: &Job) -> Running {
     let mut command = job.command(2, &["0", "1", "100000", "3000"]);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     Running(command.spawn().expect("it starts"))
 }
 
-/// Two processes with nodes of Dipole, one of which sends to the other by packets, now and then.
+/// Two processes with Dipole nodes, one of which sends to the other over the network from time to time.
 fn transfer(job: &Job) -> [Running; 2] {
     let dipole = |arguments: &[&str]| {
         let mut command = Command::new(PROGRAM);
@@ -73,7 +73,7 @@ fn top(job: &Job, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn once_it_prints_processes_and_ranks_and_without_a_terminal_it_says_what_to_do() {
+fn with_once_it_prints_processes_and_ranks_and_without_a_terminal_it_says_what_to_do() {
     let job = Job::slowed();
     let _running = running(&job);
     let _transfer = transfer(&job);
@@ -124,7 +124,7 @@ fn once_it_prints_processes_and_ranks_and_without_a_terminal_it_says_what_to_do(
     assert!(sum.count() >= 2 && told.contains("command=\""), "{told}");
 }
 
-/// A terminal of its own, which ends with the test.
+/// A terminal that ends with the test.
 struct Tmux<'a>(&'a Path);
 
 impl Tmux<'_> {
@@ -154,13 +154,15 @@ impl Drop for Tmux<'_> {
 }
 
 #[test]
-fn in_a_terminal_it_draws_follows_keys_and_sizes_and_ends() {
+fn in_a_terminal_it_draws_reacts_to_keys_and_resizing_and_ends() {
     if Command::new("tmux").arg("-V").output().is_err() {
         assert!(
             std::env::var_os("DIPOLE_REQUIRE_TMUX").is_none_or(|value| value != "1"),
             "tmux is missing and DIPOLE_REQUIRE_TMUX=1 forbids to skip this test"
         );
-        eprintln!("SKIPPED in_a_terminal_it_draws_follows_keys_and_sizes_and_ends: it needs tmux");
+        eprintln!(
+            "SKIPPED in_a_terminal_it_draws_reacts_to_keys_and_resizing_and_ends: it needs tmux"
+        );
         return;
     }
     let job = Job::slowed();

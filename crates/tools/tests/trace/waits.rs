@@ -1,4 +1,4 @@
-//! What programs that use endpoints wait for is found, with its place in their source and for whom.
+//! Waits of programs that use endpoints are found, with the source line and the peer.
 
 use dipole_trace::waits::{Cause, MIN_WAIT};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::jobs::Job;
 
 #[test]
-fn waits_for_a_late_rank_are_told_with_their_line_and_the_rank() {
+fn waits_for_a_late_rank_are_reported_with_the_line_and_the_rank() {
     let job = Job::late();
     job.run(3, &["5", "20"]);
     let summary = job.summary();
@@ -17,7 +17,7 @@ fn waits_for_a_late_rank_are_told_with_their_line_and_the_rank() {
         let name = format!("rank {rank}");
         assert_eq!(process["name"], name, "{summary:#}");
         let of = |what: &str| process[what].as_u64().expect("a number");
-        // 20 messages, each 5 ms late: a machine that stalls makes it longer, never shorter.
+        // 20 messages, each 5 ms late: a stalled machine makes that longer, never shorter.
         assert!(
             rank == 0 || of("waits") >= 10 && of("waited_ns") > 50_000_000,
             "{summary:#}"
@@ -68,7 +68,7 @@ fn waits_for_a_late_rank_are_told_with_their_line_and_the_rank() {
 }
 
 #[test]
-fn files_of_waits_hold_what_was_waited_for() {
+fn wait_files_contain_the_recorded_waits() {
     let job = Job::late();
     job.run(2, &["3", "10"]);
     let entries = std::fs::read_dir(job.traces()).expect("the folder was made");

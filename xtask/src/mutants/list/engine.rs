@@ -26,7 +26,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "read-past-inbox",
         effect: "a message is delivered before earlier unread ones",
-        file: "crates/engine/src/shared_memory.rs",
+        file: "crates/engine/src/shared_memory/arrivals.rs",
         suite: Suite::Simulator,
         snippet: "if !state.inbox.is_empty() {
         return None;",
@@ -68,7 +68,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "region-outlives-endpoint",
         effect: "operations change memory of a closed endpoint",
-        file: "crates/engine/src/operations.rs",
+        file: "crates/engine/src/memory_operations.rs",
         suite: Suite::Simulator,
         snippet: "        let keys: Vec<u64> = of.map(|(key, _)| *key).collect();
         for key in keys {",
@@ -86,7 +86,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "credit-of-answers-lost",
         effect: "the credit of an answered request is never returned",
-        file: "crates/engine/src/operations/answers.rs",
+        file: "crates/engine/src/send_answers.rs",
         suite: Suite::Simulator,
         snippet: "                    self.core.operations.consumed.extend(answer.charge);",
         replacement: "                    let _kept = answer.charge;",

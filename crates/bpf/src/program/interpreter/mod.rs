@@ -13,7 +13,7 @@ use super::assembler::{Instruction, Program};
 use super::maps::{ALLOWED_BYTES, KEY_BYTES, Reason};
 
 /// No program of ours has loops.
-const MOST_STEPS: usize = 2_000;
+const MAX_STEPS: usize = 2_000;
 const STACK_BYTES: usize = 512;
 
 /// A ring with so much room left.
@@ -93,7 +93,7 @@ pub(super) fn run(program: &Program, input: &Input<'_>, maps: &mut Maps) -> Resu
     machine.registers[1] = Pointer(Region::Context, 0);
     machine.registers[10] = Pointer(Region::Stack, i64::try_from(STACK_BYTES).unwrap());
     let mut at = 0;
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         let instruction = *(program.instructions.get(at)).ok_or("it runs over its end")?;
         let step = machine.step(instruction, &program.instructions, at);
         match step.map_err(|wrong| format!("instruction {at}, {instruction:?}: {wrong}"))? {

@@ -1,37 +1,45 @@
-//! What records do to memory and to the queue.
+//! Applies records to this rank's memory and to its queue.
 
 use bytes::Bytes;
 use dipole_link::window::Source;
 
-use super::super::Wanted;
-use super::super::direct::lend;
+use super::super::open_memory::program_bytes;
+use super::super::pending::PendingGet;
 use crate::failure::Failure;
-use crate::local::Mates;
+use crate::local::LocalRanks;
 use crate::superstep::queue::Queue;
 use crate::superstep::record::{Malformed, Record, Records};
 use crate::superstep::registrations::Registrations;
 
-/// What records take effect on.
+/// The state that records change.
 pub(super) struct Effects<'a> {
     pub(super) registrations: &'a Registrations,
     pub(super) queue: &'a mut Queue,
     pub(super) tag_bytes: u64,
-    pub(super) mates: Option<&'a Mates>,
+    pub(super) ranks: Option<&'a LocalRanks>,
+}
+
+/// A reply to a get that is written into the requester's memory.
+pub(super) struct WrittenReply {
+    pub(super) key: u64,
+    pub(super) data: Bytes,
+    /// The requester's memory may be written at once.
+    pub(super) is_ready: bool,
 }
 
 impl Effects<'_> {
-    /// Where bytes of this rank's part of an area lie.
-    fn place(&self, slot: u32, offset: u64, bytes: u64) -> Result<*mut u8, Malformed> {
+    /// The address of bytes in this rank's part of an area.
+    fn address(&self, slot: u32, offset: u64, bytes: u64) -> Result<*mut u8, Malformed> {
         let address = self.registrations.own(slot, offset, bytes);
         let address = usize::try_from(address.ok_or(Malformed)?).map_err(|_| Malformed)?;
         Ok(std::ptr::with_exposed_provenance_mut(address))
     }
 
-    /// Writes puts, and queues messages. Gets were answered before.
+    /// Writes puts and queues messages. Skips gets, which have been replied to before.
     pub(super) fn apply(
         &mut self,
         records: Source<'_>,
-        mate: Option<usize>,
+        local_rank: Option<usize>,
     ) -> Result<(), Failure> {
         for record in Records::new(records) {
             match record? {
@@ -43,34 +51,38 @@ impl Effects<'_> {
                     },
                     data,
                 ) => {
-                    let place = self.place(slot, offset, length)?;
-                    // SAFETY: inside a registered part, as just checked, which the program
-                    // leaves to this until the superstep has ended.
-                    unsafe { data.copy_to(place) };
+                    let into = self.address(slot, offset, length)?;
+                    // SAFETY: `address` has checked that the bytes lie inside a registered part,
+                    // which the program does not use during `sync`.
+                    unsafe { data.copy_to(into) };
                 }
                 (
-                    Record::Fetch {
+                    Record::PutByPull {
                         slot,
                         offset,
                         length,
                     },
                     data,
                 ) => {
-                    let (Some(mates), Some(mate)) = (self.mates, mate) else {
+                    let (Some(ranks), Some(local_rank)) = (self.ranks, local_rank) else {
                         return Err(Malformed.into());
                     };
-                    let place = self.place(slot, offset, length)?;
+                    let into = self.address(slot, offset, length)?;
                     let length = usize::try_from(length).map_err(|_| Malformed)?;
-                    // SAFETY: as above.
-                    let into = unsafe { std::slice::from_raw_parts_mut(place, length) };
-                    mates.pull(mate, data.word(0), into)?;
+                    // SAFETY: `address` has checked that the bytes lie inside a registered part,
+                    // which the program does not use during `sync`.
+                    let into = unsafe { std::slice::from_raw_parts_mut(into, length) };
+                    ranks.pull(local_rank, data.word(0), into)?;
                 }
                 (Record::Message { tag, .. }, data) if tag == self.tag_bytes => {
                     let tag = usize::try_from(tag).map_err(|_| Malformed)?;
                     self.queue.push(tag, data);
                 }
-                (Record::Get { .. } | Record::Bring { .. } | Record::Keep { .. }, _) => {}
-                (Record::Message { .. } | Record::Answer { .. }, _) => {
+                (
+                    Record::Get { .. } | Record::GetByWrite { .. } | Record::GetSnapshot { .. },
+                    _,
+                ) => {}
+                (Record::Message { .. } | Record::Reply { .. }, _) => {
                     return Err(Malformed.into());
                 }
             }
@@ -78,8 +90,8 @@ impl Effects<'_> {
         Ok(())
     }
 
-    /// Reads what is asked for, and hands it over with the ticket of each get.
-    pub(super) fn answer(
+    /// Reads the bytes of each get, and calls `reply` with its ticket and the bytes.
+    pub(super) fn read_gets(
         &self,
         records: Source<'_>,
         mut reply: impl FnMut(u64, Source<'_>) -> Result<(), Failure>,
@@ -96,27 +108,30 @@ impl Effects<'_> {
             else {
                 continue;
             };
-            let place = self.place(slot, offset, length)?;
+            let start = self.address(slot, offset, length)?;
             let length = usize::try_from(length).map_err(|_| Malformed)?;
-            // SAFETY: inside a registered part, as just checked; nothing writes there before
-            // all gets have been read.
-            let data = unsafe { Source::at(place, length) };
+            // SAFETY: `address` has checked that the bytes lie inside a registered part. Nothing
+            // is written there before all gets have been read.
+            let data = unsafe { Source::at(start, length) };
             reply(ticket.word(0), data)?;
         }
         Ok(())
     }
 
-    /// What is wanted in memory that has been opened, with its key, and whether that is ready for it.
-    pub(super) fn brought(&self, records: Source<'_>) -> Result<Vec<(u64, Bytes, bool)>, Failure> {
-        let mut brought = Vec::new();
+    /// Reads the bytes of each get whose reply is written into the requester's memory.
+    pub(super) fn read_written_gets(
+        &self,
+        records: Source<'_>,
+    ) -> Result<Vec<WrittenReply>, Failure> {
+        let mut replies = Vec::new();
         for record in Records::new(records) {
             let (record, key) = record?;
-            let (Record::Bring {
+            let (Record::GetByWrite {
                 slot,
                 offset,
                 length,
             }
-            | Record::Keep {
+            | Record::GetSnapshot {
                 slot,
                 offset,
                 length,
@@ -124,28 +139,34 @@ impl Effects<'_> {
             else {
                 continue;
             };
-            let place = self.place(slot, offset, length)?;
+            let start = self.address(slot, offset, length)?;
             let length = usize::try_from(length).map_err(|_| Malformed)?;
-            let is_ready = matches!(record, Record::Bring { .. });
+            let is_ready = matches!(record, Record::GetByWrite { .. });
             let data = match is_ready {
-                // SAFETY: inside a registered part, as just checked, which nobody changes before
-                // the superstep has ended; it does not before all is let go of.
-                true => unsafe { lend(place, length) },
-                // SAFETY: inside a registered part; nothing writes there before all gets have
-                // been read.
-                false => unsafe { Source::at(place, length) }.to_vec().into(),
+                // SAFETY: `address` has checked that the bytes lie inside a registered part. The
+                // program may not change them in a superstep with an unbuffered get, and the
+                // superstep does not end before the carrier has dropped the bytes.
+                true => unsafe { program_bytes(start, length) },
+                // SAFETY: `address` has checked that the bytes lie inside a registered part.
+                // Nothing is written there before all gets have been read, and they are copied
+                // here.
+                false => unsafe { Source::at(start, length) }.to_vec().into(),
             };
-            brought.push((key.word(0), data, is_ready));
+            replies.push(WrittenReply {
+                key: key.word(0),
+                data,
+                is_ready,
+            });
         }
-        Ok(brought)
+        Ok(replies)
     }
 }
 
-/// Writes what gets have brought.
-pub(super) fn take_answers(wanted: &[Wanted], records: Source<'_>) -> Result<(), Failure> {
+/// Writes replies into the destinations of their gets.
+pub(super) fn write_replies(gets: &[PendingGet], records: Source<'_>) -> Result<(), Failure> {
     for record in Records::new(records) {
         let (
-            Record::Answer {
+            Record::Reply {
                 ticket,
                 offset,
                 length,
@@ -155,15 +176,16 @@ pub(super) fn take_answers(wanted: &[Wanted], records: Source<'_>) -> Result<(),
         else {
             return Err(Malformed.into());
         };
-        let get = usize::try_from(ticket).ok().and_then(|at| wanted.get(at));
+        let get = usize::try_from(ticket).ok().and_then(|at| gets.get(at));
         let get = get.ok_or(Malformed)?;
         let end = offset.checked_add(length).ok_or(Malformed)?;
         if end > get.bytes {
             return Err(Malformed.into());
         }
         let at = usize::try_from(offset).map_err(|_| Malformed)?;
-        // SAFETY: inside the destination of that get, which its caller leaves to this until
-        // the superstep has ended.
+        // SAFETY: the bytes end at most at `get.bytes`, so they lie inside the destination of the
+        // get. Its caller promised that the destination is writable and not used otherwise until
+        // the superstep ends.
         unsafe { data.copy_to(get.into.add(at)) };
     }
     Ok(())

@@ -1,188 +1,209 @@
-//! The end of a superstep in which somebody gets: all that is asked for is read before anything is written.
+//! The end of a superstep in which a get involves this rank: all gets are read before anything is
+//! written.
 
 use dipole_link::window::Source;
 
-use super::super::{Kept, Process};
-use super::effects::{Effects, take_answers};
+use super::super::{HeldReplies, Process};
+use super::effects::{Effects, WrittenReply, write_replies};
+use super::waiting::Event;
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{FEW_ANSWERS_BYTES, LocalParcel, Mates, Milestone};
-use crate::parcel::Parcel;
+use crate::local::{INLINE_REPLY_BYTES, LocalRecordBuffer, SyncPhase};
+use crate::record_buffer::RecordBuffer;
 use crate::superstep::exchange::Body;
 use crate::superstep::record::Record;
 use crate::trace::Phase;
 
+/// Replies to the gets of a rank of another node.
+struct RemoteReplies {
+    to: u32,
+    records: RecordBuffer,
+    written: Vec<WrittenReply>,
+}
+
+/// Records received from ranks of other nodes.
+type Received<C> = Vec<(u32, Body<<C as Carrier>::Message>)>;
+
 impl<C: Carrier> Process<C> {
-    /// Gets are read when all have been asked for, written when all of this rank's have been
-    /// read, and then puts.
+    /// Reads all gets once they have arrived, writes their replies once all gets of this rank have
+    /// been read, and then applies the puts.
     pub(super) fn exchange_with_gets(&mut self, epoch: u32) -> Result<(), Failure> {
-        self.pump(|process| process.is_complete())?;
-        let mut came: Vec<(u32, Body<C::Message>)> = Vec::new();
-        while let Some(parcel) = self.exchange.take_parcel() {
-            came.push(parcel);
+        self.pump(|process| process.has_all_records())?;
+        let mut received: Received<C> = Vec::new();
+        while let Some(records) = self.exchange.take_records() {
+            received.push(records);
         }
-        let own = self.remote[self.rank as usize].take();
-        let own_answers = self.answer_all(&own, &came, epoch)?;
-        for chunk in &own_answers {
-            take_answers(&self.wanted, Parcel::records(chunk))?;
+        let own = self.pending.take_own(self.rank);
+        let own_replies = self.reply_to_own(&own)?;
+        let remote_replies = self.read_remote_gets(&received)?;
+        self.reply_to_local(epoch)?;
+        self.send_replies(remote_replies);
+        self.transmit()?;
+        for chunk in &own_replies {
+            write_replies(self.pending.gets(), RecordBuffer::records(chunk))?;
         }
-        for of in (0..self.size).filter(|rank| self.keeping.contains(*rank)) {
-            self.exchange.send_ready(of);
+        for holder in (0..self.size).filter(|rank| self.pending.holders().contains(*rank)) {
+            self.exchange.send_ready(holder);
         }
-        self.take_local_answers(epoch)?;
-        self.take_remote_answers()?;
+        self.write_local_replies(epoch)?;
+        self.write_remote_replies()?;
         self.apply_local(&own, epoch)?;
         self.enter_phase(Phase::Apply);
-        for (_, body) in &came {
+        for (_, body) in &received {
             self.effects().apply(Source::from(&**body), None)?;
-            self.exchange.let_go(body);
+            self.exchange.release(body);
         }
         self.enter_phase(Phase::Exchange);
         loop {
-            self.send_kept();
-            if self.kept.is_empty() && self.transmit()? {
+            self.send_held_replies();
+            if self.held_for.is_empty() && self.transmit()? {
                 return Ok(());
             }
             self.wait_message()?;
         }
     }
 
-    /// Answers those who have become ready for what was kept.
-    fn send_kept(&mut self) {
+    /// Sends the replies that were held for ranks that have become ready.
+    fn send_held_replies(&mut self) {
         let exchange = &mut self.exchange;
-        let is_ready = |kept: &mut Kept| exchange.is_ready(kept.to);
-        let ready: Vec<_> = self.kept.extract_if(.., is_ready).collect();
-        for Kept { to, chunks, placed } in ready {
-            exchange.send_answers(to, chunks, placed);
+        let is_ready = |held: &mut HeldReplies| exchange.is_ready(held.to);
+        let ready: Vec<_> = self.held_for.extract_if(.., is_ready).collect();
+        for HeldReplies { to, chunks, writes } in ready {
+            exchange.send_replies(to, chunks, writes);
         }
     }
 
-    /// Answers all gets of this rank's memory; returns the answers to its own.
-    fn answer_all(
-        &mut self,
-        own: &[Vec<u8>],
-        came: &[(u32, Body<C::Message>)],
-        epoch: u32,
-    ) -> Result<Vec<Vec<u8>>, Failure> {
-        let chunk_bytes = self.chunk_bytes;
-        let mut answers = vec![(self.rank, Parcel::new(self.chunk_bytes), Vec::new())];
-        let effects = Effects {
-            registrations: &self.registrations,
-            queue: &mut self.queue,
-            tag_bytes: self.tags.sent,
-            mates: self.mates.as_ref(),
-        };
-        let record = |ticket: u64| {
-            move |offset: u64, length: u64| Record::Answer {
-                ticket,
-                offset,
-                length,
-            }
-        };
+    /// Reads the gets of this rank from its own memory.
+    fn reply_to_own(&mut self, own: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Failure> {
+        let mut replies = RecordBuffer::new(self.pacer.chunk_bytes());
+        let effects = self.effects();
         for chunk in own {
-            let mine = &mut answers[0].1;
-            effects.answer(Parcel::records(chunk), |ticket, data| {
-                mine.push_cut(data, record(ticket));
+            effects.read_gets(RecordBuffer::records(chunk), |ticket, data| {
+                replies.push_split(data, reply(ticket));
                 Ok(())
             })?;
         }
-        for (from, body) in came {
-            let known = answers.iter().position(|(to, ..)| to == from);
+        Ok(replies.take())
+    }
+
+    /// Reads the gets of ranks of other nodes from this rank's memory.
+    fn read_remote_gets(&mut self, received: &Received<C>) -> Result<Vec<RemoteReplies>, Failure> {
+        let chunk_bytes = self.pacer.chunk_bytes();
+        let effects = self.effects();
+        let mut replies: Vec<RemoteReplies> = Vec::new();
+        for (from, body) in received {
+            let known = replies.iter().position(|replies| replies.to == *from);
             let index = known.unwrap_or_else(|| {
-                answers.push((*from, Parcel::new(chunk_bytes), Vec::new()));
-                answers.len() - 1
+                replies.push(RemoteReplies {
+                    to: *from,
+                    records: RecordBuffer::new(chunk_bytes),
+                    written: Vec::new(),
+                });
+                replies.len() - 1
             });
-            let (_, theirs, direct) = &mut answers[index];
-            effects.answer(Source::from(&**body), |ticket, data| {
-                theirs.push_cut(data, record(ticket));
+            let theirs = &mut replies[index];
+            effects.read_gets(Source::from(&**body), |ticket, data| {
+                theirs.records.push_split(data, reply(ticket));
                 Ok(())
             })?;
-            direct.extend(effects.brought(Source::from(&**body))?);
+            let written = effects.read_written_gets(Source::from(&**body))?;
+            theirs.written.extend(written);
         }
-        if let Some(mates) = &self.mates {
-            let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
-            let board = mates.board(mates.own());
-            let mut asking = Vec::new();
-            for (mate, rank) in mates.others() {
-                if !self.exchange.knowledge().talks(rank, self.rank) {
-                    continue;
-                }
-                let mut theirs = LocalParcel::default();
-                for records in mates.records(mate, epoch) {
-                    effects.answer(records, |ticket, data| {
-                        let record = record(ticket)(0, data.length() as u64);
-                        theirs.push((&mates.window, arena), record, &[data])
-                    })?;
-                }
-                board.set_answers(mate, theirs.first());
-                if theirs.first() != 0 {
-                    asking.push((mate, theirs));
-                }
-            }
-            let few = match &asking[..] {
-                [(mate, theirs)] => {
-                    (theirs.few(&mates.window, FEW_ANSWERS_BYTES)).map(|few| (*mate, few))
-                }
-                _ => None,
-            };
-            board.set_few_answers(few);
-            mates.reach(Milestone::Answered, epoch);
-        }
-        let own_answers = answers[0].1.take();
-        for (to, parcel, direct) in &mut answers[1..] {
-            let pieces = direct
-                .iter()
-                .map(|(key, data, _)| self.placed(*key, 0, data));
-            let (to, chunks, placed) = (*to, parcel.take(), pieces.flatten().collect::<Vec<_>>());
-            if direct.iter().any(|(.., is_ready)| !is_ready) {
-                self.kept.push(Kept { to, chunks, placed });
-            } else if !(chunks.is_empty() && placed.is_empty()) {
-                self.exchange.send_answers(to, chunks, placed);
-            }
-        }
-        self.transmit()?;
-        Ok(own_answers)
+        Ok(replies)
     }
 
-    fn take_local_answers(&mut self, epoch: u32) -> Result<(), Failure> {
-        let in_turn = self.mates.as_ref().map(Mates::others_in_turn);
-        for mate in in_turn.into_iter().flatten() {
-            let rank = self.mates.as_ref().map(|mates| mates.rank(mate));
-            if !rank.is_some_and(|rank| self.asked.contains(rank)) {
-                continue;
-            }
-            self.wait_for(mate, (Milestone::Answered, epoch), None)?;
-            let answers = self.mates.iter().flat_map(|mates| mates.answers(mate));
-            for records in answers {
-                take_answers(&self.wanted, records)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn take_remote_answers(&mut self) -> Result<(), Failure> {
-        loop {
-            while let Some((_, body)) = self.exchange.take_answers() {
-                take_answers(&self.wanted, Source::from(&*body))?;
-                self.exchange.let_go(&body);
-            }
-            self.send_kept();
-            if self.unanswered().next().is_none() {
-                return Ok(());
-            }
-            self.wait_message()?;
-        }
-    }
-
-    /// Others may still copy memory of this rank.
-    pub(super) fn let_others_finish(&mut self, epoch: u32) -> Result<(), Failure> {
-        let Some(mates) = &self.mates else {
+    /// Replies to the gets of ranks of this node, in this rank's window.
+    fn reply_to_local(&mut self, epoch: u32) -> Result<(), Failure> {
+        let Some(shared) = &mut self.shared else {
             return Ok(());
         };
-        mates.reach(Milestone::Finished, epoch);
-        for mate in mates.others_in_order() {
-            self.wait_for(mate, (Milestone::Finished, epoch), None)?;
+        let (ranks, arena) = shared.ranks_and_arena();
+        let effects = Effects {
+            registrations: self.collective.registrations(),
+            queue: &mut self.queue,
+            tag_bytes: self.collective.tag_bytes(),
+            ranks: Some(ranks),
+        };
+        let block = ranks.block(ranks.own());
+        let mut replied = Vec::new();
+        for (local_rank, rank) in ranks.others() {
+            if !self.exchange.summary().sends(rank, self.rank) {
+                continue;
+            }
+            let mut theirs = LocalRecordBuffer::default();
+            for records in ranks.records(local_rank, epoch) {
+                effects.read_gets(records, |ticket, data| {
+                    let record = reply(ticket)(0, data.length() as u64);
+                    theirs.push((&ranks.window, arena), record, &[data])
+                })?;
+            }
+            block.set_replies(local_rank, theirs.first());
+            if theirs.first() != 0 {
+                replied.push((local_rank, theirs));
+            }
+        }
+        let inline = match &replied[..] {
+            [(local_rank, theirs)] => theirs
+                .as_inline(&ranks.window, INLINE_REPLY_BYTES)
+                .map(|inline| (*local_rank, inline)),
+            _ => None,
+        };
+        block.set_inline_replies(inline);
+        ranks.reach(SyncPhase::Replied, epoch);
+        Ok(())
+    }
+
+    /// Sends replies to ranks of other nodes, or holds them until those ranks are ready.
+    fn send_replies(&mut self, replies: Vec<RemoteReplies>) {
+        for mut theirs in replies {
+            let writes = (theirs.written.iter())
+                .flat_map(|reply| self.remote_writes(reply.key, 0, &reply.data));
+            let (to, writes) = (theirs.to, writes.collect::<Vec<_>>());
+            let chunks = theirs.records.take();
+            if theirs.written.iter().any(|reply| !reply.is_ready) {
+                self.held_for.push(HeldReplies { to, chunks, writes });
+            } else if !(chunks.is_empty() && writes.is_empty()) {
+                self.exchange.send_replies(to, chunks, writes);
+            }
+        }
+    }
+
+    fn write_local_replies(&mut self, epoch: u32) -> Result<(), Failure> {
+        let others = (self.shared.as_ref()).map(|shared| shared.ranks().others_after_own());
+        for local_rank in others.into_iter().flatten() {
+            let rank = (self.shared.as_ref()).map(|shared| shared.ranks().rank(local_rank));
+            if !rank.is_some_and(|rank| self.pending.get_from().contains(rank)) {
+                continue;
+            }
+            self.wait_for(Event::new(local_rank, SyncPhase::Replied, epoch), None)?;
+            let shared = self.shared.iter();
+            for records in shared.flat_map(|shared| shared.ranks().replies(local_rank)) {
+                write_replies(self.pending.gets(), records)?;
+            }
         }
         Ok(())
+    }
+
+    fn write_remote_replies(&mut self) -> Result<(), Failure> {
+        loop {
+            while let Some((_, body)) = self.exchange.take_replies() {
+                write_replies(self.pending.gets(), Source::from(&*body))?;
+                self.exchange.release(&body);
+            }
+            self.send_held_replies();
+            if self.missing_replies().next().is_none() {
+                return Ok(());
+            }
+            self.wait_message()?;
+        }
+    }
+}
+
+/// Makes the record of a reply, given its offset and length.
+fn reply(ticket: u64) -> impl Fn(u64, u64) -> Record {
+    move |offset, length| Record::Reply {
+        ticket,
+        offset,
+        length,
     }
 }

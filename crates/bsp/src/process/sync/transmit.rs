@@ -1,24 +1,23 @@
-//! Messages of a superstep's end: sent as there is room, and waited for.
+//! Messages to and from ranks of other nodes: sent as there is room, and waited for.
 
 use std::time::Duration;
 
 use dipole_link::clock::monotonic_ns;
 
 use super::super::Process;
-use super::waiting::tell;
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::patience::Patience;
+use crate::slow_wait::SlowWaitLog;
 use crate::superstep::exchange::Outgoing;
 use crate::superstep::message::{Head, Kind};
 use crate::superstep::record::Malformed;
 
-/// How long a rank waits for a message before it asks whether the others live.
-const LOOK: Duration = Duration::from_millis(100);
+/// How long a rank waits for a message before it checks whether the others are alive.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl<C: Carrier> Process<C> {
-    /// Sends what there is room for, and whose slot has begun; true if nothing is left, and no
-    /// memory of the program's is read any more.
+    /// Sends whatever there is room for and whose slot has begun. Returns true if nothing is left,
+    /// and the carrier no longer reads memory of the program.
     #[inline]
     pub(super) fn transmit(&mut self) -> Result<bool, Failure> {
         while self.has_unsent() {
@@ -28,7 +27,7 @@ impl<C: Carrier> Process<C> {
                 }
                 return Ok(false);
             }
-            if self.slots.is_some() && !self.exchange.is_urgent() {
+            if self.pacer.is_paced() && !self.exchange.is_urgent() {
                 if !self.transmit_in_slot()? {
                     return Ok(false);
                 }
@@ -36,44 +35,35 @@ impl<C: Carrier> Process<C> {
                 self.hand_over(to, next)?;
             }
         }
-        Ok(!self.is_placing())
+        Ok(!self.has_pending_writes())
     }
 
-    fn hand_over(&mut self, to: u32, what: Outgoing) -> Result<(), Failure> {
+    fn hand_over(&mut self, to: u32, next: Outgoing) -> Result<(), Failure> {
         let carrier = self.carrier()?;
-        match what {
+        match next {
             Outgoing::Message(message) => carrier.send(to, message),
-            Outgoing::Placed { key, offset, bytes } => carrier.place(to, key, offset, bytes),
+            Outgoing::Write { key, offset, bytes } => carrier.write_remote(to, key, offset, bytes),
         }
     }
 
-    /// Sends the next chunk if its slot has begun.
+    /// Sends the next chunk if its slot has begun. Returns whether it has.
     fn transmit_in_slot(&mut self) -> Result<bool, Failure> {
-        let now = self.begun.elapsed();
-        let chunk = self.next_chunk.take().or_else(|| {
-            let (to, chunk) = self.exchange.poll_transmit()?;
-            let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-            let due = Duration::from_nanos(self.pace.next(now_ns, chunk.length()));
-            Some((due, to, chunk))
-        });
-        match chunk {
-            Some((due, to, chunk)) if due <= now => {
+        let (now, exchange) = (self.begun.elapsed(), &mut self.exchange);
+        match self.pacer.take_due(now, || exchange.poll_transmit()) {
+            Some((to, chunk)) => {
                 self.hand_over(to, chunk)?;
                 Ok(true)
             }
-            early => {
-                self.next_chunk = early;
-                Ok(false)
-            }
+            None => Ok(false),
         }
     }
 
     #[inline]
     fn has_unsent(&self) -> bool {
-        self.exchange.has_transmit() || self.next_chunk.is_some()
+        self.exchange.has_transmit() || self.pacer.has_chunk()
     }
 
-    /// Sends and takes messages until `is_done` and everything is sent.
+    /// Sends and receives messages until everything is sent and `is_done` holds.
     #[inline]
     pub(super) fn pump(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<(), Failure> {
         loop {
@@ -85,64 +75,64 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Sends what there is room for and waits for a message, or for room, unless the last has been sent by this.
+    /// Sends whatever there is room for, and waits for a message or for room. Returns at once if
+    /// that sent the last of the data.
     pub(super) fn wait_message(&mut self) -> Result<(), Failure> {
-        let mut patience = None;
+        let mut slow_wait = None;
         loop {
-            let has_waited = self.has_unsent() || self.is_placing();
+            let had_unsent = self.has_unsent() || self.has_pending_writes();
             let is_sent = self.transmit()?;
-            if has_waited && is_sent {
-                // That may be all that its caller waits for.
+            if had_unsent && is_sent {
+                // The caller may wait for nothing else.
                 return Ok(());
             }
-            let (was_full, was_placing) = (self.has_unsent(), self.is_placing());
-            let slot = self.next_chunk.as_ref().map(|(due, ..)| *due);
-            let patience_now = slot.map_or(LOOK, |due| {
-                due.saturating_sub(self.begun.elapsed()).min(LOOK)
+            let (was_full, was_writing) = (self.has_unsent(), self.has_pending_writes());
+            let timeout = self.pacer.due().map_or(CHECK_INTERVAL, |due| {
+                due.saturating_sub(self.begun.elapsed()).min(CHECK_INTERVAL)
             });
             let since = self.trace.as_ref().map(|_| monotonic_ns());
-            let received = self.carrier()?.receive(patience_now)?;
+            let received = self.carrier()?.receive(timeout)?;
             if let (Some(trace), Some(since)) = (&mut self.trace, since) {
-                // Else for whoever has come.
-                let waits_for = self.exchange.waits_for();
-                let waits_for = waits_for.or(received.as_ref().map(|(from, _)| *from));
-                waits_for.inspect(|rank| trace.waited(*rank, since));
+                // If no particular rank is awaited, the wait counts for the sender.
+                let awaited = self.exchange.awaited_leader();
+                let awaited = awaited.or(received.as_ref().map(|(from, _)| *from));
+                awaited.inspect(|rank| trace.waited(*rank, since));
             }
             if let Some((from, message)) = received {
-                return self.take(from, message);
+                return self.accept(from, message);
             }
-            let has_placed = was_placing && !self.is_placing();
-            if has_placed || was_full && self.carrier()?.has_room()? {
+            let has_written = was_writing && !self.has_pending_writes();
+            if has_written || was_full && self.carrier()?.has_room()? {
                 return Ok(());
             }
-            let waits: Vec<u32> = match self.exchange.waits_for() {
+            let awaited: Vec<u32> = match self.exchange.awaited_leader() {
                 Some(rank) => vec![rank],
-                None if self.is_complete() => {
-                    let unready = self.kept.iter().map(|kept| kept.to);
-                    self.unanswered().chain(unready).collect()
+                None if self.has_all_records() => {
+                    let unready = self.held_for.iter().map(|held| held.to);
+                    self.missing_replies().chain(unready).collect()
                 }
-                None => self.missing().collect(),
+                None => self.missing_records().collect(),
             };
-            if let Some(mates) = &self.mates {
-                mates.check()?;
+            if let Some(shared) = &self.shared {
+                shared.ranks().check_abort()?;
             }
-            self.carrier()?.check(&waits)?;
-            let patience = patience.get_or_insert_with(Patience::new);
-            let superstep = self.superstep();
-            tell(&self.call, self.rank, superstep, patience, &waits);
+            self.carrier()?.check(&awaited)?;
+            self.log_slow_wait(slow_wait.get_or_insert_with(SlowWaitLog::new), || {
+                rank_list(&awaited)
+            });
         }
     }
 
-    /// Takes a message of another rank.
-    pub(in crate::process) fn take(
+    /// Accepts a message of another rank.
+    pub(in crate::process) fn accept(
         &mut self,
         from: u32,
         message: C::Message,
     ) -> Result<(), Failure> {
         match Head::decode(&message) {
             Some((head, _)) if head.kind == Kind::Abort => Err(Failure::Aborted { rank: from }),
-            // That it has come is the answer.
-            Some((head, _)) if head.kind == Kind::Alive => Ok(()),
+            // The acknowledgement by the link is all that the sender of a probe needs.
+            Some((head, _)) if head.kind == Kind::Probe => Ok(()),
             Some((head, _)) => Ok(self.exchange.accept(from, head, message)?),
             None => Err(Malformed.into()),
         }
@@ -154,9 +144,19 @@ impl<C: Carrier> Process<C> {
         carrier.map_err(Failure::system("messages to other nodes"))
     }
 
-    pub(in crate::process) fn close(&mut self, patience: Duration) {
+    pub(in crate::process) fn close(&mut self, timeout: Duration) {
         if let Some(mut carrier) = self.carrier.take() {
-            carrier.close(patience);
+            carrier.close(timeout);
         }
+    }
+}
+
+/// The ranks that a rank waits for, as messages name them.
+pub(super) fn rank_list(ranks: &[u32]) -> String {
+    let names: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    match ranks {
+        [] => "other nodes to accept its messages".to_owned(),
+        [_] => format!("rank {}", names[0]),
+        _ => format!("ranks {}", names.join(", ")),
     }
 }

@@ -1,131 +1,135 @@
-//! Waiting for ranks of the node, and what a rank says while it waits.
+//! Waiting for ranks of the same node.
 
 use std::time::Duration;
 
 use dipole_link::clock::monotonic_ns;
 
 use super::super::Process;
-use crate::call::Call;
+use super::transmit::rank_list;
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{Mates, Milestone};
-use crate::patience::Patience;
+use crate::local::{LocalRanks, SyncPhase};
+use crate::slow_wait::SlowWaitLog;
 use crate::trace::Tracer;
 
-/// How long a rank sleeps for another one of its node before it looks whether that lives.
+/// How long a rank sleeps for another one of its node before it checks whether that is alive.
 const SLEEP: Duration = Duration::from_millis(100);
-/// The same where messages may come from other nodes, or have not left yet.
-const LISTEN: Duration = Duration::from_millis(10);
-const SEND: Duration = Duration::from_millis(1);
+/// The same if messages may come from other nodes, or still have to be sent to them.
+const SLEEP_LISTENING: Duration = Duration::from_millis(10);
+const SLEEP_SENDING: Duration = Duration::from_millis(1);
+
+/// A rank of this node reaches a phase of a superstep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    local_rank: usize,
+    phase: SyncPhase,
+    epoch: u32,
+}
+
+impl Event {
+    #[inline]
+    pub(super) fn new(local_rank: usize, phase: SyncPhase, epoch: u32) -> Event {
+        Event {
+            local_rank,
+            phase,
+            epoch,
+        }
+    }
+}
 
 impl<C: Carrier> Process<C> {
-    /// Waits until a rank of this node has reached a milestone; `waits` says for what, if not for that rank.
+    /// Waits for an event. `awaited` replaces the name of the rank in log messages.
     ///
-    /// What was sent goes on leaving meanwhile, and what comes is taken: that rank may wait for ranks of
-    /// other nodes, which wait for this one's messages, or for room that those have which came here.
+    /// Continues to send and receive messages meanwhile: the rank may depend on other nodes, which
+    /// wait for this rank's messages, or for buffers that their messages to this rank occupy.
     #[inline]
-    pub(super) fn wait_for(
-        &mut self,
-        mate: usize,
-        (milestone, epoch): (Milestone, u32),
-        waits: Option<&str>,
-    ) -> Result<(), Failure> {
-        let Some(mates) = &self.mates else {
+    pub(super) fn wait_for(&mut self, event: Event, awaited: Option<&str>) -> Result<(), Failure> {
+        let Some(shared) = &self.shared else {
             return Ok(());
         };
+        let ranks = shared.ranks();
         let (rank, wait) = (
-            mates.rank(mate),
-            Wait::begin(&self.trace, mates, (mate, milestone, epoch)),
+            ranks.rank(event.local_rank),
+            TracedWait::begin(self.trace.as_deref(), ranks, event),
         );
-        if !mates.wait_briefly(mate, milestone, epoch) {
-            self.wait_long(mate, (milestone, epoch), waits)?;
+        if !ranks.wait_briefly(event.local_rank, event.phase, event.epoch) {
+            self.wait_long(event, awaited)?;
         }
-        wait.end(&mut self.trace, rank);
+        wait.end(self.trace.as_deref_mut(), rank);
         Ok(())
     }
 
     #[cold]
-    fn wait_long(
-        &mut self,
-        mate: usize,
-        (milestone, epoch): (Milestone, u32),
-        waits: Option<&str>,
-    ) -> Result<(), Failure> {
-        let mut patience = Patience::new();
+    fn wait_long(&mut self, event: Event, awaited: Option<&str>) -> Result<(), Failure> {
+        let mut slow_wait = SlowWaitLog::new();
         loop {
-            let most = self.attend()?;
-            let Some(mates) = &self.mates else {
+            let timeout = self.move_messages()?;
+            let Some(shared) = &self.shared else {
                 return Ok(());
             };
-            if mates.sleep(mate, milestone, epoch, most)? {
+            let ranks = shared.ranks();
+            if ranks.sleep(event.local_rank, event.phase, event.epoch, timeout)? {
                 return Ok(());
             }
-            let (rank, superstep) = (mates.rank(mate), self.superstep());
-            match waits {
-                None => tell(&self.call, self.rank, superstep, &mut patience, &[rank]),
-                Some(words) => tell_words(&self.call, self.rank, superstep, &mut patience, words),
-            }
+            let rank = ranks.rank(event.local_rank);
+            self.log_slow_wait(&mut slow_wait, || {
+                awaited.map_or_else(|| rank_list(&[rank]), ToOwned::to_owned)
+            });
         }
     }
 
-    /// Goes on with messages to and from other nodes; how long it need not be done again.
-    fn attend(&mut self) -> Result<Duration, Failure> {
-        if self.carrier.is_none() || self.exchange.places().nodes() == 1 {
+    /// Sends and receives messages of other nodes. Returns how long that may pause.
+    fn move_messages(&mut self) -> Result<Duration, Failure> {
+        if self.carrier.is_none() || self.exchange.node_map().nodes() == 1 {
             return Ok(SLEEP);
         }
         let is_sent = self.transmit()?;
         while let Some((from, message)) = self.carrier()?.receive(Duration::ZERO)? {
-            self.take(from, message)?;
+            self.accept(from, message)?;
         }
-        Ok(match is_sent && self.carrier()?.has_left()? {
-            true => LISTEN,
-            false => SEND,
+        Ok(match is_sent && self.carrier()?.progress()? {
+            true => SLEEP_LISTENING,
+            false => SLEEP_SENDING,
         })
+    }
+
+    /// Logs what this rank waits for, if that has taken long.
+    pub(super) fn log_slow_wait(
+        &self,
+        slow_wait: &mut SlowWaitLog,
+        awaited: impl FnOnce() -> String,
+    ) {
+        if let Some(waited) = slow_wait.due() {
+            let (rank, call, waited) = (self.rank, self.call, waited.as_secs());
+            // Supersteps before the program's first one belong to bsp_begin.
+            let superstep = match self.superstep().cast_signed() {
+                ..0 => String::new(),
+                superstep => format!(", superstep {superstep}"),
+            };
+            let awaited = awaited();
+            eprintln!("bsp: rank {rank}{superstep}: {call} has waited {waited} s for {awaited}");
+        }
     }
 }
 
-/// A wait for a rank of the node, which counts if it is traced and that rank has not come before.
-struct Wait(Option<u64>);
+/// A wait that is traced, if the rank has to wait at all.
+struct TracedWait(Option<u64>);
 
-impl Wait {
+impl TracedWait {
     #[inline]
-    fn begin(
-        trace: &Option<Box<Tracer>>,
-        mates: &Mates,
-        (mate, milestone, epoch): (usize, Milestone, u32),
-    ) -> Wait {
-        let is_traced = trace.is_some();
-        let waits = is_traced && mates.board(mate).has_reached(milestone, epoch).is_err();
-        Wait(waits.then(monotonic_ns))
+    fn begin(trace: Option<&Tracer>, ranks: &LocalRanks, event: Event) -> TracedWait {
+        let has_reached = || {
+            let block = ranks.block(event.local_rank);
+            block.has_reached(event.phase, event.epoch).is_ok()
+        };
+        let waits = trace.is_some() && !has_reached();
+        TracedWait(waits.then(monotonic_ns))
     }
 
     #[inline]
-    fn end(self, trace: &mut Option<Box<Tracer>>, rank: u32) {
+    fn end(self, trace: Option<&mut Tracer>, rank: u32) {
         if let (Some(since_ns), Some(trace)) = (self.0, trace) {
             trace.waited(rank, since_ns);
         }
-    }
-}
-
-/// Says for which ranks a rank waits, now and then.
-pub(super) fn tell(call: &Call, rank: u32, superstep: u32, patience: &mut Patience, waits: &[u32]) {
-    let names: Vec<_> = waits.iter().map(ToString::to_string).collect();
-    let words = match waits {
-        [] => "other nodes to take what is sent to them".to_owned(),
-        [_] => format!("rank {}", names[0]),
-        _ => format!("ranks {}", names.join(", ")),
-    };
-    tell_words(call, rank, superstep, patience, &words);
-}
-
-fn tell_words(call: &Call, rank: u32, superstep: u32, patience: &mut Patience, waits: &str) {
-    if let Some(waited) = patience.word() {
-        let waited = waited.as_secs();
-        // Those before the first are in bsp_begin.
-        let superstep = match superstep.cast_signed() {
-            ..0 => String::new(),
-            _ => format!(", superstep {superstep}"),
-        };
-        eprintln!("bsp: rank {rank}{superstep}: {call} has waited {waited} s for {waits}");
     }
 }

@@ -1,24 +1,24 @@
-//! The ring alone, in memory of this process: Miri runs these.
+//! Tests of the ring in private memory; Miri runs them.
 
 use std::sync::Arc;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::super::memory::Place;
+use super::super::memory::RingLayout;
 use super::*;
 use crate::segment::Segment;
 
-fn place(slots: usize, area_bytes: usize) -> (Arc<Segment>, Place) {
-    let place = Place::alone(slots, area_bytes);
-    (Arc::new(Segment::on_heap(place.end())), place)
+fn layout(slots: usize, area_bytes: usize) -> (Arc<Segment>, RingLayout) {
+    let layout = RingLayout::standalone(slots, area_bytes);
+    (Arc::new(Segment::on_heap(layout.end())), layout)
 }
 
 fn ring(slots: usize, area_bytes: usize) -> (Producer, Consumer) {
-    let (segment, place) = place(slots, area_bytes);
+    let (segment, layout) = layout(slots, area_bytes);
     (
-        Producer::new(Mapped::new(&segment, place)),
-        Consumer::new(Mapped::new(&segment, place)),
+        Producer::new(Mapped::new(&segment, layout)),
+        Consumer::new(Mapped::new(&segment, layout)),
     )
 }
 
@@ -29,8 +29,8 @@ fn bytes(number: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// The next record: its tag, and its payload if that is what belongs to the tag.
-fn take(consumer: &mut Consumer) -> Result<Option<(u64, usize)>, Broken> {
+/// The next record: its tag and length. Panics if the payload does not match the tag.
+fn take(consumer: &mut Consumer) -> Result<Option<(u64, usize)>, FormatViolation> {
     consumer.take(|tag, payload| {
         let mut copy = vec![0; payload.len()];
         payload.copy_to(&mut copy);
@@ -48,7 +48,7 @@ fn records_of_every_length_come_out_whole_and_in_order() {
         assert!(producer.push(number, &bytes(number, length)), "{length}");
         assert_eq!(take(&mut consumer), Ok(Some((number, length))));
         assert_eq!(take(&mut consumer), Ok(None));
-        consumer.tell();
+        consumer.publish_position();
     }
 }
 
@@ -70,9 +70,9 @@ fn a_ring_does_what_a_queue_does() {
                     assert!(queue.len() <= *slots);
                     assert!(length <= INLINE_BYTES || length <= *area);
                 } else if queue.is_empty() {
-                    consumer.tell();
+                    consumer.publish_position();
                     assert!(producer.is_read());
-                    // A payload up to half the area always fits an empty ring.
+                    // A payload of up to half the area always fits into an empty ring.
                     let fits = producer.push(next, &bytes(next, length));
                     assert!(fits || length * 2 > *area, "seed {seed}");
                     if fits {
@@ -90,7 +90,7 @@ fn a_ring_does_what_a_queue_does() {
 }
 
 #[test]
-fn what_an_idle_consumer_leaves_goes_to_the_wide_area() {
+fn records_that_an_idle_consumer_leaves_use_the_wide_area() {
     let (mut producer, mut consumer) = ring(64, 4096);
     for number in 0..20 {
         assert!(producer.push(number, &bytes(number, 200)), "{number}");
@@ -101,8 +101,8 @@ fn what_an_idle_consumer_leaves_goes_to_the_wide_area() {
     for number in 0..20 {
         assert_eq!(take(&mut consumer), Ok(Some((number, 200))));
     }
-    consumer.tell();
-    // Who keeps up never sees it again.
+    consumer.publish_position();
+    // While the consumer keeps up, the wide area stays unused.
     let wide = producer.wide.position;
     for number in 20..200 {
         assert!(producer.push(number, &bytes(number, 200)));
@@ -132,7 +132,7 @@ fn two_threads_move_records_through_a_small_ring() {
                     next += 1;
                 }
                 None => {
-                    consumer.tell();
+                    consumer.publish_position();
                     std::thread::yield_now();
                 }
             }
@@ -142,13 +142,13 @@ fn two_threads_move_records_through_a_small_ring() {
 
 #[test]
 fn positions_beyond_32_bits_are_told_apart() {
-    let (segment, place) = place(4, 256);
-    let mut producer: Producer = Producer::new(Mapped::new(&segment, place));
-    let mut consumer: Consumer = Consumer::new(Mapped::new(&segment, place));
-    // As if so many had gone through.
+    let (segment, layout) = layout(4, 256);
+    let mut producer: Producer = Producer::new(Mapped::new(&segment, layout));
+    let mut consumer: Consumer = Consumer::new(Mapped::new(&segment, layout));
+    // As if 2^32 - 6 records had passed.
     let start = (1 << 32) - 6;
-    (producer.position, producer.given_back) = (start, start);
-    (consumer.position, consumer.told) = (start, start);
+    (producer.position, producer.freed) = (start, start);
+    (consumer.position, consumer.published) = (start, start);
     for number in 0..40 {
         assert!(!consumer.has_record());
         assert!(producer.push(number, &bytes(number, 120)));
@@ -157,13 +157,13 @@ fn positions_beyond_32_bits_are_told_apart() {
 }
 
 #[test]
-fn what_a_hostile_producer_writes_is_refused_or_harmless() {
+fn records_of_a_hostile_producer_are_refused_or_harmless() {
     let rounds = if cfg!(miri) { 100 } else { 20_000 };
     let mut random = StdRng::seed_from_u64(5);
     for _ in 0..rounds {
-        let (segment, place) = place(4, 1024);
-        let memory = Mapped::new(&segment, place);
-        let mut consumer = Consumer::new(Mapped::new(&segment, place));
+        let (segment, layout) = layout(4, 1024);
+        let memory = Mapped::new(&segment, layout);
+        let mut consumer = Consumer::new(Mapped::new(&segment, layout));
         for position in 0..20 {
             let length = match random.random_range(0..4) {
                 0 => random.random_range(0..1200_u64),
@@ -189,7 +189,7 @@ fn what_a_hostile_producer_writes_is_refused_or_harmless() {
             match shown {
                 Ok(Some(shown)) => assert_eq!(shown, length),
                 Ok(None) => break,
-                Err(Broken(_)) => {
+                Err(FormatViolation(_)) => {
                     assert!(length > area);
                     break;
                 }
@@ -199,10 +199,10 @@ fn what_a_hostile_producer_writes_is_refused_or_harmless() {
 }
 
 #[test]
-fn what_a_hostile_consumer_tells_is_never_more_than_was_pushed_and_never_less_than_before() {
-    let (segment, place) = place(4, 1024);
-    let memory = Mapped::new(&segment, place);
-    let mut producer: Producer = Producer::new(Mapped::new(&segment, place));
+fn a_hostile_consumer_position_never_exceeds_the_pushed_records_nor_moves_back() {
+    let (segment, layout) = layout(4, 1024);
+    let memory = Mapped::new(&segment, layout);
+    let mut producer: Producer = Producer::new(Mapped::new(&segment, layout));
     let mut random = StdRng::seed_from_u64(6);
     for number in 0..2000 {
         producer.push(number, &bytes(number, (number % 400) as usize));
@@ -211,37 +211,37 @@ fn what_a_hostile_consumer_tells_is_never_more_than_was_pushed_and_never_less_th
             1 => random.random_range(0..producer.position + 2),
             _ => producer.position,
         };
-        let before = producer.given_back;
+        let before = producer.freed;
         memory.consumed().store(told, Ordering::Relaxed);
         producer.is_read();
-        assert!(producer.given_back == before || producer.given_back == told);
-        assert!((before..=producer.position).contains(&producer.given_back));
-        assert!(producer.near_given_back <= producer.near.position);
-        assert!(producer.wide_given_back <= producer.wide.position);
+        assert!(producer.freed == before || producer.freed == told);
+        assert!((before..=producer.position).contains(&producer.freed));
+        assert!(producer.near_freed <= producer.near.position);
+        assert!(producer.wide_freed <= producer.wide.position);
     }
 }
 
 #[test]
-fn room_is_told_of_when_it_was_wished_for_only() {
+fn available_room_is_reported_only_when_requested() {
     let (mut producer, mut consumer) = ring(8, 0);
     assert!(producer.push(0, &[]));
     assert_eq!(take(&mut consumer), Ok(Some((0, 0))));
-    consumer.tell();
-    assert!(!consumer.is_awaited());
+    consumer.publish_position();
+    assert!(!consumer.producer_waits());
     producer.want_room(true);
-    assert!(!consumer.is_awaited(), "nothing new has been told");
+    assert!(!consumer.producer_waits(), "nothing new was published");
     assert!(producer.push(1, &[]));
     assert_eq!(take(&mut consumer), Ok(Some((1, 0))));
-    assert!(producer.has_wanted_room(), "the first had come unseen");
-    assert!(!producer.has_wanted_room());
+    assert!(producer.take_wanted_room(), "noticed while pushing");
+    assert!(!producer.take_wanted_room());
     producer.want_room(true);
-    consumer.tell();
-    assert!(consumer.is_awaited() && !consumer.is_awaited());
-    assert!(producer.has_wanted_room() && producer.is_read());
+    consumer.publish_position();
+    assert!(consumer.producer_waits() && !consumer.producer_waits());
+    assert!(producer.take_wanted_room() && producer.is_read());
 }
 
 #[test]
-fn a_push_by_somebody_else_does_not_take_back_the_wish_for_room() {
+fn a_push_by_another_sender_keeps_the_request_for_room() {
     let (mut producer, mut consumer) = ring(8, 0);
     for number in 0..8 {
         assert!(producer.push(number, &[]));
@@ -249,10 +249,10 @@ fn a_push_by_somebody_else_does_not_take_back_the_wish_for_room() {
     assert!(!producer.push(8, &[]));
     producer.want_room(true);
     assert_eq!(take(&mut consumer), Ok(Some((0, 0))));
-    consumer.tell();
-    assert!(consumer.is_awaited());
-    assert!(producer.push(8, &[]), "of another sender");
-    assert!(producer.has_wanted_room(), "who waited first is told");
+    consumer.publish_position();
+    assert!(consumer.producer_waits());
+    assert!(producer.push(8, &[]), "from another sender");
+    assert!(producer.take_wanted_room(), "the first waiter is notified");
 }
 
 #[test]

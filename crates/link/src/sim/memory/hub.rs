@@ -1,4 +1,4 @@
-//! One process's end of the simulated memory: the interface of [`Hub`](crate::shm::Hub).
+//! One process's side of the simulated memory: the interface of [`Hub`](crate::shm::Hub).
 
 use std::io;
 use std::path::Path;
@@ -6,11 +6,13 @@ use std::sync::MutexGuard;
 
 use rand::Rng;
 
-use super::{End, GUARD_BYTES, Letter, News, Record, Region, Ring, SharedMemory, Side, State};
+use super::{
+    End, GUARD_BYTES, PendingEvent, Record, Region, Ring, SharedMemory, Side, SocketEvent, State,
+};
 use crate::chance::happens;
 use crate::shm::{ConnId, MAX_RECORD_BYTES, Payload, PushError, ShmError, ShmEvent, ShmStats};
 
-/// One process's connections with others of its node. See [`SharedMemory`].
+/// One process's connections to the others of its node. See [`SharedMemory`].
 #[derive(Debug)]
 pub struct SimHub {
     memory: SharedMemory,
@@ -29,7 +31,7 @@ impl SimHub {
     /// Like [`Hub::connect`](crate::shm::Hub::connect).
     ///
     /// # Errors
-    /// [`ShmError::TooMany`], or [`ShmError::Socket`] when nobody listens there.
+    /// [`ShmError::TooMany`], or [`ShmError::Socket`] if no process listens there.
     pub fn connect(&mut self, socket: &Path) -> Result<ConnId, ShmError> {
         let mut state = self.state();
         let Some(&other) = state.listeners.get(socket) else {
@@ -46,7 +48,7 @@ impl SimHub {
             },
             conn: None,
             open: false,
-            was_full: false,
+            peer_is_full: false,
             hung_up: false,
             can_fetch: false,
             ring: Ring::default(),
@@ -62,7 +64,7 @@ impl SimHub {
             let limit = state.own(self.process).max_connections;
             return Err(ShmError::TooMany { limit });
         };
-        state.post(side.other(), News::Hello);
+        state.post(side.other(), SocketEvent::Hello);
         Ok(conn)
     }
 
@@ -96,8 +98,8 @@ impl SimHub {
         if ring.records.len() >= slots || !fits {
             return Err(PushError::Full);
         }
-        // Seen in passing; the next `arm` tells.
-        ring.wanted &= !ring.room_came;
+        // Noticed in passing; the next `arm` reports it.
+        ring.wanted &= !ring.room_available;
         let before = ring.records.back().map_or(0, |record| record.visible_ns);
         ring.bytes += payload.len();
         ring.records.push_back(Record {
@@ -149,8 +151,8 @@ impl SimHub {
         }
     }
 
-    /// Like [`Hub::ring`](crate::shm::Hub::ring): what was pushed before is seen from now on.
-    pub fn ring(&mut self, conn: ConnId) {
+    /// Like [`Hub::wake_peer`](crate::shm::Hub::wake_peer): earlier records become visible.
+    pub fn wake_peer(&mut self, conn: ConnId) {
         let mut state = self.state();
         let Some(side) = state.open_side(self.process, conn) else {
             return;
@@ -160,7 +162,7 @@ impl SimHub {
             record.visible_ns = record.visible_ns.min(now_ns);
         }
         if state.wake(side.other()) {
-            state.own(self.process).stats.bells += 1;
+            state.own(self.process).stats.wakeups += 1;
         }
     }
 
@@ -193,8 +195,8 @@ impl SimHub {
         for side in state.own(self.process).sides() {
             let mut most = limit;
             let short = state.config.short_polls;
-            if happens(&mut state.dice, short) {
-                most = state.dice.random_range(0..=limit.min(4));
+            if happens(&mut state.rng, short) {
+                most = state.rng.random_range(0..=limit.min(4));
             }
             let now_ns = state.now_ns;
             let end = state.end_mut(side);
@@ -212,7 +214,7 @@ impl SimHub {
                 ring.bytes -= record.payload.len();
                 shown.push((conn, record));
             }
-            ring.room_came |= ring.wanted;
+            ring.room_available |= ring.wanted;
             if ring.wanted {
                 state.wake(side.other());
             }
@@ -235,11 +237,11 @@ impl SimHub {
         let mut waits = false;
         for side in state.own(self.process).sides() {
             let end = state.end(side);
-            let news = end.ring.records.front();
-            let news = news.is_some_and(|record| record.visible_ns <= now_ns);
-            waits |= end.hung_up || end.open && news;
+            let event = end.ring.records.front();
+            let event = event.is_some_and(|record| record.visible_ns <= now_ns);
+            waits |= end.hung_up || end.open && event;
             let out = &mut state.end_mut(side.other()).ring;
-            if std::mem::take(&mut out.room_came) {
+            if std::mem::take(&mut out.room_available) {
                 out.wanted = false;
                 waits = true;
             }
@@ -247,7 +249,7 @@ impl SimHub {
         if !waits {
             let process = state.own(self.process);
             process.asleep = true;
-            process.rung = false;
+            process.wake_pending = false;
         }
         !waits
     }
@@ -270,20 +272,20 @@ impl SimHub {
         side.is_some_and(|side| state.end(side).can_fetch)
     }
 
-    /// Like [`Hub::hide`](crate::shm::Hub::hide).
-    pub fn hide(&mut self) {
-        self.state().own(self.process).hides = true;
+    /// Like [`Hub::block_pulls`](crate::shm::Hub::block_pulls).
+    pub fn block_pulls(&mut self) {
+        self.state().own(self.process).pulls_blocked = true;
     }
 
-    /// Like [`Hub::show`](crate::shm::Hub::show).
-    pub fn show(&mut self) {
-        self.state().own(self.process).hides = false;
+    /// Like [`Hub::allow_pulls`](crate::shm::Hub::allow_pulls).
+    pub fn allow_pulls(&mut self) {
+        self.state().own(self.process).pulls_blocked = false;
     }
 
     /// Like [`Hub::pull`](crate::shm::Hub::pull).
     ///
     /// # Errors
-    /// The peer is gone, has never told of that memory, or the dice say so.
+    /// The peer is gone, the memory was never announced, or a random fault.
     pub fn pull(&mut self, conn: ConnId, address: u64, into: &mut [u8]) -> io::Result<()> {
         let mut state = self.state();
         let side = state.open_side(self.process, conn);
@@ -293,7 +295,7 @@ impl SimHub {
         Ok(())
     }
 
-    /// Some time: how long things take is decided by the seed.
+    /// A time for measuring durations, which are determined by the seed.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         let mut state = self.state();
@@ -301,7 +303,7 @@ impl SimHub {
         state.now_ns + state.within(most_ns)
     }
 
-    /// Where peers find `bytes`, as they are now.
+    /// The address for peers to pull `bytes`, as they are now.
     pub fn address_of(&mut self, bytes: &[u8]) -> u64 {
         let mut state = self.state();
         let process = state.own(self.process);
@@ -310,7 +312,7 @@ impl SimHub {
         process.regions.push(Region {
             address,
             length: bytes.len(),
-            lies_at: bytes.as_ptr().addr(),
+            local_address: bytes.as_ptr().addr(),
             contents: Some(bytes.to_vec()),
         });
         address
@@ -321,18 +323,19 @@ impl SimHub {
         let mut state = self.state();
         let now_ns = state.now_ns;
         loop {
-            state.tell_ends(self.process, events);
+            state.report_closed(self.process, events);
             let has_rest = state.has_rest(self.process);
-            let due = |letter: &Letter| {
-                let comes = matches!(letter.news, News::Hello | News::Answer);
-                letter.at_ns <= now_ns && !(comes && has_rest)
+            let due = |pending: &PendingEvent| {
+                let comes = matches!(pending.event, SocketEvent::Hello | SocketEvent::Answer);
+                pending.at_ns <= now_ns && !(comes && has_rest)
             };
-            let letters = &mut state.own(self.process).letters;
-            let next = letters.iter().position(due);
-            let Some(Letter { side, news, .. }) = next.and_then(|at| letters.remove(at)) else {
+            let pending = &mut state.own(self.process).pending;
+            let next = pending.iter().position(due);
+            let Some(PendingEvent { side, event, .. }) = next.and_then(|at| pending.remove(at))
+            else {
                 break;
             };
-            state.read(self.process, side, news, events);
+            state.read(self.process, side, event, events);
         }
     }
 
@@ -348,16 +351,16 @@ impl Drop for SimHub {
         let mut state = self.state();
         let process = state.own(self.process);
         let path = std::mem::take(&mut process.path);
-        let letters = std::mem::take(&mut process.letters);
+        let pending = std::mem::take(&mut process.pending);
         let sides = process.sides();
         state.listeners.remove(&path);
         for side in sides {
             state.close(side);
         }
-        for letter in letters {
-            // It connected and was never let in.
-            if letter.news == News::Hello {
-                state.post(letter.side.other(), News::HungUp);
+        for pending in pending {
+            // A connection that was never accepted.
+            if pending.event == SocketEvent::Hello {
+                state.post(pending.side.other(), SocketEvent::HungUp);
             }
         }
         state.processes[self.process] = None;

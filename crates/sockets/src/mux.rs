@@ -1,13 +1,14 @@
-//! One direction of a connection that both ends have agreed on: which of its bytes go by TCP and
-//! which through shared memory, and their order. `docs/design/sockets.md` §2.
+//! One direction of a connection whose ends share memory: which of its bytes go over TCP, which
+//! through shared memory, and in what order. `docs/design/sockets.md` §2.
 //!
-//! TCP stays the stream. A *record* says that at position P of the TCP stream stand [`MARKER`]
-//! bytes of ours, in whose place so many bytes of the ring are to be read. A record is published
-//! before its marker is sent, and only while no reader takes bytes without knowing where the next
-//! marker stands; both is decided by one compare-and-swap of the *gate*. Whether something can be
-//! read, written or has ended is the kernel's to say: a record without its marker has not arrived.
+//! TCP remains the byte stream. A *record* says that at position P of the TCP stream there are
+//! [`MARKER`] bytes of ours, in place of which N bytes from the ring are to be read. A record is
+//! published before its marker is sent, and only while no reader takes bytes without knowing
+//! where the next marker is; one compare-and-swap of the *gate* ensures both. The kernel decides
+//! whether data can be read or written and whether it has ended: a record without its marker has
+//! not arrived.
 //!
-//! No I/O, no clock: the TCP stream is a [`Stream`], the memory an [`Area`].
+//! No I/O and no clock: the TCP stream is a [`Stream`], the memory an [`Area`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -17,39 +18,39 @@ use rustix::io::Errno;
 
 use crate::area::{Area, RING};
 
-/// Bytes of a marker: the connection's nonce.
+/// Length of a marker: the connection's nonce.
 pub const MARKER: usize = 8;
-/// Records that may be unread.
+/// Maximum number of unread records.
 const RECORDS: u64 = 64;
-/// What goes through memory at least: below it a marker costs more than it saves
+/// Minimum write that goes through shared memory: below it a marker costs more than it saves
 /// (`docs/design/sockets.md` §7).
-pub const LEAST: usize = 32 << 10;
-/// What one record has at most: a reader takes it while the writer copies the next, and both find
-/// it in a cache.
-const MOST: usize = 128 << 10;
-/// Bytes that replace [`LEAST`], on machines where another limit was measured to be better.
-const LEAST_VARIABLE: &str = "DIPOLE_SOCKETS_LEAST";
+pub const MIN_SHM_BYTES: usize = 32 << 10;
+/// Maximum bytes per record: the reader copies one while the writer copies the next, and both
+/// stay in a cache.
+const MAX_RECORD_BYTES: usize = 128 << 10;
+/// Overrides [`MIN_SHM_BYTES`], for machines on which another limit was measured to be better.
+const MIN_BYTES_VARIABLE: &str = "DIPOLE_SOCKETS_MIN_BYTES";
 
-/// The limit of this process: [`LEAST`], or what the environment says instead.
-pub fn least() -> usize {
+/// The minimum of this process: [`MIN_SHM_BYTES`], or the value from the environment.
+pub fn min_shm_bytes() -> usize {
     static OWN: OnceLock<usize> = OnceLock::new();
     *OWN.get_or_init(|| {
-        let given = std::env::var(LEAST_VARIABLE).ok();
+        let given = std::env::var(MIN_BYTES_VARIABLE).ok();
         let given = given.and_then(|text| text.parse::<usize>().ok());
-        given.map_or(LEAST, |bytes| bytes.clamp(MARKER, MOST))
+        given.map_or(MIN_SHM_BYTES, |bytes| bytes.clamp(MARKER, MAX_RECORD_BYTES))
     })
 }
 
-/// The reader takes bytes of TCP without a bound: no record may be published.
+/// The reader takes bytes from TCP without a limit: no record may be published.
 const TAKING: u64 = 1;
-/// The reader knows of records.
+/// The reader accepts records.
 const OPEN: u64 = 2;
-/// For good: this direction is TCP's alone.
+/// Permanent: this direction uses only TCP.
 const CLOSED: u64 = 4;
-/// How many records were published, above the flags.
+/// The number of published records is stored above the flags.
 const SHIFT: u32 = 3;
 
-// Offsets within a direction's words.
+// Offsets within a direction's control words.
 const GATE: usize = 0;
 const CONSUMED: usize = 64;
 const HEAD: usize = 72;
@@ -60,9 +61,9 @@ const TAIL: usize = 128;
 const WAITING: usize = 136;
 const LIST: usize = 256;
 
-/// What TCP does for one end. Nothing of it waits, except `insist`.
+/// The TCP operations of one end. None of them blocks, except `insist`.
 pub trait Stream {
-    /// Takes bytes, or looks at them; 0 after the end.
+    /// Reads or peeks at bytes; 0 at the end of the stream.
     ///
     /// # Errors
     /// The kernel's; `AGAIN` if there are none.
@@ -72,43 +73,43 @@ pub trait Stream {
     /// # Errors
     /// The kernel's.
     fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
-    /// How many bytes were written to TCP since it was connected, whoever wrote them; `None` if
-    /// that is not known or nothing more can be written.
+    /// Number of bytes written to TCP since the connection was made, by anyone; `None` if that
+    /// is unknown or nothing more can be written.
     fn sent(&mut self) -> Option<u64>;
-    /// True if a marker would be accepted now.
+    /// True if TCP would accept a marker now.
     fn writable(&mut self) -> bool;
-    /// Waits until a marker may be accepted, in a case that `writable` did not foresee.
+    /// Waits until TCP may accept a marker, in a case that `writable` did not foresee.
     fn insist(&mut self);
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Lane<'a> {
+pub struct Direction<'a> {
     area: &'a Area,
     index: usize,
 }
 
-/// A record is unread here: bytes that only this library can read.
+/// There are unread records: bytes that only this library can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unread;
 
-impl<'a> Lane<'a> {
+impl<'a> Direction<'a> {
     /// Direction 0 or 1 of a connection.
-    pub fn new(area: &'a Area, index: usize) -> Lane<'a> {
+    pub fn new(area: &'a Area, index: usize) -> Direction<'a> {
         assert!(index < 2, "a connection has two directions");
-        Lane { area, index }
+        Direction { area, index }
     }
 
     fn word(&self, offset: usize) -> &'a AtomicU64 {
         self.area.word(256 + self.index * 2048 + offset)
     }
 
-    /// How far the reader is, for who waits for room in the ring; a futex.
+    /// The reader's position, as a futex for a writer that waits for room in the ring.
     pub fn head(&self) -> &'a AtomicU32 {
         self.area.half_word(256 + self.index * 2048 + HEAD)
     }
 
-    /// Whether the writer waits for `head`.
+    /// Nonzero while the writer waits on `head`.
     pub fn waiting(&self) -> &'a AtomicU64 {
         self.word(WAITING)
     }
@@ -123,13 +124,13 @@ impl<'a> Lane<'a> {
         (position.load(Relaxed), length.load(Relaxed))
     }
 
-    /// The reader begins to take records; `position` bytes of the TCP stream have been read.
+    /// Lets the reader accept records; `position` bytes of the TCP stream have been read.
     pub fn open(&self, position: u64) {
         self.word(POSITION).store(position, Relaxed);
         self.word(GATE).fetch_or(OPEN, Release);
     }
 
-    /// Bytes of TCP that were read, as counted here.
+    /// Number of TCP bytes read, as counted here.
     pub fn position(&self) -> u64 {
         self.word(POSITION).load(Relaxed)
     }
@@ -139,10 +140,10 @@ impl<'a> Lane<'a> {
         self.word(GATE).load(Acquire) & CLOSED != 0
     }
 
-    /// From now on no record is published. Either end may say so.
+    /// Prevents further records. Either end may call this.
     ///
     /// # Errors
-    /// [`Unread`]: there are some that the reader has still to take.
+    /// [`Unread`]: the reader has not taken all records.
     pub fn close(&self) -> Result<(), Unread> {
         let gate = self.word(GATE).fetch_or(CLOSED, AcqRel);
         match gate >> SHIFT == self.word(CONSUMED).load(Acquire) {
@@ -151,13 +152,13 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Records that are published and not yet read to their end.
+    /// Number of records that are published and not fully read.
     pub fn unread(&self) -> u64 {
         let published = self.word(GATE).load(Acquire) >> SHIFT;
         published.saturating_sub(self.word(CONSUMED).load(Acquire))
     }
 
-    /// What can be read now, if TCP has `queued` bytes.
+    /// Number of bytes that can be read now, given `queued` bytes in TCP.
     pub fn readable(&self, queued: u64) -> u64 {
         let (mut position, mut left, mut all) = (self.position(), queued, 0);
         let mut taken = self.word(TAKEN).load(Relaxed);
@@ -175,11 +176,12 @@ impl<'a> Lane<'a> {
         all + left
     }
 
-    /// Offers bytes to the ring: how many it took, whose marker was sent. `None`: none, they go
-    /// by TCP. Only one thread may write to the connection meanwhile.
+    /// Writes bytes to the ring; returns how many were taken after their marker was sent. `None`
+    /// means that the bytes must go over TCP. Only one thread may write to the connection
+    /// meanwhile.
     ///
     /// # Errors
-    /// The kernel's, about the marker: the connection has ended.
+    /// The kernel's, from sending the marker: the connection has ended.
     pub fn write(&self, from: &[u8], stream: &mut impl Stream) -> Result<Option<usize>, Errno> {
         let gate = self.word(GATE).load(Acquire);
         let published = gate >> SHIFT;
@@ -187,8 +189,8 @@ impl<'a> Lane<'a> {
         if gate & (OPEN | CLOSED | TAKING) != OPEN || unread >= RECORDS {
             return Ok(None);
         }
-        let length = self.room().min(from.len()).min(MOST);
-        if length < least() || !stream.writable() {
+        let length = self.room().min(from.len()).min(MAX_RECORD_BYTES);
+        if length < min_shm_bytes() || !stream.writable() {
             return Ok(None);
         }
         let tail = self.word(TAIL).load(Relaxed);
@@ -218,24 +220,24 @@ impl<'a> Lane<'a> {
         Ok(Some(length))
     }
 
-    /// True while the reader takes bytes of TCP, and no record can be published.
+    /// True while the reader takes bytes from TCP, so that no record can be published.
     pub fn is_taking(&self) -> bool {
         self.word(GATE).load(Acquire) & TAKING != 0
     }
 
-    /// Bytes that the ring has room for.
+    /// Free bytes in the ring.
     pub fn room(&self) -> usize {
         let tail = self.word(TAIL).load(Relaxed);
         let used = tail.saturating_sub(self.word(HEAD).load(Acquire));
         RING.saturating_sub(usize::try_from(used).unwrap_or(RING))
     }
 
-    /// Reads what has arrived: a short count means that no more has. What an error that came
-    /// after bytes said is left in `later`.
+    /// Reads available bytes; a short count means that no more have arrived. An error after some
+    /// bytes is stored in `later`.
     ///
     /// # Errors
-    /// The kernel's; `AGAIN` if there is nothing; `IO` if something else than this library read or
-    /// wrote the connection.
+    /// The kernel's; `AGAIN` if there is nothing; `IO` if the connection was read or written
+    /// without this library.
     pub fn read(
         &self,
         to: &mut [u8],
@@ -262,7 +264,7 @@ impl<'a> Lane<'a> {
         Ok(got)
     }
 
-    /// One piece, by TCP or of the ring, and whether more may follow.
+    /// Reads one piece, from TCP or from the ring; the flag says whether more may follow.
     fn read_some(&self, to: &mut [u8], stream: &mut impl Stream) -> Result<(usize, bool), Errno> {
         let gate = self.word(GATE);
         let position = self.word(POSITION);
@@ -297,7 +299,7 @@ impl<'a> Lane<'a> {
         let count = usize::try_from(left).map_err(|_| Errno::IO)?;
         let count = count.min(to.len()).min(RING);
         let mut marker = [0; MARKER];
-        // It has arrived if a part of the record was taken. Before it goes it is looked at again.
+        // After part of the record was taken its marker is known to be there; check again before removing it.
         if taken == 0 || count as u64 == left {
             match stream.receive(&mut marker, true)? {
                 0 => return Ok((0, false)),
@@ -310,7 +312,7 @@ impl<'a> Lane<'a> {
         let begin = head.load(Relaxed);
         self.area.read(self.index, begin, &mut to[..count]);
         if count as u64 == left {
-            // Its last bytes are taken: the marker goes, and with it what poll says of them.
+            // The whole record is taken: remove its marker, which also clears readiness in poll.
             let swallowed = stream.receive(&mut marker, false)?;
             position.fetch_add(swallowed as u64, Relaxed);
             self.word(TAKEN).store(0, Relaxed);
@@ -322,15 +324,15 @@ impl<'a> Lane<'a> {
         Ok((count, true))
     }
 
-    /// Looks at what has arrived and leaves it there.
+    /// Reads available bytes without removing them.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As for [`read`](Self::read).
     pub fn peek(&self, to: &mut [u8], stream: &mut impl Stream) -> Result<usize, Errno> {
         loop {
             let gate = self.word(GATE).load(Acquire) >> SHIFT;
             let found = self.peek_until(gate, to, stream);
-            // A record published meanwhile could have had its marker among the bytes.
+            // A record published meanwhile may have its marker among the peeked bytes.
             if self.word(GATE).load(Acquire) >> SHIFT == gate {
                 return found;
             }
@@ -349,7 +351,7 @@ impl<'a> Lane<'a> {
         }
         let (mut position, mut ring) = (self.position(), self.word(HEAD).load(Relaxed));
         let mut taken = self.word(TAKEN).load(Relaxed);
-        // Lengths of what goes by TCP and of what follows it in the ring.
+        // Lengths of TCP bytes, and of the ring bytes that follow them.
         let mut pieces = Vec::new();
         let mut wanted = 0;
         let mut of_tcp = 0;
@@ -360,7 +362,7 @@ impl<'a> Lane<'a> {
             let left = length.checked_sub(taken).ok_or(Errno::IO)?;
             let left = usize::try_from(left).map_err(|_| Errno::IO)?.min(RING);
             (position, taken) = (at + MARKER as u64, 0);
-            // Bytes of TCP beyond what is wanted are not looked at.
+            // Do not peek at more TCP bytes than requested.
             let plain = plain.min(to.len() - wanted);
             pieces.push((plain, left));
             of_tcp += plain + MARKER;
@@ -403,11 +405,11 @@ impl<'a> Lane<'a> {
         Ok(done + count)
     }
 
-    /// The right to read, among threads and processes that have the connection; `me` is a thread.
-    /// `alive` says whether another still lives.
+    /// Locks the reading side against other threads and processes with this connection. `me` is
+    /// the thread id; `alive` tells whether another thread still exists.
     ///
     /// # Errors
-    /// `AGAIN` to a handler of a signal that interrupts its own thread's reading.
+    /// `AGAIN` in a signal handler that interrupted its own thread's read.
     pub fn lock(&self, me: u32, alive: impl Fn(u32) -> bool) -> Result<Locked<'a>, Errno> {
         let word = self.area.half_word(256 + self.index * 2048 + LOCK);
         let mut tries = 0_u32;
@@ -419,7 +421,7 @@ impl<'a> Lane<'a> {
                     tries += 1;
                     std::thread::yield_now();
                     if tries.is_multiple_of(1000) && !alive(owner) {
-                        // Nothing is half done that its successor would not do again.
+                        // The next owner repeats whatever the dead one left unfinished.
                         let _ = word.compare_exchange(owner, 0, Acquire, Relaxed);
                         self.word(GATE).fetch_and(!TAKING, Release);
                     }
@@ -429,7 +431,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Gives the right to read back.
+/// Releases the reading side when dropped.
 #[derive(Debug)]
 pub struct Locked<'a> {
     word: &'a AtomicU32,

@@ -1,8 +1,8 @@
-//! The boundary to C: every call of the interface passes through here.
+//! The boundary to C, which every call passes through.
 //!
-//! [`call`] turns a failure into -1, `errno` and a text, and a panic into a failure.
-//! The rest checks what C hands over before anything is done with it; what cannot be
-//! checked (that memory is mapped and as long as said) is the caller's promise.
+//! [`call`] turns a failure into -1, `errno` and a text, and a panic into a failure. The other
+//! functions check arguments before anything is done with them. What cannot be checked (that memory
+//! is mapped and as long as stated) is the caller's responsibility.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -16,20 +16,20 @@ use dipole_node::{Bytes, RegionMemory};
 
 use crate::failure::Failure;
 
-/// What a call returns when it fails.
-pub(crate) trait Answer {
+/// The return type of a call.
+pub(crate) trait ReturnValue {
     const FAILED: Self;
 }
 
-impl Answer for c_int {
+impl ReturnValue for c_int {
     const FAILED: c_int = -1;
 }
 
-impl Answer for isize {
+impl ReturnValue for isize {
     const FAILED: isize = -1;
 }
 
-/// The last failure of a thread; its text is made when it is asked for.
+/// The last failure of a thread. The text is formatted on demand.
 struct Last {
     call: &'static str,
     failure: Option<Failure>,
@@ -45,36 +45,39 @@ thread_local! {
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
-/// As `pthread.h` has it, with every C library on Linux.
+/// The value in `pthread.h` of every C library on Linux.
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-/// While it lives, the thread is not cancelled: that would unwind through a lock.
-struct Uncancelled(c_int);
+/// Disables cancellation of the thread, which would unwind through a lock.
+struct CancelDisabled(c_int);
 
-impl Uncancelled {
+impl CancelDisabled {
     #[inline]
-    fn begin() -> Uncancelled {
+    fn begin() -> CancelDisabled {
         let mut before = 0;
-        // SAFETY: changes this thread's own state and writes the one before.
+        // SAFETY: changes only this thread's state, and writes the previous one to `before`.
         unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-        Uncancelled(before)
+        CancelDisabled(before)
     }
 }
 
-impl Drop for Uncancelled {
+impl Drop for CancelDisabled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: as above; nobody asks for what was before.
+        // SAFETY: as above; the previous state is not requested.
         unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
     }
 }
 
 /// Runs the body of the function `name`.
 #[inline]
-pub(crate) fn call<A: Answer>(name: &'static str, body: impl FnOnce() -> Result<A, Failure>) -> A {
-    let _uncancelled = Uncancelled::begin();
-    // Nothing the body could have left half done is seen again: what it shares lies
-    // behind locks that forgive a panic.
+pub(crate) fn call<A: ReturnValue>(
+    name: &'static str,
+    body: impl FnOnce() -> Result<A, Failure>,
+) -> A {
+    let _cancel_disabled = CancelDisabled::begin();
+    // State that the body shares is behind locks that recover from a panic, so no half-finished
+    // change is visible afterwards.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(answer)) => answer,
         Ok(Err(failure)) => fail(name, failure),
@@ -88,11 +91,11 @@ pub(crate) fn call<A: Answer>(name: &'static str, body: impl FnOnce() -> Result<
     }
 }
 
-/// Keeps a failure of the function `name` for `dp_error`; its number.
+/// Records a failure of the function `name` for `dp_error`; returns its error number.
 #[cold]
-pub(crate) fn keep(name: &'static str, failure: Failure) -> c_int {
+pub(crate) fn record_failure(name: &'static str, failure: Failure) -> c_int {
     let errno = failure.errno();
-    // A thread that is ending has no place for the text any more.
+    // The text is lost if the thread is terminating.
     let _gone = LAST.try_with(|last| {
         let mut last = last.borrow_mut();
         last.call = name;
@@ -102,15 +105,14 @@ pub(crate) fn keep(name: &'static str, failure: Failure) -> c_int {
 }
 
 #[cold]
-fn fail<A: Answer>(name: &'static str, failure: Failure) -> A {
-    let errno = keep(name, failure);
+fn fail<A: ReturnValue>(name: &'static str, failure: Failure) -> A {
+    let errno = record_failure(name, failure);
     // SAFETY: the C library's pointer to this thread's errno is valid and aligned.
     unsafe { *libc::__errno_location() = errno };
     A::FAILED
 }
 
-/// The text of this thread's last failure, valid until its next one; empty if there
-/// was none.
+/// The text of this thread's last failure, valid until its next one; empty if no call has failed.
 pub(crate) fn last_text() -> *const c_char {
     let text = LAST.try_with(|last| {
         let mut last = last.borrow_mut();
@@ -123,37 +125,36 @@ pub(crate) fn last_text() -> *const c_char {
     text.unwrap_or(c"".as_ptr())
 }
 
-/// A descriptor's number as the kernel's calls want it.
+/// A descriptor in the form that system calls take.
 pub(crate) fn borrow(fd: c_int) -> Result<BorrowedFd<'static>, Failure> {
     if fd < 0 {
         return Err(Failure::NotAnEndpoint { fd });
     }
-    // SAFETY: the number is not -1. It is used for one call that reads facts about
-    // whatever it stands for; if it stands for nothing, that call says EBADF.
+    // SAFETY: the number is not -1. It is used for one call that only reads attributes; if the
+    // number is not open, that call fails with EBADF.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Closes a descriptor that belongs to the caller of this library.
+/// Closes a descriptor that the program owns.
 ///
 /// # Safety
-/// The caller of the library gave the number up: nobody else closes it.
+/// The program has given up the descriptor and does not close it itself.
 pub(crate) unsafe fn close(fd: c_int) {
-    // SAFETY: `find` has just seen an open descriptor there, and by the contract it is
-    // ours to close.
+    // SAFETY: `find` has just seen an open descriptor there, and by contract we may close it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
-/// A message of the caller.
+/// A message to send.
 ///
 /// # Safety
-/// `bytes` is null or points to `length` bytes that nobody writes during the call.
+/// `bytes` is null or points to `length` bytes that are not written to during the call.
 #[inline]
 pub(crate) unsafe fn message<'a>(bytes: *const c_void, length: usize) -> Result<&'a [u8], Failure> {
     // SAFETY: the contract is the same.
     unsafe { self::bytes("msg", bytes, length) }
 }
 
-/// Bytes of the caller, which names them `what`.
+/// The bytes of the argument `what`.
 ///
 /// # Safety
 /// That of [`message`].
@@ -181,26 +182,25 @@ pub(crate) unsafe fn bytes<'a>(
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), length) })
 }
 
-/// Memory of the caller to be written to, which names it `what`.
+/// The writable memory of the argument `what`.
 ///
 /// # Safety
-/// `place` is null or points to `length` bytes that nobody else accesses during the call.
+/// `place` is null or points to `length` bytes that no other thread accesses during the call.
 pub(crate) unsafe fn bytes_mut<'a>(
     what: &'static str,
     place: *mut c_void,
     length: usize,
 ) -> Result<&'a mut [u8], Failure> {
-    // SAFETY: whoever may write may read, too.
+    // SAFETY: writable memory is also readable.
     let bytes = unsafe { self::bytes(what, place, length) }?;
-    // SAFETY: checked as `bytes`; writable and nobody else's by contract.
+    // SAFETY: checked by `bytes`; writable and not accessed by other threads by contract.
     Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr().cast_mut(), length) })
 }
 
-/// An array of the caller.
+/// The array of the argument `what`.
 ///
 /// # Safety
-/// `place` is null or points to `count` valid elements, a small number, that nobody writes
-/// during the call.
+/// `place` is null or points to `count` valid elements, which are not written to during the call.
 pub(crate) unsafe fn array<'a, T>(
     what: &'static str,
     place: *const T,
@@ -215,16 +215,16 @@ pub(crate) unsafe fn array<'a, T>(
     if !place.is_aligned() {
         return Err(Failure::Misaligned { what });
     }
-    // SAFETY: not null, aligned, that many elements, readable and unchanged by contract;
-    // what lies in memory is not longer than memory.
+    // SAFETY: not null, aligned, with that many elements, readable and unchanged by contract. An
+    // array in memory cannot exceed `isize::MAX` bytes.
     Ok(unsafe { std::slice::from_raw_parts(place, count) })
 }
 
-/// A place to write one answer to.
+/// An output argument.
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(*mut T);
 
-/// How many places an array has.
+/// The length of an array argument.
 pub(crate) fn count(count: c_int) -> Result<usize, Failure> {
     let places = usize::try_from(count).ok().filter(|places| *places > 0);
     places.ok_or(Failure::BadNumber {
@@ -235,19 +235,19 @@ pub(crate) fn count(count: c_int) -> Result<usize, Failure> {
 }
 
 impl<T> Out<T> {
-    /// Checks the place before anything is done that could not be undone.
+    /// Checks the pointer before the call does anything that it could not undo.
     ///
     /// # Safety
-    /// `place` is null, or as long as the value is used valid for writes of a `T`.
+    /// `place` is null, or valid for writes of a `T` as long as the value is used.
     pub(crate) unsafe fn new(what: &'static str, place: *mut T) -> Result<Out<T>, Failure> {
         if place.is_null() {
             return Err(Failure::Null { what });
         }
-        // SAFETY: the contract is this function's own.
+        // SAFETY: the same contract.
         unsafe { Out::maybe(what, place) }
     }
 
-    /// The same for an answer that the caller need not want.
+    /// An output argument that may be null.
     ///
     /// # Safety
     /// That of [`new`](Self::new).
@@ -259,11 +259,11 @@ impl<T> Out<T> {
         Ok(Out(place))
     }
 
-    /// The place of an element of an array.
+    /// An element of an output array.
     ///
     /// # Safety
-    /// The place is the first of an array of more than `index` elements, all of which the
-    /// contract of [`new`](Self::new) covers.
+    /// This is the first element of an array with more than `index` elements, all of which meet the
+    /// contract of [`new`](Self::new).
     pub(crate) unsafe fn element(self, index: usize) -> Out<T> {
         // SAFETY: within the array by contract, and as aligned as its first element.
         Out(unsafe { self.0.add(index) })
@@ -279,27 +279,27 @@ impl<T> Out<T> {
     }
 }
 
-/// Memory of the caller's that is read until an operation completes.
+/// Memory of the program that is read until an operation completes.
 struct Shared {
     place: *const u8,
     length: usize,
 }
 
-// SAFETY: whoever made it promises that the memory stays, for whichever thread.
+// SAFETY: the creator promises that the memory stays valid, for any thread.
 unsafe impl Send for Shared {}
 
 impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: as promised to `shared`; not empty.
+        // SAFETY: by the contract of `shared`; not empty.
         unsafe { slice::from_raw_parts(self.place, self.length) }
     }
 }
 
-/// Memory as bytes that operations share; it has been checked that it is not null.
+/// Memory as shared bytes. The caller has checked that the pointer is not null.
 ///
 /// # Safety
-/// As long as any of the bytes are left, `place` is valid for reads of `length` bytes, and nobody
-/// writes to them.
+/// As long as any of the bytes are in use, `place` is valid for reads of `length` bytes, which are not
+/// written to.
 pub(crate) unsafe fn shared(place: *const c_void, length: usize) -> Bytes {
     match length {
         0 => Bytes::new(),
@@ -310,7 +310,7 @@ pub(crate) unsafe fn shared(place: *const c_void, length: usize) -> Bytes {
     }
 }
 
-/// A buffer to copy a message to.
+/// A buffer that a message is copied to.
 #[derive(Clone, Copy)]
 pub(crate) struct Buffer {
     place: *mut u8,
@@ -319,8 +319,8 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// # Safety
-    /// `place` is null, or as long as the value is used valid for writes of `length`
-    /// bytes that are no message of this library.
+    /// `place` is null, or valid for writes of `length` bytes as long as the value is used, and does
+    /// not overlap a message of this library.
     pub(crate) unsafe fn new(place: *mut c_void, length: usize) -> Result<Buffer, Failure> {
         if place.is_null() && length > 0 {
             return Err(Failure::Null { what: "buf" });
@@ -329,37 +329,36 @@ impl Buffer {
         Ok(Buffer { place, length })
     }
 
-    /// Lets `use_it` have a buffer that is not empty as memory, which reaches nothing afterwards.
-    pub(crate) fn lend<R>(self, use_it: impl FnOnce(&RegionMemory) -> R) -> R {
-        struct Lent(RegionMemory);
-        impl Drop for Lent {
+    /// Passes a buffer that is not empty to `use_it` as memory, which is revoked afterwards.
+    pub(crate) fn with_region<R>(self, use_it: impl FnOnce(&RegionMemory) -> R) -> R {
+        struct BorrowedMemory(RegionMemory);
+        impl Drop for BorrowedMemory {
             fn drop(&mut self) {
                 self.0.revoke();
             }
         }
         let start = NonNull::new(self.place).unwrap_or(NonNull::dangling());
-        // SAFETY: valid for writes of so many bytes by contract, until this returns; nobody reads
-        // what has not been written before.
-        let lent = Lent(unsafe { RegionMemory::from_raw(start, self.length) });
+        // SAFETY: valid for writes of that many bytes by contract, until this returns; bytes are
+        // only read after they have been written.
+        let lent = BorrowedMemory(unsafe { RegionMemory::from_raw(start, self.length) });
         use_it(&lent.0)
     }
 
-    /// Copies a message that fits; the caller has compared the lengths.
+    /// Copies a message; the caller has checked that it fits.
     pub(crate) fn fill(self, message: &[u8]) {
         assert!(message.len() <= self.length, "the caller compares lengths");
         if !message.is_empty() {
-            // SAFETY: the message is not longer than the buffer (asserted), which is
-            // not null then, writable and apart from the message by contract.
+            // SAFETY: the message is not longer than the buffer (asserted), so the buffer is not
+            // null; it is writable and does not overlap the message by contract.
             unsafe { ptr::copy_nonoverlapping(message.as_ptr(), self.place, message.len()) };
         }
     }
 }
 
-/// A text option; none if the pointer is null.
+/// A string argument; `None` if the pointer is null.
 ///
 /// # Safety
-/// `text` is null or points to a string that ends with a zero byte and is not changed
-/// as long as the result is used.
+/// `text` is null or points to a C string that does not change as long as the result is used.
 pub(crate) unsafe fn text<'a>(
     what: &'static str,
     text: *const c_char,
@@ -379,11 +378,10 @@ pub(crate) unsafe fn text<'a>(
     }
 }
 
-/// A struct that begins with its size in bytes, which tells its version.
+/// A struct that begins with its size in bytes, which identifies its version.
 ///
 /// # Safety
-/// All bytes of it may have any value, none is padding, and its first member is a
-/// `usize`.
+/// Any bytes are a valid value; there is no padding; the first member is a `usize`.
 pub(crate) unsafe trait Versioned: Copy {
     const NAME: &'static str;
     /// The struct with its size and zeros.
@@ -398,11 +396,11 @@ pub(crate) unsafe trait Versioned: Copy {
     };
 }
 
-/// Longer structs are certainly a mistake.
-const LONGEST_STRUCT_BYTES: usize = 4096;
+/// A larger size is certainly a mistake.
+const MAX_STRUCT_BYTES: usize = 4096;
 
-/// The size that the caller wrote into its struct.
-unsafe fn size_of_theirs<T: Versioned>(theirs: *const T) -> Result<usize, Failure> {
+/// The size that the program wrote into its struct.
+unsafe fn stated_size<T: Versioned>(theirs: *const T) -> Result<usize, Failure> {
     if theirs.is_null() {
         return Err(Failure::Null { what: T::NAME });
     }
@@ -412,7 +410,7 @@ unsafe fn size_of_theirs<T: Versioned>(theirs: *const T) -> Result<usize, Failur
     // SAFETY: not null, aligned for a struct that begins with a usize, which is
     // readable by the contract of the callers.
     let size = unsafe { theirs.cast::<usize>().read() };
-    if !(size_of::<usize>()..=LONGEST_STRUCT_BYTES).contains(&size) {
+    if !(size_of::<usize>()..=MAX_STRUCT_BYTES).contains(&size) {
         return Err(Failure::StructTooShort {
             what: T::NAME,
             size,
@@ -421,14 +419,14 @@ unsafe fn size_of_theirs<T: Versioned>(theirs: *const T) -> Result<usize, Failur
     Ok(size)
 }
 
-/// Reads a struct of any version: what an older one has not is zero, what a newer one
-/// has besides must be zero.
+/// Reads a struct of any version: members that an older one lacks are zero; additional members of a
+/// newer one must be zero.
 ///
 /// # Safety
-/// `theirs` is null or points to a struct of as many bytes as its first member says.
+/// `theirs` is null or points to a struct of as many bytes as its first member states.
 pub(crate) unsafe fn read_struct<T: Versioned>(theirs: *const T) -> Result<T, Failure> {
     // SAFETY: the contract is the same.
-    let size = unsafe { size_of_theirs(theirs) }?;
+    let size = unsafe { stated_size(theirs) }?;
     let known = size_of::<T>();
     let mut ours = T::EMPTY;
     for offset in known..size {
@@ -441,26 +439,26 @@ pub(crate) unsafe fn read_struct<T: Versioned>(theirs: *const T) -> Result<T, Fa
             });
         }
     }
-    // SAFETY: the length is at most both structs'; `ours` is a local, so they are
-    // apart; a `T` may consist of any bytes (contract of `Versioned`).
+    // SAFETY: the length does not exceed either struct; `ours` is a local, so they do not overlap; a
+    // `T` may consist of any bytes (contract of `Versioned`).
     unsafe {
         ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut ours).cast(), size.min(known))
     };
     Ok(ours)
 }
 
-/// Writes as much of a struct as the caller's version has and tells how much that is
-/// in its first member; what a newer one has besides becomes zero.
+/// Writes as much of a struct as the program's version has, and stores that length in its first
+/// member. Additional members of a newer version become zero.
 ///
 /// # Safety
 /// That of [`read_struct`], and the struct is valid for writes.
 pub(crate) unsafe fn write_struct<T: Versioned>(theirs: *mut T, ours: &T) -> Result<(), Failure> {
     // SAFETY: the contract is the same.
-    let size = unsafe { size_of_theirs(theirs) }?;
+    let size = unsafe { stated_size(theirs) }?;
     let filled = size.min(size_of::<T>());
-    // SAFETY: both structs have `filled` bytes, the caller's `size`; `ours` is borrowed
-    // from Rust and so apart from what C writes to; the first member is a usize,
-    // aligned (checked above).
+    // SAFETY: both structs have `filled` bytes, and the program's has `size`; `ours` is borrowed from
+    // Rust and so does not overlap the struct of C; the first member is a usize, aligned (checked
+    // above).
     unsafe {
         theirs.cast::<u8>().write_bytes(0, size);
         ptr::copy_nonoverlapping(ptr::from_ref(ours).cast(), theirs.cast::<u8>(), filled);
@@ -487,12 +485,12 @@ mod tests {
     }
 
     fn read(words: &[u64]) -> Result<Sample, Failure> {
-        // SAFETY: the words are as many as the first says, in all cases below.
+        // SAFETY: in all cases below there are as many words as the first one states.
         unsafe { read_struct(words.as_ptr().cast::<Sample>()) }
     }
 
     #[test]
-    fn structs_of_all_versions_are_read() {
+    fn structs_of_older_and_newer_versions_are_read() {
         let whole = read(&[24, 1, 2]).unwrap();
         assert_eq!((whole.first, whole.second), (1, 2));
         let older = read(&[16, 1]).unwrap();
@@ -509,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn structs_of_all_versions_are_written() {
+    fn structs_of_older_and_newer_versions_are_written() {
         let ours = Sample {
             size: 24,
             first: 1,
@@ -521,7 +519,7 @@ mod tests {
             (32, [24, 1, 2, 0]),
         ] {
             let mut theirs: [u64; 4] = [size, 9, 9, 9];
-            // SAFETY: the array has as many bytes as its first word says.
+            // SAFETY: the array has as many bytes as its first word states.
             unsafe { write_struct(theirs.as_mut_ptr().cast(), &ours) }.unwrap();
             assert_eq!(theirs, expected);
         }
@@ -535,7 +533,7 @@ mod tests {
             std::io::Error::last_os_error().raw_os_error(),
             Some(libc::EIO)
         );
-        // SAFETY: the pointer is to this thread's text, which the next failure changes.
+        // SAFETY: the pointer is to this thread's text, which only the next failure changes.
         let text = unsafe { CStr::from_ptr(last_text()) }.to_str().unwrap();
         assert!(text.starts_with("dp_test: internal error"), "{text}");
         assert!(text.ends_with("the 7 is wrong"), "{text}");

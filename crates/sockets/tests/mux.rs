@@ -1,12 +1,12 @@
-//! Two peers over a model of TCP: what is read is what was written, whatever the order of calls,
-//! and poll never sleeps over bytes that can be read.
+//! Two peers over a model of TCP: the bytes read are the bytes written, for any order of calls, and
+//! poll never sleeps while bytes can be read.
 
 #![allow(missing_docs, reason = "tests")]
 
 use std::collections::VecDeque;
 
 use dipole_sockets::area::{Area, RING};
-use dipole_sockets::switch::{LEAST, Lane, MARKER, Stream};
+use dipole_sockets::mux::{Direction, MARKER, MIN_SHM_BYTES, Stream};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 #[derive(Default)]
 struct Tcp {
     queue: VecDeque<u8>,
-    /// How many bytes it holds at most.
+    /// Maximum bytes in the queue.
     most: usize,
     sent: u64,
     ended: bool,
@@ -58,7 +58,7 @@ impl Stream for Tcp {
 #[derive(Clone, Debug)]
 enum Step {
     Write(usize),
-    /// Written by a path that the library does not see, such as splice.
+    /// Written without the library noticing, for example by splice.
     WriteUnseen(usize),
     Read(usize),
     Peek(usize),
@@ -68,7 +68,13 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let small = 1..200_usize;
-    let length = || prop_oneof![small.clone(), LEAST - 2..LEAST * 3, 1..RING + 5];
+    let length = || {
+        prop_oneof![
+            small.clone(),
+            MIN_SHM_BYTES - 2..MIN_SHM_BYTES * 3,
+            1..RING + 5
+        ]
+    };
     let step = prop_oneof![
         6 => length().prop_map(Step::Write),
         1 => (1..40_000_usize).prop_map(Step::WriteUnseen),
@@ -90,7 +96,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         })
 }
 
-/// One direction, and what has been written and read.
+/// One direction, with the bytes written and read.
 struct Model {
     area: Area,
     index: usize,
@@ -121,11 +127,11 @@ impl Model {
     }
 
     fn step(&mut self, step: &Step) {
-        let lane = Lane::new(&self.area, self.index);
+        let direction = Direction::new(&self.area, self.index);
         match *step {
             Step::Write(length) => {
                 let bytes = self.bytes(length);
-                let by_ring = lane
+                let by_ring = direction
                     .write(&bytes, &mut self.tcp)
                     .expect("the model has no errors");
                 let by_ring = by_ring.unwrap_or(0);
@@ -141,7 +147,7 @@ impl Model {
             Step::Read(length) => self.read(length),
             Step::Peek(length) => {
                 let mut to = vec![0; length];
-                let found = lane.peek(&mut to, &mut self.tcp).unwrap_or(0);
+                let found = direction.peek(&mut to, &mut self.tcp).unwrap_or(0);
                 let expected = &self.written[self.read..];
                 assert_eq!(
                     found,
@@ -150,15 +156,15 @@ impl Model {
                 );
                 assert_eq!(to[..found], expected[..found]);
             }
-            Step::Open => lane.open_again(),
+            Step::Open => direction.open_again(),
             Step::Close => {
-                let unread = lane.unread() > 0;
-                assert_eq!(lane.close().is_err(), unread);
+                let unread = direction.unread() > 0;
+                assert_eq!(direction.close().is_err(), unread);
             }
         }
         let left = self.written.len() - self.read;
-        let lane = Lane::new(&self.area, self.index);
-        assert_eq!(lane.readable(self.tcp.queue.len() as u64), left as u64);
+        let direction = Direction::new(&self.area, self.index);
+        assert_eq!(direction.readable(self.tcp.queue.len() as u64), left as u64);
         assert_eq!(left > 0, !self.tcp.queue.is_empty(), "poll and read agree");
     }
 
@@ -171,9 +177,11 @@ impl Model {
 
     fn read(&mut self, length: usize) {
         let mut to = vec![0; length];
-        let lane = Lane::new(&self.area, self.index);
+        let direction = Direction::new(&self.area, self.index);
         let mut later = None;
-        let found = lane.read(&mut to, &mut self.tcp, &mut later).unwrap_or(0);
+        let found = direction
+            .read(&mut to, &mut self.tcp, &mut later)
+            .unwrap_or(0);
         assert_eq!(later, None);
         let expected = &self.written[self.read..];
         assert_eq!(
@@ -186,12 +194,12 @@ impl Model {
     }
 }
 
-/// What a reader does at its first call after the agreement, here in the middle of things.
+/// What a reader does in its first call after the agreement, here at any time.
 trait OpenAgain {
     fn open_again(&self);
 }
 
-impl OpenAgain for Lane<'_> {
+impl OpenAgain for Direction<'_> {
     fn open_again(&self) {
         self.open(self.position());
     }
@@ -200,11 +208,11 @@ impl OpenAgain for Lane<'_> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn what_is_read_is_what_was_written(one in steps(), other in steps(), opened in any::<bool>()) {
+    fn bytes_read_are_the_bytes_written(one in steps(), other in steps(), opened in any::<bool>()) {
         let mut ways = [Model::new(0), Model::new(1)];
         if opened {
             for way in &ways {
-                Lane::new(&way.area, way.index).open(0);
+                Direction::new(&way.area, way.index).open(0);
             }
         }
         for number in 0..one.len().max(other.len()) {
@@ -227,46 +235,48 @@ proptest! {
 }
 
 #[test]
-fn large_writes_go_through_memory_once_the_reader_is_open_and_not_after_it_closed() {
+fn large_writes_use_shared_memory_only_while_the_reader_has_the_direction_open() {
     let mut way = Model::new(0);
-    way.step(&Step::Write(LEAST));
+    way.step(&Step::Write(MIN_SHM_BYTES));
     assert_eq!(way.by_ring, 0, "nobody reads records yet");
-    way.step(&Step::Read(LEAST));
+    way.step(&Step::Read(MIN_SHM_BYTES));
     way.step(&Step::Open);
-    way.step(&Step::Write(LEAST - 1));
+    way.step(&Step::Write(MIN_SHM_BYTES - 1));
     assert_eq!(way.by_ring, 0, "a small write");
-    way.step(&Step::Write(LEAST));
-    assert_eq!(way.by_ring, LEAST);
+    way.step(&Step::Write(MIN_SHM_BYTES));
+    assert_eq!(way.by_ring, MIN_SHM_BYTES);
     way.step(&Step::Close);
-    way.step(&Step::Write(LEAST));
-    assert_eq!(way.by_ring, LEAST);
+    way.step(&Step::Write(MIN_SHM_BYTES));
+    assert_eq!(way.by_ring, MIN_SHM_BYTES);
     way.step(&Step::Read(RING));
     assert_eq!(way.read, way.written.len());
 }
 
 #[test]
-fn foreign_bytes_in_place_of_a_marker_are_an_error_and_no_data() {
+fn foreign_bytes_in_place_of_a_marker_are_an_error_and_not_data() {
     let mut way = Model::new(0);
     way.step(&Step::Open);
-    way.step(&Step::Write(LEAST));
-    // Something else than the library took the marker from the stream.
+    way.step(&Step::Write(MIN_SHM_BYTES));
+    // Something other than the library removed the marker from the stream.
     way.tcp.queue = (0..MARKER).map(|_| 0).collect();
-    let lane = Lane::new(&way.area, 0);
-    let found = lane.read(&mut [0; 10], &mut way.tcp, &mut None);
+    let direction = Direction::new(&way.area, 0);
+    let found = direction.read(&mut [0; 10], &mut way.tcp, &mut None);
     assert_eq!(found, Err(Errno::IO));
 }
 
 #[test]
-fn a_reader_that_died_with_the_lock_is_followed_by_another() {
+fn the_lock_of_a_reader_that_died_is_taken_over() {
     let area = Area::anonymous().expect("memory");
-    let lane = Lane::new(&area, 0);
-    std::mem::forget(lane.lock(7, |_| true));
-    let locked = lane.lock(8, |owner| owner != 7).expect("the dead one's");
+    let direction = Direction::new(&area, 0);
+    std::mem::forget(direction.lock(7, |_| true));
+    let locked = direction
+        .lock(8, |owner| owner != 7)
+        .expect("the dead one's");
     assert_eq!(
-        lane.lock(8, |_| true).err(),
+        direction.lock(8, |_| true).err(),
         Some(Errno::AGAIN),
         "a signal's handler"
     );
     drop(locked);
-    assert!(lane.lock(9, |_| true).is_ok());
+    assert!(direction.lock(9, |_| true).is_ok());
 }

@@ -1,4 +1,4 @@
-//! How a program says that it will wait for a queue or counter, and what it gets to wait with.
+//! How a program waits for a queue or counter: `enum fi_wait_obj`.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -6,25 +6,25 @@ use std::io;
 use crate::abi::eq::{FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD};
 use crate::abi::errno::{FI_EINVAL, FI_EMFILE, FI_ENODATA, FI_ENOSYS};
 use crate::abi::fabric::{FI_GETWAIT, FI_GETWAITOBJ};
-use crate::guard::{Failure, write_at};
+use crate::ffi::{Failure, write_at};
 
-/// See the module.
+/// The wait object of a queue or counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all, or by calls of libfabric that yield.
+    /// None, or calls of libfabric that yield.
     Never(c_int),
-    /// By calls of libfabric, or by the descriptor if it asks for one.
+    /// Calls of libfabric, or the descriptor if the program requests it.
     Anyhow,
-    /// By the descriptor.
+    /// The descriptor.
     Descriptor,
 }
 
 impl Wait {
-    /// What a number of `enum fi_wait_obj` asks for.
+    /// The wait object with a number of `enum fi_wait_obj`.
     ///
     /// # Errors
     /// It is not offered.
-    pub(crate) fn asked(object: c_int) -> Result<Wait, Failure> {
+    pub(crate) fn from_attr(object: c_int) -> Result<Wait, Failure> {
         match object {
             FI_WAIT_NONE | FI_WAIT_YIELD => Ok(Wait::Never(object)),
             FI_WAIT_UNSPEC => Ok(Wait::Anyhow),
@@ -39,7 +39,7 @@ impl Wait {
         }
     }
 
-    /// Answers `FI_GETWAIT` and `FI_GETWAITOBJ`.
+    /// Handles `FI_GETWAIT` and `FI_GETWAITOBJ`.
     ///
     /// # Safety
     /// `place` is null or valid for writes of what the command asks for.
@@ -47,11 +47,11 @@ impl Wait {
         self,
         command: c_int,
         place: *mut c_void,
-        describe: impl FnOnce() -> io::Result<i32>,
+        open_descriptor: impl FnOnce() -> io::Result<i32>,
     ) -> Result<c_int, Failure> {
         let answer = match (command, self) {
             (FI_GETWAIT, Wait::Never(_)) => return Err(Failure(FI_ENODATA)),
-            (FI_GETWAIT, _) => describe().map_err(|cause| no_descriptor(&cause))?,
+            (FI_GETWAIT, _) => open_descriptor().map_err(|cause| descriptor_failure(&cause))?,
             (FI_GETWAITOBJ, Wait::Never(object)) => object,
             (FI_GETWAITOBJ, _) => FI_WAIT_FD,
             _ => return Err(Failure(FI_ENOSYS)),
@@ -59,15 +59,15 @@ impl Wait {
         if place.is_null() {
             return Err(Failure(FI_EINVAL));
         }
-        // SAFETY: not null; a place for a number by contract.
+        // SAFETY: not null; valid for writes of an `int` by contract.
         unsafe { write_at(place.cast::<c_int>(), 0, answer) };
         Ok(0)
     }
 }
 
-/// No descriptor can be had.
-pub(crate) fn no_descriptor(cause: &io::Error) -> Failure {
-    eprintln!("dipole: a queue or counter has no descriptor to wait for: {cause}");
+/// Reports that a descriptor cannot be created.
+pub(crate) fn descriptor_failure(cause: &io::Error) -> Failure {
+    eprintln!("dipole: cannot create a descriptor for a queue or counter: {cause}");
     Failure(FI_EMFILE)
 }
 
@@ -78,24 +78,24 @@ mod tests {
 
     fn control(wait: Wait, command: c_int) -> Result<c_int, Failure> {
         let mut answer = -1;
-        // SAFETY: a place for a number.
+        // SAFETY: `answer` is an `int`.
         unsafe { wait.control(command, (&raw mut answer).cast(), || Ok(7)) }?;
         Ok(answer)
     }
 
     #[test]
-    fn descriptors_are_for_those_who_asked_for_one_or_for_anything() {
+    fn a_descriptor_is_available_for_fi_wait_fd_and_fi_wait_unspec_only() {
         for (object, kind, descriptor) in [
             (FI_WAIT_NONE, FI_WAIT_NONE, Err(Failure(FI_ENODATA))),
             (FI_WAIT_YIELD, FI_WAIT_YIELD, Err(Failure(FI_ENODATA))),
             (FI_WAIT_UNSPEC, FI_WAIT_FD, Ok(7)),
             (FI_WAIT_FD, FI_WAIT_FD, Ok(7)),
         ] {
-            let wait = Wait::asked(object).unwrap();
+            let wait = Wait::from_attr(object).unwrap();
             assert_eq!(control(wait, FI_GETWAITOBJ), Ok(kind));
             assert_eq!(control(wait, FI_GETWAIT), descriptor);
             assert_eq!(control(wait, 1234), Err(Failure(FI_ENOSYS)));
         }
-        assert_eq!(Wait::asked(FI_WAIT_MUTEX_COND), Err(Failure(FI_ENOSYS)));
+        assert_eq!(Wait::from_attr(FI_WAIT_MUTEX_COND), Err(Failure(FI_ENOSYS)));
     }
 }

@@ -1,8 +1,7 @@
-//! The boundary to libfabric: objects behind the pointers that C holds, and what its calls return.
+//! The boundary to libfabric: the objects that C has pointers to, and the return values of calls.
 //!
-//! Every object that libfabric sees is an [`Object`]: what the interface has of it, followed by
-//! what is ours. C gets a pointer to it, which every call brings back. Panics end here as
-//! -`FI_EIO`.
+//! Every object is an [`Object`]: the part that libfabric's interface defines, followed by our own.
+//! C gets a pointer to it and passes it to every call. A panic becomes -`FI_EIO`.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,13 +11,13 @@ use std::sync::Once;
 use crate::abi::errno::{FI_EAGAIN, FI_EINVAL, FI_EIO, FI_ENOSYS};
 use crate::abi::fabric::{Fid, Ops};
 
-/// A failure by its number, which calls return negated.
+/// An error number, which calls return negated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure(pub(crate) i32);
 
 pub(crate) const AGAIN: Failure = Failure(FI_EAGAIN);
 
-/// What a call returns.
+/// The return type of a call.
 pub(crate) trait Answer {
     fn from_number(number: i32) -> Self;
 }
@@ -38,7 +37,7 @@ impl Answer for isize {
 /// Runs the body of a call.
 #[inline]
 pub(crate) fn call<A: Answer>(body: impl FnOnce() -> Result<A, Failure>) -> A {
-    // What bodies share lies behind locks that forgive a panic.
+    // Bodies share data only behind locks that recover from a panic.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(answer)) => answer,
         Ok(Err(Failure(number))) => A::from_number(-number),
@@ -46,40 +45,42 @@ pub(crate) fn call<A: Answer>(body: impl FnOnce() -> Result<A, Failure>) -> A {
     }
 }
 
-/// A call that is not offered, by its name, which is said once (`DIPOLE_LOG`).
+/// A call that is not offered. The first use of each is logged (`DIPOLE_LOG`).
 macro_rules! missing {
     ($name:literal) => {{
         unsafe extern "C" fn refuse() -> isize {
-            static SAID: std::sync::Once = std::sync::Once::new();
-            $crate::guard::refuse($name, &SAID)
+            static WARNED: std::sync::Once = std::sync::Once::new();
+            $crate::ffi::refuse($name, &WARNED)
         }
         refuse
     }};
 }
 pub(crate) use missing;
 
-/// Says that a call is not offered, the first time.
+/// Logs the first use of a call that is not offered.
 #[cold]
 pub(crate) fn refuse(name: &str, said: &Once) -> isize {
     call(|| {
-        said.call_once(|| tracing::info!("refused: a program called {name}, which is not offered"));
+        said.call_once(|| {
+            tracing::info!("a program called {name}, which this provider does not offer")
+        });
         Err(Failure(FI_ENOSYS))
     })
 }
 
-/// What C has a pointer to.
+/// An object that C has a pointer to.
 #[repr(C)]
 pub(crate) struct Object<F, T> {
-    /// First: C sees a pointer to this.
+    /// The first member, so that a pointer to it is a pointer to the object.
     fid: F,
     inner: T,
 }
 
-/// Gives an object to C, which holds it until it closes it.
+/// Passes an object to C, which owns it until it closes it.
 ///
 /// # Safety
 /// `out` is null or valid for writes.
-pub(crate) unsafe fn give<F, T>(out: *mut *mut F, fid: F, inner: T) -> Result<c_int, Failure> {
+pub(crate) unsafe fn export<F, T>(out: *mut *mut F, fid: F, inner: T) -> Result<c_int, Failure> {
     if out.is_null() {
         return Err(Failure(FI_EINVAL));
     }
@@ -89,33 +90,33 @@ pub(crate) unsafe fn give<F, T>(out: *mut *mut F, fid: F, inner: T) -> Result<c_
     Ok(0)
 }
 
-/// The object that C means.
+/// The object behind a pointer from C.
 ///
 /// # Safety
-/// `fid` is null or came from [`give`] with the same types, and has not been taken back.
+/// `fid` is null or came from [`export`] with the same types, and has not been reclaimed.
 #[inline]
 pub(crate) unsafe fn object<'a, F, T>(fid: *const F) -> Result<&'a T, Failure> {
     if fid.is_null() {
         return Err(Failure(FI_EINVAL));
     }
-    // SAFETY: points to an object by contract; nobody has a mutable reference to its inner part.
+    // SAFETY: points to an object by contract; there are no mutable references to its inner part.
     Ok(unsafe { &(*fid.cast::<Object<F, T>>()).inner })
 }
 
-/// Takes an object back that C closes.
+/// Takes back an object that C closes.
 ///
 /// # Safety
-/// That of [`object`]; nobody uses the pointer afterwards.
-pub(crate) unsafe fn take<F, T>(fid: *mut Fid) -> Result<T, Failure> {
+/// That of [`object`]; the pointer is not used afterwards.
+pub(crate) unsafe fn reclaim<F, T>(fid: *mut Fid) -> Result<T, Failure> {
     if fid.is_null() {
         return Err(Failure(FI_EINVAL));
     }
-    // SAFETY: `give` made it from a box of this type, and C gives it up.
+    // SAFETY: `export` created it from a box of this type, and C does not use it again.
     let object = unsafe { Box::from_raw(fid.cast::<Object<F, T>>()) };
     Ok(object.inner)
 }
 
-/// The kind of an object.
+/// The class of an object.
 ///
 /// # Safety
 /// `fid` is null or points to an object of this provider.
@@ -125,7 +126,7 @@ pub(crate) unsafe fn class(fid: *const Fid) -> Result<usize, Failure> {
     Ok(fid.class)
 }
 
-/// What begins an object.
+/// The first member of an object.
 pub(crate) fn fid(class: usize, context: *mut c_void, ops: &'static Ops) -> Fid {
     Fid {
         class,
@@ -134,7 +135,7 @@ pub(crate) fn fid(class: usize, context: *mut c_void, ops: &'static Ops) -> Fid 
     }
 }
 
-/// Operations of an object that can be closed.
+/// The generic operations of an object that can only be closed.
 pub(crate) const fn ops(close: unsafe extern "C" fn(*mut Fid) -> c_int) -> Ops {
     Ops {
         size: size_of::<Ops>(),
@@ -155,16 +156,16 @@ unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int 
     -FI_ENOSYS
 }
 
-/// What C handed over, if anything.
+/// A value that C passed by pointer; `None` if the pointer is null.
 ///
 /// # Safety
 /// `place` is null or points to a valid value that is not written to as long as the result is used.
-pub(crate) unsafe fn given<'a, T>(place: *const T) -> Option<&'a T> {
+pub(crate) unsafe fn borrow<'a, T>(place: *const T) -> Option<&'a T> {
     // SAFETY: the contract is the same.
     unsafe { place.as_ref() }
 }
 
-/// Copies bytes to C as far as there is room, and tells how many there are.
+/// Copies bytes to C as far as they fit and stores their number; true if all fit.
 ///
 /// # Safety
 /// `length` is null or valid; `place` is null or valid for writes of as many bytes as it says.
@@ -195,18 +196,18 @@ pub(crate) unsafe fn record<const N: usize>(array: *const c_void, index: usize) 
     unsafe { array.cast::<[u8; N]>().add(index).read() }
 }
 
-/// Writes an element of an array of C's, if there is one.
+/// Writes an element of an array of C, unless the array is null.
 ///
 /// # Safety
 /// `array` is null or valid for writes of more than `index` elements.
 pub(crate) unsafe fn write_at<T>(array: *mut T, index: usize, value: T) {
     if !array.is_null() {
-        // SAFETY: within the array by contract. C's entries may lie at any place.
+        // SAFETY: within the array by contract. C need not align its entries.
         unsafe { array.add(index).write_unaligned(value) };
     }
 }
 
-/// Reads an element of an array of C's.
+/// Reads an element of an array of C.
 ///
 /// # Safety
 /// `array` is valid for reads of more than `index` elements.
@@ -215,7 +216,7 @@ pub(crate) unsafe fn read_at<T: Copy>(array: *const T, index: usize) -> T {
     unsafe { array.add(index).read_unaligned() }
 }
 
-/// The text that C has of a number of a failure.
+/// The text for an error number.
 pub(crate) fn strerror(number: c_int) -> *const c_char {
     // SAFETY: any number is allowed; the text is the C library's.
     unsafe { libc::strerror(number) }

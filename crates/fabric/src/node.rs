@@ -1,8 +1,8 @@
-//! This process's node, and which one that is where no launcher of Dipole says so.
+//! The node of this process, and its number where no Dipole launcher assigns one.
 //!
-//! `DIPOLE_NID` and the hosts file are obeyed. Without them a job that runs on this machine alone
-//! needs no network; any other uses the address that this machine has on the way to others (or
-//! `DIPOLE_BIND`, or its only one), and is the node with that number. Ranks tell each other their
+//! `DIPOLE_NID` and the hosts file take precedence. Without them a job on a single machine needs no
+//! network. Otherwise the node's address is the one with a route to other networks (or
+//! `DIPOLE_BIND`, or the only one), and its number is derived from that. Ranks exchange their
 //! addresses ([`Name`](crate::name::Name)), so they need no list of nodes.
 
 use std::net::{IpAddr, UdpSocket};
@@ -20,25 +20,25 @@ use crate::atomics::Atomics;
 use crate::completion::lock;
 use crate::eq::Events;
 
-/// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
-const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
+/// Documentation addresses, used to look up the default route. Nothing is sent there.
+const REMOTE_PROBES: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
 
-/// What the objects of a domain share.
+/// The state that all objects of a domain share.
 pub(crate) struct Domain {
-    /// Registered memory belongs to it; no messages go there.
+    /// The endpoint that registered memory belongs to; it receives no messages.
     pub(crate) regions: Endpoint,
-    /// Does what others ask of that memory; closed before it.
+    /// Performs atomic operations on that memory; closed before it.
     pub(crate) port: ActivePort,
     pub(crate) atomics: Arc<Atomics>,
     pub(crate) node: Node,
-    /// Where the program wants to hear that memory is registered.
+    /// The event queue that reports registered memory.
     pub(crate) events: OnceLock<Arc<Events>>,
-    /// Processes that are gone, by their incarnations.
+    /// Processes that are gone, by incarnation.
     departed: Mutex<FxHashMap<u64, GoneReason>>,
 }
 
 impl Domain {
-    /// Opens this process's node; why it cannot be.
+    /// Opens this process's node; the error is a text.
     pub(crate) fn open() -> Result<Domain, String> {
         let node = Node::open(config()?).map_err(|error| error.to_string())?;
         let regions = node.endpoint(EndpointId::ANY);
@@ -55,16 +55,16 @@ impl Domain {
         })
     }
 
-    /// Why a process is gone that this one has met.
+    /// Why a known process is gone, if it is.
     pub(crate) fn gone_reason(&self, incarnation: u64) -> Option<GoneReason> {
         let mut departed = lock(&self.departed);
-        let news = self.node.departed().into_iter();
-        departed.extend(news.map(|gone| (gone.incarnation, gone.reason)));
+        let departures = self.node.departed().into_iter();
+        departed.extend(departures.map(|gone| (gone.incarnation, gone.reason)));
         departed.get(&incarnation).copied()
     }
 }
 
-/// How to open this process's node.
+/// The configuration of this process's node.
 fn config() -> Result<Config, String> {
     let links = match variable(variables::LINK) {
         Some(links) => links.parse().map_err(|()| {
@@ -77,7 +77,7 @@ fn config() -> Result<Config, String> {
     };
     let place = match variable(variables::NODE) {
         Some(_) => None,
-        None => place()?,
+        None => placement()?,
     };
     Config::from_env_at(links, place).map_err(|error| error.to_string())
 }
@@ -86,7 +86,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-fn place() -> Result<Option<RankPlacement>, String> {
+fn placement() -> Result<Option<RankPlacement>, String> {
     if let Some(file) = variable(variables::HOSTS) {
         let hosts = Hosts::load_followed(file.as_ref()).map_err(|error| error.to_string())?;
         let own = (hosts.iter().find(|host| is_own(host.address)))
@@ -104,21 +104,21 @@ fn place() -> Result<Option<RankPlacement>, String> {
         }));
     }
     match placement_from_env() {
-        // All ranks are here, the launcher named the nodes, or there is none.
+        // All ranks are on this machine, the launcher named the nodes, or no launcher was used.
         Ok(Some(place)) => return Ok(Some(place)),
-        Ok(None) if !is_told_of_others() => return Ok(None),
-        // On several nodes, which Open MPI and MPICH do not name.
+        Ok(None) if !has_bind_address() => return Ok(None),
+        // There are several nodes, whose addresses Open MPI and MPICH do not pass on.
         Ok(None) | Err(_) => {}
     }
     let address = match variable(variables::BIND) {
         Some(bind) => bind
             .parse()
             .map_err(|_| format!("{}={bind}: expected an IP address", variables::BIND))?,
-        None => address_on_the_way().or_else(only_address).ok_or_else(|| {
+        None => routed_address().or_else(only_address).ok_or_else(|| {
             let bind = variables::BIND;
             format!(
-                "this machine has no route to other networks and not exactly one IPv4 address; set \
-                 {bind} to its address on the network of the others, or {} to a hosts file",
+                "this machine has no route to other networks, and none or several IPv4 addresses; \
+                 set {bind} to its address on the network of the job, or {} to a hosts file",
                 variables::HOSTS
             )
         })?,
@@ -132,8 +132,8 @@ fn place() -> Result<Option<RankPlacement>, String> {
     }))
 }
 
-/// True where the user says on which address others reach this process.
-fn is_told_of_others() -> bool {
+/// True if the user has set the address at which peers reach this process.
+fn has_bind_address() -> bool {
     variable(variables::BIND).is_some()
 }
 
@@ -141,9 +141,9 @@ fn is_own(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// Where packets to other networks leave from; else where those to any neighbour would.
-fn address_on_the_way() -> Option<IpAddr> {
-    ELSEWHERE.iter().find_map(|there| {
+/// The local address of the default route.
+fn routed_address() -> Option<IpAddr> {
+    REMOTE_PROBES.iter().find_map(|there| {
         let any = if there.starts_with('[') {
             "[::]:0"
         } else {
@@ -156,7 +156,7 @@ fn address_on_the_way() -> Option<IpAddr> {
     })
 }
 
-/// On a network without a gateway: the address of this machine, if it has but one.
+/// The address of this machine if it has only one, for networks without a gateway.
 fn only_address() -> Option<IpAddr> {
     let all = interface_addresses().ok()?;
     let mut usable = all
@@ -166,11 +166,11 @@ fn only_address() -> Option<IpAddr> {
     usable.next().is_none().then_some(first)
 }
 
-/// The number of the node with an address: itself if it is of IPv4.
+/// The node number for an address: an IPv4 address itself, or a hash of an IPv6 address.
 fn number(address: IpAddr) -> u32 {
     let number = match address {
         IpAddr::V4(address) => u32::from(address),
-        // FNV-1a: the same on every machine.
+        // FNV-1a gives the same result on every machine.
         IpAddr::V6(address) => (address.octets().iter()).fold(0x811c_9dc5, |hash: u32, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         }),

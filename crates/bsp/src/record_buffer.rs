@@ -1,29 +1,30 @@
-//! The records of one rank for another, while they are recorded.
+//! Records for one rank, collected during a superstep.
 
 use dipole_link::window::Source;
 
 use crate::superstep::message::HEAD_BYTES as MESSAGE_HEAD_BYTES;
 use crate::superstep::record::{HEAD_BYTES, Record, filled};
 
-/// Longest message of records: long ones are cut, except what must stay together.
+/// Longest message of records. Longer data are split, except those that must stay together.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
-/// Shorter ones are not worth their heads.
-const LEAST_CHUNK_BYTES: usize = 4 << 10;
+/// Shortest limit of a message; below it, the headers cost too much.
+const MIN_CHUNK_BYTES: usize = 4 << 10;
 
-/// Records in memory of this process, in chunks that are messages once they have a head.
+/// Records in this process's memory, in chunks. Each chunk becomes a message once its header is
+/// filled in.
 #[derive(Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct RecordBuffer {
     chunks: Vec<Vec<u8>>,
-    /// Longest chunk, but for what must stay together.
-    most: usize,
+    /// Longest chunk, except for data that must stay together.
+    max_bytes: usize,
 }
 
-impl Parcel {
-    /// An empty one whose chunks have at most so many bytes.
-    pub(crate) fn new(most: usize) -> Parcel {
-        Parcel {
+impl RecordBuffer {
+    /// An empty buffer whose chunks have at most `max_bytes` bytes.
+    pub(crate) fn new(max_bytes: usize) -> RecordBuffer {
+        RecordBuffer {
             chunks: Vec::new(),
-            most: most.clamp(LEAST_CHUNK_BYTES, CHUNK_BYTES),
+            max_bytes: max_bytes.clamp(MIN_CHUNK_BYTES, CHUNK_BYTES),
         }
     }
 
@@ -31,7 +32,7 @@ impl Parcel {
         self.chunks.is_empty()
     }
 
-    /// Adds a record with its data.
+    /// Adds a record whose data stay together.
     pub(crate) fn push(&mut self, record: Record, data: &[Source<'_>]) {
         let bytes: usize = data.iter().map(|part| part.length()).sum();
         let room = HEAD_BYTES + filled(bytes);
@@ -43,19 +44,19 @@ impl Parcel {
         chunk.resize(chunk.len() + filled(bytes) - bytes, 0);
     }
 
-    /// Adds data in as many records as they take; `record` makes the one of so many bytes at an
-    /// offset.
-    pub(crate) fn push_cut(&mut self, data: Source<'_>, record: impl Fn(u64, u64) -> Record) {
-        const LEAST: usize = HEAD_BYTES + 1024;
-        let most = self.most;
+    /// Adds data in as many records as they need. `record` makes the record for an offset and a
+    /// length.
+    pub(crate) fn push_split(&mut self, data: Source<'_>, record: impl Fn(u64, u64) -> Record) {
+        const MIN_BYTES: usize = HEAD_BYTES + 1024;
+        let max_bytes = self.max_bytes;
         let mut done = 0;
         while done < data.length() {
             let left = data.length() - done;
             let chunk = self.chunk(
-                (HEAD_BYTES + filled(left)).min(LEAST),
+                (HEAD_BYTES + filled(left)).min(MIN_BYTES),
                 HEAD_BYTES + filled(left),
             );
-            let room = (most - chunk.len() - HEAD_BYTES) & !7;
+            let room = (max_bytes - chunk.len() - HEAD_BYTES) & !7;
             let length = left.min(room);
             chunk.extend_from_slice(&record(done as u64, length as u64).head());
             data.part(done, length).append_to(chunk);
@@ -64,15 +65,15 @@ impl Parcel {
         }
     }
 
-    /// The chunk for a record of at least `least` bytes, of which `wanted` are still to come.
-    fn chunk(&mut self, least: usize, wanted: usize) -> &mut Vec<u8> {
-        let fits = |chunk: &Vec<u8>| chunk.len() + least <= self.most;
+    /// A chunk with room for at least `min` bytes. `wanted` bytes are still to be added.
+    fn chunk(&mut self, min: usize, wanted: usize) -> &mut Vec<u8> {
+        let fits = |chunk: &Vec<u8>| chunk.len() + min <= self.max_bytes;
         if !self.chunks.last().is_some_and(fits) {
             let usual = match self.chunks.len() {
-                0 => (MESSAGE_HEAD_BYTES + wanted).clamp(256, self.most),
-                _ => self.most,
+                0 => (MESSAGE_HEAD_BYTES + wanted).clamp(256, self.max_bytes),
+                _ => self.max_bytes,
             };
-            let mut chunk = Vec::with_capacity(usual.max(MESSAGE_HEAD_BYTES + least));
+            let mut chunk = Vec::with_capacity(usual.max(MESSAGE_HEAD_BYTES + min));
             chunk.resize(MESSAGE_HEAD_BYTES, 0);
             self.chunks.push(chunk);
         }
@@ -80,7 +81,7 @@ impl Parcel {
         &mut self.chunks[last]
     }
 
-    /// The chunks, each with room for the head of a message in front.
+    /// Takes the chunks. Each has room in front for the header of a message.
     pub(crate) fn take(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.chunks)
     }
@@ -97,14 +98,14 @@ mod tests {
     use crate::superstep::record::Records;
 
     #[test]
-    fn long_data_are_cut_and_what_belongs_together_is_not() {
+    fn long_data_are_split_unless_they_must_stay_together() {
         let data: Vec<u8> = (0..300_000_u32).map(|byte| byte.to_le_bytes()[0]).collect();
-        let mut parcel = Parcel::new(CHUNK_BYTES);
-        parcel.push(
+        let mut buffer = RecordBuffer::new(CHUNK_BYTES);
+        buffer.push(
             Record::Message { tag: 2, length: 1 },
             &[Source::from(&[1, 2][..]), Source::from(&[3][..])],
         );
-        parcel.push_cut(Source::from(&data[..]), |offset, length| Record::Put {
+        buffer.push_split(Source::from(&data[..]), |offset, length| Record::Put {
             slot: 1,
             offset: 100 + offset,
             length,
@@ -113,14 +114,14 @@ mod tests {
             tag: 0,
             length: data.len() as u64,
         };
-        parcel.push(whole, &[Source::from(&data[..])]);
-        let chunks = parcel.take();
-        assert!(parcel.is_empty());
+        buffer.push(whole, &[Source::from(&data[..])]);
+        let chunks = buffer.take();
+        assert!(buffer.is_empty());
         assert_eq!(chunks.len(), 6);
         let mut found = vec![0; data.len()];
         let (mut messages, mut next) = (Vec::new(), 100);
         for chunk in &chunks {
-            for record in Records::new(Parcel::records(chunk)) {
+            for record in Records::new(RecordBuffer::records(chunk)) {
                 match record.expect("as written") {
                     (Record::Put { offset, length, .. }, bytes) => {
                         assert_eq!(offset, next);

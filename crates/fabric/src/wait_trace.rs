@@ -1,5 +1,5 @@
-//! What a program waits for at its queues of completions, kept if `DIPOLE_TRACE` says where. MPI looks
-//! again and again: a row of looks in vain is its wait, and the stack names its call.
+//! Records what a program waits for at its completion queues, if `DIPOLE_TRACE` is set. MPI libraries
+//! poll: a series of empty polls is one wait, and the stack shows the MPI call.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,15 +11,15 @@ use crate::completion::Entry;
 
 static RECORDER: OnceLock<Option<Arc<WaitRecorder>>> = OnceLock::new();
 
-/// Of one queue.
-pub(crate) struct Waits {
+/// The recorder of one queue.
+pub(crate) struct WaitTrace {
     recorder: Arc<WaitRecorder>,
     polls: PollTracker,
 }
 
-impl Waits {
-    /// None if waits of this process are not kept.
-    pub(crate) fn of_process() -> Option<Waits> {
+impl WaitTrace {
+    /// `None` if waits of this process are not recorded.
+    pub(crate) fn of_process() -> Option<WaitTrace> {
         let recorder = RECORDER.get_or_init(|| {
             let directory = dipole_node::trace_dir()?;
             let rank = Job::from_env().ok().map(|job| (job.rank, job.size));
@@ -28,27 +28,27 @@ impl Waits {
                 Err(cause) => {
                     let directory = directory.display();
                     eprintln!(
-                        "dipole: this process is not traced: cannot make a file in {directory} \
+                        "dipole: this process is not traced: cannot create a file in {directory} \
                          (DIPOLE_TRACE): {cause}"
                     );
                     None
                 }
             }
         });
-        recorder.clone().map(|recorder| Waits {
+        recorder.clone().map(|recorder| WaitTrace {
             recorder,
             polls: PollTracker::default(),
         })
     }
 
-    /// The queue is of this endpoint.
+    /// Records that the queue belongs to an endpoint.
     pub(crate) fn owns(&self, number: u64) {
         self.recorder.add_endpoint(place(number));
     }
 
-    /// The program has looked, and found this first of all; `own` is the queue's endpoint.
+    /// Counts a poll. `found` is the first entry, if there was one; `own` is the queue's endpoint.
     #[inline]
-    pub(crate) fn looked(&self, found: Option<&Entry>, own: impl FnOnce() -> Option<u64>) {
+    pub(crate) fn on_poll(&self, found: Option<&Entry>, own: impl FnOnce() -> Option<u64>) {
         let Some(entry) = found else {
             self.polls.empty_poll();
             return;
@@ -58,8 +58,8 @@ impl Waits {
         }
     }
 
-    /// The program sleeps until something comes: that is a wait, however short.
-    pub(crate) fn sleeps(&self) {
+    /// Begins a wait, however short, because the program sleeps.
+    pub(crate) fn on_sleep(&self) {
         self.polls.start_sleep();
     }
 
@@ -79,14 +79,14 @@ impl Waits {
     }
 }
 
-/// No queue is read any more.
+/// Closes the file when all queues are closed.
 pub(crate) fn close() {
     if let Some(Some(recorder)) = RECORDER.get() {
         recorder.close();
     }
 }
 
-/// From an address in one number ([`name::number`](crate::name::number)).
+/// From an address as a number ([`name::number`](crate::name::number)).
 fn place(number: u64) -> EndpointAddress {
     let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(u32::MAX);
     EndpointAddress {

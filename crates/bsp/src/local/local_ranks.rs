@@ -1,0 +1,385 @@
+//! The ranks of this node and their windows.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use dipole_link::cpu;
+use dipole_link::shm::pull::{self, Probe, PullRange};
+use dipole_link::window::Window;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::arena::Chunks;
+use super::sync_block::{AbortCause, SyncBlock, SyncPhase};
+use crate::failure::Failure;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Polls of a word before the rank yields its core, if each rank has a core.
+const SPINS: u32 = 300;
+/// Times that it yields its core before it sleeps.
+const YIELDS: u32 = 200;
+/// Longest window. It takes address space; memory is used only where it is written.
+const WINDOW_BYTES: usize = 1 << 36;
+
+/// Data that another rank of the node needs to open this rank's window and to copy its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct WindowOffer {
+    process: u32,
+    descriptor: i32,
+    length: u64,
+    probe_at: u64,
+    probe_number: u64,
+}
+
+impl WindowOffer {
+    /// As bytes, in the byte order of this machine: offers do not leave the node.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        self.as_bytes().to_vec()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<WindowOffer> {
+        WindowOffer::read_from_bytes(bytes).ok()
+    }
+
+    fn probe(&self) -> Probe {
+        Probe {
+            at: self.probe_at,
+            number: self.probe_number,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct LocalRank {
+    rank: u32,
+    /// `None` for this rank itself.
+    peer: Option<Peer>,
+}
+
+/// Another rank's process.
+#[derive(Debug)]
+struct Peer {
+    window: Window,
+    process: OwnedFd,
+    number: i32,
+    probe: Probe,
+    /// This process may read its memory.
+    can_pull: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct LocalRanks {
+    size: u32,
+    own: usize,
+    pub(crate) window: Window,
+    local_ranks: Vec<LocalRank>,
+    /// Holds a number that distinguishes this process from a later one with the same process ID.
+    probe: Box<u64>,
+    spins: u32,
+}
+
+impl LocalRanks {
+    /// The ranks of this node; `own` is this one of `size`. No other window is open yet.
+    ///
+    /// # Errors
+    /// The window cannot be created.
+    pub(crate) fn new(own: u32, size: u32, ranks: &[u32]) -> Result<LocalRanks, Failure> {
+        let window = Window::create(WINDOW_BYTES);
+        let window = window.map_err(Failure::system("memory for ranks of this node"))?;
+        let cores = cpu::usable_cores().map_or(1, |cores| cores.len());
+        let local_rank = |rank: &u32| LocalRank {
+            rank: *rank,
+            peer: None,
+        };
+        let place = ranks.iter().position(|rank| *rank == own);
+        Ok(LocalRanks {
+            size,
+            own: place.unwrap_or(0),
+            window,
+            local_ranks: ranks.iter().map(local_rank).collect(),
+            probe: Box::new(rand::random()),
+            spins: if ranks.len() <= cores { SPINS } else { 1 },
+        })
+    }
+
+    /// The number of ranks on this node.
+    pub(crate) fn count(&self) -> usize {
+        self.local_ranks.len()
+    }
+
+    /// Size of the sync block at the start of each window.
+    pub(crate) fn sync_block_bytes(&self) -> usize {
+        SyncBlock::bytes(self.size, self.local_ranks.len())
+    }
+
+    pub(crate) fn window_offer(&self) -> WindowOffer {
+        let probe = Probe::of(&self.probe);
+        WindowOffer {
+            process: std::process::id(),
+            descriptor: self.window.descriptor(),
+            length: self.window.length() as u64,
+            probe_at: probe.at,
+            probe_number: probe.number,
+        }
+    }
+
+    /// Opens the window of another rank.
+    ///
+    /// # Errors
+    /// Its process has ended, or this one may not access it.
+    pub(crate) fn attach(&mut self, rank: u32, offer: WindowOffer) -> Result<(), Failure> {
+        let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+        let failure = Failure::system("shared memory of another rank of this node");
+        let peer = (|| {
+            let length = usize::try_from(offer.length).map_err(|_| invalid())?;
+            let number = i32::try_from(offer.process).map_err(|_| invalid())?;
+            let pid = Pid::from_raw(number).ok_or_else(invalid)?;
+            Ok(Peer {
+                process: pidfd_open(pid, PidfdFlags::empty())?,
+                window: Window::open(offer.process, offer.descriptor, length)?,
+                number,
+                probe: offer.probe(),
+                can_pull: pull::pull(number, offer.probe(), 0, &mut []).is_ok(),
+            })
+        })();
+        let peer = peer.map_err(failure)?;
+        let known = self.local_ranks.iter_mut().find(|it| it.rank == rank);
+        known
+            .ok_or(invalid())
+            .map_err(Failure::system("a rank of another node sent a window"))?
+            .peer = Some(peer);
+        Ok(())
+    }
+
+    /// Index of this rank on the node.
+    pub(crate) fn own(&self) -> usize {
+        self.own
+    }
+
+    /// Index and rank of the other ranks of the node.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, u32)> + Clone {
+        let all = self.local_ranks.iter().enumerate();
+        all.map(|(index, local_rank)| (index, local_rank.rank))
+            .filter(|(index, _)| *index != self.own)
+    }
+
+    /// Indices of the other ranks.
+    pub(crate) fn others_in_order(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.own).chain(self.own + 1..self.local_ranks.len())
+    }
+
+    /// Indices of the other ranks, starting after this one.
+    pub(crate) fn others_after_own(&self) -> impl Iterator<Item = usize> + use<> {
+        (self.own + 1..self.local_ranks.len()).chain(0..self.own)
+    }
+
+    /// The rank with an index.
+    #[inline]
+    pub(crate) fn rank(&self, local_rank: usize) -> u32 {
+        self.local_ranks[local_rank].rank
+    }
+
+    /// The index of a rank of the node.
+    #[inline]
+    pub(crate) fn index(&self, rank: u32) -> Option<usize> {
+        let found = self
+            .local_ranks
+            .binary_search_by_key(&rank, |local_rank| local_rank.rank);
+        found.ok()
+    }
+
+    fn window_of(&self, local_rank: usize) -> &Window {
+        match &self.local_ranks[local_rank].peer {
+            Some(peer) => &peer.window,
+            None => &self.window,
+        }
+    }
+
+    /// The sync block of a rank of the node.
+    #[inline]
+    pub(crate) fn block(&self, local_rank: usize) -> SyncBlock<'_> {
+        SyncBlock::new(
+            self.window_of(local_rank),
+            self.size,
+            self.local_ranks.len(),
+        )
+    }
+
+    /// Records that another rank of the node has for this one.
+    pub(crate) fn records(&self, local_rank: usize, epoch: u32) -> Chunks<'_> {
+        let (block, window) = (self.block(local_rank), self.window_of(local_rank));
+        match block.inline_records(epoch) {
+            Some(inline) => Chunks::inline(window, inline),
+            None => Chunks::new(window, block.records(epoch, self.own)),
+        }
+    }
+
+    /// Replies that another rank of the node has for this one.
+    pub(crate) fn replies(&self, local_rank: usize) -> Chunks<'_> {
+        let (block, window) = (self.block(local_rank), self.window_of(local_rank));
+        match block.inline_replies(self.own) {
+            Some(inline) => Chunks::inline(window, inline),
+            None => Chunks::new(window, block.replies(self.own)),
+        }
+    }
+
+    /// True if this process may read the memory of a rank of the node.
+    #[inline]
+    pub(crate) fn can_pull(&self, local_rank: usize) -> bool {
+        let peer = self.local_ranks[local_rank].peer.as_ref();
+        peer.is_some_and(|peer| peer.can_pull)
+    }
+
+    /// Copies memory of another rank of the node.
+    ///
+    /// # Errors
+    /// The memory cannot be read.
+    pub(crate) fn pull(
+        &self,
+        local_rank: usize,
+        address: u64,
+        into: &mut [u8],
+    ) -> Result<(), Failure> {
+        let Some(peer) = &self.local_ranks[local_rank].peer else {
+            return Ok(());
+        };
+        let pulled = pull::pull(peer.number, peer.probe, address, into);
+        pulled.map_err(|cause| Failure::Gone {
+            rank: self.local_ranks[local_rank].rank,
+            cause: format!("its memory cannot be read: {cause}"),
+        })
+    }
+
+    /// Copies ranges of memory of another rank of the node.
+    ///
+    /// # Errors
+    /// The memory cannot be read.
+    ///
+    /// # Safety
+    /// That of [`pull::pull_ranges`].
+    pub(crate) unsafe fn pull_ranges(
+        &self,
+        local_rank: usize,
+        ranges: &[PullRange],
+    ) -> Result<(), Failure> {
+        let Some(peer) = &self.local_ranks[local_rank].peer else {
+            return Ok(());
+        };
+        // SAFETY: the caller's promise is that of `pull::pull_ranges`.
+        let pulled = unsafe { pull::pull_ranges(peer.number, peer.probe, ranges) };
+        pulled.map_err(|cause| Failure::Gone {
+            rank: self.local_ranks[local_rank].rank,
+            cause: format!("its memory cannot be read: {cause}"),
+        })
+    }
+
+    /// Publishes that this rank has reached a phase, and wakes ranks that sleep for it.
+    #[inline]
+    pub(crate) fn reach(&self, phase: SyncPhase, epoch: u32) {
+        let own = self.block(self.own);
+        own.reach(phase, epoch);
+        let sleeps = |(local_rank, _)| self.block(local_rank).sleeps_for(self.own);
+        if self.others().any(sleeps) {
+            own.wake(phase, epoch);
+        }
+    }
+
+    /// Polls for a short while until a rank has reached a phase. Returns whether it has.
+    #[inline]
+    pub(crate) fn wait_briefly(&self, local_rank: usize, phase: SyncPhase, epoch: u32) -> bool {
+        let block = self.block(local_rank);
+        for _ in 0..=self.spins {
+            if block.has_reached(phase, epoch).is_ok() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        LocalRanks::wait_yielding(&block, phase, epoch)
+    }
+
+    #[cold]
+    fn wait_yielding(block: &SyncBlock<'_>, phase: SyncPhase, epoch: u32) -> bool {
+        for _ in 0..YIELDS {
+            if block.has_reached(phase, epoch).is_ok() {
+                return true;
+            }
+            cpu::yield_core();
+        }
+        false
+    }
+
+    /// Sleeps until a rank has reached a phase, at most for `timeout`. Returns whether it has.
+    ///
+    /// # Errors
+    /// The rank's process has ended, or a rank of the node has ended the program.
+    pub(crate) fn sleep(
+        &self,
+        local_rank: usize,
+        phase: SyncPhase,
+        epoch: u32,
+        timeout: Duration,
+    ) -> Result<bool, Failure> {
+        let (block, own) = (self.block(local_rank), self.block(self.own));
+        own.sleep_for(Some(local_rank));
+        if let Err(seen) = block.has_reached(phase, epoch) {
+            let place = SyncBlock::place(phase, epoch);
+            self.window_of(local_rank).sleep(place, seen, timeout);
+        }
+        own.sleep_for(None);
+        if block.has_reached(phase, epoch).is_ok() {
+            return Ok(true);
+        }
+        self.check_abort()?;
+        // It may have reached the phase and ended meanwhile.
+        if block.has_reached(phase, epoch).is_ok() {
+            return Ok(true);
+        }
+        self.check_alive(local_rank)?;
+        Ok(false)
+    }
+
+    /// Fails if a rank of the node has ended the program.
+    ///
+    /// # Errors
+    /// [`Failure::Aborted`].
+    pub(crate) fn check_abort(&self) -> Result<(), Failure> {
+        let aborted = |(local_rank, _): &(usize, u32)| self.block(*local_rank).aborted().is_some();
+        match self.others().find(aborted) {
+            Some((_, rank)) => Err(Failure::Aborted { rank }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_alive(&self, local_rank: usize) -> Result<(), Failure> {
+        let Some(peer) = &self.local_ranks[local_rank].peer else {
+            return Ok(());
+        };
+        let mut ended = [PollFd::new(&peer.process, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        match poll(&mut ended, Some(&now)) {
+            Ok(1..) => Err(Failure::Gone {
+                rank: self.local_ranks[local_rank].rank,
+                cause: format!("process {} has ended", peer.number),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Publishes that this rank ends the program.
+    pub(crate) fn abort(&self, cause: AbortCause) {
+        self.block(self.own).abort(cause);
+    }
+
+    /// True if a lower rank of this node has ended the program because of its own error.
+    pub(crate) fn lower_rank_failed(&self) -> bool {
+        let lower = (0..self.own).map(|local_rank| self.block(local_rank).aborted());
+        lower
+            .into_iter()
+            .any(|aborted| aborted == Some(AbortCause::OwnError))
+    }
+}

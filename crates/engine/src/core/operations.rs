@@ -1,0 +1,198 @@
+//! Operations of other processes, done as they arrive.
+
+use std::ops::Range;
+
+use dipole_proto::wire::{
+    OPERATION_BYTES, Operation as Wire, OperationKind, Outcome, RefusedReason,
+};
+use dipole_proto::{EdgeId, PeerId};
+
+use super::Core;
+use crate::dispatch::{MessagePart, Source};
+use crate::gone::GoneReason;
+use crate::inbox::{Charge, NOTICE_BYTES};
+use crate::operations::{ANSWERS, Answer, AnswerData, Arriving, OperationResult, fill, place_in};
+
+impl Core {
+    /// A whole operation, next in the order of its edge.
+    pub(crate) fn on_operation(
+        &mut self,
+        edge: EdgeId,
+        (from, target): (u32, u32),
+        bytes: Range<usize>,
+        source: &(impl Source + ?Sized),
+    ) {
+        let data = bytes.start + OPERATION_BYTES..bytes.end;
+        let total = data.len() as u64;
+        let operation = parse_head(bytes.start, total, source);
+        let mut arrived = Arriving {
+            edge,
+            sequence: 0,
+            target,
+            operation,
+            total,
+            refused: None,
+            word: [0; 8],
+        };
+        let operations = &mut self.operations;
+        match operation.kind {
+            OperationKind::Put => {
+                let checked = operations.check(target, &operation, total);
+                let (at, length) = (place_in(operation.offset, 0), data.len());
+                let copy = |place: &mut [u8]| source.copy(data, place);
+                let put = checked.and_then(|memory| fill(memory, at, length, copy));
+                arrived.refused = put.err();
+            }
+            OperationKind::CompareSwap => source.copy(data, &mut arrived.word),
+            OperationKind::Answer(_) => {
+                let answer = (edge.peer, &operation, total);
+                operations.requests.place(answer, data, source);
+            }
+            OperationKind::Get | OperationKind::FetchAdd | OperationKind::Fence => {}
+        }
+        self.conclude_operation(from, &arrived);
+    }
+
+    /// A piece of an operation, or one that earlier ones of its edge must precede.
+    pub(crate) fn hold_operation(
+        &mut self,
+        part: MessagePart,
+        has_head: bool,
+        source: &(impl Source + ?Sized),
+    ) {
+        let MessagePart {
+            edge,
+            target,
+            sequence,
+            offset,
+            total,
+            bytes,
+        } = part;
+        let head = if has_head { OPERATION_BYTES } else { 0 };
+        let data = bytes.start + head..bytes.end;
+        let operations = &mut self.operations;
+        let index = operations.find(edge, sequence).unwrap_or_else(|| {
+            operations.arriving.push(Arriving {
+                edge,
+                sequence,
+                target,
+                operation: parse_head(bytes.start, total, source),
+                total,
+                refused: None,
+                word: [0; 8],
+            });
+            operations.arriving.len() - 1
+        });
+        if !data.is_empty() {
+            operations.place(index, offset, data, source);
+        }
+    }
+
+    /// All of an operation has come, and all before it on its edge.
+    pub(crate) fn complete_operation(&mut self, edge: EdgeId, from: u32, sequence: u64) {
+        if let Some(index) = self.operations.find(edge, sequence) {
+            let arrived = self.operations.arriving.swap_remove(index);
+            self.conclude_operation(from, &arrived);
+        }
+    }
+
+    /// Does what is left of an operation whose data are in their place, and answers.
+    fn conclude_operation(&mut self, from: u32, arrived: &Arriving) {
+        let Arriving {
+            edge,
+            target,
+            ref operation,
+            total,
+            ..
+        } = *arrived;
+        let operations = &mut self.operations;
+        if let OperationKind::Answer(outcome) = operation.kind {
+            operations.consumed.push(edge);
+            if target == ANSWERS {
+                let key = operations
+                    .requests
+                    .answered(edge.peer, operation, outcome, total);
+                key.into_iter().for_each(|key| self.ready.notify(key));
+            }
+            return;
+        }
+        let (outcome, value, data) = match operations.conclude(arrived) {
+            Ok((value, data)) => (Outcome::Done, value, data),
+            Err(outcome) => (outcome, 0, AnswerData::None),
+        };
+        let mut charge = Some(edge);
+        if operation.gives_notice
+            && outcome == Outcome::Done
+            && operation.kind == OperationKind::Put
+        {
+            let arrival = self.arrival(edge.peer, from, target, Charge::Edge(edge));
+            let notice = notice_bytes(operation, total);
+            let ready = &mut self.ready;
+            // The notice holds the credit until it is read.
+            if self.dispatch.deliver_notice(&arrival, &notice, ready) {
+                charge = None;
+            }
+        }
+        if outcome == Outcome::Done && !operation.wants_answer {
+            self.operations.consumed.extend(charge);
+            return;
+        }
+        let answer = Answer {
+            operation: operation.answer((from, target), outcome, value),
+            data,
+            charge,
+            asked: target,
+        };
+        self.operations.answers.push(edge.peer, answer);
+    }
+
+    /// Messages and operations of an edge were not taken; the latter only where the receiver
+    /// has no room for the edge, or a rule was broken.
+    pub(crate) fn refuse_operations(&mut self, edge: EdgeId, reason: RefusedReason) {
+        if matches!(reason, RefusedReason::NoEndpoint | RefusedReason::Closed) {
+            return;
+        }
+        let requests = &mut self.operations.requests;
+        let keys = requests.fail(|it| it == edge, || OperationResult::NotTaken(reason));
+        keys.into_iter().for_each(|key| self.ready.notify(key));
+    }
+
+    /// A peer is gone: what it was asked fails, what it asked is forgotten.
+    pub(crate) fn forget_operations(&mut self, peer: PeerId, reason: GoneReason) {
+        let operations = &mut self.operations;
+        operations.arriving.retain(|it| it.edge.peer != peer);
+        operations.consumed.retain(|edge| edge.peer != peer);
+        operations.answers.forget_peer(peer);
+        operations.requests.forget_peer(peer);
+        let why = || OperationResult::Gone(Some(reason));
+        let keys = operations.requests.fail(|edge| edge.peer == peer, why);
+        keys.into_iter().for_each(|key| self.ready.notify(key));
+    }
+}
+
+/// What stands for an operation that cannot be read: it is done, and changes nothing.
+const NONSENSE: Wire = Wire {
+    kind: OperationKind::Answer(Outcome::NoRegion),
+    wants_answer: false,
+    gives_notice: false,
+    id: 0,
+    key: u64::MAX,
+    offset: 0,
+    value: 0,
+};
+
+fn parse_head(at: usize, total: u64, source: &(impl Source + ?Sized)) -> Wire {
+    let mut head = [0; OPERATION_BYTES];
+    source.copy(at..at + OPERATION_BYTES, &mut head);
+    Wire::parse(&head, total).unwrap_or(NONSENSE)
+}
+
+/// What the owner is told: the region's key, where, how much, and the initiator's value.
+fn notice_bytes(operation: &Wire, length: u64) -> [u8; NOTICE_BYTES] {
+    let words = [operation.key, operation.offset, length, operation.value];
+    let mut bytes = [0; NOTICE_BYTES];
+    for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *place = word.to_le_bytes();
+    }
+    bytes
+}

@@ -1,0 +1,81 @@
+//! Operations that have begun and are not complete, by their numbers.
+
+use std::collections::VecDeque;
+
+use dipole_node::Region;
+use rustc_hash::FxHashMap;
+
+use super::atomic::PendingUpdate;
+use super::receives::{Get, PendingFetch};
+use super::rma::PendingRma;
+use crate::completion::Entry;
+use crate::memory::RegisteredMemory;
+
+/// The context of posted messages whose completion nothing depends on.
+pub(super) const UNTRACKED: u64 = 0;
+
+/// A long message that its receiver has not fetched.
+pub(super) struct Offered {
+    /// Closed when this is dropped, before the memory.
+    pub(super) _region: Region,
+    pub(super) _memory: RegisteredMemory,
+    /// The receiver's address as a number.
+    pub(super) to: u64,
+    pub(super) notify: bool,
+    pub(super) entry: Entry,
+}
+
+/// The operation that completions from the node's queue belong to.
+pub(super) enum Pending {
+    Fetch(PendingFetch),
+    Rma(PendingRma),
+}
+
+/// All incomplete operations. Each has a number that no other one ever had.
+#[derive(Default)]
+pub(super) struct Outstanding {
+    last_number: u64,
+    /// Operations posted to edges that have not completed.
+    posted: usize,
+    pub(super) offered: FxHashMap<u64, Offered>,
+    pub(super) pending: FxHashMap<u64, Pending>,
+    /// Atomic operations that have not been answered.
+    pub(super) updates: FxHashMap<u64, PendingUpdate>,
+    /// Gets that their edges had no room for.
+    pub(super) delayed: VecDeque<(u64, Get)>,
+}
+
+impl Outstanding {
+    #[inline]
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    #[inline]
+    pub(super) fn posted(&self) -> usize {
+        self.posted
+    }
+
+    pub(super) fn add_posted(&mut self, count: usize) {
+        self.posted += count;
+    }
+
+    pub(super) fn on_completed(&mut self) {
+        self.posted -= 1;
+    }
+
+    /// Addresses, as numbers, of peers that have to act before an operation completes.
+    pub(super) fn peers(&self) -> impl Iterator<Item = u64> {
+        let receivers = self.offered.values().map(|offered| offered.to);
+        receivers.chain(self.updates.values().map(|update| update.to))
+    }
+
+    /// Drops all operations without completing them. Posted ones still count until they complete.
+    pub(super) fn clear(&mut self) {
+        self.offered.clear();
+        self.pending.clear();
+        self.updates.clear();
+        self.delayed.clear();
+    }
+}

@@ -1,0 +1,137 @@
+//! When to poll the network besides shared memory, and when to check that peers are alive.
+
+use std::time::{Duration, Instant};
+
+/// One in so many polls of shared memory also polls the network, even while messages arrive.
+const POLLS_PER_NETWORK_POLL: u32 = 64;
+/// After shared memory has been empty for this long, the network is polled as well.
+const SHM_ONLY_TIME: Duration = Duration::from_micros(2);
+/// Empty polls between two reads of the clock for the peer check.
+const POLLS_PER_CHECK: u32 = 4096;
+/// How often peers that something waits for are checked.
+const PEER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Poll counts and times of one endpoint.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    polls: u32,
+    /// Number of times the program has asked for progress.
+    round: u64,
+    /// Start of the period without messages through shared memory.
+    idle_since: Option<Instant>,
+    /// The last poll of shared memory that found nothing.
+    polled_at: Instant,
+    peers_checked_at: Instant,
+}
+
+impl Schedule {
+    pub(super) fn new() -> Schedule {
+        let now = Instant::now();
+        Schedule {
+            polls: 0,
+            round: 0,
+            idle_since: None,
+            polled_at: now,
+            peers_checked_at: now,
+        }
+    }
+
+    #[inline]
+    pub(super) fn round(&self) -> u64 {
+        self.round
+    }
+
+    #[inline]
+    pub(super) fn begin_round(&mut self) {
+        self.round += 1;
+    }
+
+    #[inline]
+    pub(super) fn end_round(&mut self) {
+        self.polls = self.polls.wrapping_add(1);
+    }
+
+    /// True in every other round.
+    #[inline]
+    pub(super) fn is_even(&self) -> bool {
+        self.polls & 1 == 0
+    }
+
+    #[inline]
+    pub(super) fn includes_network(&self, shares_memory: bool) -> bool {
+        !shares_memory || self.polls.is_multiple_of(POLLS_PER_NETWORK_POLL)
+    }
+
+    #[inline]
+    pub(super) fn on_received(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// Called after an empty poll of shared memory: true if it has been empty for
+    /// [`SHM_ONLY_TIME`], or if this process was off its core for that long.
+    pub(super) fn is_network_due(&mut self) -> bool {
+        let now = Instant::now();
+        let last = std::mem::replace(&mut self.polled_at, now);
+        let since = *self.idle_since.get_or_insert(now);
+        let is_due = now - since.min(last) >= SHM_ONLY_TIME;
+        if is_due {
+            self.idle_since = Some(now);
+        }
+        is_due
+    }
+
+    /// Has the clock read after the next poll: the thread slept instead of polling.
+    pub(super) fn on_slept(&mut self) {
+        self.polls |= POLLS_PER_CHECK - 1;
+    }
+
+    #[inline]
+    pub(super) fn is_peer_check_due(&self) -> bool {
+        self.polls.is_multiple_of(POLLS_PER_CHECK) && self.is_peer_check_overdue()
+    }
+
+    pub(super) fn is_peer_check_overdue(&self) -> bool {
+        self.peers_checked_at.elapsed() >= PEER_CHECK_INTERVAL
+    }
+
+    pub(super) fn time_to_peer_check(&self) -> Duration {
+        PEER_CHECK_INTERVAL.saturating_sub(self.peers_checked_at.elapsed())
+    }
+
+    pub(super) fn on_peers_checked(&mut self) {
+        self.peers_checked_at = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_network_is_polled_in_one_of_64_rounds_and_when_memory_stays_empty() {
+        let mut schedule = Schedule::new();
+        let mut polled = 0;
+        for _ in 0..128 {
+            assert!(schedule.includes_network(false));
+            polled += u32::from(schedule.includes_network(true));
+            schedule.end_round();
+        }
+        assert_eq!(polled, 2);
+        schedule.is_network_due();
+        std::thread::sleep(SHM_ONLY_TIME);
+        assert!(schedule.is_network_due());
+    }
+
+    #[test]
+    fn a_sleep_makes_the_next_poll_read_the_clock() {
+        let mut schedule = Schedule::new();
+        schedule.peers_checked_at -= PEER_CHECK_INTERVAL;
+        schedule.end_round();
+        assert!(!schedule.is_peer_check_due());
+        schedule.on_slept();
+        schedule.end_round();
+        assert!(schedule.is_peer_check_due());
+        schedule.on_peers_checked();
+        assert!(!schedule.is_peer_check_due());
+    }
+}
