@@ -45,7 +45,7 @@ pub(super) struct Taken {
     pub(super) age: Duration,
 }
 
-/// What to send after an announcement.
+/// Packet to send after an announcement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     /// An announcement of this node, to an address of the other.

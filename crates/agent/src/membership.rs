@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::num::{NonZeroU8, NonZeroUsize};
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 use dipole_naming::key::{ClusterKey, MacKey, random_bytes};
@@ -28,7 +28,7 @@ use super::member::{Member, is_later, later_by};
 pub(super) use auth::is_membership;
 use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth, Received};
 use contacts::{Contacts, canonical, digest};
-use swim::{Swim, is_indirect};
+use swim::{Swim, is_indirect, nonzero};
 use sync::Digests;
 pub use trial::receive_anything;
 
@@ -688,10 +688,6 @@ impl Membership {
             is_urgent,
         });
     }
-}
-
-fn nonzero(number: usize) -> NonZeroUsize {
-    NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN)
 }
 
 mod auth;

@@ -13,8 +13,8 @@ const MAX_PROCESSES: usize = 1000;
 const COMMAND_CHARS: usize = 80;
 /// Values that may decrease.
 const GAUGES: [&str; 5] = [
-    "peers by packets",
-    "peers by shared memory",
+    "network peers",
+    "shared memory peers",
     "edges",
     "unread bytes",
     "free frames",

@@ -92,7 +92,7 @@ pub struct RunArgs {
     /// How long ranks may take to end after SIGTERM before they are killed, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
-    /// What to do with the other ranks when one fails, or is lost with its host
+    /// Action on the other ranks when one fails, or is lost with its host
     #[arg(long, value_enum, default_value_t = launcher::OnLoss::End)]
     on_loss: launcher::OnLoss,
     /// How often a rank is restarted with `--on-loss restart`

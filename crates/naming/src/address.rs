@@ -57,7 +57,7 @@ pub enum AddressError {
         u8::from(*.part == "node")
     )]
     BadNumber {
-        /// Which part: `node` or `endpoint`.
+        /// The part: `node` or `endpoint`.
         part: &'static str,
         /// The text.
         found: String,

@@ -50,7 +50,7 @@ fn runtime_dir_from(get: &dyn Fn(&str) -> Option<String>) -> PathBuf {
 }
 
 /// Directory for measured properties of links: `DIPOLE_PROFILE`, else `dipole/profile` in the
-/// user's configuration directory; `None` if there is none.
+/// user's configuration directory; `None` if the user has no such directory.
 #[must_use]
 pub fn profile_dir() -> Option<PathBuf> {
     profile_dir_from(&variable)

@@ -355,8 +355,8 @@ impl ClusterKey {
         replace().map_err(|cause| match cause.kind() {
             io::ErrorKind::AlreadyExists => KeyError::Rotation {
                 file: file.clone(),
-                found: "a key, and beside it lies a file of the same name and `.new`, of an \
-                        exchange that goes on or was killed: remove that one",
+                found: "a key, but a file of the same name with `.new` exists, of an exchange that \
+                        is in progress or was killed: remove it",
             },
             _ => KeyError::System {
                 file: file.clone(),

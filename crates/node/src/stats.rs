@@ -47,8 +47,8 @@ impl Stats {
             faults: _,
         } = *self;
         let mut values = vec![
-            ("peers by packets", peers as u64),
-            ("peers by shared memory", local_peers as u64),
+            ("network peers", peers as u64),
+            ("shared memory peers", local_peers as u64),
             ("edges", edges as u64),
             ("unread bytes", pool_used_bytes),
             ("free frames", free_frames as u64),

@@ -288,7 +288,7 @@ fn overview(shown: &[&Found]) -> String {
         format!("{:.1}", bytes as f64 / 1e6)
     };
     for one in shown {
-        let peers = one.value("peers by packets") + one.value("peers by shared memory");
+        let peers = one.value("network peers") + one.value("shared memory peers");
         table.add_row([
             one.report.pid().unwrap_or(0).to_string(),
             short(one.name(), 16),

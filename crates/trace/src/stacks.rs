@@ -61,7 +61,7 @@ impl Stacks {
         }
     }
 
-    /// Duration of the walk in the last [`record`](Self::record); 0 if there was none.
+    /// Duration of the walk in the last [`record`](Self::record); 0 without one.
     #[must_use]
     pub fn walk_ns(&self) -> u64 {
         self.walk_ns

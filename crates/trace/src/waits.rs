@@ -38,7 +38,7 @@ pub struct EndpointAddress {
     pub endpoint: u32,
 }
 
-/// What was waited for.
+/// Event that a process waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Cause {
     /// A message.
@@ -55,7 +55,7 @@ pub enum Cause {
 /// A wait that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// What the process waited for.
+    /// Event that the process waited for.
     pub cause: Cause,
     /// Number of the call stack in the file, from 1; 0 if unknown.
     pub stack: u32,

@@ -32,7 +32,7 @@ pub(crate) struct Rules {
     max_ranks: Option<u32>,
 }
 
-/// What to do while users are logged in.
+/// Behaviour while users are logged in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Users {

@@ -10,7 +10,7 @@ use dipole_node::NodeId;
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What to do when a rank fails.
+/// Action when a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
     /// Terminate the other ranks

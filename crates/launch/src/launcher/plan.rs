@@ -1,4 +1,4 @@
-//! What ranks need to start: the same for a whole job, and parts for each host.
+//! Data that ranks need to start: common to a job, and specific to each host.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -30,7 +30,7 @@ pub struct Announcement {
     pub facts: NodeFacts,
 }
 
-/// What an agent publishes about its node, besides its number.
+/// Properties of a node that its agent publishes, besides its number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFacts {
     /// The directory's port.

@@ -164,7 +164,7 @@ fn run(service: &Service, lock: &File, path: &Path) {
     }
 }
 
-/// What to do after serving for a while.
+/// Action after serving for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// Serve again, perhaps at another address.

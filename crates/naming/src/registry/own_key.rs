@@ -13,7 +13,7 @@ use crate::key::{ClusterKey, KeyError, Security};
 pub(super) const NAME: &str = "key";
 
 impl Registry {
-    /// The key of this node and user, created if there is none yet.
+    /// The key of this node and user, created if it does not exist.
     ///
     /// # Errors
     /// It cannot be read or written, or is damaged.

@@ -410,7 +410,7 @@ impl PendingLookup<'_> {
         Ok(())
     }
 
-    /// Waits for a reply to any of the queries sent so far; `None` if there is none in time.
+    /// Waits for a reply to any of the queries sent so far; `None` if no reply arrives in time.
     fn wait(&self, until: Instant) -> io::Result<Option<Reply>> {
         let mut failed = None;
         loop {

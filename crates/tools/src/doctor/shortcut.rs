@@ -68,7 +68,7 @@ fn judge(access: &Access, has_tcx: bool, path: &Path) -> Finding {
         }
         Access::Granted(Err(GrantError::NoBroker { .. })) => Finding::good(
             NAME,
-            "not for this user, so small packets take the socket: nobody grants rings here",
+            "not for this user, so small packets take the socket: no broker grants rings here",
         )
         .advise(allow),
         Access::Granted(Err(GrantError::Refused(refusal))) => {
@@ -166,7 +166,7 @@ mod tests {
             (Access::Own, false, Slow, "no TCX"),
             (granted(true), true, Good, "raw frames"),
             (granted(false), true, Good, "by the socket"),
-            (nobody, true, Good, "nobody grants"),
+            (nobody, true, Good, "no broker grants"),
             (refused(Reason::User), true, Good, "because"),
             (refused(Reason::Limit), true, Slow, "because"),
             (refused(Reason::Size), true, Slow, "because"),

@@ -165,7 +165,7 @@ impl Sampler {
                 pid,
                 command: one.name().to_owned(),
                 endpoints: one.chosen_endpoints(),
-                peers: one.value("peers by packets") + one.value("peers by shared memory"),
+                peers: one.value("network peers") + one.value("shared memory peers"),
                 messages: now.messages,
                 messages_per_s: per_s(|counts| counts.messages),
                 bytes_out_per_s: per_s(|counts| counts.out),

@@ -83,6 +83,6 @@ fn doctor_reports_grants_attached_programs_and_bypasses_to_each_user() {
         &scene.doctor(ALICE),
         "bpf link",
         "net0",
-        "nobody grants rings",
+        "no broker grants rings",
     );
 }

@@ -46,7 +46,7 @@ struct Inner {
 /// Result of a wait.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitEnd {
-    /// What the process waited for.
+    /// Event that the process waited for.
     pub cause: Cause,
     /// The process's endpoint.
     pub own: Option<EndpointAddress>,

@@ -44,7 +44,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "self.arenas[(epoch as usize + 1) % 2].clear(&mates.window);",
     },
     Mutant {
-        name: "supersteps-nobody-finishes",
+        name: "supersteps-no-rank-finishes",
         effect: "a rank exits while other ranks copy its memory",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
