@@ -404,9 +404,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "            self.prod_due = true;
-            self.output_of(now);
+            self.ask(now);
             self.prod.again",
-        replacement: "            self.output_of(now);
+        replacement: "            self.ask(now);
             self.prod.again",
     },
     Mutant {

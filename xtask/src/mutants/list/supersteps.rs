@@ -9,62 +9,62 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "results of a rank's gets overwrite what other ranks put there",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "        self.take_local_answers(epoch)?;
-        self.take_remote_answers()?;
+        snippet: "        self.write_local_replies(epoch)?;
+        self.write_remote_replies()?;
         self.apply_local(&own, epoch)?;",
         replacement: "        self.apply_local(&own, epoch)?;
-        self.take_local_answers(epoch)?;
-        self.take_remote_answers()?;",
+        self.write_local_replies(epoch)?;
+        self.write_remote_replies()?;",
     },
     Mutant {
         name: "supersteps-puts-before-reads",
         effect: "gets read data of puts of the same superstep",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "        let own_answers = self.answer_all(&own, &came, epoch)?;",
+        snippet: "        let own_replies = self.reply_to_own(&own)?;",
         replacement: "        self.apply_local(&own, epoch)?;
-        let own_answers = self.answer_all(&own, &came, epoch)?;",
+        let own_replies = self.reply_to_own(&own)?;",
     },
     Mutant {
         name: "supersteps-both-arenas-cleared",
         effect: "memory is returned to the system while other ranks read it",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/shared_memory.rs",
         suite: Suite::Supersteps,
-        snippet: "            self.arenas[epoch as usize % 2].clear(&mates.window);",
-        replacement: "            for arena in &mut self.arenas {
-                arena.clear(&mates.window);
-            }",
+        snippet: "        self.arenas[self.current].clear(&self.ranks.window);",
+        replacement: "        for arena in &mut self.arenas {
+            arena.clear(&self.ranks.window);
+        }",
     },
     Mutant {
         name: "supersteps-other-arena-cleared",
         effect: "records overwrite data that other ranks still read",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/shared_memory.rs",
         suite: Suite::Supersteps,
-        snippet: "self.arenas[epoch as usize % 2].clear(&mates.window);",
-        replacement: "self.arenas[(epoch as usize + 1) % 2].clear(&mates.window);",
+        snippet: "self.arenas[self.current].clear(&self.ranks.window);",
+        replacement: "self.arenas[self.current ^ 1].clear(&self.ranks.window);",
     },
     Mutant {
         name: "supersteps-no-rank-finishes",
         effect: "a rank exits while other ranks copy its memory",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
-        snippet: "        if self.exchange.knowledge().has_pulls() {",
-        replacement: "        if self.exchange.knowledge().has_pulls() && epoch == 0 {",
+        snippet: "        if self.exchange.summary().has_pulls() {",
+        replacement: "        if self.exchange.summary().has_pulls() && epoch == 0 {",
     },
     Mutant {
         name: "supersteps-answers-unawaited",
         effect: "results of local ranks are read before they have been written",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "            self.wait_for(mate, (Milestone::Answered, epoch), None)?;",
-        replacement: "            self.wait_for(mate, (Milestone::Arrived, epoch), None)?;",
+        snippet: "Event::new(local_rank, SyncPhase::Replied, epoch)",
+        replacement: "Event::new(local_rank, SyncPhase::Arrived, epoch)",
     },
     Mutant {
         name: "supersteps-parcels-incomplete",
         effect: "a rank reads for other ranks before all of their gets have arrived",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "        self.pump(|process| process.is_complete())?;",
+        snippet: "        self.pump(|process| process.has_all_records())?;",
         replacement: "        self.pump(|_| true)?;",
     },
     Mutant {
@@ -78,26 +78,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-parcels-kept",
         effect: "records of a superstep are applied again in the next one",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/shared_memory.rs",
         suite: Suite::Supersteps,
-        snippet: "        self.local.fill(LocalParcel::default());",
-        replacement: "        let _kept = &self.local;",
+        snippet: "        self.buffers.fill(LocalRecordBuffer::default());",
+        replacement: "        let _kept = &self.buffers;",
     },
     Mutant {
         name: "supersteps-first-chunk-is-all",
         effect: "a parcel counts as complete after its first chunk",
-        file: "crates/bsp/src/superstep/exchange.rs",
+        file: "crates/bsp/src/superstep/inbox.rs",
         suite: Suite::Supersteps,
-        snippet: "self.total == Some(self.came)",
+        snippet: "self.total == Some(self.received)",
         replacement: "self.total.is_some()",
     },
     Mutant {
         name: "supersteps-counts-kept",
         effect: "parcels of a superstep count for the next one",
-        file: "crates/bsp/src/superstep/exchange.rs",
+        file: "crates/bsp/src/superstep/inbox.rs",
         suite: Suite::Supersteps,
-        snippet: "        self.parcels.fill(Count::default());",
-        replacement: "        let _kept = &self.parcels;",
+        snippet: "        self.records.counts.fill(ChunkCount::default());",
+        replacement: "        let _kept = &self.records.counts;",
     },
     Mutant {
         name: "supersteps-chunks-unlinked",
@@ -110,20 +110,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-pullers-only",
         effect: "only gets without a copy report that memory is read",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/pending.rs",
         suite: Suite::Supersteps,
-        snippet: "let pulls = self.is_pulled || !self.pulls.is_empty();",
-        replacement: "let pulls = !self.pulls.is_empty();",
+        snippet: "        self.is_pulled || !self.pulls.is_empty()",
+        replacement: "        !self.pulls.is_empty()",
     },
     Mutant {
         name: "supersteps-placed-early",
         effect: "bytes are written while their owner is still in the previous superstep",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
-        snippet: "        self.send_parcels();
+        snippet: "        self.send_records();
 ",
-        replacement: "        self.send_parcels();
-        self.exchange.place_all();
+        replacement: "        self.send_records();
+        self.exchange.start_remote_writes();
 ",
     },
     Mutant {
@@ -131,7 +131,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a rank exits while its memory is still read",
         file: "crates/bsp/src/process/sync/transmit.rs",
         suite: Suite::Supersteps,
-        snippet: "        Ok(!self.is_placing())",
+        snippet: "        Ok(!self.has_pending_writes())",
         replacement: "        Ok(true)",
     },
     Mutant {
@@ -139,15 +139,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "results of gets overwrite data that has not been read yet",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "if direct.iter().any(|(.., is_ready)| !is_ready) {",
-        replacement: "if direct.iter().any(|(.., is_ready)| !is_ready) && epoch == 0 {",
+        snippet: "if theirs.written.iter().any(|reply| !reply.is_ready) {",
+        replacement: "if theirs.written.iter().any(|reply| !reply.is_ready) && self.size == 0 {",
     },
     Mutant {
         name: "supersteps-last-message-stays",
         effect: "a rank waits for another message after the last one",
         file: "crates/bsp/src/process/sync/transmit.rs",
         suite: Suite::Supersteps,
-        snippet: "            if has_waited && is_sent {",
-        replacement: "            if has_waited && is_sent && self.size == 0 {",
+        snippet: "            if had_unsent && is_sent {",
+        replacement: "            if had_unsent && is_sent && self.size == 0 {",
     },
 ];
