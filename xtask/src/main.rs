@@ -118,7 +118,7 @@ fn simulate(seeds: u64, from: u64, fresh: bool) -> Result<(), Failure> {
     };
     run(command
         .args(["-p", "dipole-node", "--test", "simulation", "--"])
-        .args(["two_thousand_seeds_break_no_rule", "--nocapture"])
+        .args(["two_thousand_seeds_violate_no_rule", "--nocapture"])
         .env("DIPOLE_SEEDS", seeds.to_string())
         .env("DIPOLE_SEED_FROM", from.to_string()))
 }

@@ -13,21 +13,27 @@ use std::path::Path;
 use sources::{files, read, root, with_extensions};
 
 /// Folders below `crates/`, and our crates that each may depend on. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 23] = [
+const MAY_USE: [(&str, &[&str]); 25] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
     ("naming", &["link"]),
+    ("model", &["naming"]),
     ("driver", &["proto", "link"]),
-    ("engine", &["proto", "link", "bpf", "naming", "driver"]),
+    (
+        "engine",
+        &["proto", "link", "bpf", "naming", "model", "driver"],
+    ),
     (
         "node",
-        &["proto", "link", "bpf", "naming", "driver", "engine"],
+        &[
+            "proto", "link", "bpf", "naming", "model", "driver", "engine",
+        ],
     ),
     ("group", &["proto", "node"]),
     ("trace", &["link"]),
-    ("bsp", &["link", "node", "trace"]),
-    ("bsp-capi", &["bsp", "reshuffle"]),
+    ("bsp", &["link", "model", "node", "trace"]),
+    ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "group", "streams", "trace"]),
     ("fabric", &["node", "trace"]),
@@ -40,14 +46,20 @@ const MAY_USE: [(&str, &[&str]); 23] = [
     (
         "bench",
         &[
-            "naming", "engine", "node", "bpf", "link", "testbed", "bsp", "proto", "page",
+            "naming", "model", "node", "bpf", "link", "testbed", "bsp", "proto", "page",
         ],
     ),
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "group", "bsp",
-            "page", "trace",
+            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "model", "node", "group",
+            "bsp", "page", "trace",
+        ],
+    ),
+    (
+        "lab",
+        &[
+            "bench", "bsp", "engine", "launch", "link", "model", "node", "page", "proto", "testbed",
         ],
     ),
     ("testbed", &[]),
@@ -112,7 +124,7 @@ fn every_crate_depends_only_on_those_below_it() {
         }
         // Only tests use the testbed, and a benchmark of a shaped network.
         assert!(
-            name == "bench"
+            ["bench", "lab"].contains(&&**name)
                 || !ours(manifest, &["dependencies", "build-dependencies"]).contains("testbed"),
             "crates/{name} uses the testbed outside its tests"
         );

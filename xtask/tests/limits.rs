@@ -23,7 +23,10 @@ const STRUCT_FIELDS: usize = 20;
 const PARAMETERS: usize = 6;
 
 /// Places that may exceed a limit, as `path` or `path: item`, each with the reason.
-const EXCEPTIONS: &[(&str, &str)] = &[];
+const EXCEPTIONS: &[(&str, &str)] = &[(
+    "crates/node/tests/simulation/totals.rs: Totals",
+    "one counter per kind of event, added up by name",
+)];
 
 /// Everything in one file that exceeds a limit.
 struct Excess<'a> {

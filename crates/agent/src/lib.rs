@@ -178,7 +178,7 @@ pub fn execute(
 fn open_node(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
     let mut config = Config::from_env().map_err(AgentError::Config)?;
     if let Some(node) = nid {
-        config.act_as(node).map_err(AgentError::Config)?;
+        config.set_node(node).map_err(AgentError::Config)?;
     }
     let registry = Registry::open(&config.runtime_dir, config.node)?.with_key(config.key.as_ref());
     Ok((config, registry))
@@ -189,7 +189,7 @@ fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
     // Nodes that an earlier agent discovered are discovered again.
     if config.hosts.is_from_agent() {
         config.hosts = Hosts::local_only(config.node);
-        config.settle();
+        config.apply_hosts_file();
     }
     serve::serve(&config, &registry, args, json)
 }

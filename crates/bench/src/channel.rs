@@ -1,49 +1,48 @@
-//! What a subject must be able to do to be measured.
+//! The interface of subjects.
 //!
-//! Every subject, ours and each peer, implements [`Channel`], and the
-//! workloads in [`super::pingpong`] and [`super::flow`] are written once over
-//! it: so all of them do the same work by construction.
+//! Every subject implements [`Channel`]. The workloads in [`crate::pingpong`] and `flow` are written
+//! once for this trait, so that all subjects do the same work.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::control::Outcome;
+use crate::control::Outcome;
 
-/// How a message is to leave.
+/// How to send a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// At once, by itself.
+pub enum SendMode {
+    /// Immediately and separately.
     Now,
-    /// Together with those that follow, if the subject gains by it.
+    /// Together with the following ones, if that is faster.
     More,
-    /// At once and unconfirmed, where the subject knows the difference.
+    /// Immediately and without acknowledgement, if the subject supports that.
     Unreliable,
 }
 
 /// One end of a connection between the two sides.
 ///
-/// "Try" means: a subject that spins returns at once, one that blocks waits
-/// inside and reports [`io::ErrorKind::TimedOut`] when nothing ever happens.
-pub(crate) trait Channel {
-    /// Hands a message over. False: no room, offer the same one again; a part
-    /// of it may have left already.
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool>;
+/// "Try" means that a subject that spins returns immediately, and a subject that blocks waits in the
+/// call and reports [`io::ErrorKind::TimedOut`].
+pub trait Channel {
+    /// Sends a message. False if there is no room: try again with the same message, a part of which
+    /// may have been sent.
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool>;
 
-    /// Sends off what [`Manner::More`] held back, if anything ever is. False: not all of it left.
+    /// Sends messages that [`SendMode::More`] has delayed. False if some are left.
     fn try_flush(&mut self) -> io::Result<bool> {
         Ok(true)
     }
 
-    /// Takes the next message, which must be `length` bytes, and shows it to
-    /// `consume` in place: after exactly one copy out of the transport.
+    /// Receives the next message, which must be `length` bytes long, and passes it to `consume` in
+    /// place, after exactly one copy out of the transport.
     fn try_receive<R>(
         &mut self,
         length: usize,
         consume: impl FnOnce(&[u8]) -> R,
     ) -> io::Result<Option<R>>;
 
-    /// Another handle to the same connection: one thread sends by it while
-    /// another receives by this one.
+    /// Returns another handle of the same connection, so that one thread can send while another
+    /// receives.
     fn second(&self) -> io::Result<Self>
     where
         Self: Sized,
@@ -54,7 +53,7 @@ pub(crate) trait Channel {
         ))
     }
 
-    /// Closes the connection; adds to the outcome what is known only then.
+    /// Closes the connection and adds final figures to the outcome.
     fn finish(self, outcome: &mut Outcome) -> io::Result<()>
     where
         Self: Sized,
@@ -64,14 +63,14 @@ pub(crate) trait Channel {
     }
 }
 
-/// How many vain attempts pass between two looks at the clock.
+/// Failed attempts between two readings of the clock.
 const ATTEMPTS_PER_LOOK: u32 = 256;
-/// After so many vain attempts the core is offered to others: two spinners on
-/// one core would otherwise wait out each other's time slice.
+/// Failed attempts after which the core is yielded. Two spinning sides on one core would otherwise
+/// use up their time slices.
 const ATTEMPTS_PER_YIELD: u32 = 8192;
 
-/// Repeats `attempt` until it yields a value, at most `limit` long.
-pub(crate) fn until<R>(
+/// Repeats `attempt` until it returns a value, for at most `limit`.
+pub fn until<R>(
     doing: &str,
     limit: Duration,
     mut attempt: impl FnMut() -> io::Result<Option<R>>,
@@ -82,8 +81,8 @@ pub(crate) fn until<R>(
         match attempt() {
             Ok(Some(value)) => return Ok(value),
             Ok(None) => {}
-            // One that blocks has a patience of its own, shorter than ours: a busy machine
-            // may well keep the other side from its core for so long.
+            // A subject that blocks has a shorter time limit than this function. On a busy machine
+            // the other side may not get its core for that long.
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 if since.get_or_insert_with(Instant::now).elapsed() >= limit {
                     return Err(error);
@@ -104,8 +103,8 @@ pub(crate) fn until<R>(
     }
 }
 
-/// [`until`] for attempts that answer yes or no.
-pub(crate) fn until_done(
+/// Like [`until`], for attempts that return true when done.
+pub fn until_done(
     doing: &str,
     limit: Duration,
     mut attempt: impl FnMut() -> io::Result<bool>,
@@ -113,15 +112,15 @@ pub(crate) fn until_done(
     until(doing, limit, || Ok(attempt()?.then_some(())))
 }
 
-pub(crate) fn timed_out(doing: &str, limit: Duration) -> io::Error {
+pub fn timed_out(doing: &str, limit: Duration) -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
         format!("{doing}: nothing happened for {limit:?}; is the other side alive?"),
     )
 }
 
-/// The other side said something that does not belong there.
-pub(crate) fn broken(what: String) -> io::Error {
+/// Creates an error about invalid data from the other side.
+pub fn broken(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 

@@ -1,11 +1,9 @@
-//! `dipole`: this project's own endpoints, by the public interface of
-//! `dipole-node` and nothing else.
+//! `dipole`: endpoints of this project, through the public API of `dipole-node` only.
 //!
-//! Work: `send` copies a message into frames, the kernel moves them, and the
-//! protocol adds headers, a checksum, acknowledgements and repeats; `receive`
-//! shows the message where it lies after one copy out of the kernel's packets.
-//! The node is configured as any program's would be, but for how long a waiter
-//! spins.
+//! Work: `send` copies a message into frames, the kernel moves them, and the protocol adds headers,
+//! a checksum, acknowledgements and retransmissions; `receive` returns the message in place, after
+//! one copy out of the kernel's packets. The node has the default configuration, except for the
+//! time that a waiting thread spins.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -17,34 +15,35 @@ use dipole_node::{
     Address, Config, Endpoint, EndpointId, Message, Node, ReceiveError, SendError, Stats,
 };
 
-use super::channel::{Channel, Manner, broken, timed_out};
-use super::control::{Carrier, Job, Kind, Outcome, Role, name_of};
-use super::moved::Moved;
-use super::peers::Meet;
-use super::pingpong::{GIVE_UP, LOST_AFTER};
-use super::statistics::as_float;
+use crate::channel::{Channel, SendMode, broken, timed_out};
+use crate::control::{Job, Outcome};
+use crate::peers::Meet;
+use crate::pingpong::{GIVE_UP, LOST_AFTER};
+use crate::statistics::as_float;
+use crate::traffic::MemoryTraffic;
+use crate::work::{Carrier, Kind, Role, name_of};
 
-/// The endpoints of the two sides: they may lie on one node.
+/// Endpoint ids of the two sides, which may be on one node.
 const LEAD: u32 = 7;
 const FOLLOW: u32 = 8;
-/// What the ids of a second pair of endpoints have more.
+/// Offset of the ids of a second pair of endpoints.
 const SECOND: u32 = 2;
-/// Longer than any wait: who spins never sleeps.
+/// Longer than any wait, so that a spinning thread never sleeps.
 pub(super) const SPIN: Duration = Duration::from_secs(3600);
-/// Small messages that a receiver of many takes in one call.
+/// Limit of small messages that a receiver reads with one call.
 const TOGETHER: usize = 64;
 
-/// Opens this side's node, whose id, hosts file and registry are in the environment, and points
-/// an endpoint at the other side's.
-pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
+/// Opens this side's node, whose id, hosts file and registry are in the environment, and connects an
+/// endpoint to the other side's.
+pub fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
     let node = open_node(job, |_| ())?;
     let endpoint = open_endpoint(&node, job, 0)?;
     meet(Vec::new())?;
     point(node, endpoint, job, 0)
 }
 
-/// [`open`], with two endpoints of one node.
-pub(crate) fn open_two(job: &Job, meet: Meet) -> io::Result<(Dipole, Dipole)> {
+/// Like [`open`], with two endpoints of one node.
+pub fn open_two(job: &Job, meet: Meet) -> io::Result<(Dipole, Dipole)> {
     let node = open_node(job, |_| ())?;
     let (one, other) = (
         open_endpoint(&node, job, 0)?,
@@ -65,7 +64,7 @@ fn point(node: Node, endpoint: Endpoint, job: &Job, beyond: u32) -> io::Result<D
     let target = endpoint.target(Address::new(job.other_node, other + beyond));
     target.map_err(failed)?;
     let patience = match job.work.kind {
-        // One thread does both ways: it must not wait for either.
+        // One thread does both directions and must not block in either.
         Kind::Bidir if !job.work.two_threads_a_side => None,
         _ if job.work.may_lose => Some(LOST_AFTER),
         _ => Some(GIVE_UP),
@@ -85,14 +84,14 @@ fn point(node: Node, endpoint: Endpoint, job: &Job, beyond: u32) -> io::Result<D
     })
 }
 
-/// This side's endpoint and the other's.
-pub(super) fn endpoints(job: &Job) -> (u32, u32) {
+/// Returns this side's endpoint and the other's.
+pub fn endpoints(job: &Job) -> (u32, u32) {
     let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
     (job.first_endpoint + own, job.first_endpoint + other)
 }
 
-/// Opens this side's node, configured as the job says.
-pub(super) fn open_node(job: &Job, change: impl FnOnce(&mut Config)) -> io::Result<Node> {
+/// Opens this side's node with the configuration of the job.
+pub fn open_node(job: &Job, change: impl FnOnce(&mut Config)) -> io::Result<Node> {
     let mut config = Config::from_env().map_err(failed)?;
     config.bind = job.own;
     if job.work.block {
@@ -108,25 +107,25 @@ pub(super) fn open_node(job: &Job, change: impl FnOnce(&mut Config)) -> io::Resu
     Node::open(config).map_err(failed)
 }
 
-pub(crate) struct Dipole {
+pub struct Dipole {
     node: Node,
     endpoint: Arc<Endpoint>,
-    /// How long a call waits; `None`: it never does.
+    /// Time limit of a call; `None` if it never waits.
     patience: Option<Duration>,
     role: Role,
-    /// What must have carried the messages, if it is known.
+    /// The link that must have carried the messages, if it is known.
     carrier: Option<Carrier>,
-    /// Received together, the oldest first.
+    /// Messages that were received together, the oldest first.
     received: VecDeque<Message>,
-    /// How many to receive together.
+    /// Limit of messages that are received together.
     together: usize,
-    /// Bytes of messages that were received.
+    /// Bytes of received messages.
     received_bytes: u64,
 }
 
 impl Dipole {
-    /// An endpoint that points at the other side's, for calls that wait.
-    pub(super) fn waiting(node: Node, endpoint: Endpoint, role: Role) -> Self {
+    /// Creates a channel from a connected endpoint, for calls that wait.
+    pub fn waiting(node: Node, endpoint: Endpoint, role: Role) -> Self {
         Self {
             node,
             endpoint: Arc::new(endpoint),
@@ -155,13 +154,13 @@ impl Dipole {
 }
 
 impl Channel for Dipole {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
-        let sent = match (manner, self.patience) {
-            (Manner::Unreliable, _) => self.endpoint.send_unreliable(payload),
-            (Manner::More, _) => self.endpoint.send_more(payload),
-            // With a time-out what a ring has no room for would be copied once more.
-            (Manner::Now, Some(_)) => self.endpoint.send(payload),
-            (Manner::Now, None) => self.endpoint.try_send(payload),
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
+        let sent = match (mode, self.patience) {
+            (SendMode::Unreliable, _) => self.endpoint.send_unreliable(payload),
+            (SendMode::More, _) => self.endpoint.send_more(payload),
+            // With a timeout, a message without room in the ring would be copied once more.
+            (SendMode::Now, Some(_)) => self.endpoint.send(payload),
+            (SendMode::Now, None) => self.endpoint.try_send(payload),
         };
         match sent {
             Ok(()) => Ok(true),
@@ -223,8 +222,8 @@ impl Channel for Dipole {
     }
 }
 
-/// A figure must not be filed under what did not carry it.
-pub(super) fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Result<()> {
+/// Checks that the messages were carried by the link under whose name the figure is filed.
+pub fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Result<()> {
     let by_shm = stats.local.is_some_and(|local| local.records_out > 0);
     match carrier {
         Some(carrier) if by_shm != (carrier == Carrier::Shm) => Err(broken(format!(
@@ -247,10 +246,10 @@ pub(super) fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Resu
     }
 }
 
-/// What went through memory, for messages of so many bytes that were received.
-fn moved(received: u64, stats: &Stats) -> Moved {
+/// Returns the bytes moved, for received messages of this many bytes.
+fn moved(received: u64, stats: &Stats) -> MemoryTraffic {
     let local = stats.local.unwrap_or_default();
-    Moved {
+    MemoryTraffic {
         received,
         ring_out: local.bytes_out,
         ring_in: local.bytes_in,
@@ -260,7 +259,7 @@ fn moved(received: u64, stats: &Stats) -> Moved {
     }
 }
 
-/// What the fault wrapper cost: how many repeats each of its losses took.
+/// Describes the cost of the fault wrapper: retransmissions per loss.
 fn remarks(stats: &Stats) -> Vec<String> {
     let Some(faults) = stats.faults.filter(|faults| faults.dropped > 0) else {
         return Vec::new();
@@ -274,6 +273,6 @@ fn remarks(stats: &Stats) -> Vec<String> {
     )]
 }
 
-pub(super) fn failed(error: impl Display) -> io::Error {
+pub fn failed(error: impl Display) -> io::Error {
     io::Error::other(error.to_string())
 }

@@ -1,69 +1,68 @@
-//! What repeated measurements say: a median with its confidence interval, and how they spread.
+//! Statistics of repeated measurements: median with confidence interval, mean and deviation.
 
-use dipole_bsp::model::Measured;
+use dipole_model::MedianInterval;
 use serde::Serialize;
 use statrs::distribution::{Binomial, DiscreteCDF};
 
-use super::statistics::{Spread, as_float};
+use crate::statistics::{Spread, mean_and_deviation};
 
-/// How often an interval may miss, on each side.
+/// Probability that the median is below the interval, and that it is above.
 const MISS: f64 = 0.025;
 
-/// A figure measured again and again.
+/// Statistics of a figure that was measured repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Estimate {
-    pub(crate) median: f64,
-    /// Between these lies the median of all that could be measured, with 95 % confidence.
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    pub(crate) mean: f64,
+pub struct Estimate {
+    pub median: f64,
+    /// Lower end of the 95 % confidence interval of the median.
+    pub low: f64,
+    pub high: f64,
+    pub mean: f64,
     /// Standard deviation of single values.
-    pub(crate) sd: f64,
-    pub(crate) p99: f64,
-    pub(crate) count: usize,
+    pub sd: f64,
+    pub p99: f64,
+    pub count: usize,
 }
 
 impl Estimate {
-    /// `None` if nothing was measured.
+    /// Computes the statistics. `None` if there are no values.
     ///
-    /// The interval makes no assumption about the distribution: the k-th smallest value lies above
-    /// the median as seldom as k heads are not reached in so many throws of a coin. With fewer
-    /// than 6 values it is all of them, and less certain.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    /// The interval makes no assumption about the distribution: the k-th smallest value exceeds the
+    /// median with the probability that fewer than k of n coin tosses are heads. With fewer than 6
+    /// values the interval covers all of them and has less confidence.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let median = Spread::of(sorted.iter().copied())?.median;
-        let (count, n) = (sorted.len(), as_float(sorted.len() as u64));
+        let count = sorted.len();
         let outside = values_outside(count);
-        let mean = sorted.iter().sum::<f64>() / n;
-        let squares = sorted.iter().map(|value| (value - mean).powi(2));
+        let (mean, sd) = mean_and_deviation(&sorted);
         Some(Self {
             median,
             low: sorted[outside],
             high: sorted[count - 1 - outside],
             mean,
-            sd: (squares.sum::<f64>() / (n - 1.0).max(1.0)).sqrt(),
+            sd,
             p99: sorted[(count * 99).div_ceil(100).max(1) - 1],
             count,
         })
     }
 
-    /// Median and interval, as profiles keep them.
-    pub(crate) fn measured(&self) -> Measured {
-        Measured {
+    /// Returns median and interval, as in profiles.
+    pub fn measured(&self) -> MedianInterval {
+        MedianInterval {
             median: self.median,
             low: self.low,
             high: self.high,
         }
     }
 
-    /// How far the interval reaches from the median, at most.
-    pub(crate) fn margin(&self) -> f64 {
+    /// Returns the larger distance from the median to an end of the interval.
+    pub fn margin(&self) -> f64 {
         (self.median - self.low).max(self.high - self.median)
     }
 }
 
-/// How many of the smallest and of the largest values an interval leaves out.
+/// Returns how many of the smallest and of the largest values the interval excludes.
 fn values_outside(count: usize) -> usize {
     let heads = Binomial::new(0.5, count as u64).map(|heads| heads.inverse_cdf(MISS));
     usize::try_from(heads.unwrap_or(0)).map_or(0, |heads| heads.saturating_sub(1))
@@ -75,12 +74,12 @@ mod tests {
 
     #[test]
     fn the_interval_of_a_median_leaves_out_what_tables_of_the_sign_test_say() {
-        // k of the k-th smallest value, for 95 %: 1 of 6, 2 of 10, 6 of 20, 10 of 30, 40 of 100.
+        // Rank of the lower end, for 95 %: 1 of 6, 2 of 10, 6 of 20, 10 of 30, 40 of 100.
         for (count, k) in [(6, 1), (10, 2), (20, 6), (30, 10), (100, 40)] {
             assert_eq!(values_outside(count), k - 1, "{count}");
         }
         assert_eq!(values_outside(1), 0);
-        // So many throws that no single chance can be written as a float.
+        // So many tosses that the probability of a single outcome underflows.
         let k = values_outside(100_000);
         assert!((49_600..49_760).contains(&k), "{k}");
     }

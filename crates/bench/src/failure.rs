@@ -1,27 +1,27 @@
-//! Why a measurement yields nothing, here or on another host.
+//! Errors of measurements, on this host or another one.
 
 use std::io;
 use std::time::Duration;
 
 use dipole_node::NodeId;
 
-/// Why a measurement yields nothing.
+/// Reason why a measurement has no result.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
+pub enum RunError {
     #[error("cannot start this program again as a side: {0}; was it moved?")]
     Start(io::Error),
-    /// A process ended without a verdict, or said something senseless.
-    #[error("the {who} {heard}; its messages are above")]
-    Lost { who: String, heard: String },
+    /// A process exited without a result, or sent something invalid.
+    #[error("the {who} {event}; its messages are above")]
+    Lost { who: String, event: String },
     #[error(
         "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
         .waited.as_secs_f64()
     )]
     Silent { who: String, waited: Duration },
-    /// The same on another host.
-    #[error("the bench server of node {node} {heard}")]
-    LostThere { node: NodeId, heard: String },
-    /// A process tells what went wrong.
+    /// The same for a process on another host.
+    #[error("the bench server of node {node} {event}")]
+    LostThere { node: NodeId, event: String },
+    /// A process reported an error.
     #[error("the {who}: {cause}")]
     Failed { who: String, cause: String },
 }

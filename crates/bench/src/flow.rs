@@ -1,35 +1,33 @@
-//! One way and both ways at once: how much gets through.
+//! Throughput one way and both ways.
 //!
-//! M7's rule: the clock runs from the first byte until a 4-byte
-//! acknowledgement has come back, and one single trip (measured first, on the
-//! same connection) is taken off. This is transmission throughput; the
-//! end-to-end figures are those of [`super::pingpong`] and never mix with it.
+//! The clock runs from the first byte until a 4-byte acknowledgement has returned, minus one single
+//! trip, which is measured first on the same connection. This is transmission throughput; it is not
+//! comparable with the end-to-end figures of [`crate::pingpong`].
 //!
-//! Every message carries its number modulo 128 in its first byte; the top bit
-//! marks the last one. A receiver refuses a wrong number, so what a subject
-//! loses or reorders does not count as speed.
+//! The first byte of every message is its number modulo 128; the top bit marks the last message. The
+//! receiver rejects a wrong number, so lost and reordered messages do not count as throughput.
 
 use std::io;
 use std::thread;
 use std::time::Instant;
 
-use super::channel::{Channel, Manner, broken, until, until_done};
-use super::control::{Kind, Outcome, Workload};
-use super::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, Pinger, STOP, echo, nanoseconds};
-use super::statistics::{RoundTrips, as_float};
+use crate::channel::{Channel, SendMode, broken, until, until_done};
+use crate::control::Outcome;
+use crate::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, Pinger, STOP, echo};
+use crate::statistics::nanoseconds;
+use crate::statistics::{RoundTrips, as_float};
+use crate::work::{ACKNOWLEDGEMENT_BYTES, Kind, Workload};
 
-/// The acknowledgement at the end, and the pings that find the single trip.
-pub(crate) const ACKNOWLEDGEMENT_BYTES: usize = 4;
-/// M7: at least so much is moved for a bandwidth.
+/// Minimum of bytes for a throughput.
 const LEAST_BYTES: u64 = 10_000_000;
-/// Enough of them for any size: ten million bytes in messages of four take seconds.
+/// Limit of messages that are needed for [`LEAST_BYTES`], because short ones would take seconds.
 const ENOUGH_MESSAGES: u64 = 20_000;
 const SEQUENCE: u64 = 0x7f;
-/// Messages shorter than this look at the clock only now and then.
+/// Shorter messages read the clock only once per [`MESSAGES_PER_LOOK`].
 const LOOK_AT_CLOCK_BYTES: usize = 4096;
 const MESSAGES_PER_LOOK: u64 = 64;
 
-/// Sends (and in `bidir` receives) as the side that holds the clock.
+/// Sends (and in `bidir` receives) as the side that measures time.
 pub(crate) fn lead<C: Channel + Send>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let single_trip_ns = single_trip_ns(channel, work)?;
     let cpu_before_ns = work.cpu_time_ns();
@@ -100,7 +98,7 @@ pub(crate) fn follow<C: Channel + Send>(channel: &mut C, work: &Workload) -> io:
     )]
     let count = (receiver.count as u32).to_le_bytes();
     until_done("acknowledging", GIVE_UP, || {
-        channel.try_send(&count, Manner::Now)
+        channel.try_send(&count, SendMode::Now)
     })?;
     let cpu_ns = work.cpu_time_ns() - cpu_before_ns;
     Ok(Outcome {
@@ -135,7 +133,7 @@ fn both_ways<C: Channel + Send>(
         "sending and receiving",
         sender.work.duration + GIVE_UP,
         || {
-            // A run of each keeps whole trains going where messages are short.
+            // Sending and receiving several at a time allows batches of short messages.
             let mut run = 0;
             while run < MESSAGES_PER_LOOK && !sender.ended && sender.step(channel)? {
                 run += 1;
@@ -152,7 +150,7 @@ fn both_ways<C: Channel + Send>(
     )
 }
 
-/// One thread sends and one receives on the same connection (M7, as in DP §5.3).
+/// Sends on one thread and receives on another, over the same connection.
 fn by_two_threads<C: Channel + Send>(
     channel: &mut C,
     sender: &mut Sender,
@@ -176,12 +174,12 @@ fn by_two_threads<C: Channel + Send>(
         let sent = sending
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // The sender's error explains more than the receiver's time-out.
+        // The sender's error is more specific than the receiver's timeout.
         sent.and(received)
     })
 }
 
-/// Sends numbered messages until time is up and enough has been sent.
+/// Sends numbered messages until the time is up and enough bytes have been sent.
 struct Sender {
     work: Workload,
     start: Instant,
@@ -189,7 +187,7 @@ struct Sender {
     count: u64,
     looks_every: u64,
     least: u64,
-    /// The mark of the message that is being offered, once it is decided.
+    /// First byte of the message that is being sent, once it is determined.
     offered: Option<u8>,
     ended: bool,
 }
@@ -217,7 +215,7 @@ impl Sender {
         }
     }
 
-    /// Offers the next message; false when it was not taken.
+    /// Sends the next message; false if there was no room.
     fn step<C: Channel>(&mut self, channel: &mut C) -> io::Result<bool> {
         let mark = match self.offered {
             Some(mark) => mark,
@@ -232,13 +230,13 @@ impl Sender {
             }
         };
         let last = mark & STOP != 0;
-        let manner = match self.work.kind {
-            _ if last => Manner::Now,
-            _ if self.work.unreliable => Manner::Unreliable,
-            Kind::Rate => Manner::More,
-            _ => Manner::Now,
+        let mode = match self.work.kind {
+            _ if last => SendMode::Now,
+            _ if self.work.unreliable => SendMode::Unreliable,
+            Kind::Rate => SendMode::More,
+            _ => SendMode::Now,
         };
-        if !channel.try_send(&self.payload, manner)? {
+        if !channel.try_send(&self.payload, mode)? {
             return Ok(false);
         }
         self.count += 1;

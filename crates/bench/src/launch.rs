@@ -1,4 +1,4 @@
-//! Starts the processes of one measurement and brings them together.
+//! Starts the processes of a measurement and connects them.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -10,40 +10,40 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::SIDE_ARGUMENTS;
-use super::control::{Carrier, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
-use super::failure::RunError;
-use super::machine::Cores;
-use super::remote::{FIRST_ENDPOINT, RemoteWorker};
-use super::subject::Subject;
-use super::testbed::Testbed;
+use crate::control::{Job, Outcome, Ready, SIDE_ARGUMENTS, Task, Verdict};
+use crate::failure::RunError;
+use crate::machine::Cores;
+use crate::remote::{FIRST_ENDPOINT, RemoteWorker};
+use crate::subject::Subject;
+use crate::testbed::Testbed;
+use crate::work::{Carrier, Placement, Role, Workload};
 
-/// How long a process may take beyond its measurement.
-pub(super) const SLACK: Duration = Duration::from_secs(45);
+/// Time limit of a process in addition to its measurement.
+pub const SLACK: Duration = Duration::from_secs(45);
 
-/// One measurement of one subject, before anybody knows where.
+/// A measurement of one subject, independent of the testbed.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    /// What the figures are filed under: the kind and how it was varied.
-    pub(crate) bench: String,
-    pub(crate) subject: Subject,
-    pub(crate) work: Workload,
-    pub(crate) place: Placement,
-    /// What carries the messages (Dipole only).
-    pub(crate) carrier: Carrier,
-    /// A plan for the fault wrapper (Dipole only).
-    pub(crate) fault: Option<String>,
+pub struct Entry {
+    /// Name in results: the kind and its variation.
+    pub bench: String,
+    pub subject: Subject,
+    pub work: Workload,
+    pub place: Placement,
+    /// Link for the messages (Dipole only).
+    pub carrier: Carrier,
+    /// Plan of the fault wrapper (Dipole only).
+    pub fault: Option<String>,
 }
 
 impl Entry {
-    /// What carries its bytes.
-    pub(crate) fn link(&self, testbed: &Testbed) -> String {
+    /// Returns the link that carries the messages.
+    pub fn link(&self, testbed: &Testbed) -> String {
         self.subject.link(self.carrier, testbed.name(self.place))
     }
 }
 
-/// Runs one measurement; the outcome holds the CPU time of both sides.
-pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
+/// Runs a measurement. The outcome includes the CPU time of both sides.
+pub fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
     let start = |role| {
         let environment = testbed.environment(entry.place, role, entry.carrier);
         let task = Task::Side(job(entry, testbed, cores, role));
@@ -51,9 +51,9 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
         match (role, testbed.remote()) {
             (Role::Follow, Some(remote)) => Ok(Worker {
                 who: format!("{who} (node {})", remote.other.0),
-                seat: Seat::There(remote.start(&task)?),
+                place: WorkerPlace::There(remote.start(&task)?),
             }),
-            _ => Worker::start(who.to_owned(), &task, environment),
+            _ => Worker::start(who.to_owned(), &SIDE_ARGUMENTS, &task, environment),
         }
     };
     let mut lead = start(Role::Lead)?;
@@ -68,7 +68,7 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
     lead.send(&of_follow)?;
     let limit = entry.work.duration + SLACK;
     let start = Instant::now();
-    // Whichever fails says why; the other would only say that it waited in vain.
+    // The side that failed knows the reason; the other has only waited for it.
     let mut outcome = match lead.verdict(limit) {
         Ok(outcome) => outcome,
         Err(error) => {
@@ -89,7 +89,7 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
     Ok(outcome)
 }
 
-pub(super) fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {
+pub fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {
     let (own, other) = testbed.addresses(entry.place, role);
     let (core, other_core) = role.own_and_other(cores.lead, cores.follow);
     let (_, other_role) = role.own_and_other(Role::Lead, Role::Follow);
@@ -105,18 +105,18 @@ pub(super) fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) ->
         carrier: entry.carrier,
         other_node: testbed.node(entry.place, other_role),
         first_endpoint: testbed.remote().map_or(0, |_| FIRST_ENDPOINT),
-        meeting: testbed.meeting(),
+        meeting: testbed.socket_prefix(),
         fault: entry.fault.clone(),
     }
 }
 
 /// A started process; dropping it ends it.
-pub(super) struct Worker {
+pub struct Worker {
     who: String,
-    seat: Seat,
+    place: WorkerPlace,
 }
 
-enum Seat {
+enum WorkerPlace {
     Here(Local),
     /// On another host.
     There(RemoteWorker),
@@ -129,14 +129,15 @@ struct Local {
 }
 
 impl Worker {
-    pub(super) fn start(
+    pub fn start(
         who: String,
-        task: &Task,
+        arguments: &[&str],
+        task: &impl Serialize,
         environment: Vec<(&'static str, OsString)>,
     ) -> Result<Self, RunError> {
         let program = std::env::current_exe().map_err(RunError::Start)?;
         let mut child = Command::new(program)
-            .args(SIDE_ARGUMENTS)
+            .args(arguments)
             .envs(environment)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -153,24 +154,24 @@ impl Worker {
                 }
             }
         });
-        let seat = Seat::Here(Local {
+        let place = WorkerPlace::Here(Local {
             child,
             input,
             lines,
         });
-        let mut worker = Self { who, seat };
+        let mut worker = Self { who, place };
         worker.send(task)?;
         Ok(worker)
     }
 
-    pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), RunError> {
-        let here = match &mut self.seat {
-            Seat::Here(here) => here,
-            Seat::There(there) => return there.send(message),
+    pub fn send(&mut self, message: &impl Serialize) -> Result<(), RunError> {
+        let here = match &mut self.place {
+            WorkerPlace::Here(here) => here,
+            WorkerPlace::There(there) => return there.send(message),
         };
         let mut line = serde_json::to_vec(message).expect("plain data can be written as JSON");
         line.push(b'\n');
-        // A side that has ended is noticed, with its last output, at the next receive.
+        // The next receive reports the exit and the last output.
         match here.input.write_all(&line) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Start(error)),
             _ => Ok(()),
@@ -179,40 +180,40 @@ impl Worker {
 
     fn line(&mut self, limit: Duration) -> Result<String, RunError> {
         let who = self.who.clone();
-        let here = match &mut self.seat {
-            Seat::Here(here) => here,
-            Seat::There(there) => return there.line(limit),
+        let here = match &mut self.place {
+            WorkerPlace::Here(here) => here,
+            WorkerPlace::There(there) => return there.line(limit),
         };
         match here.lines.recv_timeout(limit) {
             Ok(Ok(line)) => Ok(line),
             Ok(Err(error)) => Err(RunError::Lost {
                 who,
-                heard: format!("is unreadable: {error}"),
+                event: format!("is unreadable: {error}"),
             }),
             Err(RecvTimeoutError::Timeout) => Err(RunError::Silent { who, waited: limit }),
             Err(RecvTimeoutError::Disconnected) => {
-                let heard = match here.child.wait() {
+                let event = match here.child.wait() {
                     Ok(status) => format!("ended with {status}"),
                     Err(error) => format!("ended: {error}"),
                 };
-                Err(RunError::Lost { who, heard })
+                Err(RunError::Lost { who, event })
             }
         }
     }
 
-    pub(super) fn recv<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, RunError> {
+    pub fn recv<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, RunError> {
         let line = self.line(limit)?;
         let who = self.who.clone();
         serde_json::from_str(&line).map_err(|_| match serde_json::from_str(&line) {
             Ok(Verdict::Failed(cause)) => RunError::Failed { who, cause },
             _ => RunError::Lost {
                 who,
-                heard: format!("said {line:?}"),
+                event: format!("said {line:?}"),
             },
         })
     }
 
-    pub(super) fn verdict(&mut self, limit: Duration) -> Result<Outcome, RunError> {
+    pub fn verdict(&mut self, limit: Duration) -> Result<Outcome, RunError> {
         match self.recv(limit)? {
             Verdict::Done(outcome) => Ok(outcome),
             Verdict::Failed(cause) => Err(RunError::Failed {
@@ -225,14 +226,14 @@ impl Worker {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // One that has told its verdict is about to end by itself; give it no chance to hang.
+        // After its result a process is about to exit. Do not wait for one that hangs.
         let _already_gone = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// The number a subject is compared by, and whether more of it is better.
-pub(crate) fn leading_figure(outcome: &Outcome) -> (f64, bool) {
+/// Returns the figure by which subjects are compared, and whether more of it is better.
+pub fn leading_figure(outcome: &Outcome) -> (f64, bool) {
     match (outcome.one_way, outcome.bytes_per_s) {
         (Some(one_way), _) => (one_way.p50_ns, false),
         (None, Some(bytes_per_s)) => (bytes_per_s, true),

@@ -1,41 +1,42 @@
-//! The machine under the figures: its cores, how far apart they are, and what
-//! its host took away meanwhile.
+//! The machine: cores and their distance, CPU time, load, and time stolen by the host.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dipole_link::cpu;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use super::pingpong::nanoseconds;
-use super::statistics::as_float;
+use crate::statistics::{as_float, nanoseconds};
 
-/// The two cores the sides are pinned to.
+/// The two cores to which the sides are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cores {
-    pub(crate) lead: usize,
-    pub(crate) follow: usize,
+pub struct Cores {
+    pub lead: usize,
+    pub follow: usize,
 }
 
 impl Cores {
-    /// The first two cores this process may use; twice the same if it has only one.
-    pub(crate) fn choose() -> io::Result<Self> {
+    /// Returns the first two cores that this process may use, or the only one twice.
+    pub fn choose() -> io::Result<Self> {
         let mut usable = cpu::usable_cores()?.into_iter();
         let lead = usable.next().unwrap_or(0);
         let follow = usable.next().unwrap_or(lead);
         Ok(Self { lead, follow })
     }
 
-    pub(crate) fn are_one(self) -> bool {
+    pub fn are_one(self) -> bool {
         self.lead == self.follow
     }
 }
 
-/// Keeps the calling thread, and those it will start, on one core.
-pub(crate) fn pin(core: usize) -> io::Result<()> {
+/// Pins the calling thread, and threads that it starts, to a core.
+pub fn pin(core: usize) -> io::Result<()> {
     cpu::pin_to_core(core).map_err(|error| {
         io::Error::new(
             error.kind(),
@@ -44,32 +45,32 @@ pub(crate) fn pin(core: usize) -> io::Result<()> {
     })
 }
 
-/// CPU time of this process, user and system, all threads.
-pub(crate) fn process_cpu_ns() -> u64 {
+/// Returns the CPU time of this process: user and system, all threads.
+pub fn process_cpu_ns() -> u64 {
     in_nanoseconds(clock_gettime(ClockId::ProcessCPUTime))
 }
 
-/// CPU time of the calling thread.
-pub(crate) fn thread_cpu_ns() -> u64 {
+/// Returns the CPU time of the calling thread.
+pub fn thread_cpu_ns() -> u64 {
     in_nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
 }
 
-pub(crate) fn in_nanoseconds(time: Timespec) -> u64 {
+pub fn in_nanoseconds(time: Timespec) -> u64 {
     let part = |number: i64| u64::try_from(number).unwrap_or(0);
     part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
 }
 
 const CACHE_LINE_ROUND_TRIPS: u64 = 20_000;
 
-/// Nanoseconds for a cache line to get from one core to the other: two pinned
-/// threads hand a counter to and fro. `None` if there is only one core.
-pub(crate) fn cache_line_ns(cores: Cores) -> io::Result<Option<f64>> {
+/// Measures the one-way time of a cache line between two cores: two pinned threads increment a
+/// counter in turns. `None` if there is only one core.
+pub fn cache_line_ns(cores: Cores) -> io::Result<Option<f64>> {
     if cores.are_one() {
         return Ok(None);
     }
     let counter = AtomicU64::new(0);
     let play = |core: usize, first: u64| -> io::Result<Duration> {
-        // A side that cannot be pinned plays all the same, or the other would wait for ever.
+        // A side that cannot be pinned must take part, or the other would wait for ever.
         let pinned = pin(core);
         let start = Instant::now();
         for turn in 0..CACHE_LINE_ROUND_TRIPS {
@@ -91,16 +92,16 @@ pub(crate) fn cache_line_ns(cores: Cores) -> io::Result<Option<f64>> {
     Ok(Some(elapsed_ns / as_float(2 * CACHE_LINE_ROUND_TRIPS)))
 }
 
-/// Time the host gave to others while two cores wanted to run.
+/// Time during which the host did not run two cores that were ready.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stolen {
+pub struct Stolen {
     cores: Cores,
     ticks: u64,
     since: Instant,
 }
 
 impl Stolen {
-    pub(crate) fn since_now(cores: Cores) -> Self {
+    pub fn since_now(cores: Cores) -> Self {
         Self {
             cores,
             ticks: stolen_ticks(cores),
@@ -108,8 +109,8 @@ impl Stolen {
         }
     }
 
-    /// Stolen time so far, and its share of what the cores could have run.
-    pub(crate) fn so_far(&self) -> (Duration, f64) {
+    /// Returns the stolen time so far, and its share of the elapsed time of the cores.
+    pub fn so_far(&self) -> (Duration, f64) {
         let ticks = stolen_ticks(self.cores).saturating_sub(self.ticks);
         let per_second = rustix::param::clock_ticks_per_second().max(1);
         let stolen = Duration::from_millis(ticks * 1000 / per_second);
@@ -129,7 +130,7 @@ fn stolen_ticks(cores: Cores) -> u64 {
     }
 }
 
-/// The eighth number of a `cpuN` line of `/proc/stat`.
+/// Parses the eighth number of a `cpuN` line of `/proc/stat`.
 fn stolen_of(text: &str, core: usize) -> u64 {
     let name = format!("cpu{core}");
     text.lines()
@@ -139,8 +140,8 @@ fn stolen_of(text: &str, core: usize) -> u64 {
         .unwrap_or(0)
 }
 
-/// "Linux 6.18.0, 2 cores".
-pub(crate) fn description() -> String {
+/// Describes system and cores, such as "Linux 6.18.0 on x86_64, 2 cores".
+pub fn description() -> String {
     let system = rustix::system::uname();
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     format!(
@@ -151,15 +152,15 @@ pub(crate) fn description() -> String {
     )
 }
 
-/// What the system says the processor is called.
-pub(crate) fn processor() -> Option<String> {
+/// Returns the model name of the processor.
+pub fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, name)| name.trim().to_owned())
 }
 
-/// How many processes wanted to run lately: others in the way make figures worthless.
-pub(crate) fn load() -> Option<f64> {
+/// Returns the load average of the last minute. Other programs make figures worthless.
+pub fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg")
         .ok()?
         .split_whitespace()
@@ -168,12 +169,30 @@ pub(crate) fn load() -> Option<f64> {
         .ok()
 }
 
-/// The most memory that this process has had at a time.
-pub(crate) fn peak_bytes() -> Option<u64> {
+/// Returns the peak memory of this process.
+pub fn peak_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kibibytes * 1024)
+}
+
+/// Moves the calling thread into a network namespace.
+pub fn enter_namespace(path: &Path) -> io::Result<()> {
+    let entered = File::open(path).and_then(|file| {
+        let network = Some(LinkNameSpaceType::Network);
+        Ok(move_into_link_name_space(file.as_fd(), network)?)
+    });
+    entered.map_err(|error| {
+        let name = path.display();
+        let text = format!("cannot enter the namespace {name}: {error}");
+        io::Error::new(error.kind(), text)
+    })
+}
+
+/// True if this process may use the bpf link without the ring broker.
+pub fn has_bpf() -> bool {
+    rustix::process::geteuid().is_root() && dipole_bpf::has_capabilities()
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! Operations on the other side's memory: `dipole-put`, `dipole-get` and `dipole-atomic`.
 //!
-//! The following side opens a region, hands out its key and waits for messages, spinning as a
-//! server would. The leading side works on the region: one operation after the other as round trips
-//! (a put with its flush), or many at once: puts up to their flush, gets one by one, a bounded
-//! number of posted updates. Each operation reaches the region of [`SLOT_BYTES`] and more at another
-//! offset than the one before, where that is long enough. What was put is looked at by the owner in
-//! the end, what was got by who got it, and updates are counted.
+//! The following side opens a region, sends its key and waits for messages, spinning as a server
+//! would. The leading side works on the region: one operation after the other as round trips (a put
+//! with its flush), or many: puts until their flush, gets one by one, a bounded number of posted
+//! updates. Operations use changing offsets in the region, which is at least [`SLOT_BYTES`] long. In
+//! the end the owner checks puts, the reader checks gets, and updates are counted.
 
 use std::io;
 use std::time::Instant;
@@ -14,22 +13,24 @@ use dipole_node::{
     Edge, Endpoint, EndpointId, Node, Operation, Region, RegionKey, RegionMemory, Rights,
 };
 
-use super::channel::{broken, timed_out};
-use super::control::{Job, Kind, Outcome, Role, Workload};
-use super::dipole::{check_carrier, endpoints, failed, open_node};
-use super::peers::Meet;
-use super::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, WARM_UP_ROUND_TRIPS, nanoseconds};
-use super::statistics::{RoundTrips, as_float};
-use super::subject::Subject;
+use crate::channel::{broken, timed_out};
+use crate::control::{Job, Outcome};
+use crate::dipole::{check_carrier, endpoints, failed, open_node};
+use crate::peers::Meet;
+use crate::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, WARM_UP_ROUND_TRIPS};
+use crate::statistics::nanoseconds;
+use crate::statistics::{RoundTrips, as_float};
+use crate::subject::Subject;
+use crate::work::{Kind, Role, Workload};
 
-/// Short operations take their turns over so much of the region.
+/// Part of the region that short operations use in turns.
 const SLOT_BYTES: usize = 8 << 10;
-/// What the region holds before, and what is put.
+/// Initial contents of the region, and contents of puts.
 const BEFORE: u8 = 0xa5;
 const PUT: u8 = 0x5a;
-/// Updates that are under way at once: a program's that does not wait for each.
+/// Limit of posted updates, as in a program that does not wait for each.
 const UPDATES_AT_ONCE: u64 = 256;
-/// Operations between two looks at the clock, where they are short.
+/// Short operations between two readings of the clock.
 const OPERATIONS_PER_LOOK: u64 = 64;
 
 /// Measures as either side.
@@ -56,11 +57,11 @@ fn region_bytes(work: &Workload) -> usize {
     work.size_bytes.next_multiple_of(8).max(SLOT_BYTES)
 }
 
-/// Owns the region: answers a first message with its key, and a second with what it counted.
+/// Owns the region: replies to the first message with its key, and to the second with its count.
 fn follow(endpoint: &Endpoint, job: &Job) -> io::Result<Outcome> {
     let work = &job.work;
     let memory = RegionMemory::new(region_bytes(work)).map_err(failed)?;
-    // Updates begin at zero.
+    // Updates start at zero.
     if job.subject != Subject::DipoleAtomic {
         let filled = memory.fill(0, memory.bytes(), |bytes| bytes.fill(BEFORE));
         filled.map_err(failed)?;
@@ -89,7 +90,7 @@ fn follow(endpoint: &Endpoint, job: &Job) -> io::Result<Outcome> {
     })
 }
 
-/// The first bytes of the region must be what was put.
+/// Checks that the region begins with what was put.
 fn check_put(region: &Region, bytes: usize) -> io::Result<()> {
     let is_put = |found: &[u8]| found.iter().all(|&byte| byte == PUT);
     match region.memory().show(0, bytes, is_put).map_err(failed)? {
@@ -137,14 +138,14 @@ fn lead(node: &Node, endpoint: &Endpoint, edge: &Edge, job: &Job) -> io::Result<
     })
 }
 
-/// What is done to the region.
+/// The operation on the region.
 struct Operations<'a> {
     edge: &'a Edge,
     key: RegionKey,
     subject: Subject,
     slots: u64,
     count: u64,
-    /// What is put, or was got.
+    /// Contents of puts, or results of gets.
     data: Vec<u8>,
 }
 
@@ -153,7 +154,7 @@ impl Operations<'_> {
         self.edge.flush(GIVE_UP).map_err(failed)
     }
 
-    /// One operation; of a put the beginning.
+    /// Starts an operation.
     fn begin(&mut self) -> io::Result<()> {
         let slot_bytes = self.data.len().next_multiple_of(8) as u64;
         let offset = self.count % self.slots * slot_bytes;
@@ -182,7 +183,7 @@ impl Operations<'_> {
         }
     }
 
-    /// One operation to its end.
+    /// Executes an operation and waits for its end.
     fn whole(&mut self) -> io::Result<()> {
         self.begin()?;
         match self.subject {
@@ -214,7 +215,7 @@ fn one_by_one(operations: &mut Operations<'_>, work: &Workload) -> io::Result<(O
     Ok((outcome, work.cpu_time_ns() - cpu_before_ns))
 }
 
-/// As many as the time allows, up to the flush that says that all are done.
+/// Executes operations until the time is up, and waits until all are complete.
 fn many(operations: &mut Operations<'_>, work: &Workload) -> io::Result<(Outcome, u64)> {
     operations.whole()?;
     throughput(operations, work, |operations, start| {
@@ -234,7 +235,7 @@ fn many(operations: &mut Operations<'_>, work: &Workload) -> io::Result<(Outcome
     })
 }
 
-/// Updates of which a bounded number is under way.
+/// Posts updates, with a bounded number in progress.
 fn post_updates(
     node: &Node,
     operations: &mut Operations<'_>,
@@ -272,7 +273,7 @@ fn post_updates(
         operations.count += posted;
         wait(posted)
     })?;
-    // One more sees them all.
+    // One further update waits for all previous ones.
     operations.whole()?;
     Ok(measured)
 }

@@ -1,19 +1,20 @@
-//! Round trips of short messages beside a stream of long ones between the same two processes.
+//! Round trips of short messages next to a stream of long ones between the same two processes.
 //!
-//! Each side has a thread for either, both on the side's core, and two connections: of Dipole two
-//! endpoints of one node. The same round trips alone, by as many threads, are
-//! [`super::pingpong`]'s. Threads wait as a program's would: for a bounded time spinning, then
-//! asleep.
+//! Each side has a thread for each, both on the side's core, and two connections; for Dipole, two
+//! endpoints of one node. [`crate::pingpong`] measures the same round trips alone. Threads wait like
+//! those of a program: they spin for a bounded time and then sleep.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use super::channel::{Channel, Manner, until, until_done};
-use super::control::{Job, Outcome, Role, Workload};
-use super::pingpong::{self, GIVE_UP, STOP};
-use super::statistics::as_float;
+use crate::channel::{Channel, SendMode, until, until_done};
+use crate::control::{Job, Outcome};
+use crate::pingpong;
+use crate::pingpong::{GIVE_UP, STOP};
+use crate::statistics::as_float;
+use crate::work::{Role, Workload};
 
 /// Length of a message of the stream.
 const BULK_BYTES: usize = 1 << 20;
@@ -28,7 +29,7 @@ pub(crate) fn drive<C: Channel + Send>(
         Role::Lead => lead(&mut small, &mut bulk, work)?,
         Role::Follow => follow(&mut small, &mut bulk, work)?,
     };
-    // Of both, before either closes the node that they may share.
+    // Finish both before one of them closes the node that they may share.
     drop(bulk);
     small.finish(&mut outcome)?;
     Ok(outcome)
@@ -50,7 +51,7 @@ fn lead<C: Channel + Send>(small: &mut C, bulk: &mut C, work: &Workload) -> io::
     })
 }
 
-/// Sends until it is told to end, and once more; bytes in a second.
+/// Sends until the other thread stops it, and then a last message. Returns bytes per second.
 fn send_until<C: Channel>(bulk: &mut C, ended: &AtomicBool) -> io::Result<f64> {
     let mut payload = vec![0; BULK_BYTES];
     let (start, mut count) = (Instant::now(), 0_u64);
@@ -59,7 +60,7 @@ fn send_until<C: Channel>(bulk: &mut C, ended: &AtomicBool) -> io::Result<f64> {
             payload[0] = STOP;
         }
         until_done("sending long messages", GIVE_UP, || {
-            bulk.try_send(&payload, Manner::Now)
+            bulk.try_send(&payload, SendMode::Now)
         })?;
         count += 1;
     }

@@ -1,34 +1,36 @@
-//! Round trips: one message there, one of the same length back.
+//! Round trips: a message and a reply of the same length.
 //!
-//! The first and the last byte of each message carry its sequence number modulo 128; the
-//! top bit of the first says "this is the last one". One clock reading per round
-//! trip (some 25 ns) is part of every figure, the same for all subjects.
+//! The first and the last byte of each message carry its sequence number modulo 128. The top bit of
+//! the first marks the last message. Every figure includes one clock reading per round trip (about
+//! 25 ns), the same for all subjects.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, Manner, broken, until, until_done};
-use super::control::{Outcome, Workload};
-use super::statistics::{RoundTrips, as_float};
+use crate::channel::{Channel, SendMode, broken, until, until_done};
+use crate::control::Outcome;
+use crate::statistics::{RoundTrips, as_float, nanoseconds};
+use crate::work::Workload;
 
 /// Marks the last message.
-pub(crate) const STOP: u8 = 0x80;
+pub const STOP: u8 = 0x80;
 /// The rest of that byte: the sequence number.
 const SEQUENCE: u8 = 0x7f;
-/// At least so many round trips make a figure.
-pub(crate) const LEAST_ROUND_TRIPS: u64 = 200;
-pub(crate) const WARM_UP_ROUND_TRIPS: u64 = 200;
-/// Of messages that take long: so many times as long as was asked for, but this many round trips.
+/// Minimum of round trips for a figure.
+pub const LEAST_ROUND_TRIPS: u64 = 200;
+pub const WARM_UP_ROUND_TRIPS: u64 = 200;
+/// If messages take long, the measurement takes up to this many times as long, to reach this many
+/// round trips.
 const LONGEST_TIMES: u32 = 4;
 const FEWEST_ROUND_TRIPS: u64 = 20;
-/// How long anything may take before the run is given up.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(10);
-/// When a message of an unreliable subject counts as lost and is sent again.
-pub(crate) const LOST_AFTER: Duration = Duration::from_millis(200);
+/// Time limit of each step.
+pub const GIVE_UP: Duration = Duration::from_secs(10);
+/// Time after which a message of an unreliable subject is considered lost and sent again.
+pub const LOST_AFTER: Duration = Duration::from_millis(200);
 const MOST_REPEATS: u32 = 25;
 
-/// Measures as the side that asks.
-pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+/// Measures as the side that sends first.
+pub fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let mut pinger = Pinger::new(channel, work.size_bytes, work);
     let begun = Instant::now();
     for trip in 0..WARM_UP_ROUND_TRIPS {
@@ -63,7 +65,7 @@ pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<O
     Ok(outcome)
 }
 
-/// So many round trips in this time make a figure.
+/// True if this many round trips in this time suffice for a figure.
 fn is_enough(trips: u64, lasted: Duration, wanted: Duration) -> bool {
     let least = match lasted >= wanted * LONGEST_TIMES {
         true => FEWEST_ROUND_TRIPS,
@@ -72,8 +74,8 @@ fn is_enough(trips: u64, lasted: Duration, wanted: Duration) -> bool {
     trips >= least && lasted >= wanted
 }
 
-/// Measures as the side that answers.
-pub(crate) fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+/// Runs the side that replies.
+pub fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let cpu_before_ns = work.cpu_time_ns();
     let echoed = echo(channel, work.size_bytes, work)?;
     let cpu_ns = work.cpu_time_ns() - cpu_before_ns;
@@ -83,30 +85,30 @@ pub(crate) fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result
     })
 }
 
-/// The asking half of round trips over a channel.
-pub(crate) struct Pinger<'a, C> {
+/// The first half of round trips over a channel.
+pub struct Pinger<'a, C> {
     channel: &'a mut C,
     payload: Vec<u8>,
     sequence: u8,
-    manner: Manner,
+    mode: SendMode,
     may_lose: bool,
     lost: u64,
 }
 
 impl<'a, C: Channel> Pinger<'a, C> {
-    pub(crate) fn new(channel: &'a mut C, size_bytes: usize, work: &Workload) -> Self {
+    pub fn new(channel: &'a mut C, size_bytes: usize, work: &Workload) -> Self {
         Self {
             channel,
             payload: vec![0x5a; size_bytes],
             sequence: 0,
-            manner: manner(work),
+            mode: mode(work),
             may_lose: work.may_lose,
             lost: 0,
         }
     }
 
-    /// One round trip. The `last` one tells the other side to end its echo.
-    pub(crate) fn round_trip(&mut self, last: bool) -> io::Result<()> {
+    /// Makes one round trip. With `last` the other side ends its echo.
+    pub fn round_trip(&mut self, last: bool) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1) & SEQUENCE;
         let mark = self.sequence | if last { STOP } else { 0 };
         stamp(&mut self.payload, mark);
@@ -116,7 +118,7 @@ impl<'a, C: Channel> Pinger<'a, C> {
         for _ in 0..MOST_REPEATS {
             match self.exchange(mark, LOST_AFTER) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => self.lost += 1,
-                // The other side has echoed the last one and gone; only its echo was lost.
+                // The other side has echoed the last message and exited; only its echo was lost.
                 Err(error) if last && error.kind() == io::ErrorKind::ConnectionRefused => {
                     return Ok(());
                 }
@@ -131,10 +133,8 @@ impl<'a, C: Channel> Pinger<'a, C> {
     }
 
     fn exchange(&mut self, mark: u8, limit: Duration) -> io::Result<()> {
-        let (channel, payload, manner) = (&mut *self.channel, &self.payload, self.manner);
-        until_done("sending a ping", limit, || {
-            channel.try_send(payload, manner)
-        })?;
+        let (channel, payload, mode) = (&mut *self.channel, &self.payload, self.mode);
+        until_done("sending a ping", limit, || channel.try_send(payload, mode))?;
         loop {
             let answer = until("waiting for the echo", limit, || {
                 channel.try_receive(payload.len(), read_stamp)
@@ -142,7 +142,7 @@ impl<'a, C: Channel> Pinger<'a, C> {
             if answer == Some(mark) {
                 return Ok(());
             }
-            // The late echo of a message that was sent again; without repeats it is damage.
+            // A late echo of a message that was sent again; without retransmission it is an error.
             if !self.may_lose || answer.is_none() {
                 return Err(broken(format!(
                     "the echo carries mark {answer:02x?} where {mark:02x} was sent"
@@ -152,14 +152,10 @@ impl<'a, C: Channel> Pinger<'a, C> {
     }
 }
 
-/// Sends everything back until the last one; returns how many.
-pub(crate) fn echo<C: Channel>(
-    channel: &mut C,
-    size_bytes: usize,
-    work: &Workload,
-) -> io::Result<u64> {
+/// Sends everything back until the last message; returns their number.
+pub fn echo<C: Channel>(channel: &mut C, size_bytes: usize, work: &Workload) -> io::Result<u64> {
     let mut payload = vec![0xa5; size_bytes];
-    let manner = manner(work);
+    let mode = mode(work);
     let mut echoed = 0;
     loop {
         let mark = until("waiting for a ping", GIVE_UP, || {
@@ -172,7 +168,7 @@ pub(crate) fn echo<C: Channel>(
         };
         stamp(&mut payload, mark);
         until_done("sending an echo", GIVE_UP, || {
-            channel.try_send(&payload, manner)
+            channel.try_send(&payload, mode)
         })?;
         echoed += 1;
         if mark & STOP != 0 {
@@ -181,28 +177,24 @@ pub(crate) fn echo<C: Channel>(
     }
 }
 
-/// Writes a mark on the first byte and its sequence number on the last.
-pub(crate) fn stamp(payload: &mut [u8], mark: u8) {
+/// Writes the mark to the first byte and its sequence number to the last.
+pub fn stamp(payload: &mut [u8], mark: u8) {
     if let Some(last) = payload.last_mut() {
         *last = mark & SEQUENCE;
     }
     payload[0] = mark;
 }
 
-/// The mark of a message, `None` where its two ends disagree.
-pub(crate) fn read_stamp(message: &[u8]) -> Option<u8> {
+/// Returns the mark of a message. `None` if its first and last byte do not match.
+pub fn read_stamp(message: &[u8]) -> Option<u8> {
     let (mark, last) = (*message.first()?, *message.last()?);
     (message.len() == 1 || last == mark & SEQUENCE).then_some(mark)
 }
 
-fn manner(work: &Workload) -> Manner {
+fn mode(work: &Workload) -> SendMode {
     if work.unreliable {
-        Manner::Unreliable
+        SendMode::Unreliable
     } else {
-        Manner::Now
+        SendMode::Now
     }
-}
-
-pub(crate) fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,8 +1,7 @@
-//! Round trips by active ports: each side's handler answers the other's.
+//! Round trips by active ports: the handlers of the two sides reply to each other.
 //!
-//! The side that asks measures in its handler, from the arrival of one answer to that of the
-//! next. The main threads wait, and so run the handlers. What is sent and checked is as in
-//! [`super::pingpong`].
+//! The leading side measures in its handler, from the arrival of one reply to the next. The main
+//! threads wait and thereby run the handlers. Contents are as in [`crate::pingpong`].
 
 use std::io;
 use std::sync::Arc;
@@ -11,19 +10,19 @@ use std::time::Instant;
 
 use dipole_node::{ActivePort, Address, Edge, EndpointId, Message, Node};
 
-use super::channel::{broken, timed_out};
-use super::control::{Job, Outcome, Role};
-use super::dipole::{check_carrier, endpoints, failed, open_node};
-use super::peers::Meet;
-use super::pingpong::{
-    GIVE_UP, LEAST_ROUND_TRIPS, STOP, WARM_UP_ROUND_TRIPS, nanoseconds, read_stamp, stamp,
-};
-use super::statistics::{RoundTrips, as_float};
-use super::subject::Subject;
+use crate::channel::{broken, timed_out};
+use crate::control::{Job, Outcome};
+use crate::dipole::{check_carrier, endpoints, failed, open_node};
+use crate::peers::Meet;
+use crate::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, STOP, WARM_UP_ROUND_TRIPS, read_stamp, stamp};
+use crate::statistics::nanoseconds;
+use crate::statistics::{RoundTrips, as_float};
+use crate::subject::Subject;
+use crate::work::Role;
 
-/// Ports that are open and have nothing to do.
+/// Number of ports that are open but unused.
 const IDLE_PORTS: u32 = 10_000;
-/// The first of them.
+/// Number of the first unused port.
 const FIRST_IDLE: u32 = 100;
 
 /// Measures as either side.
@@ -36,7 +35,7 @@ pub(crate) fn measure(job: &Job, meet: Meet) -> io::Result<Outcome> {
         Subject::DipolePorts => open_idle(&node, job)?,
         _ => Vec::new(),
     };
-    // The handler's edge begins at an endpoint of its own, which exists before the port does.
+    // The handler's edge begins at a separate endpoint, which must exist before the port.
     let from = node.endpoint(EndpointId::ANY).map_err(failed)?;
     let edge = from.edge(Address::new(job.other_node, other));
     let edge = Arc::new(edge.map_err(failed)?);
@@ -67,7 +66,7 @@ pub(crate) fn measure(job: &Job, meet: Meet) -> io::Result<Outcome> {
 }
 
 fn open_idle(node: &Node, job: &Job) -> io::Result<Vec<ActivePort>> {
-    // Both sides may lie on one node.
+    // Both sides may be on one node.
     let (first, _) = job.role.own_and_other(FIRST_IDLE, FIRST_IDLE + IDLE_PORTS);
     let first = job.first_endpoint + first;
     let ports = (first..first + IDLE_PORTS).map(|id| node.open_port(EndpointId(id), |_, _| ()));
@@ -115,7 +114,7 @@ fn lead(node: &Node, own: u32, edge: Arc<Edge>, job: &Job) -> io::Result<(Active
     };
     let port = node.open_port(EndpointId(own), move |_, message| {
         if let Some(done) = answer(&message).transpose() {
-            // The other side of the channel waits for it.
+            // The main thread waits for it.
             let _heard = sender.send(done);
         }
     });
@@ -149,7 +148,7 @@ fn follow(node: &Node, own: u32, edge: Arc<Edge>, job: &Job) -> io::Result<(Acti
     Ok((port.map_err(failed)?, ended))
 }
 
-/// The answer must carry what was sent.
+/// Checks that the reply has the contents that were sent.
 fn check(message: &[u8], sent: &[u8]) -> io::Result<()> {
     match message.len() == sent.len() && read_stamp(message) == read_stamp(sent) {
         true => Ok(()),

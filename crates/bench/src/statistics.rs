@@ -1,59 +1,61 @@
-//! What is made of the numbers: percentiles, the mean of the middle 80 %, and
-//! medians with their spread over rounds.
+//! Statistics: percentiles, the mean of the middle 80 %, medians and their spread over rounds.
+
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use statrs::statistics::Statistics;
 
-/// Longest round trip told apart; a longer one counts as this long.
+/// Longest round trip in the histogram; longer ones count as this long.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// The shares at which a distribution is told.
+/// Shares at which a distribution is printed.
 const SHARES: [f64; 20] = [
     0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999,
     0.9995, 0.9999, 0.99999,
 ];
-/// So many values must lie beyond a share for it to mean something.
+/// Minimum of values beyond a share for which the share is meaningful.
 const LEAST_BEYOND: f64 = 5.0;
 
-/// Round trips of one run, kept in bounded memory at three significant digits.
-pub(crate) struct RoundTrips {
+/// Round trips of one run, in bounded memory with three significant digits.
+pub struct RoundTrips {
     histogram: Histogram<u64>,
 }
 
-/// One-way times of one run in nanoseconds: each is half a round trip.
+/// One-way times of one run in nanoseconds, each half a round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OneWay {
-    /// The median, or the mean where a peer's own tool tells only that.
-    pub(crate) p50_ns: f64,
-    pub(crate) mean80_ns: Option<f64>,
-    pub(crate) p99_ns: Option<f64>,
-    pub(crate) p999_ns: Option<f64>,
+pub struct OneWay {
+    /// The median, or the mean of a peer's tool that prints only that.
+    pub p50_ns: f64,
+    pub mean80_ns: Option<f64>,
+    pub p99_ns: Option<f64>,
+    pub p999_ns: Option<f64>,
 }
 
-/// The median of a number over the rounds, and how far it spread.
+/// Median, minimum and maximum of a figure over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) least: f64,
-    pub(crate) most: f64,
+pub struct Spread {
+    pub median: f64,
+    pub least: f64,
+    pub most: f64,
 }
 
 impl RoundTrips {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3)
             .expect("the bounds are constants that hdrhistogram accepts");
         Self { histogram }
     }
 
-    pub(crate) fn record(&mut self, round_trip_ns: u64) {
+    pub fn record(&mut self, round_trip_ns: u64) {
         self.histogram.saturating_record(round_trip_ns);
     }
 
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    pub(crate) fn one_way(&self) -> OneWay {
+    pub fn one_way(&self) -> OneWay {
         let half = |quantile: f64| as_float(self.histogram.value_at_quantile(quantile)) / 2.0;
         OneWay {
             p50_ns: half(0.5),
@@ -63,9 +65,9 @@ impl RoundTrips {
         }
     }
 
-    /// The distribution: shares of all messages and the one-way time each stays within.
-    /// A share that rests on fewer than [`LEAST_BEYOND`] values beyond it is left out.
-    pub(crate) fn percentiles(&self) -> Vec<(f64, f64)> {
+    /// Returns the distribution: shares of all messages, and the one-way time that this share does not
+    /// exceed. Shares with fewer than [`LEAST_BEYOND`] values beyond them are left out.
+    pub fn percentiles(&self) -> Vec<(f64, f64)> {
         let known = SHARES
             .into_iter()
             .filter(|share| as_float(self.count()) * (1.0 - share) >= LEAST_BEYOND);
@@ -77,9 +79,9 @@ impl RoundTrips {
             .collect()
     }
 
-    /// Mean of the middle 80 % of the round trips, halved: the tenth part that
-    /// was fastest and the tenth part that was slowest are left out.
-    pub(crate) fn mean80_ns(&self) -> f64 {
+    /// Returns half the mean of the middle 80 % of the round trips, without the fastest and the
+    /// slowest tenth.
+    pub fn mean80_ns(&self) -> f64 {
         let cut = self.count() / 10;
         let (first, last) = (cut, self.count() - cut);
         let (mut position, mut sum, mut kept) = (0_u64, 0.0, 0_u64);
@@ -100,8 +102,8 @@ impl RoundTrips {
 }
 
 impl Spread {
-    /// `None` when there is no value at all.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    /// Computes the spread. `None` if there are no values.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let (least, most) = (*sorted.first()?, *sorted.last()?);
@@ -119,13 +121,32 @@ impl Spread {
     }
 }
 
-/// Counts and nanoseconds as a float: exact up to 2^53, which is 104 days of nanoseconds.
+/// Converts counts and nanoseconds to a float, exactly up to 2^53 (104 days of nanoseconds).
 #[allow(
     clippy::cast_precision_loss,
     reason = "measured numbers stay far below 2^53"
 )]
-pub(crate) fn as_float(number: u64) -> f64 {
+pub fn as_float(number: u64) -> f64 {
     number as f64
+}
+
+pub fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns the mean of a sample and its standard deviation.
+pub fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
+    let mean = values.mean();
+    let deviation = match values.len() {
+        0 | 1 => 0.0,
+        _ => values.std_dev(),
+    };
+    (mean, deviation)
+}
+
+/// Returns the median. `None` if there are no values.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    Spread::of(values).map(|spread| spread.median)
 }
 
 #[cfg(test)]
@@ -142,17 +163,17 @@ mod tests {
 
     #[test]
     fn mean80_leaves_out_the_fastest_and_the_slowest_tenth() {
-        // 10 values: 10 and 900 go, the mean of 20..=90 is 55, half of it 27.5.
+        // Of 10 values, 10 and 900 are left out. The mean of 20..=90 is 55, half of it 27.5.
         let trips = recorded([900, 20, 30, 40, 50, 60, 70, 80, 90, 10]);
         assert_eq!(trips.mean80_ns(), 27.5);
     }
 
     #[test]
     fn mean80_cuts_through_a_bucket_of_equal_values() {
-        // 20 values, two cut on each side: 1 and one 100 below, 1000 and one 100 above.
+        // Of 20 values, two are left out at each end: 1 and one 100, and 1000 and one 100.
         let trips = recorded([1].into_iter().chain([100; 18]).chain([1000]));
         assert_eq!(trips.mean80_ns(), 50.0);
-        // 10 values, one cut on each side: 4, 4, 4 and five 8 remain: 52 / 8 / 2 = 3.25.
+        // Of 10 values, one is left out at each end: 4, 4, 4 and five 8 remain: 52 / 8 / 2 = 3.25.
         let trips = recorded([4, 4, 4, 4, 8, 8, 8, 8, 8, 8]);
         assert_eq!(trips.mean80_ns(), 3.25);
     }
@@ -193,5 +214,11 @@ mod tests {
         let even = Spread::of([4.0, 1.0, 2.0, 3.0]).expect("four values");
         assert_eq!(even.median, 2.5);
         assert_eq!(Spread::of([]), None);
+    }
+
+    #[test]
+    fn mean_and_deviation_are_of_a_sample() {
+        assert_eq!(mean_and_deviation(&[1.0, 3.0]), (2.0, 2.0_f64.sqrt()));
+        assert_eq!(mean_and_deviation(&[5.0]), (5.0, 0.0));
     }
 }

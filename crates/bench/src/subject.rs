@@ -1,40 +1,48 @@
-//! Who is measured: Dipole and the peers beside it.
+//! Subjects of measurements: Dipole and its peers.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::control::{Carrier, Kind, Placement, Workload, name_of};
-use super::flow::ACKNOWLEDGEMENT_BYTES;
-use super::installed::Peer;
-use super::mpi::Library;
+use crate::work::{ACKNOWLEDGEMENT_BYTES, Carrier, Kind, Placement, Workload, name_of};
 
 /// Longest UDP payload of a packet on an Ethernet of MTU 1500.
 const LONGEST_FRAME_BYTES: usize = 1472;
 /// Longest UDP payload over IPv4.
 const LONGEST_DATAGRAM_BYTES: usize = 65_507;
 
-/// Ours or a peer.
+/// A program of another project that is compared with Dipole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct External {
+    /// Name in tables and results.
+    pub name: &'static str,
+    /// Link between two processes of a node; `None` if it uses the network there, too.
+    pub node_link: Option<&'static str>,
+    /// Protocol between two nodes.
+    pub network_link: &'static str,
+}
+
+/// A subject of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum Subject {
-    /// This project
+pub enum Subject {
+    /// Dipole
     Dipole,
-    /// The same by active ports: handlers answer handlers
+    /// Dipole with active ports: handlers reply to handlers
     DipolePort,
-    /// The same among 10,000 more open ports a side
+    /// Dipole with active ports, among 10,000 further open ports per side
     DipolePorts,
-    /// Puts into the other side's memory, up to their flush
+    /// Puts into the other side's memory, with a flush
     DipolePut,
     /// Gets from the other side's memory, one by one
     DipoleGet,
     /// Fetch-and-add on a word of the other side's memory
     DipoleAtomic,
-    /// UDP sockets, one datagram a message, non-blocking calls in a loop
+    /// UDP sockets, one datagram per message, non-blocking calls in a loop
     BareUdpSpin,
     /// The same with blocking calls
     BareUdpBlock,
     /// UDP sockets with segmentation and coalescing by the kernel
     BareUdpGso,
-    /// The kernel's ring and raw frames, without a protocol
+    /// The ring of the bpf link and raw frames, without a protocol
     BareBpf,
     /// An AF_XDP socket each way, without a protocol
     BareXdp,
@@ -52,33 +60,17 @@ pub(crate) enum Subject {
     BarePipeBlock,
     /// Rings in memory between two threads: the limit of the machine
     BareShm,
-    /// One process_vm_readv a message between two threads
+    /// One process_vm_readv per message between two threads
     BareReadv,
-    /// Open MPI, by its shared memory or TCP
-    OpenMpi,
-    /// MPICH, by its shared memory or TCP
-    Mpich,
-    /// libfabric's shm or tcp provider, by fi_pingpong
-    Libfabric,
-    /// UCX by shared memory or TCP, by ucx_perftest
-    Ucx,
-    /// Aeron by IPC or UDP, by its samples
-    Aeron,
-    /// A pair of ZeroMQ sockets, by ipc or tcp
-    #[value(name = "zeromq")]
-    ZeroMq,
-    /// A BSPlib on MPI: a message is a put and the end of a superstep
-    #[value(name = "bsponmpi")]
-    BspOnMpi,
-    /// One stream of TCP, by iperf3
-    Iperf3,
-    /// TCP sockets, by sockperf
-    Sockperf,
+    /// A program of another project, which the caller of this crate runs
+    #[value(skip)]
+    #[serde(skip)]
+    External(External),
 }
 
 impl Subject {
-    /// What carries its bytes, and over a network the testbed it lies on.
-    pub(crate) fn link(self, carrier: Carrier, testbed: &str) -> String {
+    /// Returns its link, and over a network the testbed.
+    pub fn link(self, carrier: Carrier, testbed: &str) -> String {
         match self {
             Subject::Dipole
             | Subject::DipolePort
@@ -99,68 +91,55 @@ impl Subject {
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
             Subject::BareShm => "shm".to_owned(),
             Subject::BareReadv => "readv".to_owned(),
-            installed => {
-                let here = match installed.installed() {
-                    _ if testbed != "node" => None,
-                    Some(Peer::Iperf3 | Peer::Sockperf) | None => None,
-                    Some(Peer::ZeroMq) => Some("unix"),
-                    Some(_) => Some("shm"),
-                };
-                let between = if installed == Subject::Aeron {
-                    "udp"
-                } else {
-                    "tcp"
-                };
-                here.map_or_else(|| format!("{between}/{testbed}"), str::to_owned)
-            }
+            Subject::External(external) => match external.node_link {
+                Some(link) if testbed == "node" => link.to_owned(),
+                _ => format!("{}/{testbed}", external.network_link),
+            },
         }
     }
 
-    /// The other project that this is, measured by programs of its own.
-    pub(crate) fn installed(self) -> Option<Peer> {
+    /// Name on the command line and in results.
+    pub fn name(self) -> String {
         match self {
-            Subject::OpenMpi => Some(Peer::Mpi(Library::OpenMpi)),
-            Subject::Mpich => Some(Peer::Mpi(Library::Mpich)),
-            Subject::Libfabric => Some(Peer::Libfabric),
-            Subject::Ucx => Some(Peer::Ucx),
-            Subject::Aeron => Some(Peer::Aeron),
-            Subject::ZeroMq => Some(Peer::ZeroMq),
-            Subject::BspOnMpi => Some(Peer::BspOnMpi),
-            Subject::Iperf3 => Some(Peer::Iperf3),
-            Subject::Sockperf => Some(Peer::Sockperf),
-            _ => None,
+            Subject::External(external) => external.name.to_owned(),
+            own => name_of(own),
         }
     }
 
-    /// Handlers of active ports do the work.
-    pub(crate) fn is_ports(self) -> bool {
+    /// True for programs of other projects.
+    pub fn is_external(self) -> bool {
+        matches!(self, Subject::External(_))
+    }
+
+    /// True if handlers of active ports do the work.
+    pub fn is_ports(self) -> bool {
         matches!(self, Subject::DipolePort | Subject::DipolePorts)
     }
 
-    /// Works on the other side's memory.
-    pub(crate) fn is_memory(self) -> bool {
+    /// True if it works on the other side's memory.
+    pub fn is_memory(self) -> bool {
         matches!(
             self,
             Subject::DipolePut | Subject::DipoleGet | Subject::DipoleAtomic
         )
     }
 
-    /// Both sides are threads of one process.
-    pub(crate) fn is_threads(self) -> bool {
+    /// True if both sides are threads of one process.
+    pub fn is_threads(self) -> bool {
         matches!(self, Subject::BareShm | Subject::BareReadv)
     }
 
-    pub(crate) fn is_datagrams(self) -> bool {
+    pub fn is_datagrams(self) -> bool {
         matches!(self, Subject::BareUdpSpin | Subject::BareUdpBlock) || self.is_frames()
     }
 
-    /// Each message is a frame of its own, beside the kernel's sockets.
-    pub(crate) fn is_frames(self) -> bool {
+    /// True if each message is a raw frame that bypasses the kernel's sockets.
+    pub fn is_frames(self) -> bool {
         matches!(self, Subject::BareBpf | Subject::BareXdp)
     }
 
-    /// Its calls wait in the kernel.
-    pub(crate) fn blocks(self) -> bool {
+    /// True if its calls wait in the kernel.
+    pub fn blocks(self) -> bool {
         matches!(
             self,
             Subject::BareUdpBlock
@@ -170,7 +149,7 @@ impl Subject {
         )
     }
 
-    /// Two threads may use one of its connections at once.
+    /// True if two threads can use one of its connections.
     fn takes_two_threads(self) -> bool {
         !self.is_datagrams()
             && !self.is_memory()
@@ -178,78 +157,76 @@ impl Subject {
             && self != Subject::BareUdpGso
     }
 
-    /// Why this subject cannot do that work; `None` if it can.
-    pub(crate) fn refuses(self, work: &Workload) -> Option<String> {
-        let (name, kind, size_bytes) = (name_of(self), work.kind, work.size_bytes);
-        if let Some(peer) = self.installed() {
-            return peer.refuses(work).map(|why| format!("{name} {why}"));
+    /// Returns why this subject cannot do the work. `None` if it can.
+    pub fn refuses(self, work: &Workload) -> Option<String> {
+        let (name, kind, size_bytes) = (self.name(), work.kind, work.size_bytes);
+        if self.is_external() {
+            return None;
         }
         if work.two_threads_a_side {
             if !self.takes_two_threads() {
-                return Some(format!(
-                    "{name} cannot be used by two threads of a side at once"
-                ));
+                return Some(format!("{name} cannot be used by two threads of a side"));
             }
         } else if kind == Kind::Bidir && self.blocks() {
             return Some(format!(
-                "{name} cannot send and receive at once from one thread; --threads 2 gives it two"
+                "{name} cannot send and receive at the same time on one thread; use --threads 2"
             ));
         }
         if self.is_datagrams() && size_bytes > LONGEST_DATAGRAM_BYTES {
             return Some(format!(
-                "{name} sends one datagram a message, at most {LONGEST_DATAGRAM_BYTES} bytes; \
-                 {size_bytes} were asked for"
+                "{name} sends one datagram per message, at most {LONGEST_DATAGRAM_BYTES} bytes, not \
+                 {size_bytes}"
             ));
         }
         if self.is_frames() && (kind != Kind::Pingpong || size_bytes > LONGEST_FRAME_BYTES) {
             return Some(format!(
-                "{name} has no window and no pieces: pingpongs of at most {LONGEST_FRAME_BYTES} \
-                 bytes are what it does; {} of {size_bytes} were asked for",
+                "{name} has no flow control and no fragments: it can do pingpongs of at most \
+                 {LONGEST_FRAME_BYTES} bytes, not {} of {size_bytes}",
                 name_of(kind)
             ));
         }
         if self.is_ports() && (kind != Kind::Pingpong || work.unreliable) {
             return Some(format!(
-                "{name} is for reliable pingpongs; {} was asked for",
+                "{name} can do reliable pingpongs only, not {}",
                 match work.unreliable {
-                    true => "an unreliable one".to_owned(),
+                    true => "unreliable ones".to_owned(),
                     false => name_of(kind),
                 }
             ));
         }
         if kind == Kind::Mixed && !matches!(self, Subject::Dipole | Subject::BareTcpBlock) {
             return Some(format!(
-                "{name} has no second connection for a stream beside"
+                "{name} has no second connection for a concurrent stream"
             ));
         }
         if self.is_memory() && (work.unreliable || kind == Kind::Bidir) {
             return Some(format!(
-                "{name} works on memory, reliably and one way; {} was asked for",
+                "{name} works on memory, reliably and one way, which excludes {}",
                 name_of(kind)
             ));
         }
         if self == Subject::DipoleAtomic && size_bytes != 8 {
             return Some(format!(
-                "{name} updates words of 8 bytes; {size_bytes} were asked for"
+                "{name} updates words of 8 bytes, not of {size_bytes}"
             ));
         }
         if self == Subject::BareUdpGso && kind == Kind::Pingpong {
             return Some(format!(
-                "{name} is for trains of packets, a pingpong has none"
+                "{name} needs bursts of packets, which a pingpong does not have"
             ));
         }
         if kind != Kind::Pingpong && size_bytes < ACKNOWLEDGEMENT_BYTES {
             return Some(format!(
-                "{} needs messages of at least {ACKNOWLEDGEMENT_BYTES} bytes; {size_bytes} were \
-                 asked for",
+                "{} needs messages of at least {ACKNOWLEDGEMENT_BYTES} bytes, not of \
+                 {size_bytes}",
                 name_of(kind)
             ));
         }
         None
     }
 
-    /// The subjects beside each other when nobody names any.
-    pub(crate) fn usual(kind: Kind, waits: Waits, place: Placement) -> &'static [Subject] {
+    /// Returns the default subjects for this work.
+    pub fn usual(kind: Kind, waits: Waits, place: Placement) -> &'static [Subject] {
         use Subject::{
             BarePipeBlock, BarePipeSpin, BareShm, BareTcpBlock, BareTcpSpin, BareUdpBlock,
             BareUdpGso, BareUdpSpin, BareUnixBlock, BareUnixSpin, Dipole,
@@ -279,14 +256,14 @@ impl Subject {
     }
 }
 
-/// How a side waits, as far as it decides who stands beside whom.
+/// How a side waits, which determines the default subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waits {
-    /// Calls return at once and are made again.
+pub enum Waits {
+    /// Calls return immediately and are repeated.
     Spinning,
     /// Calls wait in the kernel.
     Blocking,
-    /// One thread waits to send, another to receive.
+    /// One thread waits to send, another waits to receive.
     InThreads,
 }
 

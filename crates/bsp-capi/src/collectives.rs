@@ -11,7 +11,7 @@
 use std::ptr;
 
 use dipole_bsp::Failure;
-use dipole_bsp::model::Collectives;
+use dipole_model::Collectives;
 
 use crate::scratch::{Cell, Process, cells, in_memory};
 use crate::section::ParallelPart;

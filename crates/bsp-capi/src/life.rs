@@ -55,7 +55,7 @@ fn begin(max: i64) {
         Stage::Inside => refuse(site, "called twice"),
         Stage::After => refuse(site, "called after bsp_end: there is one parallel part"),
     }
-    dipole_bsp::log::of_library("libbsp");
+    dipole_bsp::log::init_library("libbsp");
     // On other processes the argument may be uninitialised.
     let max = (rank_and_size().0 == 0)
         .then(|| check_max_ranks(max))

@@ -133,81 +133,88 @@ fn every_compiler_and_language_accepts_the_headers() {
     }
 }
 
-/// Programs in the style of 1996, of today, and in C++.
+/// A program in the style of 1996.
+const OLD: &str = "#include \"bsp.h\"\n\
+    int x;\n\
+    void spmd_part() {\n\
+      int n;\n\
+      bsp_begin(bsp_nprocs());\n\
+      bsp_push_reg(&x, sizeof(int));\n\
+      bsp_sync();\n\
+      n = bsp_pid();\n\
+      bsp_put((n + 1) % bsp_nprocs(), &n, &x, 0, sizeof(int));\n\
+      bsp_sync();\n\
+      if (x != (n + bsp_nprocs() - 1) % bsp_nprocs()) bsp_abort(\"x is %d\\n\", x);\n\
+      if (n == 0) printf(\"fine\\n\");\n\
+      bsp_end();\n\
+    }\n\
+    void main(argc, argv) int argc; char **argv; {\n\
+      bsp_init(spmd_part, argc, argv);\n\
+      spmd_part();\n\
+      exit(0);\n\
+    }\n";
+
+/// A C++ program that reshuffles an array.
+const RESHUFFLED: &str = "#include <bsp_reshuffle.h>\n#include <cstdio>\n#include <vector>\n\
+    struct Pixel { unsigned char red, green, blue; };\n\
+    int main() {\n\
+      bsp_begin(bsp_nprocs());\n\
+      int p = bsp_nprocs(), me = bsp_pid(); std::size_t extent = 1000, one = 1, part = (1000 + p - 1) / p;\n\
+      std::vector<Pixel> from(bsp_distribution_elements(1, &extent, &p, &one, me));\n\
+      std::vector<Pixel> to(bsp_distribution_elements(1, &extent, &p, &part, me));\n\
+      for (std::size_t at = 0; at < from.size(); at++) {\n\
+        std::size_t index = at * p + me;\n\
+        from[at].red = index % 256; from[at].green = index / 256; from[at].blue = 7; }\n\
+      bsp_reshuffle_plan *plan = bsp_reshuffle_plan_create(1, &extent, sizeof(Pixel), &p, &one, &p, &part);\n\
+      for (int time = 0; time < 3; time++) bsp_reshuffle_execute(plan, from.data(), to.data());\n\
+      for (std::size_t at = 0; at < to.size(); at++)\n\
+        if (to[at].red + 256u * to[at].green != part * me + at || to[at].blue != 7) bsp_abort(\"%d\", (int)at);\n\
+      bsp_reshuffle_plan_destroy(plan);\n\
+      if (bsp_pid() == 0) std::puts(\"fine\");\n\
+      bsp_end(); }\n";
+
+/// A portable program. It uses the types of the header, or defines them again.
+const PORTABLE: &str = "#include <bsp.h>\n\
+    #if !defined _H_MCBSP && !defined BSPONMPI_BSP_H\n\
+    typedef int bsp_pid_t; typedef int bsp_nprocs_t; typedef int bsp_size_t;\n\
+    #endif\n\
+    int main(void) {\n\
+      bsp_begin(bsp_nprocs());\n\
+      bsp_nprocs_t p = bsp_nprocs(); bsp_pid_t me = bsp_pid(); bsp_size_t bytes = sizeof me;\n\
+      bsp_set_tagsize(&bytes); bsp_sync();\n\
+      bsp_send((me + 1) % p, &me, &p, sizeof p); bsp_sync();\n\
+      bsp_size_t status; bsp_pid_t from; bsp_get_tag(&status, &from);\n\
+      if (status != sizeof p || from != (me + p - 1) % p) bsp_abort(\"no\");\n\
+      if (me == 0) puts(\"fine\");\n\
+      bsp_end(); return 0; }\n";
+
+/// A C++ program that passes functions of the header as values.
+const CPP: &str = "#include <bsp.h>\n#include <cstdio>\n#include <vector>\n#include <functional>\n\
+    int main() {\n\
+      bsp_begin(bsp_nprocs());\n\
+      std::vector<double> all(bsp_nprocs()); double own = bsp_pid();\n\
+      bsp_allgather(&own, all.data(), sizeof own);\n\
+      std::function<void()> sync = bsp_sync; sync();\n\
+      for (int i = 0; i < bsp_nprocs(); i++) if (all[i] != i) bsp_abort(\"%d\", i);\n\
+      if (bsp_pid() == 0) std::puts(\"fine\");\n\
+      bsp_end(); }\n";
+
+/// Programs in the style of 1996, of PORTABLE, and in C++.
 #[test]
 fn old_programs_and_cpp_programs_run() {
     let bench = Bench::new();
-    let old = "#include \"bsp.h\"\n\
-        int x;\n\
-        void spmd_part() {\n\
-          int n;\n\
-          bsp_begin(bsp_nprocs());\n\
-          bsp_push_reg(&x, sizeof(int));\n\
-          bsp_sync();\n\
-          n = bsp_pid();\n\
-          bsp_put((n + 1) % bsp_nprocs(), &n, &x, 0, sizeof(int));\n\
-          bsp_sync();\n\
-          if (x != (n + bsp_nprocs() - 1) % bsp_nprocs()) bsp_abort(\"x is %d\\n\", x);\n\
-          if (n == 0) printf(\"fine\\n\");\n\
-          bsp_end();\n\
-        }\n\
-        void main(argc, argv) int argc; char **argv; {\n\
-          bsp_init(spmd_part, argc, argv);\n\
-          spmd_part();\n\
-          exit(0);\n\
-        }\n";
-    let reshuffled = "#include <bsp_reshuffle.h>\n#include <cstdio>\n#include <vector>\n\
-        struct Pixel { unsigned char red, green, blue; };\n\
-        int main() {\n\
-          bsp_begin(bsp_nprocs());\n\
-          int p = bsp_nprocs(), me = bsp_pid(); std::size_t extent = 1000, one = 1, part = (1000 + p - 1) / p;\n\
-          std::vector<Pixel> from(bsp_distribution_elements(1, &extent, &p, &one, me));\n\
-          std::vector<Pixel> to(bsp_distribution_elements(1, &extent, &p, &part, me));\n\
-          for (std::size_t at = 0; at < from.size(); at++) {\n\
-            std::size_t index = at * p + me;\n\
-            from[at].red = index % 256; from[at].green = index / 256; from[at].blue = 7; }\n\
-          bsp_reshuffle_plan *plan = bsp_reshuffle_plan_create(1, &extent, sizeof(Pixel), &p, &one, &p, &part);\n\
-          for (int time = 0; time < 3; time++) bsp_reshuffle_execute(plan, from.data(), to.data());\n\
-          for (std::size_t at = 0; at < to.size(); at++)\n\
-            if (to[at].red + 256u * to[at].green != part * me + at || to[at].blue != 7) bsp_abort(\"%d\", (int)at);\n\
-          bsp_reshuffle_plan_destroy(plan);\n\
-          if (bsp_pid() == 0) std::puts(\"fine\");\n\
-          bsp_end(); }\n";
-    // Portable programs use the types of the header, or define them again.
-    let today = "#include <bsp.h>\n\
-        #if !defined _H_MCBSP && !defined BSPONMPI_BSP_H\n\
-        typedef int bsp_pid_t; typedef int bsp_nprocs_t; typedef int bsp_size_t;\n\
-        #endif\n\
-        int main(void) {\n\
-          bsp_begin(bsp_nprocs());\n\
-          bsp_nprocs_t p = bsp_nprocs(); bsp_pid_t me = bsp_pid(); bsp_size_t bytes = sizeof me;\n\
-          bsp_set_tagsize(&bytes); bsp_sync();\n\
-          bsp_send((me + 1) % p, &me, &p, sizeof p); bsp_sync();\n\
-          bsp_size_t status; bsp_pid_t from; bsp_get_tag(&status, &from);\n\
-          if (status != sizeof p || from != (me + p - 1) % p) bsp_abort(\"no\");\n\
-          if (me == 0) puts(\"fine\");\n\
-          bsp_end(); return 0; }\n";
-    let cpp = "#include <bsp.h>\n#include <cstdio>\n#include <vector>\n#include <functional>\n\
-        int main() {\n\
-          bsp_begin(bsp_nprocs());\n\
-          std::vector<double> all(bsp_nprocs()); double own = bsp_pid();\n\
-          bsp_allgather(&own, all.data(), sizeof own);\n\
-          std::function<void()> sync = bsp_sync; sync();\n\
-          for (int i = 0; i < bsp_nprocs(); i++) if (all[i] != i) bsp_abort(\"%d\", i);\n\
-          if (bsp_pid() == 0) std::puts(\"fine\");\n\
-          bsp_end(); }\n";
     let programs = [
-        ("cc", "old.c", old, &["-std=gnu90", "-w"][..]),
+        ("cc", "old.c", OLD, &["-std=gnu90", "-w"][..]),
         (
             "cc",
             "today.c",
-            today,
+            PORTABLE,
             &["-std=c11", "-Wall", "-Wpedantic", "-Werror"],
         ),
         (
             "cc",
             "large.c",
-            today,
+            PORTABLE,
             &[
                 "-std=c11",
                 "-Wall",
@@ -219,13 +226,13 @@ fn old_programs_and_cpp_programs_run() {
         (
             "c++",
             "modern.cc",
-            cpp,
+            CPP,
             &["-std=c++17", "-Wall", "-Wextra", "-Werror"],
         ),
         (
             "c++",
             "reshuffled.cc",
-            reshuffled,
+            RESHUFFLED,
             &["-std=c++17", "-Wall", "-Wextra", "-Werror"],
         ),
     ];

@@ -4,8 +4,8 @@ mod harness;
 
 use std::path::Path;
 
-use dipole_bsp::profile::{Cost, Profile};
 use dipole_bsp::trace::{TraceFile, file_name};
+use dipole_model::{Cost, Profile};
 use harness::{Bench, source};
 
 const RANKS: u32 = 4;

@@ -91,7 +91,7 @@ pub trait Carrier {
         "other"
     }
 
-    /// Packets sent again so far, and packets that only asked for an acknowledgement.
+    /// Packets sent again so far, and packets that only requested an acknowledgement.
     fn counters(&self) -> (u64, u64) {
         (0, 0)
     }

@@ -4,9 +4,9 @@ use dipole_node::{ConfigError, OpenError, ReceiveError, SendError, job};
 use thiserror::Error;
 
 use crate::misuse::Misuse;
-use crate::profile::ProfileError;
 use crate::superstep::exchange::UnexpectedMessage;
 use crate::superstep::record::Malformed;
+use dipole_model::ProfileError;
 
 /// A failed call. The program cannot recover and must end.
 #[derive(Debug, Error)]

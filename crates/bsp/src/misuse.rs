@@ -101,9 +101,9 @@ pub enum Misuse {
     Disagree {
         /// The rank that reports this; all ranks detect it.
         reporter: u32,
-        /// What one rank did.
+        /// The calls of one rank.
         one: String,
-        /// What another rank did.
+        /// The calls of another rank.
         other: String,
     },
 }

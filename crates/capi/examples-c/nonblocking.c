@@ -52,6 +52,6 @@ int main(void)
     CHECK_FAILS(dp_read(to, &message), EAGAIN, "wait until it is readable");
     CHECK(fcntl(to, F_SETFL, fcntl(to, F_GETFL) & ~O_NONBLOCK) == 0);
     const void *address;
-    CHECK_FAILS(dp_recv(to, &address, NULL, 0, 1000000), ETIMEDOUT, "no message came");
+    CHECK_FAILS(dp_recv(to, &address, NULL, 0, 1000000), ETIMEDOUT, "no message arrived");
     return 0;
 }

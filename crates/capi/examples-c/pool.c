@@ -9,7 +9,7 @@ int main(void)
     dpmmap_t pool = { sizeof pool, 0, NULL };
     CHECK_FAILS(dp_mmap(to, &pool), EINVAL, "bytes of the pool is 0");
     pool.bytes = SIZE_MAX / 4;
-    CHECK_FAILS(dp_mmap(to, &pool), ENOMEM, "not so much memory");
+    CHECK_FAILS(dp_mmap(to, &pool), ENOMEM, "not enough memory");
     pool.bytes = 1 << 20;
     CHECK(dp_mmap(to, &pool) == 0);
     CHECK(pool.bytes >= 1 << 20 && pool.base != NULL);

@@ -26,8 +26,8 @@ pub struct Counts {
     pub failed: u64,
 }
 
-impl From<dipole_node::Counts> for Counts {
-    fn from(counts: dipole_node::Counts) -> Counts {
+impl From<dipole_node::CompletionCounts> for Counts {
+    fn from(counts: dipole_node::CompletionCounts) -> Counts {
         Counts {
             sent: counts.sent,
             failed: counts.failed,

@@ -83,7 +83,7 @@ pub extern "C" fn dp_fsync(fd: c_int, n: c_int) -> c_int {
             if count > read.len() {
                 return Err(Failure::TooManyReleased {
                     requested: n,
-                    held: read.len(),
+                    unreleased: read.len(),
                 });
             }
             drop(read.drain(..count));
@@ -100,9 +100,9 @@ pub extern "C" fn dp_fsync(fd: c_int, n: c_int) -> c_int {
 pub unsafe extern "C" fn dp_mmap(fd: c_int, tbp: *mut Pool) -> c_int {
     call("dp_mmap", || {
         // SAFETY: by contract.
-        let wanted = unsafe { ffi::read_struct(tbp) }?;
+        let requested = unsafe { ffi::read_struct(tbp) }?;
         let handle = handle::find(fd)?;
-        let pool = options::set_pool(&handle.endpoint, wanted.bytes)?;
+        let pool = options::set_pool(&handle.endpoint, requested.bytes)?;
         // SAFETY: by contract.
         unsafe { ffi::write_struct(tbp, &pool) }?;
         Ok(0)

@@ -141,10 +141,10 @@ pub(crate) enum Failure {
     #[error("flags are {flags:#x}, but this call supports only {known:#x}")]
     UnknownFlags { flags: c_int, known: c_int },
     #[error(
-        "cannot release {requested} messages, because only {held} have been read and not \
+        "cannot release {requested} messages, because only {unreleased} have been read and not \
          released; none was released"
     )]
-    TooManyReleased { requested: c_int, held: usize },
+    TooManyReleased { requested: c_int, unreleased: usize },
     #[error(
         "the size member of {what} is {size}; set it to the sizeof of the struct before the call"
     )]
@@ -403,7 +403,7 @@ fn send_errno(error: &SendError) -> c_int {
         SendError::TooLong { .. } => libc::EMSGSIZE,
         SendError::Refused { .. } => libc::ECONNREFUSED,
         SendError::PeerGone { .. } => libc::ECONNRESET,
-        SendError::NotDone { outcome, .. } => outcome_errno(*outcome),
+        SendError::OperationFailed { outcome, .. } => outcome_errno(*outcome),
         SendError::Broken(_) => libc::EIO,
         SendError::Unreachable(cause) => target_errno(cause),
         SendError::Cancelled { .. } => libc::ECANCELED,

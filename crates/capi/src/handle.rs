@@ -20,7 +20,7 @@ use dipole_trace::waits::WaitRecorder;
 use crate::failure::Failure;
 use crate::ffi;
 use crate::per_process::{Instance, PerProcess, generation, lock};
-use crate::process::{self, CloseOrder, OpenObjects, place};
+use crate::process::{self, CloseOrder, OpenObjects, endpoint_address};
 use crate::table::Table;
 
 /// An open endpoint.
@@ -112,8 +112,8 @@ impl Handle {
     /// Removes the endpoint from the table.
     fn remove_from_table(self: &Arc<Self>) {
         if let Some(slot) = TABLE.slot(self.fd) {
-            let held = Some(Arc::clone(self));
-            slot.compare_and_swap(&held, None);
+            let entry = Some(Arc::clone(self));
+            slot.compare_and_swap(&entry, None);
         }
     }
 }
@@ -211,7 +211,7 @@ pub(crate) fn insert(
     let process = process::current();
     let recorder = process.recorder();
     if let Some(recorder) = &recorder {
-        recorder.add_endpoint(place(endpoint.address()));
+        recorder.add_endpoint(endpoint_address(endpoint.address()));
     }
     let handle = Arc::new(Handle {
         generation: generation(),

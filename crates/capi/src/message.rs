@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::ffi::{self, Buffer, Out, call};
 use crate::handle::{self, Handle};
 use crate::per_process::lock;
-use crate::process::place;
+use crate::process::endpoint_address;
 
 /// Shorter messages are copied to the caller's buffer; longer buffers are passed to the node, which
 /// may receive into them directly.
@@ -89,8 +89,8 @@ fn recorded<A>(
 fn receive_wait(handle: &Handle, arrived: Option<(dipole_node::Address, usize)>) -> WaitEnd {
     WaitEnd {
         cause: arrived.map_or(Cause::Nothing, |_| Cause::Message),
-        own: Some(place(handle.endpoint.address())),
-        peer: arrived.map(|(from, _)| place(from)),
+        own: Some(endpoint_address(handle.endpoint.address())),
+        peer: arrived.map(|(from, _)| endpoint_address(from)),
         bytes: arrived.map_or(0, |(_, bytes)| bytes as u64),
     }
 }
@@ -99,8 +99,8 @@ fn receive_wait(handle: &Handle, arrived: Option<(dipole_node::Address, usize)>)
 fn send_wait(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> WaitEnd {
     WaitEnd {
         cause: Cause::Room,
-        own: Some(place(handle.endpoint.address())),
-        peer: to.map(place),
+        own: Some(endpoint_address(handle.endpoint.address())),
+        peer: to.map(endpoint_address),
         bytes: bytes as u64,
     }
 }
@@ -164,7 +164,7 @@ fn is_out_of_time(failure: &Failure) -> bool {
 
 #[inline]
 pub(crate) fn receive(handle: &Handle, fd: c_int, timeout: Timeout) -> Result<Message, Failure> {
-    let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_fitting(usize::MAX, timeout);
+    let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_max(usize::MAX, timeout);
     receive_with(handle, fd, timeout, attempt, |message| {
         Some((message.source(), message.len()))
     })
@@ -307,8 +307,8 @@ pub unsafe extern "C" fn dp_reply(
         let answer = unsafe { ffi::message(msg, len) }?;
         handle::with(fd, |handle| {
             let read = lock(&handle.unreleased);
-            let is_it = |held: &&Message| held.as_ptr().cast() == message;
-            let answered = read.iter().rev().find(is_it).ok_or(Failure::NotHeld)?;
+            let matches = |read: &&Message| read.as_ptr().cast() == message;
+            let answered = read.iter().rev().find(matches).ok_or(Failure::NotHeld)?;
             Ok(handle.endpoint.reply(answered, answer)?)
         })?;
         Ok(len.cast_signed())
@@ -425,7 +425,7 @@ pub unsafe extern "C" fn dp_recv_copy(
                     return buffer
                         .with_region(|memory| endpoint.receive_to_region(memory, timeout));
                 }
-                let message = endpoint.receive_fitting(buffer.length, timeout)?;
+                let message = endpoint.receive_max(buffer.length, timeout)?;
                 buffer.fill(&message);
                 Ok((message.len(), message.source()))
             };

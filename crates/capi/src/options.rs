@@ -288,12 +288,12 @@ impl NodeOptions {
             config.runtime_dir = directory.into();
         }
         if self.nid != 0 {
-            config.act_as(NodeId(self.nid))?;
+            config.set_node(NodeId(self.nid))?;
         }
         if (self.nid != 0 || hosts.is_some())
             && let Some(host) = config.hosts.get(config.node).cloned()
         {
-            config.bind_as(&host);
+            config.bind_to(&host);
             if let Some(directory) = &host.runtime_dir {
                 config.runtime_dir = (**directory).into();
             }

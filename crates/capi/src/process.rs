@@ -162,7 +162,7 @@ pub(crate) fn job() -> Result<&'static Job, Failure> {
 }
 
 /// An endpoint's address in the format of traces.
-pub(crate) fn place(address: Address) -> EndpointAddress {
+pub(crate) fn endpoint_address(address: Address) -> EndpointAddress {
     EndpointAddress {
         node: address.node.0,
         endpoint: address.endpoint.0,
@@ -173,7 +173,7 @@ fn install_exit_hook() {
     if EXIT_HOOKED.load(Ordering::Relaxed) || EXIT_HOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
-    dipole_node::log::of_library("libdipole");
+    dipole_node::log::init_library("libdipole");
     // SAFETY: `on_exit` lets no panic out, and stays loaded because the library cannot be
     // unloaded (build.rs).
     unsafe { libc::atexit(on_exit) };

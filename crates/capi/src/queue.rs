@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::ffi::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
 use crate::per_process::{PerProcess, lock};
-use crate::process::{self, CloseOrder, OpenObjects, place};
+use crate::process::{self, CloseOrder, OpenObjects, endpoint_address};
 
 /// A posted message has been sent.
 pub const DP_SENT: c_int = 1;
@@ -209,7 +209,7 @@ fn wait_end(completion: Option<&dipole_node::Completion>) -> WaitEnd {
     WaitEnd {
         cause,
         own: None,
-        peer: peer.map(place),
+        peer: peer.map(endpoint_address),
         bytes: bytes as u64,
     }
 }

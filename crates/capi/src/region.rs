@@ -127,10 +127,10 @@ pub unsafe extern "C" fn dp_is_notification(
         let place = unsafe { Out::new("notification", notification) }?;
         handle::with(fd, |handle| {
             let read = lock(&handle.unreleased);
-            let is_it = |held: &&Message| held.as_ptr().cast() == message;
-            let mut held = read.iter().rev().filter(is_it).peekable();
-            held.peek().ok_or(Failure::NotHeld)?;
-            let Some(found) = held.find_map(Message::notice) else {
+            let matches = |read: &&Message| read.as_ptr().cast() == message;
+            let mut candidates = read.iter().rev().filter(matches).peekable();
+            candidates.peek().ok_or(Failure::NotHeld)?;
+            let Some(found) = candidates.find_map(Message::notice) else {
                 return Ok(0);
             };
             place.write(Notification {

@@ -142,20 +142,20 @@ pub unsafe extern "C" fn dp_interface_open(
         let max_streams = ffi::count(streams)?;
         let count = if count == 0 { 0 } else { ffi::count(count)? };
         // SAFETY: by contract.
-        let given = unsafe { ffi::array("destinations", destinations, count) }?;
+        let names = unsafe { ffi::array("destinations", destinations, count) }?;
         let mut allowed: Vec<SocketAddr> = Vec::new();
-        for place in given {
+        for name in names {
             // SAFETY: by contract.
-            let place = unsafe { text("destinations", *place) }?;
-            let found = place.to_socket_addrs();
+            let name = unsafe { text("destinations", *name) }?;
+            let found = name.to_socket_addrs();
             allowed.extend(found.map_err(|_| Failure::BadText {
                 what: "destinations",
-                found: place.to_owned(),
+                found: name.to_owned(),
                 expected: "host:port, of a host that can be found",
             })?);
         }
         let config = InterfaceConfig {
-            destinations: match given.is_empty() {
+            destinations: match names.is_empty() {
                 true => Destinations::Any,
                 false => Destinations::Only(allowed),
             },

@@ -1,10 +1,10 @@
-//! The process's monotonic clock in nanoseconds, as protocol and links take it.
+//! The process's monotonic clock in nanoseconds, as the protocol and links use it.
 
 use std::time::{Duration, SystemTime};
 
 use dipole_link::clock::monotonic_ns;
 
-/// Counts from when it was made, never zero.
+/// Counts nanoseconds from its creation; never zero.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin_ns: u64,
@@ -17,7 +17,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Starts now.
+    /// A clock that starts now.
     #[must_use]
     pub fn new() -> Clock {
         Clock {
@@ -25,14 +25,14 @@ impl Clock {
         }
     }
 
-    /// Now, in ns.
+    /// The current time.
     #[inline]
     #[must_use]
     pub fn now(&self) -> dipole_proto::Instant {
         dipole_proto::Instant(monotonic_ns().saturating_sub(self.origin_ns) + 1)
     }
 
-    /// What to add to this clock's readings to get ns since 1970.
+    /// Offset from this clock's readings to nanoseconds since 1970.
     #[must_use]
     pub fn since_1970_ns(&self) -> u64 {
         let wall = SystemTime::now()
@@ -42,7 +42,7 @@ impl Clock {
     }
 }
 
-/// A clock that is read only by those who need it.
+/// A clock that is read only on demand.
 #[derive(Debug)]
 pub struct Reading<'a> {
     clock: &'a Clock,
@@ -56,13 +56,13 @@ impl Reading<'_> {
         Reading { clock, last }
     }
 
-    /// The last reading, maybe old.
+    /// The last reading, which may be old.
     #[inline]
     pub fn last(&self) -> dipole_proto::Instant {
         self.last
     }
 
-    /// A fresh one.
+    /// Reads the clock.
     #[inline]
     pub fn now(&mut self) -> dipole_proto::Instant {
         self.last = self.clock.now();
@@ -70,7 +70,7 @@ impl Reading<'_> {
     }
 }
 
-/// A duration in ns, at most some 584 years.
+/// A duration in nanoseconds, saturating at about 584 years.
 #[inline]
 #[must_use]
 pub fn nanoseconds(duration: Duration) -> u64 {

@@ -1,20 +1,21 @@
-//! Threads and the engine: who steps it, who sleeps, who wakes whom.
+//! The lock around the engine, and how threads take turns at stepping it.
 //!
-//! The engine lies behind one lock, never held while sleeping or in user code.
-//! A thread that waits steps it: first spinning for a bounded time, then one of the
-//! waiting threads leads and sleeps in the kernel on the link's descriptors, and the
-//! others are parked until what they wait for is ready or the leader leaves.
+//! The lock is never held while a thread sleeps or runs user code. A waiting thread steps
+//! the engine and spins for a bounded time. After that, one of the waiting threads becomes
+//! the leader and sleeps in the kernel on the link's descriptors; the others are parked
+//! until their key becomes ready or the leader leaves.
 //!
-//! What steps, [`Stepper`], says which keys became ready ([`Ready`]); only waiters of
-//! these keys are woken ([`waiters`]). Where descriptors have been exported or tasks
-//! wait, a progress thread steps while no thread waits here ([`progress`]). Handlers of ports
-//! run between steps ([`work`]).
+//! The engine ([`Stepper`]) reports which keys became ready ([`Ready`]), and only waiters
+//! for those keys are woken ([`waiters`]). If descriptors were exported or tasks are
+//! waiting, a progress thread steps the engine while no other thread does ([`progress`]).
+//! Port handlers run between steps ([`work`]).
 //!
-//! `model.rs` runs this driver under loom.
+//! `model.rs` checks this driver with loom.
 
 #![forbid(unsafe_code)]
 
 mod clock;
+mod condition;
 mod progress;
 mod ready;
 mod schedule;
@@ -23,7 +24,6 @@ mod stepper;
 mod sync;
 mod timeout;
 mod waiters;
-mod want;
 mod work;
 
 #[cfg(test)]
@@ -32,8 +32,8 @@ mod model;
 mod tests;
 
 pub use clock::{Clock, Reading, nanoseconds};
+pub use condition::{Polled, WaitCondition};
 pub use ready::{Ready, WaitKey};
 pub use schedule::{Driver, WaitError};
 pub use stepper::{Stepper, Work};
 pub use timeout::Timeout;
-pub use want::{Polled, Want};

@@ -1,55 +1,34 @@
-//! The driver under loom: every order of its threads' steps within bounds.
+//! Checks the driver with loom, which tries all interleavings of its threads within bounds.
 //!
-//! The files of the driver are compiled a second time, against loom's primitives and a
-//! [`Device`] in place of descriptors in the kernel. No time-out ends a sleep here, so
-//! a lost wake-up is a deadlock, which loom reports.
+//! The driver's files are compiled a second time with loom's primitives, and a [`Device`]
+//! replaces the kernel's descriptors. Sleeps never time out here, so loom reports a lost
+//! wake-up as a deadlock.
 
 #![allow(
     dead_code,
     unreachable_pub,
-    reason = "the model does not use all that the engine does"
+    reason = "the model does not use everything that the engine uses"
 )]
 
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code against other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
+#[path = "condition.rs"]
+mod condition;
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "progress.rs"]
 mod progress;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code against other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "schedule.rs"]
 mod schedule;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code against other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "serve.rs"]
 mod serve;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code against other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "stepper.rs"]
 mod stepper;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code against other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "waiters.rs"]
 mod waiters;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code against other primitives"
-)]
-#[path = "want.rs"]
-mod want;
-#[expect(
-    clippy::duplicate_mod,
-    reason = "the same code against other primitives"
-)]
+#[expect(clippy::duplicate_mod, reason = "the same code with other primitives")]
 #[path = "work.rs"]
 mod work;
 
@@ -66,7 +45,7 @@ use schedule::Driver;
 use stepper::{Stepper, Work};
 use sync::{Clock, Device, Sleeper};
 
-/// What the driver is built on, as loom knows it.
+/// The driver's primitives for loom.
 mod sync {
     use std::io;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +54,7 @@ mod sync {
 
     use dipole_proto::Instant;
 
-    // Hints for spinning only: no order between threads hangs on them.
+    // Only spinning uses these; no ordering between threads depends on them.
     pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize};
 
     pub(super) use loom::sync::{Arc, Mutex, MutexGuard};
@@ -85,12 +64,12 @@ mod sync {
         pub(super) static NESTED: std::cell::Cell<u32> = std::cell::Cell::new(0);
     }
 
-    /// A nap is over as soon as another thread has run.
+    /// A nap ends as soon as another thread has run.
     pub(super) fn sleep(_nap: Duration) {
         loom::thread::yield_now();
     }
 
-    /// A condition variable whose time-outs never pass.
+    /// A condition variable that never times out.
     #[derive(Debug, Default)]
     pub(super) struct Condvar(loom::sync::Condvar);
 
@@ -124,7 +103,7 @@ mod sync {
         }
     }
 
-    /// Advances by milliseconds with each reading, so that naps are soon over.
+    /// Advances by 5 ms per reading, so that naps end soon.
     #[derive(Debug, Default)]
     pub(super) struct Clock(AtomicU64);
 
@@ -150,8 +129,8 @@ mod sync {
         }
     }
 
-    /// What messages come through: a queue in memory with a bell that is rung only when
-    /// the reader said that it sleeps, as in shared memory.
+    /// The transport: a queue in memory. As in shared memory, the sender signals the reader only
+    /// if the reader announced that it sleeps.
     #[derive(Debug, Default)]
     pub(super) struct Device {
         state: Mutex<DeviceState>,
@@ -162,9 +141,9 @@ mod sync {
     pub(super) struct DeviceState {
         pub(super) queue: std::collections::VecDeque<u32>,
         pub(super) armed: bool,
-        /// The bell: readable for every sleeper until somebody reads it.
+        /// The wake-up signal: readable for every sleeper until one of them reads it.
         pub(super) rung: bool,
-        /// Sleepers that a waker has called, by number.
+        /// Sleepers woken by a waker, by number.
         called: u32,
         sleepers: u32,
     }
@@ -174,7 +153,7 @@ mod sync {
             self.state.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// A peer sends to `endpoint`.
+        /// Sends a message to `endpoint` from a peer.
         pub(super) fn push(&self, endpoint: u32) {
             let mut state = self.lock();
             state.queue.push_back(endpoint);
@@ -185,7 +164,7 @@ mod sync {
         }
     }
 
-    /// Sleeps until the bell rings or a waker calls.
+    /// Sleeps until the device signals or a waker is called.
     #[derive(Debug)]
     pub(super) struct Sleeper {
         device: Arc<Device>,
@@ -234,21 +213,21 @@ mod sync {
     }
 }
 
-/// The stepped thing: messages to endpoints.
+/// The stepped state machine: messages for endpoints.
 struct Mailbox {
     device: Arc<Device>,
     inboxes: [VecDeque<()>; 3],
     woken: bool,
     ready: Ready,
-    /// Runs for each message to [`PORT`].
+    /// Called for each message to [`PORT`].
     handler: Option<Box<dyn FnMut() + Send>>,
     handled: usize,
 }
 
-/// The endpoint with a handler, in models that have one.
+/// The endpoint with a handler.
 const PORT: u32 = 2;
 
-/// The handler, while it runs.
+/// A handler that is running.
 struct Handling(Box<dyn FnMut() + Send>);
 
 impl Work for Handling {
@@ -311,7 +290,7 @@ impl Stepper for Mailbox {
         false
     }
 
-    /// Tasks alone keep the progress thread from long naps.
+    /// A registered task is enough to keep the progress thread from long naps.
     fn is_polled(&self) -> bool {
         false
     }
@@ -324,12 +303,12 @@ impl Stepper for Mailbox {
         false
     }
 
-    /// As if packets came in the small port alone.
-    fn look(&mut self, _now: Instant, _calls: u32) -> io::Result<bool> {
+    /// Treats all messages as small packets.
+    fn spin_poll(&mut self, _now: Instant, _calls: u32) -> io::Result<bool> {
         Ok(true)
     }
 
-    fn take_found(&mut self, now: Instant) -> io::Result<bool> {
+    fn take_polled(&mut self, now: Instant) -> io::Result<bool> {
         self.step(now, false)
     }
 
@@ -387,7 +366,7 @@ impl Process {
         }
     }
 
-    /// From now on messages to [`PORT`] run what `handler` makes.
+    /// Registers the handler that `handler` returns for [`PORT`].
     fn open_port<H: FnMut() + Send + 'static>(
         &self,
         handler: impl FnOnce(Arc<Driver<Mailbox>>) -> H,
@@ -397,12 +376,12 @@ impl Process {
             .with_last(|mailbox, _| mailbox.handler = Some(handler));
     }
 
-    /// Drops a handler that owns what owns it.
+    /// Drops the handler, which may own the process.
     fn close_port(&self) {
         drop(self.driver.with_last(|mailbox, _| mailbox.handler.take()));
     }
 
-    /// A thread that receives so many messages of an endpoint.
+    /// Spawns a thread that receives this many messages from an endpoint.
     fn receiver(&self, endpoint: u32, messages: u32) -> loom::thread::JoinHandle<()> {
         let driver = Arc::clone(&self.driver);
         loom::thread::spawn(move || {
@@ -422,10 +401,10 @@ fn receive(driver: &Driver<Mailbox>, endpoint: u32) {
             &|_| String::new(),
             |mailbox, _| mailbox.take(endpoint),
         )
-        .expect("a model is never broken");
+        .expect("the model's link never breaks");
 }
 
-/// A task of an executor with a thread of its own.
+/// A task of an executor with its own thread.
 #[derive(Default)]
 struct Task {
     woken: loom::sync::Mutex<bool>,
@@ -455,7 +434,7 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn a_message_wakes_the_thread_that_waits_for_it() {
+fn a_message_wakes_the_thread_waiting_for_it() {
     check(3, || {
         let process = Process::new();
         let waiting = process.receiver(0, 2);
@@ -466,7 +445,7 @@ fn a_message_wakes_the_thread_that_waits_for_it() {
 }
 
 #[test]
-fn what_another_thread_makes_ready_wakes_the_leader() {
+fn a_key_made_ready_by_another_thread_wakes_the_leader() {
     check(3, || {
         let process = Process::new();
         let waiting = process.receiver(0, 1);
@@ -476,7 +455,7 @@ fn what_another_thread_makes_ready_wakes_the_leader() {
 }
 
 #[test]
-fn a_leader_that_leaves_is_followed_by_a_parked_thread() {
+fn a_parked_thread_takes_over_when_the_leader_leaves() {
     check(3, || {
         let process = Process::new();
         let first = process.receiver(0, 1);
@@ -489,7 +468,7 @@ fn a_leader_that_leaves_is_followed_by_a_parked_thread() {
 }
 
 #[test]
-fn a_thread_that_looks_in_passing_leaves_a_sleeper_its_wake_up() {
+fn a_polling_thread_does_not_lose_the_wake_up_of_a_sleeping_one() {
     check(3, || {
         let process = Process::new();
         let waiting = process.receiver(0, 1);
@@ -505,12 +484,12 @@ fn a_thread_that_looks_in_passing_leaves_a_sleeper_its_wake_up() {
 }
 
 #[test]
-fn the_progress_thread_gives_way_to_a_thread_that_waits_and_serves_a_task_after_it() {
+fn the_progress_thread_yields_to_a_waiting_thread_and_serves_a_task_afterwards() {
     check(2, || {
         let process = Process::new();
         let serving = {
             let driver = Arc::clone(&process.driver);
-            loom::thread::spawn(move || driver.serve(None).expect("a model is never broken"))
+            loom::thread::spawn(move || driver.serve(None).expect("the model's link never breaks"))
         };
         let sender = {
             let device = Arc::clone(&process.device);
@@ -534,7 +513,7 @@ fn the_progress_thread_gives_way_to_a_thread_that_waits_and_serves_a_task_after_
 }
 
 #[test]
-fn a_handler_runs_on_a_thread_that_waits_for_something_else() {
+fn a_handler_runs_on_a_thread_that_waits_for_another_endpoint() {
     check(3, || {
         let process = Process::new();
         process.open_port(|driver| move || driver.with(|mailbox, _| mailbox.deliver(0)));
@@ -561,14 +540,14 @@ fn threads_get_their_messages_while_one_of_them_runs_a_handler_that_waits() {
         let waited = process
             .driver
             .wait(Timeout::Infinite, &keys, &what, handled);
-        waited.expect("a model is never broken");
+        waited.expect("the model's link never breaks");
         first.join().expect("no panic");
         process.close_port();
     });
 }
 
 #[test]
-fn a_handler_that_sleeps_leaves_a_thread_that_steps() {
+fn another_thread_steps_while_a_handler_sleeps() {
     check(2, || {
         let process = Process::new();
         let [released, done] = [(); 2].map(|()| std::sync::Arc::new(Task::default()));
@@ -576,7 +555,7 @@ fn a_handler_that_sleeps_leaves_a_thread_that_steps() {
             std::sync::Arc::clone(&released),
             std::sync::Arc::clone(&done),
         );
-        // It sleeps outside the driver, for what the other thread brings.
+        // It sleeps outside the driver until the other thread has received.
         process.open_port(|_| {
             move || {
                 released.sleep();
@@ -585,7 +564,7 @@ fn a_handler_that_sleeps_leaves_a_thread_that_steps() {
         });
         let serving = [(); 2].map(|()| {
             let driver = Arc::clone(&process.driver);
-            loom::thread::spawn(move || driver.serve(None).expect("a model is never broken"))
+            loom::thread::spawn(move || driver.serve(None).expect("the model's link never breaks"))
         });
         process.device.push(PORT);
         process.device.push(1);
@@ -605,7 +584,7 @@ fn a_handler_that_sleeps_leaves_a_thread_that_steps() {
 }
 
 #[test]
-fn the_progress_thread_runs_handlers_while_nobody_waits() {
+fn the_progress_thread_runs_handlers_if_no_thread_waits() {
     check(2, || {
         let process = Process::new();
         let task = std::sync::Arc::new(Task::default());
@@ -613,7 +592,7 @@ fn the_progress_thread_runs_handlers_while_nobody_waits() {
         process.open_port(|_| move || std::task::Wake::wake_by_ref(&told));
         let serving = {
             let driver = Arc::clone(&process.driver);
-            loom::thread::spawn(move || driver.serve(None).expect("a model is never broken"))
+            loom::thread::spawn(move || driver.serve(None).expect("the model's link never breaks"))
         };
         process.device.push(PORT);
         task.sleep();

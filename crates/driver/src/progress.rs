@@ -1,7 +1,7 @@
-//! The thread that steps for those who wait elsewhere: in `poll`, in an executor.
+//! The progress thread: steps the engine for waits outside the driver, in `poll` or in an
+//! executor.
 //!
-//! It keeps out of the way of threads that wait in the driver themselves: while one
-//! does, and for [`NAP`] after, it only naps.
+//! While threads wait in the driver, and for [`NAP`] afterwards, it only naps.
 
 use std::time::Duration;
 
@@ -10,108 +10,106 @@ use dipole_proto::Instant;
 use super::sync::{Arc, Condvar, Waker};
 use crate::clock::nanoseconds;
 
-/// How long the progress thread stays out of the way of waiting threads, and so
-/// how late a descriptor may become ready after the last of them has returned.
+/// How long the progress thread leaves stepping to waiting threads after the last of them
+/// returned; a descriptor may become ready this much later.
 pub(super) const NAP: Duration = Duration::from_micros(500);
-/// The same while nobody waits elsewhere: it only ends what threads that call leave unfinished.
+/// The same if no descriptor or task is waiting: it only finishes what calls left undone.
 pub(super) const LONG_NAP: Duration = Duration::from_millis(4);
-/// A thread that has slept in a wait for this long leaves the progress thread
-/// nothing to do: it may sleep until it is called.
+/// Once a waiting thread has slept this long, the progress thread sleeps until it is called.
 pub(super) const LONG_SLEEP_NS: u64 = 10_000_000;
-/// Work that waits for so long, while no other is done, is held up by what does not return.
-pub(super) const HELD_UP_NS: u64 = 10_000_000;
+/// Work pending this long, while no other work finishes, means that a handler does not return.
+pub(super) const STUCK_WORK_NS: u64 = 10_000_000;
 
-/// What the progress thread does, and when it has something to do. Where work is to be run there
-/// are two, which take turns; more come when all but one are held up in work.
+/// State of the progress threads. With ports there are two: one steps while the other runs
+/// handlers. More are started if all but one are stuck in handlers.
 #[derive(Debug)]
 pub(super) struct Progress {
-    pub(super) doing: Doing,
-    /// Ends its sleep in the kernel; made with the thread.
+    pub(super) activity: ThreadActivity,
+    /// Ends the thread's sleep in the kernel; set when the thread starts.
     pub(super) waker: Option<Waker>,
     pub(super) unparked: Arc<Condvar>,
-    /// Threads inside a wait, and when the last of them left, or stepped.
+    /// Threads inside a wait.
     pub(super) waiting: usize,
-    left: Instant,
+    last_step: Instant,
     pub(super) stop: bool,
-    /// Threads that serve; those of them that wait until nobody steps any more.
+    /// Progress threads in total; `standby` of them wait to take over stepping.
     pub(super) threads: usize,
-    pub(super) spare: usize,
-    pub(super) is_served: bool,
+    pub(super) standby: usize,
+    pub(super) has_stepper: bool,
     pub(super) vacant: Arc<Condvar>,
-    /// Pieces of work that are done; how many were when some was first found that nobody may
-    /// run, and when that was.
+    /// Handlers that have returned.
     done: u64,
-    pub(super) held_up: Option<(u64, Instant)>,
+    pub(super) stuck_since: Option<(u64, Instant)>,
 }
 
-/// What a thread that runs work does otherwise.
+/// What the thread that runs work does otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Busy {
-    /// It waits, and steps for others.
+pub(super) enum CallerKind {
+    /// It waits in the driver, and steps for others.
     Waiting,
-    /// Something else.
+    /// Anything else.
     Otherwise,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
-    /// There is no such thread, or it runs.
+pub(super) enum ThreadActivity {
+    /// Running, or not started.
     Running,
-    /// Out of the way for a moment.
+    /// Napping.
     Napping,
-    /// Out of the way until a waiting thread wakes up.
+    /// Parked until a waiting thread wakes up.
     Parked,
-    /// Asleep in the kernel until then.
+    /// Asleep in the kernel until this time.
     Sleeping(Instant),
 }
 
 impl Progress {
     pub(super) fn new(now: Instant) -> Progress {
         Progress {
-            doing: Doing::Running,
+            activity: ThreadActivity::Running,
             waker: None,
             unparked: Arc::new(Condvar::new()),
             waiting: 0,
-            left: now,
+            last_step: now,
             stop: false,
             threads: 0,
-            spare: 0,
-            is_served: false,
+            standby: 0,
+            has_stepper: false,
             vacant: Arc::new(Condvar::new()),
             done: 0,
-            held_up: None,
+            stuck_since: None,
         }
     }
 
-    /// A thread begins to wait: it steps from now on.
+    /// A thread begins to wait and steps from now on.
     #[inline]
     pub(super) fn enter(&mut self) {
         self.waiting += 1;
-        if let Doing::Sleeping(_) = self.doing {
-            self.doing = Doing::Napping;
+        if let ThreadActivity::Sleeping(_) = self.activity {
+            self.activity = ThreadActivity::Napping;
             self.wake();
         }
     }
 
-    /// A thread has waited.
+    /// A thread has finished its wait.
     #[inline]
     pub(super) fn leave(&mut self, now: Instant) {
         self.waiting -= 1;
-        self.left = now;
+        self.last_step = now;
         self.unpark();
     }
 
-    /// A thread that always finds at once what it waits for has stepped.
+    /// A thread stepped although its own wait ended at once.
     #[inline]
     pub(super) fn stepped(&mut self, now: Instant) {
-        self.left = now;
+        self.last_step = now;
     }
 
-    /// A waiting thread is awake: the progress thread may soon be needed.
+    /// A waiting thread is awake: the progress thread may be needed soon.
     #[inline]
     pub(super) fn unpark(&mut self) {
-        if self.doing == Doing::Parked {
-            self.doing = Doing::Napping;
+        if self.activity == ThreadActivity::Parked {
+            self.activity = ThreadActivity::Napping;
             self.unparked.notify_one();
         }
     }
@@ -124,64 +122,65 @@ impl Progress {
         }
     }
 
-    /// Ends a sleep that would last beyond `deadline`.
+    /// Ends a sleep that would last past `deadline`.
     #[inline]
     pub(super) fn wake_for(&mut self, deadline: Instant) {
-        if let Doing::Sleeping(until) = self.doing
+        if let ThreadActivity::Sleeping(until) = self.activity
             && deadline < until
         {
-            self.doing = Doing::Running;
+            self.activity = ThreadActivity::Running;
             self.wake();
         }
     }
 
-    /// A thread runs work: it does not step meanwhile.
+    /// A thread starts running work and does not step meanwhile.
     #[inline]
-    pub(super) fn begin_work(&mut self, busy: Busy, now: Instant) {
-        if busy == Busy::Waiting {
+    pub(super) fn begin_work(&mut self, caller: CallerKind, now: Instant) {
+        if caller == CallerKind::Waiting {
             self.leave(now);
         }
     }
 
-    /// A piece of work is done.
+    /// A handler has returned.
     #[inline]
-    pub(super) fn note_done(&mut self) {
+    pub(super) fn work_done(&mut self) {
         self.done = self.done.wrapping_add(1);
     }
 
-    /// There is work that no thread that serves may run: whether they are held up.
-    pub(super) fn is_held_up(&mut self, now: Instant) -> bool {
-        match self.held_up {
-            Some((done, since)) if done == self.done => now.since(since) >= HELD_UP_NS,
+    /// Called while work is pending that no progress thread can run; true if none has finished
+    /// for [`STUCK_WORK_NS`].
+    pub(super) fn is_work_stuck(&mut self, now: Instant) -> bool {
+        match self.stuck_since {
+            Some((done, since)) if done == self.done => now.since(since) >= STUCK_WORK_NS,
             _ => {
-                self.held_up = Some((self.done, now));
+                self.stuck_since = Some((self.done, now));
                 false
             }
         }
     }
 
-    /// It goes on with its wait, if it was in one.
+    /// A thread has run work and resumes its wait if it was in one.
     #[inline]
-    pub(super) fn end_work(&mut self, busy: Busy) {
-        if busy == Busy::Waiting {
+    pub(super) fn end_work(&mut self, caller: CallerKind) {
+        if caller == CallerKind::Waiting {
             self.enter();
         }
     }
 
-    /// True if the thread that serves may run work.
+    /// True if the stepping progress thread may run work: another can take over, or it is alone.
     #[inline]
-    pub(super) fn may_work(&self) -> bool {
-        self.spare > 0 || self.threads == 1
+    pub(super) fn can_run_work(&self) -> bool {
+        self.standby > 0 || self.threads == 1
     }
 
-    /// There is work that nobody else may run.
-    pub(super) fn call(&mut self) {
+    /// There is work that no other thread can run.
+    pub(super) fn request_worker(&mut self) {
         self.unpark();
         self.wake_for(Instant(0));
     }
 
-    /// True while threads step that wait in the driver, or did until a moment ago.
-    pub(super) fn is_needless(&self, now: Instant) -> bool {
-        self.waiting > 0 || now.since(self.left) < nanoseconds(NAP)
+    /// True if other threads step now, or did less than [`NAP`] ago.
+    pub(super) fn others_step(&self, now: Instant) -> bool {
+        self.waiting > 0 || now.since(self.last_step) < nanoseconds(NAP)
     }
 }

@@ -1,50 +1,50 @@
-//! What can be waited for, and the list of what has become ready.
+//! Keys that threads and tasks wait for, and the list of keys that became ready.
 //!
-//! The stepped thing calls [`Ready::notify`] for each key; the driver takes the list at
-//! the end of each call and wakes only the waiters of those keys. Nothing is listed
-//! while nobody is registered, so a thread that spins alone pays one store per event.
+//! The engine calls [`Ready::notify`] for each key. At the end of each call the driver takes
+//! the list and wakes only the waiters for those keys. Nothing is listed while there are no
+//! waiters, so an event costs a lone spinning thread a single store.
 
 use arrayvec::ArrayVec;
 use dipole_proto::{EdgeId, PeerId};
 
-/// Keys listed between two wake-ups; beyond that everybody is woken.
+/// Keys listed between two wake-ups. If there are more, all waiters are woken.
 const MAX_LISTED: usize = 64;
 /// Keys that one waiter can wait for.
 const MAX_KEYS: usize = 4;
 
-/// The keys of one waiter: it is woken when any of them becomes ready.
+/// The keys of one waiter; any of them wakes it.
 pub(crate) type Keys = ArrayVec<WaitKey, MAX_KEYS>;
 
-/// Something that a thread or a task can wait for.
+/// An event that a thread or a task can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WaitKey {
-    /// An endpoint of this process has a message, or was closed.
+    /// An endpoint of this process received a message or was closed.
     Endpoint(u32),
-    /// An edge got credit, or was refused or ended by its receiver.
+    /// An edge got credit, or its receiver refused or closed it.
     Edge(EdgeId),
-    /// A session was opened, goes on with a long message, or is gone.
+    /// A session opened, made progress with a long message, or ended.
     Peer(PeerId),
-    /// Any of them was opened, finished a long message, or is gone.
+    /// Any session opened, finished a long message, or ended.
     AnyPeer,
-    /// A packet was acknowledged, or its frame is free again.
+    /// A packet was acknowledged or a frame became free.
     Frame,
     /// There may be room in a ring of shared memory.
     RingSpace,
-    /// An edge of the public API was opened, has failed, or has nothing waiting.
+    /// An edge of the public API opened, failed, or has no more posted operations.
     Connecting(u64),
-    /// An operation on another's memory has its answer.
+    /// A memory operation was answered.
     Operation(u32),
     /// A completion queue has an entry.
     Queue(u32),
-    /// The handler of a port has returned.
+    /// A port handler returned.
     Port(u32),
 }
 
-/// See the module.
+/// Keys that became ready since the last wake-up.
 #[derive(Debug, Default)]
 pub struct Ready {
     changed: bool,
-    /// Keys are listed: somebody is registered, or the stepped thing wants them.
+    /// Keys are being listed: there are waiters, or the engine reads the list itself.
     listing: bool,
     registered: bool,
     watched: bool,
@@ -53,7 +53,7 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// Waiters of this key are to look again.
+    /// Marks a key as ready.
     #[inline]
     pub fn notify(&mut self, key: WaitKey) {
         self.changed = true;
@@ -69,14 +69,14 @@ impl Ready {
         }
     }
 
-    /// Keys are listed only while somebody is registered.
+    /// Lists keys while there are waiters.
     #[inline]
     pub fn set_recording(&mut self, recording: bool) {
         self.registered = recording;
         self.update();
     }
 
-    /// Keys are listed also while nobody is registered: the stepped thing reads them itself.
+    /// Lists keys even without waiters, because the engine reads the list itself.
     #[inline]
     pub fn set_watched(&mut self, watched: bool) {
         self.watched = watched;
@@ -97,25 +97,25 @@ impl Ready {
         std::mem::take(&mut self.changed)
     }
 
-    /// True if keys are listed.
+    /// True if any key is listed.
     #[inline]
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// True if one of these became ready since the list was last cleared.
+    /// True if any of `keys` became ready since the list was cleared.
     #[inline]
     pub fn concerns(&self, keys: &[WaitKey]) -> bool {
         self.overflowed || self.keys.iter().any(|key| keys.contains(key))
     }
 
-    /// What became ready since the list was last cleared; `None` if more than is listed.
+    /// Keys that became ready since the list was cleared; `None` if the list overflowed.
     #[inline]
     pub fn keys(&self) -> Option<&[WaitKey]> {
         (!self.overflowed).then_some(&self.keys)
     }
 
-    /// Everybody concerned has been woken.
+    /// Clears the list after the waiters have been woken.
     #[inline]
     pub fn clear(&mut self) {
         self.keys.clear();
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_listed_while_nobody_waits() {
+    fn nothing_is_listed_without_waiters() {
         let mut ready = Ready::default();
         ready.notify(WaitKey::Endpoint(1));
         assert!(ready.take_changed());
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn more_keys_than_are_listed_stand_for_all() {
+    fn an_overflowed_list_matches_every_key() {
         let mut ready = Ready::default();
         ready.set_recording(true);
         for endpoint in 0..=MAX_LISTED {

@@ -1,4 +1,4 @@
-//! The lock, the wait of a thread, and its sleep.
+//! The driver's lock, the wait loop of a thread, and its sleep.
 
 use std::io;
 use std::sync::PoisonError;
@@ -8,92 +8,92 @@ use std::time::Duration;
 
 use dipole_proto::Instant;
 
-use super::progress::{Busy, Progress};
+use super::condition::{Attempt, Polled, WaitCondition};
+use super::progress::{CallerKind, Progress};
 use super::stepper::Stepper;
 use super::sync::{
     AtomicBool, AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker, yield_core,
 };
 use super::waiters::{WaiterId, Waiters, wait_parked};
-use super::want::{Attempt, Polled, Want};
 use crate::clock::nanoseconds;
 use crate::ready::WaitKey;
 use crate::timeout::Timeout;
 
-/// System calls that looks at the small port in one turn of a spinning waiter may take.
-const LOOKS: u32 = 8;
-/// Looks at shared memory in one turn of a waiter that expects something there.
-const MEMORY_LOOKS: u32 = 64;
-/// Turns of such a waiter between two looks at everything else, some 0.3 us each.
-const MEMORY_TURNS: u32 = 8;
-/// Turns of a spinning waiter between two offers of its core.
-const TURNS_PER_YIELD: u32 = 16;
-/// How long a waiter spins while others want its core: it may wait for one of them.
-const CROWDED_SPIN_NS: u64 = 20_000;
-/// A yield that takes longer than this has let somebody else run.
-const CROWDED_YIELD_NS: u64 = 5_000;
-/// Looks of a spinning waiter at whether others still want the lock, before it goes on.
-const MAX_LOOKS_GIVING_WAY: u32 = 1000;
-/// How often the stepped thing gets its tick.
+/// System calls per spin round to poll the small-packet socket.
+const SPIN_SYSCALLS: u32 = 8;
+/// Polls of shared memory per spin round, if the result is expected there.
+const MEMORY_POLLS: u32 = 64;
+/// Such rounds (about 0.3 us each) between two full steps.
+const MEMORY_ROUNDS: u32 = 8;
+/// Spin rounds between two yields of the core.
+const ROUNDS_PER_YIELD: u32 = 16;
+/// Spin time while other threads want this core, one of which may be the sender.
+const OVERSUBSCRIBED_SPIN_NS: u64 = 20_000;
+/// A yield that takes longer than this let another thread run.
+const CONTENDED_YIELD_NS: u64 = 5_000;
+/// Checks whether other threads still want the lock before the spinning thread takes it again.
+const MAX_CONTENDER_CHECKS: u32 = 1000;
+/// Interval of [`Stepper::tick`].
 const TICK_NS: u64 = 200_000_000;
-/// Sends between two readings of the clock for the tick, at most.
-const MAX_SENDS_PER_READING: u32 = 4096;
-/// Waits that found at once what they were for between two looks at everything else.
-const MAX_UNSTEPPED: u32 = 256;
-/// Looks that found packets and took only these between two looks at everything else.
-const MAX_FOUND: u32 = 16;
-/// Looks at shared memory, one after the other, of those who never wait.
-const GLANCES: u32 = 8;
-/// Looks at the network of those who never wait, of which one is at everything.
-const TURNS_PER_STEP: u32 = 4;
-/// Steps that a thread takes at most to arm for those who sleep.
+/// Upper limit for the number of sends between two clock readings for the tick.
+const MAX_SENDS_PER_CLOCK_READ: u32 = 4096;
+/// Calls that find their result at once between two full steps.
+const MAX_CALLS_WITHOUT_STEP: u32 = 256;
+/// Consecutive polls that took only the small packets they found, between two full steps.
+const MAX_HITS_IN_ROW: u32 = 16;
+/// Polls of shared memory in one call that never waits.
+const LOCAL_POLLS: u32 = 8;
+/// Of this many network polls in calls that never wait, one is a full step.
+const NETWORK_POLLS_PER_STEP: u32 = 4;
+/// Steps to take at most while rearming sleeping threads.
 const MAX_STEPS_TO_ARM: u32 = 64;
-/// When a wait is first worth a warning.
+/// A wait this long logs its first warning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
-/// Why a wait ended without what it was for.
+/// Why a wait ended without a result.
 #[derive(Debug)]
 pub enum WaitError {
-    /// Time was up.
+    /// The time limit expired.
     TimedOut {
-        /// After so long.
+        /// How long it waited.
         waited: Duration,
     },
     /// The link is broken.
     Broken(io::Error),
 }
 
-/// What the lock protects.
+/// State protected by the driver's lock.
 #[derive(Debug)]
 pub(super) struct State<S> {
     pub(super) stepper: S,
-    /// The last reading of the clock, for what needs no better one.
+    /// Last reading of the clock, for uses that tolerate an old one.
     pub(super) last: Instant,
     pub(super) waiters: Waiters,
-    /// The leader sleeps in the kernel until then.
+    /// The leader sleeps in the kernel until this time.
     pub(super) leader_until: Option<Instant>,
-    /// Sleepers in the kernel: leader and progress thread.
+    /// Threads asleep in the kernel: the leader and the progress thread.
     pub(super) armed: usize,
     pub(super) progress: Progress,
-    unstepped: u32,
-    /// Looks in a row that took only the packets they found.
-    found: u32,
-    /// Looks at the network of those who never wait.
-    turns: u32,
-    /// Waits and sends, to see whether there are any.
+    calls_since_step: u32,
+    /// Consecutive polls that took only the small packets they found.
+    hits_in_row: u32,
+    /// Network polls in calls that never wait.
+    network_polls: u32,
+    /// Waits and sends; the progress thread watches whether this grows.
     pub(super) calls: u32,
     ticked: Instant,
-    sends_unseen: u32,
-    sends_per_reading: u32,
+    sends_since_clock_read: u32,
+    sends_per_clock_read: u32,
 }
 
 impl<S: Stepper> State<S> {
-    /// True if somebody waits who is in no call of the driver.
+    /// True if anything waits outside a call: in `poll`, or as a task.
     pub(super) fn is_polled(&self) -> bool {
         self.waiters.has_tasks() || self.stepper.is_polled()
     }
 }
 
-/// See the crate.
+/// The lock around a stepper, and the threads that use it.
 #[derive(Debug)]
 pub struct Driver<S> {
     pub(super) state: Mutex<State<S>>,
@@ -101,17 +101,17 @@ pub struct Driver<S> {
     pub(super) waker: Waker,
     pub(super) clock: Clock,
     spin: Duration,
-    /// Threads that want the lock while another spins on it.
+    /// Threads waiting for the lock.
     pub(super) contenders: AtomicUsize,
-    /// Others wanted this core lately: spin less, yield more.
-    crowded: AtomicBool,
+    /// Other threads recently wanted this core: spin less and yield more.
+    oversubscribed: AtomicBool,
 }
 
 impl<S: Stepper> Driver<S> {
-    /// A driver of `stepper`, whose waiters spin for `spin` before they sleep.
+    /// Creates a driver of `stepper`; waiting threads spin for `spin` before they sleep.
     ///
     /// # Errors
-    /// No descriptors are left for its sleeper.
+    /// There are no descriptors left for its sleeper.
     pub fn new(stepper: S, clock: Clock, spin: Duration) -> io::Result<Driver<S>> {
         let sleeper = stepper.sleeper()?;
         let now = clock.now();
@@ -125,27 +125,27 @@ impl<S: Stepper> Driver<S> {
                 leader_until: None,
                 armed: 0,
                 progress: Progress::new(now),
-                unstepped: 0,
-                found: 0,
-                turns: 0,
+                calls_since_step: 0,
+                hits_in_row: 0,
+                network_polls: 0,
                 calls: 0,
                 ticked: now,
-                sends_unseen: 0,
-                sends_per_reading: 1,
+                sends_since_clock_read: 0,
+                sends_per_clock_read: 1,
             }),
             clock,
             spin,
             contenders: AtomicUsize::new(0),
-            crowded: AtomicBool::new(false),
+            oversubscribed: AtomicBool::new(false),
         })
     }
 
-    /// A fresh reading of the clock.
+    /// Reads the clock.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    /// Runs something on what is stepped; waiters of what it made ready are woken.
+    /// Runs `action` under the lock and wakes the waiters it made ready.
     #[inline]
     pub fn with<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
         let mut state = self.lock();
@@ -157,8 +157,8 @@ impl<S: Stepper> Driver<S> {
         result
     }
 
-    /// The same with the last reading of the clock, which costs nothing but may be
-    /// old: for what sends nothing.
+    /// Like [`with`](Self::with), but with the last clock reading, which is free and may be
+    /// old: for actions that send nothing.
     #[inline]
     pub fn with_last<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
         let mut state = self.lock();
@@ -169,8 +169,8 @@ impl<S: Stepper> Driver<S> {
         result
     }
 
-    /// Like [`with_last`](Self::with_last), for sends, which read the clock only if packets
-    /// leave: a process that does nothing else gets its ticks, too.
+    /// Like [`with_last`](Self::with_last), for sends: the clock is read only if packets
+    /// leave. Also ticks, for processes that do nothing but send.
     #[inline]
     pub fn sending<R>(&self, action: impl FnOnce(&mut S, &mut Reading<'_>) -> R) -> R {
         let mut state = self.lock();
@@ -180,23 +180,23 @@ impl<S: Stepper> Driver<S> {
         state.last = last;
         self.publish(&mut state, last);
         state.calls = state.calls.wrapping_add(1);
-        state.sends_unseen += 1;
-        if state.sends_unseen >= state.sends_per_reading {
+        state.sends_since_clock_read += 1;
+        if state.sends_since_clock_read >= state.sends_per_clock_read {
             self.tick_after_sends(&mut state);
         }
         self.leave(state);
         result
     }
 
-    /// Every some sends, as many as keep this rare but not too rare.
+    /// Called every N sends; N adapts so that this stays cheap but timely.
     #[cold]
     fn tick_after_sends(&self, state: &mut State<S>) {
-        state.sends_unseen = 0;
+        state.sends_since_clock_read = 0;
         let sends = match self.tick_if_due(state, self.clock.now()) {
-            true => state.sends_per_reading / 4,
-            false => state.sends_per_reading * 2,
+            true => state.sends_per_clock_read / 4,
+            false => state.sends_per_clock_read * 2,
         };
-        state.sends_per_reading = sends.clamp(1, MAX_SENDS_PER_READING);
+        state.sends_per_clock_read = sends.clamp(1, MAX_SENDS_PER_CLOCK_READ);
     }
 
     #[inline]
@@ -209,9 +209,8 @@ impl<S: Stepper> Driver<S> {
         due
     }
 
-    /// Registers a task that found `keys` not ready: `waker` is used when one becomes
-    /// ready. `attempt` tries once more under the same lock; with a result nothing is
-    /// registered.
+    /// Tries `attempt`; if it finds nothing, registers the task's `waker`, which is called when
+    /// one of `keys` becomes ready. Both happen under the same lock.
     pub fn wait_task<R>(
         &self,
         keys: &[WaitKey],
@@ -231,9 +230,9 @@ impl<S: Stepper> Driver<S> {
         result
     }
 
-    /// Steps until `attempt` gives something; while asleep, this thread is woken for
-    /// `keys`. `what` says for whom it waits, should it last. The first attempt has the
-    /// last reading of the clock.
+    /// Steps until `attempt` returns a result. `keys` wake this thread while it sleeps; `what`
+    /// describes the wait in log messages if it lasts long. The first attempt gets the last
+    /// clock reading.
     pub fn wait<R>(
         &self,
         until: Timeout,
@@ -244,36 +243,36 @@ impl<S: Stepper> Driver<S> {
         self.wait_for(until, keys, what, Attempt(attempt))
     }
 
-    /// The same for what shared memory may hand over.
+    /// Like [`wait`](Self::wait), for conditions that shared memory can satisfy directly.
     #[inline]
-    pub fn wait_for<W: Want<S>>(
+    pub fn wait_for<W: WaitCondition<S>>(
         &self,
         until: Timeout,
         keys: &[WaitKey],
         what: &dyn Fn(&S) -> String,
-        mut want: W,
-    ) -> Result<W::Got, WaitError> {
+        mut condition: W,
+    ) -> Result<W::Output, WaitError> {
         let mut state = self.lock();
         state.calls = state.calls.wrapping_add(1);
-        state.unstepped += 1;
-        if state.unstepped >= MAX_UNSTEPPED {
+        state.calls_since_step += 1;
+        if state.calls_since_step >= MAX_CALLS_WITHOUT_STEP {
             self.step_for_others(&mut state)
                 .map_err(WaitError::Broken)?;
         }
         let last = state.last;
         state.stepper.flush_deferred();
-        let mut result = want.attempt(&mut state.stepper, last);
+        let mut result = condition.attempt(&mut state.stepper, last);
         if result.is_none() {
-            result = match want.poll_memory(&mut state.stepper) {
-                Polled::Got(got) => Some(got),
-                Polled::Came => want.attempt(&mut state.stepper, last),
+            result = match condition.poll_memory(&mut state.stepper) {
+                Polled::Ready(output) => Some(output),
+                Polled::Progress => condition.attempt(&mut state.stepper, last),
                 Polled::Nothing => None,
             };
         }
-        // Also if what came was not for us: credit of a writer who sits in `poll`.
+        // Even if it was not for us: credit may have arrived for a sender that sits in `poll`.
         self.publish(&mut state, last);
         if let Some(result) = result {
-            let (state, _) = self.run_work(state, None, Busy::Otherwise, &mut || ());
+            let (state, _) = self.run_work(state, None, CallerKind::Otherwise, &mut || ());
             self.leave(state);
             return Ok(result);
         }
@@ -283,7 +282,7 @@ impl<S: Stepper> Driver<S> {
         }
         let mut waiter = None;
         let wait = Wait { until, keys, what };
-        let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, want);
+        let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, condition);
         if let Some(id) = waiter {
             state.waiters.leave(id);
             let recording = !state.waiters.is_empty();
@@ -296,63 +295,66 @@ impl<S: Stepper> Driver<S> {
         result
     }
 
-    /// What `want` finds of what has come and of what lies in shared memory, without a wait.
-    /// Looks at the network only if it is to.
+    /// Checks `condition` against messages that have arrived and against shared memory, without
+    /// waiting. Polls the network only if `at_network` is set.
     #[inline]
-    pub fn glance<W: Want<S>>(&self, at_network: bool, mut want: W) -> io::Result<Option<W::Got>> {
+    pub fn poll_once<W: WaitCondition<S>>(
+        &self,
+        at_network: bool,
+        mut condition: W,
+    ) -> io::Result<Option<W::Output>> {
         let mut state = self.lock();
         state.calls = state.calls.wrapping_add(1);
         if at_network {
-            state.unstepped += 1;
-            if state.unstepped >= MAX_UNSTEPPED {
+            state.calls_since_step += 1;
+            if state.calls_since_step >= MAX_CALLS_WITHOUT_STEP {
                 self.step_for_others(&mut state)?;
             }
         }
         let mut now = state.last;
         state.stepper.flush_deferred();
-        let mut result = want.attempt(&mut state.stepper, now);
+        let mut result = condition.attempt(&mut state.stepper, now);
         if result.is_none() {
-            // Whoever asks will ask again: a message that comes meanwhile is there sooner.
-            let glances = if at_network { 1 } else { GLANCES };
-            for _ in 0..glances {
-                match want.poll_memory(&mut state.stepper) {
-                    Polled::Got(got) => result = Some(got),
-                    Polled::Came => result = want.attempt(&mut state.stepper, now),
+            // The caller polls in a loop, so a few more polls here find a message sooner.
+            let polls = if at_network { 1 } else { LOCAL_POLLS };
+            for _ in 0..polls {
+                match condition.poll_memory(&mut state.stepper) {
+                    Polled::Ready(output) => result = Some(output),
+                    Polled::Progress => result = condition.attempt(&mut state.stepper, now),
                     Polled::Nothing => continue,
                 }
                 break;
             }
         }
         if result.is_none() && at_network {
-            state.turns = state.turns.wrapping_add(1);
-            let is_due = state.turns.is_multiple_of(TURNS_PER_STEP);
+            state.network_polls = state.network_polls.wrapping_add(1);
+            let is_due = state.network_polls.is_multiple_of(NETWORK_POLLS_PER_STEP);
             now = self.clock.now();
-            self.glance_at_network(&mut state, now, is_due)?;
-            result = want.attempt(&mut state.stepper, now);
+            self.poll_network(&mut state, now, is_due)?;
+            result = condition.attempt(&mut state.stepper, now);
         }
         self.publish(&mut state, now);
-        let (state, _) = self.run_work(state, None, Busy::Otherwise, &mut || ());
+        let (state, _) = self.run_work(state, None, CallerKind::Otherwise, &mut || ());
         self.leave(state);
         Ok(result)
     }
 
-    /// Takes what lies in the small port, or looks at everything if that is due.
-    fn glance_at_network(
-        &self,
-        state: &mut State<S>,
-        now: Instant,
-        is_due: bool,
-    ) -> io::Result<()> {
-        let State { stepper, found, .. } = state;
-        // Whoever waits for shared memory looks here too seldom to look at one port alone.
-        let is_near = stepper.expects_memory();
-        let is_found = !is_near && stepper.look(now, 1)?;
-        if is_found && *found < MAX_FOUND {
-            *found += 1;
-            stepper.take_found(now)?;
-        } else if is_found || is_due || is_near || stepper.expects_bulk() {
-            *found = 0;
-            state.unstepped = 0;
+    /// Takes small packets if there are any; does a full step if one is due.
+    fn poll_network(&self, state: &mut State<S>, now: Instant, is_due: bool) -> io::Result<()> {
+        let State {
+            stepper,
+            hits_in_row,
+            ..
+        } = state;
+        // While shared memory is polled the network is polled rarely, so it gets a full step.
+        let expects_memory = stepper.expects_memory();
+        let is_found = !expects_memory && stepper.spin_poll(now, 1)?;
+        if is_found && *hits_in_row < MAX_HITS_IN_ROW {
+            *hits_in_row += 1;
+            stepper.take_polled(now)?;
+        } else if is_found || is_due || expects_memory || stepper.expects_bulk() {
+            *hits_in_row = 0;
+            state.calls_since_step = 0;
             stepper.step(now, false)?;
             state.progress.stepped(now);
         }
@@ -361,11 +363,11 @@ impl<S: Stepper> Driver<S> {
         Ok(())
     }
 
-    /// Bounds how long connection events and packets wait while one thread always
-    /// finds a message ready.
+    /// Takes a full step now and then while a thread always finds its message ready, so that
+    /// connection events and other packets do not wait forever.
     #[cold]
     fn step_for_others(&self, state: &mut State<S>) -> io::Result<()> {
-        state.unstepped = 0;
+        state.calls_since_step = 0;
         let now = self.clock.now();
         state.stepper.step(now, false)?;
         state.last = now;
@@ -374,49 +376,54 @@ impl<S: Stepper> Driver<S> {
         Ok(())
     }
 
-    /// The wait itself; the state comes back locked.
-    fn wait_on<'a, W: Want<S>>(
+    /// The wait loop. Returns with the lock held.
+    fn wait_on<'a, W: WaitCondition<S>>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
         mut now: Instant,
         wait: &Wait<'_, S>,
         waiter: &mut Option<WaiterId>,
-        mut want: W,
-    ) -> (MutexGuard<'a, State<S>>, Instant, Result<W::Got, WaitError>) {
-        let (begun, mut spinning_since) = (now, now);
-        let (full_spin_ns, busy) = match wait.until {
-            Timeout::Zero => (0, Busy::Otherwise),
-            Timeout::Infinite | Timeout::After(_) => (nanoseconds(self.spin), Busy::Waiting),
+        mut condition: W,
+    ) -> (
+        MutexGuard<'a, State<S>>,
+        Instant,
+        Result<W::Output, WaitError>,
+    ) {
+        let (started_at, mut spinning_since) = (now, now);
+        let (full_spin_ns, caller) = match wait.until {
+            Timeout::Zero => (0, CallerKind::Otherwise),
+            Timeout::Infinite | Timeout::After(_) => (nanoseconds(self.spin), CallerKind::Waiting),
         };
         let mut warn_ns = FIRST_WARNING_NS;
-        let mut turns = 0_u32;
+        let mut rounds = 0_u32;
         loop {
-            let spin_ns = match self.crowded.load(Ordering::Relaxed) {
-                true => full_spin_ns.min(CROWDED_SPIN_NS),
+            let spin_ns = match self.oversubscribed.load(Ordering::Relaxed) {
+                true => full_spin_ns.min(OVERSUBSCRIBED_SPIN_NS),
                 false => full_spin_ns,
             };
             let mut spinning = now.since(spinning_since) < spin_ns;
-            let looked = match spinning {
-                true => self.look(&mut state, &mut now, &mut want, turns),
-                false => Self::look_before_sleep(&mut state, now, wait, &mut want),
+            let polled = match spinning {
+                true => self.spin_once(&mut state, &mut now, &mut condition, rounds),
+                false => Self::look_before_sleep(&mut state, now, wait, &mut condition),
             };
-            let got = match looked {
-                Ok(got) => got,
+            let output = match polled {
+                Ok(output) => output,
                 Err(cause) => return (state, now, Err(WaitError::Broken(cause))),
             };
             state.last = now;
             if state.stepper.take_served() {
                 spinning_since = now;
-                // Whoever was served asks again at once, more often than not.
+                // A peer whose request was just served usually sends another at once.
                 spinning = spin_ns > 0;
             }
             self.tick_if_due(&mut state, now);
-            let mut result = got.or_else(|| want.attempt(&mut state.stepper, now));
+            let mut result = output.or_else(|| condition.attempt(&mut state.stepper, now));
             self.publish(&mut state, now);
             let worked;
-            (state, worked) = self.run_work(state, *waiter, busy, &mut || want.worked());
+            (state, worked) =
+                self.run_work(state, *waiter, caller, &mut || condition.on_work_done());
             if worked {
-                result = result.or_else(|| want.attempt(&mut state.stepper, now));
+                result = result.or_else(|| condition.attempt(&mut state.stepper, now));
             }
             if let Some(result) = result {
                 return (state, now, Ok(result));
@@ -425,7 +432,7 @@ impl<S: Stepper> Driver<S> {
                 now = self.clock.now();
                 spinning_since = now;
             }
-            let waited_ns = now.since(begun);
+            let waited_ns = now.since(started_at);
             let left_ns = wait.left_ns(waited_ns);
             if left_ns == 0 {
                 let waited = Duration::from_nanos(waited_ns);
@@ -436,11 +443,11 @@ impl<S: Stepper> Driver<S> {
                 warn_ns *= 2;
             }
             if worked {
-                // There may be more of it.
+                // There may be more work.
             } else if spinning {
                 unlock(state);
-                turns = turns.wrapping_add(1);
-                self.pause(turns);
+                rounds = rounds.wrapping_add(1);
+                self.pause(rounds);
                 state = self.lock();
             } else {
                 let id = *waiter.get_or_insert_with(|| state.waiters.enter(wait.keys));
@@ -460,88 +467,92 @@ impl<S: Stepper> Driver<S> {
     #[cold]
     fn warn(state: &mut State<S>, wait: &Wait<'_, S>, now: Instant, waited_ns: u64) {
         let seconds = waited_ns / 1_000_000_000;
-        tracing::warn!("waiting since {seconds} s: {}", (wait.what)(&state.stepper));
+        tracing::warn!("waiting for {seconds} s: {}", (wait.what)(&state.stepper));
         state.stepper.waited_long(now);
     }
 
-    /// One turn of a waiter that no longer spins: what woke it comes first, the rest is looked at
+    /// One round of a thread that no longer spins: handles what woke it first; a full step follows
     /// before the next sleep.
     #[inline]
-    fn look_before_sleep<W: Want<S>>(
+    fn look_before_sleep<W: WaitCondition<S>>(
         state: &mut State<S>,
         now: Instant,
         wait: &Wait<'_, S>,
-        want: &mut W,
-    ) -> io::Result<Option<W::Got>> {
-        match want.poll_memory(&mut state.stepper) {
+        condition: &mut W,
+    ) -> io::Result<Option<W::Output>> {
+        match condition.poll_memory(&mut state.stepper) {
             Polled::Nothing => {
                 let everywhere = wait.until != Timeout::Zero;
                 state.stepper.step(now, everywhere).map(|_| None)
             }
-            Polled::Came => Ok(None),
-            Polled::Got(got) => Ok(Some(got)),
+            Polled::Progress => Ok(None),
+            Polled::Ready(output) => Ok(Some(output)),
         }
     }
 
-    /// One turn of a spinning waiter: where the last came from first.
+    /// One round of spinning: polls first where the last message came from.
     #[inline]
-    fn look<W: Want<S>>(
+    fn spin_once<W: WaitCondition<S>>(
         &self,
         state: &mut State<S>,
         now: &mut Instant,
-        want: &mut W,
-        turns: u32,
-    ) -> io::Result<Option<W::Got>> {
-        let State { stepper, found, .. } = state;
+        condition: &mut W,
+        rounds: u32,
+    ) -> io::Result<Option<W::Output>> {
+        let State {
+            stepper,
+            hits_in_row,
+            ..
+        } = state;
         if stepper.expects_memory() {
-            for _ in 0..MEMORY_LOOKS {
-                match want.poll_memory(stepper) {
+            for _ in 0..MEMORY_POLLS {
+                match condition.poll_memory(stepper) {
                     Polled::Nothing => {}
-                    Polled::Came => return Ok(None),
-                    Polled::Got(got) => return Ok(Some(got)),
+                    Polled::Progress => return Ok(None),
+                    Polled::Ready(output) => return Ok(Some(output)),
                 }
             }
-            if !turns.is_multiple_of(MEMORY_TURNS) {
+            if !rounds.is_multiple_of(MEMORY_ROUNDS) {
                 return Ok(None);
             }
-        } else if stepper.look(*now, LOOKS)? && *found < MAX_FOUND {
-            // What somebody waits for is handed over first.
-            *found += 1;
-            stepper.take_found(*now)?;
+        } else if stepper.spin_poll(*now, SPIN_SYSCALLS)? && *hits_in_row < MAX_HITS_IN_ROW {
+            // Hand over these packets before taking a full step.
+            *hits_in_row += 1;
+            stepper.take_polled(*now)?;
             return Ok(None);
         }
-        *found = 0;
+        *hits_in_row = 0;
         *now = self.clock.now();
         stepper.step(*now, false)?;
         Ok(None)
     }
 
-    /// Between two turns of a spinning waiter.
+    /// Yields between two spin rounds if needed.
     #[inline]
-    fn pause(&self, turns: u32) {
-        let crowded = self.crowded.load(Ordering::Relaxed);
-        if crowded || turns.is_multiple_of(TURNS_PER_YIELD) {
+    fn pause(&self, rounds: u32) {
+        let oversubscribed = self.oversubscribed.load(Ordering::Relaxed);
+        if oversubscribed || rounds.is_multiple_of(ROUNDS_PER_YIELD) {
             let before = self.clock.now();
             yield_core();
-            let others_ran = self.clock.now().since(before) > CROWDED_YIELD_NS;
-            if others_ran != crowded {
-                self.crowded.store(others_ran, Ordering::Relaxed);
+            let others_ran = self.clock.now().since(before) > CONTENDED_YIELD_NS;
+            if others_ran != oversubscribed {
+                self.oversubscribed.store(others_ran, Ordering::Relaxed);
             }
         }
-        for _ in 0..MAX_LOOKS_GIVING_WAY {
+        for _ in 0..MAX_CONTENDER_CHECKS {
             if self.contenders.load(Ordering::Relaxed) == 0 {
                 return;
             }
             std::hint::spin_loop();
-            if crowded {
+            if oversubscribed {
                 yield_core();
             }
         }
-        // A thread that wants the lock may need this very core to get it.
+        // The thread that wants the lock may need this core to get it.
         yield_core();
     }
 
-    /// Sleeps at most `nap_ns`: in the kernel as the leader, or parked behind one.
+    /// Sleeps for at most `nap_ns`: in the kernel as the leader, otherwise parked.
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
@@ -550,13 +561,13 @@ impl<S: Stepper> Driver<S> {
         nap_ns: u64,
     ) -> (MutexGuard<'a, State<S>>, io::Result<()>) {
         if !state.waiters.try_lead(id) {
-            let bell = state.waiters.park(id);
-            let mut state = wait_parked(&bell, state, Duration::from_nanos(nap_ns));
+            let condvar = state.waiters.park(id);
+            let mut state = wait_parked(&condvar, state, Duration::from_nanos(nap_ns));
             state.waiters.set_asleep(id, false);
             return (state, Ok(()));
         }
         if !state.stepper.arm() {
-            self.arm_anew(&mut state);
+            self.rearm(&mut state);
             self.publish(&mut state, now);
             return (state, Ok(()));
         }
@@ -578,39 +589,38 @@ impl<S: Stepper> Driver<S> {
         (state, slept.map(|_| ()))
     }
 
-    /// A sleeper is back: peers need not ring for it any more.
+    /// Called after a sleep in the kernel: peers need not send wake-ups any more.
     pub(super) fn disarm(&self, state: &mut State<S>, now: Instant) {
         state.armed -= 1;
         state.stepper.disarm();
-        // The other sleeper may have lost its wake-up to this one, and what it waits for.
-        self.arm_anew(state);
+        // This thread may have consumed the wake-up of the other sleeping thread.
+        self.rearm(state);
         self.publish(state, now);
     }
 
-    /// Those who sleep get a new wake-up, and what came before it is taken.
-    pub(super) fn arm_anew(&self, state: &mut State<S>) {
+    /// Rearms the wake-up of sleeping threads and takes what arrived before that.
+    pub(super) fn rearm(&self, state: &mut State<S>) {
         for _ in 0..MAX_STEPS_TO_ARM {
             if state.armed == 0 || state.stepper.arm() {
                 return;
             }
-            // A broken link is reported to the next thread that steps it.
+            // The next thread that steps a broken link gets the error.
             if state.stepper.step(state.last, false).is_err() {
                 break;
             }
         }
-        // Traffic keeps arriving: this thread has other work, so the sleepers are woken
-        // instead.
+        // Traffic keeps arriving, and this thread has other work: wake the sleeping threads.
         self.waker.wake();
         state.progress.wake();
     }
 
-    /// At the end of a call: wakes those who wait for what it made ready, and those who
-    /// sleep past a deadline it made.
+    /// Ends a call: wakes the waiters for keys that became ready, and sleeping threads if there
+    /// is now an earlier deadline.
     #[inline]
     pub(super) fn publish(&self, state: &mut State<S>, now: Instant) {
         if state.armed > 0 && state.stepper.take_woken() {
-            // This thread may have read the wake-up of one that sleeps.
-            self.arm_anew(state);
+            // This thread may have read the wake-up of a sleeping thread.
+            self.rearm(state);
         }
         if state.stepper.ready().take_changed() {
             state.stepper.publish();
@@ -656,7 +666,7 @@ impl<S: Stepper> Driver<S> {
     }
 }
 
-/// Releases the lock, then wakes tasks: their wakers are user code.
+/// Releases the lock, then wakes tasks, because wakers are user code.
 #[inline]
 pub(super) fn unlock<S>(state: MutexGuard<'_, State<S>>) {
     if state.waiters.has_ready_tasks() {
@@ -673,7 +683,7 @@ fn wake_tasks<S>(mut state: MutexGuard<'_, State<S>>) {
     }
 }
 
-/// What one call of [`Driver::wait`] waits for.
+/// Arguments of one call of [`Driver::wait`].
 struct Wait<'a, S> {
     until: Timeout,
     keys: &'a [WaitKey],

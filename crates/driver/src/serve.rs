@@ -1,4 +1,4 @@
-//! The progress thread's loop: it steps until there is work that it may run.
+//! The loop of the progress threads.
 
 use std::io;
 use std::sync::PoisonError;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use dipole_proto::Instant;
 
-use super::progress::{Busy, Doing, HELD_UP_NS, LONG_NAP, LONG_SLEEP_NS, NAP};
+use super::progress::{CallerKind, LONG_NAP, LONG_SLEEP_NS, NAP, STUCK_WORK_NS, ThreadActivity};
 use super::schedule::{Driver, State, WaitError, unlock};
 use super::stepper::Stepper;
 use super::sync::{Arc, MutexGuard, Sleeper, sleep};
 
 impl<S: Stepper> Driver<S> {
-    /// Steps for those who wait elsewhere, until [`stop`](Self::stop). Of several threads that
-    /// serve, one steps; it runs work if another can take its place meanwhile, or if it is alone.
-    /// `more` has another thread serve: it is called while work waits for what does not return.
+    /// Body of a progress thread: steps until [`stop`](Self::stop). One of them steps at a time;
+    /// it runs work if another can take over stepping, or if it is the only one. `more` starts
+    /// another progress thread; it is called while work is pending and all handlers are stuck.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -23,31 +23,31 @@ impl<S: Stepper> Driver<S> {
         let sleeper = state.stepper.sleeper().map_err(WaitError::Broken)?;
         state.progress.threads += 1;
         loop {
-            while state.progress.is_served && !state.progress.stop {
-                state.progress.spare += 1;
+            while state.progress.has_stepper && !state.progress.stop {
+                state.progress.standby += 1;
                 let vacant = Arc::clone(&state.progress.vacant);
                 let woken = vacant.wait(state);
                 state = woken.unwrap_or_else(PoisonError::into_inner);
-                state.progress.spare -= 1;
+                state.progress.standby -= 1;
             }
             if state.progress.stop {
                 return Ok(());
             }
-            state.progress.is_served = true;
+            state.progress.has_stepper = true;
             state.progress.waker = Some(sleeper.waker());
             let stepped;
             (state, stepped) = self.serve_until_work(state, &sleeper, more);
-            state.progress.is_served = false;
+            state.progress.has_stepper = false;
             state.progress.vacant.notify_one();
             stepped.map_err(WaitError::Broken)?;
             let mut worked = true;
             while worked {
-                (state, worked) = self.run_work(state, None, Busy::Otherwise, &mut || ());
+                (state, worked) = self.run_work(state, None, CallerKind::Otherwise, &mut || ());
             }
         }
     }
 
-    /// Steps until there is work that this thread may run, or it is told to stop.
+    /// Steps until there is work that this thread may run, or until it is stopped.
     fn serve_until_work<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
@@ -56,12 +56,12 @@ impl<S: Stepper> Driver<S> {
     ) -> (MutexGuard<'a, State<S>>, io::Result<()>) {
         let mut calls = state.calls;
         while !state.progress.stop {
-            // It may be what threads that wait have left.
-            if state.stepper.has_work() && state.progress.may_work() {
+            // Waiting threads may have left work behind.
+            if state.stepper.has_work() && state.progress.can_run_work() {
                 break;
             }
             let mut now = self.clock.now();
-            if state.progress.is_needless(now) {
+            if state.progress.others_step(now) {
                 state = self.nap(state, now);
                 continue;
             }
@@ -72,27 +72,27 @@ impl<S: Stepper> Driver<S> {
             self.tick_if_due(&mut state, now);
             self.publish(&mut state, now);
             let waits = state.stepper.has_work();
-            if waits && state.progress.may_work() {
+            if waits && state.progress.can_run_work() {
                 break;
             }
             let more = more.filter(|_| waits);
             if let Some(more) = more
-                && state.progress.is_held_up(now)
+                && state.progress.is_work_stuck(now)
             {
-                state.progress.held_up = None;
+                state.progress.stuck_since = None;
                 unlock(state);
                 more();
                 state = self.lock();
                 continue;
             }
-            // To be woken for all that threads that call will look at soon would slow them down.
+            // Waking up for packets that calling threads will find anyway would slow them down.
             let others_call = std::mem::replace(&mut calls, state.calls) != state.calls;
             if others_call && !state.is_polled() {
                 state = self.nap(state, now);
                 continue;
             }
             if !state.stepper.arm() {
-                self.arm_anew(&mut state);
+                self.rearm(&mut state);
                 self.publish(&mut state, now);
                 continue;
             }
@@ -100,14 +100,14 @@ impl<S: Stepper> Driver<S> {
             now = self.clock.now();
             let mut until = state.stepper.next_deadline(now);
             if more.is_some() {
-                let look = now.after(HELD_UP_NS);
+                let look = now.after(STUCK_WORK_NS);
                 until = Some(until.map_or(look, |until| until.min(look)));
             }
-            state.progress.doing = Doing::Sleeping(until.unwrap_or(Instant(u64::MAX)));
+            state.progress.activity = ThreadActivity::Sleeping(until.unwrap_or(Instant(u64::MAX)));
             unlock(state);
             let slept = sleeper.sleep(until.map(|until| Duration::from_nanos(until.since(now))));
             state = self.lock();
-            state.progress.doing = Doing::Running;
+            state.progress.activity = ThreadActivity::Running;
             self.disarm(&mut state, now);
             if let Err(cause) = slept {
                 return (state, Err(cause));
@@ -116,7 +116,7 @@ impl<S: Stepper> Driver<S> {
         (state, Ok(()))
     }
 
-    /// The progress thread keeps out of the way.
+    /// Naps or parks while other threads step.
     fn nap<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
@@ -126,12 +126,12 @@ impl<S: Stepper> Driver<S> {
             && state.leader_until.is_some()
             && now.since(state.last) > LONG_SLEEP_NS;
         if asleep {
-            state.progress.doing = Doing::Parked;
+            state.progress.activity = ThreadActivity::Parked;
             let unparked = Arc::clone(&state.progress.unparked);
             let parked = unparked.wait(state);
             state = parked.unwrap_or_else(PoisonError::into_inner);
         } else {
-            state.progress.doing = Doing::Napping;
+            state.progress.activity = ThreadActivity::Napping;
             let nap = match state.is_polled() {
                 true => NAP,
                 false => LONG_NAP,
@@ -140,11 +140,11 @@ impl<S: Stepper> Driver<S> {
             sleep(nap);
             state = self.lock();
         }
-        state.progress.doing = Doing::Running;
+        state.progress.activity = ThreadActivity::Running;
         state
     }
 
-    /// Ends [`serve`](Self::serve).
+    /// Stops the progress threads.
     pub fn stop(&self) {
         let mut state = self.lock();
         state.progress.stop = true;

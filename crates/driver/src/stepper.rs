@@ -1,4 +1,4 @@
-//! What a driver steps.
+//! The interface between the driver and what it steps.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use dipole_proto::Instant;
 use super::sync::Sleeper;
 use crate::ready::Ready;
 
-/// A piece of work: user code, run with the lock released. It must not panic.
+/// User code that runs without the lock. It must not panic.
 pub trait Work {
     /// Runs it.
     fn run(&mut self);
@@ -19,83 +19,82 @@ impl Work for std::convert::Infallible {
     }
 }
 
-/// Something that receives, sends and keeps time when it is stepped, and never waits.
-/// The driver calls it with its lock held.
+/// The state machine behind the driver's lock. It receives, sends and handles timers when it is
+/// stepped, and never blocks.
 pub trait Stepper {
-    /// What is to be run with the lock released.
+    /// User code that runs without the lock.
     type Work: Work;
 
     /// A sleeper that returns when [`step`](Self::step) has something to do.
     fn sleeper(&self) -> io::Result<Sleeper>;
 
-    /// One turn: receive, let time act, send. True if anything came in.
-    /// `look_everywhere` also looks where it has long been quiet.
+    /// Receives, handles timers, and sends. True if anything arrived. With `look_everywhere` it
+    /// also polls sources that have long been quiet.
     fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool>;
 
-    /// Looks only at shared memory; true if anything came in.
+    /// Polls shared memory only; true if anything arrived.
     fn poll_memory(&mut self) -> bool;
 
-    /// True if what a spinning thread waits for is expected in shared memory.
+    /// True if a spinning thread should expect its result in shared memory.
     fn expects_memory(&self) -> bool;
 
-    /// True if somebody waits for what steps bring who is in no call of the driver: in `poll`,
-    /// or for something posted.
+    /// True if results of steps are awaited outside the driver's calls: in `poll`, or by
+    /// posted operations.
     fn is_polled(&self) -> bool;
 
-    /// Looks for small packets for as long as so many system calls take. True if there are
-    /// some and nothing else is urgent: [`take_found`](Self::take_found) may follow. Else
-    /// [`step`](Self::step) must.
-    fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool>;
+    /// Polls for small packets with up to `calls` system calls. True if there are some and
+    /// nothing else is urgent; then [`take_polled`](Self::take_polled) may follow. Otherwise
+    /// [`step`](Self::step) must follow.
+    fn spin_poll(&mut self, now: Instant, calls: u32) -> io::Result<bool>;
 
-    /// True while much comes elsewhere than in the small port: only [`step`](Self::step) looks
-    /// there.
+    /// True while bulk traffic arrives; only [`step`](Self::step) polls its socket.
     fn expects_bulk(&self) -> bool;
 
-    /// Takes what [`look`](Self::look) has found, sends what that asks for, and leaves all
-    /// else to the next step.
-    fn take_found(&mut self, now: Instant) -> io::Result<bool>;
+    /// Handles the packets that [`spin_poll`](Self::spin_poll) found and sends the replies.
+    /// Everything else is left to the next step.
+    fn take_polled(&mut self, now: Instant) -> io::Result<bool>;
 
-    /// What was queued with more to come leaves.
+    /// Sends what was queued with more to follow.
     fn flush_deferred(&mut self);
 
-    /// Before sleeping: false, and not armed, if something has come already.
+    /// Prepares for sleep. False, and not armed, if something has already arrived.
     fn arm(&mut self) -> bool;
 
-    /// After sleeping.
+    /// Ends the sleep that [`arm`](Self::arm) prepared.
     fn disarm(&mut self);
 
-    /// True once after a step took what a sleeper was to be woken for: it must be armed
-    /// anew.
+    /// True once after a step consumed the wake-up of a sleeping thread, which must then be
+    /// rearmed.
     fn take_woken(&mut self) -> bool;
 
-    /// When a step has something to do though nothing came in.
+    /// When a step is needed even if nothing arrives.
     fn next_deadline(&mut self, now: Instant) -> Option<Instant>;
 
-    /// What became ready.
+    /// Keys that became ready.
     fn ready(&mut self) -> &mut Ready;
 
-    /// At the end of a call in which something became ready: descriptors of the user's
-    /// are brought up to date.
+    /// Called at the end of a call in which a key became ready: updates exported descriptors.
     fn publish(&mut self);
 
-    /// True if there is work to be run.
+    /// True if there is work to run.
     fn has_work(&self) -> bool;
 
-    /// Work to be run by the calling thread.
+    /// Takes work for the calling thread to run.
     fn take_work(&mut self, now: Instant) -> Option<Self::Work>;
 
-    /// After it has run; what is left of it, if nobody wants it any more.
+    /// Takes work back after it has run; returns it if its owner has abandoned it.
     fn finish_work(&mut self, work: Self::Work) -> Option<Self::Work>;
 
-    /// Called a few times a second by a process that does anything.
+    /// Called a few times per second while the process is active.
     fn tick(&mut self);
 
-    /// True once after it has served others: a waiter that does spins on, as they will ask again.
+    /// True once after a peer's request was served. A waiting thread then spins on, because the
+    /// peer usually sends another one.
     #[inline]
     fn take_served(&mut self) -> bool {
         false
     }
 
-    /// A thread has waited for seconds.
+    /// Called when a thread has waited for seconds.
     fn waited_long(&mut self, now: Instant);
 }

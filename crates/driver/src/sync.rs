@@ -1,5 +1,4 @@
-//! The primitives the driver is built on. The loom model (`model.rs`) compiles the
-//! same driver against its own set.
+//! The primitives that the driver uses. The loom model (`model.rs`) replaces them with its own.
 
 pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize};
 pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -11,6 +10,6 @@ pub(super) use dipole_link::wait::{Sleeper, Waker};
 pub(super) use crate::clock::{Clock, Reading};
 
 thread_local! {
-    /// Pieces of work that this thread runs, one within another.
+    /// Handlers that this thread is running, nested.
     pub(super) static NESTED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }

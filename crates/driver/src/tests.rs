@@ -1,4 +1,4 @@
-//! The driver on a double of the engine, with real threads and sleeps in the kernel.
+//! The driver with a test double of the engine, on real threads that sleep in the kernel.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ use dipole_proto::Instant;
 use super::{Driver, Ready, Stepper, Timeout, WaitError, WaitKey};
 use crate::clock::Clock;
 
-/// Endpoint numbers of messages on their way.
+/// Endpoint numbers of messages in flight.
 #[derive(Debug, Default)]
 struct Wire {
     queue: Mutex<VecDeque<usize>>,
@@ -29,7 +29,7 @@ impl Wire {
     }
 }
 
-/// The stepped thing: messages to endpoints.
+/// The stepped state machine: messages for endpoints.
 #[derive(Debug)]
 struct Mailbox {
     wire: Arc<Wire>,
@@ -99,12 +99,12 @@ impl Stepper for Mailbox {
         false
     }
 
-    /// As if packets came in the small port alone.
-    fn look(&mut self, _now: Instant, _calls: u32) -> io::Result<bool> {
+    /// Treats all messages as small packets.
+    fn spin_poll(&mut self, _now: Instant, _calls: u32) -> io::Result<bool> {
         Ok(true)
     }
 
-    fn take_found(&mut self, now: Instant) -> io::Result<bool> {
+    fn take_polled(&mut self, now: Instant) -> io::Result<bool> {
         self.step(now, false)
     }
 
@@ -164,7 +164,7 @@ fn receive(driver: &Driver<Mailbox>, endpoint: usize, until: Timeout) -> Result<
     })
 }
 
-/// Returns when so many threads sleep, the leader among them.
+/// Waits until this many threads sleep, including the leader.
 fn wait_for_sleepers(driver: &Driver<Mailbox>, count: usize) {
     while driver.lock().waiters.asleep() < count {
         std::thread::yield_now();
@@ -194,7 +194,7 @@ fn each_thread_gets_the_messages_of_its_own_endpoint() {
 }
 
 #[test]
-fn a_parked_thread_is_woken_for_its_own_keys_only() {
+fn a_parked_thread_is_woken_only_for_its_own_keys() {
     let (driver, _wire) = driver(3, Duration::ZERO);
     let attempts = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -225,7 +225,7 @@ fn a_parked_thread_is_woken_for_its_own_keys_only() {
 }
 
 #[test]
-fn nothing_is_listed_for_a_thread_that_is_alone() {
+fn nothing_is_listed_for_a_lone_thread() {
     let (driver, wire) = driver(1, Duration::ZERO);
     wire.send(0);
     receive(&driver, 0, Timeout::Infinite).unwrap();
@@ -234,7 +234,7 @@ fn nothing_is_listed_for_a_thread_that_is_alone() {
 }
 
 #[test]
-fn a_wait_ends_in_time_whoever_leads() {
+fn a_wait_times_out_whether_or_not_its_thread_leads() {
     let (driver, _wire) = driver(2, Duration::ZERO);
     let limit = Duration::from_millis(20);
     std::thread::scope(|scope| {
@@ -254,9 +254,9 @@ fn a_wait_ends_in_time_whoever_leads() {
 }
 
 #[test]
-fn a_wait_ends_in_time_though_a_thread_that_wants_the_lock_never_gets_a_core() {
+fn a_wait_times_out_even_if_a_thread_that_wants_the_lock_never_gets_a_core() {
     let (driver, _wire) = driver(1, Duration::from_millis(5));
-    // As a thread of no higher real-time priority on the core of the one that spins.
+    // Like a thread of lower real-time priority on the core of the spinning thread.
     driver.contenders.fetch_add(1, Ordering::Relaxed);
     let timed_out = receive(&driver, 0, Timeout::After(Duration::from_millis(10)));
     assert!(matches!(timed_out, Err(WaitError::TimedOut { .. })));
@@ -280,7 +280,7 @@ fn a_broken_link_ends_every_wait() {
 }
 
 #[test]
-fn sends_alone_give_the_stepped_thing_its_ticks() {
+fn sends_alone_cause_ticks() {
     let (driver, _wire) = driver(1, Duration::ZERO);
     while driver.with_last(|mailbox, _| mailbox.ticks) == 0 {
         driver.sending(|_, _| ());
@@ -288,7 +288,7 @@ fn sends_alone_give_the_stepped_thing_its_ticks() {
 }
 
 #[test]
-fn a_task_is_woken_once_per_registration_with_the_lock_released() {
+fn a_task_is_woken_once_per_registration_without_the_lock() {
     struct Relock {
         driver: Driver<Mailbox>,
         woken: AtomicUsize,

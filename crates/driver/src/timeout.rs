@@ -1,21 +1,21 @@
-//! How long a call may wait.
+//! Time limits of calls.
 
 use std::time::Duration;
 
-/// How long a call may wait.
+/// Time limit of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timeout {
-    /// Not at all: the call does what it can and returns.
+    /// Do not wait: the call does what it can at once.
     Zero,
-    /// At most this long.
+    /// Wait for at most this long.
     After(Duration),
-    /// As long as it takes.
+    /// Wait without limit.
     Infinite,
 }
 
 impl Timeout {
-    /// At most so many nanoseconds: zero does not wait, a negative number waits without limit, as
-    /// in `poll(2)`.
+    /// Converts nanoseconds as in `poll(2)`: zero does not wait, and a negative number waits without
+    /// limit.
     #[inline]
     #[must_use]
     pub fn from_nanos(ns: i64) -> Timeout {
@@ -26,7 +26,7 @@ impl Timeout {
         }
     }
 
-    /// As a duration: without limit it is the longest there is.
+    /// As a duration; without limit it is the longest one.
     #[inline]
     #[must_use]
     pub fn duration(self) -> Duration {
@@ -37,7 +37,7 @@ impl Timeout {
         }
     }
 
-    /// What is left of it after `elapsed`.
+    /// The time left after `elapsed`.
     #[inline]
     #[must_use]
     pub fn after(self, elapsed: Duration) -> Timeout {
@@ -49,7 +49,7 @@ impl Timeout {
 }
 
 impl From<Duration> for Timeout {
-    /// A duration of zero does not wait.
+    /// A zero duration does not wait.
     fn from(duration: Duration) -> Timeout {
         match duration.is_zero() {
             true => Timeout::Zero,

@@ -1,11 +1,11 @@
-//! Who waits for what, who of them sleeps in the kernel, and whom a key wakes.
+//! Registered waiters: their keys, which thread leads, and which are parked.
 //!
-//! A thread is registered from its first sleep to the end of its wait. One of them
-//! leads: it sleeps in the kernel until a packet, a deadline or a waker. The others
-//! are parked, each on its own condition variable. While one is parked there is a
-//! leader; a leader that leaves appoints another.
+//! A thread is registered from its first sleep to the end of its wait. One of the threads is
+//! the leader: it sleeps in the kernel until a packet, a deadline or a waker. The others are
+//! parked, each on its own condition variable. While any thread is parked there is a leader;
+//! a leader that leaves appoints another.
 //!
-//! Tasks of an asynchronous program are registered with a waker, which is used once.
+//! Tasks of an asynchronous program are registered with a waker, which is called once.
 
 use std::task;
 use std::time::Duration;
@@ -20,31 +20,31 @@ use crate::ready::{Keys, Ready, WaitKey};
 pub(super) struct WaiterId(usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Awake, or about to be.
+enum ThreadState {
+    /// Awake, or about to wake up.
     Running,
-    /// Asleep in the kernel: the leader.
+    /// The leader, asleep in the kernel.
     InKernel,
-    /// Asleep behind the leader.
+    /// Asleep on its condition variable.
     Parked,
 }
 
 #[derive(Debug)]
 struct Thread {
     keys: Keys,
-    place: Place,
-    bell: Arc<Condvar>,
+    state: ThreadState,
+    condvar: Arc<Condvar>,
 }
 
-/// See the module.
+/// All registered threads and tasks.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     threads: Vec<Option<Thread>>,
-    /// Condition variables of threads that have left, used again.
-    bells: Vec<Arc<Condvar>>,
+    /// Condition variables of threads that have left, for reuse.
+    spare_condvars: Vec<Arc<Condvar>>,
     leader: Option<WaiterId>,
     tasks: FxHashMap<WaitKey, Vec<task::Waker>>,
-    /// Tasks whose key became ready; they are woken with the lock released.
+    /// Tasks whose key became ready, to be woken without the lock.
     ready_tasks: Vec<task::Waker>,
 }
 
@@ -53,8 +53,11 @@ impl Waiters {
     pub(super) fn enter(&mut self, keys: &[WaitKey]) -> WaiterId {
         let thread = Thread {
             keys: keys.iter().copied().collect(),
-            place: Place::Running,
-            bell: self.bells.pop().unwrap_or_else(|| Arc::new(Condvar::new())),
+            state: ThreadState::Running,
+            condvar: self
+                .spare_condvars
+                .pop()
+                .unwrap_or_else(|| Arc::new(Condvar::new())),
         };
         let free = self.threads.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -65,15 +68,15 @@ impl Waiters {
         WaiterId(index)
     }
 
-    /// The thread's wait has ended. A leader appoints another.
+    /// Removes a thread whose wait has ended. A leader appoints another.
     pub(super) fn leave(&mut self, id: WaiterId) {
         if let Some(thread) = self.threads[id.0].take() {
-            self.bells.push(thread.bell);
+            self.spare_condvars.push(thread.condvar);
         }
         self.resign(id);
     }
 
-    /// The thread will be busy with something else: a parked one leads.
+    /// The thread will be busy with something else: a parked thread becomes the leader.
     pub(super) fn resign(&mut self, id: WaiterId) {
         if self.leader == Some(id) {
             self.leader = None;
@@ -81,44 +84,44 @@ impl Waiters {
         }
     }
 
-    /// Makes a parked thread the leader and wakes it: it will step and sleep in the
-    /// kernel, or leave and appoint the next.
+    /// Makes a parked thread the leader and wakes it. It then steps and sleeps in the kernel, or
+    /// leaves and appoints the next.
     fn appoint(&mut self) {
         let parked = self
             .threads
             .iter_mut()
             .enumerate()
             .find_map(|(index, thread)| match thread {
-                Some(thread) if thread.place == Place::Parked => Some((index, thread)),
+                Some(thread) if thread.state == ThreadState::Parked => Some((index, thread)),
                 _ => None,
             });
         if let Some((index, thread)) = parked {
-            thread.place = Place::Running;
-            thread.bell.notify_one();
+            thread.state = ThreadState::Running;
+            thread.condvar.notify_one();
             self.leader = Some(WaiterId(index));
         }
     }
 
-    /// True if the thread leads from now on, or did before.
+    /// Makes the thread the leader if there is none; true if it is the leader.
     #[inline]
     pub(super) fn try_lead(&mut self, id: WaiterId) -> bool {
         *self.leader.get_or_insert(id) == id
     }
 
-    /// The leader is about to sleep in the kernel, or is back.
+    /// Marks the leader as asleep in the kernel, or as awake.
     #[inline]
     pub(super) fn set_asleep(&mut self, id: WaiterId, asleep: bool) {
-        self.thread(id).place = match asleep {
-            true => Place::InKernel,
-            false => Place::Running,
+        self.thread(id).state = match asleep {
+            true => ThreadState::InKernel,
+            false => ThreadState::Running,
         };
     }
 
-    /// The thread is about to be parked: on what.
+    /// Marks a thread as parked and returns its condition variable.
     pub(super) fn park(&mut self, id: WaiterId) -> Arc<Condvar> {
         let thread = self.thread(id);
-        thread.place = Place::Parked;
-        Arc::clone(&thread.bell)
+        thread.state = ThreadState::Parked;
+        Arc::clone(&thread.condvar)
     }
 
     fn thread(&mut self, id: WaiterId) -> &mut Thread {
@@ -126,16 +129,16 @@ impl Waiters {
         thread.expect("a thread is registered until it leaves")
     }
 
-    /// Threads that sleep.
+    /// Number of sleeping threads.
     #[cfg(test)]
     pub(super) fn asleep(&self) -> usize {
         let threads = self.threads.iter().flatten();
         threads
-            .filter(|thread| thread.place != Place::Running)
+            .filter(|thread| thread.state != ThreadState::Running)
             .count()
     }
 
-    /// Registers a task: its waker is used when a key becomes ready.
+    /// Registers a task; its waker is called when one of `keys` becomes ready.
     pub(super) fn enter_task(&mut self, keys: &[WaitKey], waker: &task::Waker) {
         for key in keys {
             let tasks = self.tasks.entry(*key).or_default();
@@ -145,29 +148,29 @@ impl Waiters {
         }
     }
 
-    /// True if a task waits.
+    /// True if a task is registered.
     #[inline]
     pub(super) fn has_tasks(&self) -> bool {
         !self.tasks.is_empty()
     }
 
-    /// True if there is nobody to be woken.
+    /// True if there are no waiters.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.tasks.is_empty() && self.threads.iter().all(Option::is_none)
     }
 
-    /// Wakes everybody who waits for what became ready; `leader` is how the one in the
-    /// kernel is woken.
+    /// Wakes the waiters for keys that became ready; `leader` wakes the thread asleep in the
+    /// kernel.
     pub(super) fn wake(&mut self, ready: &Ready, leader: &Waker) {
         for thread in self.threads.iter_mut().flatten() {
             if !ready.concerns(&thread.keys) {
                 continue;
             }
-            match std::mem::replace(&mut thread.place, Place::Running) {
-                Place::Running => {}
-                Place::InKernel => leader.wake(),
-                Place::Parked => thread.bell.notify_one(),
+            match std::mem::replace(&mut thread.state, ThreadState::Running) {
+                ThreadState::Running => {}
+                ThreadState::InKernel => leader.wake(),
+                ThreadState::Parked => thread.condvar.notify_one(),
             }
         }
         if self.tasks.is_empty() {
@@ -185,25 +188,25 @@ impl Waiters {
         }
     }
 
-    /// True if tasks are to be woken.
+    /// True if there are tasks to wake.
     #[inline]
     pub(super) fn has_ready_tasks(&self) -> bool {
         !self.ready_tasks.is_empty()
     }
 
-    /// Tasks to be woken with the lock released.
+    /// Takes the tasks to wake; the caller wakes them without the lock.
     pub(super) fn take_ready_tasks(&mut self) -> Vec<task::Waker> {
         std::mem::take(&mut self.ready_tasks)
     }
 }
 
-/// Parks the calling thread until its condition variable is notified, at most `nap`.
+/// Parks the calling thread for at most `nap`, or until its condition variable is notified.
 pub(super) fn wait_parked<'a, T>(
-    bell: &Condvar,
+    condvar: &Condvar,
     state: MutexGuard<'a, T>,
     nap: Duration,
 ) -> MutexGuard<'a, T> {
-    match bell.wait_timeout(state, nap) {
+    match condvar.wait_timeout(state, nap) {
         Ok((state, _)) => state,
         Err(poisoned) => poisoned.into_inner().0,
     }

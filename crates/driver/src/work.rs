@@ -1,40 +1,40 @@
-//! What is run between steps, with the lock released: handlers of active ports.
+//! Runs port handlers between steps, without the lock.
 //!
-//! A thread that waits or polls runs what it finds after each step; what nobody is there for is
-//! left to the progress thread. What runs may wait in the driver itself and then runs other
-//! work meanwhile, a bounded number of times one within another.
+//! A thread that waits or polls runs the work it finds after each step; if there is no such
+//! thread, the progress thread runs it. A handler may itself wait in the driver, where it runs
+//! other work; the nesting is bounded.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::progress::Busy;
+use super::progress::CallerKind;
 use super::schedule::{Driver, State, unlock};
 use super::stepper::{Stepper, Work};
 use super::sync::{MutexGuard, NESTED};
 use super::waiters::WaiterId;
 
-/// Pieces of work that a thread runs before it looks whether its own wait is over.
+/// Handlers that a thread runs before it checks its own wait again.
 const MAX_IN_A_ROW: usize = 16;
-/// Pieces of work of one thread of which each waits for the next: their stacks add up.
+/// Nested handlers on one thread, each waiting for the next; bounded because of the stack.
 const MAX_NESTED: u32 = 8;
 
-/// True if this thread runs a piece of work.
+/// True if this thread is running a handler.
 fn is_nested() -> bool {
     NESTED.with(|nested| nested.get() > 0)
 }
 
 impl<S: Stepper> Driver<S> {
-    /// Runs work that is there, if this thread may; whether it did. `worked` is called after each
-    /// piece, with the lock released.
+    /// Runs pending work if this thread may; true if it ran any. `worked` is called after each
+    /// handler, without the lock.
     #[inline]
     pub(super) fn run_work<'a>(
         &'a self,
         state: MutexGuard<'a, State<S>>,
         waiter: Option<WaiterId>,
-        busy: Busy,
+        caller: CallerKind,
         worked: &mut dyn FnMut(),
     ) -> (MutexGuard<'a, State<S>>, bool) {
         match state.stepper.has_work() {
-            true => self.run_some(state, waiter, busy, worked),
+            true => self.run_some(state, waiter, caller, worked),
             false => (state, false),
         }
     }
@@ -43,21 +43,21 @@ impl<S: Stepper> Driver<S> {
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
         waiter: Option<WaiterId>,
-        busy: Busy,
+        caller: CallerKind,
         worked: &mut dyn FnMut(),
     ) -> (MutexGuard<'a, State<S>>, bool) {
         let depth = NESTED.with(std::cell::Cell::get);
         if depth >= MAX_NESTED {
-            self.call_for_work(&mut state);
+            self.request_worker(&mut state);
             return (state, false);
         }
         NESTED.with(|nested| nested.set(depth + 1));
         if let Some(id) = waiter {
-            // Somebody must step for those who are parked, however long this takes.
+            // Another thread must step for the parked ones, however long the handler takes.
             state.waiters.resign(id);
         }
         let now = state.last;
-        state.progress.begin_work(busy, now);
+        state.progress.begin_work(caller, now);
         for _ in 0..MAX_IN_A_ROW {
             if !state.stepper.has_work() {
                 break;
@@ -71,36 +71,36 @@ impl<S: Stepper> Driver<S> {
             worked();
             state = self.lock();
             let left = state.stepper.finish_work(work);
-            state.progress.note_done();
+            state.progress.work_done();
             let now = state.last;
             self.publish(&mut state, now);
             if left.is_some() {
-                // Dropping it is user code, too.
+                // Dropping it runs user code, too.
                 unlock(state);
-                let _told_by_the_hook = catch_unwind(AssertUnwindSafe(|| drop(left)));
+                let _reported_by_the_panic_hook = catch_unwind(AssertUnwindSafe(|| drop(left)));
                 state = self.lock();
             }
         }
-        state.progress.end_work(busy);
+        state.progress.end_work(caller);
         NESTED.with(|nested| nested.set(depth));
         (state, true)
     }
 
-    /// Releases the lock at the end of a call. Work that is left is somebody else's.
+    /// Releases the lock at the end of a call. Remaining work is left to another thread.
     #[inline]
     pub(super) fn leave(&self, mut state: MutexGuard<'_, State<S>>) {
         if state.stepper.has_work() && !is_nested() {
-            self.call_for_work(&mut state);
+            self.request_worker(&mut state);
         }
         unlock(state);
     }
 
-    /// Has somebody else look at the work that is there.
+    /// Makes another thread run the pending work.
     #[cold]
-    fn call_for_work(&self, state: &mut State<S>) {
+    fn request_worker(&self, state: &mut State<S>) {
         if state.leader_until.is_some() {
             self.waker.wake();
         }
-        state.progress.call();
+        state.progress.request_worker();
     }
 }

@@ -1,4 +1,4 @@
-//! What is to be done outside the engine's lock: files, other nodes' directories.
+//! Commands for work outside the engine's lock, such as file access.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use dipole_proto::PeerId;
 
 use crate::address::{EndpointId, NodeId};
 
-/// What the owner of an engine is asked to do.
+/// A command from the engine to its owner.
 #[derive(Debug)]
 pub enum Command {
-    /// Write counters and links, if they have changed, and the edges' statistics, if anybody
-    /// watches.
-    Show,
-    /// Remove the files of processes that died.
+    /// Write counters and links if they have changed, and edge statistics if they are being
+    /// watched.
+    PublishStats,
+    /// Remove the files of processes that have died.
     Sweep,
-    /// A peer is silent: ask its node whether it lives.
+    /// A peer is silent: ask its node whether it is alive.
     Suspect {
         /// The peer.
         peer: PeerId,
@@ -23,13 +23,13 @@ pub enum Command {
         /// Its incarnation.
         incarnation: u64,
     },
-    /// The last copy of its descriptor was closed.
+    /// The last copy of an endpoint's descriptor was closed.
     EndEndpoint(EndpointId),
-    /// There is a peer: step the engine also while no thread calls.
-    Serve,
+    /// There is a peer: step the engine even while no thread is in a call.
+    StartProgressThread,
 }
 
-/// Where commands are posted: called with the engine's lock held, so it must not block.
+/// The callback that posts commands. It is called under the engine's lock and must not block.
 pub(crate) struct Commands(Box<dyn Fn(Command) + Send + Sync>);
 
 impl Commands {

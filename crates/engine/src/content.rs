@@ -1,14 +1,14 @@
-//! What goes along an edge: a message, or an operation on memory with its data.
+//! The content of an edge's records: a message, or a memory operation with its data.
 
 use dipole_proto::wire::{self, EdgeKey, MESSAGE_BYTES, OPERATION_BYTES};
 
-/// The head of an operation, as the wire has it.
+/// The head of a memory operation, in wire format.
 pub(super) type Head = [u8; OPERATION_BYTES];
 
-/// See the module.
+/// Content of one message or operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Content<'a> {
-    /// Of an operation: its [head](wire::Operation).
+    /// The operation's [head](wire::Operation); none for a message.
     pub(super) head: Option<&'a Head>,
     pub(super) payload: &'a [u8],
 }
@@ -36,7 +36,7 @@ impl<'a> From<&'a Vec<u8>> for Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    /// An operation and its data.
+    /// A memory operation with its data.
     pub fn operation(head: &'a Head, payload: &'a [u8]) -> Content<'a> {
         Content {
             head: Some(head),
@@ -44,18 +44,18 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// The message, or the data.
+    /// The message, or the operation's data.
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// Bytes behind a record's own head.
+    /// Bytes after the record header.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.head.map_or(0, |head| head.len()) + self.payload.len()
     }
 
-    /// What the protocol charges for: the data of an operation need no room at the receiver.
+    /// Bytes that count against credit; an operation's data needs no room at the receiver.
     #[inline]
     pub(super) fn charged_bytes(&self) -> u64 {
         match self.head {
@@ -64,7 +64,7 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// Writes all of it into a packet, as one record.
+    /// Writes the content into a packet as one record.
     #[inline]
     pub(super) fn emit(&self, place: &mut [u8], key: EdgeKey, sequence: u32) {
         let head = self.head.map_or(&[][..], |head| &head[..]);

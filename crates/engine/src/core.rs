@@ -1,7 +1,7 @@
-//! What arriving packets and records change: the protocol, inboxes, frames, peers.
+//! The protocol state machine, and everything that its events change: inboxes, frames, peers.
 //!
-//! Both carriers feed the machine here and handle its events at once, while the bytes
-//! that events refer to are at hand.
+//! Both the network and shared memory feed it and handle its events at once, while the bytes
+//! that the events refer to are still available.
 
 mod operations;
 
@@ -11,7 +11,7 @@ use dipole_proto::wire::Payloads;
 use dipole_proto::{Event, Instant, Machine, PeerId};
 
 use super::dispatch::{Arrival, Dispatch, MessagePart, Source, UnreliablePart};
-use super::long_messages::LongNews;
+use super::long_messages::LongEvent;
 use super::operations::Operations;
 use super::packer::Packer;
 use super::peers::Peers;
@@ -21,25 +21,25 @@ use crate::gone::GoneReason;
 use crate::inbox::{Charge, Origin};
 use dipole_driver::{Ready, WaitKey};
 
-/// See the module.
+/// The part of the engine that both carriers share.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) machine: Machine,
     pub(super) dispatch: Dispatch,
     pub(super) packer: Packer,
     pub(super) peers: Peers,
-    /// What waiting threads may wait for and has happened.
+    /// Keys that became ready for waiting threads.
     pub(super) ready: Ready,
-    /// Operations on memory, of others and of our own.
+    /// Memory operations of peers and of this process.
     pub(super) operations: Operations,
-    /// News of long messages in shared memory, for the part that copies them.
-    pub(super) long_news: Vec<LongNews>,
-    /// Completions of long messages that were posted.
+    /// Events of long messages in shared memory.
+    pub(super) long_events: Vec<LongEvent>,
+    /// Completions of posted long messages.
     pub(super) sent_posts: SentPosts,
 }
 
 impl Core {
-    /// Handles all events at hand; those with bytes refer to `source`.
+    /// Handles all pending events; those with bytes refer to `source`.
     #[inline]
     pub(super) fn handle_events(&mut self, source: &(impl Source + ?Sized)) {
         self.release_frames();
@@ -79,7 +79,7 @@ impl Core {
         }
     }
 
-    /// Takes back the frames whose units have arrived.
+    /// Frees the frames whose units have been acknowledged.
     #[inline]
     fn release_frames(&mut self) {
         let mut told = None;
@@ -95,7 +95,7 @@ impl Core {
         }
     }
 
-    /// A message from an endpoint of a peer.
+    /// Describes a message from an endpoint of a peer.
     #[inline]
     pub(super) fn arrival(&self, peer: PeerId, from: u32, target: u32, charge: Charge) -> Arrival {
         Arrival {
@@ -187,11 +187,11 @@ impl Core {
                 self.ready.notify(WaitKey::AnyPeer);
                 tracing::debug!(%peer, node, "session open");
             }
-            Event::Quiet { peer } => self.peers.suspect(peer),
+            Event::Suspected { peer } => self.peers.suspect(peer),
             Event::TooManyPeers { from } => {
                 let from = crate::net::from_wire(from);
                 tracing::warn!(
-                    "{from} was turned away: there are as many peers as may be, and all live; \
+                    "rejected {from}: the limit of peers is reached, and all are alive; \
                      raise DIPOLE_MAX_PEERS"
                 );
             }
@@ -218,20 +218,20 @@ impl Core {
                 number,
                 total,
                 address,
-            } => self.long_news.push(LongNews::Fetch {
+            } => self.long_events.push(LongEvent::Fetch {
                 edge,
                 sequence,
                 number,
                 total,
                 address,
             }),
-            Event::Taken { edge, sequence } => {
-                self.long_news.push(LongNews::Taken { edge, sequence });
+            Event::OfferDone { edge, sequence } => {
+                self.long_events.push(LongEvent::Taken { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
                 self.ready.notify(WaitKey::AnyPeer);
             }
-            Event::StreamWanted { edge, sequence } => {
-                self.long_news.push(LongNews::Stream { edge, sequence });
+            Event::PiecesRequested { edge, sequence } => {
+                self.long_events.push(LongEvent::Stream { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
             }
             Event::Deliver { .. }
@@ -263,10 +263,10 @@ impl Core {
         self.machine.open_endpoint(endpoint);
     }
 
-    /// Closes an inbox: what it holds is dropped, what comes is refused, its edges end.
+    /// Closes an inbox: unread messages are dropped, new ones are refused, and its edges end.
     pub(super) fn close_endpoint(&mut self, now: Instant, endpoint: u32) {
         self.ready.notify(WaitKey::Endpoint(endpoint));
-        // The machine takes back the credit of all that was unread.
+        // The protocol takes back the credit of all unread messages.
         drop(self.dispatch.endpoints.close(endpoint));
         self.dispatch.forget_target(endpoint);
         self.machine.close_endpoint(now, endpoint);

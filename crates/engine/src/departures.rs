@@ -1,4 +1,4 @@
-//! Peers that have gone, until somebody asks.
+//! Peers that are gone, for programs that ask for them.
 
 use std::collections::VecDeque;
 
@@ -6,15 +6,15 @@ use dipole_proto::PeerId;
 
 use crate::gone::GoneReason;
 
-/// Departures remembered; a program may never ask for them.
+/// Limit of remembered departures, because a program may never ask for them.
 pub const MAX_DEPARTURES: usize = 4096;
 
-/// A peer that is gone, and what it was.
+/// A peer that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The peer.
+    /// The peer's id.
     pub peer: PeerId,
-    /// The node it said it was on.
+    /// The node that the peer reported.
     pub node: u32,
     /// Its incarnation.
     pub incarnation: u64,
@@ -22,7 +22,7 @@ pub struct Departure {
     pub reason: GoneReason,
 }
 
-/// The latest of them, oldest first.
+/// The latest departures, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
     latest: VecDeque<Departure>,
@@ -47,7 +47,7 @@ mod tests {
     use dipole_proto::Machine;
 
     #[test]
-    fn the_latest_are_kept_in_order_and_told_once() {
+    fn the_latest_departures_are_kept_in_order_and_returned_once() {
         let mut machine = Machine::new(dipole_proto::Config::default(), 1, [2, 3], &[]);
         let peer = machine.open_pipe(machine.greeting()).expect("room");
         let departure = |incarnation| Departure {

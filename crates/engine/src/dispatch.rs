@@ -1,7 +1,7 @@
-//! Where arriving messages go: the one way into inboxes, whatever carried them.
+//! Delivers arriving messages to inboxes, for the network and shared memory.
 //!
-//! A whole message is copied once, into its endpoint's token buffer pool; one that comes in
-//! pieces is put together in a buffer of its own, which then becomes the token.
+//! A whole message is copied once, into its endpoint's token buffer pool. A message that arrives
+//! in pieces is assembled in its own buffer, which then becomes the token.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,22 +12,22 @@ use dipole_link::shm::Payload;
 use dipole_proto::wire::{EdgeKey, Payloads};
 use dipole_proto::{EdgeId, PeerId};
 
-use super::endpoints::{EndpointState, EndpointTable, Tells};
-use super::receives::{self, Holds, OfferId, Place, Receives};
+use super::endpoints::{EndpointState, EndpointTable, Notifies};
+use super::receives::{self, AssemblyBuffer, OfferId, OfferState, OfferTable};
 use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
 use dipole_driver::{Ready, WaitKey};
 
-/// Unreliable messages that one endpoint holds at most.
+/// Limit of unreliable messages in an inbox.
 const UNRELIABLE_LIMIT: usize = 4096;
-/// Unreliable messages of which pieces are kept; the oldest makes room.
+/// Limit of incomplete unreliable messages; the oldest is dropped.
 const UNFINISHED_LIMIT: usize = 64;
 
 /// The bytes that an event refers to.
 pub(super) trait Source {
-    /// Copies a range of them; `place` is as long.
+    /// Copies a range to `place`, which has the same length.
     fn copy(&self, range: Range<usize>, place: &mut [u8]);
 
-    /// The bytes of a range that holds the records of a run of messages.
+    /// The bytes of a range that contains the records of several messages.
     fn records(&self, range: Range<usize>) -> &[u8];
 }
 
@@ -51,13 +51,13 @@ impl Source for Payload<'_> {
         }
     }
 
-    /// Runs come in packets alone.
+    /// Only packets contain several messages.
     fn records(&self, _range: Range<usize>) -> &[u8] {
         &[]
     }
 }
 
-/// A message on its way into an inbox.
+/// Metadata of a message being delivered.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
     pub(super) origin: Origin,
@@ -65,22 +65,22 @@ pub(super) struct Arrival {
     pub(super) charge: Charge,
 }
 
-/// A piece of a message: of which, and where in it.
+/// A piece of a message, identified by edge and sequence number.
 #[derive(Clone, Debug)]
 pub(super) struct MessagePart {
     pub(super) edge: EdgeId,
     pub(super) target: u32,
-    /// The number of the message on its edge.
+    /// The sequence number of the message on its edge.
     pub(super) sequence: u64,
-    /// Where it begins in the message.
+    /// Offset of the piece in the message.
     pub(super) offset: u64,
     /// The length of the message.
     pub(super) total: u64,
-    /// Where it lies in its source.
+    /// Range of the piece in its source.
     pub(super) bytes: Range<usize>,
 }
 
-/// A piece of an unreliable message: of which, and where in it.
+/// A piece of an unreliable message.
 #[derive(Clone, Debug)]
 pub(super) struct UnreliablePart {
     pub(super) peer: PeerId,
@@ -88,21 +88,21 @@ pub(super) struct UnreliablePart {
     pub(super) sequence: u32,
     pub(super) offset: u64,
     pub(super) total: u64,
-    /// Where it lies in its source.
+    /// Range of the piece in its source.
     pub(super) bytes: Range<usize>,
 }
 
-/// A message of which pieces have arrived.
+/// A message that has partly arrived.
 #[derive(Debug)]
 struct Assembly {
     edge: EdgeId,
     target: u32,
     sequence: u64,
     total: usize,
-    place: Place,
+    place: AssemblyBuffer,
 }
 
-/// An unreliable message of which pieces have arrived.
+/// An unreliable message that has partly arrived.
 #[derive(Debug)]
 struct UnreliableAssembly {
     peer: PeerId,
@@ -112,27 +112,27 @@ struct UnreliableAssembly {
     buffer: Buffer,
 }
 
-/// See the module.
+/// All inboxes and incomplete messages.
 #[derive(Debug, Default)]
 pub(super) struct Dispatch {
     pub(super) endpoints: EndpointTable,
     assemblies: Vec<Assembly>,
-    /// The assembly that got the last piece: the next is nearly always for it too.
+    /// The assembly that got the last piece; the next piece is usually for it, too.
     last: usize,
-    /// The one begun last at the end.
+    /// Oldest first.
     unreliable: VecDeque<UnreliableAssembly>,
     buffers: Arc<Buffers>,
-    /// Memory that readers have offered.
-    pub(super) receives: Receives,
-    /// Exported endpoints that got a message since descriptors were last made ready.
+    /// Memory offered by receivers.
+    pub(super) receives: OfferTable,
+    /// Exported endpoints with new messages since their descriptors were last updated.
     pub(super) newly_ready: Vec<u32>,
-    /// Endpoints with a handler that have messages and whose handler does not run.
+    /// Endpoints whose handler has messages to handle and is not running.
     pub(super) ports: VecDeque<u32>,
     unreliable_dropped: u64,
 }
 
 impl Dispatch {
-    /// Buffers for long messages.
+    /// The buffers for long messages.
     pub(super) fn buffers(&self) -> &Arc<Buffers> {
         &self.buffers
     }
@@ -142,12 +142,12 @@ impl Dispatch {
         self.unreliable_dropped
     }
 
-    /// Reliable messages of which pieces have arrived.
+    /// Number of incomplete reliable messages.
     pub(super) fn unfinished(&self) -> usize {
         self.assemblies.len()
     }
 
-    /// Puts a message that `fill` writes into its inbox; false if there is none.
+    /// Delivers a message that `fill` writes; false if there is no such endpoint.
     #[inline]
     pub(super) fn deliver(
         &mut self,
@@ -162,12 +162,12 @@ impl Dispatch {
         state
             .inbox
             .push_with(arrival.charge, arrival.origin, length, fill);
-        note_ready(state, &mut self.newly_ready, &mut self.ports);
+        mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
     }
 
-    /// Puts the notice of a put into its inbox; false if there is none.
+    /// Delivers the notice of a put; false if there is no such endpoint.
     pub(super) fn deliver_notice(
         &mut self,
         arrival: &Arrival,
@@ -178,12 +178,12 @@ impl Dispatch {
             return false;
         };
         (state.inbox).push_notice(arrival.charge, arrival.origin, notice);
-        note_ready(state, &mut self.newly_ready, &mut self.ports);
+        mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
     }
 
-    /// Puts a run of messages into their inbox.
+    /// Delivers several messages of one packet.
     pub(super) fn deliver_run(&mut self, arrival: &Arrival, run: Payloads<'_>, ready: &mut Ready) {
         let Some(state) = self.endpoints.get_mut(arrival.target) else {
             return;
@@ -194,17 +194,17 @@ impl Dispatch {
                 place.copy_from_slice(message);
             });
         }
-        note_ready(state, &mut self.newly_ready, &mut self.ports);
+        mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
     }
 
-    /// The same with a message in a buffer of its own.
+    /// Delivers a message that is already in its own buffer.
     fn deliver_buffer(&mut self, arrival: &Arrival, buffer: Buffer, ready: &mut Ready) {
         if let Some(state) = self.endpoints.get_mut(arrival.target) {
             state
                 .inbox
                 .push_buffer(arrival.charge, arrival.origin, buffer);
-            note_ready(state, &mut self.newly_ready, &mut self.ports);
+            mark_ready(state, &mut self.newly_ready, &mut self.ports);
             ready.notify(WaitKey::Endpoint(arrival.target));
         }
     }
@@ -218,8 +218,8 @@ impl Dispatch {
         Some(self.last)
     }
 
-    /// Keeps a piece of a message; its first, even an empty one, makes room for all of it. The edge
-    /// hands over the message with the number `next` as its next one.
+    /// Stores a piece of a message. The first piece, even an empty one, allocates room for the
+    /// whole message. `next` is the number of the edge's next message to be delivered.
     pub(super) fn hold(
         &mut self,
         part: MessagePart,
@@ -248,7 +248,7 @@ impl Dispatch {
                 target,
                 sequence,
                 total,
-                place: offered.unwrap_or_else(|| Place::Buffer(self.buffers.take(total))),
+                place: offered.unwrap_or_else(|| AssemblyBuffer::Owned(self.buffers.take(total))),
             });
             self.last = self.assemblies.len() - 1;
             self.last
@@ -258,26 +258,25 @@ impl Dispatch {
         place.fill(at, piece, |place| source.copy(bytes, place));
     }
 
-    /// How many messages that lie in no reader's memory are likely to be read before one that
-    /// begins now: those that wait, those that have begun, and those before it on its edge of
-    /// which nothing has come.
+    /// Estimates how many messages outside offered memory will be received before a new one:
+    /// unread messages, incomplete ones, and earlier ones of its edge that have not begun to
+    /// arrive.
     #[cold]
     fn ahead(&self, target: u32, (edge, sequence): (EdgeId, u64), next: u64) -> usize {
         let waiting = (self.endpoints.get(target)).map_or(0, |state| state.inbox.len());
         let of = self.receives.of(target);
         let placed = of
-            .filter(|it| matches!(it.holds, Holds::Message(_)))
+            .filter(|it| matches!(it.state, OfferState::Message(_)))
             .count();
         let begun = self.assemblies.iter().filter(|it| it.target == target);
-        let in_buffers = begun.filter(|it| matches!(it.place, Place::Buffer(_)));
+        let in_buffers = begun.filter(|it| matches!(it.place, AssemblyBuffer::Owned(_)));
         let before = |it: &&Assembly| it.edge == edge && (next..sequence).contains(&it.sequence);
         let known = self.assemblies.iter().filter(before).count();
         let unknown = length(sequence.saturating_sub(next)).saturating_sub(known);
         waiting.saturating_sub(placed) + in_buffers.count() + unknown
     }
 
-    /// Lets `write` fill a part of a message of which pieces have arrived; `None` if there is no
-    /// such message.
+    /// Lets `write` fill a part of an incomplete message; `None` if there is no such message.
     pub(super) fn fill(
         &mut self,
         (edge, sequence): (EdgeId, u64),
@@ -289,20 +288,22 @@ impl Dispatch {
         Some(())
     }
 
-    /// All pieces of a message have come, and it is next in order.
+    /// Delivers a message whose pieces have all arrived and which is next in order.
     pub(super) fn complete(&mut self, arrival: &Arrival, sequence: u64, ready: &mut Ready) {
         if let Charge::Edge(edge) = arrival.charge
             && let Some(index) = self.find(edge, sequence)
         {
             let Assembly { total, place, .. } = self.assemblies.swap_remove(index);
             match place {
-                Place::Buffer(buffer) => self.deliver_buffer(arrival, buffer, ready),
-                Place::Reader(_, offer) => self.deliver_placed(arrival, (total, offer), ready),
+                AssemblyBuffer::Owned(buffer) => self.deliver_buffer(arrival, buffer, ready),
+                AssemblyBuffer::Offered(_, offer) => {
+                    self.deliver_placed(arrival, (total, offer), ready)
+                }
             }
         }
     }
 
-    /// A message is complete in memory of its endpoint's reader.
+    /// Delivers a message that is complete in offered memory.
     fn deliver_placed(
         &mut self,
         arrival: &Arrival,
@@ -312,31 +313,32 @@ impl Dispatch {
         if let Some(state) = self.endpoints.get_mut(arrival.target) {
             self.receives.completed(offer, total);
             (state.inbox).push_placed(arrival.charge, arrival.origin, (total, offer));
-            note_ready(state, &mut self.newly_ready, &mut self.ports);
+            mark_ready(state, &mut self.newly_ready, &mut self.ports);
             ready.notify(WaitKey::Endpoint(arrival.target));
         }
     }
 
-    /// A reader who waits offers memory for the next long message, unless one has.
+    /// Offers memory for the next long message, unless the endpoint already has an offer.
     pub(super) fn offer(&mut self, endpoint: u32, memory: &Memory) {
         if self.receives.of(endpoint).next().is_none() {
             self.offer_more(endpoint, memory);
         }
     }
 
-    /// A receive is posted: its memory is offered behind that of the others.
+    /// Adds an offer of a posted receive after the existing ones.
     pub(super) fn offer_more(&mut self, endpoint: u32, memory: &Memory) {
         if self.endpoints.get(endpoint).is_some() {
             self.receives.offer(endpoint, memory);
         }
     }
 
-    /// In which memory of a reader's the oldest message of an endpoint lies.
+    /// The offer that holds the oldest message of an endpoint, if any.
     pub(super) fn next_placed(&self, endpoint: u32) -> Option<OfferId> {
         self.endpoints.get(endpoint)?.inbox.next_placed()
     }
 
-    /// True if the oldest message of an endpoint lies in this memory, which is the reader's again.
+    /// If this memory holds the oldest message of an endpoint, withdraws the offer and returns
+    /// true.
     pub(super) fn take_placed(&mut self, endpoint: u32, memory: &Memory) -> bool {
         let placed = self.next_placed(endpoint);
         let found = self.receives.with(endpoint, memory).map(|it| it.id);
@@ -345,7 +347,7 @@ impl Dispatch {
             && found.and_then(|id| self.receives.withdraw(id)).is_some()
     }
 
-    /// Messages of an endpoint are read elsewhere than in the memory that was offered.
+    /// Withdraws all offers of an endpoint whose messages are being received elsewhere.
     #[inline]
     pub(super) fn withdraw(&mut self, endpoint: u32) {
         if !self.receives.is_empty() {
@@ -355,27 +357,27 @@ impl Dispatch {
 
     #[cold]
     fn withdraw_all(&mut self, endpoint: u32) {
-        let first = |receives: &Receives| receives.of(endpoint).next().map(|it| it.id);
+        let first = |receives: &OfferTable| receives.of(endpoint).next().map(|it| it.id);
         while let Some(id) = first(&self.receives) {
             self.withdraw_offered(endpoint, id);
         }
     }
 
-    /// A reader takes memory back: what lies there is copied into a buffer.
+    /// Withdraws an offer; its contents are copied into a buffer.
     pub(super) fn withdraw_offered(&mut self, endpoint: u32, id: OfferId) {
         let Some(receive) = self.receives.withdraw(id) else {
             return;
         };
-        match receive.holds {
-            Holds::Nothing => {}
-            Holds::Pieces(edge, sequence) => {
+        match receive.state {
+            OfferState::Free => {}
+            OfferState::Pieces(edge, sequence) => {
                 if let Some(index) = self.find(edge, sequence) {
                     let assembly = &mut self.assemblies[index];
                     let buffer = receives::copy(&receive.memory, assembly.total, &self.buffers);
-                    assembly.place = Place::Buffer(buffer);
+                    assembly.place = AssemblyBuffer::Owned(buffer);
                 }
             }
-            Holds::Message(total) => {
+            OfferState::Message(total) => {
                 if let Some(state) = self.endpoints.get_mut(endpoint) {
                     let buffer = receives::copy(&receive.memory, total, &self.buffers);
                     state.inbox.replace_placed(id, buffer);
@@ -384,7 +386,7 @@ impl Dispatch {
         }
     }
 
-    /// A piece of an unreliable message. A new number discards an unfinished one.
+    /// Handles a piece of an unreliable message. A new sequence number discards an incomplete one.
     pub(super) fn unreliable(
         &mut self,
         arrival: &Arrival,
@@ -439,7 +441,7 @@ impl Dispatch {
         self.unreliable.push_back(current);
     }
 
-    /// An endpoint was closed: what has come for it in part is dropped.
+    /// Drops incomplete messages for an endpoint that was closed.
     pub(super) fn forget_target(&mut self, target: u32) {
         self.assemblies.retain(|assembly| assembly.target != target);
         self.unreliable
@@ -447,7 +449,7 @@ impl Dispatch {
         self.receives.forget_endpoint(target);
     }
 
-    /// A peer is gone: what has come from it in part is dropped.
+    /// Drops incomplete messages from a peer that is gone.
     pub(super) fn forget_peer(&mut self, peer: PeerId) {
         self.assemblies
             .retain(|assembly| assembly.edge.peer != peer);
@@ -457,18 +459,18 @@ impl Dispatch {
 }
 
 #[inline]
-fn note_ready(state: &mut EndpointState, descriptors: &mut Vec<u32>, ports: &mut VecDeque<u32>) {
-    if state.tells == Tells::Waiters || state.listed {
+fn mark_ready(state: &mut EndpointState, descriptors: &mut Vec<u32>, ports: &mut VecDeque<u32>) {
+    if state.notifies == Notifies::Waiters || state.listed {
         return;
     }
     state.listed = true;
-    match state.tells {
-        Tells::Port(_) => ports.push_back(state.endpoint),
+    match state.notifies {
+        Notifies::Port(_) => ports.push_back(state.endpoint),
         _ => descriptors.push(state.endpoint),
     }
 }
 
-/// A length that the protocol has checked against the longest message.
+/// Converts a length that the protocol has already checked.
 fn length(bytes: u64) -> usize {
-    usize::try_from(bytes).expect("no message is longer than memory")
+    usize::try_from(bytes).expect("messages are shorter than memory")
 }

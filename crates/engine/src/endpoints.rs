@@ -1,4 +1,4 @@
-//! What the engine keeps of each endpoint of this process, found by its number.
+//! State of each endpoint of this process, by number.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use rustc_hash::FxHashMap;
 use super::target::Target;
 use crate::inbox::{Buffers, Inbox};
 
-/// A port of the process, by its number in the process's table.
+/// Index of a port in the process's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRef(pub u32);
 
-/// Who is told, beside threads and tasks that wait, when a message comes.
+/// What is notified of a message, in addition to waiting threads and tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tells {
-    /// Nobody.
+pub(super) enum Notifies {
+    /// Nothing else.
     Waiters,
-    /// Who polls the endpoint's descriptor.
+    /// The endpoint's exported descriptor.
     Descriptor,
-    /// This port's handler.
+    /// The handler of this port.
     Port(PortRef),
 }
 
@@ -27,24 +27,24 @@ pub(super) enum Tells {
 pub(super) struct EndpointState {
     pub(super) endpoint: u32,
     pub(super) inbox: Inbox,
-    /// Where it points.
+    /// The endpoint's targets.
     pub(super) targets: Option<Arc<[Target]>>,
-    /// Who is told when a message comes.
-    pub(super) tells: Tells,
-    /// In the list of those whose messages are still to be told.
+    /// What is notified of a message.
+    pub(super) notifies: Notifies,
+    /// It is in a list of endpoints with notifications to send.
     pub(super) listed: bool,
 }
 
 impl EndpointState {
-    /// Where it points.
+    /// The endpoint's targets.
     #[inline]
     pub(super) fn targets(&self) -> Option<&[Target]> {
         self.targets.as_deref()
     }
 }
 
-/// All endpoints. The one used last is found without a search, since most programs use one
-/// many times before they use another.
+/// All endpoints. The last one used is found without a lookup, because programs tend to use the
+/// same endpoint many times in a row.
 #[derive(Debug, Default)]
 pub(super) struct EndpointTable {
     states: Vec<EndpointState>,
@@ -61,7 +61,7 @@ impl EndpointTable {
             endpoint,
             inbox: Inbox::new(buffers),
             targets: None,
-            tells: Tells::Waiters,
+            notifies: Notifies::Waiters,
             listed: false,
         });
     }
@@ -72,17 +72,17 @@ impl EndpointTable {
         if let Some(moved) = self.states.get(index) {
             let place = self.by_endpoint.get_mut(&moved.endpoint);
             *place.expect("every endpoint is in the table") =
-                u32::try_from(index).expect("as many as numbers");
+                u32::try_from(index).expect("fewer endpoints than numbers");
         }
         if self.states.capacity() > 64 && self.states.len() < self.states.capacity() / 4 {
-            // The memory of a busier time is given back.
+            // Free memory after a peak.
             self.states.shrink_to(self.states.len() * 2);
             self.by_endpoint.shrink_to(self.states.len() * 2);
         }
         Some(state)
     }
 
-    /// Endpoints that point somewhere, and where.
+    /// Endpoints that have targets, with these targets.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &[Target])> {
         self.states
             .iter()
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_found_until_it_is_closed_whatever_others_do() {
+    fn an_endpoint_is_found_until_it_is_closed_whatever_happens_to_others() {
         let mut endpoints = EndpointTable::default();
         for endpoint in 0..100 {
             endpoints.open(endpoint * 7, Arc::default());

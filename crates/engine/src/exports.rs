@@ -1,8 +1,8 @@
-//! Descriptors of endpoints: ready while a message waits, or a message can be sent.
+//! Exported descriptors of endpoints: readable while a message is waiting, writable while sending
+//! may succeed.
 //!
-//! Only endpoints whose descriptor was asked for are here. Readiness is set at the
-//! end of a turn, so that a message that a waiting thread takes at once costs no
-//! system call. The last `close` of a descriptor ends its endpoint.
+//! Readiness is updated at the end of a step, so that a message taken at once by a waiting thread
+//! costs no system call. When the last copy of a descriptor is closed, its endpoint closes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,22 +12,22 @@ use dipole_link::watch::Watch;
 use rustc_hash::FxHashMap;
 
 use super::Engine;
-use super::endpoints::Tells;
+use super::endpoints::Notifies;
 use crate::address::EndpointId;
 use crate::command::Command;
 
-/// See the module.
+/// All exported descriptors.
 #[derive(Debug)]
 pub(super) struct Exports {
-    /// Tells which descriptors were closed.
+    /// Reports closed descriptors.
     watch: Watch,
     signals: FxHashMap<u32, Signal>,
-    /// Endpoints that could not send.
+    /// Endpoints whose last send was blocked.
     blocked: Vec<u32>,
 }
 
 impl Engine {
-    /// Makes endpoints' descriptors possible.
+    /// Enables exports.
     pub fn allow_exports(&mut self) -> io::Result<()> {
         self.exports = Some(Exports {
             watch: Watch::new()?,
@@ -48,7 +48,7 @@ impl Engine {
         self.exports.as_ref().map(|exports| exports.watch.as_fd())
     }
 
-    /// The descriptor of an endpoint, which its user closes.
+    /// Exports the descriptor of an endpoint; its user closes it.
     pub fn export(&mut self, endpoint: u32) -> io::Result<OwnedFd> {
         let waits = self.has_message(endpoint);
         let Some(exports) = &mut self.exports else {
@@ -61,22 +61,22 @@ impl Engine {
         }
         exports.signals.insert(endpoint, signal);
         if let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) {
-            state.tells = Tells::Descriptor;
+            state.notifies = Notifies::Descriptor;
         }
         Ok(user)
     }
 
-    /// The endpoint has ended.
+    /// Removes the descriptor of an endpoint that was closed.
     pub(super) fn forget_export(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.remove(&endpoint)
             && let Err(cause) = exports.watch.remove(signal.as_fd())
         {
-            tracing::warn!("endpoint {endpoint}: its descriptor is still watched: {cause}");
+            tracing::warn!("cannot stop watching the descriptor of endpoint {endpoint}: {cause}");
         }
     }
 
-    /// A message of the endpoint was taken; its descriptor tells when none is left.
+    /// Clears a descriptor's readiness after the last message was taken.
     #[inline]
     pub(crate) fn unsignal(&mut self, endpoint: u32) {
         let empty = self
@@ -84,18 +84,18 @@ impl Engine {
             .dispatch
             .endpoints
             .get(endpoint)
-            .is_some_and(|state| state.tells == Tells::Descriptor && state.inbox.is_empty());
+            .is_some_and(|state| state.notifies == Notifies::Descriptor && state.inbox.is_empty());
         if empty
             && let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.get_mut(&endpoint)
             && let Err(cause) = signal.clear_readable(None)
         {
-            tracing::warn!("endpoint {endpoint}: its descriptor stays readable: {cause}");
+            tracing::warn!("cannot clear the descriptor of endpoint {endpoint}: {cause}");
         }
     }
 
-    /// An attempt to send found no room: from now on news are for this endpoint too.
-    pub fn refused(&mut self, endpoint: u32) {
+    /// Called when a send found no room: from now on, freed room concerns this endpoint too.
+    pub fn record_refused_send(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.signals.contains_key(&endpoint)
             && !exports.blocked.contains(&endpoint)
@@ -104,19 +104,19 @@ impl Engine {
         }
     }
 
-    /// Sending would have waited: the descriptor tells when it is worth a new try, which
-    /// it is already if news have come since the endpoint was [`refused`](Self::refused).
-    pub fn note_blocked(&mut self, endpoint: u32) {
+    /// Makes the descriptor unwritable until sending may succeed, unless room has become free
+    /// since [`record_refused_send`](Self::record_refused_send).
+    pub fn set_send_blocked(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
             && exports.blocked.contains(&endpoint)
             && let Some(signal) = exports.signals.get_mut(&endpoint)
             && let Err(cause) = signal.set_writable(false)
         {
-            tracing::warn!("endpoint {endpoint}: its descriptor stays writable: {cause}");
+            tracing::warn!("cannot clear the descriptor of endpoint {endpoint}: {cause}");
         }
     }
 
-    /// Brings descriptors up to date at the end of a turn in which something happened.
+    /// Updates descriptors at the end of a step.
     #[inline]
     pub(crate) fn signal(&mut self) {
         let blocked = self
@@ -142,19 +142,19 @@ impl Engine {
                 && let Some(signal) = exports.signals.get_mut(&endpoint)
                 && let Err(cause) = signal.set_readable()
             {
-                tracing::warn!("endpoint {endpoint}: its descriptor is not readable: {cause}");
+                tracing::warn!("cannot make endpoint {endpoint}'s descriptor readable: {cause}");
             }
         }
         for endpoint in exports.blocked.drain(..) {
             if let Some(signal) = exports.signals.get_mut(&endpoint)
                 && let Err(cause) = signal.set_writable(true)
             {
-                tracing::warn!("endpoint {endpoint}: its descriptor is not writable: {cause}");
+                tracing::warn!("cannot make endpoint {endpoint}'s descriptor writable: {cause}");
             }
         }
     }
 
-    /// Looks which descriptors were closed.
+    /// Finds descriptors that were closed.
     pub(super) fn poll_exports(&mut self) -> io::Result<()> {
         let Some(exports) = &mut self.exports else {
             return Ok(());

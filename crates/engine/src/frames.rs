@@ -1,18 +1,18 @@
-//! Frames to send: one pool per process, for all peers. Spec §5.2.
+//! Frames for outgoing packets: one pool per process, for all peers. Spec §5.2.
 //!
-//! A frame is free, being filled, queued with the machine (until its unit has
-//! arrived), or pinned by a batch that the link has not taken yet. It returns to
-//! the free list only when both have let go.
+//! A frame is free, being filled, queued in the protocol until its unit has arrived, or pinned by
+//! a batch that the link has not accepted yet. It becomes free only when both the protocol and
+//! the batch have released it.
 
 use std::ops::Range;
 
 use dipole_proto::wire::HEADER_BYTES;
 use dipole_proto::{Frame, Frames, PeerId, Slot};
 
-/// Packets without a unit that one batch may hold.
+/// Packets without a unit that one batch may contain.
 pub(crate) const SCRATCH_FRAMES: usize = 96;
 
-/// The pool. See the module.
+/// The frame pool.
 #[derive(Debug)]
 pub(crate) struct FramePool {
     bytes: Vec<u8>,
@@ -23,20 +23,20 @@ pub(crate) struct FramePool {
     free: FreeSlots,
     scratch_free: Vec<Slot>,
     state: Vec<State>,
-    /// For whom a frame was queued on the bulk lane.
+    /// The peer for which a frame was queued on the bulk lane.
     bulk: Vec<Option<PeerId>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct State {
-    /// Times that an unsent batch refers to the frame.
+    /// Number of references from unsent batches.
     pins: u8,
-    /// The machine has let go while it was pinned.
+    /// The protocol released it while it was pinned.
     released: bool,
 }
 
 impl FramePool {
-    /// `units` frames of `packet_bytes` each.
+    /// Creates a pool of `units` frames of `packet_bytes` each.
     pub(crate) fn new(units: usize, packet_bytes: usize) -> FramePool {
         let stride = packet_bytes.next_multiple_of(64);
         let all = units + SCRATCH_FRAMES;
@@ -54,17 +54,17 @@ impl FramePool {
         }
     }
 
-    /// Frames that can be filled now.
+    /// Number of free frames.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Frames for units in all.
+    /// Total number of frames for units.
     pub(crate) fn units(&self) -> usize {
         self.units
     }
 
-    /// The whole space of a frame.
+    /// The whole frame.
     pub(crate) fn space(&mut self, slot: Slot) -> &mut [u8] {
         let at = slot as usize * self.stride;
         &mut self.bytes[at..at + self.capacity]
@@ -81,17 +81,17 @@ impl FramePool {
         self.free.pop()
     }
 
-    /// A frame nobody queued goes back.
+    /// Returns a frame that was not queued.
     pub(crate) fn put_back(&mut self, slot: Slot) {
         self.free.push(slot);
     }
 
-    /// Notes for whom a frame goes by the bulk lane, if it does.
+    /// Records for which peer a frame uses the bulk lane, if it does.
     pub(crate) fn set_bulk(&mut self, slot: Slot, peer: Option<PeerId>) {
         self.bulk[slot as usize] = peer;
     }
 
-    /// The machine has let go of a queued frame; for whom it was bulk, if it was.
+    /// The protocol releases a queued frame; returns the peer if it was a bulk frame.
     #[inline]
     pub(crate) fn release(&mut self, slot: Slot) -> Option<PeerId> {
         let state = &mut self.state[slot as usize];
@@ -103,12 +103,12 @@ impl FramePool {
         self.bulk[slot as usize].take()
     }
 
-    /// A batch refers to the frame until [`sent`](Self::sent).
+    /// Pins a frame in a batch until [`sent`](Self::sent).
     pub(crate) fn pin(&mut self, frame: Frame) {
         self.state[slot_of(frame) as usize].pins += 1;
     }
 
-    /// The link has taken the frame's bytes.
+    /// The link has accepted the frame.
     pub(crate) fn sent(&mut self, frame: Frame) {
         let slot = slot_of(frame);
         let state = &mut self.state[slot as usize];
@@ -125,13 +125,13 @@ impl FramePool {
     }
 }
 
-/// Free frames, the lowest taken first: what is taken one after the other mostly lies so, too,
-/// and is one piece of memory to the kernel.
+/// Free frames. The lowest one is taken first, so that consecutive frames are mostly adjacent in
+/// memory and a single buffer for the kernel.
 #[derive(Debug)]
 struct FreeSlots {
-    /// A bit for each frame.
+    /// One bit per frame.
     words: Vec<u64>,
-    /// All words before this are zero.
+    /// All words before this one are zero.
     first: usize,
     count: usize,
 }
@@ -172,7 +172,7 @@ impl FreeSlots {
     }
 }
 
-/// The slot of a frame, whatever its kind.
+/// The slot of a frame of any kind.
 pub(crate) fn slot_of(frame: Frame) -> Slot {
     match frame {
         Frame::Unit(slot) | Frame::Loose(slot) | Frame::Scratch(slot) => slot,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_returns_only_when_link_and_machine_have_let_go() {
+    fn a_frame_is_free_only_after_link_and_protocol_have_released_it() {
         let mut pool = FramePool::new(1, 256);
         let slot = pool.take().expect("one");
         pool.pin(Frame::Unit(slot));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_sent_first_returns_when_it_is_released() {
+    fn a_frame_that_was_sent_first_is_free_when_it_is_released() {
         let mut pool = FramePool::new(1, 256);
         let slot = pool.take().expect("one");
         pool.pin(Frame::Unit(slot));

@@ -1,4 +1,4 @@
-//! Why a peer is gone.
+//! Reasons for the end of a session.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use dipole_proto::wire::ResetReason;
 
 use crate::key::KeyMismatch;
 
-/// Why a peer process is gone.
+/// Why a peer is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GoneReason {
-    /// It owed an answer for the configured time and gave none.
+    /// It owed an answer and sent nothing for the configured time.
     Silent,
-    /// It said goodbye.
+    /// It disconnected.
     Closed,
-    /// Another process answers at its address now.
+    /// Another process now has its address.
     Restarted,
     /// It no longer knows the session.
     Reset(ResetReason),
-    /// It ended without a word: killed or crashed. Between nodes, the directory of its node
-    /// says so.
+    /// It was killed or crashed. For a process of another node, that node's directory
+    /// reports this.
     Died,
-    /// It broke the format of the memory shared with it and was cut off.
-    Misbehaved,
-    /// It is not of our cluster: it has another cluster key, or only one side has one.
+    /// It violated the shared-memory format and was disconnected.
+    ProtocolViolation,
+    /// It belongs to another cluster: its cluster key differs, or only one side has one.
     Key(KeyMismatch),
 }
 
@@ -39,7 +39,7 @@ impl From<dipole_proto::GoneReason> for GoneReason {
                 dipole_proto::KeyMismatch::OnlyOurs => KeyMismatch::OnlyOurs,
                 dipole_proto::KeyMismatch::OnlyTheirs => KeyMismatch::OnlyTheirs,
             }),
-            dipole_proto::GoneReason::Misbehaved => GoneReason::Misbehaved,
+            dipole_proto::GoneReason::ProtocolViolation => GoneReason::ProtocolViolation,
         }
     }
 }
@@ -53,7 +53,7 @@ impl fmt::Display for GoneReason {
             GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),
             GoneReason::Key(mismatch) => mismatch.fmt(f),
             GoneReason::Died => dipole_proto::GoneReason::Died.fmt(f),
-            GoneReason::Misbehaved => dipole_proto::GoneReason::Misbehaved.fmt(f),
+            GoneReason::ProtocolViolation => dipole_proto::GoneReason::ProtocolViolation.fmt(f),
         }
     }
 }

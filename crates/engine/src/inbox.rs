@@ -1,9 +1,9 @@
-//! The token buffer pool of an endpoint (DP §4.2): messages that wait to be read.
+//! The token buffer pool of an endpoint (DP §4.2): its unread messages.
 //!
-//! Small messages are copied once, out of the link's buffer, into an arena that
-//! grows with the load; long ones are put together in a buffer of their own. What
-//! the reader gets refers to that memory: no further copy. Arenas and buffers are
-//! used again once their readers have let go, so a steady stream allocates nothing.
+//! Small messages are copied once, from the link's buffer into an arena that grows with the load.
+//! Long ones are assembled in their own buffers. Received messages refer to that memory without
+//! another copy. Arenas and buffers are reused after their messages have been dropped, so that a
+//! steady stream does not allocate.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, RangeInclusive};
@@ -17,45 +17,45 @@ use crate::region::{Notice, RegionKey};
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;
-/// Arenas that an endpoint whose messages have all been taken keeps.
+/// Arenas that an endpoint keeps after all its messages have been taken.
 const IDLE_ARENAS: usize = 4;
-/// Arenas looked through for an empty one: more than a pool of unread messages fills.
+/// Limit of arenas searched for an empty one; more than a full pool needs.
 const MAX_ARENAS: usize = 512;
-/// What an arena needs beside a message's bytes.
+/// Arena overhead per message.
 const ARENA_OVERHEAD_BYTES: usize = 64;
-/// Bytes of free memory kept for the next messages, of a process.
+/// Limit of free memory that a process keeps for later messages.
 const SPARE_BYTES: usize = 32 << 20;
 
-/// A received message, read where it lies.
+/// A received message, without a copy.
 #[derive(Debug)]
 pub struct Message {
     payload: Payload,
     origin: Origin,
-    /// It is no message, but tells of a put: [`NOTICE_BYTES`].
+    /// It is the notice of a put, [`NOTICE_BYTES`] long.
     is_notice: bool,
 }
 
-/// Where a message came from.
+/// The origin of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
-    /// The endpoint.
+    /// The sending endpoint.
     pub(crate) source: Address,
-    /// Its process, for answers.
+    /// Its process, for replies.
     pub(crate) peer: PeerId,
 }
 
 #[derive(Debug)]
 enum Payload {
     Small(ArenaSlice),
-    /// Boxed: rare, and larger than what is moved for every message should be.
+    /// Boxed: rare, and too large to be moved with every message.
     Long(Box<Long>),
 }
 
 #[derive(Debug)]
 enum Long {
     Buffer(Buffer),
-    /// So many bytes in memory that a reader of the endpoint has offered under this number; no such
-    /// message leaves the engine.
+    /// Length of a message in memory offered by a receiver, and the id of the offer. Such messages
+    /// do not leave the engine.
     Placed(usize, u32),
 }
 
@@ -67,8 +67,8 @@ impl Message {
         self.origin.source
     }
 
-    /// What was put into a region of the endpoint, if this is no message but the
-    /// notice of that; as a message it has no bytes.
+    /// The contents of a notice, which reports a put into a region of the endpoint; such a message
+    /// has no bytes. `None` for ordinary messages.
     #[must_use]
     pub fn notice(&self) -> Option<Notice> {
         let bytes = match &self.payload {
@@ -85,14 +85,14 @@ impl Message {
         })
     }
 
-    /// Its length, wherever it lies.
+    /// Length of the message, wherever it is stored.
     #[inline]
     pub(crate) fn length(&self) -> usize {
         self.placed()
             .map_or_else(|| self.len(), |(length, _)| length)
     }
 
-    /// Its length and the number of its memory, if that is of a reader.
+    /// Length and offer id, if the message is in offered memory.
     #[inline]
     fn placed(&self) -> Option<(usize, u32)> {
         match &self.payload {
@@ -128,10 +128,10 @@ impl Deref for Message {
     }
 }
 
-/// Bytes of a notice: the region's key, where, how many, and a value of the initiator's.
+/// Length of a notice: the region's key, offset, length, and the sender's value.
 pub(crate) const NOTICE_BYTES: usize = 32;
 
-/// Memory for messages, used again: buffers for long ones, arenas for others.
+/// Memory for messages, for reuse: buffers for long messages and arenas for others.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     spare: Mutex<Spare>,
@@ -141,7 +141,7 @@ pub(crate) struct Buffers {
 struct Spare {
     buffers: Vec<Vec<u8>>,
     arenas: Vec<Arena>,
-    /// Of both.
+    /// Total size of both.
     bytes: usize,
 }
 
@@ -152,7 +152,7 @@ impl Spare {
 }
 
 impl Buffers {
-    /// A buffer of `length` bytes with any contents.
+    /// Takes a buffer of `length` bytes with arbitrary contents.
     pub(crate) fn take(self: &Arc<Self>, length: usize) -> Buffer {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         let fits =
@@ -180,7 +180,7 @@ impl Buffers {
         }
     }
 
-    /// The arena that was emptied last of those with so many bytes: it is still in the cache.
+    /// Takes the arena of a suitable size that was returned last, as it is still in the cache.
     fn take_arena(&self, bytes: RangeInclusive<usize>) -> Option<Arena> {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |arena: &Arena| bytes.contains(&arena.bytes());
@@ -190,7 +190,7 @@ impl Buffers {
         Some(arena)
     }
 
-    /// Takes back an arena of which nothing is out.
+    /// Returns an arena without messages.
     fn give_back_arena(&self, arena: Arena) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.has_room(arena.bytes()) {
@@ -200,7 +200,7 @@ impl Buffers {
     }
 }
 
-/// A buffer that goes home when it is dropped.
+/// A buffer that is returned for reuse when it is dropped.
 #[derive(Debug)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -228,46 +228,46 @@ impl Drop for Buffer {
 /// Whose credit a message holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Charge {
-    /// Nobody's: it came unreliably.
+    /// None: the message was unreliable.
     None,
-    /// That of the edge on which it came.
+    /// The edge's.
     Edge(EdgeId),
 }
 
-/// Where the messages of an endpoint lie.
+/// Location of an endpoint's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Address of its first byte.
+    /// Address of the first byte.
     pub base: usize,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
-/// A message in the queue: where it is charged, and the message.
+/// A queued message and the credit it holds.
 #[derive(Debug)]
 pub(crate) struct Token {
-    /// The edge whose credit it holds.
+    /// The credit it holds.
     pub(crate) charge: Charge,
     pub(crate) message: Message,
 }
 
-// They are moved once or twice for each message.
+// Both are moved once or twice per message.
 const _: () = assert!(size_of::<Message>() <= 32 && size_of::<Token>() <= 48);
 
-/// See the module.
+/// The unread messages of an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     queue: VecDeque<Token>,
     arena: Option<Arena>,
-    /// Those that were full, until their readers have let go.
+    /// Full arenas, until their messages have been dropped.
     others: Vec<Arena>,
-    /// Where the arena lies that was asked for: it serves nobody else.
+    /// Address of the arena that was set explicitly; it is not reused elsewhere.
     pool: Option<usize>,
     buffers: Arc<Buffers>,
 }
 
 impl Inbox {
-    /// An empty one, with memory from `buffers`.
+    /// Creates an empty inbox that takes memory from `buffers`.
     pub(crate) fn new(buffers: Arc<Buffers>) -> Inbox {
         Inbox {
             buffers,
@@ -275,7 +275,7 @@ impl Inbox {
         }
     }
 
-    /// Makes room for a small message that `fill` writes.
+    /// Adds a small message that `fill` writes.
     #[inline]
     pub(crate) fn push_with(
         &mut self,
@@ -288,7 +288,7 @@ impl Inbox {
         self.queue.push_back(Token { charge, message });
     }
 
-    /// Makes room for the notice of a put.
+    /// Adds the notice of a put.
     pub(crate) fn push_notice(
         &mut self,
         charge: Charge,
@@ -301,7 +301,7 @@ impl Inbox {
         self.queue.push_back(Token { charge, message });
     }
 
-    /// A small message that `fill` writes, for a reader who has it at once.
+    /// Creates a small message that `fill` writes, for a receiver that gets it at once.
     #[inline]
     pub(crate) fn message(
         &mut self,
@@ -326,7 +326,7 @@ impl Inbox {
         }
     }
 
-    /// Makes an arena of `bytes` the one that messages are put in; where it lies.
+    /// Sets an arena of `bytes` for messages; returns its location.
     pub(crate) fn set_arena(&mut self, bytes: usize) -> Option<Pool> {
         let arena = Arena::new(bytes)?;
         let pool = Pool {
@@ -338,7 +338,7 @@ impl Inbox {
         Some(pool)
     }
 
-    /// Takes over a long message.
+    /// Adds a long message.
     pub(crate) fn push_buffer(&mut self, charge: Charge, origin: Origin, buffer: Buffer) {
         let message = Message {
             payload: Payload::Long(Box::new(Long::Buffer(buffer))),
@@ -348,7 +348,7 @@ impl Inbox {
         self.queue.push_back(Token { charge, message });
     }
 
-    /// A message lies in memory of a reader.
+    /// Adds a message in offered memory.
     pub(crate) fn push_placed(
         &mut self,
         charge: Charge,
@@ -363,13 +363,13 @@ impl Inbox {
         self.queue.push_back(Token { charge, message });
     }
 
-    /// Number of the memory of a reader in which the oldest message lies, if it does.
+    /// The offer that holds the oldest message, if any.
     pub(crate) fn next_placed(&self) -> Option<u32> {
         let (_, offer) = self.queue.front()?.message.placed()?;
         Some(offer)
     }
 
-    /// The message in this memory of a reader has been copied out of it.
+    /// Replaces offered memory by a buffer with a copy of the message.
     pub(crate) fn replace_placed(&mut self, offer: u32, buffer: Buffer) {
         let mut messages = self.queue.iter_mut().map(|token| &mut token.message);
         let is_it = |message: &&mut Message| message.placed().is_some_and(|(_, it)| it == offer);
@@ -378,7 +378,7 @@ impl Inbox {
         }
     }
 
-    /// The oldest message.
+    /// Takes the oldest message.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Token> {
         let token = self.queue.pop_front();
@@ -393,17 +393,17 @@ impl Inbox {
         self.queue.front().map(|token| token.message.length())
     }
 
-    /// True if nothing waits.
+    /// True if there are no messages.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Messages waiting.
+    /// Number of messages.
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// An arena with room, in place of the full one: an emptied one, or a larger one.
+    /// Replaces the full arena by an emptied or a larger one.
     #[cold]
     fn next_arena(&mut self, length: usize) {
         let needed = length + ARENA_OVERHEAD_BYTES;
@@ -411,7 +411,7 @@ impl Inbox {
         let double = full.as_ref().map_or(0, |full| full.bytes() * 2);
         self.others.extend(full);
         if self.others.len() > MAX_ARENAS {
-            // Of a reader who keeps what it has read.
+            // The program keeps messages that it has received.
             self.others.drain(..MAX_ARENAS / 2);
         }
         let is_own = |arena: &mut Arena| Some(arena.base().addr()) == self.pool;
@@ -430,7 +430,7 @@ impl Inbox {
         self.arena = Some(emptied.unwrap_or_else(new));
     }
 
-    /// Arenas whose readers have let go may serve others.
+    /// Returns empty arenas for use by other inboxes.
     #[cold]
     fn give_back_empty(&mut self) {
         let pool = self.pool;
@@ -478,9 +478,9 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_burst_serves_the_next_also_of_others() {
+    fn the_memory_of_a_burst_is_reused_even_by_other_inboxes() {
         let (buffers, origin) = (Arc::new(Buffers::default()), origin());
-        // Where the arenas lie that it needs.
+        // Addresses of the arenas that it needs.
         let burst = |inbox: &mut Inbox| {
             let mut places = HashSet::new();
             for _ in 0..100 {
@@ -496,12 +496,12 @@ mod tests {
         for _ in 0..10 {
             places.extend(inboxes.iter_mut().flat_map(&burst));
         }
-        // Those of one burst, those that grew to them, and what the other keeps meanwhile.
+        // Those of one burst, smaller ones from its start, and those kept by the other inbox.
         assert!(places.len() < 20, "{} arenas", places.len());
     }
 
     #[test]
-    fn the_pool_that_was_asked_for_is_used_again_and_serves_nobody_else() {
+    fn an_explicit_pool_is_reused_and_not_shared() {
         let (buffers, origin) = (Arc::new(Buffers::default()), origin());
         let mut inbox = Inbox::new(Arc::clone(&buffers));
         let pool = inbox.set_arena(1 << 20).expect("memory");
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_used_again() {
+    fn buffers_are_reused() {
         let buffers = Arc::new(Buffers::default());
         let first = buffers.take(100_000);
         let place = first.bytes().as_ptr();

@@ -1,17 +1,17 @@
-//! Messages that have arrived: endpoints opened and closed, messages taken.
+//! Opening and closing endpoints, and taking messages that have arrived.
 
 use dipole_link::Region as Memory;
 use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
-use super::endpoints::{PortRef, Tells};
-use super::receives::Holds;
+use super::endpoints::{Notifies, PortRef};
+use super::receives::OfferState;
 use crate::address::{Address, EndpointId};
 use crate::inbox::{Charge, Token};
 use crate::inbox::{Message, Pool};
 
-/// Length and source of a message that went into its reader's memory, or the length of one that
-/// does not fit.
+/// Length and source of a message stored in the caller's memory, or the length of one that does
+/// not fit.
 type Taken = Result<(usize, Address), usize>;
 
 impl Engine {
@@ -20,7 +20,7 @@ impl Engine {
         self.core.open_endpoint(endpoint);
     }
 
-    /// Closes an inbox; what it holds is dropped, what comes is refused, its edges end.
+    /// Closes an inbox: unread messages are dropped, new ones are refused, and its edges end.
     pub fn close_endpoint(&mut self, endpoint: u32) {
         self.forget_export(endpoint);
         self.tend_operations(self.stepped_at);
@@ -31,19 +31,19 @@ impl Engine {
         self.push_records();
     }
 
-    /// Takes the oldest message of an endpoint; its room is granted again.
+    /// Takes the oldest message of an endpoint and grants its room again.
     #[inline]
     pub fn take(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
         self.core.dispatch.withdraw(endpoint);
         self.pop(now, endpoint)
     }
 
-    /// Takes the oldest message, wherever it lies.
+    /// Takes the oldest message without withdrawing offers.
     #[inline]
     fn pop(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
         let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
         let Token { charge, message } = state.inbox.pop()?;
-        let exported = state.tells == Tells::Descriptor;
+        let exported = state.notifies == Notifies::Descriptor;
         if let Charge::Edge(edge) = charge {
             let machine = &mut self.core.machine;
             machine.consumed(now, edge, message.length() as u64);
@@ -57,12 +57,12 @@ impl Engine {
         Some(message)
     }
 
-    /// Takes the oldest message of an endpoint into memory of its reader: its length and source.
-    /// With no message the memory is offered, so that a long one is put together there; it must
-    /// then be [withdrawn](Self::withdraw) before it is revoked.
+    /// Stores the oldest message of an endpoint in the caller's memory; returns its length and
+    /// source. If there is none, the memory is offered for the next long message, and must be
+    /// [withdrawn](Self::withdraw) before it is revoked.
     ///
     /// # Errors
-    /// The length of a message that does not fit, which stays.
+    /// The length of a message that does not fit, which stays in the queue.
     pub fn take_into(&mut self, now: Instant, endpoint: u32, memory: &Memory) -> Option<Taken> {
         let Some(length) = self.next_length(endpoint) else {
             self.core.dispatch.offer(endpoint, memory);
@@ -81,13 +81,13 @@ impl Engine {
         Some(Ok((length, message.source())))
     }
 
-    /// Takes the oldest message of an endpoint into memory of a receive that is posted, the `at`th,
-    /// which others follow: which one, and the message's length and source. It is the one in which
-    /// the message lies, unless one before that is empty; else the first that is empty. With no
-    /// message, and for those that will come, the first of them are [offered](Self::offer_posted).
+    /// Stores the oldest message of an endpoint in the memory of a posted receive; returns the
+    /// index of the receive, and the message's length and source. This is the receive whose memory
+    /// already holds the message, unless an earlier one is empty; otherwise the first empty one.
+    /// For later messages, the first receives should be [offered](Self::offer_posted).
     ///
     /// # Errors
-    /// The length of a message that does not fit, which stays.
+    /// The length of a message that does not fit, which stays in the queue.
     pub fn take_posted<'a>(
         &mut self,
         now: Instant,
@@ -100,13 +100,13 @@ impl Engine {
         let placed = dispatch.next_placed(endpoint);
         let is_empty = |memory: &Memory| {
             let offered = dispatch.receives.with(endpoint, memory);
-            offered.is_none_or(|it| it.holds == Holds::Nothing)
+            offered.is_none_or(|it| it.state == OfferState::Free)
         };
         let lies_in = |memory: &Memory| {
             let offered = dispatch.receives.with(endpoint, memory);
             placed.is_some() && offered.map(|it| it.id) == placed
         };
-        // If all hold pieces of others, those of the first give way.
+        // If all hold pieces of other messages, the first one is used.
         let at = all()
             .position(|it| is_empty(it) || lies_in(it))
             .unwrap_or(0);
@@ -128,19 +128,19 @@ impl Engine {
         Some((at, Ok((length, message.source()))))
     }
 
-    /// How many receives have offered memory at an endpoint.
+    /// Number of offers of an endpoint.
     pub fn offered(&self, endpoint: u32) -> usize {
         self.core.dispatch.receives.of(endpoint).count()
     }
 
-    /// Offers memory of a receive that is posted, unless it is: a long message is put together
-    /// there. It must be [withdrawn](Self::withdraw) before it is revoked, but what was
-    /// [taken](Self::take_posted) is its reader's.
+    /// Offers the memory of a posted receive for a long message, unless it is offered already. It
+    /// must be [withdrawn](Self::withdraw) before it is revoked, except after
+    /// [`take_posted`](Self::take_posted) returned it.
     pub fn offer_posted(&mut self, endpoint: u32, memory: &Memory) {
         self.core.dispatch.offer_more(endpoint, memory);
     }
 
-    /// A reader takes the memory back that it has offered.
+    /// Withdraws an offer.
     pub fn withdraw(&mut self, endpoint: u32, memory: &Memory) {
         let dispatch = &mut self.core.dispatch;
         if let Some(offer) = dispatch.receives.with(endpoint, memory).map(|it| it.id) {
@@ -148,7 +148,7 @@ impl Engine {
         }
     }
 
-    /// Takes messages of an endpoint, oldest first, at most `limit`; how many.
+    /// Takes at most `limit` messages of an endpoint, oldest first; returns their number.
     pub fn take_many(
         &mut self,
         now: Instant,
@@ -171,7 +171,7 @@ impl Engine {
             messages.extend(Some(message));
             taken += 1;
         }
-        let exported = state.tells == Tells::Descriptor;
+        let exported = state.notifies == Notifies::Descriptor;
         if machine.has_ready_pipe() {
             self.push_records();
         }
@@ -181,29 +181,29 @@ impl Engine {
         taken
     }
 
-    /// From now on an endpoint's messages are for a port's handler.
+    /// From now on, an endpoint's messages are passed to a port's handler.
     pub fn set_port(&mut self, endpoint: u32, port: PortRef) {
         let dispatch = &mut self.core.dispatch;
         if let Some(state) = dispatch.endpoints.get_mut(endpoint) {
-            state.tells = Tells::Port(port);
+            state.notifies = Notifies::Port(port);
             state.listed = !state.inbox.is_empty();
             dispatch.ports.extend(state.listed.then_some(endpoint));
         }
     }
 
-    /// True if a port has a message and its handler does not run.
+    /// True if a port has a message and its handler is not running.
     #[inline]
     pub fn has_port_message(&self) -> bool {
         !self.core.dispatch.ports.is_empty()
     }
 
-    /// The next message for a port. Its endpoint is passed over until
+    /// Takes the next message for a port. The endpoint is skipped until
     /// [`port_returned`](Self::port_returned).
     pub fn take_for_port(&mut self, now: Instant) -> Option<(u32, PortRef, Message)> {
         loop {
             let endpoint = self.core.dispatch.ports.pop_front()?;
             let state = self.core.dispatch.endpoints.get(endpoint);
-            let Some(Tells::Port(port)) = state.map(|state| state.tells) else {
+            let Some(Notifies::Port(port)) = state.map(|state| state.notifies) else {
                 continue;
             };
             if let Some(message) = self.take(now, endpoint) {
@@ -213,19 +213,19 @@ impl Engine {
         }
     }
 
-    /// The handler of a port has returned: the next message is to be told.
+    /// The handler of a port returned: its next message may be handled.
     #[inline]
     pub fn port_returned(&mut self, endpoint: u32, port: PortRef) {
         let dispatch = &mut self.core.dispatch;
         if let Some(state) = dispatch.endpoints.get_mut(endpoint)
-            && state.tells == Tells::Port(port)
+            && state.notifies == Notifies::Port(port)
         {
             state.listed = !state.inbox.is_empty();
             dispatch.ports.extend(state.listed.then_some(endpoint));
         }
     }
 
-    /// True if a message waits at this endpoint.
+    /// True if a message is waiting at this endpoint.
     #[inline]
     #[must_use]
     pub fn has_message(&self, endpoint: u32) -> bool {
@@ -233,7 +233,7 @@ impl Engine {
         state.is_some_and(|state| !state.inbox.is_empty())
     }
 
-    /// Gives an endpoint a pool of `bytes` in one piece; where it lies.
+    /// Gives an endpoint a contiguous pool of `bytes`; returns its location.
     pub fn set_pool(&mut self, endpoint: u32, bytes: usize) -> Option<Pool> {
         let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
         state.inbox.set_arena(bytes)
@@ -251,7 +251,7 @@ impl Engine {
             .next_length()
     }
 
-    /// Endpoints that have sent to this one and not ended.
+    /// Endpoints that have sent to this one and are still open.
     #[must_use]
     pub fn sources(&self, endpoint: u32) -> Vec<Address> {
         let sources = self.core.machine.sources(endpoint);
@@ -262,7 +262,7 @@ impl Engine {
         addresses.collect()
     }
 
-    /// The process of an endpoint that has sent to this one and not ended.
+    /// The process of an endpoint that has sent to this one and is still open.
     pub fn peer_of_source(&self, endpoint: u32, source: Address) -> Option<PeerId> {
         let mut sources = self.core.machine.sources(endpoint);
         let is_it = |(peer, from): &(PeerId, u32)| {
@@ -271,7 +271,7 @@ impl Engine {
         sources.find(is_it).map(|(peer, _)| peer)
     }
 
-    /// Why a peer is gone; `None` if that is not remembered.
+    /// Why a peer is gone, if that is remembered.
     pub fn gone_reason(&self, peer: PeerId) -> Option<crate::gone::GoneReason> {
         self.core.peers.gone_reason(peer)
     }

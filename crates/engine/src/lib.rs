@@ -1,9 +1,9 @@
-//! The loop: the one place that calls both the protocol and what moves its packets and records.
+//! The engine, which connects the protocol with the links that carry its packets and records.
 //!
-//! [`Engine::step`] takes what has come, feeds the protocol, hands messages over and sends
-//! what may go. It never waits and starts no thread; whoever waits steps it. Its parts:
-//! `packets.rs` (the link of packets), `shared_memory.rs` (processes of this
-//! node), and `core.rs`, which both feed: the protocol and what its events change.
+//! [`Engine::step`] receives, runs the protocol, delivers messages and sends. It never blocks and
+//! starts no threads; waiting threads step it. `packets.rs` handles the network link and
+//! `shared_memory.rs` the processes of this node. Both feed `core.rs`, which holds the protocol
+//! and everything that its events change.
 
 #![forbid(unsafe_code)]
 
@@ -53,6 +53,7 @@ use dipole_proto::{Instant, Machine, PeerId};
 
 use command::Commands;
 use core::Core;
+use dipole_model::Choices;
 use dispatch::Dispatch;
 use exports::Exports;
 use frames::FramePool;
@@ -65,9 +66,8 @@ use posted::SentPosts;
 use shared_memory::SharedMemory;
 use trailer::Trailers;
 
-use dipole_naming::{address, key, profile, registry};
+use dipole_naming::{address, key, registry};
 use key::ClusterKey;
-use profile::Choices;
 
 pub use command::Command;
 pub use content::Content;
@@ -78,85 +78,83 @@ pub use gone::GoneReason;
 pub use inbox::{Buffer, Message, Pool};
 pub use link::AnyLink;
 pub use long_messages::LongSend;
-pub use memory_operations::Begun;
+pub use memory_operations::OperationStart;
 pub use operation::{Context, Data, Operation, QueueRef};
-pub use operations::{AnswerPlace, MAX_GET_BYTES, OperationId, OperationResult};
+pub use operations::{AnswerBuffer, MAX_GET_BYTES, OperationId, OperationResult};
 pub use paths::{Path, PathState, Paths};
-pub use posted::Posted;
-pub use reader::{Arriving, Reader, Taking};
+pub use posted::PostedOperation;
+pub use reader::{Arriving, Reader, ReaderSink};
 pub use region::{Notice, RegionKey};
 pub use target::{Blocked, Sent, Target, wait_keys};
 
-/// Packets handed to the link in one call: two full runs of segmentation offload
-/// (44 packets of 1472 bytes fill 64 KiB).
+/// Packets per call of the link: two full GSO runs (44 packets of 1472 bytes fill 64 KiB).
 const BATCH: usize = 88;
-/// How often, in steps, a spinning waiter looks for connections of this node.
+/// Steps between two checks for new connections within this node, while a thread spins.
 const CONNECTIONS_EVERY: u32 = 16;
-/// How often it looks at the network while it has no session there.
+/// Steps between two polls of the network while there is no session on it.
 const STRANGERS_EVERY: u32 = 16;
 
-/// Counters of the engine, beside those of the protocol and the link.
+/// Counters of the engine, in addition to those of the protocol and the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Packets handed to the link.
+    /// Packets passed to the link.
     pub packets_sent: u64,
-    /// Packets taken from the link.
+    /// Packets received from the link.
     pub packets_received: u64,
-    /// Bytes of those packets, sent.
+    /// Bytes of the packets sent.
     pub bytes_sent: u64,
-    /// Bytes of those packets, received.
+    /// Bytes of the packets received.
     pub bytes_received: u64,
-    /// Times that the link could not take all it was offered.
+    /// How often the link accepted less than it was offered.
     pub link_full: u64,
     /// Unreliable messages dropped because their endpoint held too many.
     pub unreliable_dropped: u64,
 }
 
-/// What a process holds, for tests that it comes back to where it was.
+/// Resources that a process holds, for tests that check for leaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Bytes of received messages that wait to be read.
+    /// Bytes of unread messages.
     pub pool_bytes: u64,
-    /// Bytes granted to peers that they have not used or the application not consumed.
+    /// Bytes granted to peers, and not yet used by them or consumed by the application.
     pub granted_bytes: u64,
-    /// Outgoing edges that have not been forgotten.
+    /// Outgoing edges that still have state.
     pub outgoing_edges: usize,
-    /// Incoming edges that have not been forgotten.
+    /// Incoming edges that still have state.
     pub incoming_edges: usize,
-    /// Messages of which only pieces have arrived.
+    /// Messages that have only partly arrived.
     pub unfinished_messages: usize,
 }
 
-/// A process's protocol, link and endpoints, driven by its caller.
+/// A process's protocol, links and endpoints, driven by its caller.
 ///
-/// This is a seam for tests and for callers with a loop of their own; programs
-/// use a node.
+/// Meant for nodes, for tests, and for callers with their own event loop.
 #[derive(Debug)]
 pub struct Engine {
     core: Core,
     packets: PacketPort,
-    /// Processes of this node.
+    /// Peers on this node.
     memory: Option<SharedMemory>,
-    /// Long messages whose senders did not wait.
-    kept: Vec<send::Kept>,
-    /// Descriptors of endpoints.
+    /// Long messages that are sent in the background.
+    background_sends: Vec<send::BackgroundSend>,
+    /// Exported descriptors of endpoints.
     exports: Option<Exports>,
-    /// What is to be done outside the lock goes there.
+    /// Queue for work outside the lock.
     control: Option<Commands>,
     steps: u32,
-    /// The last record or packet came by shared memory.
-    came_by_memory: bool,
-    /// There is no session by the network.
-    alone: bool,
-    /// The progress thread has been asked for.
-    is_served: bool,
-    /// When it was last stepped: good enough for what needs no better time.
+    /// The last record or packet arrived through shared memory.
+    last_was_shm: bool,
+    /// There are no sessions over the network.
+    no_network_peers: bool,
+    /// The progress thread has been requested.
+    progress_thread_requested: bool,
+    /// Time of the last step, for uses that tolerate an old time.
     stepped_at: Instant,
 }
 
 impl Engine {
-    /// An engine on a link. `incarnation` must be random and `secret` known to
-    /// nobody else; with a `key` only who holds it too gets a session.
+    /// Creates an engine on a link. `incarnation` must be random and `secret` must be known only
+    /// to this process. With a `key`, only peers that have it too get a session.
     #[must_use]
     pub fn new(
         link: AnyLink,
@@ -180,34 +178,34 @@ impl Engine {
                 peers: Peers::default(),
                 ready: Ready::default(),
                 operations: Operations::default(),
-                long_news: Vec::new(),
+                long_events: Vec::new(),
                 sent_posts: SentPosts::default(),
             },
             packets: PacketPort::new(link, trailers),
             memory: None,
-            kept: Vec::new(),
+            background_sends: Vec::new(),
             exports: None,
             control: None,
             steps: 0,
-            came_by_memory: false,
-            alone: false,
-            is_served: false,
+            last_was_shm: false,
+            no_network_peers: false,
+            progress_thread_requested: false,
             stepped_at: Instant(0),
         }
     }
 
-    /// Meets processes of this node at a socket file.
+    /// Opens shared memory with processes of this node, at a socket file.
     ///
     /// # Errors
-    /// The socket or its memory cannot be had.
+    /// The socket or its memory is not available.
     pub fn open_memory(&mut self, socket: &FilePath) -> Result<(), ShmError> {
         self.open_hub(|greeting, options| Ok(Hub::open(socket, greeting, options)?.into()))
     }
 
-    /// Meets processes of this node in simulated memory.
+    /// Opens simulated shared memory with processes of this node.
     ///
     /// # Errors
-    /// The socket's name is taken.
+    /// The socket's name is already in use.
     pub fn open_simulated(
         &mut self,
         memory: &SimulatedMemory,
@@ -224,18 +222,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets messages go as measurements of shared memory and of the link of packets say; what goes by
-    /// memory that is opened later goes as it is built.
-    pub fn choose(&mut self, memory: Choices, packets: Choices) {
+    /// Applies measured profiles of shared memory and the network link. Must be called after
+    /// shared memory was opened.
+    pub fn apply_profile(&mut self, memory: Choices, packets: Choices) {
         if let Some(shared) = &mut self.memory {
-            shared.choose(memory);
+            shared.apply_profile(memory);
         }
-        if let Some(most) = packets.run_packets {
-            self.core.packer.shorten_runs(most);
+        if let Some(max) = packets.run_packets {
+            self.core.packer.shorten_runs(max);
         }
     }
 
-    /// What becomes readable when [`step`](Self::step) has something to do.
+    /// Descriptors that become readable when [`step`](Self::step) has something to do.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = self.packets.link().descriptors();
         descriptors.extend(self.memory.iter().filter_map(SharedMemory::descriptor));
@@ -245,41 +243,41 @@ impl Engine {
 
     // ---- stepping ----------------------------------------------------------------
 
-    /// Looks at the small port for as long as so many system calls take, until something
-    /// is there: the tightest way to wait while spinning. True if something is, and no bulk
-    /// comes: [`take_found`](Self::take_found) may follow. Else [`step`](Self::step) must.
+    /// Polls for small packets with up to `calls` system calls, until there are some: the tightest
+    /// spin loop. True if there are some and no bulk traffic is arriving; then
+    /// [`take_polled`](Self::take_polled) may follow. Otherwise [`step`](Self::step) must follow.
     ///
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
-        self.packets.look(now, calls)
+    pub fn spin_poll(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
+        self.packets.spin_poll(now, calls)
     }
 
-    /// True while bulk comes: only steps look at its port.
+    /// True while bulk traffic arrives; only steps poll its socket.
     #[inline]
     pub fn expects_bulk(&self) -> bool {
         self.packets.expects_bulk()
     }
 
-    /// Takes the packets that [`look`](Self::look) has found and sends what they ask for.
+    /// Handles the packets that [`spin_poll`](Self::spin_poll) found and sends the replies.
     /// Timers, bulk and connections are left to the next [`step`](Self::step).
     ///
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub fn take_found(&mut self, now: Instant) -> io::Result<bool> {
-        let received = self.packets.take_found(now, &mut self.core)?;
-        self.came_by_memory &= !received;
+    pub fn take_polled(&mut self, now: Instant) -> io::Result<bool> {
+        let received = self.packets.take_polled(now, &mut self.core)?;
+        self.last_was_shm &= !received;
         self.tend_operations(now);
-        self.continue_kept();
+        self.continue_background_sends();
         if self.has_transmit() {
             self.transmit(now)?;
         }
         Ok(received)
     }
 
-    /// Before sleeping: false, and not armed, if something is there.
+    /// Prepares for sleep. False, and not armed, if something has already arrived.
     pub fn arm(&mut self) -> bool {
         let armed = self.memory.as_mut().is_none_or(SharedMemory::arm);
         if !armed {
@@ -293,68 +291,68 @@ impl Engine {
         true
     }
 
-    /// After sleeping.
+    /// Ends the sleep that [`arm`](Self::arm) prepared.
     pub fn disarm(&mut self) {
         if let Some(memory) = &mut self.memory {
             memory.disarm();
-            // The wake-up may have been for room in a ring.
+            // The wake-up may mean that a ring has room again.
             self.core.ready.notify(WaitKey::RingSpace);
         }
         self.packets.link_mut().disarm();
     }
 
-    /// Takes what processes of this node have sent. With a `reader`, an endpoint at which the
-    /// caller waits, the next message for it may be handed over at once.
+    /// Polls shared memory. If the caller waits at the endpoint `reader`, its next message may be
+    /// handed over directly.
     #[inline]
     pub fn poll_memory(&mut self, reader: Option<u32>) -> Polled<Message> {
         let Some(memory) = &mut self.memory else {
             return Polled::Nothing;
         };
         let polled = memory.poll(self.stepped_at, &mut self.core, reader);
-        self.came_by_memory |= polled.came();
+        self.last_was_shm |= polled.made_progress();
         self.tend_operations(self.stepped_at);
         polled
     }
 
-    /// The same for a reader of an endpoint, which takes all messages for it that come first: how
-    /// many.
+    /// Polls shared memory and passes an endpoint's messages to a reader; returns their number.
     #[inline]
     pub fn poll_memory_to(&mut self, endpoint: u32, reader: &mut impl Reader) -> Polled<usize> {
         let Some(memory) = &mut self.memory else {
             return Polled::Nothing;
         };
         let polled = memory.poll_to(self.stepped_at, &mut self.core, (endpoint, reader));
-        self.came_by_memory |= polled.came();
+        self.last_was_shm |= polled.made_progress();
         self.tend_operations(self.stepped_at);
         polled
     }
 
-    /// One turn: receive, let time act, send. True if anything came in.
-    /// `look_everywhere` also looks where it has long been quiet.
+    /// Receives, handles timers, and sends. True if anything arrived. With `look_everywhere` it
+    /// also polls sources that have long been quiet.
     ///
     /// # Errors
     /// Only when the link is broken.
     pub fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         self.stepped_at = now;
-        let came = self.poll_memory(None).came();
+        let progress = self.poll_memory(None).made_progress();
         self.steps = self.steps.wrapping_add(1);
         if (look_everywhere || self.steps.is_multiple_of(CONNECTIONS_EVERY))
             && let Some(memory) = &mut self.memory
         {
             memory.poll_connections(&mut self.core)?;
         }
-        if !self.is_served && self.has_peers() {
-            self.ask_for_progress();
+        if !self.progress_thread_requested && self.has_peers() {
+            self.request_progress_thread();
         }
         if look_everywhere {
             self.poll_exports()?;
         }
-        // Without a session only strangers can come by the network.
-        self.alone = self.memory.is_some() && !self.core.machine.has_sessions();
-        if self.alone && !look_everywhere && !self.steps.is_multiple_of(STRANGERS_EVERY) {
-            return Ok(came);
+        // Without sessions, the network can only bring packets of new peers.
+        self.no_network_peers = self.memory.is_some() && !self.core.machine.has_sessions();
+        if self.no_network_peers && !look_everywhere && !self.steps.is_multiple_of(STRANGERS_EVERY)
+        {
+            return Ok(progress);
         }
-        Ok(self.step_packets(now, look_everywhere)? | came)
+        Ok(self.step_packets(now, look_everywhere)? | progress)
     }
 
     fn has_peers(&self) -> bool {
@@ -362,36 +360,37 @@ impl Engine {
         by_memory > 0 || self.core.machine.has_sessions()
     }
 
-    /// Peers wait for this process to take what they send, whether it makes calls or not.
+    /// Requests the progress thread, because peers expect acknowledgements even if this process
+    /// makes no calls.
     #[cold]
-    fn ask_for_progress(&mut self) {
-        self.is_served = true;
-        self.command(Command::Serve);
+    fn request_progress_thread(&mut self) {
+        self.progress_thread_requested = true;
+        self.command(Command::StartProgressThread);
     }
 
     fn step_packets(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         let received = (self.packets).receive_all(now, &mut self.core, look_everywhere)?;
         if received {
-            self.came_by_memory = false;
+            self.last_was_shm = false;
         }
         self.core.machine.on_timers(now);
         if self.core.machine.has_event() {
             self.core.handle_events(&[][..]);
         }
         self.report_suspects();
-        self.time_operations(now);
+        self.on_operation_timer(now);
         self.tend_operations(now);
         self.push_records();
-        self.continue_kept();
+        self.continue_background_sends();
         if self.has_transmit() || self.packets.has_batch() || self.core.packer.has_open_frames() {
             self.transmit(now)?;
         }
         self.packets.forget_ended(&mut self.core);
-        self.tell_paths();
+        self.log_path_changes();
         Ok(received)
     }
 
-    /// Sends everything that may go now.
+    /// Sends everything that may be sent now.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -407,7 +406,7 @@ impl Engine {
         self.core.machine.has_transmit()
     }
 
-    /// When [`step`](Self::step) has something to do though nothing arrived.
+    /// When [`step`](Self::step) is needed even if nothing arrives.
     #[must_use]
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         [
@@ -420,7 +419,7 @@ impl Engine {
         .min()
     }
 
-    /// Pushes what pipes have to tell, and wakes processes that have something new.
+    /// Sends pending records in shared memory and wakes peers that have new ones.
     #[inline]
     pub fn push_records(&mut self) {
         if let Some(memory) = &mut self.memory {
@@ -431,7 +430,7 @@ impl Engine {
         }
     }
 
-    /// Wakes processes of this node for what was queued with more to come.
+    /// Wakes peers on this node for messages that were queued with more to follow.
     #[inline]
     pub(crate) fn wake_memory_peers(&mut self) {
         if let Some(memory) = &mut self.memory {
@@ -441,7 +440,7 @@ impl Engine {
 
     // ---- peers -------------------------------------------------------------------
 
-    /// Begins, or finds, the session with a process.
+    /// Opens a session with a process, or returns the existing one.
     ///
     /// # Errors
     /// [`dipole_proto::ConnectError`].
@@ -456,8 +455,8 @@ impl Engine {
         Ok(peer)
     }
 
-    /// Begins, or finds, the connection with a process of this node; `None` if this process
-    /// shares no memory.
+    /// Opens a connection with a process of this node, or returns the existing one; `None` if this
+    /// process does not use shared memory.
     pub fn connect_memory(
         &mut self,
         socket: &FilePath,
@@ -475,7 +474,7 @@ impl Engine {
         Some(memory.connect(socket, incarnation))
     }
 
-    /// The peer that a connection leads to, once it is open.
+    /// The peer at the other end of a connection, once it is open.
     ///
     /// # Errors
     /// [`Blocked::Gone`].
@@ -487,25 +486,25 @@ impl Engine {
         found.map_err(|reason| Blocked::Gone(reason.map(crate::gone::GoneReason::from)))
     }
 
-    /// Says goodbye to every peer.
-    pub fn say_goodbye(&mut self) {
+    /// Disconnects from every peer.
+    pub fn send_goodbye(&mut self) {
         if let Some(memory) = &mut self.memory {
-            memory.say_goodbye();
+            memory.send_goodbye();
         }
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
-        // So that a sender knows what has arrived when it learns that nobody is left.
+        // Tells senders what has arrived before they find out that this process is gone.
         for peer in &peers {
             self.core.machine.acknowledge(*peer);
         }
         if let Err(cause) = self.transmit(self.stepped_at) {
-            tracing::warn!("the last acknowledgements were not sent: {cause}");
+            tracing::warn!("cannot send the last acknowledgements: {cause}");
         }
         for peer in peers {
             self.core.machine.disconnect(peer);
         }
     }
 
-    /// Asks all peers now and then whether they live (or stops asking).
+    /// Starts or stops probing all peers.
     pub fn watch_peers(&mut self, now: Instant, watched: bool) {
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
         for peer in peers {
@@ -513,26 +512,26 @@ impl Engine {
         }
     }
 
-    /// A cluster key that was taken until now is not any more: peers prove anew that they are
-    /// members, or are gone after [`RENEWAL_NS`](dipole_proto::RENEWAL_NS).
+    /// A cluster key was withdrawn: peers must prove their membership again within
+    /// [`RENEWAL_NS`](dipole_proto::RENEWAL_NS).
     pub fn renew_proofs(&mut self, now: Instant) {
         self.core.machine.renew_proofs(now);
     }
 
-    /// Asks a peer now and then whether it lives.
+    /// Starts probing a peer.
     pub fn watch(&mut self, now: Instant, peer: PeerId) {
         self.core.machine.watch(now, peer, true);
     }
 
-    /// Peers that are gone since the last call, in order; the latest [`MAX_DEPARTURES`] if
-    /// there were more.
+    /// Returns the peers that have gone since the last call, in order; at most the latest
+    /// [`MAX_DEPARTURES`].
     pub fn take_departures(&mut self) -> Vec<Departure> {
         self.core.peers.take_departures()
     }
 
     // ---- counters ----------------------------------------------------------------
 
-    /// The protocol, for its counters and configuration.
+    /// The protocol state machine, for its counters and configuration.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.core.machine
@@ -553,7 +552,7 @@ impl Engine {
         }
     }
 
-    /// Packets and records that have come and gone.
+    /// Total number of packets and records, sent and received.
     #[inline]
     pub fn activity(&self) -> u64 {
         let (packets, memory) = (self.packets.traffic(), self.memory_stats());
@@ -561,23 +560,23 @@ impl Engine {
         packets.packets_sent + packets.packets_received + records
     }
 
-    /// Frames that can be filled now.
+    /// Number of free frames.
     #[must_use]
     pub fn free_frames(&self) -> usize {
         self.core.packer.frames.free()
     }
 
-    /// What went through shared memory.
+    /// Counters of shared memory.
     pub fn memory_stats(&self) -> Option<ShmStats> {
         self.memory.as_ref().map(SharedMemory::stats)
     }
 
-    /// Processes of this node, opening or open.
+    /// Peers in shared memory, including opening connections.
     pub fn memory_peers(&self) -> usize {
         self.memory.as_ref().map_or(0, SharedMemory::peers)
     }
 
-    /// What this process holds.
+    /// The resources that this process holds.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         let machine = &self.core.machine;
@@ -592,11 +591,11 @@ impl Engine {
     }
 }
 
-/// How to reach a process: its small port, and which process is meant.
+/// The address of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// Where its small port is.
+    /// Address of its small-packet port.
     pub small: SocketAddr,
-    /// Its incarnation, zero for whoever is there.
+    /// Its incarnation; zero means any.
     pub incarnation: u64,
 }

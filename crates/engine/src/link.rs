@@ -1,4 +1,4 @@
-//! The few kinds of link behind one type, chosen at run time.
+//! All kinds of links behind one type, chosen at run time.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,25 +8,25 @@ use dipole_bpf::{Bpf, BpfStats};
 use dipole_link::sim;
 use dipole_link::{Caps, Capture, Class, Fault, Incoming, Link, Multihomed, Outgoing, Udp};
 
-/// Any link: a match at the hot boundary instead of a call through a pointer.
+/// Any link. A `match` is cheaper on the hot path than a virtual call.
 #[derive(Debug)]
 pub enum AnyLink {
     /// UDP sockets.
     Udp(Box<Udp>),
     /// UDP sockets with a fast path for small packets.
     Bpf(Box<Bpf>),
-    /// Several interfaces.
+    /// Several interfaces together.
     Multihomed(Box<Multihomed<AnyLink>>),
     /// A port of a simulated network.
     Sim(sim::Port),
     /// Faults injected into another link.
     Fault(Box<Fault<AnyLink>>),
-    /// Another link, recorded.
+    /// Another link whose packets are recorded.
     Capture(Box<Capture<AnyLink>>),
 }
 
 impl AnyLink {
-    /// What the bpf links inside have done, all together; `None` if there are none.
+    /// Sum of the counters of all bpf links; `None` if there are none.
     #[must_use]
     pub fn bpf_stats(&self) -> Option<BpfStats> {
         match self {
@@ -78,7 +78,7 @@ impl From<Capture<AnyLink>> for AnyLink {
     }
 }
 
-/// The same call on whichever link it is.
+/// Calls the same method on any link.
 macro_rules! on_link {
     ($any:expr, $link:ident => $call:expr) => {
         match $any {

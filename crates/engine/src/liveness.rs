@@ -1,4 +1,4 @@
-//! Silent peers, and what their nodes say of them. The control thread asks.
+//! Silent peers. The control thread queries their nodes.
 
 use dipole_proto::{Instant, PeerId};
 
@@ -7,7 +7,7 @@ use crate::command::Command;
 use dipole_naming::liveness::Verdict;
 
 impl Engine {
-    /// Has the control thread ask about peers that have fallen silent.
+    /// Lets the control thread query the nodes of peers that are silent.
     #[inline]
     pub(super) fn report_suspects(&mut self) {
         if self.core.peers.has_suspects() {
@@ -26,7 +26,7 @@ impl Engine {
         }
     }
 
-    /// What has become known of a silent peer.
+    /// Applies the verdict on a silent peer.
     pub fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
         match verdict {
             Verdict::Lives => self.core.machine.vouch(now, peer),

@@ -1,13 +1,13 @@
-//! Long messages on their way, and their events, from the protocol to the part that copies them.
+//! Outgoing long messages, and the protocol's events about them.
 
 use dipole_proto::EdgeId;
 
 use super::packer::PacketSend;
 
-/// What the machine says of long messages.
+/// An event of the protocol about long messages.
 #[derive(Debug)]
-pub(crate) enum LongNews {
-    /// One can be copied from the peer's memory.
+pub(crate) enum LongEvent {
+    /// A message can be fetched from the peer's memory.
     Fetch {
         edge: EdgeId,
         sequence: u64,
@@ -15,16 +15,17 @@ pub(crate) enum LongNews {
         total: u64,
         address: u64,
     },
-    /// The peer has copied one of ours.
+    /// The peer has fetched one of our messages.
     Taken { edge: EdgeId, sequence: u64 },
-    /// The peer wants one of ours in pieces.
+    /// The peer requests one of our messages in pieces.
     Stream { edge: EdgeId, sequence: u64 },
 }
 
-/// A long message of ours in shared memory.
+/// Identifies an outgoing long message in shared memory.
 pub(crate) type LongId = (EdgeId, u64);
 
-/// A long message on its way; it must be continued to its end, kept, or abandoned.
+/// A long message being sent. It must be continued to its end, moved to the background, or
+/// abandoned.
 #[derive(Debug)]
 pub struct LongSend(pub(super) Long);
 

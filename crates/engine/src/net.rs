@@ -1,10 +1,10 @@
-//! Socket addresses as the protocol's packets carry them.
+//! Socket addresses in the protocol's wire format.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use dipole_proto::wire::Address;
 
-/// As the wire has it: IPv4 mapped into IPv6, an unspecified IP as all zero.
+/// Converts to wire format: IPv4 is mapped into IPv6, and an unspecified IP is all zero.
 #[must_use]
 pub(crate) fn to_wire(address: SocketAddr) -> Address {
     let ip = match address.ip() {
@@ -18,7 +18,7 @@ pub(crate) fn to_wire(address: SocketAddr) -> Address {
     }
 }
 
-/// Back to what sockets take.
+/// Converts from wire format.
 #[must_use]
 pub(crate) fn from_wire(address: Address) -> SocketAddr {
     let ip = Ipv6Addr::from(address.ip);
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_wire() {
+    fn addresses_survive_conversion_to_wire_format() {
         for text in ["10.0.0.1:80", "[2001:db8::7]:9", "[::1]:1"] {
             let address: SocketAddr = text.parse().expect("an address");
             assert_eq!(from_wire(to_wire(address)), address);

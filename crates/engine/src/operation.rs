@@ -1,4 +1,4 @@
-//! Operations on the memory of other processes, as callers name them.
+//! Memory operations, as programs specify them.
 
 use std::ops::Deref;
 
@@ -7,68 +7,68 @@ use dipole_proto::wire::{self, OperationKind};
 use crate::inbox::Buffer;
 use crate::region::RegionKey;
 
-/// A number of the caller's that comes back with the completion of an operation.
+/// A number chosen by the caller and returned with the completion of an operation.
 pub type Context = u64;
 
-/// What can be posted to an edge.
+/// An operation that can be posted to an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
     /// A message to the target endpoint.
     #[default]
     Message,
-    /// The bytes belong at an offset of a region of the target; done once they are there.
+    /// Writes to a region of the target; done once the bytes are there.
     Put {
         /// The region.
         key: RegionKey,
-        /// Where.
+        /// Offset in the region.
         offset: u64,
-        /// What its owner is told then, if anything.
+        /// Value with which the region's owner is then notified, if any.
         notice: Option<u64>,
     },
-    /// The same without an answer: completes as [`Sent`](crate::Completion::Sent) once the bytes
-    /// are no longer needed. They are in their place before anything that is posted to the edge
-    /// later arrives. If they are refused, a failure follows, with the context of the edge's last.
+    /// A put without an answer: completes as [`Sent`](crate::Completion::Sent) once the bytes are
+    /// no longer needed. They are in place before later operations of the edge arrive. If the put
+    /// is refused, a failure follows with the context of the edge's latest put.
     PutUnanswered {
         /// The region.
         key: RegionKey,
-        /// Where.
+        /// Offset in the region.
         offset: u64,
     },
-    /// Bytes of a region of the target, at most 16 MiB; they come with the completion.
+    /// Reads from a region of the target, at most 16 MiB; the completion contains the bytes.
     Get {
         /// The region.
         key: RegionKey,
-        /// Where they begin.
+        /// Offset in the region.
         offset: u64,
-        /// How many they are.
+        /// Number of bytes.
         length: usize,
     },
-    /// Adds to a 64-bit word of a region; what it was comes with the completion.
+    /// Adds to a 64-bit word of a region; the completion contains its previous value.
     FetchAdd {
         /// The region.
         key: RegionKey,
-        /// Where, a multiple of 8.
+        /// Offset in the region, a multiple of 8.
         offset: u64,
-        /// What is added, wrapping around.
+        /// The value to add, wrapping around.
         value: u64,
     },
-    /// Sets a 64-bit word of a region if it is as expected; what it was comes with the
-    /// completion.
+    /// Replaces a 64-bit word of a region if it has the expected value; the completion contains
+    /// its previous value.
     CompareSwap {
         /// The region.
         key: RegionKey,
-        /// Where, a multiple of 8.
+        /// Offset in the region, a multiple of 8.
         offset: u64,
-        /// What it must be.
+        /// The expected value.
         expected: u64,
-        /// What it becomes.
+        /// The new value.
         new: u64,
     },
 }
 
 impl Operation {
-    /// The data of a compare-and-swap.
+    /// The data part of a compare-and-swap.
     pub fn word(&self) -> Option<[u8; 8]> {
         match self {
             Operation::CompareSwap { expected, .. } => Some(expected.to_le_bytes()),
@@ -76,7 +76,7 @@ impl Operation {
         }
     }
 
-    /// Its head on the wire but for the id; `None` of a message.
+    /// The operation's head on the wire, still without an id; `None` for a message.
     pub fn head(&self) -> Option<wire::Operation> {
         let (kind, key, offset, value) = match *self {
             Operation::Message => return None,
@@ -116,7 +116,7 @@ impl Operation {
     }
 }
 
-/// What a get has brought.
+/// Bytes read by a get.
 #[derive(Debug, Default)]
 pub struct Data(Option<Buffer>);
 
@@ -135,6 +135,6 @@ impl Deref for Data {
     }
 }
 
-/// A queue or counter of the table.
+/// Index of a queue or counter in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueRef(pub u32);

@@ -1,9 +1,9 @@
-//! Operations on memory: what others ask of this process's regions, and what it asks of
-//! theirs. Spec §5.9.
+//! Memory operations: of peers on this process's regions, and of this process on theirs. Spec
+//! §5.9.
 //!
-//! An operation comes along an edge, in its order, without a buffer between the link and its
-//! place: `core/operations.rs` does it as it arrives. `operations/answers.rs` keeps the answers,
-//! `operations/requests.rs` what this process has asked; `memory_operations.rs` begins both.
+//! An operation arrives in its edge's order and is executed directly on the region, without an
+//! intermediate buffer (`core/operations.rs`). `operations/answers.rs` queues the answers,
+//! `operations/requests.rs` tracks this process's requests, and `memory_operations.rs` starts both.
 
 mod answers;
 mod requests;
@@ -16,14 +16,14 @@ use dipole_proto::{EdgeId, Instant, Region};
 use rustc_hash::FxHashMap;
 
 use super::dispatch::Source;
-use super::posted::Part;
+use super::posted::RegionPart;
 pub(super) use answers::{
-    ANSWERS, Answer, AnswerData, Answers, IDLE_NS, LONGEST_RETRY_NS, RETRY_NS,
+    ANSWER_ENDPOINT, Answer, AnswerData, Answers, IDLE_NS, MAX_RETRY_NS, RETRY_NS,
 };
-pub use requests::{AnswerPlace, OperationId, OperationResult};
+pub use requests::{AnswerBuffer, OperationId, OperationResult};
 pub(super) use requests::{Requests, WATCH_AFTER_NS};
 
-/// Longest piece of memory that one operation gets; more takes several.
+/// Largest get in one operation; larger ones are split.
 pub const MAX_GET_BYTES: usize = 16 << 20;
 
 /// A region of this process.
@@ -33,31 +33,31 @@ pub(super) struct OpenRegion {
     pub(super) memory: Memory,
 }
 
-/// An operation of which pieces have come, or that earlier ones of its edge must precede.
+/// An operation that has partly arrived, or that must wait for earlier ones of its edge.
 #[derive(Debug)]
-pub(super) struct Arriving {
+pub(super) struct IncomingOperation {
     pub(super) edge: EdgeId,
     pub(super) sequence: u64,
     pub(super) target: u32,
     pub(super) operation: Wire,
     pub(super) total: u64,
     pub(super) refused: Option<Outcome>,
-    /// The data of a compare-and-swap.
+    /// The expected value of a compare-and-swap.
     pub(super) word: [u8; 8],
 }
 
-/// See the module.
+/// Regions, arriving operations, answers and requests.
 #[derive(Debug)]
 pub(super) struct Operations {
     pub(super) regions: FxHashMap<u64, OpenRegion>,
-    pub(super) arriving: Vec<Arriving>,
-    /// Edges of operations that are done and answered.
+    pub(super) arriving: Vec<IncomingOperation>,
+    /// Edges of operations that have been executed and answered.
     pub(super) consumed: Vec<EdgeId>,
     pub(super) answers: Answers,
     pub(super) requests: Requests,
-    /// When something must be done though nothing arrives.
-    pub(super) tend_at: Instant,
-    /// Something was done for others since that was last asked.
+    /// When a step is needed even if nothing arrives.
+    pub(super) timer_at: Instant,
+    /// An operation of a peer was executed since the last check.
     pub(super) has_served: bool,
 }
 
@@ -69,7 +69,7 @@ impl Default for Operations {
             consumed: Vec::new(),
             answers: Answers::default(),
             requests: Requests::default(),
-            tend_at: Instant::NEVER,
+            timer_at: Instant::NEVER,
             has_served: false,
         }
     }
@@ -77,17 +77,17 @@ impl Default for Operations {
 
 impl Operations {
     pub(super) fn find(&self, edge: EdgeId, sequence: u64) -> Option<usize> {
-        let is_it = |found: &Arriving| found.edge == edge && found.sequence == sequence;
+        let is_it = |found: &IncomingOperation| found.edge == edge && found.sequence == sequence;
         self.arriving.iter().rposition(is_it)
     }
 
-    /// True if what has begun to come under this number is an operation.
+    /// True if this sequence number belongs to an operation that is arriving.
     #[inline]
     pub(super) fn is_arriving(&self, edge: EdgeId, sequence: u64) -> bool {
         !self.arriving.is_empty() && self.find(edge, sequence).is_some()
     }
 
-    /// Whether an operation may be done on a region, and the region's memory.
+    /// Checks an operation against its region and returns the region's memory.
     pub(super) fn check(
         &self,
         target: u32,
@@ -99,8 +99,8 @@ impl Operations {
         Ok(&region.memory)
     }
 
-    /// Lets `write` fill a part of where the data of an arriving operation go, without a copy
-    /// between; `None` if it was refused, or has none.
+    /// Lets `write` fill a part of the destination of an arriving operation, without a copy;
+    /// `None` if it was refused or has no destination.
     pub(super) fn fill(
         &mut self,
         (edge, sequence): (EdgeId, u64),
@@ -112,7 +112,7 @@ impl Operations {
         let (operation, total) = (arriving.operation, arriving.total);
         match operation.kind {
             OperationKind::Put if arriving.refused.is_none() => {
-                let at = place_in(operation.offset, at as u64);
+                let at = memory_offset(operation.offset, at as u64);
                 let checked = self.check(arriving.target, &operation, total);
                 let filled = checked.and_then(|memory| fill(memory, at, length, write));
                 self.arriving[index].refused = filled.err();
@@ -126,7 +126,7 @@ impl Operations {
         }
     }
 
-    /// Puts a piece of an operation's data where it belongs.
+    /// Stores a piece of an operation's data.
     pub(super) fn place(
         &mut self,
         index: usize,
@@ -136,7 +136,7 @@ impl Operations {
     ) {
         let arriving = &mut self.arriving[index];
         let of = (arriving.edge, arriving.sequence);
-        let at = (place_in(offset, 0), bytes.len());
+        let at = (memory_offset(offset, 0), bytes.len());
         match arriving.operation.kind {
             OperationKind::CompareSwap => {
                 if let Some(place) = arriving.word.get_mut(at.0..at.0 + at.1) {
@@ -150,31 +150,34 @@ impl Operations {
         }
     }
 
-    /// An edge of ours is over.
+    /// Forgets an outgoing edge.
     pub(super) fn forget_edge(&mut self, edge: EdgeId) {
         self.requests.forget_edge(edge);
     }
 }
 
-/// Writes into a region what has been checked to lie inside.
+/// Writes to a region, within bounds that have been checked.
 pub(super) fn fill(
     memory: &Memory,
     at: usize,
     length: usize,
     write: impl FnOnce(&mut [u8]),
 ) -> Result<(), Outcome> {
-    // It may have been revoked a moment ago.
+    // It may have been revoked meanwhile.
     (memory.fill(at, length, write)).map_err(|_| Outcome::NoRegion)
 }
 
-/// A place in memory; one that cannot be is beyond all memory.
-pub(super) fn place_in(base: u64, offset: u64) -> usize {
+/// An offset in memory; out-of-range values become `usize::MAX`.
+pub(super) fn memory_offset(base: u64, offset: u64) -> usize {
     usize::try_from(base.saturating_add(offset)).unwrap_or(usize::MAX)
 }
 
 impl Operations {
-    /// Does an operation that is next in order: a word, and the data of the answer.
-    pub(super) fn conclude(&self, arrived: &Arriving) -> Result<(u64, AnswerData), Outcome> {
+    /// Executes an operation; returns a word and the data for the answer.
+    pub(super) fn conclude(
+        &self,
+        arrived: &IncomingOperation,
+    ) -> Result<(u64, AnswerData), Outcome> {
         let operation = &arrived.operation;
         if let Some(outcome) = arrived.refused {
             return Err(outcome);
@@ -183,7 +186,7 @@ impl Operations {
             return Ok((0, AnswerData::None));
         }
         let memory = self.check(arrived.target, operation, arrived.total)?;
-        let at = place_in(operation.offset, 0);
+        let at = memory_offset(operation.offset, 0);
         let word = match operation.kind {
             OperationKind::FetchAdd => memory.fetch_add(at, operation.value),
             OperationKind::CompareSwap => {
@@ -193,17 +196,17 @@ impl Operations {
                 return Err(Outcome::OutOfBounds);
             }
             OperationKind::Get => {
-                let part = Part {
+                let part = RegionPart {
                     key: operation.key,
                     memory: memory.clone(),
                     offset: at,
-                    length: place_in(operation.value, 0),
+                    length: memory_offset(operation.value, 0),
                 };
                 return Ok((0, AnswerData::Region(part)));
             }
             _ => Ok(0),
         };
-        // The memory may begin elsewhere than at a word.
+        // The memory need not be aligned.
         let word = word.map_err(|_| Outcome::Misaligned)?;
         Ok((word, AnswerData::None))
     }

@@ -1,25 +1,25 @@
-//! How messages get into frames: one copy in, small ones packed together.
+//! Copies messages into frames, once; small messages share frames.
 
 use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
-use dipole_proto::{BeginError, Begun, EdgeId, Frames, Instant, Machine, PeerId, Slot};
+use dipole_proto::{BeginError, EdgeId, Frames, Instant, Machine, MessageStart, PeerId, Slot};
 
 use super::content::{Content, Head};
 use super::target::Blocked;
 use crate::frames::FramePool;
 
-/// Frames filled ahead of what may leave: two full runs. More would have left the
-/// processor's cache when they are checksummed and copied by the kernel.
+/// Frames filled ahead of what may be sent: two full runs. More would have left the processor's
+/// cache before they are checksummed and copied by the kernel.
 const FRAMES_AHEAD: usize = super::BATCH;
-/// One part in this many of the frames is left to small messages.
+/// Long messages leave one in this many frames to small ones.
 const SMALL_SHARE: usize = 8;
 
-/// A frame that still takes records.
+/// A frame that still accepts records.
 #[derive(Clone, Copy, Debug)]
 struct OpenFrame {
     slot: Slot,
-    /// Where the next record goes.
+    /// Offset of the next record.
     end: usize,
-    /// Some record in it belongs to a stream that uses the bulk lane.
+    /// It contains a record of a stream that uses the bulk lane.
     bulk: bool,
 }
 
@@ -28,12 +28,12 @@ struct OpenFrame {
 struct PeerFrames {
     id: PeerId,
     open: Option<OpenFrame>,
-    /// A long message is on its way into frames.
+    /// A long message is being copied into frames.
     long_begun: bool,
     /// Edges with records in the open frame.
     open_edges: Vec<u32>,
-    /// Bulk frames queued and released so far: an edge whose last one has not
-    /// been released keeps to the bulk lane, so that it does not overtake itself.
+    /// Bulk frames queued and released so far. An edge stays on the bulk lane until its last
+    /// bulk frame has been released, so that its messages do not overtake each other.
     bulk_queued: u64,
     bulk_released: u64,
     bulk_mark: Vec<u64>,
@@ -52,7 +52,7 @@ impl PeerFrames {
         }
     }
 
-    /// True if messages of this outgoing edge still fly on the bulk lane.
+    /// True if this outgoing edge has messages in flight on the bulk lane.
     #[inline]
     fn is_streaming(&self, edge: EdgeId) -> bool {
         self.bulk_mark
@@ -60,7 +60,7 @@ impl PeerFrames {
             .is_some_and(|mark| *mark > self.bulk_released)
     }
 
-    /// Notes that the open frame holds a record of this edge.
+    /// Records that the open frame has a record of this edge.
     #[inline]
     fn note_record(&mut self, edge: EdgeId) {
         if self.open_edges.last() != Some(&edge.index) {
@@ -68,7 +68,7 @@ impl PeerFrames {
         }
     }
 
-    /// The open frame is closed, as a bulk frame or not.
+    /// Closes the open frame, as a bulk frame or not.
     fn close_open(&mut self, bulk: bool) {
         self.bulk_queued += u64::from(bulk);
         while let Some(edge) = self.open_edges.pop() {
@@ -78,7 +78,7 @@ impl PeerFrames {
         }
     }
 
-    /// So many more bulk frames are queued, the last with a record of this edge.
+    /// Records queued bulk frames, the last of which has a record of this edge.
     fn note_bulk(&mut self, edge: u32, more: u64) {
         let index = edge as usize;
         self.bulk_queued += more;
@@ -89,15 +89,15 @@ impl PeerFrames {
     }
 }
 
-/// A long message on its way into frames.
+/// A long message being copied into frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketSend {
     edge: EdgeId,
-    /// By the bulk lane.
+    /// It uses the bulk lane.
     bulk: bool,
     key: EdgeKey,
     sequence: u32,
-    /// Of an operation: each piece begins with it.
+    /// The head of an operation, with which each piece begins.
     head: Option<Head>,
     offset: usize,
 }
@@ -107,13 +107,13 @@ impl PacketSend {
         self.edge
     }
 
-    /// Bytes that are in frames.
+    /// Bytes copied into frames so far.
     pub(super) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Writes the record of the next `length` bytes; `payload` is what lies behind the first
-    /// `skipped` bytes of the message.
+    /// Writes the record of the next `length` bytes. `payload` is the message without its first
+    /// `skipped` bytes.
     fn emit_piece(&mut self, frame: &mut [u8], payload: &[u8], skipped: usize, length: usize) {
         let from = self.offset - skipped;
         let place = (self.offset as u64, (skipped + payload.len()) as u64);
@@ -135,17 +135,17 @@ impl PacketSend {
         self.offset += length;
     }
 
-    /// Bytes of a piece that are none of the message's.
+    /// Bytes of a piece's headers.
     fn overhead_bytes(&self) -> usize {
         FRAGMENT_BYTES + self.head.map_or(0, |head| head.len())
     }
 }
 
-/// See the module.
+/// All frames, and which peers have an open one.
 #[derive(Debug)]
 pub(super) struct Packer {
     pub(super) frames: FramePool,
-    /// Packets of the longest message that goes by the small lane.
+    /// Packets of the longest message on the small lane.
     small_run: usize,
     /// By [`PeerId::index`].
     peers: Vec<PeerFrames>,
@@ -154,8 +154,8 @@ pub(super) struct Packer {
 }
 
 impl Packer {
-    /// A message that fills at most `small_run` packets goes by the small lane if no bulk is
-    /// before it.
+    /// Messages of at most `small_run` packets use the small lane, unless bulk frames of their
+    /// edge are in flight.
     pub(super) fn new(frames: FramePool, small_run: usize) -> Packer {
         Packer {
             frames,
@@ -165,38 +165,38 @@ impl Packer {
         }
     }
 
-    /// Messages go by the small lane up to so many packets, if the link joins as many.
+    /// Lowers the number of packets up to which messages use the small lane.
     pub(super) fn shorten_runs(&mut self, most: usize) {
         self.small_run = self.small_run.min(most).max(1);
     }
 
-    /// True if some frame is being filled.
+    /// True if any frame is open.
     #[inline]
     pub(super) fn has_open_frames(&self) -> bool {
         self.open_frames > 0
     }
 
-    /// True if a frame for this peer is being filled.
+    /// True if a frame for this peer is open.
     pub(super) fn is_filling(&self, peer: PeerId) -> bool {
         let found = self.peers.get(peer.index());
         found.is_some_and(|found| found.id == peer && found.open.is_some())
     }
 
-    /// True if a long message to this peer is on its way into frames.
+    /// True if a long message to this peer is being copied into frames.
     pub(super) fn has_long(&self, peer: PeerId) -> bool {
         let found = self.peers.get(peer.index());
         found.is_some_and(|found| found.id == peer && found.long_begun)
     }
 
-    /// The frames of a peer, if it is the one at its place.
+    /// The frames of a peer, unless its slot belongs to another peer.
     #[inline]
     fn current(&mut self, id: PeerId) -> Option<&mut PeerFrames> {
         let found = self.peers.get_mut(id.index());
         found.filter(|found| found.id == id)
     }
 
-    /// The frames of a peer that the machine knows: those of one that had its place before
-    /// are gone.
+    /// The frames of a peer known to the protocol; replaces those of an earlier peer with the same
+    /// slot.
     #[inline]
     fn peer(&mut self, id: PeerId) -> &mut PeerFrames {
         let index = id.index();
@@ -223,7 +223,7 @@ impl Packer {
         }
     }
 
-    /// A peer is gone: the frame that was being filled for it is free.
+    /// A peer is gone: frees the open frame for it.
     pub(super) fn forget(&mut self, id: PeerId) {
         let index = id.index();
         if self.peers.get(index).is_some_and(|peer| peer.id == id) {
@@ -231,7 +231,7 @@ impl Packer {
         }
     }
 
-    /// The machine has let go of a queued frame; the peer whose bulk frame it was.
+    /// Releases a queued frame; returns the peer if it was a bulk frame.
     #[inline]
     pub(super) fn release(&mut self, slot: Slot) -> Option<PeerId> {
         let id = self.frames.release(slot)?;
@@ -242,8 +242,8 @@ impl Packer {
         Some(id)
     }
 
-    /// Copies a message that fits one packet into a frame. With `more` it may
-    /// wait there for others; else it is queued unless earlier frames still wait.
+    /// Copies a message of one packet into a frame. With `more` it may wait there for further
+    /// messages; otherwise the frame is queued unless earlier frames are waiting.
     #[inline]
     pub(super) fn send_whole(
         &mut self,
@@ -258,7 +258,7 @@ impl Packer {
         let needed = MESSAGE_BYTES + content.bytes();
         if HEADER_BYTES + needed > begun.space {
             machine.retract(edge, total);
-            // Packets have become shorter since the caller looked.
+            // Packets have become shorter since the caller checked.
             return Err(Blocked::NoFrame);
         }
         let Some(mut open) = self.open_frame(machine, edge.peer, needed, begun.space) else {
@@ -279,8 +279,8 @@ impl Packer {
         Ok(())
     }
 
-    /// Copies a message into a frame of its own, to be sent at once. `None`, and nothing has
-    /// changed, unless it fits a packet, may be sent now, and no other waits before it.
+    /// Copies a message into its own frame, to be sent at once. `None`, and nothing has changed, if
+    /// it does not fit a packet, must not be sent now, or others are waiting.
     #[inline]
     pub(super) fn pack_alone(
         &mut self,
@@ -308,9 +308,9 @@ impl Packer {
         Some(slot)
     }
 
-    /// Begins a message longer than a packet; it must be continued to its end. One
-    /// at a time per peer: the pieces of several would wait in each other's frames
-    /// while the receiver has room for one only.
+    /// Begins a message longer than a packet, which must be continued to its end. One at a time
+    /// per peer: pieces of several messages would block each other's frames while the receiver
+    /// has room for one only.
     pub(super) fn begin_long(
         &mut self,
         machine: &mut Machine,
@@ -322,7 +322,7 @@ impl Packer {
             return Err(Blocked::NoFrame);
         }
         let begun = machine.begin(now, edge, content.charged_bytes());
-        let Begun { key, sequence, .. } = begun.map_err(blocked)?;
+        let MessageStart { key, sequence, .. } = begun.map_err(blocked)?;
         self.close_frame(machine, edge.peer, true);
         let is_short = content.payload.len() <= piece_bytes(machine, edge.peer) * self.small_run;
         let is_first = machine.queued(edge.peer) == 0;
@@ -338,7 +338,7 @@ impl Packer {
         })
     }
 
-    /// Whether there are frames for all of a long message.
+    /// Checks that there are frames for a whole long message.
     pub(super) fn has_frames_for(
         &self,
         machine: &Machine,
@@ -355,27 +355,27 @@ impl Packer {
             let limit = ((self.frames.units() - reserve) * piece) as u64;
             return Err(Blocked::TooLong { limit });
         }
-        // One for which nothing is under way waits for no other: what finds no frame is kept.
-        match frames > self.free_for_long() && machine.held(peer) > 0 {
+        // Without packets in flight it need not wait; what finds no frame is copied.
+        match frames > self.free_for_long() && machine.frames_held(peer) > 0 {
             true => Err(Blocked::NoFrame),
             false => Ok(()),
         }
     }
 
-    /// Packets that a long message to this peer fills.
+    /// Number of packets that a long message to this peer fills.
     pub(super) fn pieces(&self, machine: &Machine, peer: PeerId, total: usize) -> usize {
         total.div_ceil(piece_bytes(machine, peer).max(1))
     }
 
-    /// True if all of a long message may be put into frames now.
+    /// True if a whole long message may be copied into frames now.
     pub(super) fn has_room_ahead(&self, machine: &Machine, peer: PeerId, total: usize) -> bool {
         let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(peer));
         let room = ahead.min(self.free_for_long_to(machine, peer));
         total <= piece_bytes(machine, peer) * room
     }
 
-    /// Copies as much of a long message as there are frames; true when all of it
-    /// has been queued. `payload` is what lies behind the first `skipped` bytes.
+    /// Copies as much of a long message as there are frames for; true when all of it has been
+    /// queued. `payload` is the message without its first `skipped` bytes.
     pub(super) fn continue_long(
         &mut self,
         machine: &mut Machine,
@@ -405,8 +405,8 @@ impl Packer {
                 end: open.end + overhead + length,
                 bulk: send.bulk,
             });
-            // The last piece leaves room that the next message may use, unless
-            // nothing is in front of it.
+            // The last piece may share its frame with the next message, unless nothing is
+            // queued before it.
             if send.offset < total || machine.queued(peer) == 0 {
                 self.close_frame(machine, peer, send.bulk);
             }
@@ -415,9 +415,8 @@ impl Packer {
         true
     }
 
-    /// Queues at most so many pieces of a long message, as far as there are frames: those that
-    /// fill a frame each, which all do but the last. No other records are in those frames, so
-    /// that they are noted together.
+    /// Queues at most this many pieces of a long message that fill a frame each, which is all but
+    /// the last piece. Such frames contain no other records, so they are accounted for together.
     pub(super) fn queue_full_pieces(
         &mut self,
         machine: &mut Machine,
@@ -435,7 +434,7 @@ impl Packer {
         let room = ahead
             .min(self.free_for_long_to(machine, edge.peer))
             .min(most);
-        // At least a byte is left for the last.
+        // At least one byte is left for the last piece.
         let full = (total - send.offset).saturating_sub(1).checked_div(length);
         let mut queued = 0;
         for _ in 0..full.unwrap_or(0).min(room) {
@@ -458,24 +457,24 @@ impl Packer {
         }
     }
 
-    /// Frames that this peer may take now: it holds no more than it leaves to the others, so one
-    /// that takes nothing does not keep them from sending.
+    /// Frames that this peer may use now. It may hold at most as many as it leaves to the others,
+    /// so that a peer that accepts nothing cannot stop all sending.
     #[inline]
     fn share(&self, machine: &Machine, peer: PeerId) -> usize {
         let free = self.frames.free();
         match self.frames.units() - free < free {
-            // Nobody holds as much.
+            // No peer holds that many.
             true => free.div_ceil(2),
-            false => free.saturating_sub(machine.held(peer)).div_ceil(2),
+            false => free.saturating_sub(machine.frames_held(peer)).div_ceil(2),
         }
     }
 
-    /// Of the frames that long messages may use now, those for this peer.
+    /// Frames available to long messages for this peer.
     pub(super) fn free_for_long_to(&self, machine: &Machine, peer: PeerId) -> usize {
         self.free_for_long().min(self.share(machine, peer))
     }
 
-    /// Frames that long messages may use now.
+    /// Frames available to long messages.
     fn free_for_long(&self) -> usize {
         self.frames
             .free()
@@ -533,12 +532,12 @@ impl Packer {
         Ok(())
     }
 
-    /// Queues the frame being filled for this peer, however full.
+    /// Queues this peer's open frame, full or not.
     pub(super) fn flush(&mut self, machine: &mut Machine, peer: PeerId) {
         self.close_frame(machine, peer, false);
     }
 
-    /// Queues all frames being filled, however full.
+    /// Queues all open frames, full or not.
     pub(super) fn flush_all(&mut self, machine: &mut Machine) {
         for index in 0..self.peers.len() {
             let id = self.peers[index].id;
@@ -546,7 +545,7 @@ impl Packer {
         }
     }
 
-    /// Queues frames being filled for peers that have nothing else to send.
+    /// Queues open frames of peers that have nothing else to send.
     pub(super) fn close_idle_frames(&mut self, machine: &mut Machine) {
         if self.open_frames == 0 {
             return;
@@ -559,8 +558,8 @@ impl Packer {
         }
     }
 
-    /// The frame being filled for a peer, with at least `needed` bytes left; `None` if no
-    /// frame is free.
+    /// The open frame of a peer with at least `needed` bytes left; opens one if necessary. `None`
+    /// if no frame is free.
     #[inline]
     fn open_frame(
         &mut self,
@@ -589,8 +588,7 @@ impl Packer {
         Some(open)
     }
 
-    /// Queues the frame being filled; by the bulk lane if it is full or belongs to
-    /// a stream.
+    /// Queues an open frame, on the bulk lane if it is full or belongs to a stream.
     fn close_frame(&mut self, machine: &mut Machine, id: PeerId, full: bool) {
         let Some(peer) = self.current(id) else {
             return;
@@ -609,7 +607,7 @@ impl Packer {
     }
 }
 
-/// Bytes of a long message that a packet to this peer takes.
+/// Bytes of a long message that fit into a packet to this peer.
 fn piece_bytes(machine: &Machine, peer: PeerId) -> usize {
     let space = machine.packet_space(peer);
     space.saturating_sub(HEADER_BYTES + FRAGMENT_BYTES)
@@ -639,7 +637,7 @@ mod tests {
     use dipole_proto::{Config, GoneReason};
 
     #[test]
-    fn what_is_done_for_a_peer_that_is_gone_touches_nothing_of_the_one_at_its_place() {
+    fn calls_for_a_lost_peer_do_not_affect_the_next_one_in_its_slot() {
         let mut machine = Machine::new(Config::default(), 1, [2, 3], &[]);
         let greeting = machine.greeting();
         let gone = machine.open_pipe(greeting).expect("room");

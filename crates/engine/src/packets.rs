@@ -1,4 +1,4 @@
-//! Packets between the link and the machine: taken, checked, handed over, sent in batches.
+//! Moves packets between the network link and the protocol, in batches and with trailers.
 
 use std::io;
 
@@ -15,38 +15,38 @@ use crate::frames::{FramePool, slot_of};
 use crate::link::AnyLink;
 use crate::net::{from_wire, to_wire};
 
-/// Steps without bulk traffic after which the bulk port is looked at less often.
+/// Steps without bulk traffic after which its socket is polled less often.
 const BULK_QUIET_STEPS: u32 = 256;
-/// How often then, in steps.
+/// The interval of these polls, in steps.
 const BULK_EVERY: u32 = 8;
-/// Pause before a full link is offered the rest of a batch again.
+/// Pause before the rest of a batch is offered to a full link again.
 const LINK_RETRY_NS: u64 = 50_000;
 
-/// See the module.
+/// The network side of the engine.
 #[derive(Debug)]
 pub(super) struct PacketPort {
     link: AnyLink,
     trailers: Trailers,
-    /// Packets the link did not take yet.
+    /// Packets that the link has not accepted yet.
     batch: ArrayVec<Leaving, BATCH>,
-    /// Those of them whose records are encrypted: frames keep them for repeats as they were.
+    /// Encrypted copies of those packets, since frames keep the plain text for retransmission.
     encrypted: Vec<u8>,
-    /// The packet at hand, if its records came encrypted.
+    /// The decrypted packet being handled.
     plain: Vec<u8>,
     bulk_quiet: u32,
-    /// Small frames that [`look`](Self::look) has found.
-    looked: Option<usize>,
+    /// Number of small packets found by [`spin_poll`](Self::spin_poll).
+    polled: Option<usize>,
     polls_per_syscall: u32,
-    /// Packets were taken since the last sleep.
+    /// Packets have been taken since the last sleep.
     woken: bool,
     traffic: Traffic,
 }
 
-/// A packet that is closed.
+/// A packet with its trailer, ready to send.
 #[derive(Debug)]
 struct Leaving {
     transmit: Transmit,
-    /// Where it lies among the encrypted ones, if it does.
+    /// Its position in `encrypted`, if it is encrypted.
     encrypted_at: Option<usize>,
 }
 
@@ -60,16 +60,16 @@ impl PacketPort {
             encrypted: Vec::new(),
             plain: Vec::new(),
             bulk_quiet: 0,
-            looked: None,
+            polled: None,
             woken: false,
             traffic: Traffic::default(),
         }
     }
 
-    /// Wipes the keys of sessions that are over.
+    /// Wipes the keys of sessions that have ended.
     #[inline]
     pub(super) fn forget_ended(&mut self, core: &mut Core) {
-        while let Some((index, serial)) = core.machine.take_ended() {
+        while let Some((index, serial)) = core.machine.take_ended_session() {
             self.trailers.forget(index, serial);
         }
     }
@@ -86,49 +86,49 @@ impl PacketPort {
         &self.traffic
     }
 
-    /// True if packets wait that the link did not take.
+    /// True if packets are waiting for the link.
     #[inline]
     pub(super) fn has_batch(&self) -> bool {
         !self.batch.is_empty()
     }
 
-    /// Before sleeping: false if something is there.
+    /// Prepares for sleep; false if something has already arrived.
     pub(super) fn arm(&mut self) -> bool {
         self.woken = false;
         self.link.arm()
     }
 
-    /// True once after packets were taken for which a sleeper was to be woken.
+    /// True once after packets were taken that should have woken a sleeping thread.
     #[inline]
     pub(super) fn take_woken(&mut self) -> bool {
         std::mem::take(&mut self.woken)
     }
 
-    /// Looks at the small port for as long as so many system calls take, until something
-    /// is there. True if something is, and no bulk comes.
+    /// Polls for small packets with up to `calls` system calls. True if there are some and no bulk
+    /// traffic is arriving.
     #[inline]
-    pub(super) fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
-        // While bulk comes, its port shall not wait for the small one.
+    pub(super) fn spin_poll(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
+        // Bulk traffic must not wait for the small-packet socket.
         let calls = if self.is_bulk_quiet() { calls } else { 1 };
         for _ in 0..calls * self.polls_per_syscall {
             let count = self.link.poll(now.0, Class::Small)?;
             if count > 0 {
-                self.looked = Some(count);
+                self.polled = Some(count);
                 return Ok(self.is_bulk_quiet());
             }
         }
         Ok(false)
     }
 
-    /// True while bulk comes.
+    /// True while bulk traffic arrives.
     #[inline]
     pub(super) fn expects_bulk(&self) -> bool {
         !self.is_bulk_quiet()
     }
 
-    /// Takes what [`look`](Self::look) has found.
+    /// Handles the packets that [`spin_poll`](Self::spin_poll) found.
     #[inline]
-    pub(super) fn take_found(&mut self, now: Instant, core: &mut Core) -> io::Result<bool> {
+    pub(super) fn take_polled(&mut self, now: Instant, core: &mut Core) -> io::Result<bool> {
         self.receive(now, core, Class::Small)
     }
 
@@ -137,7 +137,7 @@ impl PacketPort {
         self.bulk_quiet > BULK_QUIET_STEPS
     }
 
-    /// Takes the packets at hand; true if there were any.
+    /// Handles all packets at hand; true if there were any.
     #[inline]
     pub(super) fn receive_all(
         &mut self,
@@ -147,8 +147,8 @@ impl PacketPort {
     ) -> io::Result<bool> {
         let mut received = self.receive(now, core, Class::Small)?;
         self.bulk_quiet = self.bulk_quiet.wrapping_add(1);
-        // A waiter woken by a small packet shall not pay for a look at the bulk port;
-        // it looks there before it sleeps again.
+        // A thread woken by a small packet does not poll the bulk socket at once; it does so
+        // before it sleeps again.
         let due = !self.is_bulk_quiet() || self.bulk_quiet.is_multiple_of(BULK_EVERY);
         if due || look_everywhere && !received {
             received |= self.receive(now, core, Class::Bulk)?;
@@ -158,7 +158,7 @@ impl PacketPort {
 
     fn receive(&mut self, now: Instant, core: &mut Core, class: Class) -> io::Result<bool> {
         let seen = match class {
-            Class::Small => self.looked.take(),
+            Class::Small => self.polled.take(),
             Class::Bulk => None,
         };
         let count = match seen {
@@ -188,8 +188,8 @@ impl PacketPort {
         Ok(true)
     }
 
-    /// Sends a message at once by the short way, if nothing waits before it. False, and nothing
-    /// has changed, if it does.
+    /// Sends a message at once on the fast path. False, and nothing has changed, if other packets
+    /// are waiting.
     #[inline]
     pub(super) fn send_alone(
         &mut self,
@@ -219,11 +219,11 @@ impl PacketPort {
         Ok(true)
     }
 
-    /// Closes a packet and offers it to the link; it waits in the batch if that is full.
+    /// Adds a packet's trailer and offers it to the link; if that is full, the batch keeps it.
     #[inline]
     fn send_one(&mut self, now: Instant, core: &mut Core, transmit: Transmit) -> io::Result<()> {
         let frames = &mut core.packer.frames;
-        // The batch is empty.
+        // The batch is empty, so no encrypted copy is in use.
         self.encrypted.clear();
         let Some(leaving) = self.close(frames, transmit) else {
             return Ok(());
@@ -246,8 +246,8 @@ impl PacketPort {
         Ok(())
     }
 
-    /// Appends a packet's trailer; encrypts a copy of its records if they are to be. `None` if
-    /// its session is over, and with it the keys: nobody waits for such a packet.
+    /// Adds a packet's trailer, and encrypts a copy of its records if required. `None` if its
+    /// session, and thus the keys, no longer exist; such a packet need not be sent.
     #[inline]
     fn close(&mut self, frames: &mut FramePool, transmit: Transmit) -> Option<Leaving> {
         let space = frames.space(slot_of(transmit.frame));
@@ -267,7 +267,7 @@ impl PacketPort {
         })
     }
 
-    /// Sends everything that may go now.
+    /// Sends everything that may be sent now.
     pub(super) fn transmit(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
         self.send_batch(now, core)?;
         core.packer.close_idle_frames(&mut core.machine);
@@ -308,10 +308,10 @@ impl PacketPort {
             if self.batch.is_empty() || !self.link.refuses_next() {
                 break;
             }
-            // Too long for its interface by now: the protocol cuts it.
+            // Too long for its interface by now: the protocol splits it.
             let refused = self.batch.remove(0).transmit;
             core.packer.frames.sent(refused.frame);
-            core.machine.refused(now, &refused);
+            core.machine.packet_too_long(now, &refused);
             if self.batch.is_empty() {
                 return Ok(());
             }
@@ -344,7 +344,7 @@ impl PacketPort {
         Ok(())
     }
 
-    /// When the link has something to do, or what it refused is offered again.
+    /// When the link needs a call, or the rest of the batch must be offered again.
     pub(super) fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let retry = self.has_batch().then(|| now.after(LINK_RETRY_NS));
         let link = self.link.next_deadline_ns().map(Instant);
@@ -352,7 +352,7 @@ impl PacketPort {
     }
 }
 
-/// Hands a packet to the protocol, if its trailer is right.
+/// Passes a packet to the protocol if its trailer is valid.
 #[inline]
 fn take_packet(
     trailers: &mut Trailers,
@@ -382,7 +382,7 @@ fn take_packet(
     }
 }
 
-/// Offers several packets; apart from a lone one for the room that this takes.
+/// Offers several packets. Not inlined because of the stack space it needs.
 #[inline(never)]
 fn send_run(
     link: &mut AnyLink,
@@ -395,7 +395,7 @@ fn send_run(
     link.send(now.0, &outgoing)
 }
 
-/// A packet as the link takes it.
+/// Converts a packet to the link's format.
 #[inline]
 fn outgoing<'a>(leaving: &Leaving, frames: &'a FramePool, encrypted: &'a [u8]) -> Outgoing<'a> {
     let transmit = &leaving.transmit;
@@ -407,8 +407,8 @@ fn outgoing<'a>(leaving: &Leaving, frames: &'a FramePool, encrypted: &'a [u8]) -
             Class::Small
         },
         to: from_wire(transmit.to),
-        // Handshakes are answered to where they come from, packets of a session
-        // to where the handshake said.
+        // Handshake replies go back to the sender's address, packets of a session to the address
+        // from the handshake.
         any_port: transmit.peer.is_some(),
         head: match leaving.encrypted_at {
             Some(at) => &encrypted[at..at + bytes],
@@ -423,7 +423,7 @@ fn packet_bytes(transmit: &Transmit) -> usize {
     transmit.length + transmit.seal.bytes()
 }
 
-/// For each interface a lane for small packets and one for bulk.
+/// Two lanes per interface, one for small packets and one for bulk.
 pub(super) fn lanes(link: &AnyLink) -> ArrayVec<LaneAddress, MAX_LANES> {
     let small = link.locals(Class::Small).into_iter();
     let pairs = small.zip(link.locals(Class::Bulk));

@@ -1,4 +1,4 @@
-//! The ways to other processes: which pairs of addresses carry what, told when it changes.
+//! Paths to peers: which pairs of addresses carry which traffic. Changes are logged.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,35 +11,35 @@ use super::Engine;
 use crate::address::NodeId;
 use crate::net::from_wire;
 
-/// Whether one port of a pair of addresses is used.
+/// State of one port of a pair of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// It answers: messages go there.
+    /// It answers and carries messages.
     Used,
-    /// It has been asked just now.
+    /// A probe was just sent.
     Asked,
-    /// It has never answered: nothing but questions goes there.
+    /// It has never answered and only gets probes.
     NoAnswer,
-    /// It answered once and does no longer: nothing but questions goes there.
+    /// It has stopped answering and only gets probes.
     Lost,
-    /// The peer's address is one of this process too, so it leads back here.
+    /// The peer's address also belongs to this node, so packets would not leave it.
     OwnAddress,
 }
 
-/// One pair of addresses between this process and a peer.
+/// A pair of addresses of this process and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The address of this node from which the kernel sends there.
+    /// The local address from which the kernel sends there.
     pub ours: IpAddr,
     /// The peer's address.
     pub theirs: IpAddr,
-    /// Its port for small packets.
+    /// State of its port for small packets.
     pub small: Option<PathState>,
-    /// Its port for bulk.
+    /// State of its port for bulk traffic.
     pub bulk: Option<PathState>,
 }
 
-/// All pairs of addresses between this process and one peer by packets.
+/// All pairs of addresses of this process and one peer on the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
     /// The peer's node.
@@ -90,7 +90,7 @@ impl fmt::Display for Path {
 }
 
 impl fmt::Display for Paths {
-    /// As the log has it, in one line.
+    /// One line, for the log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {}: ", self.node)?;
         for (index, pair) in self.pairs.iter().enumerate() {
@@ -98,7 +98,7 @@ impl fmt::Display for Paths {
                 path.small == Some(PathState::Used) || path.bulk == Some(PathState::Used)
             };
             let before = index.checked_sub(1).map(|before| used(&self.pairs[before]));
-            // What is left out stands apart.
+            // Unused pairs follow after a semicolon.
             f.write_str(match before {
                 None => "",
                 Some(before) if before == used(pair) => ", ",
@@ -111,13 +111,13 @@ impl fmt::Display for Paths {
 }
 
 impl Engine {
-    /// How often a peer has come or gone, or a path to one has changed.
+    /// Number of times that a peer came or went, or a path changed.
     #[inline]
     pub fn link_changes(&self) -> u64 {
         self.core.peers.changes()
     }
 
-    /// Node and incarnation of every peer that shares memory with this process.
+    /// Node and incarnation of every peer in shared memory.
     pub fn sharing_memory(&self) -> Vec<(NodeId, u64)> {
         let machine = &self.core.machine;
         let peers = machine
@@ -130,7 +130,7 @@ impl Engine {
         peers.collect()
     }
 
-    /// The ways to every peer by packets whose session is open.
+    /// The paths to every peer on the network whose session is open.
     #[must_use]
     pub fn paths(&self) -> Vec<Paths> {
         let machine = &self.core.machine;
@@ -168,17 +168,17 @@ impl Engine {
         }
     }
 
-    /// Says what has changed, where people read it.
+    /// Logs changes of paths.
     #[inline]
-    pub(super) fn tell_paths(&mut self) {
+    pub(super) fn log_path_changes(&mut self) {
         let changes = self.core.peers.take_path_changes();
         if !changes.is_empty() {
-            self.tell_path_changes(&changes);
+            self.log_all_path_changes(&changes);
         }
     }
 
     #[cold]
-    fn tell_path_changes(&self, changes: &[(PeerId, PathChange)]) {
+    fn log_all_path_changes(&self, changes: &[(PeerId, PathChange)]) {
         for &(id, change) in changes {
             let paths = self.paths_to(id);
             let lane = match change {
@@ -187,17 +187,17 @@ impl Engine {
                     continue;
                 }
                 PathChange::PacketBytes { bytes } => {
-                    tracing::warn!("packets to node {} have {bytes} bytes now", paths.node);
+                    tracing::warn!("packets to node {} now have {bytes} bytes", paths.node);
                     continue;
                 }
-                PathChange::Lost { lane } | PathChange::Back { lane } => lane,
+                PathChange::Lost { lane } | PathChange::Restored { lane } => lane,
             };
             let lane = self
                 .core
                 .machine
                 .lanes(id)
                 .find(|status| status.lane == lane);
-            // The session may have ended meanwhile.
+            // The session may have ended since.
             let Some(lane) = lane else { continue };
             let (theirs, class) = (ip(lane.to), if lane.bulk { "bulk" } else { "small" });
             let pair = paths.pairs.iter().find(|pair| pair.theirs == theirs);
@@ -208,7 +208,7 @@ impl Engine {
                 PathChange::Lost { .. } => {
                     tracing::warn!("{ours} <-> {theirs} has stopped answering ({class}); {paths}")
                 }
-                _ => tracing::info!("{ours} <-> {theirs} answers now ({class}); {paths}"),
+                _ => tracing::info!("{ours} <-> {theirs} now answers ({class}); {paths}"),
             }
         }
     }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_is_used_and_why_the_rest_is_not() {
+    fn a_log_line_lists_used_paths_and_why_others_are_not_used() {
         use PathState::{Lost, NoAnswer, OwnAddress, Used};
         let paths = Paths {
             node: NodeId(2),

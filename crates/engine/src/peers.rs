@@ -1,4 +1,4 @@
-//! What is known of each peer, also after it has gone.
+//! Information about each peer, even after it has gone.
 
 use dipole_proto::{PathChange, PeerId};
 
@@ -16,17 +16,17 @@ struct PeerState {
     unacknowledged: bool,
 }
 
-/// See the module.
+/// All peers.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// By [`PeerId::index`]; the last that had it.
+    /// By [`PeerId::index`]; the latest peer with that index.
     states: Vec<Option<PeerState>>,
     departures: Departures,
-    /// Peers that are silent though they owe an answer.
+    /// Peers that owe an answer and are silent.
     suspects: Vec<PeerId>,
-    /// What has become known of the paths to peers and is to be told.
+    /// Path changes that have not been logged yet.
     path_changes: Vec<(PeerId, PathChange)>,
-    /// How often a peer has come or gone, or a path to one has changed.
+    /// Number of times that a peer came or went, or a path changed.
     changes: u64,
 }
 
@@ -57,7 +57,7 @@ impl Peers {
         (state.id == id).then_some(state)
     }
 
-    /// A peer has said who it is.
+    /// Stores a peer's identity from its handshake.
     pub(super) fn connected(&mut self, id: PeerId, node: u32, incarnation: u64) {
         let state = self.enter(id);
         state.node = node;
@@ -65,7 +65,7 @@ impl Peers {
         self.changes += 1;
     }
 
-    /// A peer is gone.
+    /// Records that a peer is gone.
     pub(super) fn left(&mut self, id: PeerId, reason: GoneReason) {
         let state = self.enter(id);
         state.gone = Some(reason);
@@ -80,23 +80,23 @@ impl Peers {
         self.changes += 1;
     }
 
-    /// How often a peer has come or gone, or a path to one has changed.
+    /// Number of times that a peer came or went, or a path changed.
     #[inline]
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// A peer that is gone had not acknowledged everything.
+    /// Records that a peer that is gone had not acknowledged everything.
     pub(super) fn set_unacknowledged(&mut self, id: PeerId) {
         self.enter(id).unacknowledged = true;
     }
 
-    /// True if a peer is gone and had acknowledged everything before.
-    pub(super) fn left_acknowledged(&self, id: PeerId) -> bool {
+    /// True if a peer is gone and had acknowledged everything.
+    pub(super) fn acknowledged_before_leaving(&self, id: PeerId) -> bool {
         (self.get(id)).is_some_and(|state| state.gone.is_some() && !state.unacknowledged)
     }
 
-    /// The node that a peer said it is on.
+    /// The node that a peer reported.
     #[inline]
     pub(super) fn node(&self, id: PeerId) -> NodeId {
         NodeId(self.get(id).map_or(0, |state| state.node))
@@ -107,39 +107,39 @@ impl Peers {
         self.get(id).map_or(0, |state| state.incarnation)
     }
 
-    /// Why a peer is gone; `None` if that is not remembered.
+    /// Why a peer is gone, if that is remembered.
     pub(super) fn gone_reason(&self, id: PeerId) -> Option<GoneReason> {
         self.get(id)?.gone
     }
 
-    /// Peers that are gone since the last call.
+    /// Peers that have gone since the last call.
     pub(super) fn take_departures(&mut self) -> Vec<Departure> {
         self.departures.take()
     }
 
-    /// A peer owes an answer and is silent.
+    /// Records that a peer owes an answer and is silent.
     pub(super) fn suspect(&mut self, id: PeerId) {
         self.suspects.push(id);
     }
 
-    /// True if some peers are silent.
+    /// True if any peers are silent.
     #[inline]
     pub(super) fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
 
-    /// Silent peers since the last call.
+    /// Peers that fell silent since the last call.
     pub(super) fn take_suspects(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.suspects)
     }
 
-    /// News of the paths to a peer.
+    /// Records a change of a path.
     pub(super) fn path_changed(&mut self, id: PeerId, change: PathChange) {
         self.path_changes.push((id, change));
         self.changes += 1;
     }
 
-    /// News of paths since the last call.
+    /// Path changes since the last call.
     #[inline]
     pub(super) fn take_path_changes(&mut self) -> Vec<(PeerId, PathChange)> {
         std::mem::take(&mut self.path_changes)

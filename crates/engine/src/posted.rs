@@ -1,4 +1,4 @@
-//! Long messages that go on without their senders.
+//! Long messages that are sent in the background.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,129 +13,129 @@ use crate::gone::GoneReason;
 use crate::inbox::{Buffer, Buffers};
 use crate::operation::{Context, QueueRef};
 
-/// Who has posted an operation, and where its completion goes.
+/// The origin of a posted operation, and where its completion goes.
 #[derive(Clone, Copy, Debug)]
-pub struct Posted {
-    /// The poster's.
+pub struct PostedOperation {
+    /// The caller's number for it.
     pub context: Context,
-    /// Where its completion goes.
+    /// The queue or counter for its completion.
     pub queue: Option<QueueRef>,
-    /// The endpoint it is for.
+    /// The target endpoint.
     pub to: Address,
 }
 
-/// How the bytes of a long message stay when its sender does not.
+/// Where the bytes of a long message stay until they have been sent.
 #[derive(Clone, Copy)]
-pub(super) enum Keep<'a> {
-    /// The sender stays: see `continue_long`.
-    No,
-    /// Copied.
+pub(super) enum PayloadOwner<'a> {
+    /// In the caller's memory, until `continue_long` returns true.
+    Caller,
+    /// In a copy.
     Copy(&'a Arc<Buffers>),
-    /// The engine shares them.
-    Shared(&'a Bytes, Option<Posted>),
-    /// They lie in an open region, until that is closed.
-    Region(&'a Part),
+    /// In bytes that the engine shares.
+    Shared(&'a Bytes, Option<PostedOperation>),
+    /// In an open region, until that is closed.
+    Region(&'a RegionPart),
 }
 
-/// A part of a region.
+/// Part of a region.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct RegionPart {
     pub(super) key: u64,
     pub(super) memory: Memory,
     pub(super) offset: usize,
     pub(super) length: usize,
 }
 
-impl Part {
-    /// Shows its bytes; `None` if its memory was revoked.
-    pub(super) fn show<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        self.memory.show(self.offset, self.length, look).ok()
+impl RegionPart {
+    /// Passes its bytes to `read`; `None` if its memory was revoked.
+    pub(super) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        self.memory.show(self.offset, self.length, read).ok()
     }
 }
 
-/// Bytes that outlive the call that sends them.
+/// Bytes that remain valid after the call that sends them.
 #[derive(Debug)]
-enum Lasting {
+enum OwnedPayload {
     Copy(Buffer),
     Shared(Bytes),
-    Region(Part),
+    Region(RegionPart),
 }
 
-/// What is left of a message whose sender does not wait.
+/// The unsent rest of a message in the background.
 #[derive(Debug)]
-pub(super) struct Rest {
-    bytes: Lasting,
-    /// How much of the message lies before it.
+pub(super) struct Remainder {
+    bytes: OwnedPayload,
+    /// Bytes of the message before it.
     pub(super) skipped: usize,
-    posted: Option<Posted>,
+    posted: Option<PostedOperation>,
 }
 
-impl Rest {
-    /// A copy of the end of a message.
-    pub(super) fn copy(payload: &[u8], skipped: usize, buffers: &Arc<Buffers>) -> Rest {
+impl Remainder {
+    /// Copies the rest of a message.
+    pub(super) fn copy(payload: &[u8], skipped: usize, buffers: &Arc<Buffers>) -> Remainder {
         let mut buffer = buffers.take(payload.len() - skipped);
         buffer.bytes_mut().copy_from_slice(&payload[skipped..]);
-        Rest {
-            bytes: Lasting::Copy(buffer),
+        Remainder {
+            bytes: OwnedPayload::Copy(buffer),
             skipped,
             posted: None,
         }
     }
 
-    /// All of a message, where it lies.
-    pub(super) fn shared(bytes: &Bytes, posted: Option<Posted>) -> Rest {
-        Rest {
-            bytes: Lasting::Shared(bytes.clone()),
+    /// Shares a whole message.
+    pub(super) fn shared(bytes: &Bytes, posted: Option<PostedOperation>) -> Remainder {
+        Remainder {
+            bytes: OwnedPayload::Shared(bytes.clone()),
             skipped: 0,
             posted,
         }
     }
 
-    /// All of a message, in its region.
-    pub(super) fn region(part: &Part) -> Rest {
-        Rest {
-            bytes: Lasting::Region(part.clone()),
+    /// Refers to a whole message in a region.
+    pub(super) fn region(part: &RegionPart) -> Remainder {
+        Remainder {
+            bytes: OwnedPayload::Region(part.clone()),
             skipped: 0,
             posted: None,
         }
     }
 
-    /// The copy, if it is one.
+    /// The bytes, if they are a copy.
     pub(super) fn copied(&self) -> Option<&[u8]> {
         match &self.bytes {
-            Lasting::Copy(buffer) => Some(buffer.bytes()),
-            Lasting::Shared(_) | Lasting::Region(_) => None,
+            OwnedPayload::Copy(buffer) => Some(buffer.bytes()),
+            OwnedPayload::Shared(_) | OwnedPayload::Region(_) => None,
         }
     }
 
-    /// The region that it lies in.
+    /// The key of the region they are in.
     pub(super) fn key(&self) -> Option<u64> {
         match &self.bytes {
-            Lasting::Region(part) => Some(part.key),
-            Lasting::Copy(_) | Lasting::Shared(_) => None,
+            OwnedPayload::Region(part) => Some(part.key),
+            OwnedPayload::Copy(_) | OwnedPayload::Shared(_) => None,
         }
     }
 
-    /// Bytes that were copied, or will be if their region is closed.
+    /// Number of bytes that are copied, or will be if their region is closed.
     pub(super) fn copied_bytes(&self) -> usize {
         match &self.bytes {
-            Lasting::Copy(buffer) => buffer.bytes().len(),
-            Lasting::Shared(_) => 0,
-            Lasting::Region(part) => part.length,
+            OwnedPayload::Copy(buffer) => buffer.bytes().len(),
+            OwnedPayload::Shared(_) => 0,
+            OwnedPayload::Region(part) => part.length,
         }
     }
 
-    /// Shows its bytes; `None` if they were in a region whose memory was revoked.
-    pub(super) fn show<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    /// Passes its bytes to `read`; `None` if they were in revoked memory.
+    pub(super) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         match &self.bytes {
-            Lasting::Copy(buffer) => Some(look(buffer.bytes())),
-            Lasting::Shared(bytes) => Some(look(bytes)),
-            Lasting::Region(part) => part.show(look),
+            OwnedPayload::Copy(buffer) => Some(read(buffer.bytes())),
+            OwnedPayload::Shared(bytes) => Some(read(bytes)),
+            OwnedPayload::Region(part) => part.with_bytes(read),
         }
     }
 
-    /// Lets go of the bytes: all of them have been sent, or the peer is gone. Who posted them is
-    /// to be told.
+    /// Releases the bytes after all have been sent or the peer is gone, and completes the posted
+    /// operation.
     pub(super) fn release(self, edge: EdgeId, sent: bool, peers: &Peers, posts: &mut SentPosts) {
         if let Some(posted) = self.posted {
             let gone = || peers.gone_reason(edge.peer);
@@ -145,5 +145,5 @@ impl Rest {
     }
 }
 
-/// Posted messages whose bytes are no longer needed, or whose peer is gone.
-pub(super) type SentPosts = VecDeque<(Posted, Result<(), Option<GoneReason>>)>;
+/// Posted messages that have been sent, or whose peer is gone.
+pub(super) type SentPosts = VecDeque<(PostedOperation, Result<(), Option<GoneReason>>)>;

@@ -1,4 +1,4 @@
-//! Who takes messages as they come, without a queue between.
+//! Readers, which get messages as they arrive, without a queue.
 
 use std::ops::Range;
 
@@ -7,53 +7,52 @@ use dipole_link::shm::Payload;
 use crate::address::Address;
 use crate::inbox::Message;
 
-/// Takes the messages of an endpoint, in order: see `Endpoint::poll` of `dipole-node`.
+/// Gets the messages of an endpoint in order: see `Endpoint::poll` of `dipole-node`.
 ///
-/// It runs with the node's lock held, so it must call nothing of the node, and be brief.
+/// It runs under the node's lock, so it must be brief and must not call the node.
 pub trait Reader {
-    /// Reads a message where its sender left it, for good. False: it was not read, and comes as a
-    /// [`Message`] next.
+    /// Reads a message in its sender's memory. If it returns false, the message was not read and
+    /// is passed to [`take`](Self::take).
     fn read(&mut self, source: Address, message: &Arriving<'_>) -> bool;
 
-    /// Takes a message.
+    /// Takes a message that was copied out of shared memory or arrived over the network.
     fn take(&mut self, message: Message);
 }
 
-/// A message in memory that its sender can still write to: what is copied out of it is what
-/// counts.
+/// A message in memory that its sender can still change. Only what has been copied out is stable.
 #[derive(Clone, Copy, Debug)]
 pub struct Arriving<'a>(pub(crate) Payload<'a>);
 
 impl Arriving<'_> {
-    /// Its length in bytes.
+    /// Length in bytes.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True if it has no bytes.
+    /// True if the message is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Copies a part of it.
+    /// Copies a range of the message.
     ///
     /// # Panics
-    /// When the range is not inside, or `into` has another length.
+    /// If the range is out of bounds, or `into` has another length.
     #[inline]
     pub fn copy(&self, range: Range<usize>, into: &mut [u8]) {
         self.0.part(range).copy_to(into);
     }
 }
 
-/// What is taken from a queue goes to a reader.
+/// Passes messages from a queue to a reader.
 #[derive(Debug)]
-pub struct Taking<'a, R>(pub &'a mut R);
+pub struct ReaderSink<'a, R>(pub &'a mut R);
 
-impl<R: Reader> Extend<Message> for Taking<'_, R> {
+impl<R: Reader> Extend<Message> for ReaderSink<'_, R> {
     #[inline]
     fn extend<I: IntoIterator<Item = Message>>(&mut self, messages: I) {
         for message in messages {

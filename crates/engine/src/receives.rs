@@ -1,10 +1,10 @@
-//! Memory that readers offer: a long message to their endpoint is put together there, and need
-//! not be copied when it is read.
+//! Memory that receivers offer. A long message is assembled there, so that it need not be copied
+//! when it is received.
 //!
-//! A reader who waits offers memory while nothing waits for it, and receives that are posted
-//! several at once. A long message that begins to arrive gets the first that no message ahead of it
-//! will need, if it fits. Should a message be read elsewhere than it lies, or the reader leave, the
-//! memory is withdrawn: what lies there is copied into a buffer.
+//! A waiting receiver offers memory if no message is waiting; posted receives offer several
+//! pieces at once. An arriving long message gets the first piece that no earlier message will
+//! need, if it fits. If the message is then received elsewhere, or the receiver leaves, the offer
+//! is withdrawn and its contents are copied into a buffer.
 
 use std::sync::Arc;
 
@@ -13,134 +13,140 @@ use dipole_proto::{EdgeId, PeerId};
 
 use crate::inbox::{Buffer, Buffers};
 
-/// Names memory that was offered.
+/// Identifies offered memory.
 pub(crate) type OfferId = u32;
 
-/// Where a message is put together.
+/// Where a message is assembled.
 #[derive(Debug)]
-pub(super) enum Place {
-    Buffer(Buffer),
-    /// In memory of a reader of its endpoint.
-    Reader(Memory, OfferId),
+pub(super) enum AssemblyBuffer {
+    Owned(Buffer),
+    /// In offered memory.
+    Offered(Memory, OfferId),
 }
 
-impl Place {
-    /// Lets `write` fill a part, which lies inside.
+impl AssemblyBuffer {
+    /// Lets `write` fill a part, which must be within bounds.
     pub(super) fn fill(&mut self, at: usize, length: usize, write: impl FnOnce(&mut [u8])) {
         match self {
-            Place::Buffer(buffer) => write(&mut buffer.bytes_mut()[at..at + length]),
-            Place::Reader(memory, _) => {
+            AssemblyBuffer::Owned(buffer) => write(&mut buffer.bytes_mut()[at..at + length]),
+            AssemblyBuffer::Offered(memory, _) => {
                 let filled = memory.fill(at, length, write);
-                debug_assert!(filled.is_ok(), "withdrawn before it is revoked");
+                debug_assert!(
+                    filled.is_ok(),
+                    "offers are withdrawn before memory is revoked"
+                );
             }
         }
     }
 }
 
-/// What lies in memory of a reader.
+/// The contents of offered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holds {
-    Nothing,
-    /// Pieces of this message.
+pub(super) enum OfferState {
+    Free,
+    /// Pieces of an incomplete message.
     Pieces(EdgeId, u64),
-    /// A message of so many bytes, which is in the endpoint's inbox.
+    /// A complete message of this length, which is in the endpoint's inbox.
     Message(usize),
 }
 
-/// Memory that a reader has offered.
+/// Memory offered by a receiver.
 #[derive(Debug)]
-pub(super) struct Receive {
+pub(super) struct Offer {
     pub(super) id: OfferId,
     endpoint: u32,
     pub(super) memory: Memory,
-    pub(super) holds: Holds,
+    pub(super) state: OfferState,
 }
 
-/// See the module. Those of an endpoint are in the order of their offers.
+/// All offers, in order for each endpoint.
 #[derive(Debug, Default)]
-pub(super) struct Receives {
-    all: Vec<Receive>,
+pub(super) struct OfferTable {
+    all: Vec<Offer>,
     last_id: OfferId,
 }
 
-impl Receives {
+impl OfferTable {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Those of an endpoint.
-    pub(super) fn of(&self, endpoint: u32) -> impl Iterator<Item = &Receive> {
+    /// The offers of an endpoint.
+    pub(super) fn of(&self, endpoint: u32) -> impl Iterator<Item = &Offer> {
         self.all.iter().filter(move |it| it.endpoint == endpoint)
     }
 
-    /// The one with this memory.
-    pub(super) fn with(&self, endpoint: u32, memory: &Memory) -> Option<&Receive> {
+    /// The offer of this memory.
+    pub(super) fn with(&self, endpoint: u32, memory: &Memory) -> Option<&Offer> {
         self.of(endpoint).find(|it| it.memory.is_same(memory))
     }
 
-    /// A reader offers memory, behind what is offered.
+    /// Adds an offer after the existing ones.
     pub(super) fn offer(&mut self, endpoint: u32, memory: &Memory) {
         if self.with(endpoint, memory).is_none() {
             self.last_id = self.last_id.wrapping_add(1);
-            self.all.push(Receive {
+            self.all.push(Offer {
                 id: self.last_id,
                 endpoint,
                 memory: memory.clone(),
-                holds: Holds::Nothing,
+                state: OfferState::Free,
             });
         }
     }
 
-    /// Memory for a message whose first piece has come, while `ahead` messages that lie elsewhere
-    /// will be read before it.
+    /// Claims memory for a message whose first piece has arrived. `ahead` earlier messages that
+    /// are not in offered memory will be received first.
     pub(super) fn claim(
         &mut self,
         endpoint: u32,
         (edge, sequence): (EdgeId, u64),
         total: usize,
         ahead: usize,
-    ) -> Option<Place> {
+    ) -> Option<AssemblyBuffer> {
         let of_endpoint = self.all.iter_mut().filter(|it| it.endpoint == endpoint);
-        let mut free = of_endpoint.filter(|it| it.holds == Holds::Nothing);
+        let mut free = of_endpoint.filter(|it| it.state == OfferState::Free);
         let found = free.nth(ahead).filter(|it| total <= it.memory.bytes())?;
-        found.holds = Holds::Pieces(edge, sequence);
-        Some(Place::Reader(found.memory.clone(), found.id))
+        found.state = OfferState::Pieces(edge, sequence);
+        Some(AssemblyBuffer::Offered(found.memory.clone(), found.id))
     }
 
-    /// The message that has this memory is complete.
+    /// Marks a message in offered memory as complete.
     pub(super) fn completed(&mut self, id: OfferId, total: usize) {
         if let Some(found) = self.all.iter_mut().find(|it| it.id == id) {
-            found.holds = Holds::Message(total);
+            found.state = OfferState::Message(total);
         }
     }
 
-    /// Takes memory out that was offered, and what lies there.
-    pub(super) fn withdraw(&mut self, id: OfferId) -> Option<Receive> {
+    /// Removes an offer and returns it with its contents.
+    pub(super) fn withdraw(&mut self, id: OfferId) -> Option<Offer> {
         let at = self.all.iter().position(|it| it.id == id)?;
         Some(self.all.remove(at))
     }
 
-    /// An endpoint is closed.
+    /// Removes the offers of a closed endpoint.
     pub(super) fn forget_endpoint(&mut self, endpoint: u32) {
         self.all.retain(|it| it.endpoint != endpoint);
     }
 
-    /// A peer is gone: pieces of its messages are worth nothing.
+    /// Frees offers that hold incomplete messages of a peer that is gone.
     pub(super) fn forget_peer(&mut self, peer: PeerId) {
         for it in &mut self.all {
-            if matches!(it.holds, Holds::Pieces(edge, _) if edge.peer == peer) {
-                it.holds = Holds::Nothing;
+            if matches!(it.state, OfferState::Pieces(edge, _) if edge.peer == peer) {
+                it.state = OfferState::Free;
             }
         }
     }
 }
 
-/// A copy of what lies in memory of a reader.
+/// Copies the contents of offered memory.
 pub(super) fn copy(memory: &Memory, total: usize, buffers: &Arc<Buffers>) -> Buffer {
     let mut buffer = buffers.take(total);
     let copied = memory.read(0, buffer.bytes_mut());
-    debug_assert!(copied.is_ok(), "withdrawn before it is revoked");
+    debug_assert!(
+        copied.is_ok(),
+        "offers are withdrawn before memory is revoked"
+    );
     buffer
 }
 
@@ -150,14 +156,14 @@ mod tests {
 
     use super::*;
 
-    /// The same each time: nothing is drawn otherwise.
+    /// The same peer each time, since nothing else is random.
     fn peer() -> PeerId {
         let mut machine = Machine::new(Config::default(), 1, [1, 2], &[]);
         machine.open_pipe(machine.greeting()).expect("room")
     }
 
-    fn offered(lengths: &[usize]) -> (Receives, Vec<Memory>) {
-        let mut receives = Receives::default();
+    fn offered(lengths: &[usize]) -> (OfferTable, Vec<Memory>) {
+        let mut receives = OfferTable::default();
         let memories: Vec<Memory> = (lengths.iter())
             .map(|length| Memory::new(*length).expect("memory"))
             .collect();
@@ -175,26 +181,28 @@ mod tests {
         }
     }
 
-    /// Which of the memories a message gets.
+    /// Index of the memory that a message claims.
     fn claimed(
-        receives: &mut Receives,
+        receives: &mut OfferTable,
         memories: &[Memory],
         of: (u32, u64),
         rest: (usize, usize),
     ) -> Option<usize> {
         let (total, ahead) = rest;
         match receives.claim(7, (edge(of.0), of.1), total, ahead)? {
-            Place::Reader(memory, _) => memories.iter().position(|it| it.is_same(&memory)),
-            Place::Buffer(_) => None,
+            AssemblyBuffer::Offered(memory, _) => {
+                memories.iter().position(|it| it.is_same(&memory))
+            }
+            AssemblyBuffer::Owned(_) => None,
         }
     }
 
     #[test]
-    fn messages_get_the_first_memory_that_those_ahead_leave() {
+    fn a_message_gets_the_first_memory_that_earlier_ones_leave() {
         let (mut receives, memories) = offered(&[100, 100, 50, 100]);
         let mut claim = |of, rest| claimed(&mut receives, &memories, of, rest);
         assert_eq!(claim((0, 0), (100, 0)), Some(0));
-        // One that is short comes between.
+        // A short message comes in between.
         assert_eq!(claim((0, 2), (50, 1)), Some(2));
         assert_eq!(claim((0, 3), (100, 1)), Some(3));
         assert_eq!(claim((1, 0), (101, 0)), None);
@@ -203,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withdrawn_tells_what_lies_there_and_a_peer_that_is_gone_leaves_nothing() {
+    fn a_withdrawn_offer_has_its_contents_and_a_lost_peer_leaves_none() {
         let (mut receives, memories) = offered(&[100, 100]);
         receives.offer(7, &memories[0]);
         assert_eq!(receives.of(7).count(), 2);
@@ -212,8 +220,8 @@ mod tests {
         let [first, second] = [0, 1].map(|at| receives.with(7, &memories[at]).expect("offered").id);
         receives.completed(first, 10);
         receives.forget_peer(peer());
-        let holds = [first, second].map(|id| receives.withdraw(id).expect("offered").holds);
-        assert_eq!(holds, [Holds::Message(10), Holds::Nothing]);
+        let state = [first, second].map(|id| receives.withdraw(id).expect("offered").state);
+        assert_eq!(state, [OfferState::Message(10), OfferState::Free]);
         assert!(receives.is_empty());
     }
 }

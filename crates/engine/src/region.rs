@@ -1,11 +1,11 @@
-//! What regions are named by, and what their owners are told of puts.
+//! Keys of regions, and notices of puts into them.
 
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 
-/// What others name a region by. Nobody guesses it: whoever has it, and an edge to the region's
-/// endpoint, may do what the region allows.
+/// Names a region to peers. Keys cannot be guessed: a peer with the key and an edge to the
+/// region's endpoint may do whatever the region's rights allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionKey(pub u64);
 
@@ -23,15 +23,15 @@ impl FromStr for RegionKey {
     }
 }
 
-/// What a put says to the owner of the region when all of it is there.
+/// Notifies the owner of a region that a put is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// The region.
     pub key: RegionKey,
-    /// Where the data lie.
+    /// Offset of the data in the region.
     pub offset: u64,
-    /// How many bytes they are.
+    /// Number of bytes.
     pub length: u64,
-    /// The initiator's.
+    /// The value given by the sender.
     pub value: u64,
 }

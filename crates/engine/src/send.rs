@@ -1,4 +1,4 @@
-//! Messages on their way out, by whatever carries their edge.
+//! Sending messages over the network or through shared memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use super::Engine;
 use super::content::{Content, Head};
 use super::long_messages::{Long, LongSend};
 use super::packer::PacketSend;
-use super::posted::{Keep, Posted, Rest};
+use super::posted::{PayloadOwner, PostedOperation, Remainder};
 use super::shared_memory::{Route, SharedMemory};
 use super::target::{Blocked, Target};
 use crate::address::EndpointId;
@@ -19,23 +19,22 @@ use crate::registry::EdgeTraffic;
 use dipole_driver::Reading;
 use dipole_driver::WaitKey;
 
-/// Frames that the kernel takes as one datagram. Queued with more to come, so many leave without
-/// waiting for it.
+/// Frames that the kernel accepts as one GSO datagram. Messages queued with more to follow leave
+/// once they fill so many.
 const FULL_RUN_FRAMES: usize = 44;
-/// Bytes of messages that the engine keeps for senders who did not wait; those for one process
-/// have no more than they leave to the others.
-const KEPT_BYTES: usize = 32 << 20;
+/// Bytes copied for background sends; one peer may use at most as much as it leaves to the others.
+const MAX_BACKGROUND_BYTES: usize = 32 << 20;
 
-/// A long message whose sender did not wait: it lies with the engine.
+/// A long message that is sent in the background.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct BackgroundSend {
     send: PacketSend,
-    rest: Rest,
+    rest: Remainder,
 }
 
 impl Engine {
-    /// The outgoing edge from `source` to `target` at a peer, for one more user; usable
-    /// again if the peer once refused it.
+    /// Opens an outgoing edge from `source` to `target` at a peer, or adds a user to the existing
+    /// one; clears an earlier refusal.
     ///
     /// # Errors
     /// [`EdgeError`].
@@ -43,7 +42,7 @@ impl Engine {
         self.core.machine.edge(peer, source, target)
     }
 
-    /// One user of an edge less; the last ends it.
+    /// Removes a user of an edge; the last one closes it.
     pub fn close_edge(&mut self, edge: EdgeId) {
         self.core.packer.flush(&mut self.core.machine, edge.peer);
         self.core.machine.close_edge(edge);
@@ -51,23 +50,23 @@ impl Engine {
         self.push_records();
     }
 
-    /// After a refusal: the edge may be used again.
-    pub fn forgive(&mut self, edge: EdgeId) {
-        self.core.machine.forgive(edge);
+    /// Makes an edge usable again after a refusal.
+    pub fn clear_refusal(&mut self, edge: EdgeId) {
+        self.core.machine.clear_refusal(edge);
     }
 
-    /// Nobody waits for credit on this edge any more.
+    /// Withdraws the pending credit request of an edge.
     pub fn cancel(&mut self, edge: EdgeId) {
         self.core.machine.cancel(edge);
     }
 
-    /// Where an endpoint points.
+    /// The targets of an endpoint.
     pub fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
         let state = self.core.dispatch.endpoints.get(endpoint)?;
         state.targets.as_ref()
     }
 
-    /// Lets an endpoint point elsewhere; edges that it no longer uses are closed.
+    /// Replaces the targets of an endpoint; edges that are no longer used are closed.
     pub fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
         let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
             return;
@@ -83,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// All edges of this process, and what has gone along them.
+    /// All edges of this process with their traffic.
     pub fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
         let endpoints = self.core.dispatch.endpoints.iter();
         endpoints.flat_map(move |(endpoint, targets)| {
@@ -92,7 +91,7 @@ impl Engine {
         })
     }
 
-    /// What has gone along an edge.
+    /// The traffic of an edge.
     pub fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
         EdgeTraffic {
             source: EndpointId(source),
@@ -103,13 +102,13 @@ impl Engine {
         }
     }
 
-    /// True if a peer is reached by shared memory.
+    /// True if a peer is reached through shared memory.
     #[inline]
     pub fn shares_memory(&self, peer: PeerId) -> bool {
         self.route(peer).is_some()
     }
 
-    /// Longest message that goes whole to this peer.
+    /// Longest message that is sent to this peer in one packet or record.
     #[must_use]
     #[inline]
     pub fn whole_limit(&self, peer: PeerId) -> usize {
@@ -122,8 +121,8 @@ impl Engine {
         }
     }
 
-    /// Sends at once if the endpoint has one target that takes the message now; else
-    /// false, and nothing has been queued.
+    /// Sends at once if the endpoint has a single target that accepts the message now. Otherwise
+    /// returns false, and nothing has been queued.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -162,10 +161,10 @@ impl Engine {
         Ok(sent)
     }
 
-    /// Sends what goes whole at once, or with `more` to come when they have come.
+    /// Sends a message of one packet or record at once; with `more` it may wait for further ones.
     ///
     /// # Errors
-    /// The outer one only when the link is broken; [`Blocked`] when nothing was queued.
+    /// The outer error means that the link is broken, [`Blocked`] that nothing was queued.
     #[inline]
     pub fn send_at_once(
         &mut self,
@@ -206,8 +205,7 @@ impl Engine {
         Ok(sent)
     }
 
-    /// Sends a message of several packets at once, if there is room for all of it ahead of
-    /// what may leave.
+    /// Sends a message of several packets at once, if there is room for all of it.
     fn send_long_at_once(
         &mut self,
         now: Instant,
@@ -222,9 +220,9 @@ impl Engine {
         let is_first = machine.queued(edge.peer) == 0;
         let mut send = match packer.begin_long(machine, now, edge, content) {
             Ok(send) => send,
-            Err(why) => return Ok(Err(self.explained(edge, why))),
+            Err(why) => return Ok(Err(self.with_reason(edge, why))),
         };
-        // In runs of the same length, each filled while the receiver takes the one before.
+        // Runs of equal length, so that the receiver works on one while the next is filled.
         let pieces = packer.pieces(machine, edge.peer, payload.len());
         let runs = pieces.div_ceil(FULL_RUN_FRAMES);
         for _ in 1..runs {
@@ -233,23 +231,23 @@ impl Engine {
             core.packer
                 .queue_full_pieces(&mut core.machine, &mut send, rest, most);
             if let Err(error) = self.transmit(now) {
-                self.keep_long(LongSend(Long::Packets(send)), payload);
+                self.continue_in_background(LongSend(Long::Packets(send)), payload);
                 return Err(error);
             }
         }
         let (machine, packer) = (&mut self.core.machine, &mut self.core.packer);
         if !packer.continue_long(machine, &mut send, payload, 0) {
-            self.keep_long(LongSend(Long::Packets(send)), payload);
+            self.continue_in_background(LongSend(Long::Packets(send)), payload);
         } else if is_first {
-            // All of it leaves in one call; where packets wait, the next message shares its last.
+            // All of it leaves in one call. If packets are waiting, the last may be shared.
             packer.flush(machine, edge.peer);
         }
         self.transmit(now)?;
         Ok(Ok(()))
     }
 
-    /// Sends a message in a packet by the short way that suits nearly all small ones: it fits
-    /// one, and nothing waits to be sent before it. False if not, and nothing has changed.
+    /// Sends a message of one packet on the fast path for small messages. False, and nothing has
+    /// changed, if it does not fit or other packets are waiting.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -266,8 +264,8 @@ impl Engine {
         (self.packets).send_alone(now, &mut self.core, edge, content.into())
     }
 
-    /// Queues what goes whole. With `more` it may wait for others; else packets
-    /// leave with the next [`transmit`](Self::transmit).
+    /// Queues a message of one packet or record. With `more` it may wait for further ones;
+    /// otherwise the packet leaves with the next [`transmit`](Self::transmit).
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -288,12 +286,11 @@ impl Engine {
                 packer.send_whole(machine, now, edge, content, more)
             }
         };
-        sent.map_err(|why| self.explained(edge, why))
+        sent.map_err(|why| self.with_reason(edge, why))
     }
 
-    /// Begins what does not go whole. In shared memory its bytes must stay where
-    /// they are until the message has been continued to its end, unless it is `kept`: copied
-    /// into memory of the engine.
+    /// Begins a message of several packets or records. In shared memory its bytes must stay valid
+    /// until it has been continued to its end, unless it is `kept`, that is, copied by the engine.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -305,23 +302,25 @@ impl Engine {
         kept: bool,
     ) -> Result<LongSend, Blocked> {
         let buffers = kept.then(|| Arc::clone(self.core.dispatch.buffers()));
-        let keep = buffers.as_ref().map_or(Keep::No, Keep::Copy);
-        self.begin_kept(now, edge, content.into(), keep)
+        let keep = buffers
+            .as_ref()
+            .map_or(PayloadOwner::Caller, PayloadOwner::Copy);
+        self.begin_long_with(now, edge, content.into(), keep)
     }
 
-    /// The same for what is kept in some way inside a node.
-    pub(super) fn begin_kept(
+    /// Like [`begin_long`](Self::begin_long), with the given owner of the bytes in shared memory.
+    pub(super) fn begin_long_with(
         &mut self,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
-        keep: Keep<'_>,
+        keep: PayloadOwner<'_>,
     ) -> Result<LongSend, Blocked> {
         let machine = &mut self.core.machine;
         let begun = match with_route(&mut self.memory, edge.peer) {
             Some((memory, _)) => {
-                let (length, stays) = (content.payload.len(), matches!(keep, Keep::No));
-                if !stays && !memory.may_keep(edge.peer, length, KEPT_BYTES) {
+                let (length, stays) = (content.payload.len(), matches!(keep, PayloadOwner::Caller));
+                if !stays && !memory.can_copy(edge.peer, length, MAX_BACKGROUND_BYTES) {
                     return Err(Blocked::NoFrame);
                 }
                 let begun = memory.begin_long(machine, now, edge, content, keep);
@@ -335,12 +334,12 @@ impl Engine {
         };
         match begun {
             Ok(long) => Ok(LongSend(long)),
-            Err(why) => Err(self.explained(edge, why)),
+            Err(why) => Err(self.with_reason(edge, why)),
         }
     }
 
-    /// Like [`begin_long`](Self::begin_long), for a caller who will not wait: only if there is
-    /// room for all of it now.
+    /// Like [`begin_long`](Self::begin_long), for non-blocking callers: only if there is room for
+    /// all of it now.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -353,15 +352,15 @@ impl Engine {
         let content = content.into();
         let length = content.payload.len();
         if self.shares_memory(edge.peer) {
-            if length > KEPT_BYTES {
-                let limit = KEPT_BYTES as u64;
+            if length > MAX_BACKGROUND_BYTES {
+                let limit = MAX_BACKGROUND_BYTES as u64;
                 return Err(Blocked::TooLong { limit });
             }
             return self.begin_long(now, edge, content, true);
         }
-        // Before anything is said of frames: one that is gone takes none.
+        // Checked before frames, because a peer that is gone must not be reported as full.
         if !self.core.machine.is_open(edge.peer) {
-            return Err(self.explained(edge, Blocked::Opening));
+            return Err(self.with_reason(edge, Blocked::Opening));
         }
         let machine = &self.core.machine;
         let packer = &self.core.packer;
@@ -369,8 +368,7 @@ impl Engine {
         self.begin_long(now, edge, content, false)
     }
 
-    /// Goes on with a long message as far as there is room; true when the caller's `payload`
-    /// is no longer needed.
+    /// Continues a long message as far as there is room; true when `payload` is no longer needed.
     ///
     /// # Errors
     /// [`Blocked::Gone`] only; without room it does nothing.
@@ -383,12 +381,12 @@ impl Engine {
                 };
                 memory
                     .continue_long(&mut self.core.machine, id, payload)
-                    .map_err(|why| self.explained(id.0, why))
+                    .map_err(|why| self.with_reason(id.0, why))
             }
             Long::Packets(send) => {
                 let edge = send.edge();
                 if !self.core.machine.is_open(edge.peer) {
-                    return Err(self.explained(edge, Blocked::Gone(None)));
+                    return Err(self.with_reason(edge, Blocked::Gone(None)));
                 }
                 let core = &mut self.core;
                 let done = core
@@ -402,21 +400,20 @@ impl Engine {
         }
     }
 
-    /// The caller will not wait for the end of a long message: what is left of it is copied
-    /// and goes on by itself.
-    pub fn keep_long(&mut self, send: LongSend, payload: &[u8]) {
+    /// Copies the rest of a long message and sends it in the background.
+    pub fn continue_in_background(&mut self, send: LongSend, payload: &[u8]) {
         match send.0 {
             Long::Packets(send) => {
                 let buffers = self.core.dispatch.buffers();
-                let rest = Rest::copy(payload, send.offset(), buffers);
-                self.kept.push(Kept { send, rest });
+                let rest = Remainder::copy(payload, send.offset(), buffers);
+                self.background_sends.push(BackgroundSend { send, rest });
             }
             Long::Memory(_) => self.abandon_long(send),
         }
     }
 
-    /// The caller of a long message gives it up in its middle: memory that a peer may be
-    /// reading is about to go, so the connection to that peer ends.
+    /// Abandons a long message. A peer may still be reading the caller's memory, so the connection
+    /// to it is closed.
     pub fn abandon_long(&mut self, send: LongSend) {
         if let Long::Memory(id) = send.0
             && let Some(memory) = &mut self.memory
@@ -425,24 +422,24 @@ impl Engine {
         }
     }
 
-    /// Goes on with long messages whose senders did not wait.
+    /// Continues long messages in the background.
     #[inline]
-    pub(super) fn continue_kept(&mut self) {
-        if !self.kept.is_empty() {
-            self.continue_all_kept();
+    pub(super) fn continue_background_sends(&mut self) {
+        if !self.background_sends.is_empty() {
+            self.continue_all_background_sends();
         }
     }
 
-    fn continue_all_kept(&mut self) {
+    fn continue_all_background_sends(&mut self) {
         let core = &mut self.core;
-        let ended = self.kept.extract_if(.., |kept| {
+        let ended = self.background_sends.extract_if(.., |kept| {
             let is_open = core.machine.is_open(kept.send.edge().peer);
             let (packer, machine) = (&mut core.packer, &mut core.machine);
-            let Kept { send, rest } = kept;
+            let BackgroundSend { send, rest } = kept;
             let go_on = |bytes: &[u8]| packer.continue_long(machine, send, bytes, rest.skipped);
-            !is_open || rest.show(go_on).unwrap_or(true)
+            !is_open || rest.with_bytes(go_on).unwrap_or(true)
         });
-        for Kept { send, rest } in ended.collect::<Vec<_>>() {
+        for BackgroundSend { send, rest } in ended.collect::<Vec<_>>() {
             let edge = send.edge();
             core.ready.notify(WaitKey::Peer(edge.peer));
             let sent = core.machine.is_open(edge.peer);
@@ -450,8 +447,8 @@ impl Engine {
         }
     }
 
-    /// Sends a message, or an operation with its data, of which the engine shares the bytes: what
-    /// finds no room goes on by itself. True if none of it is left.
+    /// Sends a message, or an operation with data, whose bytes the engine shares. What finds no
+    /// room is sent in the background; true if nothing is left.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -461,7 +458,7 @@ impl Engine {
         edge: EdgeId,
         head: Option<&Head>,
         bytes: &Bytes,
-        posted: Option<Posted>,
+        posted: Option<PostedOperation>,
     ) -> Result<bool, Blocked> {
         let content = Content {
             head,
@@ -473,7 +470,7 @@ impl Engine {
         let machine = &mut self.core.machine;
         let sent = match with_route(&mut self.memory, edge.peer) {
             Some((memory, _)) => {
-                let keep = Keep::Shared(bytes, posted);
+                let keep = PayloadOwner::Shared(bytes, posted);
                 let begun = memory.begin_long(machine, now, edge, content, keep);
                 begun.map(|id| memory.has_sent(id))
             }
@@ -483,24 +480,24 @@ impl Engine {
                 begun.map(|mut send| {
                     let done = packer.continue_long(machine, &mut send, bytes, 0);
                     if !done {
-                        let rest = Rest::shared(bytes, posted);
-                        self.kept.push(Kept { send, rest });
+                        let rest = Remainder::shared(bytes, posted);
+                        self.background_sends.push(BackgroundSend { send, rest });
                     }
                     done
                 })
             }
         };
-        sent.map_err(|why| self.explained(edge, why))
+        sent.map_err(|why| self.with_reason(edge, why))
     }
 
-    /// Frames that long messages to this peer may use now.
+    /// Frames that are available to long messages for this peer.
     #[must_use]
     pub fn frames_for_long(&self, peer: PeerId) -> usize {
         let core = &self.core;
         core.packer.free_for_long_to(&core.machine, peer)
     }
 
-    /// Sends a message without repeats; packets leave with the next
+    /// Queues a message without retransmission; its packets leave with the next
     /// [`transmit`](Self::transmit).
     ///
     /// # Errors
@@ -515,7 +512,7 @@ impl Engine {
             .route(edge.peer)
             .is_some_and(|route| payload.len() > route.eager_bytes)
         {
-            // It goes like a reliable one, or not at all.
+            // It is sent like a reliable message, or not at all.
             let sent = self.begin_long(now, edge, payload, true).map(|_kept| ());
             return sent.map_err(|why| match why {
                 Blocked::NoCredit => {
@@ -531,16 +528,16 @@ impl Engine {
             None if !machine.is_open(edge.peer) => Err(Blocked::Opening),
             None => self.core.packer.send_unreliable(machine, edge, payload),
         };
-        sent.map_err(|why| self.explained(edge, why))
+        sent.map_err(|why| self.with_reason(edge, why))
     }
 
-    /// Frames queued to a peer that have not left.
+    /// Frames queued for a peer that have not been sent.
     #[must_use]
     pub fn queued(&self, peer: PeerId) -> usize {
         self.core.machine.queued(peer)
     }
 
-    /// Whatever was queued with more to come leaves with the next transmit.
+    /// Closes frames that were waiting for more; they leave with the next transmit.
     pub fn flush(&mut self, peer: PeerId) {
         self.core.packer.flush(&mut self.core.machine, peer);
         self.wake_memory_peers();
@@ -554,18 +551,18 @@ impl Engine {
         }
     }
 
-    /// Whether messages can be sent to a peer; an error if it is gone.
+    /// Whether messages can be sent to a peer.
     ///
     /// # Errors
     /// [`Blocked::Gone`].
     pub fn is_open(&self, peer: PeerId) -> Result<bool, Blocked> {
-        match self.departed(peer) {
+        match self.gone(peer) {
             Some(gone) => Err(gone),
             None => Ok(self.core.machine.is_open(peer)),
         }
     }
 
-    /// True if the process there has everything in its token buffer pools.
+    /// True if the peer has acknowledged everything.
     #[must_use]
     pub fn is_peer_acknowledged(&mut self, peer: PeerId) -> bool {
         let core = &self.core;
@@ -578,12 +575,12 @@ impl Engine {
         }
     }
 
-    /// True if a peer is gone and had everything before.
-    pub fn left_acknowledged(&self, peer: PeerId) -> bool {
-        self.core.peers.left_acknowledged(peer)
+    /// True if a peer is gone but had acknowledged everything.
+    pub fn acknowledged_before_leaving(&self, peer: PeerId) -> bool {
+        self.core.peers.acknowledged_before_leaving(peer)
     }
 
-    /// True if every process has everything.
+    /// True if all peers have acknowledged everything.
     #[must_use]
     pub fn is_acknowledged(&mut self) -> bool {
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
@@ -592,42 +589,42 @@ impl Engine {
             .all(|peer| self.is_peer_acknowledged(peer))
     }
 
-    /// True if nothing is lost when this process leaves now: packets are acknowledged, and
-    /// what is in shared memory lies in rings, where it is found also afterwards.
+    /// True if this process can leave without losing messages: packets are acknowledged, and
+    /// records are in rings, where peers still find them.
     #[must_use]
-    pub fn may_leave(&mut self) -> bool {
+    pub fn can_leave(&mut self) -> bool {
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
         peers
             .into_iter()
             .all(|peer| match with_route(&mut self.memory, peer) {
-                Some((memory, _)) => memory.may_leave(&self.core.machine, peer),
+                Some((memory, _)) => memory.can_leave(&self.core.machine, peer),
                 None => self.is_peer_acknowledged(peer),
             })
     }
 
-    /// How messages get to a peer by shared memory, if they do.
+    /// The route to a peer through shared memory, if there is one.
     #[inline]
     fn route(&self, peer: PeerId) -> Option<Route> {
         self.memory.as_ref()?.route(peer)
     }
 
-    /// Puts the reason in where a peer is gone.
-    fn explained(&self, edge: EdgeId, why: Blocked) -> Blocked {
+    /// Adds the reason if the peer is gone.
+    fn with_reason(&self, edge: EdgeId, why: Blocked) -> Blocked {
         match why {
-            Blocked::Gone(None) | Blocked::Opening => self.departed(edge.peer).unwrap_or(why),
+            Blocked::Gone(None) | Blocked::Opening => self.gone(edge.peer).unwrap_or(why),
             other => other,
         }
     }
 
-    /// That a peer is gone, if it is; why is not remembered once another has its place.
-    fn departed(&self, peer: PeerId) -> Option<Blocked> {
+    /// The error for a peer that is gone. The reason is lost once another peer has its slot.
+    fn gone(&self, peer: PeerId) -> Option<Blocked> {
         let reason = self.core.peers.gone_reason(peer);
         let is_gone = reason.is_some() || self.core.machine.node(peer).is_none();
         is_gone.then_some(Blocked::Gone(reason))
     }
 }
 
-/// The part that shares memory with a peer, and how messages get there.
+/// Shared memory and the route to a peer, if it is reached that way.
 #[inline]
 fn with_route(
     memory: &mut Option<SharedMemory>,

@@ -1,16 +1,16 @@
-//! Answers to operations of others, as they are sent.
+//! Sends answers to peers' memory operations.
 
 use dipole_proto::{EdgeId, Instant, PeerId};
 
 use super::Engine;
 use super::content::Content;
 use super::long_messages::LongSend;
-use super::operations::{ANSWERS, Answer, AnswerData, IDLE_NS, LONGEST_RETRY_NS, RETRY_NS};
-use super::posted::Keep;
+use super::operations::{ANSWER_ENDPOINT, Answer, AnswerData, IDLE_NS, MAX_RETRY_NS, RETRY_NS};
+use super::posted::PayloadOwner;
 use super::target::Blocked;
 
 impl Engine {
-    /// Sends answers as far as there is room; when to try again at the latest.
+    /// Sends answers as far as there is room; returns when to retry at the latest.
     pub(super) fn send_answers(&mut self, now: Instant) -> Instant {
         let mut at = 0;
         while let Some(peer) = self.core.operations.answers.busy.get(at).copied() {
@@ -28,12 +28,12 @@ impl Engine {
         }
         if now >= answers.retry_at {
             answers.retry_at = now.after(answers.retry_ns);
-            answers.retry_ns = (2 * answers.retry_ns).clamp(RETRY_NS, LONGEST_RETRY_NS);
+            answers.retry_ns = (2 * answers.retry_ns).clamp(RETRY_NS, MAX_RETRY_NS);
         }
         answers.retry_at
     }
 
-    /// True when all to this peer have gone.
+    /// Sends answers to one peer; true when none is left.
     fn send_answers_to(&mut self, now: Instant, peer: PeerId) -> bool {
         let Some(mut answers) = self.core.operations.answers.peers.remove(&peer) else {
             return true;
@@ -58,7 +58,7 @@ impl Engine {
                     break false;
                 }
                 Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break false,
-                // Nobody is there to be answered, or takes answers.
+                // The peer is gone or does not accept answers.
                 Err(_) => {
                     let charges = answers.queue.drain(..).filter_map(|answer| answer.charge);
                     self.core.operations.consumed.extend(charges);
@@ -72,7 +72,7 @@ impl Engine {
         sent
     }
 
-    /// Begins to send an answer; what is to be continued, if anything is left of it.
+    /// Starts sending an answer; returns the long message if it must be continued.
     fn begin_answer(
         &mut self,
         now: Instant,
@@ -83,7 +83,10 @@ impl Engine {
         let edge = match *edge {
             Some(edge) => edge,
             None => {
-                let made = self.core.machine.edge(peer, ANSWERS, ANSWERS);
+                let made = self
+                    .core
+                    .machine
+                    .edge(peer, ANSWER_ENDPOINT, ANSWER_ENDPOINT);
                 *edge.insert(made.map_err(|_| Blocked::Gone(None))?)
             }
         };
@@ -92,11 +95,11 @@ impl Engine {
             let content = Content::operation(&head, data);
             if content.bytes() > self.whole_limit(peer) {
                 let keep = match &answer.data {
-                    AnswerData::Region(part) => Keep::Region(part),
-                    // What is left of a region is here as long as the answer is.
-                    AnswerData::Copy(_) | AnswerData::None => Keep::No,
+                    AnswerData::Region(part) => PayloadOwner::Region(part),
+                    // The bytes stay valid as long as the answer exists.
+                    AnswerData::Copy(_) | AnswerData::None => PayloadOwner::Caller,
                 };
-                let long = self.begin_kept(now, edge, content, keep)?;
+                let long = self.begin_long_with(now, edge, content, keep)?;
                 return self.continue_answer(long, data);
             }
             if is_last && matches!(self.send_alone(now, edge, content), Ok(true)) {

@@ -1,7 +1,7 @@
-//! Processes of the same node: pushes and takes the records of the machine's pipes.
+//! Peers on the same node: sends and receives the protocol's records through shared memory.
 //!
-//! The link keeps order and loses nothing; the protocol is the machine's. This part knows
-//! which connection leads to which peer, wakes sleeping peers, and copies long messages
+//! The link is ordered and reliable, and the protocol is the machine's. This part maps
+//! connections to peers, wakes sleeping peers, and copies long messages
 //! (`shared_memory/long.rs`).
 
 mod arrivals;
@@ -17,7 +17,7 @@ use dipole_link::shm::{
     CloseReason, ConnId, MAX_RECORD_BYTES, PushError, ShmError, ShmEvent, ShmOptions, ShmStats,
 };
 use dipole_proto::wire::{Greeting, PipeKind, PipeTag, ResetReason};
-use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
+use dipole_proto::{EdgeId, GoneReason, Instant, Machine, PeerId, ProtocolViolation};
 use rustc_hash::FxHashMap;
 
 use super::content::{Content, Head};
@@ -26,41 +26,41 @@ use super::packer::blocked;
 use super::target::Blocked;
 use crate::address::NodeId;
 use crate::inbox::Message;
-use crate::profile::Choices;
 use crate::reader::Reader;
-use arrivals::{PipeMessage, hand_over, on_message, on_record, read_there};
+use arrivals::{PipeMessage, hand_over, on_message, on_record, read_in_place};
 use dipole_driver::{Polled, WaitKey};
+use dipole_model::Choices;
 use long::{Fetches, OutgoingLong};
 use transfer::TransferChoice;
 
-/// Records taken in one turn.
+/// Records handled per poll.
 const POLL_LIMIT: usize = 256;
-/// Longest message that goes through the ring whole if nothing was measured; longer ones come in
-/// pieces, or are fetched by their receiver. Unreliable ones are never longer.
+/// Default length up to which a message goes through the ring as one record. Longer ones are split,
+/// or fetched by their receiver. Unreliable messages are never longer.
 const EAGER_BYTES: usize = Choices::BUILT_IN_EAGER_BYTES;
-/// Shorter ones go whole, whatever a profile says.
-const LEAST_EAGER_BYTES: usize = 1 << 10;
+/// Lower limit for the value from a profile.
+const PROFILE_MIN_EAGER_BYTES: usize = 1 << 10;
 
 /// A connection of the hub.
 #[derive(Debug)]
 struct Connection {
     id: ConnId,
-    /// The process there, once known; zero before.
+    /// The peer's incarnation; zero until it is known.
     incarnation: u64,
     state: State,
-    said_bye: bool,
-    /// It has something new and may sleep.
-    to_wake: bool,
-    /// How long messages go.
+    received_bye: bool,
+    /// The peer has new records and may be asleep.
+    needs_wake: bool,
+    /// How long messages are sent.
     transfer: TransferChoice,
 }
 
-/// How messages get to a peer.
+/// The connection to a peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
     peer: PeerId,
     id: ConnId,
-    /// Longest message that goes whole.
+    /// Longest message sent as one record.
     pub(super) eager_bytes: usize,
 }
 
@@ -71,7 +71,7 @@ enum State {
     Gone(GoneReason),
 }
 
-/// See the module.
+/// The shared-memory side of the engine.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     hub: AnyHub,
@@ -81,17 +81,17 @@ pub(super) struct SharedMemory {
     /// By [`PeerId::index`].
     by_peer: Vec<Option<Route>>,
     by_incarnation: FxHashMap<u64, ConnId>,
-    /// Connections whose peers have something new and may sleep.
-    to_wake: Vec<ConnId>,
-    /// Peers with records that found no room in the ring.
+    /// Connections whose peers have new records and may be asleep.
+    pending_wakes: Vec<ConnId>,
+    /// Peers whose records found no room in the ring.
     backlogged: Vec<PeerId>,
     fetches: Fetches,
     outgoing: OutgoingLong,
-    /// Longest message that goes whole.
+    /// Longest message sent as one record.
     eager_bytes: usize,
     events: Vec<ShmEvent>,
-    /// A process of this node died without a word: its files may be swept.
-    died: bool,
+    /// A process of this node died without disconnecting: its files may be removed.
+    peer_died: bool,
 }
 
 impl SharedMemory {
@@ -110,22 +110,25 @@ impl SharedMemory {
             connections: Vec::new(),
             by_peer: Vec::new(),
             by_incarnation: FxHashMap::default(),
-            to_wake: Vec::new(),
+            pending_wakes: Vec::new(),
             backlogged: Vec::new(),
             fetches: Fetches::default(),
             outgoing: OutgoingLong::default(),
             eager_bytes: EAGER_BYTES,
             events: Vec::new(),
-            died: false,
+            peer_died: false,
         })
     }
 
-    /// Lets messages go as measurements say, from the next connection on.
-    pub(super) fn choose(&mut self, choices: Choices) {
+    /// Applies a measured profile, from the next connection on.
+    pub(super) fn apply_profile(&mut self, choices: Choices) {
         if let Some(bytes) = choices.eager_bytes {
-            self.eager_bytes = bytes.clamp(LEAST_EAGER_BYTES, MAX_RECORD_BYTES - size_of::<Head>());
+            self.eager_bytes = bytes.clamp(
+                PROFILE_MIN_EAGER_BYTES,
+                MAX_RECORD_BYTES - size_of::<Head>(),
+            );
         }
-        self.outgoing.choose(choices.piece_bytes);
+        self.outgoing.set_piece_bytes(choices.piece_bytes);
     }
 
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -136,31 +139,31 @@ impl SharedMemory {
         self.hub.stats()
     }
 
-    /// Connections, opening or open.
+    /// Number of opening and open connections.
     pub(super) fn peers(&self) -> usize {
         let connections = self.connections.iter().flatten();
         let alive = connections.filter(|found| !matches!(found.state, State::Gone(_)));
         alive.count()
     }
 
-    /// True once after a process of this node died without a word.
-    pub(super) fn take_died(&mut self) -> bool {
-        std::mem::take(&mut self.died)
+    /// True once after a process of this node died without disconnecting.
+    pub(super) fn take_peer_died(&mut self) -> bool {
+        std::mem::take(&mut self.peer_died)
     }
 
-    /// True once after a wake-up was read, maybe a sleeper's.
+    /// True once after a wake-up was consumed, which may have been for a sleeping thread.
     pub(super) fn take_woken(&mut self) -> bool {
         self.hub.take_woken()
     }
 
-    /// The connection with a process, opening or open.
+    /// The opening or open connection with a process.
     pub(super) fn find_process(&self, incarnation: u64) -> Option<ConnId> {
         let id = *self.by_incarnation.get(&incarnation)?;
         let found = self.find(id)?;
         (!matches!(found.state, State::Gone(_))).then_some(id)
     }
 
-    /// Begins a connection with a process.
+    /// Opens a connection with a process.
     pub(super) fn connect(&mut self, socket: &Path, incarnation: u64) -> Result<ConnId, ShmError> {
         let id = self.hub.connect(socket)?;
         self.enter(id, incarnation);
@@ -168,9 +171,9 @@ impl SharedMemory {
         Ok(id)
     }
 
-    /// The peer at the other end of a connection, or of another with the same process: two
-    /// that connect to each other at once have two, and need not wait for the second.
-    /// `None` while it opens; an error if it is gone.
+    /// The peer at the other end of a connection, or of another connection with the same process:
+    /// if two processes connect to each other simultaneously, they need not wait for the second.
+    /// `None` while it opens; an error if the peer is gone.
     pub(super) fn peer(&self, id: ConnId) -> Result<Option<PeerId>, Option<GoneReason>> {
         let mut found = self.find(id).ok_or(None)?;
         if matches!(found.state, State::Opening)
@@ -185,19 +188,19 @@ impl SharedMemory {
         }
     }
 
-    /// How messages get to a peer; `None` if it does not share memory with us.
+    /// The route to a peer; `None` if it is not in shared memory.
     #[inline]
     pub(super) fn route(&self, peer: PeerId) -> Option<Route> {
         let route = (*self.by_peer.get(peer.index())?)?;
         (route.peer == peer).then_some(route)
     }
 
-    /// The connection that leads to a peer.
+    /// The connection to a peer.
     fn connection(&self, peer: PeerId) -> Option<ConnId> {
         Some(self.route(peer)?.id)
     }
 
-    /// Sends a message that goes whole. With `more` the peer is not woken for it.
+    /// Sends a message as one record. With `more`, the peer is not woken for it.
     #[inline]
     pub(super) fn send_whole(
         &mut self,
@@ -208,7 +211,7 @@ impl SharedMemory {
     ) -> Result<(), Blocked> {
         let (id, total) = (route.id, content.charged_bytes());
         let begun = machine.begin_whole(edge, total);
-        // What was to be told before must not be overtaken.
+        // Earlier records must not be overtaken.
         if !begun.is_ok_and(|is_first| is_first) {
             self.push_records(machine);
             begun.map_err(blocked)?;
@@ -246,7 +249,7 @@ impl SharedMemory {
         }
     }
 
-    /// Sends a message that may be lost; never waits.
+    /// Sends a message that may be lost; never blocks.
     pub(super) fn send_unreliable(
         &mut self,
         machine: &mut Machine,
@@ -271,7 +274,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// True if the peer has taken everything that was sent to it.
+    /// True if the peer has read everything that was sent to it.
     pub(super) fn is_acknowledged(&mut self, machine: &Machine, peer: PeerId) -> bool {
         let Some(id) = self.connection(peer) else {
             return true;
@@ -283,8 +286,8 @@ impl SharedMemory {
         done
     }
 
-    /// True if all that was sent to a peer lies in its ring, and a goodbye may follow.
-    pub(super) fn may_leave(&mut self, machine: &Machine, peer: PeerId) -> bool {
+    /// True if everything sent to a peer is in its ring, and there is room for a goodbye.
+    pub(super) fn can_leave(&mut self, machine: &Machine, peer: PeerId) -> bool {
         let Some(id) = self.connection(peer) else {
             return true;
         };
@@ -295,8 +298,8 @@ impl SharedMemory {
         done
     }
 
-    /// Says goodbye to every process.
-    pub(super) fn say_goodbye(&mut self) {
+    /// Disconnects from every peer.
+    pub(super) fn send_goodbye(&mut self) {
         let ids: Vec<ConnId> = self.connections.iter().flatten().map(|it| it.id).collect();
         let bye = Machine::bye_record();
         for id in ids {
@@ -311,50 +314,50 @@ impl SharedMemory {
     #[inline]
     fn wake(&mut self, id: ConnId) {
         self.hub.wake_peer(id);
-        if !self.to_wake.is_empty()
+        if !self.pending_wakes.is_empty()
             && let Some(found) = find_mut(&mut self.connections, id)
         {
-            found.to_wake = false;
+            found.needs_wake = false;
         }
     }
 
     #[inline]
     fn wake_later(&mut self, id: ConnId) {
         if let Some(found) = find_mut(&mut self.connections, id)
-            && !found.to_wake
+            && !found.needs_wake
         {
-            found.to_wake = true;
-            self.to_wake.push(id);
+            found.needs_wake = true;
+            self.pending_wakes.push(id);
         }
     }
 
-    /// Wakes peers that have something new.
+    /// Wakes peers that have new records.
     #[inline]
     pub(super) fn wake_peers(&mut self) {
-        while let Some(id) = self.to_wake.pop() {
+        while let Some(id) = self.pending_wakes.pop() {
             if let Some(found) = find_mut(&mut self.connections, id)
-                && std::mem::take(&mut found.to_wake)
+                && std::mem::take(&mut found.needs_wake)
             {
                 self.hub.wake_peer(id);
             }
         }
     }
 
-    /// Before sleeping: false if something is there.
+    /// Prepares for sleep; false if something has already arrived.
     pub(super) fn arm(&mut self) -> bool {
         self.wake_peers();
         self.fetches.is_empty() && self.hub.arm()
     }
 
-    /// After sleeping.
+    /// Ends the sleep that [`arm`](Self::arm) prepared.
     pub(super) fn disarm(&mut self) {
         self.hub.disarm();
     }
 
     // ---- arriving records ------------------------------------------------------------
 
-    /// Takes what has come. `reader` is an endpoint at which somebody waits: a message for it
-    /// that comes first is handed over at once.
+    /// Handles arrived records. If a thread waits at the endpoint `reader`, the next message for it
+    /// is handed over directly.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -363,7 +366,7 @@ impl SharedMemory {
         reader: Option<u32>,
     ) -> Polled<Message> {
         let mut handed = None;
-        let came = self.poll_with(now, core, &mut |core, message| {
+        let progress = self.poll_with(now, core, &mut |core, message| {
             if let Some(reader) = reader
                 && handed.is_none()
             {
@@ -372,11 +375,11 @@ impl SharedMemory {
             }
             false
         });
-        polled(came, handed)
+        polled(progress, handed)
     }
 
-    /// Takes what has come. Messages of an endpoint go to its reader as long as none waits in the
-    /// inbox: how many.
+    /// Handles arrived records and passes an endpoint's messages to its reader while its inbox is
+    /// empty; returns their number.
     #[inline]
     pub(super) fn poll_to(
         &mut self,
@@ -385,15 +388,15 @@ impl SharedMemory {
         (endpoint, reader): (u32, &mut impl Reader),
     ) -> Polled<usize> {
         let mut read = 0;
-        let came = self.poll_with(now, core, &mut |core, message| {
-            let is_read = read_there(core, now, message, endpoint, reader);
+        let progress = self.poll_with(now, core, &mut |core, message| {
+            let is_read = read_in_place(core, now, message, endpoint, reader);
             read += usize::from(is_read);
             is_read
         });
-        polled(came, (read > 0).then_some(read))
+        polled(progress, (read > 0).then_some(read))
     }
 
-    /// Takes what has come; true if anything has. `hand` takes a message, or leaves it to its
+    /// Handles arrived records; true if there were any. `hand` takes a message, or leaves it to its
     /// inbox.
     #[inline]
     fn poll_with(
@@ -426,22 +429,22 @@ impl SharedMemory {
                     on_message(core, now, &message)
                 }
                 Ok(tag) => {
-                    found.said_bye |= tag.kind == PipeKind::Bye;
+                    found.received_bye |= tag.kind == PipeKind::Bye;
                     on_record(core, now, peer, tag, &payload)
                 }
-                Err(_) => Err(Misbehaved("a record of no known kind")),
+                Err(_) => Err(ProtocolViolation("a record of an unknown kind")),
             };
             if let Err(why) = done {
                 broken = Some((id, why));
             }
         });
-        if self.is_idle(core) && self.to_wake.is_empty() && broken.is_none() {
+        if self.is_idle(core) && self.pending_wakes.is_empty() && broken.is_none() {
             return taken > 0;
         }
         if let Some((id, why)) = broken {
-            tracing::warn!("a process of this node is cut off: {why}");
+            tracing::warn!("disconnected a process of this node: {why}");
             self.hub.close(id);
-            self.end(id, GoneReason::Misbehaved, core);
+            self.end(id, GoneReason::ProtocolViolation, core);
         }
         self.poll_long(now, core);
         if core.machine.has_ready_pipe() || !self.backlogged.is_empty() {
@@ -456,11 +459,11 @@ impl SharedMemory {
         self.fetches.is_empty()
             && !self.outgoing.has_streams()
             && self.backlogged.is_empty()
-            && core.long_news.is_empty()
+            && core.long_events.is_empty()
             && !core.machine.has_ready_pipe()
     }
 
-    /// Pushes the records of the machine's pipes as far as there is room.
+    /// Sends the protocol's pending records as far as there is room.
     pub(super) fn push_records(&mut self, machine: &mut Machine) {
         for index in (0..self.backlogged.len()).rev() {
             let peer = self.backlogged[index];
@@ -475,7 +478,7 @@ impl SharedMemory {
         }
     }
 
-    /// False if some found no room.
+    /// Sends a peer's pending records; false if some found no room.
     fn push_records_to(&mut self, machine: &mut Machine, peer: PeerId) -> bool {
         let Some(id) = self.connection(peer) else {
             return true;
@@ -498,30 +501,30 @@ impl SharedMemory {
 
     // ---- connections -------------------------------------------------------------------
 
-    /// Connections that come and go. Rare.
+    /// Handles new and closed connections. Rare.
     pub(super) fn poll_connections(&mut self, core: &mut Core) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         self.hub.poll_connections(&mut events)?;
         for event in events.drain(..) {
             match event {
-                ShmEvent::Opened { conn, peer } => self.opened(conn, &peer.greeting, core),
+                ShmEvent::Opened { conn, peer } => self.on_opened(conn, &peer.greeting, core),
                 ShmEvent::Closed {
                     conn,
                     reason: why,
                     all_read,
                 } => {
                     let found = self.find(conn);
-                    let said_bye = found.is_some_and(|found| found.said_bye);
+                    let received_bye = found.is_some_and(|found| found.received_bye);
                     let was_open = found.is_some_and(|it| matches!(it.state, State::Open(_)));
                     let reason = match why {
-                        _ if said_bye => GoneReason::Closed,
+                        _ if received_bye => GoneReason::Closed,
                         CloseReason::Full => GoneReason::Reset(ResetReason::TooManyPeers),
-                        // It had no time to say hello.
+                        // It ended before the connection was open.
                         CloseReason::HungUp if !was_open => GoneReason::Restarted,
                         CloseReason::HungUp => GoneReason::Died,
-                        CloseReason::Violation { .. } => GoneReason::Misbehaved,
+                        CloseReason::Violation { .. } => GoneReason::ProtocolViolation,
                     };
-                    self.died |= reason == GoneReason::Died;
+                    self.peer_died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, all_read, core);
                 }
             }
@@ -530,15 +533,15 @@ impl SharedMemory {
         Ok(())
     }
 
-    fn opened(&mut self, id: ConnId, greeting: &[u8], core: &mut Core) {
+    fn on_opened(&mut self, id: ConnId, greeting: &[u8], core: &mut Core) {
         let greeting = Greeting::from_bytes(greeting).ok();
         let Some(greeting) = greeting.filter(|found| found.node == self.own.node) else {
             tracing::warn!(
-                "a process at this node's sockets is another version's or another node's; \
+                "a process at this node's sockets has another version or belongs to another node; \
                  same-node traffic with it goes by UDP"
             );
             self.hub.close(id);
-            self.end(id, GoneReason::Misbehaved, core);
+            self.end(id, GoneReason::ProtocolViolation, core);
             return;
         };
         if self.find(id).is_none() {
@@ -546,7 +549,7 @@ impl SharedMemory {
         }
         let expected = self.find(id).map(|found| found.incarnation);
         if expected != Some(greeting.incarnation) {
-            // It may have seen the connection open: no process has died.
+            // The peer may have seen the connection open, so tell it that no process has died.
             let bye = Machine::bye_record();
             let _room = self.hub.push(id, bye.tag, bye.bytes());
             self.hub.close(id);
@@ -554,7 +557,7 @@ impl SharedMemory {
             return;
         }
         let Ok(peer) = core.machine.open_pipe(greeting) else {
-            tracing::warn!("a process of this node is turned away: there are too many peers");
+            tracing::warn!("rejected a process of this node: there are too many peers");
             self.hub.close(id);
             let full = GoneReason::Reset(ResetReason::TooManyPeers);
             self.end(id, full, core);
@@ -587,13 +590,13 @@ impl SharedMemory {
         core.handle_events(&[][..]);
     }
 
-    /// A connection has ended; what was held for it is given back.
+    /// Ends a connection and releases what was held for it.
     fn end(&mut self, id: ConnId, reason: GoneReason, core: &mut Core) {
         let all_read = self.hub.is_read(id);
         self.end_after(id, reason, all_read, core);
     }
 
-    /// Ends a connection whose peer had taken all that was pushed, or not.
+    /// Ends a connection; `all_read` tells whether the peer had read everything.
     fn end_after(&mut self, id: ConnId, reason: GoneReason, all_read: bool, core: &mut Core) {
         let Some(found) = find_mut(&mut self.connections, id) else {
             return;
@@ -613,7 +616,7 @@ impl SharedMemory {
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
             self.outgoing.forget(peer, core);
-            self.show_again();
+            self.allow_fetch_again();
             if !all_read {
                 core.peers.set_unacknowledged(peer);
             }
@@ -630,8 +633,8 @@ impl SharedMemory {
             id,
             incarnation,
             state: State::Opening,
-            said_bye: false,
-            to_wake: false,
+            received_bye: false,
+            needs_wake: false,
             transfer: TransferChoice::default(),
         });
     }
@@ -650,10 +653,10 @@ fn find_mut(connections: &mut [Option<Connection>], id: ConnId) -> Option<&mut C
 }
 
 #[inline]
-fn polled<T>(came: bool, handed: Option<T>) -> Polled<T> {
+fn polled<T>(progress: bool, handed: Option<T>) -> Polled<T> {
     match handed {
-        Some(handed) => Polled::Got(handed),
-        None if came => Polled::Came,
+        Some(handed) => Polled::Ready(handed),
+        None if progress => Polled::Progress,
         None => Polled::Nothing,
     }
 }

@@ -1,4 +1,4 @@
-//! Where messages go, and why one could not.
+//! Targets of endpoints, and reasons why a message could not be sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,36 +13,36 @@ use crate::gone::GoneReason;
 /// Why a message was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
-    /// All frames, or the ring, are in use.
+    /// All frames are in use, or the ring is full.
     NoFrame,
     /// The receiver has not granted enough credit.
     NoCredit,
-    /// Longer than a message can be (or, unreliably or at once, than fits now).
+    /// Longer than a message can be, or longer than this way of sending allows now.
     TooLong {
         /// The limit in bytes.
         limit: u64,
     },
-    /// The receiving endpoint took nothing.
+    /// The receiving endpoint refused it.
     Refused(RefusedReason),
-    /// The session has ended.
+    /// The peer is gone.
     Gone(Option<GoneReason>),
     /// The session is not open yet.
     Opening,
 }
 
-/// Where an endpoint points.
+/// A target of an endpoint: address, edge, and traffic.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The endpoint there.
+    /// The target endpoint.
     pub address: Address,
     /// The edge to it.
     pub edge: EdgeId,
-    /// What has gone along the edge.
+    /// Traffic of the edge.
     pub sent: Arc<Sent>,
 }
 
 impl Target {
-    /// An edge along which nothing has gone.
+    /// A target without any traffic yet.
     #[must_use]
     pub fn new(address: Address, edge: EdgeId) -> Target {
         Target {
@@ -53,7 +53,7 @@ impl Target {
     }
 }
 
-/// What has gone along an edge; counted under the engine's lock.
+/// Traffic of an edge, counted under the engine's lock.
 #[derive(Debug, Default)]
 pub struct Sent {
     pub(super) messages: AtomicU64,
@@ -61,7 +61,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Counts a message of so many bytes.
+    /// Counts a message of `bytes` bytes.
     #[inline]
     pub fn count(&self, bytes: usize) {
         let add = |counter: &AtomicU64, more| {
@@ -72,8 +72,7 @@ impl Sent {
     }
 }
 
-/// What a thread that cannot send along an edge, or waits until all of it is acknowledged,
-/// waits for.
+/// Keys for a thread that waits for room on an edge or for its acknowledgements.
 #[inline]
 #[must_use]
 pub fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {

@@ -1,4 +1,4 @@
-//! What closes packets: made when they leave, checked when they come. Spec §2.5 to §2.7.
+//! Packet trailers: added when a packet is sent, checked when it arrives. Spec §2.5 to §2.7.
 
 mod session;
 
@@ -9,16 +9,16 @@ use dipole_proto::{Addressed, Agreement, Config, DropReason, Seal};
 use crate::key::{ClusterKey, MacKey, Security};
 use session::SessionKeys;
 
-/// What proofs in handshakes are for.
+/// Key derivation context for handshake proofs.
 const HANDSHAKE: &str = "dipole 2026 handshake";
 
-/// Makes and checks trailers of all kinds.
+/// Adds and checks trailers of all kinds.
 #[derive(Debug)]
 pub(super) struct Trailers {
     keys: Option<Keys>,
 }
 
-/// What comes of the cluster key.
+/// Keys derived from the cluster key.
 #[derive(Debug)]
 struct Keys {
     handshakes: MacKey,
@@ -26,7 +26,7 @@ struct Keys {
 }
 
 impl Trailers {
-    /// `random` is known to nobody else. Tells the protocol what it needs of the key.
+    /// `random` must be secret. Sets the protocol's options that depend on the key.
     pub(super) fn new(key: Option<&ClusterKey>, random: [u64; 2], config: &mut Config) -> Trailers {
         let keys = key.map(|key| {
             let sessions = SessionKeys::new(random);
@@ -45,23 +45,22 @@ impl Trailers {
         Trailers { keys }
     }
 
-    /// Makes the keys of a session that has opened.
+    /// Derives the keys of a session that has opened.
     pub(super) fn agree(&mut self, agreement: &Agreement) {
         if let Some(keys) = &mut self.keys {
             keys.sessions.agree(agreement);
         }
     }
 
-    /// Wipes the keys of a session that is over.
+    /// Wipes the keys of a session that has ended.
     pub(super) fn forget(&mut self, index: u32, serial: u64) {
         if let Some(keys) = &mut self.keys {
             keys.sessions.forget(index, serial);
         }
     }
 
-    /// Appends what the seal says to the first `length` bytes of a frame, and encrypts them if
-    /// it says so. False if that cannot be done any more: the packet belongs to a session that
-    /// is over.
+    /// Adds the trailer after the first `length` bytes of a frame, and encrypts them if the seal
+    /// says so. False if the session has already ended.
     #[inline]
     pub(super) fn append(&mut self, frame: &mut [u8], length: usize, seal: Seal) -> bool {
         match seal {
@@ -84,7 +83,7 @@ impl Trailers {
     #[cold]
     fn prove(&self, frame: &mut [u8], length: usize) {
         let Some(keys) = &self.keys else {
-            debug_assert!(false, "proofs are only asked of who has a key");
+            debug_assert!(false, "only processes with a key need proofs");
             return;
         };
         let proof = keys.handshakes.mac(&frame[..length]);
@@ -93,8 +92,8 @@ impl Trailers {
         put_checksum(frame, end, 0);
     }
 
-    /// Checks what closes a packet, and its proof if that matters. The packet whose records
-    /// were encrypted lies in `plain` afterwards.
+    /// Checks a packet's trailer, and its proof if required. A decrypted packet is stored in
+    /// `plain`.
     #[inline]
     pub(super) fn check(
         &mut self,
@@ -107,7 +106,7 @@ impl Trailers {
             Seal::Crc32c { mask } => checksum_is_right(frame, end, mask),
             Seal::Proof => {
                 let whole = checksum_is_right(frame, end + PROOF_BYTES, 0);
-                if whole && addressed.wants_proof {
+                if whole && addressed.requests_proof {
                     addressed.proven = self.is_proven(frame, end);
                 }
                 whole

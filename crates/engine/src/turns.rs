@@ -1,4 +1,4 @@
-//! What the driver asks of the engine between its steps.
+//! Functions that the driver calls between the engine's steps.
 
 use dipole_driver::{Ready, WaitKey};
 use dipole_proto::Instant;
@@ -8,8 +8,7 @@ use super::shared_memory::SharedMemory;
 use crate::command::{Command, Commands};
 
 impl Engine {
-    /// From now on, what is to be done outside the lock goes there. `post` is called with the
-    /// lock held: it must not block.
+    /// Sets where commands are posted. `post` is called under the lock and must not block.
     pub fn set_control(&mut self, post: impl Fn(Command) + Send + Sync + 'static) {
         self.control = Some(Commands::new(post));
     }
@@ -20,14 +19,14 @@ impl Engine {
         }
     }
 
-    /// True if what a spinning thread waits for is expected in shared memory.
+    /// True if a spinning thread should expect its result in shared memory.
     #[inline]
     #[must_use]
     pub fn expects_memory(&self) -> bool {
-        self.came_by_memory || self.alone
+        self.last_was_shm || self.no_network_peers
     }
 
-    /// True once after a step took what a sleeper was to be woken for: it must be armed anew.
+    /// True once after a step consumed the wake-up of a sleeping thread, which must be rearmed.
     #[inline]
     pub fn take_woken(&mut self) -> bool {
         let memory = self.memory.as_mut().is_some_and(SharedMemory::take_woken);
@@ -37,28 +36,31 @@ impl Engine {
         self.packets.take_woken() | memory
     }
 
-    /// What became ready.
+    /// Keys that became ready.
     #[inline]
     pub fn ready(&mut self) -> &mut Ready {
         &mut self.core.ready
     }
 
-    /// At the end of a call in which something became ready: descriptors of the user's are
-    /// brought up to date.
+    /// Called at the end of a call in which a key became ready: updates exported descriptors.
     #[inline]
     pub fn publish(&mut self) {
         self.signal();
-        if self.memory.as_mut().is_some_and(SharedMemory::take_died) {
+        if self
+            .memory
+            .as_mut()
+            .is_some_and(SharedMemory::take_peer_died)
+        {
             self.command(Command::Sweep);
         }
     }
 
-    /// Called a few times a second by a process that does anything.
+    /// Called a few times per second while the process is active.
     pub fn tick(&mut self) {
-        self.command(Command::Show);
+        self.command(Command::PublishStats);
     }
 
-    /// A thread has waited for seconds.
+    /// Called when a thread has waited for seconds.
     pub fn waited_long(&mut self, now: Instant) {
         self.watch_peers(now, true);
     }

@@ -79,7 +79,7 @@ impl Av {
 
     /// Chunk and index within it.
     #[inline]
-    fn place(index: u64) -> Option<(usize, usize)> {
+    fn chunk_and_index(index: u64) -> Option<(usize, usize)> {
         let index = usize::try_from(index).ok()?;
         let chunk = (index / FIRST_SLOTS + 1).ilog2();
         let before = FIRST_SLOTS * ((1 << chunk) - 1);
@@ -88,7 +88,7 @@ impl Av {
 
     #[inline]
     fn slot(&self, index: u64) -> Option<&Slot> {
-        let (chunk, at) = Av::place(index)?;
+        let (chunk, at) = Av::chunk_and_index(index)?;
         self.chunks.get(chunk)?.get()?.get(at)
     }
 
@@ -109,7 +109,7 @@ impl Av {
     fn insert(&self, name: Name) -> Option<u64> {
         let mut known = lock(&self.known);
         let index = known.count;
-        let (chunk, at) = Av::place(index)?;
+        let (chunk, at) = Av::chunk_and_index(index)?;
         let slots = self.chunks.get(chunk)?.get_or_init(|| {
             let slots = FIRST_SLOTS << chunk;
             std::iter::repeat_with(Slot::default).take(slots).collect()
@@ -188,7 +188,7 @@ unsafe extern "C" fn insert(
         let Some(events) = events else {
             return Ok(inserted);
         };
-        events.inserted(fid.cast(), context, u64::from(inserted.unsigned_abs()));
+        events.report_insertion(fid.cast(), context, u64::from(inserted.unsigned_abs()));
         Ok(0)
     })
 }
@@ -209,14 +209,14 @@ unsafe extern "C" fn remove(fid: *mut FidAv, numbers: *mut u64, count: usize, _:
 unsafe extern "C" fn lookup(
     fid: *mut FidAv,
     number: u64,
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: *mut usize,
 ) -> c_int {
     call(|| {
         // SAFETY: an address vector of this provider.
         let name = unsafe { av(fid) }?.get(number).ok_or(Failure(FI_EINVAL))?;
         // SAFETY: a buffer of that length.
-        unsafe { copy_out(&name.encode(), place, length) }?;
+        unsafe { copy_out(&name.encode(), buffer, length) }?;
         Ok(0)
     })
 }
@@ -224,7 +224,7 @@ unsafe extern "C" fn lookup(
 unsafe extern "C" fn straddr(
     _: *mut FidAv,
     name: *const c_void,
-    place: *mut c_char,
+    buffer: *mut c_char,
     length: *mut usize,
 ) -> *const c_char {
     // SAFETY: the bytes of a name.
@@ -234,8 +234,8 @@ unsafe extern "C" fn straddr(
     });
     let text = CString::new(text).unwrap_or_default();
     // SAFETY: a buffer of that length.
-    let _fits = unsafe { copy_out(text.as_bytes_with_nul(), place.cast(), length) };
-    place
+    let _fits = unsafe { copy_out(text.as_bytes_with_nul(), buffer.cast(), length) };
+    buffer
 }
 
 #[cfg(test)]
@@ -274,8 +274,8 @@ mod tests {
         assert_eq!((av.get(500), av.remove(500)), (None, None));
         assert_eq!(av.find(number(name(501).messages)), None);
         assert_eq!(av.get(501), Some(&name(502)));
-        for nobody in [999, 1 << 40, u64::MAX] {
-            assert_eq!(av.get(nobody), None);
+        for unknown in [999, 1 << 40, u64::MAX] {
+            assert_eq!(av.get(unknown), None);
         }
         // A name that is inserted again gets another index.
         assert_eq!(av.insert(name(501)), Some(999));

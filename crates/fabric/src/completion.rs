@@ -423,7 +423,7 @@ pub(crate) struct Sinks {
 impl Sinks {
     /// Reports a completed operation. Failures are always reported, success only if `notify` is set.
     #[inline]
-    pub(crate) fn complete(&self, wanted: bool, entry: Entry) {
+    pub(crate) fn complete(&self, notify: bool, entry: Entry) {
         for (kinds, counter) in &self.counters {
             if entry.flags & kinds & (FI_SEND | FI_RECV | FI_READ | FI_WRITE) != 0 {
                 let count = match entry.failure {
@@ -434,7 +434,7 @@ impl Sinks {
                 counter.update_descriptor();
             }
         }
-        if wanted || entry.failure.is_some() {
+        if notify || entry.failure.is_some() {
             let queue = match entry.flags & (FI_RECV | FI_REMOTE_WRITE) {
                 0 => &self.transmit,
                 _ => &self.receive,

@@ -11,10 +11,10 @@ use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_ETIMEDOUT};
 use crate::abi::fabric::{FI_CLASS_CNTR, Fid, Ops};
 use crate::completion::Cntr;
 use crate::ffi::{Failure, call, export, fid, object, ops, reclaim};
-use crate::wait_object::{Wait, descriptor_failure};
+use crate::wait_object::{WaitObject, descriptor_failure};
 
 /// A counter.
-pub(crate) struct Counter(pub(crate) Arc<Cntr>, Wait);
+pub(crate) struct Counter(pub(crate) Arc<Cntr>, WaitObject);
 
 static OPS: Ops = Ops {
     control,
@@ -39,9 +39,9 @@ impl Counter {
         out: *mut *mut FidCntr,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = Wait::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let wait = WaitObject::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let counter = Counter(Arc::default(), wait);
-        if wait == Wait::Descriptor {
+        if wait == WaitObject::Descriptor {
             counter
                 .open_descriptor()
                 .map_err(|cause| descriptor_failure(&cause))?;
@@ -82,12 +82,12 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) -> c_int {
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void) -> c_int {
     call(|| {
         // SAFETY: a counter of this provider.
         let counter: &Counter = unsafe { object(fid.cast::<FidCntr>()) }?;
         // SAFETY: a buffer for the result of the command.
-        unsafe { (counter.1).control(command, place, || counter.open_descriptor()) }
+        unsafe { (counter.1).control(command, buffer, || counter.open_descriptor()) }
     })
 }
 

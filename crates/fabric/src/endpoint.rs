@@ -199,7 +199,7 @@ impl Ep {
     fn bind_queue(self: &Arc<Ep>, queue: &Queue, flags: u64) {
         queue.cq.sources.add(Arc::clone(self) as Arc<dyn Source>);
         if let Some(wait_trace) = &queue.wait_trace {
-            wait_trace.owns(self.number());
+            wait_trace.set_endpoint(self.number());
         }
         let selective = flags & FI_SELECTIVE_COMPLETION != 0;
         let sinks = &mut lock(&self.exchange).sinks;
@@ -342,12 +342,12 @@ unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
     })
 }
 
-unsafe extern "C" fn getname(fid: *mut Fid, place: *mut c_void, length: *mut usize) -> c_int {
+unsafe extern "C" fn getname(fid: *mut Fid, buffer: *mut c_void, length: *mut usize) -> c_int {
     call(|| {
         // SAFETY: an endpoint of this provider.
         let name = lock(&unsafe { ep(fid.cast()) }?.exchange).name();
         // SAFETY: a buffer of that length.
-        match unsafe { copy_out(&name.encode(), place, length) }? {
+        match unsafe { copy_out(&name.encode(), buffer, length) }? {
             true => Ok(0),
             false => Err(Failure(FI_ETOOSMALL)),
         }
@@ -358,7 +358,7 @@ unsafe extern "C" fn getopt(
     fid: *mut Fid,
     level: c_int,
     option: c_int,
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: *mut usize,
 ) -> c_int {
     call(|| {
@@ -369,7 +369,7 @@ unsafe extern "C" fn getopt(
         }
         // SAFETY: buffers for the option and its length.
         unsafe {
-            write_at(place.cast(), 0, ep.min_room.load(Ordering::Relaxed));
+            write_at(buffer.cast(), 0, ep.min_room.load(Ordering::Relaxed));
             write_at(length, 0, size_of::<usize>());
         }
         Ok(0)

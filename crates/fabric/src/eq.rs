@@ -15,7 +15,7 @@ use crate::descriptor::Descriptor;
 use crate::ffi::{
     AGAIN, Failure, call, export, fid, object, ops, read_at, reclaim, strerror, write_at,
 };
-use crate::wait_object::{Wait, descriptor_failure};
+use crate::wait_object::{WaitObject, descriptor_failure};
 
 /// Longest event that a program can write.
 const MAX_EVENT_BYTES: usize = 4096;
@@ -57,12 +57,12 @@ impl Events {
     }
 
     /// Reports that `count` names were inserted into an address vector.
-    pub(crate) fn inserted(&self, av: *mut Fid, context: *mut c_void, count: u64) {
+    pub(crate) fn report_insertion(&self, av: *mut Fid, context: *mut c_void, count: u64) {
         self.push_record(FI_AV_COMPLETE, av, context, count);
     }
 
     /// Reports that memory was registered.
-    pub(crate) fn registered(&self, mr: *mut Fid, context: *mut c_void) {
+    pub(crate) fn report_registration(&self, mr: *mut Fid, context: *mut c_void) {
         self.push_record(FI_MR_COMPLETE, mr, context, 0);
     }
 
@@ -105,7 +105,7 @@ impl Events {
 pub(crate) struct EventQueue {
     pub(crate) events: Arc<Events>,
     is_writable: bool,
-    wait: Wait,
+    wait: WaitObject,
 }
 
 static OPS: Ops = Ops {
@@ -129,7 +129,7 @@ impl EventQueue {
         out: *mut *mut FidEq,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = Wait::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let wait = WaitObject::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let fid = FidEq {
             fid: fid(FI_CLASS_EQ, context, &OPS),
             ops: &EQ_OPS,
@@ -139,7 +139,7 @@ impl EventQueue {
             is_writable: attr.is_some_and(|attr| attr.flags & FI_WRITE != 0),
             wait,
         };
-        if wait == Wait::Descriptor {
+        if wait == WaitObject::Descriptor {
             let descriptor = queue.events.open_descriptor();
             descriptor.map_err(|cause| descriptor_failure(&cause))?;
         }
@@ -168,19 +168,19 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) -> c_int {
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void) -> c_int {
     call(|| {
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
         // SAFETY: a buffer for the result of the command.
-        unsafe { (queue.wait).control(command, place, || queue.events.open_descriptor()) }
+        unsafe { (queue.wait).control(command, buffer, || queue.events.open_descriptor()) }
     })
 }
 
 unsafe extern "C" fn read(
     fid: *mut FidEq,
     number: *mut u32,
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: usize,
     flags: u64,
 ) -> isize {
@@ -189,14 +189,14 @@ unsafe extern "C" fn read(
         let events = &unsafe { queue(fid) }?.events;
         let mut waiting = lock(&events.waiting);
         let (event, bytes) = waiting.front().ok_or(AGAIN)?;
-        if length < bytes.len() || place.is_null() && !bytes.is_empty() {
+        if length < bytes.len() || buffer.is_null() && !bytes.is_empty() {
             return Err(Failure(FI_ETOOSMALL));
         }
         // SAFETY: `number` is null or valid; the buffer is long enough.
         unsafe {
             write_at(number, 0, *event);
             for (index, byte) in bytes.iter().enumerate() {
-                write_at(place.cast::<u8>(), index, *byte);
+                write_at(buffer.cast::<u8>(), index, *byte);
             }
         }
         let read = isize::try_from(bytes.len()).map_err(|_| Failure(FI_EINVAL))?;
@@ -211,7 +211,7 @@ unsafe extern "C" fn read(
 unsafe extern "C" fn sread(
     fid: *mut FidEq,
     number: *mut u32,
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: usize,
     timeout: c_int,
     flags: u64,
@@ -222,7 +222,7 @@ unsafe extern "C" fn sread(
         queue.events.wait(timeout);
     }
     // SAFETY: the contract is the same.
-    unsafe { read(fid, number, place, length, flags) }
+    unsafe { read(fid, number, buffer, length, flags) }
 }
 
 /// Always empty: no event reports an error.
@@ -233,7 +233,7 @@ unsafe extern "C" fn readerr(_: *mut FidEq, _: *mut c_void, _: u64) -> isize {
 unsafe extern "C" fn write(
     fid: *mut FidEq,
     number: u32,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     _: u64,
 ) -> isize {
@@ -244,11 +244,11 @@ unsafe extern "C" fn write(
             // The program did not open the queue with `FI_WRITE`.
             return Err(Failure(FI_ENOSYS));
         }
-        if length > MAX_EVENT_BYTES || place.is_null() && length > 0 {
+        if length > MAX_EVENT_BYTES || buffer.is_null() && length > 0 {
             return Err(Failure(FI_EINVAL));
         }
         // SAFETY: `index` is less than `length`, and the bytes are readable during the call.
-        let byte = |index| unsafe { read_at(place.cast::<u8>(), index) };
+        let byte = |index| unsafe { read_at(buffer.cast::<u8>(), index) };
         queue.events.push(number, (0..length).map(byte).collect());
         isize::try_from(length).map_err(|_| Failure(FI_EINVAL))
     })

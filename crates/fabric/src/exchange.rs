@@ -504,7 +504,7 @@ fn failure_of(error: &SendError) -> Failure {
         SendError::Full { .. } => return AGAIN,
         SendError::TimedOut { .. } => FI_ETIMEDOUT,
         SendError::TooLong { .. } => FI_EMSGSIZE,
-        SendError::NotDone { .. } => FI_EACCES,
+        SendError::OperationFailed { .. } => FI_EACCES,
         SendError::PeerGone { .. } | SendError::Refused { .. } | SendError::Unreachable(_) => {
             FI_ECONNABORTED
         }

@@ -40,7 +40,7 @@ static PROVIDER: Shared = Shared(Provider {
 /// Entry point of the provider: libfabric calls this first.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
-    dipole_node::log::of_library("libdipole-fi");
+    dipole_node::log::init_library("libdipole-fi");
     let copied = Box::new(Provider {
         context: [ptr::null_mut(); 4],
         ..PROVIDER.0

@@ -49,8 +49,8 @@ pub(crate) fn call<A: Answer>(body: impl FnOnce() -> Result<A, Failure>) -> A {
 macro_rules! missing {
     ($name:literal) => {{
         unsafe extern "C" fn refuse() -> isize {
-            static WARNED: std::sync::Once = std::sync::Once::new();
-            $crate::ffi::refuse($name, &WARNED)
+            static LOGGED: std::sync::Once = std::sync::Once::new();
+            $crate::ffi::refuse($name, &LOGGED)
         }
         refuse
     }};
@@ -59,9 +59,9 @@ pub(crate) use missing;
 
 /// Logs the first use of a call that is not offered.
 #[cold]
-pub(crate) fn refuse(name: &str, said: &Once) -> isize {
+pub(crate) fn refuse(name: &str, logged: &Once) -> isize {
     call(|| {
-        said.call_once(|| {
+        logged.call_once(|| {
             tracing::info!("a program called {name}, which this provider does not offer")
         });
         Err(Failure(FI_ENOSYS))
@@ -159,19 +159,19 @@ unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int 
 /// A value that C passed by pointer; `None` if the pointer is null.
 ///
 /// # Safety
-/// `place` is null or points to a valid value that is not written to as long as the result is used.
-pub(crate) unsafe fn borrow<'a, T>(place: *const T) -> Option<&'a T> {
+/// `buffer` is null or points to a valid value that is not written to as long as the result is used.
+pub(crate) unsafe fn borrow<'a, T>(buffer: *const T) -> Option<&'a T> {
     // SAFETY: the contract is the same.
-    unsafe { place.as_ref() }
+    unsafe { buffer.as_ref() }
 }
 
 /// Copies bytes to C as far as they fit and stores their number; true if all fit.
 ///
 /// # Safety
-/// `length` is null or valid; `place` is null or valid for writes of as many bytes as it says.
+/// `length` is null or valid; `buffer` is null or valid for writes of as many bytes as `length` states.
 pub(crate) unsafe fn copy_out(
     bytes: &[u8],
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: *mut usize,
 ) -> Result<bool, Failure> {
     if length.is_null() {
@@ -179,12 +179,12 @@ pub(crate) unsafe fn copy_out(
     }
     // SAFETY: not null, valid by contract.
     let room = unsafe { length.replace(bytes.len()) };
-    if !place.is_null() {
+    if !buffer.is_null() {
         let count = bytes.len().min(room);
         // SAFETY: valid for writes of `room` bytes by contract.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place.cast::<u8>(), count) };
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast::<u8>(), count) };
     }
-    Ok(!place.is_null() && room >= bytes.len())
+    Ok(!buffer.is_null() && room >= bytes.len())
 }
 
 /// Bytes at `index` of an array of records.

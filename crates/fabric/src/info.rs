@@ -142,8 +142,12 @@ impl Offer {
             return Err("other capabilities");
         }
         if hints.caps & PRIMARY != 0 {
-            let asked = hints.caps & DIRECTIONS;
-            let directions = if asked == 0 { DIRECTIONS } else { asked };
+            let requested = hints.caps & DIRECTIONS;
+            let directions = if requested == 0 {
+                DIRECTIONS
+            } else {
+                requested
+            };
             // Without directed receives the source of a receive is ignored.
             let chosen = hints.caps & (PRIMARY | FI_DIRECTED_RECV);
             let mut caps = chosen | directions | SECONDARY;
@@ -168,81 +172,81 @@ impl Offer {
         Ok(())
     }
 
-    unsafe fn fit_domain(&mut self, asked: &DomainAttr) -> Result<(), &'static str> {
+    unsafe fn fit_domain(&mut self, requested: &DomainAttr) -> Result<(), &'static str> {
         // SAFETY: null or a C string, by the contract of `fit`.
-        if unsafe { is_other(asked.name) } {
+        if unsafe { is_other(requested.name) } {
             return Err("another domain");
         }
         let ours = &mut self.domain;
-        if asked.threading != FI_THREAD_UNSPEC {
-            ours.threading = asked.threading;
+        if requested.threading != FI_THREAD_UNSPEC {
+            ours.threading = requested.threading;
         }
-        if asked.data_progress == FI_PROGRESS_AUTO {
+        if requested.data_progress == FI_PROGRESS_AUTO {
             return Err("automatic progress");
         }
-        if asked.control_progress != FI_PROGRESS_UNSPEC {
-            ours.control_progress = asked.control_progress;
+        if requested.control_progress != FI_PROGRESS_UNSPEC {
+            ours.control_progress = requested.control_progress;
         }
-        if asked.av_type != FI_AV_UNSPEC {
-            ours.av_type = asked.av_type;
+        if requested.av_type != FI_AV_UNSPEC {
+            ours.av_type = requested.av_type;
         }
-        if asked.mr_mode & FI_MR_PROV_KEY == 0 {
+        if requested.mr_mode & FI_MR_PROV_KEY == 0 {
             ours.mr_mode = 0;
         }
-        if asked.cq_data_size > ours.cq_data_size || asked.mr_key_size > ours.mr_key_size {
+        if requested.cq_data_size > ours.cq_data_size || requested.mr_key_size > ours.mr_key_size {
             return Err("larger data or keys");
         }
         Ok(())
     }
 
-    fn fit_tx(&mut self, asked: &TxAttr) -> Result<(), &'static str> {
+    fn fit_tx(&mut self, requested: &TxAttr) -> Result<(), &'static str> {
         let ours = &mut self.tx;
-        if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
+        if requested.caps & !ours.caps != 0 || requested.msg_order & !ours.msg_order != 0 {
             return Err("other send capabilities or orders");
         }
-        if asked.comp_order & !ours.comp_order != 0 {
+        if requested.comp_order & !ours.comp_order != 0 {
             return Err("ordered completions");
         }
-        if asked.inject_size > ours.inject_size
-            || asked.size > ours.size
-            || asked.iov_limit > ours.iov_limit
-            || asked.rma_iov_limit > ours.rma_iov_limit
+        if requested.inject_size > ours.inject_size
+            || requested.size > ours.size
+            || requested.iov_limit > ours.iov_limit
+            || requested.rma_iov_limit > ours.rma_iov_limit
         {
             return Err("larger sizes or limits of sends");
         }
-        ours.op_flags = asked.op_flags;
+        ours.op_flags = requested.op_flags;
         Ok(())
     }
 
-    fn fit_rx(&mut self, asked: &RxAttr) -> Result<(), &'static str> {
+    fn fit_rx(&mut self, requested: &RxAttr) -> Result<(), &'static str> {
         let ours = &mut self.rx;
-        if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
+        if requested.caps & !ours.caps != 0 || requested.msg_order & !ours.msg_order != 0 {
             return Err("other receive capabilities or orders");
         }
-        if asked.comp_order & !ours.comp_order != 0 {
+        if requested.comp_order & !ours.comp_order != 0 {
             return Err("ordered completions");
         }
-        if asked.size > ours.size || asked.iov_limit > ours.iov_limit {
+        if requested.size > ours.size || requested.iov_limit > ours.iov_limit {
             return Err("larger sizes or limits of receives");
         }
-        ours.op_flags = asked.op_flags;
+        ours.op_flags = requested.op_flags;
         Ok(())
     }
 
-    fn fit_ep(&mut self, asked: &EpAttr) -> Result<(), &'static str> {
+    fn fit_ep(&mut self, requested: &EpAttr) -> Result<(), &'static str> {
         let ours = &self.ep;
-        if asked.kind != FI_EP_UNSPEC && asked.kind != FI_EP_RDM {
+        if requested.kind != FI_EP_UNSPEC && requested.kind != FI_EP_RDM {
             return Err("another endpoint type");
         }
-        if asked.protocol != FI_PROTO_UNSPEC || asked.max_msg_size > ours.max_msg_size {
+        if requested.protocol != FI_PROTO_UNSPEC || requested.max_msg_size > ours.max_msg_size {
             return Err("another protocol, or longer messages");
         }
-        if asked.tx_ctx_cnt > 1 || asked.rx_ctx_cnt > 1 || asked.auth_key_size > 0 {
+        if requested.tx_ctx_cnt > 1 || requested.rx_ctx_cnt > 1 || requested.auth_key_size > 0 {
             return Err("several contexts, or authorization keys");
         }
-        if asked.max_order_raw_size > 0
-            || asked.max_order_war_size > 0
-            || asked.max_order_waw_size > 0
+        if requested.max_order_raw_size > 0
+            || requested.max_order_war_size > 0
+            || requested.max_order_waw_size > 0
         {
             return Err("ordered memory operations");
         }
@@ -323,13 +327,13 @@ unsafe fn is_other(name: *const c_char) -> bool {
 /// Copies a value to memory that libfabric can free.
 fn allocated<T>(value: T) -> Result<*mut T, Failure> {
     // SAFETY: any size is allowed; the result is checked.
-    let place = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
-    if place.is_null() {
+    let buffer = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
+    if buffer.is_null() {
         return Err(Failure(FI_ENOMEM));
     }
     // SAFETY: not null, large enough for a `T`, and aligned for any type.
-    unsafe { place.write(value) };
-    Ok(place)
+    unsafe { buffer.write(value) };
+    Ok(buffer)
 }
 
 fn name() -> Result<*mut c_char, Failure> {

@@ -26,7 +26,8 @@ impl Criteria {
     /// Whether a message with this source and tag matches.
     #[must_use]
     pub fn matches(&self, source: u64, tag: u64) -> bool {
-        (self.tag ^ tag) & !self.ignore == 0 && self.source.is_none_or(|wanted| wanted == source)
+        (self.tag ^ tag) & !self.ignore == 0
+            && self.source.is_none_or(|criteria| criteria == source)
     }
 }
 
@@ -50,7 +51,7 @@ pub enum Posted<R, U> {
 #[derive(Debug)]
 pub struct Matcher<R, U> {
     expected: Table<Expected<R>, 2>,
-    unexpected: Table<Kept<U>, 3>,
+    unexpected: Table<Unexpected<U>, 3>,
     /// Tag bits that some receive ignores, which hashing therefore leaves out.
     ignored: u64,
 }
@@ -76,14 +77,14 @@ impl<R, U> Matcher<R, U> {
     }
 
     /// Posts a receive: it takes the first matching message, or waits.
-    pub fn post(&mut self, wanted: Criteria, receive: R) -> Posted<R, U> {
-        if let Some(message) = self.claim(&wanted) {
+    pub fn post(&mut self, criteria: Criteria, receive: R) -> Posted<R, U> {
+        if let Some(message) = self.claim(&criteria) {
             return Posted::Matched(message, receive);
         }
-        self.exclude_from_hash(wanted.ignore);
+        self.exclude_from_hash(criteria.ignore);
         let (slot, number) = self
             .expected
-            .add(Expected { wanted, receive }, self.ignored);
+            .add(Expected { criteria, receive }, self.ignored);
         Posted::Queued(Token { slot, number })
     }
 
@@ -109,7 +110,7 @@ impl<R, U> Matcher<R, U> {
         ];
         let first = |list| {
             let mut fits = table.walk(list, 1);
-            fits.find(|&slot| table.value(slot).wanted.matches(source, tag))
+            fits.find(|&slot| table.value(slot).criteria.matches(source, tag))
         };
         let found = lists.into_iter().filter_map(first);
         let earliest = found.min_by_key(|&slot| table.number(slot))?;
@@ -121,14 +122,14 @@ impl<R, U> Matcher<R, U> {
 
     /// A waiting receive.
     pub fn receive_mut(&mut self, token: Token) -> Option<&mut R> {
-        let held = self.expected.holds(token.slot, token.number);
-        held.then(|| &mut self.expected.value_mut(token.slot).receive)
+        let is_current = self.expected.holds(token.slot, token.number);
+        is_current.then(|| &mut self.expected.value_mut(token.slot).receive)
     }
 
     /// Removes a waiting receive.
     pub fn withdraw(&mut self, token: Token) -> Option<R> {
-        let held = self.expected.holds(token.slot, token.number);
-        held.then(|| self.expected.take(token.slot).receive)
+        let is_current = self.expected.holds(token.slot, token.number);
+        is_current.then(|| self.expected.take(token.slot).receive)
     }
 
     /// Removes the first receive that the predicate accepts.
@@ -146,24 +147,24 @@ impl<R, U> Matcher<R, U> {
 
     /// Keeps a message for which [`arrive`](Self::arrive) or [`find`](Self::find) found no receive.
     pub fn keep(&mut self, source: u64, tag: u64, message: U) {
-        let kept = Kept {
+        let message = Unexpected {
             source,
             tag,
             message,
         };
-        self.unexpected.add(kept, self.ignored);
+        self.unexpected.add(message, self.ignored);
     }
 
     /// The unexpected message that a receive would take.
     #[must_use]
-    pub fn peek(&self, wanted: &Criteria) -> Option<&U> {
-        let slot = self.first_kept(wanted)?;
+    pub fn peek(&self, criteria: &Criteria) -> Option<&U> {
+        let slot = self.first_unexpected(criteria)?;
         Some(&self.unexpected.value(slot).message)
     }
 
     /// Removes the unexpected message that a receive would take.
-    pub fn claim(&mut self, wanted: &Criteria) -> Option<U> {
-        let slot = self.first_kept(wanted)?;
+    pub fn claim(&mut self, criteria: &Criteria) -> Option<U> {
+        let slot = self.first_unexpected(criteria)?;
         Some(self.unexpected.take(slot).message)
     }
 
@@ -175,23 +176,23 @@ impl<R, U> Matcher<R, U> {
 
     /// The number of unexpected messages.
     #[must_use]
-    pub fn kept(&self) -> usize {
+    pub fn unexpected_count(&self) -> usize {
         self.unexpected.used
     }
 
-    fn first_kept(&self, wanted: &Criteria) -> Option<u32> {
+    fn first_unexpected(&self, criteria: &Criteria) -> Option<u32> {
         let table = &self.unexpected;
         if table.is_empty() {
             return None;
         }
-        let (list, chain) = match (wanted.ignore & !self.ignored == 0, wanted.source) {
-            (true, Some(_)) => (table.list(wanted.source, wanted.tag & !self.ignored), 1),
-            (true, None) => (table.list(None, wanted.tag & !self.ignored), 2),
+        let (list, chain) = match (criteria.ignore & !self.ignored == 0, criteria.source) {
+            (true, Some(_)) => (table.list(criteria.source, criteria.tag & !self.ignored), 1),
+            (true, None) => (table.list(None, criteria.tag & !self.ignored), 2),
             (false, _) => (ALL, 0),
         };
         table.walk(list, chain).find(|&slot| {
-            let kept = table.value(slot);
-            wanted.matches(kept.source, kept.tag)
+            let message = table.value(slot);
+            criteria.matches(message.source, message.tag)
         })
     }
 
@@ -209,14 +210,14 @@ impl<R, U> Matcher<R, U> {
 /// A waiting receive: in the list of all receives and in one other.
 #[derive(Debug)]
 struct Expected<R> {
-    wanted: Criteria,
+    criteria: Criteria,
     receive: R,
 }
 
 /// An unexpected message: in the list of all messages, the list for its source and tag, and the
 /// list for its tag.
 #[derive(Debug)]
-struct Kept<U> {
+struct Unexpected<U> {
     source: u64,
     tag: u64,
     message: U,
@@ -232,23 +233,23 @@ const NAMED: u32 = 2;
 const NONE: u32 = u32::MAX;
 
 /// An entry of a [`Table`].
-trait Filed<const LISTS: usize> {
+trait Listed<const LISTS: usize> {
     /// The lists that contain the entry, [`ALL`] first; `list` is [`Table::list`].
     fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; LISTS];
 }
 
-impl<R> Filed<2> for Expected<R> {
+impl<R> Listed<2> for Expected<R> {
     fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 2] {
-        let hashed = self.wanted.ignore & !ignored == 0;
+        let hashed = self.criteria.ignore & !ignored == 0;
         let own = match hashed {
-            true => list(self.wanted.source, self.wanted.tag & !ignored),
+            true => list(self.criteria.source, self.criteria.tag & !ignored),
             false => ANYWHERE,
         };
         [ALL, own]
     }
 }
 
-impl<U> Filed<3> for Kept<U> {
+impl<U> Listed<3> for Unexpected<U> {
     fn lists(&self, ignored: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 3] {
         let tag = self.tag & !ignored;
         [ALL, list(Some(self.source), tag), list(None, tag)]
@@ -302,7 +303,7 @@ const UNLINKED: Link = Link {
 /// Initial number of hashed lists of either kind.
 const FIRST_LISTS: u32 = 64;
 
-impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
+impl<T: Listed<LISTS>, const LISTS: usize> Table<T, LISTS> {
     fn new() -> Self {
         Table {
             slots: Vec::new(),
@@ -448,7 +449,7 @@ mod tests {
     const PROTOCOL: u64 = 0x3 << 62;
     const ANY_TAG: u64 = PROTOCOL | 0xffff_ffff;
 
-    fn wanted(source: Option<u64>, tag: u64, ignore: u64) -> Criteria {
+    fn criteria(source: Option<u64>, tag: u64, ignore: u64) -> Criteria {
         Criteria {
             source,
             tag,
@@ -466,9 +467,9 @@ mod tests {
     #[test]
     fn receive_posted_first_takes_the_message_whatever_its_kind() {
         let mut matcher = Matcher::<u32, ()>::new();
-        queued(matcher.post(wanted(None, 0, ANY_TAG), 1));
-        queued(matcher.post(wanted(Some(5), 7, PROTOCOL), 2));
-        queued(matcher.post(wanted(None, 7, 0), 3));
+        queued(matcher.post(criteria(None, 0, ANY_TAG), 1));
+        queued(matcher.post(criteria(Some(5), 7, PROTOCOL), 2));
+        queued(matcher.post(criteria(None, 7, 0), 3));
         assert_eq!(matcher.arrive(5, 7), Some(1));
         assert_eq!(matcher.arrive(5, 7 | 1 << 62), Some(2));
         assert_eq!(matcher.arrive(5, 7), Some(3));
@@ -481,17 +482,17 @@ mod tests {
         matcher.keep(1, 7, 10);
         matcher.keep(2, 7, 20);
         matcher.keep(2, 8, 30);
-        assert_eq!(matcher.peek(&wanted(Some(2), 0, ANY_TAG)), Some(&20));
-        assert_eq!(matcher.claim(&wanted(Some(2), 8, 0)), Some(30));
-        let posted = matcher.post(wanted(None, 7, PROTOCOL), ());
+        assert_eq!(matcher.peek(&criteria(Some(2), 0, ANY_TAG)), Some(&20));
+        assert_eq!(matcher.claim(&criteria(Some(2), 8, 0)), Some(30));
+        let posted = matcher.post(criteria(None, 7, PROTOCOL), ());
         assert_eq!(posted, Posted::Matched(10, ()));
-        assert_eq!((matcher.kept(), matcher.waiting()), (1, 0));
+        assert_eq!((matcher.unexpected_count(), matcher.waiting()), (1, 0));
     }
 
     #[test]
     fn receive_that_was_found_goes_on_waiting_until_it_is_withdrawn() {
         let mut matcher = Matcher::<u32, ()>::new();
-        let token = queued(matcher.post(wanted(None, 0, 0), 3));
+        let token = queued(matcher.post(criteria(None, 0, 0), 3));
         for left in (0..3).rev() {
             assert_eq!(matcher.find(9, 0), Some(token));
             let room = matcher.receive_mut(token).expect("it waits");
@@ -506,9 +507,9 @@ mod tests {
     #[test]
     fn token_of_a_receive_that_is_gone_does_not_name_the_next_one_in_its_slot() {
         let mut matcher = Matcher::<u32, ()>::new();
-        let gone = queued(matcher.post(wanted(None, 1, 0), 1));
+        let gone = queued(matcher.post(criteria(None, 1, 0), 1));
         assert_eq!(matcher.arrive(0, 1), Some(1));
-        queued(matcher.post(wanted(None, 1, 0), 2));
+        queued(matcher.post(criteria(None, 1, 0), 2));
         assert_eq!(matcher.receive_mut(gone), None);
         assert_eq!(matcher.withdraw(gone), None);
         assert_eq!(matcher.cancel(|&receive| receive == 2), Some(2));
@@ -519,12 +520,12 @@ mod tests {
         let mut matcher = Matcher::<u64, u64>::new();
         let round = |matcher: &mut Matcher<u64, u64>, first: u64| {
             for tag in first..first + 200 {
-                queued(matcher.post(wanted(Some(1), tag, PROTOCOL), tag));
+                queued(matcher.post(criteria(Some(1), tag, PROTOCOL), tag));
                 matcher.keep(2, tag, tag);
             }
             for tag in first..first + 200 {
                 assert_eq!(matcher.arrive(1, tag), Some(tag));
-                assert_eq!(matcher.claim(&wanted(Some(2), tag, 0)), Some(tag));
+                assert_eq!(matcher.claim(&criteria(Some(2), tag, 0)), Some(tag));
             }
         };
         round(&mut matcher, 0);
@@ -561,19 +562,19 @@ mod tests {
     }
 
     impl Model {
-        fn claim(&mut self, wanted: &Criteria) -> Option<u32> {
-            let at = self.at(wanted)?;
+        fn claim(&mut self, criteria: &Criteria) -> Option<u32> {
+            let at = self.at(criteria)?;
             Some(self.unexpected.remove(at).2)
         }
 
-        fn at(&self, wanted: &Criteria) -> Option<usize> {
-            let mut kept = self.unexpected.iter();
-            kept.position(|&(source, tag, _)| wanted.matches(source, tag))
+        fn at(&self, criteria: &Criteria) -> Option<usize> {
+            let mut messages = self.unexpected.iter();
+            messages.position(|&(source, tag, _)| criteria.matches(source, tag))
         }
 
         fn arrive(&mut self, source: u64, tag: u64) -> Option<u32> {
             let mut expected = self.expected.iter();
-            let at = expected.position(|(wanted, _)| wanted.matches(source, tag))?;
+            let at = expected.position(|(criteria, _)| criteria.matches(source, tag))?;
             Some(self.expected.remove(at).1)
         }
 
@@ -601,7 +602,7 @@ mod tests {
             .prop_map(|(low, context, bits)| bits << 62 | context << 32 | low)
     }
 
-    fn wishes() -> impl Strategy<Value = Criteria> {
+    fn any_criteria() -> impl Strategy<Value = Criteria> {
         let ignore = prop_oneof![
             4 => Just(PROTOCOL),
             2 => Just(0),
@@ -611,15 +612,15 @@ mod tests {
             1 => Just(0x3ff << 30),
         ];
         (prop::option::weighted(0.7, 0..5u64), tags(), ignore)
-            .prop_map(|(source, tag, ignore)| wanted(source, tag, ignore))
+            .prop_map(|(source, tag, ignore)| criteria(source, tag, ignore))
     }
 
     fn steps() -> impl Strategy<Value = Step> {
         prop_oneof![
-            8 => wishes().prop_map(Step::Post),
+            8 => any_criteria().prop_map(Step::Post),
             8 => (0..5u64, tags()).prop_map(|(source, tag)| Step::Arrive(source, tag)),
-            2 => wishes().prop_map(Step::Peek),
-            1 => wishes().prop_map(Step::Claim),
+            2 => any_criteria().prop_map(Step::Peek),
+            1 => any_criteria().prop_map(Step::Claim),
             1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
             1 => any::<prop::sample::Index>().prop_map(Step::Withdraw),
         ]
@@ -634,14 +635,14 @@ mod tests {
             let mut tokens = Vec::new();
             for (name, step) in (0u32..).zip(steps) {
                 match step {
-                    Step::Post(wanted) => match (matcher.post(wanted, name), model.claim(&wanted)) {
+                    Step::Post(criteria) => match (matcher.post(criteria, name), model.claim(&criteria)) {
                         (Posted::Matched(message, receive), claimed) => {
                             prop_assert_eq!(receive, name);
                             prop_assert_eq!(Some(message), claimed);
                         }
                         (Posted::Queued(token), claimed) => {
                             prop_assert_eq!(claimed, None);
-                            model.expected.push((wanted, name));
+                            model.expected.push((criteria, name));
                             tokens.push((token, name));
                         }
                     },
@@ -653,12 +654,12 @@ mod tests {
                             model.unexpected.push((source, tag, name));
                         }
                     }
-                    Step::Peek(wanted) => {
-                        let seen = model.at(&wanted).map(|at| &model.unexpected[at].2);
-                        prop_assert_eq!(matcher.peek(&wanted), seen);
+                    Step::Peek(criteria) => {
+                        let seen = model.at(&criteria).map(|at| &model.unexpected[at].2);
+                        prop_assert_eq!(matcher.peek(&criteria), seen);
                     }
-                    Step::Claim(wanted) => {
-                        prop_assert_eq!(matcher.claim(&wanted), model.claim(&wanted));
+                    Step::Claim(criteria) => {
+                        prop_assert_eq!(matcher.claim(&criteria), model.claim(&criteria));
                     }
                     Step::Cancel(index) if !tokens.is_empty() => {
                         let receive = index.get(&tokens).1;
@@ -672,7 +673,7 @@ mod tests {
                     Step::Cancel(_) | Step::Withdraw(_) => {}
                 }
                 prop_assert_eq!(matcher.waiting(), model.expected.len());
-                prop_assert_eq!(matcher.kept(), model.unexpected.len());
+                prop_assert_eq!(matcher.unexpected_count(), model.unexpected.len());
             }
         }
     }

@@ -181,8 +181,8 @@ impl Pieces {
             if part > 0 {
                 // SAFETY: not null because it has bytes; by the contract of `one` valid for writes of
                 // `part` bytes that no other thread accesses.
-                let place = unsafe { slice::from_raw_parts_mut(piece.start, part) };
-                copy(at..at + part, place);
+                let buffer = unsafe { slice::from_raw_parts_mut(piece.start, part) };
+                copy(at..at + part, buffer);
             }
             at += part;
         }

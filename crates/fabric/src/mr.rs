@@ -73,7 +73,7 @@ impl Mr {
         let borrow = unsafe { export(out, fid, mr) }?;
         if let Some(events) = domain.events.get() {
             // SAFETY: not null, because `export` has just written the object there.
-            events.registered(unsafe { *out }.cast(), context);
+            events.report_registration(unsafe { *out }.cast(), context);
         }
         Ok(borrow)
     }

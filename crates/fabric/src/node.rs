@@ -58,7 +58,7 @@ impl Domain {
     /// Why a known process is gone, if it is.
     pub(crate) fn gone_reason(&self, incarnation: u64) -> Option<GoneReason> {
         let mut departed = lock(&self.departed);
-        let departures = self.node.departed().into_iter();
+        let departures = self.node.take_departures().into_iter();
         departed.extend(departures.map(|gone| (gone.incarnation, gone.reason)));
         departed.get(&incarnation).copied()
     }

@@ -15,14 +15,14 @@ use crate::completion::{Cq, Entry};
 use crate::ffi::{
     AGAIN, Failure, borrow, call, export, fid, object, ops, reclaim, strerror, write_at,
 };
-use crate::wait_object::{Wait, descriptor_failure};
+use crate::wait_object::{WaitObject, descriptor_failure};
 use crate::wait_trace::WaitTrace;
 
 /// A completion queue.
 pub(crate) struct Queue {
     pub(crate) cq: Arc<Cq>,
     format: c_int,
-    wait: Wait,
+    wait: WaitObject,
     /// Records waits of the program, if `DIPOLE_TRACE` is set.
     pub(crate) wait_trace: Option<WaitTrace>,
 }
@@ -50,14 +50,14 @@ impl Queue {
         out: *mut *mut FidCq,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
-        let wait = Wait::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
+        let wait = WaitObject::from_attr(attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj))?;
         let format = attr.map_or(FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
         let fid = FidCq {
             fid: fid(FI_CLASS_CQ, context, &OPS),
             ops: &CQ_OPS,
         };
         let cq = Arc::<Cq>::default();
-        if wait == Wait::Descriptor {
+        if wait == WaitObject::Descriptor {
             cq.open_descriptor()
                 .map_err(|cause| descriptor_failure(&cause))?;
         }
@@ -83,7 +83,7 @@ impl Queue {
     #[inline]
     unsafe fn read(
         &self,
-        place: *mut c_void,
+        buffer: *mut c_void,
         count: usize,
         sources: *mut u64,
     ) -> Result<isize, Failure> {
@@ -94,7 +94,7 @@ impl Queue {
                 first = Some(*entry);
             }
             // SAFETY: within the array, whose entries have this queue's format.
-            unsafe { self.write(place, index, entry) };
+            unsafe { self.write(buffer, index, entry) };
             if !sources.is_null() {
                 names.push(entry.source);
             }
@@ -115,7 +115,7 @@ impl Queue {
     }
 
     #[inline]
-    unsafe fn write(&self, place: *mut c_void, index: usize, entry: &Entry) {
+    unsafe fn write(&self, buffer: *mut c_void, index: usize, entry: &Entry) {
         let whole = CqEntry {
             op_context: ptr::with_exposed_provenance_mut(entry.context),
             flags: entry.flags,
@@ -137,18 +137,18 @@ impl Queue {
         unsafe {
             match self.format {
                 FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_CONTEXT => {
-                    write_at(place.cast::<*mut c_void>(), index, head);
+                    write_at(buffer.cast::<*mut c_void>(), index, head);
                 }
                 FI_CQ_FORMAT_MSG => {
                     let words = [context as u64, flags, len as u64];
-                    write_at(place.cast(), index, words);
+                    write_at(buffer.cast(), index, words);
                 }
                 FI_CQ_FORMAT_DATA => {
                     let buf = buf.expose_provenance() as u64;
                     let words = [context as u64, flags, len as u64, buf, data];
-                    write_at(place.cast(), index, words);
+                    write_at(buffer.cast(), index, words);
                 }
-                _ => write_at(place.cast::<CqEntry>(), index, whole),
+                _ => write_at(buffer.cast::<CqEntry>(), index, whole),
             }
         }
     }
@@ -175,7 +175,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) -> c_int {
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void) -> c_int {
     call(|| {
         // SAFETY: a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
@@ -183,19 +183,19 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, place: *mut c_void) 
         unsafe {
             queue
                 .wait
-                .control(command, place, || queue.cq.open_descriptor())
+                .control(command, buffer, || queue.cq.open_descriptor())
         }
     })
 }
 
-unsafe extern "C" fn read(fid: *mut FidCq, place: *mut c_void, count: usize) -> isize {
+unsafe extern "C" fn read(fid: *mut FidCq, buffer: *mut c_void, count: usize) -> isize {
     // SAFETY: the contract is the same.
-    unsafe { readfrom(fid, place, count, ptr::null_mut()) }
+    unsafe { readfrom(fid, buffer, count, ptr::null_mut()) }
 }
 
 unsafe extern "C" fn readfrom(
     fid: *mut FidCq,
-    place: *mut c_void,
+    buffer: *mut c_void,
     count: usize,
     sources: *mut u64,
 ) -> isize {
@@ -206,18 +206,18 @@ unsafe extern "C" fn readfrom(
             queue.cq.sources.progress();
         }
         // SAFETY: the arrays have `count` entries.
-        unsafe { queue.read(place, count, sources) }
+        unsafe { queue.read(buffer, count, sources) }
     })
 }
 
-unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) -> isize {
+unsafe extern "C" fn readerr(fid: *mut FidCq, buffer: *mut CqErrEntry, _: u64) -> isize {
     call(|| {
         // SAFETY: a queue of this provider.
         let entry = unsafe { queue(fid) }?.cq.read_failed().ok_or(AGAIN)?;
         let (err, olen) = entry.failure.unwrap_or_default();
         // The caller's buffer for error data is passed through unchanged: errors have no further data.
         // SAFETY: null, or an entry that C has initialized.
-        let err_data = unsafe { borrow(place) }.map_or(ptr::null_mut(), |place| place.err_data);
+        let err_data = unsafe { borrow(buffer) }.map_or(ptr::null_mut(), |buffer| buffer.err_data);
         let written = CqErrEntry {
             op_context: ptr::with_exposed_provenance_mut(entry.context),
             flags: entry.flags,
@@ -232,25 +232,25 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
             err_data_size: 0,
         };
         // SAFETY: null or valid for writes.
-        unsafe { write_at(place, 0, written) };
+        unsafe { write_at(buffer, 0, written) };
         Ok(1)
     })
 }
 
 unsafe extern "C" fn sread(
     fid: *mut FidCq,
-    place: *mut c_void,
+    buffer: *mut c_void,
     count: usize,
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
     // SAFETY: the contract is the same.
-    unsafe { sreadfrom(fid, place, count, ptr::null_mut(), cond, timeout) }
+    unsafe { sreadfrom(fid, buffer, count, ptr::null_mut(), cond, timeout) }
 }
 
 unsafe extern "C" fn sreadfrom(
     fid: *mut FidCq,
-    place: *mut c_void,
+    buffer: *mut c_void,
     count: usize,
     sources: *mut u64,
     _: *const c_void,
@@ -267,7 +267,7 @@ unsafe extern "C" fn sreadfrom(
             queue.cq.wait(timeout);
         }
         // SAFETY: the arrays have `count` entries.
-        unsafe { queue.read(place, count, sources) }
+        unsafe { queue.read(buffer, count, sources) }
     })
 }
 

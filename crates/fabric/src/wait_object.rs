@@ -10,25 +10,25 @@ use crate::ffi::{Failure, write_at};
 
 /// The wait object of a queue or counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum WaitObject {
     /// None, or calls of libfabric that yield.
-    Never(c_int),
+    Unavailable(c_int),
     /// Calls of libfabric, or the descriptor if the program requests it.
-    Anyhow,
+    Any,
     /// The descriptor.
     Descriptor,
 }
 
-impl Wait {
+impl WaitObject {
     /// The wait object with a number of `enum fi_wait_obj`.
     ///
     /// # Errors
     /// It is not offered.
-    pub(crate) fn from_attr(object: c_int) -> Result<Wait, Failure> {
+    pub(crate) fn from_attr(object: c_int) -> Result<WaitObject, Failure> {
         match object {
-            FI_WAIT_NONE | FI_WAIT_YIELD => Ok(Wait::Never(object)),
-            FI_WAIT_UNSPEC => Ok(Wait::Anyhow),
-            FI_WAIT_FD => Ok(Wait::Descriptor),
+            FI_WAIT_NONE | FI_WAIT_YIELD => Ok(WaitObject::Unavailable(object)),
+            FI_WAIT_UNSPEC => Ok(WaitObject::Any),
+            FI_WAIT_FD => Ok(WaitObject::Descriptor),
             other => {
                 tracing::info!(
                     "refused: wait object {other} (only FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD \
@@ -42,25 +42,25 @@ impl Wait {
     /// Handles `FI_GETWAIT` and `FI_GETWAITOBJ`.
     ///
     /// # Safety
-    /// `place` is null or valid for writes of what the command asks for.
+    /// `buffer` is null or valid for writes of the result of the command.
     pub(crate) unsafe fn control(
         self,
         command: c_int,
-        place: *mut c_void,
+        buffer: *mut c_void,
         open_descriptor: impl FnOnce() -> io::Result<i32>,
     ) -> Result<c_int, Failure> {
         let answer = match (command, self) {
-            (FI_GETWAIT, Wait::Never(_)) => return Err(Failure(FI_ENODATA)),
+            (FI_GETWAIT, WaitObject::Unavailable(_)) => return Err(Failure(FI_ENODATA)),
             (FI_GETWAIT, _) => open_descriptor().map_err(|cause| descriptor_failure(&cause))?,
-            (FI_GETWAITOBJ, Wait::Never(object)) => object,
+            (FI_GETWAITOBJ, WaitObject::Unavailable(object)) => object,
             (FI_GETWAITOBJ, _) => FI_WAIT_FD,
             _ => return Err(Failure(FI_ENOSYS)),
         };
-        if place.is_null() {
+        if buffer.is_null() {
             return Err(Failure(FI_EINVAL));
         }
         // SAFETY: not null; valid for writes of an `int` by contract.
-        unsafe { write_at(place.cast::<c_int>(), 0, answer) };
+        unsafe { write_at(buffer.cast::<c_int>(), 0, answer) };
         Ok(0)
     }
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::abi::eq::FI_WAIT_MUTEX_COND;
 
-    fn control(wait: Wait, command: c_int) -> Result<c_int, Failure> {
+    fn control(wait: WaitObject, command: c_int) -> Result<c_int, Failure> {
         let mut answer = -1;
         // SAFETY: `answer` is an `int`.
         unsafe { wait.control(command, (&raw mut answer).cast(), || Ok(7)) }?;
@@ -91,11 +91,14 @@ mod tests {
             (FI_WAIT_UNSPEC, FI_WAIT_FD, Ok(7)),
             (FI_WAIT_FD, FI_WAIT_FD, Ok(7)),
         ] {
-            let wait = Wait::from_attr(object).unwrap();
+            let wait = WaitObject::from_attr(object).unwrap();
             assert_eq!(control(wait, FI_GETWAITOBJ), Ok(kind));
             assert_eq!(control(wait, FI_GETWAIT), descriptor);
             assert_eq!(control(wait, 1234), Err(Failure(FI_ENOSYS)));
         }
-        assert_eq!(Wait::from_attr(FI_WAIT_MUTEX_COND), Err(Failure(FI_ENOSYS)));
+        assert_eq!(
+            WaitObject::from_attr(FI_WAIT_MUTEX_COND),
+            Err(Failure(FI_ENOSYS))
+        );
     }
 }

@@ -42,8 +42,8 @@ impl WaitTrace {
     }
 
     /// Records that the queue belongs to an endpoint.
-    pub(crate) fn owns(&self, number: u64) {
-        self.recorder.add_endpoint(place(number));
+    pub(crate) fn set_endpoint(&self, number: u64) {
+        self.recorder.add_endpoint(endpoint_address(number));
     }
 
     /// Counts a poll. `found` is the first entry, if there was one; `own` is the queue's endpoint.
@@ -71,8 +71,8 @@ impl WaitTrace {
                 true => Cause::Message,
                 false => Cause::Completion,
             },
-            own: own.map(place),
-            peer: (is_message && entry.source != 0).then(|| place(entry.source)),
+            own: own.map(endpoint_address),
+            peer: (is_message && entry.source != 0).then(|| endpoint_address(entry.source)),
             bytes: entry.length as u64,
         };
         self.recorder.record(began_ns, over);
@@ -87,7 +87,7 @@ pub(crate) fn close() {
 }
 
 /// From an address as a number ([`name::number`](crate::name::number)).
-fn place(number: u64) -> EndpointAddress {
+fn endpoint_address(number: u64) -> EndpointAddress {
     let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(u32::MAX);
     EndpointAddress {
         node: half(number >> 32),

@@ -3,11 +3,11 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dipole_testbed::c_programs::compile;
+use dipole_testbed::c_programs::{Finished, Process, built_library, clean_command, compile};
 
 /// A program that runs longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -31,87 +31,62 @@ impl Place {
         }
         let folder = tempfile::tempdir().expect("a folder");
         let link = folder.path().join("libdipole-fi.so");
-        std::os::unix::fs::symlink(library(), link).expect("a link");
+        std::os::unix::fs::symlink(built_library("libdipole_fi.so"), link).expect("a link");
         Some(Place { folder })
     }
 
     fn command(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program);
+        let mut command = clean_command(program, &["DIPOLE_", "FI_"]);
         command
             .args(arguments)
             .env("FI_PROVIDER_PATH", self.folder.path())
             .env("DIPOLE_RUNTIME_DIR", self.folder.path().join("run"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        for name in ["DIPOLE_NID", "DIPOLE_HOSTS", "DIPOLE_LINK", "FI_PROVIDER"] {
-            command.env_remove(name);
-        }
+            .stdin(Stdio::null());
         command
     }
 }
 
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    let deps = test.parent().expect("it lies in deps").to_owned();
-    let here = deps.join("libdipole_fi.so");
-    match here.exists() {
-        true => here,
-        false => deps
-            .parent()
-            .unwrap_or(Path::new(""))
-            .join("libdipole_fi.so"),
-    }
-}
-
-/// The output of a program that must end in time.
-fn ended(mut child: Child) -> Output {
-    let until = Instant::now() + LIMIT;
-    while child.try_wait().expect("a child").is_none() {
-        if Instant::now() > until {
-            child.kill().expect("a child can be killed");
-            let output = child.wait_with_output().expect("what it said");
-            panic!("it hangs: {output:?}");
-        }
-        sleep(Duration::from_millis(10));
-    }
-    child.wait_with_output().expect("what it said")
+/// Runs a program, which must end in time.
+fn run(command: &mut Command) -> Finished {
+    let done = Process::start(command).wait(LIMIT);
+    assert!(!done.was_killed, "{command:?} hangs: {done:?}");
+    done
 }
 
 #[test]
 fn the_provider_is_listed_with_the_capabilities_that_mpi_requests() {
     let Some(place) = Place::new() else { return };
     let caps = "FI_TAGGED|FI_MSG|FI_RMA|FI_ATOMIC|FI_DIRECTED_RECV|FI_MULTI_RECV|FI_LOCAL_COMM|FI_REMOTE_COMM";
-    let asked = ["-v", "-p", "dipole", "-t", "FI_EP_RDM", "-c", caps];
-    let listed = ended(place.command("fi_info", &asked).spawn().expect("it starts"));
-    let text = String::from_utf8_lossy(&listed.stdout);
+    let requested = ["-v", "-p", "dipole", "-t", "FI_EP_RDM", "-c", caps];
+    let listed = run(&mut place.command("fi_info", &requested));
+    let text = &listed.out;
     assert!(listed.status.success(), "{listed:?}");
-    for said in [
+    for property in [
         "prov_name: dipole",
         "FI_ORDER_SAS",
         "FI_THREAD_SAFE",
         "FI_MR_PROV_KEY",
         "cq_data_size: 8",
     ] {
-        assert!(text.contains(said), "{said} in {text}");
+        assert!(text.contains(property), "{property} in {text}");
     }
-    let asked = ["-p", "dipole", "-t", "FI_EP_MSG"];
-    let refused = ended(place.command("fi_info", &asked).spawn().expect("it starts"));
+    let requested = ["-p", "dipole", "-t", "FI_EP_MSG"];
+    let refused = run(&mut place.command("fi_info", &requested));
     assert!(!refused.status.success(), "{refused:?}");
 }
 
 #[test]
 fn an_invalid_dipole_log_is_reported_once_and_nothing_is_logged_without_one() {
     let Some(place) = Place::new() else { return };
-    let said = |setting| {
+    let log = |setting| {
         let mut command = place.command("fi_info", &["-p", "dipole"]);
         command.env("DIPOLE_LOG", setting);
-        let listed = ended(command.spawn().expect("it starts"));
+        let listed = run(&mut command);
         assert!(listed.status.success(), "{listed:?}");
-        String::from_utf8_lossy(&listed.stderr).into_owned()
+        listed.err
     };
-    assert_eq!(said(""), "");
-    let text = said("foo,,=");
+    assert_eq!(log(""), "");
+    let text = log("foo,,=");
     let wrong = "libdipole-fi: DIPOLE_LOG: found `foo,,=`";
     assert_eq!(text.matches(wrong).count(), 1, "{text}");
 }
@@ -127,22 +102,23 @@ fn pingpong_runs_over_every_link() {
         let side = |more: &[&str]| {
             let arguments = [&common, more].concat();
             let mut command = place.command("fi_pingpong", &arguments);
-            command.env("DIPOLE_LINK", link).spawn().expect("it starts")
+            command.env("DIPOLE_LINK", link);
+            command
         };
-        let server = side(&["-B", &port]);
+        let server = Process::start(&mut side(&["-B", &port]));
         // The server does not report when it listens; a client that is too early is refused at once.
         let until = Instant::now() + LIMIT;
         let client = loop {
             sleep(Duration::from_millis(100));
-            let client = ended(side(&["-P", &port, "127.0.0.1"]));
+            let client = run(&mut side(&["-P", &port, "127.0.0.1"]));
             if client.status.success() || Instant::now() > until {
                 break client;
             }
         };
-        let server = ended(server);
+        let server = server.wait(LIMIT);
         assert!(client.status.success(), "{mode} {link}: {client:?}");
         assert!(server.status.success(), "{mode} {link}: {server:?}");
-        let text = String::from_utf8_lossy(&client.stdout);
+        let text = &client.out;
         let longest = text.lines().find(|line| line.starts_with("1m "));
         assert!(longest.is_some(), "{mode} {link}: {text}");
     }
@@ -150,7 +126,7 @@ fn pingpong_runs_over_every_link() {
 
 /// Compiles a program of `tests/c` that uses only libfabric; `None`, with a message, if the headers of
 /// libfabric are not installed.
-fn compiled(place: &Place, name: &str) -> Option<PathBuf> {
+fn compile_test(place: &Place, name: &str) -> Option<PathBuf> {
     if !Path::new("/usr/include/rdma/fi_atomic.h").exists() {
         let required = std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS");
         assert!(
@@ -170,7 +146,7 @@ fn compiled(place: &Place, name: &str) -> Option<PathBuf> {
 /// Runs a program of `tests/c` over every link, also with packet loss.
 fn check_program(name: &str) {
     let Some(place) = Place::new() else { return };
-    let Some(program) = compiled(&place, name) else {
+    let Some(program) = compile_test(&place, name) else {
         return;
     };
     let program = program.to_str().expect("a path");
@@ -180,10 +156,9 @@ fn check_program(name: &str) {
         if !fault.is_empty() {
             command.env("DIPOLE_FAULT", fault);
         }
-        let done = ended(command.spawn().expect("it starts"));
-        let text = String::from_utf8_lossy(&done.stdout);
-        let said = format!("{name}: right");
-        assert!(text.contains(&said), "{link} {fault}: {done:?}");
+        let done = run(&mut command);
+        let success = format!("{name}: right");
+        assert!(done.out.contains(&success), "{link} {fault}: {done:?}");
     }
 }
 
@@ -205,17 +180,17 @@ fn invalid_operations_fail_with_the_right_error() {
 #[test]
 fn unsupported_calls_and_hints_are_logged_once() {
     let Some(place) = Place::new() else { return };
-    let Some(program) = compiled(&place, "failures") else {
+    let Some(program) = compile_test(&place, "failures") else {
         return;
     };
     let mut command = place.command(program.to_str().expect("a path"), &[]);
     command.env("DIPOLE_LOG", "info");
-    let done = ended(command.spawn().expect("it starts"));
-    let text = String::from_utf8_lossy(&done.stderr);
+    let done = run(&mut command);
+    let text = &done.err;
     assert!(done.status.success(), "{done:?}");
     // Both processes call it.
-    let said = "a program called scalable_ep, which this provider does not offer";
-    assert_eq!(text.matches(said).count(), 2, "{text}");
+    let message = "a program called scalable_ep, which this provider does not offer";
+    assert_eq!(text.matches(message).count(), 2, "{text}");
     assert!(
         text.contains("not offered because a program requested automatic progress"),
         "{text}"

@@ -1,9 +1,9 @@
-//! How long the calls of a group take between processes of this machine, beside messages.
+//! Latency of group calls between processes of this machine, compared with messages.
 //!
 //! `cargo run --release -p dipole-group --example group_latency -- MEMBERS [ROUNDS [shm|udp]]`
 //!
-//! The bound is what a call costs if nothing but its rounds of messages counts: one way for each of
-//! ceil(log2 n) rounds. The broadcast is of 8 bytes, with a barrier after it, so it has two bounds.
+//! The lower bound counts only the rounds of messages: the one-way latency times ceil(log2 n). The
+//! broadcast has 8 bytes and is followed by a barrier, so it has twice that bound.
 
 #![allow(missing_docs, reason = "an example")]
 
@@ -103,7 +103,7 @@ fn run(
     Ok(())
 }
 
-/// The median round trip of 8 bytes between endpoints of rank 0 and 1.
+/// Median round trip of 8 bytes between endpoints of ranks 0 and 1.
 fn ping_pong(node: &Node, group: &mut Group, rounds: usize) -> Result<Duration, Box<dyn Error>> {
     let rank = u32::try_from(group.rank())?;
     let mut times = vec![Duration::ZERO];

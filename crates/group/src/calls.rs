@@ -1,4 +1,4 @@
-//! The calls of a group.
+//! The collective calls of a group.
 
 use std::time::Duration;
 
@@ -6,38 +6,38 @@ use dipole_proto::wire::{
     ANY_LENGTH, GroupCall, GroupHead, GroupKind, GroupOperation, members_to_bytes,
 };
 
-use super::board::{Key, RUN_AHEAD, Transfer};
 use super::error::Deadline;
-use super::shape::{self, Seat};
+use super::shape::{self, ReductionRole};
 use super::{Combine, Group, GroupError, Number};
+use crate::state::{MAX_CALLS_AHEAD, MessageKey, PendingMessage};
 
-/// When a member that is waited for is first asked whether it is still there.
+/// When a member is first probed after waiting for it.
 const FIRST_PROBE: Duration = Duration::from_millis(20);
-/// A longer message goes in pieces of this length, so that it is passed on while it comes.
+/// Longer messages are split into pieces of this length, so that each is forwarded on arrival.
 const PIECE_BYTES: usize = 64 << 10;
-/// Bytes that members move between two barriers of the group's own.
-const RUN_AHEAD_BYTES: u64 = 32 << 20;
-/// How often a thread that cannot send looks whether the generation has ended.
-const SEND_SLICE: Duration = Duration::from_millis(100);
-/// Rounds of a reduction: of folded ranks, of seats, and of what comes back.
+/// Bytes that members move between two internal barriers.
+const MAX_BYTES_AHEAD: u64 = 32 << 20;
+/// How often a thread that cannot send checks whether the generation has ended.
+const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Rounds of a reduction: folding, combining, and returning the result.
 const FOLD_ROUND: u8 = 0;
 const FIRST_ROUND: u8 = 1;
 const LAST_ROUND: u8 = 255;
 
-/// A call in progress.
+/// Parameters of the call in progress.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turn {
+pub(super) struct CallContext {
     pub(super) number: u64,
     pub(super) deadline: Deadline,
     call: GroupCall,
-    /// Members that cannot be reached may still come.
-    pub(super) is_patient: bool,
+    /// Members that cannot be reached may still join.
+    pub(super) awaits_joiners: bool,
 }
 
-impl Turn {
-    pub(super) fn patient(&self, is_patient: bool) -> Turn {
-        Turn {
-            is_patient,
+impl CallContext {
+    pub(super) fn with_awaits_joiners(&self, awaits_joiners: bool) -> CallContext {
+        CallContext {
+            awaits_joiners,
             ..*self
         }
     }
@@ -47,12 +47,12 @@ impl Turn {
     }
 }
 
-/// A piece of a transfer: of which, and where it begins.
+/// A piece of a message within a call.
 struct Part {
     round: u8,
-    /// The rank that has begun the transfer.
+    /// The rank that started the transfer.
     rank: u32,
-    /// Bytes of the whole transfer.
+    /// Length of the whole message.
     length: usize,
     at: usize,
 }
@@ -63,13 +63,16 @@ impl Group {
     /// # Errors
     /// [`GroupError`].
     pub fn barrier(&mut self, timeout: Duration) -> Result<(), GroupError> {
-        self.call_within(GroupOperation::Barrier, (0, 0), timeout, |group, turn| {
-            group.disseminate(turn, &[]).map(|()| 0)
-        })
+        self.call_within(
+            GroupOperation::Barrier,
+            (0, 0),
+            timeout,
+            |group, context| group.disseminate(context, &[]).map(|()| 0),
+        )
     }
 
-    /// The bytes of `root` come to all: there `data` are sent, elsewhere they are replaced. Of
-    /// any length.
+    /// Distributes the bytes of `root`, of any length, to all members. On the root `data` is sent;
+    /// elsewhere it is replaced.
     ///
     /// # Errors
     /// [`GroupError`].
@@ -86,21 +89,26 @@ impl Group {
             ANY_LENGTH
         };
         let what = (root, length);
-        self.call_within(GroupOperation::Broadcast, what, timeout, |group, turn| {
-            if is_root {
-                group.broadcast_on(turn, data, 0)?;
-            } else {
-                let before = std::mem::replace(data, group.take_broadcast(turn)?);
-                group.shared.board().recycle(before);
-            }
-            Ok(data.len() as u64)
-        })
+        self.call_within(
+            GroupOperation::Broadcast,
+            what,
+            timeout,
+            |group, context| {
+                if is_root {
+                    group.send_to_children(context, data, 0)?;
+                } else {
+                    let before = std::mem::replace(data, group.take_broadcast(context)?);
+                    group.shared.state().recycle(before);
+                }
+                Ok(data.len() as u64)
+            },
+        )
     }
 
-    /// The same where all know the length.
+    /// Like [`broadcast`](Self::broadcast), for a length that all members know.
     ///
     /// # Errors
-    /// [`GroupError::Mismatch`]: the lengths differ; other [`GroupError`]s.
+    /// [`GroupError::Mismatch`] if the lengths differ; other [`GroupError`]s.
     pub fn broadcast_slice(
         &mut self,
         root: usize,
@@ -108,25 +116,30 @@ impl Group {
         timeout: Duration,
     ) -> Result<(), GroupError> {
         let what = (root, data.len() as u64);
-        self.call_within(GroupOperation::Broadcast, what, timeout, |group, turn| {
-            if root == group.rank() {
-                group.broadcast_on(turn, data, 0)?;
-            } else {
-                let came = group.take_broadcast(turn)?;
-                data.copy_from_slice(&came);
-                group.shared.board().recycle(came);
-            }
-            Ok(data.len() as u64)
-        })
+        self.call_within(
+            GroupOperation::Broadcast,
+            what,
+            timeout,
+            |group, context| {
+                if root == group.rank() {
+                    group.send_to_children(context, data, 0)?;
+                } else {
+                    let received = group.take_broadcast(context)?;
+                    data.copy_from_slice(&received);
+                    group.shared.state().recycle(received);
+                }
+                Ok(data.len() as u64)
+            },
+        )
     }
 
-    /// Combines the bytes of all members, of the same length, into those of `root`; elsewhere they
-    /// stay. `combine` makes of two neighbouring results one, in the place of the first, which is
-    /// of the lower ranks. It must be associative, need not be commutative. In what order it is
-    /// used depends on the number of members alone, so equal bytes give equal results.
+    /// Combines the bytes of all members, which have the same length, into `data` on `root`;
+    /// elsewhere `data` stays as it is. `combine` merges its second argument, from higher ranks,
+    /// into its first. It must be associative but need not be commutative. The order of merging
+    /// depends only on the number of members, so equal input gives equal results.
     ///
     /// # Errors
-    /// [`GroupError::Mismatch`]: the lengths differ; other [`GroupError`]s.
+    /// [`GroupError::Mismatch`] if the lengths differ; other [`GroupError`]s.
     pub fn reduce(
         &mut self,
         root: usize,
@@ -135,9 +148,9 @@ impl Group {
         timeout: Duration,
     ) -> Result<(), GroupError> {
         let what = (root, data.len() as u64);
-        self.call_within(GroupOperation::Reduce, what, timeout, |group, turn| {
+        self.call_within(GroupOperation::Reduce, what, timeout, |group, context| {
             let mut work = group.working_copy(data);
-            let reduced = group.reduce_to_root(turn, &mut work, &mut combine);
+            let reduced = group.reduce_to_root(context, &mut work, &mut combine);
             if reduced.is_ok() && root == group.rank() {
                 data.copy_from_slice(&work);
             }
@@ -146,7 +159,7 @@ impl Group {
         })
     }
 
-    /// The same, and all have the result.
+    /// Like [`reduce`](Self::reduce), but all members get the result.
     ///
     /// # Errors
     /// Those of [`reduce`](Self::reduce).
@@ -157,18 +170,23 @@ impl Group {
         timeout: Duration,
     ) -> Result<(), GroupError> {
         let what = (0, data.len() as u64);
-        self.call_within(GroupOperation::Allreduce, what, timeout, |group, turn| {
-            let mut work = group.working_copy(data);
-            let reduced = group.reduce_for_all(turn, &mut work, &mut combine);
-            if reduced.is_ok() {
-                data.copy_from_slice(&work);
-            }
-            group.work = work;
-            reduced.map(|()| data.len() as u64)
-        })
+        self.call_within(
+            GroupOperation::Allreduce,
+            what,
+            timeout,
+            |group, context| {
+                let mut work = group.working_copy(data);
+                let reduced = group.reduce_for_all(context, &mut work, &mut combine);
+                if reduced.is_ok() {
+                    data.copy_from_slice(&work);
+                }
+                group.work = work;
+                reduced.map(|()| data.len() as u64)
+            },
+        )
     }
 
-    /// [`reduce`](Self::reduce) of numbers, each with those at the same place.
+    /// Element-wise [`reduce`](Self::reduce) of numbers.
     ///
     /// # Errors
     /// Those of `reduce`.
@@ -185,7 +203,7 @@ impl Group {
         Ok(())
     }
 
-    /// [`allreduce`](Self::allreduce) of numbers, each with those at the same place.
+    /// Element-wise [`allreduce`](Self::allreduce) of numbers.
     ///
     /// # Errors
     /// Those of `reduce`.
@@ -201,14 +219,14 @@ impl Group {
         Ok(())
     }
 
-    /// A call of the program's, after one of the group's own if members might else run too far
-    /// ahead of each other.
+    /// Runs a call of the program, preceded by an internal barrier if members might otherwise run
+    /// too far ahead of each other.
     fn call_within(
         &mut self,
         operation: GroupOperation,
         (root, length): (usize, u64),
         timeout: Duration,
-        body: impl FnOnce(&mut Group, &Turn) -> Result<u64, GroupError>,
+        body: impl FnOnce(&mut Group, &CallContext) -> Result<u64, GroupError>,
     ) -> Result<(), GroupError> {
         if root >= self.size() {
             let cause = format!("there is no rank {root} among {} members", self.size());
@@ -216,14 +234,14 @@ impl Group {
         }
         let deadline = Deadline::after(timeout);
         let (calls, bytes) = self.ahead;
-        if calls >= RUN_AHEAD || bytes >= RUN_AHEAD_BYTES {
+        if calls >= MAX_CALLS_AHEAD || bytes >= MAX_BYTES_AHEAD {
             let fence = GroupCall {
                 operation: GroupOperation::Fence,
                 root: 0,
                 length: 0,
             };
-            self.call(fence, deadline, |group, turn| {
-                group.disseminate(turn, &[]).map(|()| 0)
+            self.call(fence, deadline, |group, context| {
+                group.disseminate(context, &[]).map(|()| 0)
             })?;
             self.ahead = (0, 0);
         }
@@ -235,76 +253,87 @@ impl Group {
         self.call(call, deadline, body)
     }
 
-    /// A call. `body` returns how many bytes it turned out to be about.
+    /// Runs one call. `body` returns the number of bytes it moved.
     pub(super) fn call(
         &mut self,
         call: GroupCall,
         deadline: Deadline,
-        body: impl FnOnce(&mut Group, &Turn) -> Result<u64, GroupError>,
+        body: impl FnOnce(&mut Group, &CallContext) -> Result<u64, GroupError>,
     ) -> Result<(), GroupError> {
-        let begun = self.shared.board().begin(call);
+        let begun = self.shared.state().begin(call);
         let Some(number) = begun else {
             return Err(self.ended());
         };
-        let turn = Turn {
+        let context = CallContext {
             number,
             deadline,
             call,
-            is_patient: false,
+            awaits_joiners: false,
         };
-        let done = body(self, &turn);
+        let done = body(self, &context);
         if done.is_err() {
-            // If it has not ended: without this member it does not go on.
+            // End the generation if it has not ended: it cannot continue without this member.
             self.left(self.rank());
         }
         let length = *done.as_ref().unwrap_or(&0);
-        self.shared.board().finish(length);
+        self.shared.state().finish(length);
         self.ahead = (self.ahead.0 + 1, self.ahead.1 + length);
         done.map(drop)
     }
 
-    /// Tells all, and hears from all, that they are here.
-    pub(super) fn disseminate(&mut self, turn: &Turn, data: &[u8]) -> Result<(), GroupError> {
+    /// Dissemination barrier; each message carries `data`.
+    pub(super) fn disseminate(
+        &mut self,
+        context: &CallContext,
+        data: &[u8],
+    ) -> Result<(), GroupError> {
         let (rank, size) = (self.rank(), self.size());
         for (round, at) in (0..shape::rounds(size)).zip(0_u8..) {
             let (to, from) = shape::partners(rank, size, round);
-            self.send(turn, to, at, data)?;
-            self.hear(turn, from, at)?;
-            if turn.number == 0 {
-                // While it is there: whether it is gone shows only at an edge that was open.
+            self.send(context, to, at, data)?;
+            self.receive(context, from, at)?;
+            if context.number == 0 {
+                // Open the edge now: only an open edge can show later that the member is gone.
                 self.edge(from)?;
             }
         }
         Ok(())
     }
 
-    /// Sends to those below in the tree what begins at `from`.
-    fn broadcast_on(&mut self, turn: &Turn, data: &[u8], from: usize) -> Result<(), GroupError> {
-        let (rank, root, size) = (self.rank(), turn.root(), self.size());
+    /// Sends `data` from offset `from` on to the children in the broadcast tree.
+    fn send_to_children(
+        &mut self,
+        context: &CallContext,
+        data: &[u8],
+        from: usize,
+    ) -> Result<(), GroupError> {
+        let (rank, root, size) = (self.rank(), context.root(), self.size());
         for (at, piece) in pieces(data, from) {
             for child in shape::children(rank, root, size) {
                 let part = Part {
                     round: 0,
-                    rank: turn.call.root,
+                    rank: context.call.root,
                     length: data.len(),
                     at,
                 };
-                self.send_piece(turn, child, &part, piece)?;
+                self.send_piece(context, child, &part, piece)?;
             }
         }
         Ok(())
     }
 
-    /// What the root sent. The handler has passed it on, or as much of it as it could.
-    fn take_broadcast(&mut self, turn: &Turn) -> Result<Vec<u8>, GroupError> {
-        let (rank, root, size) = (self.rank(), turn.root(), self.size());
+    /// Waits for the broadcast, and forwards whatever the handler could not forward.
+    fn take_broadcast(&mut self, context: &CallContext) -> Result<Vec<u8>, GroupError> {
+        let (rank, root, size) = (self.rank(), context.root(), self.size());
         let parent = shape::parent(rank, root, size).unwrap_or(root);
-        let key = (turn.number, 0, turn.call.root);
-        let Transfer {
-            bytes, stuck_at, ..
-        } = self.wait(turn, &key, parent)?;
-        if let Some(from) = stuck_at {
-            self.broadcast_on(turn, &bytes, from)?;
+        let key = (context.number, 0, context.call.root);
+        let PendingMessage {
+            bytes,
+            forward_failed_at,
+            ..
+        } = self.wait_message(context, &key, parent)?;
+        if let Some(from) = forward_failed_at {
+            self.send_to_children(context, &bytes, from)?;
         }
         Ok(bytes)
     }
@@ -316,37 +345,38 @@ impl Group {
         work
     }
 
-    /// Combines what a rank beyond the seats gives, or gives it; the own seat, if any.
+    /// Folding round: ranks without a slot send their data, others combine what they get. Returns
+    /// this rank's slot, if any.
     fn fold(
         &mut self,
-        turn: &Turn,
+        context: &CallContext,
         data: &mut [u8],
         combine: &mut dyn FnMut(&mut [u8], &[u8]),
     ) -> Result<Option<usize>, GroupError> {
-        match shape::seat(self.rank(), self.size()) {
-            Seat::Folded(into) => {
-                self.send(turn, into, FOLD_ROUND, data)?;
+        match shape::role(self.rank(), self.size()) {
+            ReductionRole::Folded(into) => {
+                self.send(context, into, FOLD_ROUND, data)?;
                 Ok(None)
             }
-            Seat::Seated(seat, gives) => {
-                if let Some(from) = gives {
-                    self.combine(turn, (from, FOLD_ROUND), data, combine)?;
+            ReductionRole::Active(slot, folded) => {
+                if let Some(from) = folded {
+                    self.combine(context, (from, FOLD_ROUND), data, combine)?;
                 }
-                Ok(Some(seat))
+                Ok(Some(slot))
             }
         }
     }
 
-    /// Opens the edges that reductions take, for the same reason.
+    /// Opens the edges that reductions use, so that they can show later that a member is gone.
     pub(super) fn open_edges(&self) -> Result<(), GroupError> {
         let (rank, size) = (self.rank(), self.size());
-        let folded = match shape::seat(rank, size) {
-            Seat::Folded(into) => Some(into),
-            Seat::Seated(seat, gives) => {
-                for bit in 0..shape::seats(size).ilog2() {
-                    self.edge(shape::seated(seat ^ (1 << bit), size))?;
+        let folded = match shape::role(rank, size) {
+            ReductionRole::Folded(into) => Some(into),
+            ReductionRole::Active(slot, folded) => {
+                for bit in 0..shape::slots(size).ilog2() {
+                    self.edge(shape::rank_of_slot(slot ^ (1 << bit), size))?;
                 }
-                gives
+                folded
             }
         };
         match folded {
@@ -355,106 +385,122 @@ impl Group {
         }
     }
 
-    /// Combines what `from` sends, which is of higher ranks.
+    /// Combines the data that `from`, a higher rank, sends.
     fn combine(
         &mut self,
-        turn: &Turn,
+        context: &CallContext,
         (from, round): (usize, u8),
         data: &mut [u8],
         combine: &mut dyn FnMut(&mut [u8], &[u8]),
     ) -> Result<(), GroupError> {
-        let theirs = self.hear(turn, from, round)?;
+        let theirs = self.receive(context, from, round)?;
         combine(data, &theirs);
-        self.shared.board().recycle(theirs);
+        self.shared.state().recycle(theirs);
         Ok(())
     }
 
     fn reduce_to_root(
         &mut self,
-        turn: &Turn,
+        context: &CallContext,
         data: &mut [u8],
         combine: &mut dyn FnMut(&mut [u8], &[u8]),
     ) -> Result<(), GroupError> {
-        let (rank, root, size) = (self.rank(), turn.root(), self.size());
-        if let Some(seat) = self.fold(turn, data, combine)? {
-            for (bit, round) in (0..shape::seats(size).ilog2()).zip(FIRST_ROUND..) {
+        let (rank, root, size) = (self.rank(), context.root(), self.size());
+        if let Some(slot) = self.fold(context, data, combine)? {
+            for (bit, round) in (0..shape::slots(size).ilog2()).zip(FIRST_ROUND..) {
                 let distance = 1 << bit;
-                if seat & distance != 0 {
-                    let to = shape::seated(seat - distance, size);
-                    self.send(turn, to, round, data)?;
+                if slot & distance != 0 {
+                    let to = shape::rank_of_slot(slot - distance, size);
+                    self.send(context, to, round, data)?;
                     break;
                 }
-                let from = shape::seated(seat + distance, size);
-                self.combine(turn, (from, round), data, combine)?;
+                let from = shape::rank_of_slot(slot + distance, size);
+                self.combine(context, (from, round), data, combine)?;
             }
         }
-        // The order of combination is that of ranks, so the result is that of rank 0.
+        // Data is combined in rank order, so the result ends up at rank 0.
         match (rank, root) {
             (0, 0) => Ok(()),
-            (0, _) => self.send(turn, root, LAST_ROUND, data),
-            _ if rank == root => self.hear_all(turn, 0, data),
+            (0, _) => self.send(context, root, LAST_ROUND, data),
+            _ if rank == root => self.receive_result(context, 0, data),
             _ => Ok(()),
         }
     }
 
     fn reduce_for_all(
         &mut self,
-        turn: &Turn,
+        context: &CallContext,
         data: &mut Vec<u8>,
         combine: &mut dyn FnMut(&mut [u8], &[u8]),
     ) -> Result<(), GroupError> {
         let (rank, size) = (self.rank(), self.size());
-        let Some(seat) = self.fold(turn, data, combine)? else {
-            return self.hear_all(turn, rank - 1, data);
+        let Some(slot) = self.fold(context, data, combine)? else {
+            return self.receive_result(context, rank - 1, data);
         };
-        for (bit, round) in (0..shape::seats(size).ilog2()).zip(FIRST_ROUND..) {
-            let other = seat ^ (1 << bit);
-            let partner = shape::seated(other, size);
-            self.send(turn, partner, round, data)?;
-            if other > seat {
-                self.combine(turn, (partner, round), data, combine)?;
+        for (bit, round) in (0..shape::slots(size).ilog2()).zip(FIRST_ROUND..) {
+            let other = slot ^ (1 << bit);
+            let partner = shape::rank_of_slot(other, size);
+            self.send(context, partner, round, data)?;
+            if other > slot {
+                self.combine(context, (partner, round), data, combine)?;
             } else {
-                let mut theirs = self.hear(turn, partner, round)?;
+                let mut theirs = self.receive(context, partner, round)?;
                 combine(&mut theirs, data);
                 let ours = std::mem::replace(data, theirs);
-                self.shared.board().recycle(ours);
+                self.shared.state().recycle(ours);
             }
         }
-        match shape::seat(rank, size) {
-            Seat::Seated(_, Some(folded)) => self.send(turn, folded, LAST_ROUND, data),
+        match shape::role(rank, size) {
+            ReductionRole::Active(_, Some(folded)) => self.send(context, folded, LAST_ROUND, data),
             _ => Ok(()),
         }
     }
 
-    /// The result, from a rank that has it.
-    fn hear_all(&mut self, turn: &Turn, from: usize, data: &mut [u8]) -> Result<(), GroupError> {
-        let result = self.hear(turn, from, LAST_ROUND)?;
+    /// Receives the result from a rank that has it.
+    fn receive_result(
+        &mut self,
+        context: &CallContext,
+        from: usize,
+        data: &mut [u8],
+    ) -> Result<(), GroupError> {
+        let result = self.receive(context, from, LAST_ROUND)?;
         data.copy_from_slice(&result);
-        self.shared.board().recycle(result);
+        self.shared.state().recycle(result);
         Ok(())
     }
 
-    /// Waits for what a rank sends in a round.
-    fn hear(&mut self, turn: &Turn, from: usize, round: u8) -> Result<Vec<u8>, GroupError> {
+    /// Waits for the message that a rank sends in a round.
+    fn receive(
+        &mut self,
+        context: &CallContext,
+        from: usize,
+        round: u8,
+    ) -> Result<Vec<u8>, GroupError> {
         let rank = u32::try_from(from).expect("fewer members than endpoints");
-        Ok(self.wait(turn, &(turn.number, round, rank), from)?.bytes)
+        Ok(self
+            .wait_message(context, &(context.number, round, rank), from)?
+            .bytes)
     }
 
-    /// Waits for a message that `from` sends. From time to time it is asked whether it is
-    /// still there.
-    fn wait(&mut self, turn: &Turn, key: &Key, from: usize) -> Result<Transfer, GroupError> {
+    /// Waits for a message from `from`, and probes it from time to time.
+    fn wait_message(
+        &mut self,
+        context: &CallContext,
+        key: &MessageKey,
+        from: usize,
+    ) -> Result<PendingMessage, GroupError> {
         let rank = u32::try_from(from).expect("fewer members than endpoints");
         let mut pause = FIRST_PROBE;
         loop {
             let (port, shared) = (&self.port, &self.shared);
-            let waited = port.wait_until(pause, || shared.board().has_news(key, rank));
+            let waited = port.wait_until(pause, || shared.state().is_resolved(key, rank));
             waited.map_err(GroupError::Port)?;
             let (taken, has_ended, has_left) = {
-                let mut board = self.shared.board();
+                let mut state = self.shared.state();
                 (
-                    board.take(key),
-                    board.ended().is_some(),
-                    board.has_left(rank),
+                    state.take(key),
+                    state.ended().is_some(),
+                    state.has_left(rank),
                 )
             };
             if let Some(taken) = taken {
@@ -466,21 +512,26 @@ impl Group {
             if has_left {
                 return Err(self.left(from));
             }
-            let left = turn.deadline.left();
+            let left = context.deadline.left();
             if left.is_zero() {
                 return Err(self.timed_out(from));
             }
-            match turn.is_patient {
-                true => self.tell_again(turn, from, key.1)?,
-                false => self.probe(turn, key, from)?,
+            match context.awaits_joiners {
+                true => self.resend_start(context, from, key.1)?,
+                false => self.probe(context, key, from)?,
             }
-            pause = (2 * pause).min(SEND_SLICE).min(left);
+            pause = (2 * pause).min(SEND_RETRY_INTERVAL).min(left);
         }
     }
 
-    /// Tells of a beginning again, since a member may have come back after it was told; it
-    /// is filed once. The one that is waited for is asked whether it is still there.
-    fn tell_again(&mut self, turn: &Turn, from: usize, rounds: u8) -> Result<(), GroupError> {
+    /// Resends the start messages, because a member may have restarted after it received them
+    /// (duplicates are ignored), and probes the member this call waits for.
+    fn resend_start(
+        &mut self,
+        context: &CallContext,
+        from: usize,
+        rounds: u8,
+    ) -> Result<(), GroupError> {
         let (own, rank, size) = (self.roster.own_rank(), self.rank(), self.size());
         let list = members_to_bytes(&self.roster.members.pairs());
         for round in 0..=rounds {
@@ -492,17 +543,23 @@ impl Group {
                     length: list.len(),
                     at,
                 };
-                self.compose(turn, &part, piece);
+                self.build_message(context, &part, piece);
                 let edge = self.edge(to)?;
                 self.forget_if_lost(to, edge.try_send(&self.scratch))?;
             }
         }
-        let asked = self.ask(turn, from);
+        let asked = self.send_probe(context, from);
         self.forget_if_lost(from, asked)
     }
 
-    /// Sends to a rank in a round.
-    fn send(&mut self, turn: &Turn, to: usize, round: u8, data: &[u8]) -> Result<(), GroupError> {
+    /// Sends a message to a rank in a round.
+    fn send(
+        &mut self,
+        context: &CallContext,
+        to: usize,
+        round: u8,
+        data: &[u8],
+    ) -> Result<(), GroupError> {
         let rank = self.roster.own_rank();
         for (at, piece) in pieces(data, 0) {
             let part = Part {
@@ -511,32 +568,32 @@ impl Group {
                 length: data.len(),
                 at,
             };
-            self.send_piece(turn, to, &part, piece)?;
+            self.send_piece(context, to, &part, piece)?;
         }
         Ok(())
     }
 
-    /// Sends a piece.
+    /// Sends a piece of a message.
     fn send_piece(
         &mut self,
-        turn: &Turn,
+        context: &CallContext,
         to: usize,
         part: &Part,
         piece: &[u8],
     ) -> Result<(), GroupError> {
-        self.compose(turn, part, piece);
+        self.build_message(context, part, piece);
         loop {
-            let patience = turn.deadline.left().min(SEND_SLICE);
+            let patience = context.deadline.left().min(SEND_RETRY_INTERVAL);
             let sent = self.edge(to)?.send_timeout(&self.scratch, patience);
             match sent {
                 Ok(()) => return Ok(()),
-                Err(cause) => self.cannot_send(turn, to, cause)?,
+                Err(cause) => self.on_send_error(context, to, cause)?,
             }
         }
     }
 
-    /// Puts a message together.
-    fn compose(&mut self, turn: &Turn, part: &Part, piece: &[u8]) {
+    /// Writes head and piece of a message to `scratch`.
+    fn build_message(&mut self, context: &CallContext, part: &Part, piece: &[u8]) {
         let Part {
             round,
             rank,
@@ -547,13 +604,13 @@ impl Group {
             kind: GroupKind::Data,
             call: GroupCall {
                 length: length as u64,
-                ..turn.call
+                ..context.call
             },
             round,
             rank,
             generation: self.roster.members.generation,
             list: self.roster.list,
-            number: turn.number,
+            number: context.number,
             offset: at as u64,
         };
         self.scratch.clear();
@@ -562,7 +619,7 @@ impl Group {
     }
 }
 
-/// The pieces of something from an offset on, and where they begin; one of nothing.
+/// Splits the data after `from` into pieces with their offsets; empty data gives one empty piece.
 fn pieces(data: &[u8], from: usize) -> impl Iterator<Item = (usize, &[u8])> {
     let empty = (data.len() == from).then_some((from, &[][..]));
     let cut = data[from..].chunks(PIECE_BYTES).enumerate();

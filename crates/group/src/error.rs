@@ -1,4 +1,4 @@
-//! Why a group does not go on.
+//! Errors of groups.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use super::Members;
 use dipole_node::Address;
 use dipole_node::{OpenError, PortError, SendError};
 
-/// A member: its rank, and its port.
+/// A member: rank and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
-    /// Its place in the list of members.
+    /// Position in the list of members.
     pub rank: usize,
-    /// Its port.
+    /// The member's port.
     pub address: Address,
 }
 
@@ -24,58 +24,84 @@ impl fmt::Display for Member {
     }
 }
 
-/// Why a call of a group was not done. But for the first two, the generation has ended for all
-/// of its members, who get the same error from their calls.
-#[derive(Debug)]
+/// Why a group call failed. Except for the first two, the generation has ended for all members,
+/// and their calls fail with the same error.
+#[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// The list of members cannot be that of a group here, or a rank is none of it.
+    /// The list of members is invalid here, or there is no such rank.
+    #[error("cannot join the group: {cause}")]
     Members {
         /// What is wrong with it.
         cause: String,
     },
-    /// The member's own port cannot be opened.
+    /// The member's port could not be opened.
+    #[error(transparent)]
     Open(OpenError),
     /// Processes of members are gone.
+    #[error(
+        "members of the group are gone: {}; continue without them (reform_without)",
+        List(.members)
+    )]
     Gone {
-        /// Whose.
+        /// Which members.
         members: Vec<Member>,
     },
-    /// A member closed its group before a call that others made.
+    /// A member left the group before a call that others made.
+    #[error("{member} left the group before this call; all members must make the same calls")]
     Left {
-        /// Which.
+        /// Which member.
         member: Member,
     },
-    /// A member waited for others as long as its caller allowed.
+    /// A member waited longer for others than its caller allowed.
+    #[error(
+        "{member} timed out waiting for {}; they may be late or have made other calls",
+        List(.waited_for)
+    )]
     TimedOut {
-        /// Who waited; it may be this one.
+        /// The waiting member, possibly this one.
         member: Member,
-        /// For whom.
+        /// The members it waited for.
         waited_for: Vec<Member>,
     },
-    /// Two members did not make the same call.
+    /// Two members made different calls.
+    #[error(
+        "members made different calls: as call {number}, {} made {}, {} made {}",
+        .calls[0].0, .calls[0].1, .calls[1].0, .calls[1].1
+    )]
     Mismatch {
-        /// The how many-th call of the generation it was, the group's own included.
+        /// Number of the call within the generation, including internal calls.
         number: u64,
-        /// What each of the two called.
+        /// The two members and their calls.
         calls: [(Member, String); 2],
     },
-    /// Others have another list of members, or a newer generation.
+    /// Other members have a different list or a newer generation.
+    #[error(
+        "other members have a different list, generation {} with {} members; give all the same \
+         list",
+        .theirs.generation, .theirs.addresses.len()
+    )]
     Disagreement {
-        /// Theirs.
+        /// Their list.
         theirs: Members,
     },
-    /// Others go on without this member.
+    /// The others have continued without this member.
+    #[error(
+        "the others continue without this member, as generation {} with {} members",
+        .theirs.generation, .theirs.addresses.len()
+    )]
     Excluded {
-        /// The members they go on with.
+        /// The members of their generation.
         theirs: Members,
     },
-    /// Nothing can be sent.
+    /// Sending failed.
+    #[error(transparent)]
     Send(SendError),
-    /// The member's own port has ended.
+    /// The member's port is closed or broken.
+    #[error(transparent)]
     Port(PortError),
 }
 
-/// Members in words.
+/// Formats a list of members.
 struct List<'a>(&'a [Member]);
 
 impl fmt::Display for List<'_> {
@@ -88,7 +114,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-pub(super) fn in_words(call: &GroupCall) -> String {
+pub(super) fn describe_call(call: &GroupCall) -> String {
     let GroupCall {
         operation,
         root,
@@ -101,67 +127,13 @@ pub(super) fn in_words(call: &GroupCall) -> String {
     }
 }
 
-impl fmt::Display for GroupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GroupError::Members { cause } => write!(f, "this cannot be a group's member: {cause}"),
-            GroupError::Open(cause) => cause.fmt(f),
-            GroupError::Gone { members } => write!(
-                f,
-                "members of the group are gone: {}; go on without them (reform_without)",
-                List(members)
-            ),
-            GroupError::Left { member } => write!(
-                f,
-                "{member} closed its group before this call; all members make the same calls"
-            ),
-            GroupError::TimedOut { member, waited_for } => write!(
-                f,
-                "{member} waited in vain for {}; are they late, or do they make other calls?",
-                List(waited_for)
-            ),
-            GroupError::Mismatch { number, calls } => write!(
-                f,
-                "members do not make the same calls: as call {number}, {} made {}, {} made {}",
-                calls[0].0, calls[0].1, calls[1].0, calls[1].1
-            ),
-            GroupError::Disagreement { theirs } => write!(
-                f,
-                "others have another list of members, generation {} of {} members; \
-                 give all the same list",
-                theirs.generation,
-                theirs.addresses.len()
-            ),
-            GroupError::Excluded { theirs } => write!(
-                f,
-                "the others go on without this member, as generation {} of {} members",
-                theirs.generation,
-                theirs.addresses.len()
-            ),
-            GroupError::Send(cause) => cause.fmt(f),
-            GroupError::Port(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for GroupError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            GroupError::Open(cause) => cause.source(),
-            GroupError::Send(cause) => cause.source(),
-            GroupError::Port(cause) => cause.source(),
-            _ => None,
-        }
-    }
-}
-
-/// For how long somebody may be waited for, from now on.
+/// The time until which a call may wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline(std::time::Instant);
 
 impl Deadline {
     pub(super) fn after(timeout: Duration) -> Deadline {
-        // A time that no clock shows is never.
+        // Longer time-outs would overflow the clock.
         let never = Duration::from_secs(100 * 365 * 86_400);
         Deadline(std::time::Instant::now() + timeout.min(never))
     }

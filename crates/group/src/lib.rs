@@ -1,9 +1,9 @@
-//! Groups: barriers, broadcasts and reductions of members that make the same calls.
+//! Groups: barriers, broadcasts and reductions among members that make the same calls.
 //!
-//! Each member has a port whose handler files what the others tell it (`board.rs`), also
-//! while the member computes, and passes broadcasts on. A call sends along the pattern of
-//! `shape.rs` and waits for what it needs (`calls.rs`); `telling.rs` finds out
-//! who is gone and tells the others. `members.rs` is the list, `reduction.rs` combines.
+//! Each member has a port. Its handler stores arriving messages (`state.rs`) and forwards
+//! broadcasts, even while the member computes. A call sends along the pattern in `shape.rs` and
+//! waits for the messages it needs (`calls.rs`). `failure.rs` detects lost members and notifies the
+//! others.
 //!
 //! # Source
 //! GAMMA §2: the parallel programs that active ports serve; dissemination barrier: Hensgen,
@@ -11,13 +11,13 @@
 
 #![forbid(unsafe_code)]
 
-mod board;
 mod calls;
 mod error;
+mod failure;
 mod members;
 mod reduction;
 mod shape;
-mod telling;
+mod state;
 
 use std::fmt;
 use std::io::IoSlice;
@@ -27,7 +27,6 @@ use std::time::Duration;
 
 use dipole_proto::wire::{GroupCall, GroupHead, GroupOperation, members_to_bytes};
 
-use board::{Board, Verdict};
 use dipole_node::Address;
 use dipole_node::Message;
 use dipole_node::Node;
@@ -39,89 +38,90 @@ pub use error::{GroupError, Member};
 pub use members::Members;
 use members::Roster;
 pub use reduction::{Combine, Number};
+use state::{CollectiveState, Reaction};
 
 /// A member of a group.
 ///
-/// All members make the same calls in the same order; which call meets which is decided by that
-/// alone. A call returns when this member has done its part: after a barrier all have called it,
-/// after a reduction its root has had everybody's bytes, after a broadcast the root may be ahead of the
-/// others, by 64 calls or 32 MiB at most. A member that computes delays those who need
-/// something of it, not the broadcasts that go through it.
+/// All members make the same calls in the same order; only this order decides which calls belong
+/// together. A call returns when this member has done its part: after a barrier, all members have
+/// called it; after a reduction, its root has the bytes of all; after a broadcast, the root may be
+/// ahead of the others by at most 64 calls or 32 MiB. A member that computes delays only members
+/// that need its data, not the broadcasts that pass through it.
 ///
-/// An error ends the generation for all members: each call in progress that is not yet complete, and
-/// each later one, fails for the same reason, which names who is gone, or late, or called
-/// something else. Some members may have completed the call in which that happened. After that
-/// [`reform_without`](Self::reform_without) or [`reform`](Self::reform) begins another generation.
+/// An error ends the generation for all members. Each incomplete and each later call fails with the
+/// same reason, which names the members that are gone, late, or made a different call. Some
+/// members may have completed the call in which the error occurred. Afterwards
+/// [`reform_without`](Self::reform_without) or [`reform`](Self::reform) starts a new generation.
 ///
-/// Calls are not to be made in handlers of ports. Dropping the group leaves it: calls that the
-/// others have begun are ended properly, later ones fail there.
+/// Port handlers must not make calls. Dropping the group leaves it: calls that the others have
+/// already begun complete, and later ones fail there.
 pub struct Group {
     port: ActivePort,
     shared: Arc<Shared>,
     roster: Arc<Roster>,
-    /// Calls, and bytes they moved, since all were known to be at the same place.
+    /// Calls, and bytes they moved, since the last point at which all members were in step.
     ahead: (u64, u64),
-    /// A message on its way to the edge.
+    /// The message being sent.
     scratch: Vec<u8>,
-    /// What is combined.
+    /// The reduction's intermediate result.
     work: Vec<u8>,
-    /// Edges to those who were told that they are late.
+    /// Edges with replies to members of an ended generation.
     answers: Vec<Edge>,
 }
 
-/// What calls and handler share.
+/// State shared by the calls and the handler.
 struct Shared {
-    board: Mutex<Board>,
-    /// The handler runs: what it says must not come after the port's end.
-    is_handling: AtomicBool,
+    state: Mutex<CollectiveState>,
+    /// The handler is running; the port must not close before it has finished sending.
+    handler_is_running: AtomicBool,
 }
 
 impl Shared {
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, CollectiveState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handler of the port. It never waits.
+    /// The port's handler; it never blocks.
     fn handle(&self, context: &PortContext, message: &Message) {
-        self.is_handling.store(true, Ordering::Release);
-        self.take_in(context, message);
-        self.is_handling.store(false, Ordering::Release);
+        self.handler_is_running.store(true, Ordering::Release);
+        self.on_message(context, message);
+        self.handler_is_running.store(false, Ordering::Release);
     }
 
-    fn take_in(&self, context: &PortContext, message: &Message) {
+    fn on_message(&self, context: &PortContext, message: &Message) {
         let (head, data) = match GroupHead::parse(message) {
             Ok(parsed) => parsed,
             Err(cause) => {
-                tracing::debug!("{} is no member's: {cause}", message.source());
+                tracing::debug!("ignored a message from {}: {cause}", message.source());
                 return;
             }
         };
-        // Not for longer: what follows may find that another thread waits for the lock.
-        let verdict = self.board().take_in(message.source(), &head, data);
-        match verdict {
-            Verdict::Nothing => {}
-            Verdict::Reply(from, ending) => {
-                let told = context.reply(message, &telling::ended_message(&head, from, &ending));
+        // Release the lock at once: another thread may be waiting for it.
+        let reaction = self.state().on_message(message.source(), &head, data);
+        match reaction {
+            Reaction::None => {}
+            Reaction::Reply(from, ending) => {
+                let told = context.reply(message, &failure::ended_message(&head, from, &ending));
                 if let Err(cause) = told {
-                    tracing::debug!("{} is not told: {cause}", message.source());
+                    tracing::debug!("cannot reply to {}: {cause}", message.source());
                 }
             }
-            Verdict::PassOn(roster, key) => {
+            Reaction::Forward(roster, key) => {
                 let root = head.call.root as usize;
-                // Each must have it, whether another could be given it or not.
+                // Forward to each child even if an earlier one failed.
                 let mut to_all = true;
                 if root < roster.size() {
                     for child in shape::children(roster.rank, root, roster.size()) {
-                        to_all &= self.pass_on(context, &roster, child, message);
+                        to_all &= self.forward(context, &roster, child, message);
                     }
                 }
-                self.board().passed_on(key, head.offset, to_all);
+                self.state().on_forwarded(key, head.offset, to_all);
             }
         }
     }
 
-    /// Sends without waiting, whatever is in the way; whether it could.
-    fn pass_on(&self, context: &PortContext, roster: &Roster, to: usize, message: &[u8]) -> bool {
+    /// Sends to one member without blocking; false if that failed.
+    fn forward(&self, context: &PortContext, roster: &Roster, to: usize, message: &[u8]) -> bool {
         let Ok(edge) = roster.edge(to, |address| context.edge(address)) else {
             return false;
         };
@@ -132,11 +132,11 @@ impl Shared {
 }
 
 impl Group {
-    /// Takes part in a group as the member `rank`, whose address must be of this node: opens
-    /// its port, and waits until all members are there and have the same list.
+    /// Joins a group as the member `rank`, whose address must be on this node. Opens the member's
+    /// port and waits until all members have joined with the same list.
     ///
     /// # Errors
-    /// [`GroupError`]; of members that do not come, [`GroupError::TimedOut`] names one.
+    /// [`GroupError`]. If members are missing, [`GroupError::TimedOut`] names one of them.
     pub fn join(
         node: &Node,
         members: Members,
@@ -146,13 +146,13 @@ impl Group {
         let address = check(&members, rank)?;
         if address.node != node.id() {
             let (own, other) = (node.id(), address.node);
-            let cause = format!("rank {rank} is on node {other}, this is node {own}");
+            let cause = format!("rank {rank} is on node {other}, but this is node {own}");
             return Err(GroupError::Members { cause });
         }
         let roster = Arc::new(Roster::new(members, rank));
         let shared = Arc::new(Shared {
-            board: Mutex::new(Board::new(Arc::clone(&roster))),
-            is_handling: AtomicBool::new(false),
+            state: Mutex::new(CollectiveState::new(Arc::clone(&roster))),
+            handler_is_running: AtomicBool::new(false),
         });
         let handling = Arc::clone(&shared);
         let handler = move |context: &PortContext, message: Message| {
@@ -173,13 +173,13 @@ impl Group {
     }
 }
 
-/// The address of the member `rank`, if that can be.
+/// Checks the list and returns the address of the member `rank`.
 fn check(members: &Members, rank: usize) -> Result<Address, GroupError> {
     let wrong = |cause| Err(GroupError::Members { cause });
     let mut sorted = members.addresses.clone();
     sorted.sort_unstable();
     if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        return wrong(format!("the list has {} twice", twice[0]));
+        return wrong(format!("{} is listed twice", twice[0]));
     }
     match members.addresses.get(rank) {
         Some(address) => Ok(*address),
@@ -191,33 +191,33 @@ fn check(members: &Members, rank: usize) -> Result<Address, GroupError> {
 }
 
 impl Group {
-    /// This member's place in the list.
+    /// This member's position in the list.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.roster.rank
     }
 
-    /// How many members there are.
+    /// Number of members.
     #[must_use]
     pub fn size(&self) -> usize {
         self.roster.size()
     }
 
-    /// Who they are.
+    /// The list of members.
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.roster.members
     }
 
-    /// Members of this generation that are known to be gone, or to have left: in all members the
-    /// same only once the next generation has begun.
+    /// Members of this generation that are known to have died or left. The members agree on
+    /// this list only once the next generation has started.
     #[must_use]
     pub fn gone(&self) -> Vec<Member> {
-        let lost = self.shared.board().lost().clone();
-        self.named(lost)
+        let lost = self.shared.state().lost().clone();
+        self.members_at(lost)
     }
 
-    /// Begins another generation, with other members, in another order. All of them call this, or
+    /// Starts a new generation with another list of members. All of them call this, or
     /// [`Group::join`] if they are new, with the same list and generation; waits for them.
     ///
     /// # Errors
@@ -227,13 +227,14 @@ impl Group {
         self.start(Deadline::after(timeout), true)
     }
 
-    /// Begins the next generation without those known to be gone, and `gone` as well; the others
-    /// keep their order. All who are left call this. If they do not know of the same
-    /// ones gone, or others go meanwhile, they agree on those whom nobody misses; the
-    /// generation's number tells how often that took.
+    /// Starts the next generation without the members known to be gone and those in `gone`; the
+    /// others keep their order. All remaining members call this. If they disagree about who is
+    /// gone, or more members fail meanwhile, they retry until they agree; each attempt increments
+    /// the generation.
     ///
     /// # Errors
-    /// [`GroupError::Excluded`]: the others took this member for gone; others of [`Group::join`].
+    /// [`GroupError::Excluded`]: the others believe that this member is gone. Also those of
+    /// [`Group::join`].
     pub fn reform_without(&mut self, gone: &[usize], timeout: Duration) -> Result<(), GroupError> {
         let deadline = Deadline::after(timeout);
         let own = self.roster.address(self.rank());
@@ -257,7 +258,7 @@ impl Group {
         }
     }
 
-    /// The next generation without those ranks.
+    /// The next generation without the ranks in `lost`.
     fn without(&self, lost: &[usize]) -> Members {
         let known = self.roster.members.addresses.iter().enumerate();
         let left = known.filter(|(rank, _)| !lost.contains(rank));
@@ -267,7 +268,7 @@ impl Group {
         }
     }
 
-    /// The generation in which those meet who have this list and those who have another one.
+    /// A generation that members with this list and members with `theirs` both arrive at.
     fn common(&self, theirs: Members) -> Members {
         let own = &self.roster.members;
         let known = own.addresses.iter().copied();
@@ -281,50 +282,50 @@ impl Group {
         }
     }
 
-    /// Goes over to another list, in which this member has the port that it has.
+    /// Switches to another list; this member keeps its port.
     fn renew(&mut self, members: Members) -> Result<(), GroupError> {
         let own = self.roster.address(self.rank());
         let rank = members.addresses.iter().position(|it| *it == own);
         let Some(rank) = rank else {
-            let cause = format!("its own port {own} is not in the new list");
+            let cause = format!("this member's port {own} is not in the new list");
             return Err(GroupError::Members { cause });
         };
         let (before, after) = (self.roster.members.generation, members.generation);
         if after <= before {
-            let cause = format!("generation {after} does not come after {before}");
+            let cause = format!("generation {after} is not newer than generation {before}");
             return Err(GroupError::Members { cause });
         }
         check(&members, rank)?;
-        self.finish_passing_on();
+        self.finish_forwarding();
         self.roster = Arc::new(Roster::new(members, rank));
         self.ahead = (0, 0);
-        let late = self.shared.board().renew(Arc::clone(&self.roster));
+        let late = self.shared.state().renew(Arc::clone(&self.roster));
         self.answers.clear();
         for (address, head, from, ending) in late {
-            let message = telling::ended_message(&head, from, &ending);
+            let message = failure::ended_message(&head, from, &ending);
             if let Ok(edge) = self.port.edge(address)
                 && edge
                     .post(Operation::Message, &[IoSlice::new(&message)], 0)
                     .is_ok()
             {
-                // What is posted goes if its edge stays.
+                // Posted messages are sent only while their edge exists.
                 self.answers.push(edge);
             }
         }
         Ok(())
     }
 
-    /// The barrier that a generation begins with. Its messages carry the list.
-    fn start(&mut self, deadline: Deadline, is_patient: bool) -> Result<(), GroupError> {
+    /// The barrier that starts a generation. Its messages contain the list of members.
+    fn start(&mut self, deadline: Deadline, awaits_joiners: bool) -> Result<(), GroupError> {
         let list = members_to_bytes(&self.roster.members.pairs());
         let call = GroupCall {
             operation: GroupOperation::Start,
             root: 0,
             length: list.len() as u64,
         };
-        self.call(call, deadline, |group, turn| {
-            let turn = turn.patient(is_patient);
-            group.disseminate(&turn, &list)?;
+        self.call(call, deadline, |group, context| {
+            let context = context.with_awaits_joiners(awaits_joiners);
+            group.disseminate(&context, &list)?;
             group.open_edges()?;
             Ok(call.length)
         })
@@ -336,8 +337,8 @@ impl Drop for Group {
         if self.port.is_forked() {
             return;
         }
-        self.finish_passing_on();
-        self.say_left();
+        self.finish_forwarding();
+        self.announce_leave();
     }
 }
 

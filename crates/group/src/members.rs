@@ -1,4 +1,4 @@
-//! Who belongs to a group, and a member's view of that.
+//! The list of members, and one member's edges to the others.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,12 +8,12 @@ use dipole_node::Address;
 use dipole_node::Edge;
 use dipole_node::SendError;
 
-/// Who belongs to a group: every member says the same.
+/// The list of members of a group; the same for all of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Members {
-    /// Grows with each change; 0 of a group's first list.
+    /// Grows with each change; 0 for a group's first list.
     pub generation: u64,
-    /// The ports of the members; a member's rank is its place. Each is opened by the group.
+    /// The members' ports, in rank order. The group opens them.
     pub addresses: Vec<Address>,
 }
 
@@ -34,7 +34,7 @@ impl Members {
         }
     }
 
-    /// Node and endpoint of each.
+    /// Node and endpoint numbers.
     pub(super) fn pairs(&self) -> Vec<(u32, u32)> {
         let pairs = self.addresses.iter();
         pairs.map(|it| (it.node.0, it.endpoint.0)).collect()
@@ -49,12 +49,12 @@ impl Members {
     }
 }
 
-/// The members as one of them sees them, and its edges to the others, opened when they are
-/// needed first.
+/// The members as one of them sees them, and its edges to the others, which are opened on first
+/// use.
 #[derive(Debug)]
 pub(super) struct Roster {
     pub(super) members: Members,
-    /// Stands for the list in messages.
+    /// Digest that identifies the list in messages.
     pub(super) list: u64,
     pub(super) rank: usize,
     edges: Mutex<Vec<Option<Arc<Edge>>>>,
@@ -83,7 +83,7 @@ impl Roster {
         self.members.addresses[rank]
     }
 
-    /// The rank that has this address; `likely` it is this one.
+    /// The rank with this address; `likely` is tried first.
     pub(super) fn rank_of(&self, address: Address, likely: u32) -> Option<usize> {
         let addresses = &self.members.addresses;
         if addresses.get(likely as usize) == Some(&address) {
@@ -92,7 +92,7 @@ impl Roster {
         addresses.iter().position(|member| *member == address)
     }
 
-    /// The edge to a rank, which `open` makes if there is none.
+    /// The edge to a rank; `open` creates it if necessary.
     pub(super) fn edge(
         &self,
         rank: usize,
@@ -107,20 +107,20 @@ impl Roster {
         Ok(edge)
     }
 
-    /// Gives an edge up: the next one is opened anew.
+    /// Drops an edge, so that the next use opens a new one.
     pub(super) fn forget_edge(&self, rank: usize) {
         let mut edges = self.edges.lock().unwrap_or_else(PoisonError::into_inner);
         edges[rank] = None;
     }
 
-    /// The edges there are.
+    /// All open edges.
     pub(super) fn edges(&self) -> Vec<Arc<Edge>> {
         let edges = self.edges.lock().unwrap_or_else(PoisonError::into_inner);
         edges.iter().flatten().cloned().collect()
     }
 }
 
-/// FNV-1a over the list: the same in every process.
+/// FNV-1a hash of the list, which is the same in every process.
 fn digest(addresses: &[Address]) -> u64 {
     let numbers = addresses.iter().flat_map(|it| [it.node.0, it.endpoint.0]);
     let bytes = numbers.flat_map(u32::to_le_bytes);
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_that_differ_in_a_member_or_the_order_have_different_digests() {
+    fn lists_with_different_members_or_order_have_different_digests() {
         let list = |ids: &[u32]| {
             let addresses = ids.iter().map(|id| Address::new(1, *id));
             digest(&addresses.collect::<Vec<_>>())

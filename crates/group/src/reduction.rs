@@ -1,33 +1,33 @@
-//! What is combined: ready functions for numbers.
+//! Predefined reductions of numbers.
 
 use std::cmp::Ordering;
 
 /// How numbers are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Combine {
-    /// Their sum; of integers it wraps around.
+    /// The sum; integers wrap around.
     Sum,
-    /// The least.
+    /// The minimum.
     Min,
-    /// The greatest.
+    /// The maximum.
     Max,
 }
 
-/// A number that members of a group combine: `u64`, `i64`, `f64`. In messages it is little-endian.
+/// A number that a group can reduce: `u64`, `i64` or `f64`. It is sent in little-endian order.
 ///
-/// Least and greatest of `f64` are those of [`f64::total_cmp`], so that the result does not
-/// depend on who is asked first: NaN is greater than all others, -0.0 less than 0.0.
+/// Minimum and maximum of `f64` follow [`f64::total_cmp`], so that the result does not depend on
+/// the order of combining: NaN is greater than all other values, and -0.0 is less than 0.0.
 pub trait Number: Copy + sealed::Sealed {
-    /// As it is sent.
+    /// Encodes the number.
     #[must_use]
     fn to_bytes(self) -> [u8; 8];
-    /// From what was sent.
+    /// Decodes a number.
     #[must_use]
     fn from_bytes(bytes: [u8; 8]) -> Self;
-    /// The sum of two.
+    /// Adds two numbers.
     #[must_use]
     fn sum(self, other: Self) -> Self;
-    /// Which is greater.
+    /// Compares two numbers.
     #[must_use]
     fn order(self, other: Self) -> Ordering;
 }
@@ -74,7 +74,7 @@ impl Combine {
         }
     }
 
-    /// Combines numbers that lie in bytes, for [`Group::reduce`](super::Group::reduce).
+    /// Combines encoded numbers, for [`Group::reduce`](super::Group::reduce).
     pub fn bytes<T: Number>(self) -> impl Fn(&mut [u8], &[u8]) {
         move |left, right| {
             let (left, right) = (left.as_chunks_mut::<8>().0, right.as_chunks::<8>().0);

@@ -1,29 +1,29 @@
-//! Who sends to whom in which round: pure functions of rank and size.
+//! Communication patterns: which rank sends to which in which round, as pure functions.
 //!
-//! A barrier disseminates: in round k rank r tells r + 2^k and hears from r - 2^k, so after
-//! ceil(log2 n) rounds each has heard from all. A broadcast goes down a binomial tree, whose
-//! edges are those of the barrier. A reduction combines neighbours, so that what is combined is
-//! always a range of ranks in order: ranks beyond the largest power of two give theirs to a
-//! neighbour first, the others take seats and combine pair by pair.
+//! In round k of a barrier, rank r sends to r + 2^k and receives from r - 2^k, so that after
+//! ceil(log2 n) rounds each rank has heard from all. A broadcast uses a binomial tree of the same
+//! edges. A reduction combines neighbours, so that each intermediate result covers a contiguous
+//! range of ranks: the largest power of two of the ranks take slots and combine in pairs, after
+//! each remaining rank has sent its data to a neighbour.
 
-/// Rounds of a barrier, and the depth of a broadcast.
+/// Rounds of a barrier; also the depth of a broadcast.
 pub(super) fn rounds(size: usize) -> u32 {
     size.next_power_of_two().trailing_zeros()
 }
 
-/// Whom a rank tells in a round of a barrier, and from whom it hears.
+/// The ranks that a rank sends to and receives from in a round of a barrier.
 pub(super) fn partners(rank: usize, size: usize, round: u32) -> (usize, usize) {
     let distance = 1 << round;
     ((rank + distance) % size, (rank + size - distance) % size)
 }
 
-/// From whom a rank has a broadcast; none of the root.
+/// The rank that sends the broadcast to `rank`; none for the root.
 pub(super) fn parent(rank: usize, root: usize, size: usize) -> Option<usize> {
     let place = (rank + size - root) % size;
     (place != 0).then(|| ((place & (place - 1)) + root) % size)
 }
 
-/// To whom a rank passes a broadcast on, first those who have most to pass on.
+/// The ranks to which a rank forwards a broadcast, largest subtree first.
 pub(super) fn children(rank: usize, root: usize, size: usize) -> impl Iterator<Item = usize> {
     let place = (rank + size - root) % size;
     let bits = match place {
@@ -36,35 +36,35 @@ pub(super) fn children(rank: usize, root: usize, size: usize) -> impl Iterator<I
         .map(move |child| (child + root) % size)
 }
 
-/// A rank's part in a reduction.
+/// A rank's role in a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seat {
-    /// It gives what it has to that rank.
+pub(super) enum ReductionRole {
+    /// Sends its data to that rank and waits for the result.
     Folded(usize),
-    /// It has a seat, after it has combined what that rank gives, if any.
-    Seated(usize, Option<usize>),
+    /// Has a slot, and first combines the data of a folded rank, if any.
+    Active(usize, Option<usize>),
 }
 
-/// Seats of a reduction: the largest power of two that is not greater than the size.
-pub(super) fn seats(size: usize) -> usize {
+/// Slots of a reduction: the largest power of two that is not greater than the size.
+pub(super) fn slots(size: usize) -> usize {
     1 << size.ilog2()
 }
 
-pub(super) fn seat(rank: usize, size: usize) -> Seat {
-    let extra = size - seats(size);
+pub(super) fn role(rank: usize, size: usize) -> ReductionRole {
+    let extra = size - slots(size);
     match (rank < 2 * extra, rank % 2) {
-        (true, 0) => Seat::Seated(rank / 2, Some(rank + 1)),
-        (true, _) => Seat::Folded(rank - 1),
-        (false, _) => Seat::Seated(rank - extra, None),
+        (true, 0) => ReductionRole::Active(rank / 2, Some(rank + 1)),
+        (true, _) => ReductionRole::Folded(rank - 1),
+        (false, _) => ReductionRole::Active(rank - extra, None),
     }
 }
 
-/// Which rank has a seat.
-pub(super) fn seated(seat: usize, size: usize) -> usize {
-    let extra = size - seats(size);
-    match seat < extra {
-        true => 2 * seat,
-        false => seat + extra,
+/// The rank that has a slot.
+pub(super) fn rank_of_slot(slot: usize, size: usize) -> usize {
+    let extra = size - slots(size);
+    match slot < extra {
+        true => 2 * slot,
+        false => slot + extra,
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
     const SIZES: std::ops::Range<usize> = 1..40;
 
     #[test]
-    fn after_its_rounds_everybody_has_heard_from_everybody() {
+    fn after_the_last_round_every_rank_has_heard_from_every_rank() {
         for size in SIZES {
             let mut heard: Vec<u64> = (0..size).map(|rank| 1 << rank).collect();
             for round in 0..rounds(size) {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broadcast_reaches_each_rank_once_along_edges_of_the_barrier() {
+    fn a_broadcast_reaches_each_rank_once_over_edges_of_the_barrier() {
         for size in SIZES {
             for root in 0..size {
                 let mut reached = vec![root];
@@ -113,18 +113,18 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_taken_in_the_order_of_ranks_and_each_rank_has_one_part() {
+    fn slots_follow_rank_order_and_each_rank_has_one_role() {
         for size in SIZES {
             let mut ranks = Vec::new();
-            for taken in 0..seats(size) {
-                let rank = seated(taken, size);
+            for taken in 0..slots(size) {
+                let rank = rank_of_slot(taken, size);
                 ranks.push(rank);
-                let Seat::Seated(found, gives) = seat(rank, size) else {
-                    panic!("rank {rank} of {size} has a seat");
+                let ReductionRole::Active(found, gives) = role(rank, size) else {
+                    panic!("rank {rank} of {size} has a slot");
                 };
                 assert_eq!(found, taken);
                 if let Some(gives) = gives {
-                    assert_eq!(seat(gives, size), Seat::Folded(rank));
+                    assert_eq!(role(gives, size), ReductionRole::Folded(rank));
                     ranks.push(gives);
                 }
             }

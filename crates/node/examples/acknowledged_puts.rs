@@ -1,12 +1,12 @@
-//! What a stream of bytes would gain from Dipole between nodes: puts into the reader's memory,
-//! each answered once it is read, beside the same bytes by TCP. `docs/design/sockets.md` §8.
+//! Could Dipole speed up byte streams between nodes? Puts into the reader's memory, each
+//! acknowledged once it is read, compared with TCP. `docs/design/sockets.md` §8.
 //!
 //! ```text
 //! acknowledged_puts tcp read  ADDRESS BYTES MIB          acknowledged_puts tcp write ADDRESS BYTES MIB
 //! acknowledged_puts put read  NID:DPID BYTES MIB WINDOW  acknowledged_puts put write NID:DPID BYTES MIB WINDOW
 //! ```
 //!
-//! WINDOW puts may be unanswered. The reader says `ready` when it may be written to.
+//! Up to WINDOW puts may be unacknowledged. The reader prints `ready` when writing may begin.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use dipole_node::{Address, Config, EndpointId, Node, RegionKey, RegionMemory, Rights};
 
-/// Bytes of the reader's memory.
+/// Size of the reader's memory.
 const MEMORY: usize = 4 << 20;
 
 fn number(words: &[String], at: usize) -> Result<usize, Box<dyn Error>> {

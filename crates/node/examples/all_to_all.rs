@@ -1,5 +1,5 @@
-//! Every rank sends every other a message of its own length and content, and
-//! checks each byte of what it gets.
+//! Every rank sends every other rank messages with individual contents, and checks each byte that
+//! it receives.
 //!
 //! ```text
 //! dipole run -n 4 target/release/examples/all_to_all
@@ -14,7 +14,7 @@ use dipole_node::{Config, EndpointId, Node};
 const ROUNDS: u32 = 20;
 const LONGEST_BYTES: u32 = 300_000;
 
-/// What `from` sends `to` in a round: nobody else's message looks like it.
+/// The unique message of a round from one rank to another.
 fn content(from: u32, to: u32, round: u32) -> Vec<u8> {
     let seed = (from * 7919 + to * 104_729 + round * 1_299_709).wrapping_mul(2_654_435_761);
     let length = seed % LONGEST_BYTES;
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let job = Job::from_env()?;
     let node = Node::open(Config::from_env()?)?;
     let inbox = node.endpoint(job.own_address().endpoint)?;
-    // An endpoint sends to all its targets; who speaks to each alone has one for each.
+    // An endpoint sends to all its targets, so there is one endpoint for each rank.
     let spare = job.addresses[0].endpoint.0 + job.size;
     let others: Vec<u32> = (1..job.size)
         .map(|step| (job.rank + step) % job.size)
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..ROUNDS * (job.size - 1) {
         let message = inbox.receive()?;
         let from = (message.source().endpoint.0 - spare) / job.size;
-        // Messages of one edge come in order.
+        // Messages of one edge arrive in order.
         let round = rounds_of[from as usize];
         rounds_of[from as usize] += 1;
         if message[..] != content(from, job.rank, round)[..] {

@@ -1,5 +1,5 @@
-//! Answers every message: `cargo run --example echo_server -- 7`. A client that is gone, or
-//! does not read its answers, costs the others nothing.
+//! Replies to every message: `cargo run --example echo_server -- 7`. A client that is gone or does
+//! not read its replies does not delay the others.
 
 use dipole_node::{Config, EndpointId, Node, SendError};
 

@@ -1,9 +1,9 @@
-//! A hash table in several processes: `cargo run --example hash_table`.
+//! A hash table distributed over several processes: `cargo run --example hash_table`.
 //!
-//! Owners keep a part of it each: what is inserted is sent to an active port, whose handler writes
-//! it into a region; who looks something up gets it from there, and the owner takes no part. Clients
-//! insert at the same time, and all is compared with a plain table. Then an owner is killed: its
-//! part is gone, who asks for it is told, and the others answer as before.
+//! Each owner process has a part of the table. Insertions are messages to an active port, whose
+//! handler writes to a region; lookups read that region without involving the owner. Clients insert
+//! concurrently, and the result is compared with an ordinary table. Then one owner is killed:
+//! lookups in its part fail with an error, and the other owners serve theirs as before.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -20,13 +20,13 @@ const OWNERS: u32 = 4;
 const CLIENTS: u64 = 3;
 const KEYS_EACH: u64 = 2000;
 const SLOTS: usize = 8192;
-/// A key, which is not 0, and its value.
+/// Bytes of a key, which is not 0, and its value.
 const SLOT_BYTES: usize = 16;
-/// Numbers of the owners' ports, and of the endpoints of their regions.
+/// Numbers of the owners' ports and of their regions' endpoints.
 const PORTS: u32 = 100;
 const REGIONS: u32 = 200;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What a process is to do, where it is not the first, and the directory that all share.
+/// The role of a child process, and the directory that all processes share.
 const PART: &str = "HASH_TABLE_PART";
 const DIRECTORY: &str = "HASH_TABLE_DIRECTORY";
 
@@ -39,7 +39,7 @@ fn mix(number: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// The remainder, which is small.
+/// The remainder as an index.
 fn modulo(number: u64, count: usize) -> usize {
     usize::try_from(number % count as u64).expect("below a size")
 }
@@ -48,7 +48,7 @@ fn owner_of(key: u64) -> usize {
     modulo(mix(key), OWNERS as usize)
 }
 
-/// Where a key may be, one place after the other.
+/// The slots in which a key may be stored, in order.
 fn places(key: u64) -> impl Iterator<Item = usize> {
     let first = modulo(mix(key) >> 16, SLOTS);
     (0..SLOTS).map(move |step| (first + step) % SLOTS * SLOT_BYTES)
@@ -60,7 +60,7 @@ fn words(bytes: &[u8]) -> Option<(u64, u64)> {
     Some((word(0)?, word(1)?))
 }
 
-/// What a client inserts, in this order: each key twice, the second value counts.
+/// The pairs that a client inserts, in order. Each key occurs twice; the second value counts.
 fn pairs_of(client: u64) -> impl Iterator<Item = (u64, u64)> {
     let numbers = (0..2).flat_map(|round| (0..KEYS_EACH).map(move |number| (round, number)));
     numbers.map(move |(round, number)| {
@@ -69,7 +69,7 @@ fn pairs_of(client: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// An owner of a part: answers by the key of its region, or inserts what it is sent.
+/// An owner: replies with the key of its region, or inserts the pairs it is sent.
 fn own(node: &Node, rank: u32) -> Result<(), Failure> {
     let only_get = Rights {
         put: false,
@@ -97,7 +97,7 @@ fn own(node: &Node, rank: u32) -> Result<(), Failure> {
     Ok(port.wait(Duration::MAX)?)
 }
 
-/// The table as a client sees it.
+/// A client's view of the table.
 struct Table {
     client: Endpoint,
     ports: Vec<Edge>,
@@ -121,8 +121,8 @@ impl Table {
         Ok(table)
     }
 
-    /// The owners' regions. Ports handle messages in their order: when they have answered, all
-    /// that was inserted before is there.
+    /// Requests the owners' regions. Ports handle messages in order, so all earlier insertions are
+    /// complete when they reply.
     fn ask(&self) -> Result<Vec<RegionKey>, Failure> {
         let one = |port: &Edge| {
             port.send_timeout(b"", PATIENCE)?;
@@ -152,7 +152,7 @@ impl Table {
     }
 }
 
-/// A client: inserts its pairs and finds them.
+/// A client: inserts its pairs and looks them up.
 fn insert_all(node: &Node, client: u64) -> Result<(), Failure> {
     let table = Table::open(node)?;
     for (key, value) in pairs_of(client) {
@@ -175,7 +175,7 @@ impl Drop for Process {
     }
 }
 
-/// Another process of this program.
+/// Starts another process of this program.
 fn start(directory: &Path, part: &str) -> std::io::Result<Process> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1));
@@ -225,10 +225,10 @@ fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Does what the environment says: a part, or all of it.
+/// Runs the role given in the environment, or the whole example.
 ///
 /// # Errors
-/// What fails.
+/// Any failure.
 pub(crate) fn main() -> Result<(), Failure> {
     let Ok(part) = std::env::var(PART) else {
         return run();

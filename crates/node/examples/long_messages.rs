@@ -1,7 +1,7 @@
-//! What a copy of a long message costs: messages that are copied when they are posted and when
-//! they are read, beside messages that the library shares and that arrive where they are wanted, in
-//! memory of a reader who waits or of receives that are posted, twice as many as are under way.
-//! `long_messages shm|udp [bytes [under way]]`, on two threads of one process.
+//! The cost of copying long messages: messages copied when they are posted and when they are read,
+//! compared with messages whose bytes the library shares and that arrive directly in the memory of
+//! a waiting receiver or of posted receives (twice as many as messages in flight).
+//! `long_messages shm|udp [bytes [in flight]]`, on two threads of one process.
 
 use std::error::Error;
 use std::thread;

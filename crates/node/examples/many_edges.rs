@@ -1,7 +1,7 @@
-//! How much slower one edge is beside many others that are open: `many_edges [EDGES] [shm|udp]`.
+//! How much slower one edge is if many others are open: `many_edges [EDGES] [shm|udp]`.
 //!
-//! Two nodes in one process play ping-pong on one edge, first alone, then beside the others, in
-//! alternating rounds; the ratio of the medians is printed.
+//! Two nodes in one process play ping-pong on one edge, with and without the others, in alternating
+//! rounds; prints the ratio of the medians.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ fn main() -> Result<(), Error> {
     })
 }
 
-/// Median one-way times in nanoseconds: alone, and beside edges to all `others`.
+/// Median one-way times in nanoseconds, without and with edges to all `others`.
 fn measure(from: &Endpoint, to: Address, others: &[Endpoint]) -> Result<(f64, f64), Error> {
     let edge = from.edge(to)?;
     edge.send(b"first")?;

@@ -1,4 +1,4 @@
-//! Messages of 64 bytes between two processes' nodes on one thread, for `docs/message_cost.py`,
+//! Messages of 64 bytes between two processes' nodes on one thread, for `crates/lab/scripts/message_cost.py`,
 //! which counts what each costs between the functions below.
 //!
 //! ```text
@@ -11,7 +11,7 @@ use std::hint::black_box;
 use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
 
 const PAYLOAD: [u8; 64] = [7; 64];
-/// Enough for sockets to be connected and rings to be made.
+/// Warm-up messages, after which sockets are connected and rings exist.
 const FIRST: u32 = 100;
 const COUNTED: u32 = 100;
 
@@ -44,13 +44,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let one = nodes[0].endpoint(EndpointId(1))?;
     let two = nodes[1].endpoint(EndpointId(2))?;
     std::thread::scope(|scope| {
-        // First contact takes both sides at the same time.
+        // Both sides must take part in the connection setup.
         let there = scope.spawn(|| two.target(Address::new(1, 1)).map(|()| receive(&two)));
         one.target(Address::new(1, 2))?;
         send(&one);
         there.join().expect("no panic")
     })?;
-    // Where this program lies, for who reads its symbols.
+    // The load address, for tools that read this program's symbols.
     println!("{:#x}", between as fn() as usize);
     for round in 0..FIRST + COUNTED {
         for (from, to) in [(&one, &two), (&two, &one)] {

@@ -1,4 +1,4 @@
-//! A token goes round all ranks of a job; everyone adds its rank and checks the rest.
+//! Passes a token around all ranks of a job; each rank adds its number and checks the rest.
 //!
 //! ```text
 //! dipole run -n 4 target/release/examples/ring
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let previous = (job.rank + job.size - 1) % job.size;
     endpoint.target(next)?;
 
-    // After r full rounds the token has met every rank r times.
+    // After r full rounds the token has passed every rank r times.
     let round_sum: u64 = (0..u64::from(job.size)).sum();
     let before_us: u64 = (0..u64::from(job.rank)).sum();
     for round in 0..ROUNDS {

@@ -1,4 +1,4 @@
-//! A counter that processes share: `cargo run --example shared_counter -- serve 7` keeps it in an
+//! A counter shared by processes: `cargo run --example shared_counter -- serve 7` runs it as an
 //! active port, `cargo run --example shared_counter -- add 7 5` adds to it and prints the sum.
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match arguments[..] {
         ["serve", port] => {
             let mut sum = 0_u64;
-            // Messages come one at a time, so nothing needs a lock.
+            // Messages are handled one at a time, so no lock is needed.
             let port = node.open_port(EndpointId(port.parse()?), move |port, message| {
                 let Ok(number) = message[..].try_into() else {
                     return eprintln!("{} sent no number", message.source());

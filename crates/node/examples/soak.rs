@@ -1,17 +1,16 @@
-//! Every rank sends every other checked messages for a while, as fast as it can, and goes on
-//! when some of them die: what a lost rank had sent is accounted for up to its last whole
-//! message, and one that comes back is found again.
+//! Every rank sends checked messages to every other rank as fast as possible, and continues when
+//! some of them die. Messages from a lost rank are accounted for up to its last whole message, and
+//! a rank that is restarted is found again.
 //!
 //! ```text
 //! dipole run -n 8 --hosts hosts --on-loss restart --tag target/release/examples/soak 30
 //! ```
 //!
-//! Ranks take the links of the second argument in turn: `soak 30 bpf,udp` mixes them.
+//! Ranks use the links in the second argument in turn: `soak 30 bpf,udp` mixes them.
 //!
-//! Every message carries the number of its *course* (the time since an edge was last made), its
-//! place in it, and content that follows from both. At the end every sender says how much it
-//! sent, and every receiver compares: a byte that is missing, doubled or wrong ends the rank
-//! with an error.
+//! Every message contains the number of its *course* (since an edge was last opened), its position,
+//! and contents derived from both. At the end every sender reports how much it sent, and every
+//! receiver compares: a missing, duplicate or wrong byte ends the rank with an error.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -26,23 +25,23 @@ use dipole_node::{
     Config, Endpoint, EndpointId, GoneReason, Node, Path, PathState, ReceiveError, SendError,
 };
 
-/// How long one try to find a rank may take, and the pause between rounds of them.
+/// Time limit of an attempt to find a rank, and the pause between attempts.
 const RETRY: Duration = Duration::from_millis(300);
-/// How long a rank waits for the others' last words, and for acknowledgements of its own.
+/// How long a rank waits for the others' final messages and the acknowledgements of its own.
 const LAST_WORDS: Duration = Duration::from_secs(30);
-/// How often last words are repeated: who has died since refuses them.
+/// Interval at which final messages are repeated; ranks that died since refuse them.
 const REPEAT: Duration = Duration::from_millis(100);
-/// How often the paths are looked at.
+/// Interval at which paths are checked.
 const LOOK: Duration = Duration::from_millis(200);
 const HEAD_BYTES: usize = 24;
 const LONGEST_BYTES: u64 = 200_000;
 
-/// What a message says of itself; `END` in place of the number closes a course.
+/// The header of a message; `END` as its number ends a course.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
     course: u64,
     number: u64,
-    /// Bytes of all messages of the course before this one.
+    /// Bytes of all earlier messages of the course.
     bytes_before: u64,
 }
 
@@ -68,7 +67,7 @@ impl Head {
         })
     }
 
-    /// Content that no other message has: short ones mostly, some of many packets.
+    /// Unique contents; most are short, and some need many packets.
     fn content(self) -> impl Iterator<Item = [u8; 8]> {
         let mut state = mixed(self.course ^ self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let most = match state % 16 {
@@ -92,7 +91,7 @@ fn mixed(mut word: u64) -> u64 {
     word ^ word >> 31
 }
 
-/// What went along one edge.
+/// Traffic of an edge.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     messages: u64,
@@ -117,23 +116,23 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What is sent to another rank.
+/// Messages to another rank.
 struct Outbox {
     rank: u32,
     course: u64,
     sent: Tally,
     way: Way,
     next: Vec<u8>,
-    /// Of courses that a death cut short.
+    /// Traffic of courses that ended when the rank died.
     cut: Tally,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Somebody looks for the rank.
+    /// The rank is being looked for.
     Sought,
     Open,
-    /// Everything was sent, the last word too.
+    /// Everything has been sent, including the final message.
     Ended,
 }
 
@@ -161,24 +160,24 @@ impl Outbox {
     }
 }
 
-/// What comes from another rank.
+/// Messages from another rank.
 #[derive(Default)]
 struct Inflow {
     course: u64,
     received: Tally,
-    /// Of courses that a death cut short.
+    /// Traffic of courses that ended when the rank died.
     cut: Tally,
     ended: bool,
 }
 
-/// What the finder of lost ranks works on too.
+/// State shared with the thread that looks for lost ranks.
 struct Shared {
-    /// One endpoint for each other rank: an endpoint sends to all its targets.
+    /// One endpoint per rank, because an endpoint sends to all its targets.
     endpoints: BTreeMap<u32, Endpoint>,
     outboxes: Mutex<Vec<Outbox>>,
-    /// Somebody has said its last word.
+    /// Some rank has sent its final message.
     ending: AtomicBool,
-    /// No rank is looked for any more.
+    /// Ranks are no longer looked for.
     ended: AtomicBool,
 }
 
@@ -187,7 +186,7 @@ impl Shared {
         self.outboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Points endpoints at ranks that are not there yet, or not any more.
+    /// Adds targets for ranks that are not there yet, or are lost.
     fn find(&self, job: &Job) {
         while !self.ended.load(Ordering::Relaxed) {
             let all = self.outboxes();
@@ -207,7 +206,7 @@ impl Shared {
     }
 }
 
-/// True if the rank has closed what it had: all that it sent lies here, or is on its way.
+/// True if the rank has disconnected: everything it sent is here or in flight.
 fn is_farewell(error: &SendError) -> bool {
     match error {
         SendError::Refused { .. } => true,
@@ -224,7 +223,7 @@ struct Soak<'a> {
     inflows: BTreeMap<u32, Inflow>,
     begun: Instant,
     first_port: u32,
-    /// The ways to each process, as last told.
+    /// The paths to each process, as last printed.
     paths: BTreeMap<u64, String>,
     looked_at: Instant,
 }
@@ -235,7 +234,7 @@ impl Soak<'_> {
         println!("{seconds:6.2} s  rank {}: {text}", self.job.rank);
     }
 
-    /// Takes a message if one comes in time; the error is one that nobody sent so.
+    /// Receives a message if one arrives in time; the error is a message that no rank sent.
     fn receive(&mut self, wait: Duration) -> Result<bool, Box<dyn Error>> {
         let message = match self.inbox.receive_timeout(wait) {
             Ok(message) => message,
@@ -286,7 +285,7 @@ impl Soak<'_> {
         Ok(true)
     }
 
-    /// Offers every rank its next message, or the last word; true if one was taken.
+    /// Sends the next message, or the final one, to every rank; true if one was accepted.
     fn send(&mut self, last_words: bool) -> Result<bool, Box<dyn Error>> {
         let mut taken = false;
         let mut lost = Vec::new();
@@ -307,7 +306,7 @@ impl Soak<'_> {
                 }
                 Err(SendError::Full { .. }) => {}
                 Err(error @ (SendError::PeerGone { .. } | SendError::Refused { .. })) => {
-                    // Who said the last word and heard ours may leave, also before we have read it.
+                    // A rank that has exchanged final messages with us may leave, even before we have read its own.
                     let inflow = self.inflows.get(&outbox.rank);
                     let has_left = inflow.is_some_and(|inflow| inflow.ended) || is_farewell(&error);
                     if outbox.way != Way::Ended || !has_left {
@@ -328,7 +327,7 @@ impl Soak<'_> {
         Ok(taken)
     }
 
-    /// Tells which interfaces carry what, where there are several.
+    /// Prints which interfaces carry what, if there are several.
     fn tell_paths(&mut self) {
         self.looked_at = Instant::now();
         for paths in self.node.paths() {
@@ -349,7 +348,7 @@ impl Soak<'_> {
         let mut all_found = false;
         loop {
             let is_over = self.begun.elapsed() > duration || shared.ending.load(Ordering::Relaxed);
-            // Whoever was never found waits for our last word in vain.
+            // A rank that was never found waits for our final message in vain.
             if is_over && (all_found || self.begun.elapsed() > duration + LAST_WORDS / 3) {
                 break;
             }
@@ -370,7 +369,7 @@ impl Soak<'_> {
             if self.looked_at.elapsed() > LOOK {
                 self.tell_paths();
             }
-            // As many as there are senders, so that neither side starves the other.
+            // As many as there are senders, so that sending and receiving keep pace.
             for _ in 0..self.job.size {
                 if !self.receive(wait)? {
                     break;
@@ -381,7 +380,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Tells every rank what was sent to it, and waits for the same.
+    /// Sends every rank the amount that was sent to it, and waits for the same.
     fn finish(&mut self) -> Result<(), Box<dyn Error>> {
         let until = Instant::now() + LAST_WORDS;
         let mut repeated_at: Option<Instant> = None;

@@ -1,4 +1,4 @@
-//! What one stopped receiver of eight costs the other seven: one thread sends to all,
+//! How one stopped receiver of eight affects the other seven; one thread sends to all of them:
 //! `cargo run --release --example stuck_receiver`.
 
 use std::error::Error;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const RECEIVERS: u32 = 8;
 const STUCK: usize = 3;
-/// Threads of a program have edges of their own to the same receiver.
+/// Edges to each receiver, as if from several threads.
 const EDGES: u32 = 100;
 const RUN: Duration = Duration::from_secs(2);
 const PART: &str = "STUCK_RECEIVER_PART";
@@ -43,7 +43,7 @@ fn start(directory: &Path, part: &str) -> Result<Process, Failure> {
     Ok(Process(child))
 }
 
-/// Messages a second that the receivers but the one that may be stuck are sent.
+/// Messages per second to the receivers that cannot be stuck.
 fn rate(sender: &Endpoint, edges: &[Vec<Edge>], length: usize) -> Result<f64, Failure> {
     let payload = vec![7; length];
     let (begun, mut sent) = (Instant::now(), 0);

@@ -1,8 +1,8 @@
-//! Completion queues and counters: what was posted and has gone, and what has arrived.
+//! Completion queues and counters for posted operations and arrived messages.
 //!
-//! A queue has one descriptor for everything attached to it. Endpoints attached to a queue
-//! keep their messages until the queue is asked, so credit and bounds stay theirs; of
-//! posted operations a queue holds one entry each. A counter holds two numbers.
+//! A queue has one descriptor for everything attached to it. Attached endpoints keep their
+//! messages until the queue is polled, so that their credit and limits still apply. A posted
+//! operation adds one entry to the queue. A counter is just two numbers.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -18,9 +18,9 @@ use dipole_proto::Instant;
 use crate::error::{OpenError, ReceiveError};
 use crate::inner::Inner;
 use crate::process::ProcessState;
-use crate::queues::{Completion, Counts};
+use crate::queues::{Completion, CompletionCounts};
 
-/// A queue of completions. Endpoints and edges are attached to it; dropping it detaches them.
+/// A completion queue. Endpoints and edges can be attached to it; dropping it detaches them.
 #[derive(Debug)]
 pub struct CompletionQueue {
     inner: Arc<Inner>,
@@ -43,7 +43,7 @@ impl CompletionQueue {
         self.id
     }
 
-    /// The next completion, if there is one; looks at the network once.
+    /// Returns the next completion if there is one; polls the network once.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -51,7 +51,7 @@ impl CompletionQueue {
         self.wait_until(Timeout::Zero)
     }
 
-    /// Waits for the next completion, at most `timeout`; `None` if there was none.
+    /// Waits for the next completion for at most `timeout`; `None` if there was none.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -74,7 +74,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The next completion, without blocking the thread.
+    /// Waits for the next completion without blocking the thread.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -82,7 +82,7 @@ impl CompletionQueue {
         poll_fn(|context| self.poll_next(context))
     }
 
-    /// [`next_async`](Self::next_async) for callers who write their own futures.
+    /// Poll-based version of [`next_async`](Self::next_async), for custom futures.
     pub fn poll_next(
         &self,
         context: &mut task::Context<'_>,
@@ -102,18 +102,18 @@ impl CompletionQueue {
         taken.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// The oldest entry. Credit that its sender waits for leaves with it.
+    /// Takes the oldest entry, and sends credit that its sender may be waiting for.
     fn take(&self, state: &mut ProcessState, now: Instant) -> Option<io::Result<Completion>> {
         let (engine, _, queues) = state.parts();
         let entry = queues.poll(engine, self.id, now)?;
         Some(engine.transmit(now).map(|()| entry))
     }
 
-    /// The queue's descriptor, for `poll`, `select`, `epoll` and their like: readable while
-    /// [`poll`](Self::poll) has something. A thread of this node keeps it up to date.
+    /// The queue's descriptor, for `poll`, `select` and `epoll`: readable while
+    /// [`poll`](Self::poll) has an entry. A thread of this node keeps it up to date.
     ///
     /// # Errors
-    /// [`OpenError::Sleep`]: no descriptors or threads are left.
+    /// [`OpenError::Sleep`] if there are no descriptors or threads left.
     pub fn export(&self) -> Result<OwnedFd, OpenError> {
         if self.inner.is_forked() {
             return Err(OpenError::Forked);
@@ -128,8 +128,7 @@ impl CompletionQueue {
     }
 }
 
-/// Counts completions instead of keeping them, for a caller who wants to know how many of its
-/// operations are done, not which.
+/// Counts completions instead of storing them, for callers that only need their number.
 #[derive(Debug)]
 pub struct CompletionCounter {
     inner: Arc<Inner>,
@@ -152,25 +151,33 @@ impl CompletionCounter {
         self.id
     }
 
-    /// What has been counted so far.
+    /// The current counts.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
-    pub fn counts(&self) -> Result<Counts, ReceiveError> {
+    pub fn counts(&self) -> Result<CompletionCounts, ReceiveError> {
         let all = self.wait_until(0, Timeout::Zero)?;
         Ok(all.unwrap_or_default())
     }
 
-    /// Waits until `count` operations are done, whether they failed or not, at most `timeout`;
-    /// `None` if they are not.
+    /// Waits for at most `timeout` until `count` operations have completed or failed; `None` if
+    /// they have not.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
-    pub fn wait(&self, count: u64, timeout: Duration) -> Result<Option<Counts>, ReceiveError> {
+    pub fn wait(
+        &self,
+        count: u64,
+        timeout: Duration,
+    ) -> Result<Option<CompletionCounts>, ReceiveError> {
         self.wait_until(count, Timeout::After(timeout))
     }
 
-    fn wait_until(&self, count: u64, until: Timeout) -> Result<Option<Counts>, ReceiveError> {
+    fn wait_until(
+        &self,
+        count: u64,
+        until: Timeout,
+    ) -> Result<Option<CompletionCounts>, ReceiveError> {
         if self.inner.is_forked() {
             return Err(ReceiveError::Forked);
         }

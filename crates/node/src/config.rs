@@ -1,4 +1,4 @@
-//! What a process decides when it opens its node; read from the environment by default.
+//! The configuration of a node, by default read from the environment.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,59 +28,58 @@ pub mod variables {
 
     /// The IP address to bind.
     pub const BIND: &str = "DIPOLE_BIND";
-    /// The ports of this process's packets are taken from these, as `7412-7500`.
+    /// The UDP ports that this process may use, for example `7412-7500`.
     pub const PORTS: &str = "DIPOLE_PORTS";
-    /// How long a waiter spins, in microseconds.
+    /// How long a waiting thread spins, in microseconds.
     pub const SPIN_MICROSECONDS: &str = "DIPOLE_SPIN_US";
-    /// Silence of a peer, for which nobody vouches, after which it is gone, in milliseconds.
+    /// A peer that is silent for this many milliseconds is gone, unless its node vouches for it.
     pub const PEER_TIMEOUT_MS: &str = "DIPOLE_PEER_TIMEOUT_MS";
-    /// Faults to inject on send, as `drop=0.01,seed=7`.
+    /// Faults to inject when sending, for example `drop=0.01,seed=7`.
     pub const FAULT: &str = "DIPOLE_FAULT";
-    /// A file to capture all packets to.
+    /// A file that captures all packets.
     pub const CAPTURE: &str = "DIPOLE_CAPTURE";
-    /// What may carry messages: `auto`, `shm`, `udp` or `bpf`.
+    /// The links to use: `auto`, `shm`, `udp` or `bpf`.
     pub const LINK: &str = "DIPOLE_LINK";
-    /// What is logged: [`log`](crate::log).
+    /// The log filter: [`log`](crate::log).
     pub const LOG: &str = "DIPOLE_LOG";
-    /// Endpoints that this process may have.
+    /// Limit of endpoints in this process.
     pub const MAX_ENDPOINTS: &str = "DIPOLE_MAX_ENDPOINTS";
-    /// Peers that this process may have, by packets and by shared memory each.
+    /// Limit of peers of this process, separately over the network and in shared memory.
     pub const MAX_PEERS: &str = "DIPOLE_MAX_PEERS";
-    /// Where the node's agent lends rings and sockets for raw frames.
+    /// The socket at which the node's agent lends rings and sockets for raw frames.
     pub const BROKER: &str = "DIPOLE_BROKER";
-    /// Bytes of the ring of each interface that the kernel fills, a power of two.
+    /// Bytes of each interface's receive ring, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
     /// How the bpf link receives small packets: `ring`, `xdp-ring` or `af-xdp`.
     pub const BPF_RX: &str = "DIPOLE_BPF_RX";
     /// How the bpf link sends raw frames: `af-packet` or `af-xdp`.
     pub const BPF_TX: &str = "DIPOLE_BPF_TX";
-    /// Whether looks at a socket poll the network card: 0 or 1.
+    /// Whether polling a socket also polls the network card: 0 or 1.
     pub const BUSY_POLL: &str = "DIPOLE_BUSY_POLL";
-    /// Bytes of unread messages that this process holds, by packets and by shared memory each.
+    /// Limit of unread bytes in this process, separately over the network and in shared memory.
     pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
-    /// Packets that this process may have in flight.
+    /// Limit of packets in flight from this process.
     pub const FRAMES: &str = "DIPOLE_FRAMES";
-    /// Processes that this user may have on this node.
+    /// Limit of this user's processes on this node.
     pub const USER_PROCESSES: &str = "DIPOLE_USER_PROCESSES";
-    /// Endpoints that this user may have on this node.
+    /// Limit of this user's endpoints on this node.
     pub const USER_ENDPOINTS: &str = "DIPOLE_USER_ENDPOINTS";
 }
 
-/// What may carry messages; chosen at start, never when compiling.
+/// Which links to use; chosen at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// Shared memory between processes of a node where it can be had, packets else: by the
-    /// bpf link on interfaces where this process may open it, by UDP sockets on the others.
-    /// A node with a fault plan or a capture uses packets only, since both are about
-    /// packets.
+    /// Shared memory between processes of a node if available, otherwise packets: over the bpf
+    /// link on interfaces where this process may open it, over UDP sockets on the others. With a
+    /// fault plan or a capture file, only packets are used, because both work on packets.
     #[default]
     Auto,
-    /// Shared memory only: other nodes are out of reach, and where it cannot be had
-    /// that is an error.
+    /// Shared memory only: other nodes cannot be reached, and it is an error if shared memory is
+    /// not available.
     Shm,
-    /// Packets only, by UDP sockets.
+    /// Packets only, over UDP sockets.
     Udp,
-    /// Packets only, by the bpf link: on an interface where it cannot be opened that is an error.
+    /// Packets only, over the bpf link; an error on interfaces where it cannot be opened.
     Bpf,
 }
 
@@ -98,132 +97,108 @@ impl std::str::FromStr for Links {
     }
 }
 
-// The protocol has lanes for so many.
+// The protocol has two lanes per interface.
 const _: () = assert!(MAX_INTERFACES <= dipole_proto::wire::MAX_LANES / 2);
 
 /// How to open a [`Node`](crate::Node).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// This node's id: given, or from its job's launcher.
+    /// This node's id, given explicitly or by the job's launcher.
     pub node: NodeId,
-    /// Where the registry of this machine's nodes lives.
+    /// Directory of the registry of this machine's nodes.
     pub runtime_dir: PathBuf,
     /// The other nodes.
     pub hosts: Hosts,
     /// The IP address whose UDP ports carry this process's packets.
     pub bind: IpAddr,
-    /// The UDP ports that may be taken, where a firewall lets only these pass; else the kernel
-    /// chooses. That of the node's directory is left to it.
+    /// The UDP ports that may be used, for example because a firewall passes only these; otherwise
+    /// the kernel chooses. The directory's port is not affected.
     pub ports: Option<PortRange>,
-    /// Addresses of further interfaces of this machine, at most [`MAX_INTERFACES`] with the first: traffic goes on
-    /// over the others when one fails, and bulk uses all.
+    /// Addresses of further interfaces of this machine, at most [`MAX_INTERFACES`] with the first.
+    /// Traffic fails over between them, and bulk traffic uses all of them.
     pub interfaces: Vec<IpAddr>,
-    /// The cluster key: with one, other nodes' processes must prove that they hold it too.
+    /// The cluster key. With a key, processes of other nodes must prove that they have it too.
     pub key: Option<ClusterKey>,
-    /// What may carry messages.
+    /// The links to use.
     pub links: Links,
-    /// Bytes of the ring of each interface that the kernel fills, where there is one: a power of
-    /// two.
+    /// Bytes of each interface's receive ring, if it has one; a power of two.
     pub ring_bytes: u32,
     /// How the bpf link receives small packets.
     pub receive: RxMode,
     /// How the bpf link sends raw frames.
     pub send: TxMode,
-    /// Whether looks at a UDP socket that find nothing poll the card's receive queue, so that a
-    /// thread that spins need not wait for an interrupt. `dipole doctor` says where that helps.
+    /// Whether an empty poll of a UDP socket also polls the card's receive queue, so that spinning
+    /// threads need not wait for an interrupt. `dipole doctor` reports where this helps.
     pub busy_poll: bool,
-    /// The socket of the agent that lends rings to processes without privileges.
+    /// The socket of the agent that lends rings to unprivileged processes.
     pub broker: PathBuf,
-    /// How long a waiter spins before it sleeps. Spinning suits a process with a
-    /// core of its own; the default suits everything else.
+    /// How long a waiting thread spins before it sleeps. Longer spinning helps processes that have
+    /// a core for each thread; the default suits all others.
     pub spin: Duration,
-    /// How long [`target`](crate::Endpoint::target) waits.
+    /// Time limit of [`target`](crate::Endpoint::target).
     pub connect_timeout: Duration,
     /// How long a dropped node waits for acknowledgements.
     pub linger: Duration,
-    /// Faults to inject on send.
+    /// Faults to inject when sending.
     pub fault: Option<Plan>,
-    /// A pcap file for everything sent and received.
+    /// A pcap file that captures all packets.
     pub capture: Option<PathBuf>,
-    /// Endpoints that this process may have open at once.
+    /// Limit of open endpoints in this process.
     pub max_endpoints: u32,
-    /// What this user may have on this node, beside what [`LIMITS_FILE`] says: the smaller of
-    /// both counts.
+    /// This user's limits on this node, in addition to those in [`LIMITS_FILE`]; the smaller ones
+    /// apply.
     pub user_limits: UserLimits,
-    /// Where measured properties of links are kept, by which the engine chooses how messages go; none: as
-    /// it is built.
+    /// Directory of measured link profiles, which tune how messages are sent; without it the
+    /// defaults apply.
     pub profile_dir: Option<PathBuf>,
-    /// Capacities and times of the protocol; node id and packet size are set by
-    /// the node.
+    /// Capacities and times of the protocol. The node sets node id and packet size.
     pub protocol: dipole_proto::Config,
 }
 
-/// Why the environment does not make a configuration.
-#[derive(Debug)]
+/// Why the environment is not a valid configuration.
+#[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A variable's value cannot be used.
+    /// The value of a variable is invalid.
+    #[error("{name}=\"{}\" is invalid: expected {expected}", excerpt(.value))]
     Variable {
-        /// Which.
+        /// The variable.
         name: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
-        /// What was expected.
+        /// The expected form.
         expected: String,
     },
-    /// The hosts file is wrong or cannot be read.
+    /// The hosts file is invalid or cannot be read.
+    #[error("{0}")]
     Hosts(FileError),
-    /// `DIPOLE_NID` names a node that the hosts file lacks.
+    /// `DIPOLE_NID` names a node that is not in the hosts file.
+    #[error(
+        "{var}={0}, but the hosts file has no node {0}; correct one of them",
+        var = variables::NODE
+    )]
     UnknownNode(NodeId),
-    /// The cluster key cannot be had.
+    /// The cluster key is not available.
+    #[error("{var}: {0}", var = variables::KEY)]
     Key(KeyError),
-    /// What the launcher says does not tell where this process and its peers are.
+    /// The launcher's information does not determine this process's node and peers.
+    #[error("{0} (or set {var} to run this process outside of its job)", var = variables::NODE)]
     Launcher(JobError),
 }
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConfigError::Variable {
-                name,
-                value,
-                expected,
-            } => write!(
-                f,
-                "{name}=\"{}\" cannot be used: expected {expected}",
-                excerpt(value)
-            ),
-            ConfigError::Hosts(error) => write!(f, "{error}"),
-            ConfigError::UnknownNode(node) => write!(
-                f,
-                "{}={node}, but the hosts file has no node {node}; correct one of them",
-                variables::NODE
-            ),
-            ConfigError::Key(error) => write!(f, "{}: {error}", variables::KEY),
-            ConfigError::Launcher(error) => write!(
-                f,
-                "{error} (or set {} to use this process without its job)",
-                variables::NODE
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
-/// Far more than a program opens on purpose; they cost some 32 MiB.
+/// Far more than a program opens on purpose; so many take about 32 MiB.
 const MAX_ENDPOINTS: u32 = 65_536;
 /// A pool must hold the longest packet and the initial credits of some edges.
-const LEAST_POOL_BYTES: u64 = 1 << 20;
-const LEAST_FRAMES: u32 = 16;
-const MOST_FRAMES: u32 = 65_536;
-/// What connection ids can tell apart.
-const MOST_PEERS: u32 = (1 << 14) - 1;
+const MIN_POOL_BYTES: u64 = 1 << 20;
+const MIN_FRAMES: u32 = 16;
+const MAX_FRAMES: u32 = 65_536;
+/// Connection ids cannot distinguish more.
+const MAX_PEER_COUNT: u32 = (1 << 14) - 1;
 
-/// A default spin that catches an answer already under way.
+/// Long enough to catch an answer that is already on its way.
 const SPIN: Duration = Duration::from_micros(50);
 
 impl Config {
-    /// A node on its own: loopback, no other nodes.
+    /// A single node: loopback, no other nodes.
     #[must_use]
     pub fn local(node: NodeId, runtime_dir: PathBuf) -> Config {
         Config {
@@ -252,38 +227,38 @@ impl Config {
         }
     }
 
-    /// Takes what the hosts file has for this node, but for what the environment says
-    /// otherwise: addresses, runtime directory.
-    pub fn settle(&mut self) {
+    /// Applies this node's entry in the hosts file (addresses, runtime directory), except where
+    /// the environment overrides it.
+    pub fn apply_hosts_file(&mut self) {
         let Some(host) = self.hosts.get(self.node).cloned() else {
             return;
         };
-        if text(variables::BIND).is_none() {
-            self.bind_as(&host);
+        if variable(variables::BIND).is_none() {
+            self.bind_to(&host);
         }
-        if let (Some(directory), None) = (host.runtime_dir, text(variables::RUNTIME_DIR)) {
+        if let (Some(directory), None) = (host.runtime_dir, variable(variables::RUNTIME_DIR)) {
             self.runtime_dir = PathBuf::from(&*directory);
         }
     }
 
-    /// Makes this the configuration of another node: with the hosts file there is, else with
-    /// the nodes that the agent of that node knows.
+    /// Changes the node that this configuration is for. Keeps the hosts file if there is one;
+    /// otherwise uses the nodes known to that node's agent.
     ///
     /// # Errors
     /// [`ConfigError::Hosts`]: the agent's file cannot be read.
-    pub fn act_as(&mut self, node: NodeId) -> Result<(), ConfigError> {
+    pub fn set_node(&mut self, node: NodeId) -> Result<(), ConfigError> {
         self.node = node;
         if self.hosts.is_local_only() || self.hosts.is_from_agent() {
             let nodes = Hosts::load_agents(&nodes_file(&self.runtime_dir, node));
             let nodes = nodes.map_err(ConfigError::Hosts)?;
             self.hosts = nodes.unwrap_or_else(|| Hosts::local_only(node));
         }
-        self.settle();
+        self.apply_hosts_file();
         Ok(())
     }
 
-    /// Bounds the bytes of unread messages; what depends on it keeps its share.
-    pub fn bound_pool(&mut self, bytes: u64) {
+    /// Limits the unread bytes; the values that depend on this limit are scaled with it.
+    pub fn set_pool_bytes(&mut self, bytes: u64) {
         let usual = dipole_proto::Config::default();
         let share = |of: u64| of.min(bytes / (usual.pool_bytes / of).max(1));
         self.protocol.pool_bytes = bytes;
@@ -291,29 +266,29 @@ impl Config {
         self.protocol.edge_window_bytes = share(usual.edge_window_bytes);
     }
 
-    /// Reads the limits of this process and its user.
-    fn bound_from_env(&mut self) -> Result<(), ConfigError> {
-        if let Some(count) = within(variables::MAX_ENDPOINTS, 1, u32::MAX)? {
+    /// Reads the limits of this process and its user from the environment.
+    fn limits_from_env(&mut self) -> Result<(), ConfigError> {
+        if let Some(count) = number_in(variables::MAX_ENDPOINTS, 1, u32::MAX)? {
             self.max_endpoints = count;
         }
-        if let Some(count) = within(variables::MAX_PEERS, 1, MOST_PEERS)? {
+        if let Some(count) = number_in(variables::MAX_PEERS, 1, MAX_PEER_COUNT)? {
             self.protocol.max_peers = count;
         }
-        if let Some(bytes) = within(
+        if let Some(bytes) = number_in(
             variables::RING_BYTES,
             *RING_BYTES.start(),
             *RING_BYTES.end(),
         )? {
             self.ring_bytes = bytes.next_power_of_two();
         }
-        if let Some(bytes) = within(variables::POOL_BYTES, LEAST_POOL_BYTES, u64::MAX / 2)? {
-            self.bound_pool(bytes);
+        if let Some(bytes) = number_in(variables::POOL_BYTES, MIN_POOL_BYTES, u64::MAX / 2)? {
+            self.set_pool_bytes(bytes);
         }
-        if let Some(count) = within(variables::FRAMES, LEAST_FRAMES, MOST_FRAMES)? {
+        if let Some(count) = number_in(variables::FRAMES, MIN_FRAMES, MAX_FRAMES)? {
             self.protocol.frames = count;
         }
         let bound = |name: &'static str| {
-            let limit = within(name, 0, u32::MAX)?;
+            let limit = number_in(name, 0, u32::MAX)?;
             Ok(limit.map(|limit| Bound {
                 limit,
                 set_by: name.to_owned(),
@@ -326,21 +301,21 @@ impl Config {
         Ok(())
     }
 
-    /// Bounds how long a peer that owes an answer may be silent before it is gone. Its node is
-    /// asked whether it lives after a third of that, at most a second.
+    /// Limits how long a peer that owes an answer may be silent. Its node is queried after a
+    /// third of that, but after at most a second.
     fn set_peer_timeout(&mut self, timeout_ms: u64) {
         let timeout_ns = timeout_ms * 1_000_000;
         self.protocol.peer_timeout_ns = timeout_ns;
-        self.protocol.quiet_ns = self.protocol.quiet_ns.min(timeout_ns / 3);
+        self.protocol.suspect_after_ns = self.protocol.suspect_after_ns.min(timeout_ns / 3);
     }
 
-    /// Takes the addresses that the hosts file has for this node.
-    pub fn bind_as(&mut self, host: &Host) {
+    /// Uses the addresses of this node's entry in the hosts file.
+    pub fn bind_to(&mut self, host: &Host) {
         self.bind = host.address;
         self.interfaces.clone_from(&host.interfaces);
     }
 
-    /// True if processes of this node may be reached by shared memory.
+    /// True if shared memory may be used with processes of this node.
     #[must_use]
     pub fn may_share_memory(&self) -> bool {
         match self.links {
@@ -350,10 +325,10 @@ impl Config {
         }
     }
 
-    /// Reads the variables of [`variables`]; what is missing has its default. Without
-    /// `DIPOLE_NID` the node and its peers are those that Slurm, `mpirun` or Kubernetes
-    /// gives the process, if one of them started it; their names may have to be waited for.
-    /// Without `DIPOLE_HOSTS` they are those that the node's agent knows, if it has one.
+    /// Reads the variables in [`variables`]; missing ones get their defaults. Without `DIPOLE_NID`,
+    /// a process started by Slurm, `mpirun` or Kubernetes gets its node and peers from there, which
+    /// may have to wait for host names. Without `DIPOLE_HOSTS`, the peers are those known to the
+    /// node's agent, if there is one.
     ///
     /// # Errors
     /// [`ConfigError`], naming the variable or the line of the hosts file.
@@ -362,7 +337,7 @@ impl Config {
         Config::from_env_with(links.unwrap_or_default())
     }
 
-    /// The same with these links, whatever the environment says of links.
+    /// Like [`from_env`](Self::from_env), with the given links instead of `DIPOLE_LINK`.
     ///
     /// # Errors
     /// Those of `from_env`.
@@ -371,7 +346,7 @@ impl Config {
         Config::from_env_at(links, place)
     }
 
-    /// The same in a place that the caller has found, whoever started the process.
+    /// Like [`from_env_with`](Self::from_env_with), at a place that the caller has determined.
     ///
     /// # Errors
     /// Those of `from_env`.
@@ -391,11 +366,11 @@ impl Config {
             config.node = place.node;
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
-        } else if let Some(file) = text(variables::HOSTS) {
+        } else if let Some(file) = variable(variables::HOSTS) {
             config.hosts = Hosts::load_followed(file.as_ref()).map_err(ConfigError::Hosts)?;
-            // The default is no claim: an option of the program may still name the node.
-            if text(variables::NODE).is_some() {
-                must_list(&config.hosts, config.node)?;
+            // Only an explicit id must be listed: the program may still choose another node.
+            if variable(variables::NODE).is_some() {
+                require_listed(&config.hosts, config.node)?;
             }
         } else {
             let nodes = nodes_file(&config.runtime_dir, config.node);
@@ -403,16 +378,16 @@ impl Config {
                 config.hosts = hosts;
             }
         }
-        config.settle();
+        config.apply_hosts_file();
         config.key = ClusterKey::from_env().map_err(ConfigError::Key)?;
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
             config.bind = bind;
         }
-        config.ports = parsed(variables::PORTS, "two ports or more, as 7412-7500")?;
+        config.ports = parsed(variables::PORTS, "two or more ports, such as 7412-7500")?;
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);
         }
-        if let Some(ms) = within(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
+        if let Some(ms) = number_in(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
             config.set_peer_timeout(ms);
         }
         if let Some(receive) = parsed(variables::BPF_RX, "ring, xdp-ring or af-xdp")? {
@@ -421,28 +396,28 @@ impl Config {
         if let Some(send) = parsed(variables::BPF_TX, "af-packet or af-xdp")? {
             config.send = send;
         }
-        if let Some(on) = within(variables::BUSY_POLL, 0, 1)? {
+        if let Some(on) = number_in(variables::BUSY_POLL, 0, 1)? {
             config.busy_poll = on == 1;
         }
-        config.bound_from_env()?;
+        config.limits_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
-        config.capture = text(variables::CAPTURE).map(PathBuf::from);
-        if let Some(broker) = text(variables::BROKER) {
+        config.capture = variable(variables::CAPTURE).map(PathBuf::from);
+        if let Some(broker) = variable(variables::BROKER) {
             config.broker = broker.into();
         }
         Ok(config)
     }
 }
 
-/// Refuses a node that the others do not know by this file: nobody could find it.
-fn must_list(hosts: &Hosts, node: NodeId) -> Result<(), ConfigError> {
+/// Refuses a node that the hosts file does not list, because no peer could find it.
+fn require_listed(hosts: &Hosts, node: NodeId) -> Result<(), ConfigError> {
     match hosts.get(node) {
         Some(_) => Ok(()),
         None => Err(ConfigError::UnknownNode(node)),
     }
 }
 
-fn text(name: &str) -> Option<String> {
+fn variable(name: &str) -> Option<String> {
     environment::variable(name)
 }
 
@@ -450,7 +425,7 @@ fn parsed<T: std::str::FromStr>(
     name: &'static str,
     expected: &str,
 ) -> Result<Option<T>, ConfigError> {
-    let Some(value) = text(name) else {
+    let Some(value) = variable(name) else {
         return Ok(None);
     };
     value.parse().map(Some).map_err(|_| ConfigError::Variable {
@@ -460,14 +435,14 @@ fn parsed<T: std::str::FromStr>(
     })
 }
 
-/// A number within bounds.
-fn within<T>(name: &'static str, least: T, most: T) -> Result<Option<T>, ConfigError>
+/// Parses a number within bounds.
+fn number_in<T>(name: &'static str, min: T, max: T) -> Result<Option<T>, ConfigError>
 where
     T: std::str::FromStr + PartialOrd + fmt::Display,
 {
-    let expected = format!("a number from {least} to {most}");
+    let expected = format!("a number from {min} to {max}");
     match parsed::<T>(name, &expected)? {
-        Some(number) if number < least || number > most => Err(ConfigError::Variable {
+        Some(number) if number < min || number > max => Err(ConfigError::Variable {
             name,
             value: number.to_string(),
             expected,
@@ -481,36 +456,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_bounded_as_told_and_its_node_is_asked_before() {
+    fn a_silent_peers_node_is_queried_before_the_peer_timeout() {
         let mut config = Config::local(NodeId(1), PathBuf::new());
         config.set_peer_timeout(1500);
         assert_eq!(config.protocol.peer_timeout_ns, 1_500_000_000);
-        assert_eq!(config.protocol.quiet_ns, 500_000_000);
+        assert_eq!(config.protocol.suspect_after_ns, 500_000_000);
         config = Config::local(NodeId(1), PathBuf::new());
         config.set_peer_timeout(60_000);
-        assert_eq!(config.protocol.quiet_ns, 1_000_000_000);
+        assert_eq!(config.protocol.suspect_after_ns, 1_000_000_000);
     }
 
     #[test]
-    fn a_node_that_its_hosts_file_lacks_is_refused() {
+    fn a_node_that_is_not_in_its_hosts_file_is_refused() {
         let hosts = Hosts::parse("1 127.0.0.1\n2 127.0.0.2").unwrap();
-        assert!(must_list(&hosts, NodeId(2)).is_ok());
-        let error = must_list(&hosts, NodeId(5)).unwrap_err().to_string();
+        assert!(require_listed(&hosts, NodeId(2)).is_ok());
+        let error = require_listed(&hosts, NodeId(5)).unwrap_err().to_string();
         assert!(error.contains("DIPOLE_NID=5"), "{error}");
     }
 
     #[test]
-    fn a_smaller_pool_keeps_its_shares_and_a_larger_one_the_usual_reserve() {
+    fn a_smaller_pool_scales_its_shares_and_a_larger_one_keeps_the_default_reserve() {
         let usual = dipole_proto::Config::default();
         let bounded = |bytes| {
             let mut config = Config::local(NodeId(1), PathBuf::new());
-            config.bound_pool(bytes);
+            config.set_pool_bytes(bytes);
             config.protocol
         };
         assert_eq!(bounded(usual.pool_bytes), usual);
-        let small = bounded(LEAST_POOL_BYTES);
-        assert_eq!(small.pool_reserve_bytes, LEAST_POOL_BYTES / 8);
-        assert_eq!(small.edge_window_bytes, LEAST_POOL_BYTES / 16);
+        let small = bounded(MIN_POOL_BYTES);
+        assert_eq!(small.pool_reserve_bytes, MIN_POOL_BYTES / 8);
+        assert_eq!(small.edge_window_bytes, MIN_POOL_BYTES / 16);
         assert!(small.edge_window_bytes <= small.pool_reserve_bytes);
         assert!(u64::from(small.initial_credit_bytes) <= small.edge_window_bytes);
         let large = bounded(1 << 40);

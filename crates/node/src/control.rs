@@ -1,9 +1,9 @@
-//! The control thread: what touches files or waits, done outside the engine's lock.
+//! The control thread: file access and blocking work outside the engine's lock.
 //!
-//! The engine and the handles of a node post commands, which never blocks; the thread
-//! takes them in order. It knows the registry and other nodes' directories, and nothing of packets. Commands wait in
-//! an unbounded queue, but each kind is posted a bounded number of times: a few a
-//! second, or once per endpoint or process.
+//! The engine and the node's handles post commands without blocking, and the thread executes them
+//! in order. It uses the registry and other nodes' directories, never packets. The queue is
+//! unbounded, but each kind of command is posted at a bounded rate: a few times per second, or
+//! once per endpoint or process.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -27,33 +27,33 @@ use crate::progress::ProgressThread;
 use crate::registry::{EdgeStatsFile, Registry, ReportFiles};
 use crate::report::Report;
 
-/// Between two looks at the cluster key's file while nothing else happens.
-const KEY_LOOKS: Duration = Duration::from_secs(5);
+/// Interval for checking the cluster key's file.
+const KEY_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What the control thread is asked to do.
+/// A command to the control thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// By the engine.
+    /// From the engine.
     Engine(EngineCommand),
-    /// This endpoint may be ended by the last copy of its descriptor being closed.
+    /// Watch for the last copy of this endpoint's descriptor being closed.
     Exported(Weak<EndpointOwner>),
-    /// End the thread.
+    /// Stop the thread.
     Stop,
 }
 
-/// Where commands are posted.
+/// The sending end of the command queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Commands(Sender<Command>);
 
 impl Commands {
-    /// Never blocks. After the thread's end nothing happens.
+    /// Posts a command without blocking. Does nothing after the thread has stopped.
     pub(crate) fn post(&self, command: Command) {
-        // The thread ends only with its node, whose files go with it.
+        // The thread stops only with its node, whose files are removed with it.
         let _ended = self.0.send(command);
     }
 }
 
-/// See the module.
+/// Handle of the control thread.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) commands: Commands,
@@ -73,7 +73,7 @@ impl Control {
         let (sender, commands) = channel();
         let sender = Commands(sender);
         let files = ReportFiles::new(registry, incarnation);
-        let mut server = Server {
+        let mut control_thread = ControlThread {
             registry: registry.clone(),
             prober: LivenessProber::new(registry.clone(), config.hosts.clone()),
             statistics: Some(EdgeStatsFile::new(registry, incarnation)),
@@ -86,10 +86,10 @@ impl Control {
             driver: Arc::clone(driver),
             progress: Arc::clone(progress),
         };
-        server.show_counters();
+        control_thread.publish_counters();
         let thread = std::thread::Builder::new()
             .name("dipole-control".into())
-            .spawn(move || server.run(&commands))?;
+            .spawn(move || control_thread.run(&commands))?;
         let posted = sender.clone();
         driver.with_last(|state, _| {
             let post = move |command| posted.post(Command::Engine(command));
@@ -101,7 +101,7 @@ impl Control {
         })
     }
 
-    /// Ends the thread and waits for its end.
+    /// Stops the thread and waits for it.
     pub(crate) fn stop(&self) {
         let thread = self
             .thread
@@ -117,36 +117,36 @@ impl Control {
     }
 }
 
-/// What the thread owns.
-struct Server {
+/// State of the control thread.
+struct ControlThread {
     registry: Registry,
     prober: LivenessProber<PeerId>,
-    /// None once it could not be written.
+    /// None after a write error.
     statistics: Option<EdgeStatsFile>,
-    /// None once it could not be written.
+    /// None after a write error.
     report: Option<Report>,
-    /// The cluster key, and how many withdrawals of it the engine knows.
+    /// The cluster key, and how many of its withdrawals the engine has seen.
     key: Option<(ClusterKey, u64)>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<ProcessState>>,
     progress: Arc<ProgressThread>,
 }
 
-impl Server {
+impl ControlThread {
     fn run(mut self, commands: &Receiver<Command>) {
         loop {
             let now_ns = self.driver.now().0;
             let at_ns = self.prober.next_deadline_ns();
             let probes_in = at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns)));
-            let looks_in = self.key.as_ref().map(|_| KEY_LOOKS);
-            let command = match probes_in.into_iter().chain(looks_in).min() {
+            let key_check_in = self.key.as_ref().map(|_| KEY_CHECK_INTERVAL);
+            let command = match probes_in.into_iter().chain(key_check_in).min() {
                 None => commands.recv().map_err(RecvTimeoutError::from),
                 Some(left) => commands.recv_timeout(left),
             };
-            self.look_at_key();
+            self.check_key();
             match command {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(command) => self.obey(command),
+                Ok(command) => self.execute(command),
                 Err(RecvTimeoutError::Timeout) => {
                     let driver = &self.driver;
                     let now_ns = driver.now().0;
@@ -158,7 +158,7 @@ impl Server {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
             Command::Engine(command) => self.obey_engine(command),
             Command::Exported(owner) => {
@@ -167,20 +167,20 @@ impl Server {
                     self.exported.insert(id, owner);
                 }
             }
-            // The loop's own.
+            // Handled by `run`.
             Command::Stop => {}
         }
     }
 
     fn obey_engine(&mut self, command: EngineCommand) {
         match command {
-            EngineCommand::Show => {
-                self.show_edges();
-                self.show_counters();
+            EngineCommand::PublishStats => {
+                self.publish_edges();
+                self.publish_counters();
             }
             EngineCommand::Sweep => {
                 if let Err(cause) = self.registry.sweep() {
-                    tracing::warn!("the files of a process that died are left: {cause}");
+                    tracing::warn!("cannot remove the files of a process that died: {cause}");
                 }
             }
             EngineCommand::EndEndpoint(id) => {
@@ -201,16 +201,16 @@ impl Server {
                         .with(|state, now| state.judge(now, peer, verdict));
                 }
             }
-            EngineCommand::Serve => {
+            EngineCommand::StartProgressThread => {
                 if let Err(cause) = self.progress.start(&self.driver) {
-                    tracing::warn!("peers wait until this process makes a call: {cause}");
+                    tracing::warn!("peers must wait until this process makes a call: {cause}");
                 }
             }
         }
     }
 
-    /// What peers have proven with a key that was withdrawn they must prove again.
-    fn look_at_key(&mut self) {
+    /// After a withdrawal of the cluster key, peers must prove their membership again.
+    fn check_key(&mut self) {
         if let Some((key, known)) = &mut self.key
             && key.withdrawals() != *known
         {
@@ -219,22 +219,22 @@ impl Server {
         }
     }
 
-    fn show_edges(&mut self) {
+    fn publish_edges(&mut self) {
         let Some(file) = self.statistics.as_mut().filter(|file| file.is_watched()) else {
             return;
         };
         let edges: Vec<_> = self.driver.with_last(|state, _| state.all_edges());
         if let Err(cause) = file.write(edges.into_iter()) {
-            tracing::warn!("edges are not shown to who watches: {cause}");
+            tracing::warn!("edge statistics are no longer published: {cause}");
             self.statistics = None;
         }
     }
 
-    fn show_counters(&mut self) {
-        let Some(Err(cause)) = self.report.as_mut().map(|it| it.show(&self.driver)) else {
+    fn publish_counters(&mut self) {
+        let Some(Err(cause)) = self.report.as_mut().map(|it| it.publish(&self.driver)) else {
             return;
         };
-        tracing::warn!("`dipole stats` and `dipole links` won't know of this process: {cause}");
+        tracing::warn!("`dipole stats` and `dipole links` will not show this process: {cause}");
         self.report = None;
     }
 }

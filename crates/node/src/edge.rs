@@ -1,4 +1,4 @@
-//! An edge: from an endpoint of this process to one target, and to it alone.
+//! Edges: each leads from an endpoint of this process to one target endpoint.
 
 mod memory;
 
@@ -22,18 +22,18 @@ use crate::region::RegionMemory;
 use dipole_driver::{Timeout, WaitError, nanoseconds};
 use dipole_engine::{Context, MAX_GET_BYTES, Operation, QueueRef, RegionKey, Target, wait_keys};
 
-/// An edge of an endpoint. Messages of one edge arrive once and in order.
+/// An edge of an endpoint. Its messages arrive once and in order.
 ///
-/// Several threads may use it at once. Dropping it closes it: what was sent still arrives,
-/// what was posted and has not begun completes as [`SendError::Cancelled`], also when its endpoint
-/// ends. Two edges between the same endpoints share one order.
+/// Several threads may use it at once. Dropping it closes it: messages already sent still arrive,
+/// and posted operations that have not started complete as [`SendError::Cancelled`]. The same
+/// happens when its endpoint closes. Two edges between the same endpoints share one order.
 #[derive(Debug)]
 pub struct Edge {
     inner: Arc<Inner>,
     owner: Arc<EndpointOwner>,
     id: EdgeRef,
     to: Address,
-    /// Puts have been sent that nobody waited for.
+    /// Puts without an answer have been sent.
     has_put: AtomicBool,
 }
 
@@ -53,13 +53,13 @@ impl Edge {
         }
     }
 
-    /// The endpoint it begins at.
+    /// The endpoint that the edge belongs to.
     #[must_use]
     pub fn source(&self) -> EndpointId {
         self.owner.id
     }
 
-    /// Where it leads.
+    /// The target's address.
     #[must_use]
     pub fn target(&self) -> Address {
         self.to
@@ -69,19 +69,19 @@ impl Edge {
         self.id
     }
 
-    /// Waits until the target's process has answered, at most `timeout`.
+    /// Waits for at most `timeout` until the target's process has answered.
     ///
     /// # Errors
-    /// [`SendError::Unreachable`] says why it never will be; [`SendError::TimedOut`].
+    /// [`SendError::Unreachable`] if it never will; [`SendError::TimedOut`].
     pub fn wait_open(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let until = Timeout::After(timeout);
         self.inner.wait_target(self.id, self.to, until).map(drop)
     }
 
-    /// Has the target's process asked now and then whether it lives, though nothing is sent to
-    /// it: for those who only wait for its messages. Never blocks; whoever waits for long calls
-    /// it again, to be told when that process is gone.
+    /// Probes the target's process even though nothing is sent to it, for programs that only wait
+    /// for its messages. Never blocks. Call it again during a long wait; it reports an error if
+    /// the process is gone.
     ///
     /// # Errors
     /// [`SendError::PeerGone`], [`SendError::Unreachable`]; [`SendError::Full`] while the edge
@@ -103,9 +103,9 @@ impl Edge {
         })
     }
 
-    /// Sends a message. It is copied; it leaves before this returns unless earlier packets
-    /// still wait. Blocks while the edge connects, and while frames or the receiver's credit
-    /// are used up, receiving meanwhile. Delivery is confirmed only by [`flush`](Self::flush).
+    /// Sends a message. It is copied, and leaves before this returns unless earlier packets are
+    /// waiting. Blocks while the edge connects and while there are no free frames or no credit
+    /// from the receiver, and receives meanwhile. Only [`flush`](Self::flush) confirms delivery.
     ///
     /// # Errors
     /// [`SendError`].
@@ -113,8 +113,8 @@ impl Edge {
         self.send_until(payload, Timeout::Infinite)
     }
 
-    /// Like [`send`](Self::send), but returns within `timeout`. A long message that has
-    /// begun by then goes on by itself, from a copy, and counts as sent.
+    /// Like [`send`](Self::send), but returns within `timeout`. A long message that has started by
+    /// then is completed from a copy in the background and counts as sent.
     ///
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
@@ -122,7 +122,7 @@ impl Edge {
         self.send_until(payload, Timeout::After(timeout))
     }
 
-    /// Like [`send`](Self::send), but never blocks: the message is queued whole or not at
+    /// Like [`send`](Self::send), but never blocks: the message is queued as a whole or not at
     /// all.
     ///
     /// # Errors
@@ -131,10 +131,10 @@ impl Edge {
         self.send_until(payload, Timeout::Zero)
     }
 
-    /// Like [`try_send`](Self::try_send), but more follows: by packets the message may wait and
-    /// share one. It leaves when that is full, with what is sent to the same process without more
-    /// to come, with [`flush_edges`](crate::Endpoint::flush_edges) and the next wait; else a
-    /// thread of the node sends it, within a millisecond or so.
+    /// Like [`try_send`](Self::try_send), but more messages follow, so this one may wait to share
+    /// a packet with them. The packet leaves when it is full, with the next ordinary message to the
+    /// same process, with [`flush_edges`](crate::Endpoint::flush_edges), or during the next wait;
+    /// otherwise a thread of the node sends it within about a millisecond.
     ///
     /// # Errors
     /// Those of `try_send`.
@@ -151,9 +151,9 @@ impl Edge {
         }
     }
 
-    /// Sends a message if nothing is in its way now: the edge is open, nothing waits on it, and
-    /// there is room. False: nothing was sent. Takes no step and never waits, so a handler may
-    /// call it.
+    /// Sends a message if that is possible at once: the edge is open, no posted operations wait,
+    /// and there is room. False if nothing was sent. Never waits and does not step the engine, so
+    /// that handlers may call it.
     ///
     /// # Errors
     /// [`SendError::Broken`], [`SendError::Ended`] and [`SendError::Forked`].
@@ -167,7 +167,7 @@ impl Edge {
     }
 
     /// True if the edge has failed, its target's process is gone, or it has been connecting for
-    /// longer than `patience`, whatever waits on it.
+    /// longer than `patience`, regardless of posted operations.
     #[must_use]
     pub fn is_lost(&self, patience: Duration) -> bool {
         let patience_ns = nanoseconds(patience);
@@ -184,16 +184,16 @@ impl Edge {
         self.inner.send_along(source, edge, payload.into(), until)
     }
 
-    /// Sends a message without blocking the thread: ready once it is queued whole, as
-    /// [`try_send`](Self::try_send) queues it. Dropping the future before sends nothing.
+    /// Sends a message without blocking the thread: the future is ready once the message is queued
+    /// as by [`try_send`](Self::try_send). If it is dropped before, nothing is sent.
     ///
     /// # Errors
-    /// Those of `try_send`, but for [`SendError::Full`].
+    /// Those of `try_send`, except [`SendError::Full`].
     pub fn send_async(&self, payload: &[u8]) -> impl Future<Output = Result<(), SendError>> {
         poll_fn(move |context| self.poll_send(context, payload))
     }
 
-    /// [`send_async`](Self::send_async) for callers who write their own futures.
+    /// Poll-based version of [`send_async`](Self::send_async), for custom futures.
     pub fn poll_send(
         &self,
         context: &mut task::Context<'_>,
@@ -211,7 +211,7 @@ impl Edge {
             let opening = [self.id.key()];
             let keys = room.as_ref().map_or(&opening[..], |keys| &keys[..]);
             let _none: Option<()> = driver.wait_task(keys, context.waker(), |_, _| None);
-            // What it waits for may have come before the task was registered.
+            // Room may have become free before the task was registered.
             let sent = self.try_send(payload);
             if !matches!(sent, Err(SendError::Full { .. })) {
                 return Poll::Ready(sent);
@@ -222,13 +222,14 @@ impl Edge {
         }
     }
 
-    /// Posts an operation on the gathered bytes, which are copied; never blocks. It is begun
-    /// in the edge's order, also if the edge still connects. Its `context` appears in the
-    /// queue that the edge is [attached](Self::attach) to when it is done or has failed.
+    /// Posts an operation with a copy of the gathered bytes; never blocks. Operations start in
+    /// order, also while the edge still connects. When one completes or fails, its `context`
+    /// appears in the queue that the edge is [attached](Self::attach) to.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge, or copies of 32 MiB in this process,
-    /// or the others are left less than this edge would have; [`SendError::TooLong`] of a get.
+    /// [`SendError::Full`] if 1024 operations wait on this edge, if the copies of this process
+    /// reach 32 MiB, or if this edge would use more of that than it leaves to the others;
+    /// [`SendError::TooLong`] for a get.
     pub fn post(
         &self,
         operation: Operation,
@@ -242,13 +243,13 @@ impl Edge {
         self.post_any(operation, PostedBytes::Copied(gathered), context)
     }
 
-    /// Like [`post`](Self::post), but the bytes are not copied: the library shares them until the
-    /// completion, and a long message goes straight from them to the receiver. Long ones complete
-    /// when they have been taken out of them, not in the order in which they were posted.
-    /// [`Bytes::from_owner`] makes any memory such bytes.
+    /// Like [`post`](Self::post), but without a copy: the library shares the bytes until the
+    /// completion, and a long message goes from them directly to the receiver. Long messages
+    /// complete when the receiver has taken them, which may be out of order.
+    /// [`Bytes::from_owner`] turns any memory into such bytes.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge; [`SendError::TooLong`] of a get.
+    /// [`SendError::Full`] if 1024 operations wait on this edge; [`SendError::TooLong`] for a get.
     ///
     /// # Source
     /// The non-blocking zero-copy send of GAMMA §2.
@@ -261,8 +262,8 @@ impl Edge {
         self.post_any(operation, PostedBytes::Shared(bytes), context)
     }
 
-    /// Posts a get of as many bytes as there are in `into`, which is to be left alone until the
-    /// completion; see [`post`](Self::post).
+    /// Posts a get that fills `into`, which must not be touched until the completion; see
+    /// [`post`](Self::post).
     ///
     /// # Errors
     /// Those of `post`.
@@ -303,8 +304,8 @@ impl Edge {
         self.inner.post(self.id, post)
     }
 
-    /// Withdraws an operation that was posted with this context and has not begun: it
-    /// completes as [`SendError::Cancelled`]. False if there is none.
+    /// Cancels a posted operation with this context that has not started. It completes as
+    /// [`SendError::Cancelled`]. False if there is none.
     #[must_use]
     pub fn cancel(&self, context: Context) -> bool {
         if self.inner.is_forked() {
@@ -316,17 +317,17 @@ impl Edge {
         })
     }
 
-    /// Completions of operations posted from now on appear in this queue.
+    /// From now on, completions of posted operations appear in this queue.
     pub fn attach(&self, queue: &CompletionQueue) {
         self.complete_at(queue.id());
     }
 
-    /// Completions of operations posted from now on are counted there.
+    /// From now on, this counter counts completions of posted operations.
     pub fn attach_counter(&self, counter: &CompletionCounter) {
         self.complete_at(counter.id());
     }
 
-    /// True if completions of what is posted appear, or are counted, anywhere.
+    /// True if a queue or a counter is attached.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         let driver = &self.inner.driver;
@@ -342,11 +343,11 @@ impl Edge {
         }
     }
 
-    /// Waits until everything sent to the target's process has been acknowledged: messages lie
-    /// in its endpoint's token buffer pool, what was put lies in its place.
+    /// Waits until the target's process has acknowledged everything: messages are in its endpoint's
+    /// token buffer pool, and puts are in place.
     ///
     /// # Errors
-    /// [`SendError::NotDone`]: a put since the last flush was refused, and why the first was.
+    /// [`SendError::OperationFailed`] if a put since the last flush was refused, with the first reason.
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
     pub fn flush(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
@@ -390,7 +391,7 @@ impl Drop for Edge {
 }
 
 impl Inner {
-    /// Posts an operation to an edge; the progress thread sees to what has to wait.
+    /// Posts an operation to an edge; if it has to wait, the progress thread continues it.
     pub(crate) fn post(&self, id: EdgeRef, post: NewPost) -> Result<(), SendError> {
         self.driver.with(|state, now| {
             let (engine, edges, queues) = state.parts();
@@ -398,7 +399,7 @@ impl Inner {
         })
     }
 
-    /// Waits until an edge is open and nothing posted waits on it; where it leads.
+    /// Waits until an edge is open and has no posted operations left; returns its target.
     pub(crate) fn wait_target(
         &self,
         id: EdgeRef,

@@ -1,11 +1,12 @@
-//! Edges as the public API has them: made at once, connected behind the caller.
+//! Edges of the public API: created at once, connected in the background.
 //!
-//! An edge is resolved (which process has the endpoint: [`Connector`], on threads of its
-//! own), then opened (its process answers), then used. What is posted before waits here.
-//! An edge that failed stays failed and says why. To the source of a message an edge is
-//! open from the start, since its process is known. What is posted is bounded (`posts.rs`).
+//! An edge is resolved ([`Connector`] finds the process of the target endpoint on its own
+//! threads), then opened (that process answers), then used. Operations posted before that wait
+//! here. An edge that failed stays failed and keeps its error. An edge to the source of a message
+//! is open from the start, because its process is known. Posted operations are limited
+//! (`posts.rs`).
 //!
-//! All is under the driver's lock.
+//! Everything here is protected by the driver's lock.
 
 mod connector;
 mod id;
@@ -23,24 +24,24 @@ use crate::address::Address;
 use crate::error::{SendError, TargetError};
 use crate::queues::QueueTable;
 use crate::registry::{EdgeTraffic, Ports};
-use connector::Job;
-pub(crate) use connector::{Answer, Connector, Policy};
+use connector::Lookup;
+pub(crate) use connector::{Connector, Policy, Resolution};
 use dipole_driver::Reading;
 use dipole_engine::{
-    AnswerPlace, Blocked, Content, Context, Engine, OperationId, QueueRef, Target,
+    AnswerBuffer, Blocked, Content, Context, Engine, OperationId, QueueRef, Target,
 };
 pub(crate) use id::EdgeRef;
-use opening::{Attempt, begin, refusal};
+use opening::{Attempt, connect, permanent_failure};
 use posts::Posts;
 pub(crate) use posts::{NewPost, PostedBytes};
 
-/// Edges that one endpoint keeps for answers.
+/// Limit of edges that an endpoint keeps for replies.
 const MAX_CACHED: usize = 1024;
 #[derive(Debug)]
 enum Stage {
-    /// Which process has the endpoint is being asked.
+    /// Finding the process of the target endpoint.
     Resolving,
-    /// Its process has been asked to answer.
+    /// Waiting for that process to answer.
     Opening(Attempt),
     Open(Target),
     Failed(Arc<TargetError>),
@@ -48,15 +49,15 @@ enum Stage {
 
 #[derive(Debug)]
 struct EdgeState {
-    life: u32,
+    generation: u32,
     source: u32,
     to: Address,
     stage: Stage,
-    begun: Instant,
+    started_at: Instant,
     deadline: Instant,
     posts: Posts,
-    /// When it was last used, as a count of uses, for an endpoint's cache.
-    used: u64,
+    /// Value of the use counter at its last use, for the cache of an endpoint.
+    last_used: u64,
 }
 
 impl EdgeState {
@@ -70,17 +71,17 @@ impl EdgeState {
     }
 }
 
-/// See the module.
+/// All edges of a process.
 #[derive(Debug)]
 pub(crate) struct EdgeTable {
     slots: Vec<Option<EdgeState>>,
     free: Vec<u32>,
-    next_life: u32,
-    /// Edges that connect, or have operations waiting.
+    next_generation: u32,
+    /// Edges that are connecting or have posted operations.
     waiting: Vec<EdgeRef>,
     copied_bytes: Arc<AtomicUsize>,
     cached: FxHashMap<(u32, Address), EdgeRef>,
-    uses: u64,
+    use_count: u64,
     connector: Connector,
 }
 
@@ -89,19 +90,22 @@ impl EdgeTable {
         EdgeTable {
             slots: Vec::new(),
             free: Vec::new(),
-            next_life: 0,
+            next_generation: 0,
             waiting: Vec::new(),
             copied_bytes: Arc::default(),
             cached: FxHashMap::default(),
-            uses: 0,
+            use_count: 0,
             connector,
         }
     }
 
-    /// What takes the connector's answers and gives them to [`settle`](Self::settle); set
-    /// once, before the first edge.
-    pub(crate) fn on_answer(&self, tell: impl Fn(EdgeRef, Answer) + Send + Sync + 'static) {
-        self.connector.set_tell(tell);
+    /// Sets the callback for the connector's results, which passes them to
+    /// [`on_resolved`](Self::on_resolved). Called once, before the first edge.
+    pub(crate) fn set_callback(
+        &self,
+        callback: impl Fn(EdgeRef, Resolution) + Send + Sync + 'static,
+    ) {
+        self.connector.set_callback(callback);
     }
 
     #[inline]
@@ -109,7 +113,7 @@ impl EdgeTable {
         !self.waiting.is_empty()
     }
 
-    /// When an edge that connects gives up.
+    /// When the next connecting edge times out.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.waiting.iter().filter_map(|id| self.get(*id));
         waiting
@@ -121,13 +125,13 @@ impl EdgeTable {
     #[inline]
     fn get(&self, id: EdgeRef) -> Option<&EdgeState> {
         let state = self.slots.get(id.index as usize)?.as_ref()?;
-        (state.life == id.life).then_some(state)
+        (state.generation == id.generation).then_some(state)
     }
 
     #[inline]
     fn get_mut(&mut self, id: EdgeRef) -> Option<&mut EdgeState> {
         let state = self.slots.get_mut(id.index as usize)?.as_mut()?;
-        (state.life == id.life).then_some(state)
+        (state.generation == id.generation).then_some(state)
     }
 
     fn insert(&mut self, source: u32, to: Address, stage: Stage, now: Instant) -> EdgeRef {
@@ -135,24 +139,24 @@ impl EdgeTable {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).expect("fewer edges than 2^32")
         });
-        self.next_life = self.next_life.wrapping_add(1);
-        self.uses += 1;
-        let life = self.next_life;
+        self.next_generation = self.next_generation.wrapping_add(1);
+        self.use_count += 1;
+        let generation = self.next_generation;
         self.slots[index as usize] = Some(EdgeState {
-            life,
+            generation,
             source,
             to,
             stage,
-            begun: now,
-            deadline: now.after(self.connector.patience_ns()),
+            started_at: now,
+            deadline: now.after(self.connector.timeout_ns()),
             posts: Posts::default(),
-            used: self.uses,
+            last_used: self.use_count,
         });
-        EdgeRef { index, life }
+        EdgeRef { index, generation }
     }
 
-    /// Makes an edge. If `to` has sent to `source` it is open at once; else it connects
-    /// behind the caller.
+    /// Creates an edge. If `to` has sent to `source` it is open at once; otherwise it connects in
+    /// the background.
     pub(crate) fn open(
         &mut self,
         engine: &mut Engine,
@@ -168,11 +172,11 @@ impl EdgeTable {
         }
         let id = self.insert(source, to, Stage::Resolving, now);
         self.waiting.push(id);
-        self.connector.resolve(Job::new(id, to));
+        self.connector.resolve(Lookup::new(id, to));
         id
     }
 
-    /// The same to an endpoint of a process that the caller knows how to reach: nobody is asked.
+    /// Creates an edge to an endpoint of a process whose ports are known, without a lookup.
     pub(crate) fn open_at(
         &mut self,
         engine: &mut Engine,
@@ -186,15 +190,15 @@ impl EdgeTable {
         let id = self.insert(source, to, Stage::Resolving, now);
         self.waiting.push(id);
         let socket = self.connector.policy().socket_of(to, ports.incarnation);
-        self.resolved(engine, id, (ports, socket), now);
+        self.connect_to(engine, id, (ports, socket), now);
         id
     }
 
-    /// The edge that answers go by to an endpoint of a known process.
+    /// The edge for replies to an endpoint of a known process.
     ///
     /// # Errors
-    /// Its process is gone, or has too many edges.
-    pub(crate) fn answering(
+    /// The process is gone or has too many edges.
+    pub(crate) fn reply_edge(
         &mut self,
         engine: &mut Engine,
         source: u32,
@@ -230,8 +234,8 @@ impl EdgeTable {
         Ok(id)
     }
 
-    /// The edge that an endpoint keeps to an address; made if there is none, or the one
-    /// there was has failed.
+    /// The cached edge of an endpoint to an address. Creates one if there is none or it has
+    /// failed.
     pub(crate) fn cached(
         &mut self,
         engine: &mut Engine,
@@ -254,15 +258,15 @@ impl EdgeTable {
     }
 
     fn touch(&mut self, id: EdgeRef) {
-        self.uses += 1;
-        let uses = self.uses;
+        self.use_count += 1;
+        let use_count = self.use_count;
         if let Some(edge) = self.get_mut(id) {
-            edge.used = uses;
+            edge.last_used = use_count;
         }
     }
 
-    /// Keeps an edge for an endpoint. When there are too many, the quarter used longest ago
-    /// is closed; what was sent by them still arrives.
+    /// Caches an edge for an endpoint. When there are too many, the least recently used quarter is
+    /// closed; messages already sent still arrive.
     fn cache(&mut self, engine: &mut Engine, source: u32, to: Address, id: EdgeRef) {
         self.cached.insert((source, to), id);
         if self.cached.len() <= MAX_CACHED {
@@ -270,20 +274,20 @@ impl EdgeTable {
         }
         let mut by_use: Vec<(u64, (u32, Address))> = (self.cached.iter())
             .filter(|(_, id)| self.get(**id).is_none_or(|edge| edge.posts.is_empty()))
-            .map(|(key, id)| (self.get(*id).map_or(0, |edge| edge.used), *key))
+            .map(|(key, id)| (self.get(*id).map_or(0, |edge| edge.last_used), *key))
             .collect();
-        by_use.sort_unstable_by_key(|(used, _)| *used);
+        by_use.sort_unstable_by_key(|(last_used, _)| *last_used);
         for (_, (source, to)) in by_use.into_iter().take(MAX_CACHED / 4) {
             self.forget_cached(engine, source, to);
         }
     }
 
-    /// Edges that have not been closed.
+    /// Number of edges that have not been closed.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Closes edges that endpoints keep to processes that are gone.
+    /// Closes cached edges to processes that are gone.
     pub(crate) fn forget_gone(&mut self, engine: &mut Engine) {
         let cached = self.cached.iter();
         let gone: Vec<(u32, Address)> = cached
@@ -300,19 +304,19 @@ impl EdgeTable {
 
     fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {
         if let Some(id) = self.cached.remove(&(source, to)) {
-            // What is posted to it completes nowhere: only its endpoint uses it.
+            // Cached edges have no completion queue, so pending posts are simply dropped.
             let _posts = self.remove(engine, id);
         }
     }
 
-    /// Closes an edge: what was sent still arrives, what still waits is withdrawn.
+    /// Closes an edge: sent messages still arrive, posted operations are cancelled.
     pub(crate) fn close(&mut self, engine: &mut Engine, queues: &mut QueueTable, id: EdgeRef) {
         if let Some((to, mut posts)) = self.remove(engine, id) {
             posts.cancel_all((engine, queues), to);
         }
     }
 
-    /// Closes an edge; what still waits on it.
+    /// Removes an edge; returns its posted operations.
     fn remove(&mut self, engine: &mut Engine, id: EdgeRef) -> Option<(Address, Posts)> {
         self.get(id)?;
         let edge = self.slots[id.index as usize].take()?;
@@ -336,14 +340,14 @@ impl EdgeTable {
             if let Some(edge) = &self.slots[index]
                 && edge.source == source
             {
-                let life = edge.life;
+                let generation = edge.generation;
                 let index = u32::try_from(index).expect("fewer edges than 2^32");
-                self.close(engine, queues, EdgeRef { index, life });
+                self.close(engine, queues, EdgeRef { index, generation });
             }
         }
     }
 
-    /// Takes an open edge out of the table: its new owner closes it.
+    /// Takes an open edge out of the table; the new owner must close it.
     pub(crate) fn take_open(&mut self, id: EdgeRef) -> Option<Target> {
         let target = self.target(id)?.ok()?;
         self.slots[id.index as usize] = None;
@@ -351,7 +355,7 @@ impl EdgeTable {
         Some(target)
     }
 
-    /// Where an edge leads; `None` while it connects.
+    /// The target of an edge; `None` while it connects.
     pub(crate) fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id).map(|edge| &edge.stage) {
             None => Some(Err(SendError::Ended)),
@@ -361,7 +365,7 @@ impl EdgeTable {
         }
     }
 
-    /// Like [`target`](Self::target), once nothing posted waits.
+    /// Like [`target`](Self::target), but also `None` while operations are posted.
     pub(crate) fn idle_target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id) {
             Some(edge) if !edge.posts.is_empty() => None,
@@ -369,21 +373,21 @@ impl EdgeTable {
         }
     }
 
-    /// True if an edge has failed, its target's process is gone, whatever waits on it, or it has
-    /// been connecting for longer than `patience_ns`.
+    /// True if an edge has failed, its target's process is gone, or it has been connecting for
+    /// longer than `timeout_ns`, regardless of posted operations.
     pub(crate) fn is_lost(
         &self,
         engine: &Engine,
         id: EdgeRef,
-        (now, patience_ns): (Instant, u64),
+        (now, timeout_ns): (Instant, u64),
     ) -> bool {
         self.get(id).is_none_or(|edge| match edge.stage {
-            Stage::Resolving | Stage::Opening(_) => now.since(edge.begun) > patience_ns,
+            Stage::Resolving | Stage::Opening(_) => now.since(edge.started_at) > timeout_ns,
             Stage::Open(_) | Stage::Failed(_) => !edge.is_usable(engine),
         })
     }
 
-    /// Sends at once if the edge is open and takes the message now; else false.
+    /// Sends at once if the edge is open and has room; otherwise returns false.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -407,7 +411,7 @@ impl EdgeTable {
         if !posts.is_empty() {
             return Ok(false);
         }
-        // A process of this node sees it at once; that it is woken must not wait.
+        // A peer on this node sees the message at once, so do not delay waking it.
         let more = more && !engine.shares_memory(target.edge.peer);
         let sent = engine
             .send_at_once(target.edge, content, more, clock)?
@@ -418,18 +422,18 @@ impl EdgeTable {
         Ok(sent)
     }
 
-    /// Asks something of another's memory at once, if the edge is open and takes it now: the
-    /// id under which the answer comes. The head has none yet.
+    /// Starts a memory operation at once if the edge is open and has room; returns its id, which
+    /// is also filled into the head.
     ///
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub(crate) fn ask_fast(
+    pub(crate) fn start_operation_fast(
         &mut self,
         engine: &mut Engine,
         id: EdgeRef,
         (mut head, data): (wire::Operation, &[u8]),
-        place: &mut Option<AnswerPlace>,
+        place: &mut Option<AnswerBuffer>,
         clock: &mut Reading<'_>,
     ) -> std::io::Result<Option<OperationId>> {
         let Some(EdgeState {
@@ -444,7 +448,7 @@ impl EdgeTable {
             return Ok(None);
         }
         let is_fence = head.kind == wire::OperationKind::Fence;
-        let wanted = (is_fence, place.take().unwrap_or(AnswerPlace::None));
+        let wanted = (is_fence, place.take().unwrap_or(AnswerBuffer::None));
         head.id = engine.expect_answer(clock.last(), target.edge, wanted, None);
         let bytes = head.to_bytes();
         let content = Content::operation(&bytes, data);
@@ -455,23 +459,23 @@ impl EdgeTable {
         Ok(sent?.is_ok().then_some(head.id))
     }
 
-    /// True if completions of an edge go anywhere.
+    /// True if a completion queue or counter is attached to the edge.
     pub(crate) fn is_attached(&self, id: EdgeRef) -> bool {
         self.get(id).is_some_and(|edge| edge.posts.is_attached())
     }
 
-    /// Where completions of an edge go.
+    /// Attaches a completion queue or counter to the edge.
     pub(crate) fn attach(&mut self, id: EdgeRef, queue: QueueRef) {
         if let Some(edge) = self.get_mut(id) {
             edge.posts.attach(queue);
         }
     }
 
-    /// Posts an operation: it begins when its turn comes, and its context appears in the
-    /// edge's queue when it is done; a message when it has gone.
+    /// Posts an operation. It starts in order, and its context appears in the edge's queue when it
+    /// completes; a message completes when it has been sent.
     ///
     /// # Errors
-    /// [`SendError::Full`]: as much waits as may.
+    /// [`SendError::Full`] if too much is waiting.
     pub(crate) fn post(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -496,7 +500,7 @@ impl EdgeTable {
         Ok(())
     }
 
-    /// Withdraws what was posted with this context and has not begun; true if anything was.
+    /// Cancels a posted operation with this context that has not started; true if there was one.
     pub(crate) fn cancel(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -509,21 +513,21 @@ impl EdgeTable {
         edge.posts.cancel((engine, queues), edge.to, context)
     }
 
-    /// The connector has an answer.
-    pub(crate) fn settle(
+    /// Handles a result of the connector.
+    pub(crate) fn on_resolved(
         &mut self,
         engine: &mut Engine,
         id: EdgeRef,
-        answer: Answer,
+        resolution: Resolution,
         now: Instant,
     ) {
-        match answer {
-            Answer::Found(ports, socket) => self.resolved(engine, id, (ports, socket), now),
-            Answer::Failed(cause) => self.fail(engine, id, cause),
+        match resolution {
+            Resolution::Found(ports, socket) => self.connect_to(engine, id, (ports, socket), now),
+            Resolution::Failed(cause) => self.fail(engine, id, cause),
         }
     }
 
-    fn resolved(
+    fn connect_to(
         &mut self,
         engine: &mut Engine,
         id: EdgeRef,
@@ -534,19 +538,19 @@ impl EdgeTable {
         let Some(edge) = self.get_mut(id) else {
             return;
         };
-        match begin(engine, &policy, edge.to, ports, socket, now) {
+        match connect(engine, &policy, edge.to, ports, socket, now) {
             Ok(Some(attempt)) => edge.stage = Stage::Opening(attempt),
-            // Its process has gone since: ask again.
+            // The process has gone since: look again.
             Ok(None) => {
-                let job = Job::again(id, edge.to);
-                self.connector.resolve(job);
+                let lookup = Lookup::retry(id, edge.to);
+                self.connector.resolve(lookup);
             }
             Err(cause) => self.fail(engine, id, cause),
         }
         engine.ready().notify(id.key());
     }
 
-    /// An edge cannot be made.
+    /// Marks an edge as failed.
     fn fail(&mut self, engine: &mut Engine, id: EdgeRef, cause: TargetError) {
         if let Some(edge) = self.get_mut(id) {
             edge.stage = Stage::Failed(Arc::new(cause));
@@ -554,7 +558,7 @@ impl EdgeTable {
         }
     }
 
-    /// Goes on with everything that waits.
+    /// Continues all edges that connect or have posted operations.
     pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
         let mut at = 0;
         while let Some(id) = self.waiting.get(at).copied() {
@@ -582,12 +586,12 @@ impl EdgeTable {
             Stage::Opening(Attempt::Packets(peer)) => {
                 engine.is_open(*peer).map(|open| open.then_some(*peer))
             }
-            // The connector says when its patience is over.
+            // The connector reports its own time-out.
             Stage::Resolving | Stage::Open(_) | Stage::Failed(_) => return,
         };
         let timed_out = now >= edge.deadline;
         let by_packets = matches!(edge.stage, Stage::Opening(Attempt::Packets(_)));
-        let begun = edge.begun;
+        let started_at = edge.started_at;
         let reason = match opened {
             Ok(Some(peer)) => match engine.edge(peer, source, to.endpoint.0) {
                 Ok(made) => {
@@ -602,7 +606,7 @@ impl EdgeTable {
                 Err(EdgeError::Gone) => None,
             },
             Ok(None) if timed_out => {
-                let waited = std::time::Duration::from_nanos(now.since(begun));
+                let waited = std::time::Duration::from_nanos(now.since(started_at));
                 let cause = TargetError::TimedOut { target: to, waited };
                 return self.fail(engine, id, cause);
             }
@@ -611,18 +615,18 @@ impl EdgeTable {
             Err(_) => None,
         };
         let policy = Arc::clone(self.connector.policy());
-        match refusal(&policy, to, reason, by_packets) {
+        match permanent_failure(&policy, to, reason, by_packets) {
             Some(cause) => self.fail(engine, id, cause),
             None if timed_out => {
                 let cause = TargetError::PeerGone { target: to, reason };
                 self.fail(engine, id, cause);
             }
-            // Another process took its place since: ask again.
+            // Another process has taken its place: look again.
             None => {
                 if let Some(edge) = self.get_mut(id) {
                     edge.stage = Stage::Resolving;
                 }
-                self.connector.resolve(Job::again(id, to));
+                self.connector.resolve(Lookup::retry(id, to));
             }
         }
     }
@@ -647,12 +651,12 @@ impl EdgeTable {
             engine.ready().notify(id.key());
         }
         if moved && let Err(cause) = engine.transmit(now) {
-            // The next thread that steps the engine is told, too.
-            tracing::warn!("sending what was posted: {cause}");
+            // The next thread that steps the engine gets the error, too.
+            tracing::warn!("cannot send posted messages: {cause}");
         }
     }
 
-    /// What has gone along the edges of this table.
+    /// Traffic of the edges in this table.
     pub(crate) fn traffic(&self, engine: &Engine) -> Vec<EdgeTraffic> {
         let open = self.slots.iter().flatten();
         open.filter_map(|edge| match &edge.stage {

@@ -1,7 +1,6 @@
-//! Directed-point endpoints: what a Rust program sends to and receives from.
+//! Directed-point endpoints, which send and receive messages.
 //!
-//! `endpoint/send.rs` is the way of a message into packets or into the memory of
-//! this node.
+//! `endpoint/send.rs` sends messages as packets or through shared memory.
 
 mod future;
 mod poll;
@@ -28,13 +27,13 @@ use dipole_driver::Timeout;
 use dipole_engine::{Context, Operation, Target};
 use send::More;
 
-/// Of an answer that waits: the edge that an endpoint keeps for answers has no queue.
-const UNWATCHED: Context = 0;
+/// Context of a queued reply: reply edges have no completion queue.
+const NO_CONTEXT: Context = 0;
 
-/// An endpoint of this process: receives from anybody, sends along its edges.
+/// An endpoint of this process: receives from any endpoint and sends along its edges.
 ///
-/// Several threads may use it at once. Dropping it closes it: messages that wait
-/// are dropped, those that come are refused and their senders told.
+/// Several threads may use it at once. Dropping it closes it: unread messages are dropped, and
+/// new ones are refused, which their senders are notified of.
 #[derive(Debug)]
 pub struct Endpoint {
     inner: Arc<Inner>,
@@ -47,7 +46,7 @@ impl Endpoint {
         Endpoint { inner, owner }
     }
 
-    /// Its own address.
+    /// The endpoint's own address.
     #[must_use]
     pub fn address(&self) -> Address {
         Address {
@@ -60,21 +59,21 @@ impl Endpoint {
         self.owner.id
     }
 
-    /// An edge to another endpoint, and to it alone. Returns at once: the edge connects
-    /// behind, up to `connect_timeout`, waiting for the endpoint to be opened and its process
-    /// to answer. To an endpoint that has sent here it is open from the start.
+    /// Opens an edge to another endpoint. Returns at once; the edge connects in the background
+    /// for up to `connect_timeout`, while the target endpoint may still be opened. An edge to an
+    /// endpoint that has sent to this one is open from the start.
     ///
     /// # Errors
-    /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`]: no threads are left.
+    /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`] if no thread can start.
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         let edge = self.open_edge(to)?;
         self.ensure_progress()?;
         Ok(edge)
     }
 
-    /// The same to an endpoint of a process that told the caller where it is
-    /// ([`Node::ports`](crate::Node::ports)): neither a hosts file nor a directory is asked, so
-    /// its node may be one that this one has never heard of.
+    /// Like [`edge`](Self::edge), to a process whose ports are known, for example from that
+    /// process ([`Node::ports`](crate::Node::ports)). No hosts file or directory is used, so its
+    /// node may be unknown here.
     ///
     /// # Errors
     /// Those of [`edge`](Self::edge).
@@ -89,7 +88,7 @@ impl Endpoint {
         Ok(edge)
     }
 
-    /// An edge that connects while somebody steps the engine.
+    /// Opens an edge that connects only while a thread steps the engine.
     fn open_edge(&self, to: Address) -> Result<Edge, SendError> {
         self.check_usable()?;
         let id = self.inner.driver.with(|state, now| {
@@ -99,17 +98,16 @@ impl Endpoint {
         Ok(Edge::new(&self.inner, &self.owner, id, to))
     }
 
-    /// An edge that connects while its caller does something else needs a thread that steps
-    /// the engine.
+    /// Starts the progress thread, so that edges connect while their owner does something else.
     fn ensure_progress(&self) -> Result<(), SendError> {
         self.inner.ensure_progress().map_err(SendError::Broken)
     }
 
-    /// Opens memory to those who have an edge to this endpoint and the region's key, as far as
-    /// `rights` allow.
+    /// Opens memory to peers that have an edge to this endpoint and the region's key, with the
+    /// given `rights`.
     ///
     /// # Errors
-    /// [`OpenError::Ended`], [`OpenError::Forked`], [`OpenError::Sleep`]: no threads are left.
+    /// [`OpenError::Ended`], [`OpenError::Forked`], [`OpenError::Sleep`] if no thread can start.
     ///
     /// # Source
     /// The regions of active ports, GAMMA §2.
@@ -117,16 +115,16 @@ impl Endpoint {
         Region::open(&self.inner, &self.owner, memory, rights)
     }
 
-    /// Answers a message: sends to the endpoint it came from. Never blocks, and never looks
-    /// for anybody: the process that sent it is known.
+    /// Replies to a message: sends to the endpoint it came from. Never blocks and needs no
+    /// address lookup, because the sending process is known.
     ///
-    /// While all frames are in use an answer waits in a copy: one process that has stopped
-    /// costs the others nothing. The endpoint keeps the edges that its answers take, 1024 at
-    /// most; those used longest ago are closed behind the scenes, which loses nothing.
+    /// While all frames are in use, a copy of the reply is queued, so that a stopped peer does
+    /// not hold up the others. The endpoint keeps up to 1024 edges for replies and closes the
+    /// least recently used ones, which loses no messages.
     ///
     /// # Errors
-    /// [`SendError::PeerGone`]: that process is gone. [`SendError::Full`]: it does not read
-    /// its answers, or 1024 of them wait, or 32 MiB in this process. Those of
+    /// [`SendError::PeerGone`] if that process is gone. [`SendError::Full`] if it does not read
+    /// its replies, if 1024 of them are queued, or 32 MiB in this process. Those of
     /// [`send`](Self::send).
     pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
@@ -134,7 +132,7 @@ impl Endpoint {
         let source = self.id().0;
         let id = self.inner.driver.with_last(|state, now| {
             let (engine, edges, _) = state.parts();
-            edges.answering(engine, source, (to, peer), now)
+            edges.reply_edge(engine, source, (to, peer), now)
         })?;
         match self
             .inner
@@ -146,7 +144,7 @@ impl Endpoint {
                 let post = NewPost {
                     operation: Operation::Message,
                     bytes: PostedBytes::Copied(payload.to_vec()),
-                    context: UNWATCHED,
+                    context: NO_CONTEXT,
                 };
                 self.inner.post(id, post)
             }
@@ -154,8 +152,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends to one endpoint, without an edge of the caller's. Waits as
-    /// [`Edge::send`] does. The endpoint keeps the edge, as for [`reply`](Self::reply).
+    /// Sends to an endpoint without an explicit edge. Blocks like [`Edge::send`]. The endpoint
+    /// caches the edge as for [`reply`](Self::reply).
     ///
     /// # Errors
     /// Those of [`Edge::send`].
@@ -196,7 +194,7 @@ impl Endpoint {
             .send_along(source, (id, to), payload.into(), until)
     }
 
-    /// Messages of this endpoint appear in a completion queue from now on.
+    /// From now on, messages of this endpoint appear in a completion queue.
     pub fn attach(&self, queue: &CompletionQueue) {
         if !self.inner.is_forked() {
             self.inner.driver.with(|state, _| {
@@ -206,9 +204,9 @@ impl Endpoint {
         }
     }
 
-    /// Points this endpoint at another; every message goes to each target. Waits,
-    /// up to `connect_timeout`, until that endpoint exists and its process answers.
-    /// Naming a target again renews its session if the peer was gone.
+    /// Adds a target: every message goes to each target. Waits for up to `connect_timeout` until
+    /// that endpoint exists and its process answers. Adding a target again renews its session if
+    /// the peer was gone.
     ///
     /// # Errors
     /// [`TargetError`].
@@ -225,10 +223,10 @@ impl Endpoint {
         let edge = self
             .open_edge(to)
             .map_err(|error| target_error(error, to))?;
-        // It fails by itself when `connect_timeout` is over.
+        // The edge fails by itself after `connect_timeout`.
         let opened = self.inner.wait_target(edge.id(), to, Timeout::Infinite);
         if let Err(error) = opened {
-            // The error is its own once the edge is gone.
+            // Dropping the edge leaves the error as its only owner.
             drop(edge);
             return Err(target_error(error, to));
         }
@@ -241,12 +239,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes a target back; the others stay.
+    /// Removes a target.
     pub fn untarget(&self, to: Address) {
         self.change_targets(|_| {}, to);
     }
 
-    /// Takes `except` out of the targets and lets `change` work on the rest.
+    /// Removes `except` from the targets, then lets `change` modify the rest.
     fn change_targets(&self, change: impl FnOnce(&mut Vec<Target>), except: Address) {
         let id = self.id().0;
         self.inner.driver.with_last(|state, _| {
@@ -258,8 +256,7 @@ impl Endpoint {
         });
     }
 
-    /// Ends the endpoint as dropping it does, though handles to it are left: their
-    /// calls fail from now on.
+    /// Closes the endpoint while handles to it still exist; their calls fail from now on.
     pub fn end(&self) {
         if !self.inner.is_forked() {
             self.owner.end();
@@ -273,13 +270,12 @@ impl Endpoint {
         self.owner.is_ended()
     }
 
-    /// Gives the endpoint a token buffer pool of `bytes`, in one piece, and tells where
-    /// it lies: messages are put there from now on. When they fill it, further ones
-    /// lie elsewhere until it is empty again; so do those longer than 16 KiB, which are
-    /// put together in buffers of their own.
+    /// Gives the endpoint a contiguous token buffer pool of `bytes` for its messages, and returns
+    /// its location. While the pool is full, messages are stored elsewhere until it is empty
+    /// again. Messages longer than 16 KiB always get their own buffers.
     ///
     /// # Errors
-    /// [`OpenError::Pool`]: there is not so much memory, or the endpoint has ended.
+    /// [`OpenError::Pool`] if there is not enough memory, or the endpoint has been closed.
     ///
     /// # Source
     /// `dp_mmap` of DP §2, table 1, and §4.2.
@@ -298,15 +294,14 @@ impl Endpoint {
         })
     }
 
-    /// The endpoint's descriptor, for `poll`, `select`, `epoll` and their like: readable
-    /// while a message waits, writable while [`try_send`](Self::try_send) is worth a try.
-    /// Closing its last copy (`dup`, a forked child) ends the endpoint; nothing but
-    /// waiting and closing should be done with it. A thread of this node keeps it
-    /// up to date. Each call makes the endpoint's one descriptor anew; an earlier one
-    /// is not kept up any more.
+    /// The endpoint's descriptor, for `poll`, `select` and `epoll`: readable while a message is
+    /// waiting, writable while [`try_send`](Self::try_send) may succeed. Use it only for waiting
+    /// and closing; closing its last copy (made by `dup` or a fork) closes the endpoint. A thread
+    /// of this node keeps it up to date. Each call creates a new descriptor, and earlier ones are
+    /// no longer updated.
     ///
     /// # Errors
-    /// [`OpenError::Sleep`]: no descriptors or threads are left.
+    /// [`OpenError::Sleep`] if there are no descriptors or threads left.
     ///
     /// # Source
     /// The file descriptor of DP §2.
@@ -323,20 +318,19 @@ impl Endpoint {
         Ok(user)
     }
 
-    /// Sends a message. It is copied; it leaves before this returns unless earlier
-    /// packets still wait. Blocks while frames or the receiver's credit are used up,
-    /// receiving meanwhile. Delivery is confirmed only by [`drain`](Self::drain).
+    /// Sends a message. It is copied, and leaves before this returns unless earlier packets are
+    /// waiting. Blocks while there are no free frames or no credit from the receiver, and
+    /// receives meanwhile. Only [`drain`](Self::drain) confirms delivery.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued unless the peer went in the middle of a
-    /// long message.
+    /// [`SendError`]. Nothing was queued, unless the peer failed in the middle of a long message.
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Timeout::Infinite, More::No)
     }
 
-    /// Like [`send`](Self::send), but gives up if the message cannot begin within
-    /// `timeout`. One that has begun is sent to its end; so that the call can return in time
-    /// all the same, a long one to a process of this node is copied first, which `send` spares.
+    /// Like [`send`](Self::send), but gives up if the message cannot start within `timeout`. Once
+    /// started, it is sent completely. A long message within this node is therefore copied first,
+    /// which `send` avoids.
     ///
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
@@ -344,29 +338,27 @@ impl Endpoint {
         self.send_until(payload, Timeout::After(timeout), More::No)
     }
 
-    /// Like [`send`](Self::send), but never blocks: the message is queued whole or
-    /// not at all. To another node that takes a frame for each of its packets: seven in
-    /// eight of all frames (896 of 1024, some 1.2 MB in packets of 1472 bytes) bound its length.
+    /// Like [`send`](Self::send), but never blocks: the message is queued as a whole or not at
+    /// all. To another node it needs a frame for each packet, and may use seven eighths of all
+    /// frames (896 of 1024, or about 1.2 MB in packets of 1472 bytes).
     ///
     /// # Errors
-    /// [`SendError::Full`] and those of `send`, [`SendError::TooLong`] for what only `send` can
-    /// send; nothing was queued.
+    /// [`SendError::Full`] and those of `send`; [`SendError::TooLong`] if only `send` can send it.
+    /// Nothing was queued.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Timeout::Zero, More::No)
     }
 
-    /// Like [`send`](Self::send), but more follows: the message may wait and share
-    /// its packet. It leaves with the next `send`, `flush` or wait, or when
-    /// packets are full.
+    /// Like [`send`](Self::send), but more messages follow, so this one may wait to share their
+    /// packet. It leaves with the next `send`, `flush` or wait, or when the packet is full.
     ///
     /// # Errors
     /// Those of `send`.
     pub fn send_more(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.send_until(payload, Timeout::Infinite, More::Comes)
+        self.send_until(payload, Timeout::Infinite, More::Yes)
     }
 
-    /// Everything queued by [`send_more`](Self::send_more) leaves as far as the
-    /// window allows.
+    /// Sends everything queued by [`send_more`](Self::send_more), as far as the window allows.
     ///
     /// # Errors
     /// [`SendError::Broken`] and [`SendError::Forked`].
@@ -384,21 +376,21 @@ impl Endpoint {
             .map_err(SendError::Broken)
     }
 
-    /// Sends a message without repeats: it arrives at most once, maybe never, and
-    /// is dropped if the receiver holds too many. Never blocks.
+    /// Sends a message without retransmission: it arrives at most once, and is dropped if the
+    /// receiver already holds too many. Never blocks.
     ///
     /// # Errors
     /// [`SendError::Full`] if no frame is free, and those of `send`.
     pub fn send_unreliable(&self, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
-        for target in self.some_targets()?.iter() {
+        for target in self.require_targets()?.iter() {
             self.send_unreliably(target, payload)?;
         }
         Ok(())
     }
 
-    /// Waits until everything sent to the targets' processes has been acknowledged:
-    /// it lies in their token buffer pools.
+    /// Waits until the targets' processes have acknowledged everything: the messages are then in
+    /// their token buffer pools.
     ///
     /// # Errors
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
@@ -406,7 +398,7 @@ impl Endpoint {
         self.check_usable()?;
         self.flush()?;
         let begun = std::time::Instant::now();
-        for target in self.some_targets()?.iter() {
+        for target in self.require_targets()?.iter() {
             let left = timeout.saturating_sub(begun.elapsed());
             self.inner.wait_acknowledged(target, Timeout::After(left))?;
         }
@@ -420,7 +412,7 @@ impl Endpoint {
             .with_last(|state, _| state.engine.targets(id).cloned())
     }
 
-    fn some_targets(&self) -> Result<Arc<[Target]>, SendError> {
+    fn require_targets(&self) -> Result<Arc<[Target]>, SendError> {
         self.targets().ok_or(SendError::NoTarget {
             from: self.address(),
         })
@@ -438,7 +430,7 @@ impl Endpoint {
     }
 }
 
-/// Why an edge did not open.
+/// Converts the error of an edge that did not open.
 fn target_error(error: SendError, target: Address) -> TargetError {
     match error {
         SendError::Unreachable(cause) => {

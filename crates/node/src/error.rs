@@ -1,6 +1,5 @@
-//! What can go wrong, per family of operations; each variant carries its numbers.
+//! Error types, one for each family of operations.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,135 +15,102 @@ use crate::limits::LimitReached;
 use crate::lines::FileError;
 
 /// Why a node or an endpoint could not be opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The endpoint belongs to another process of this node.
+    #[error(
+        "cannot open endpoint {address}: process {pid} ({command}) already has it; end that process or choose another DPID"
+    )]
     Taken {
         /// Which endpoint.
         address: Address,
         /// The holder's process id.
         pid: u32,
-        /// The holder's command.
+        /// The holder's command name.
         command: String,
     },
     /// The registry directory cannot be used.
+    #[error(
+        "cannot use the registry in {}: {cause}; set DIPOLE_RUNTIME_DIR to a directory of \
+         your own",
+        .directory.display()
+    )]
     Registry {
         /// The directory.
         directory: PathBuf,
-        /// What the registry says.
+        /// What the registry reported.
         cause: String,
     },
-    /// This process, or this user on this node, has as much as it may.
+    /// This process, or its user on this node, has reached a limit.
+    #[error(transparent)]
     Limit(LimitReached),
-    /// What this user may have cannot be known.
+    /// The user's limits cannot be read.
+    #[error(transparent)]
     UserLimits(FileError),
     /// The sockets cannot be opened.
+    #[error(
+        "cannot open UDP sockets on {bind}: {cause}; check that the address is this node's \
+         (DIPOLE_BIND, hosts file)"
+    )]
     Link {
         /// The address to bind.
         bind: std::net::IpAddr,
-        /// What the kernel said.
+        /// What the kernel reported.
         cause: String,
     },
-    /// None of the ports that this process may have is free.
+    /// None of the allowed ports is free.
+    #[error(
+        "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process needs \
+         two: end some processes or set a wider range"
+    )]
     NoPort {
         /// The address to bind.
         bind: std::net::IpAddr,
-        /// Those that it may have.
+        /// The allowed ports.
         ports: PortRange,
     },
-    /// Processes of this node cannot meet in shared memory.
+    /// Shared memory with processes of this node is not available.
+    #[error(
+        "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to run without it",
+        .socket.display()
+    )]
     SharedMemory {
-        /// The socket file at which they would.
+        /// The socket file for connecting.
         socket: PathBuf,
-        /// What the link says.
+        /// What the link reported.
         cause: String,
     },
-    /// No token buffer pool of that size can be had.
+    /// A token buffer pool of that size is not available.
+    #[error(
+        "cannot create a token buffer pool of {bytes} bytes for endpoint {endpoint}: there is not \
+         enough memory, or the endpoint is closed"
+    )]
     Pool {
         /// For which endpoint.
         endpoint: Address,
-        /// How long it was to be.
+        /// The requested size.
         bytes: usize,
     },
     /// The capture file cannot be written.
+    #[error("cannot write the capture file {}: {cause}", .file.display())]
     Capture {
         /// The file.
         file: PathBuf,
-        /// What the kernel said.
+        /// What the kernel reported.
         cause: String,
     },
-    /// No descriptor can be had: of an epoll or eventfd, or of anything for want of descriptors.
-    Sleep(io::Error),
+    /// No descriptor could be created, for example because the process has too many open files.
+    #[error("cannot create a descriptor: {0}; raise the limit of open files (ulimit -n)")]
+    Sleep(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::Taken {
-                address,
-                pid,
-                command,
-            } => write!(
-                f,
-                "cannot open endpoint {address}: process {pid} ({command}) has it; \
-                 end that process or choose another DPID"
-            ),
-            OpenError::Registry { directory, cause } => write!(
-                f,
-                "cannot use the registry in {}: {cause}; \
-                 set DIPOLE_RUNTIME_DIR to a directory of your own",
-                directory.display()
-            ),
-            OpenError::Limit(reached) => reached.fmt(f),
-            OpenError::UserLimits(error) => error.fmt(f),
-            OpenError::Link { bind, cause } => write!(
-                f,
-                "cannot open UDP sockets on {bind}: {cause}; \
-                 check that the address is this node's (DIPOLE_BIND, hosts file)"
-            ),
-            OpenError::NoPort { bind, ports } => write!(
-                f,
-                "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process \
-                 needs two: end processes, or give a wider range"
-            ),
-            OpenError::SharedMemory { socket, cause } => write!(
-                f,
-                "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to go without",
-                socket.display()
-            ),
-            OpenError::Pool { endpoint, bytes } => write!(
-                f,
-                "no token buffer pool of {bytes} bytes for endpoint {endpoint}: there is not so \
-                 much memory, or the endpoint has ended"
-            ),
-            OpenError::Capture { file, cause } => {
-                write!(f, "cannot write the capture {}: {cause}", file.display())
-            }
-            OpenError::Sleep(cause) => write!(
-                f,
-                "no descriptor can be had: {cause}; raise the limit of open files (ulimit -n)"
-            ),
-            OpenError::Forked => f.write_str(FORKED),
-            OpenError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            OpenError::Sleep(cause) => Some(cause),
-            OpenError::UserLimits(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
-/// What it comes to if descriptors are all that lacks.
+/// The error for a lack of descriptors, if that is the cause.
 pub(crate) fn out_of_descriptors(cause: &(dyn std::error::Error + 'static)) -> Option<OpenError> {
     use rustix::io::Errno;
     let causes = std::iter::successors(Some(cause), |cause| cause.source());
@@ -159,458 +125,320 @@ pub(crate) fn out_of_descriptors(cause: &(dyn std::error::Error + 'static)) -> O
         .map(|number| OpenError::Sleep(io::Error::from_raw_os_error(number)))
 }
 
-const FORKED: &str =
-    "this handle belongs to the parent process; open a node of your own after fork";
+const FORKED: &str = "this handle belongs to the parent process; open another node after fork";
 const ENDED: &str =
-    "this endpoint has ended (its descriptor was closed, or it was ended); open it anew";
+    "this endpoint is closed (explicitly, or with the last copy of its descriptor); reopen it";
 
-/// Why an endpoint could not be pointed at another.
-#[derive(Debug)]
+/// The text after "is gone", if the reason is known.
+fn because(reason: &Option<GoneReason>) -> String {
+    reason.map_or(String::new(), |reason| format!(": {reason}"))
+}
+
+fn full(target: &Address, by_receiver: bool) -> String {
+    match by_receiver {
+        true => {
+            format!(
+                "endpoint {target} has not read enough to accept this message; send again later"
+            )
+        }
+        false => format!(
+            "no frame is free for {target} because all are in flight; send again later, or raise \
+             DIPOLE_FRAMES"
+        ),
+    }
+}
+
+fn refusal(reason: RefusedReason) -> &'static str {
+    match reason {
+        RefusedReason::NoEndpoint => "its process has no such endpoint open",
+        RefusedReason::Closed => "it was closed",
+        RefusedReason::TooLong => "the message is longer than it accepts",
+        RefusedReason::TooManyEdges => "its process has reached its limit of edges; close some",
+        RefusedReason::OverCredit => "more was sent than its credit allowed",
+    }
+}
+
+/// Why a target could not be added or an edge could not connect.
+#[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// Nobody could say where the endpoint is.
+    /// The location of the endpoint could not be found.
+    #[error("cannot find endpoint {target}: {cause}")]
     Unresolved {
         /// Which endpoint.
         target: Address,
-        /// What was tried, and what to do.
+        /// What was tried, and what can be done.
         cause: String,
     },
     /// Its process did not complete the handshake.
+    #[error(
+        "the process of endpoint {target} did not answer within {waited:.1?}; check that it waits \
+         or receives, and that no firewall drops UDP"
+    )]
     TimedOut {
         /// Which endpoint.
         target: Address,
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
     /// The session ended during the handshake.
+    #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
         /// Which endpoint.
         target: Address,
         /// Why.
         reason: Option<GoneReason>,
     },
-    /// Its process is not of our cluster.
+    /// The target's process belongs to another cluster.
+    #[error(
+        "endpoint {target} rejects this process; node {}: {}",
+        .target.node, .mismatch.explain(.fingerprint.as_deref())
+    )]
     OtherCluster {
         /// Which endpoint.
         target: Address,
         /// How the keys differ.
         mismatch: KeyMismatch,
-        /// Our key's fingerprint, if we have one.
+        /// Our key's fingerprint, if there is one.
         fingerprint: Option<String>,
     },
-    /// Its process protects packets in another way: its cluster key has another security
-    /// setting.
+    /// The target's process uses another security setting for its packets.
+    #[error(
+        "endpoint {target} rejects this process: the cluster key of node {} has \
+         another security setting (off, auth or encrypt) than ours; copy the key file of one \
+         node to the other",
+        .target.node
+    )]
     OtherSecurity {
         /// Which endpoint.
         target: Address,
     },
-    /// Only shared memory may be used (`DIPOLE_LINK=shm`), and it cannot.
+    /// Only shared memory is allowed (`DIPOLE_LINK=shm`), but it is not available.
+    #[error(
+        "endpoint {target} cannot be reached through shared memory: {cause}; DIPOLE_LINK=auto \
+         would use UDP"
+    )]
     NoSharedMemory {
         /// Which endpoint.
         target: Address,
         /// Why.
         cause: String,
     },
-    /// Another user's process is at the socket of its process.
+    /// The socket of the target's process belongs to another user.
+    #[error("cannot connect to endpoint {target}: {cause}")]
     OtherUser {
         /// Which endpoint.
         target: Address,
-        /// What was found at which socket.
+        /// The socket and its owner.
         cause: String,
     },
-    /// Its process has as many peers as it may.
+    /// The target's process has reached its limit of peers.
+    #[error(
+        "the process of endpoint {target} has reached its limit of peers; raise DIPOLE_MAX_PEERS \
+         there, or end some of its peers"
+    )]
     PeerFull {
         /// Which endpoint.
         target: Address,
     },
-    /// As many edges lead to its process as may.
+    /// The target's process has reached its limit of edges from this one.
+    #[error(
+        "cannot open an edge to endpoint {target}: {limit} edges lead to its process already, \
+         which is the limit; close some"
+    )]
     TooManyEdges {
         /// Which endpoint.
         target: Address,
-        /// How many that is.
+        /// The limit.
         limit: u32,
     },
-    /// This process has as many peers as it may.
+    /// This process has reached its limit of peers.
+    #[error("this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS")]
     TooManyPeers {
         /// The limit.
         limit: u32,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
 }
 
-impl fmt::Display for TargetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TargetError::Unresolved { target, cause } => {
-                write!(f, "cannot find endpoint {target}: {cause}")
-            }
-            TargetError::TimedOut { target, waited } => write!(
-                f,
-                "the process of endpoint {target} did not answer within {waited:.1?}; \
-                 is it waiting or receiving? Does a firewall drop UDP?"
-            ),
-            TargetError::PeerGone {
-                target,
-                reason: Some(reason),
-            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
-            TargetError::PeerGone {
-                target,
-                reason: None,
-            } => write!(f, "the process of endpoint {target} is gone"),
-            TargetError::OtherCluster {
-                target,
-                mismatch,
-                fingerprint,
-            } => write!(
-                f,
-                "endpoint {target} takes nothing from this process; of node {}: {}",
-                target.node,
-                mismatch.explain(fingerprint.as_deref())
-            ),
-            TargetError::OtherSecurity { target } => write!(
-                f,
-                "endpoint {target} takes nothing from this process: the cluster key of node {} \
-                 has another security setting (off, auth or encrypt) than ours; copy the key \
-                 file of one node to the other",
-                target.node
-            ),
-            TargetError::NoSharedMemory { target, cause } => write!(
-                f,
-                "endpoint {target} cannot be reached by shared memory: {cause}; \
-                 DIPOLE_LINK=auto uses UDP then"
-            ),
-            TargetError::OtherUser { target, cause } => {
-                write!(f, "endpoint {target} is not talked to: {cause}")
-            }
-            TargetError::PeerFull { target } => write!(
-                f,
-                "the process of endpoint {target} has as many peers as it may; raise \
-                 DIPOLE_MAX_PEERS there, or end some of them"
-            ),
-            TargetError::TooManyEdges { target, limit } => write!(
-                f,
-                "cannot point at endpoint {target}: {limit} edges lead to its process already, \
-                 as many as may; close some"
-            ),
-            TargetError::TooManyPeers { limit } => write!(
-                f,
-                "this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS"
-            ),
-            TargetError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            TargetError::Forked => f.write_str(FORKED),
-            TargetError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for TargetError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            TargetError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 /// Why a message was not sent.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The endpoint points nowhere: use [`target`](crate::Endpoint::target) first.
+    /// The endpoint has no target: call [`target`](crate::Endpoint::target) first.
+    #[error("endpoint {from} has no target; add one first")]
     NoTarget {
         /// This endpoint.
         from: Address,
     },
-    /// Nothing was queued: frames or the receiver's credit are used up.
+    /// Nothing was queued: there are no free frames, or no credit from the receiver.
+    #[error("{}", full(.target, *.by_receiver))]
     Full {
-        /// To whom.
+        /// The target.
         target: Address,
-        /// True if the receiver has not read enough; false if our frames are in flight.
+        /// True if the receiver has not read enough; false if our frames are all in flight.
         by_receiver: bool,
     },
-    /// Nothing was queued, or not everything acknowledged, within the time given.
+    /// In the given time, nothing was queued or not everything was acknowledged.
+    #[error("endpoint {target} accepted nothing for {waited:.1?}")]
     TimedOut {
-        /// To whom (the first of several).
+        /// The target (the first of several).
         target: Address,
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
-    /// Longer than a message may be in this way of sending; nothing was queued.
+    /// The message is longer than this way of sending allows; nothing was queued.
+    #[error("a message of {length} bytes is too long, the limit is {limit}; split it")]
     TooLong {
         /// Its length in bytes.
         length: usize,
         /// The limit in bytes.
         limit: u64,
     },
-    /// The receiving process has no such endpoint (any more).
+    /// The receiving process has no such endpoint, or no longer.
+    #[error("endpoint {target} refused messages: {}", refusal(*.reason))]
     Refused {
-        /// To whom.
+        /// The target.
         target: Address,
         /// Why.
         reason: RefusedReason,
     },
-    /// An operation on memory was not done, or not all puts before a flush.
-    NotDone {
-        /// Of whose memory.
+    /// A memory operation failed, or a put before a flush.
+    #[error("endpoint {target} rejected the operation: {outcome}")]
+    OperationFailed {
+        /// The owner of the memory.
         target: Address,
         /// Why.
         outcome: Outcome,
     },
-    /// The peer is gone; point the endpoint anew if it comes back.
+    /// The peer is gone; add the target again if it comes back.
+    #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
-        /// To whom.
+        /// The target.
         target: Address,
         /// Why.
         reason: Option<GoneReason>,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The target cannot be reached.
+    #[error(transparent)]
     Unreachable(Arc<TargetError>),
-    /// It was withdrawn before it began.
+    /// The operation was cancelled before it started.
+    #[error("a message to {target} was cancelled before it started")]
     Cancelled {
         /// The target.
         target: Address,
     },
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
-}
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SendError::NoTarget { from } => {
-                write!(f, "endpoint {from} has no target; point it somewhere first")
-            }
-            SendError::Full {
-                target,
-                by_receiver: true,
-            } => write!(
-                f,
-                "endpoint {target} has not read enough to take this message; send again later"
-            ),
-            SendError::Full {
-                target,
-                by_receiver: false,
-            } => write!(
-                f,
-                "all frames are in flight, none is free for {target}; send again later, or raise \
-                 DIPOLE_FRAMES"
-            ),
-            SendError::TimedOut { target, waited } => {
-                write!(f, "endpoint {target} took nothing for {waited:.1?}")
-            }
-            SendError::TooLong { length, limit } => write!(
-                f,
-                "a message of {length} bytes is too long, the limit is {limit}; split it"
-            ),
-            SendError::Refused { target, reason } => {
-                let why = match reason {
-                    RefusedReason::NoEndpoint => "its process has no such endpoint open",
-                    RefusedReason::Closed => "it was closed",
-                    RefusedReason::TooLong => "the message is longer than it takes",
-                    RefusedReason::TooManyEdges => {
-                        "its process keeps as many edges as it can; close some"
-                    }
-                    RefusedReason::OverCredit => "more was sent than it had granted",
-                };
-                write!(f, "endpoint {target} refused messages: {why}")
-            }
-            SendError::NotDone { target, outcome } => {
-                write!(f, "endpoint {target} did not do the operation: {outcome}")
-            }
-            SendError::PeerGone {
-                target,
-                reason: Some(reason),
-            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
-            SendError::PeerGone {
-                target,
-                reason: None,
-            } => write!(f, "the process of endpoint {target} is gone"),
-            SendError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            SendError::Unreachable(cause) => cause.fmt(f),
-            SendError::Cancelled { target } => {
-                write!(f, "a message to {target} was withdrawn before it began")
-            }
-            SendError::Forked => f.write_str(FORKED),
-            SendError::Ended => f.write_str(ENDED),
-        }
-    }
-}
-
-impl std::error::Error for SendError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            SendError::Broken(cause) => Some(cause),
-            SendError::Unreachable(cause) => cause.source(),
-            _ => None,
-        }
-    }
 }
 
 /// Why no message was received.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
-    /// None came in time.
+    /// No message arrived in time.
+    #[error("no message arrived at endpoint {endpoint} within {waited:.1?}")]
     TimedOut {
-        /// At which endpoint.
+        /// The receiving endpoint.
         endpoint: Address,
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
-    /// The buffer is shorter than the message, which stays where it is.
+    /// The buffer is shorter than the message, which stays in the queue.
+    #[error(
+        "the message has {needed} bytes, the buffer only {given}; the message was left in \
+         place, receive it with a longer buffer"
+    )]
     TooShort {
-        /// Bytes of the message.
+        /// Length of the message.
         needed: usize,
-        /// Bytes of the buffer.
+        /// Length of the buffer.
         given: usize,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
-    /// The endpoint has been ended.
+    /// The endpoint is closed.
+    #[error("{}", ENDED)]
     Ended,
-    /// A posted receive was withdrawn.
+    /// A posted receive was cancelled.
+    #[error("the posted receive was cancelled")]
     Cancelled,
-    /// So many posted receives wait at the endpoint.
+    /// The endpoint has too many posted receives.
+    #[error(
+        "the endpoint has {limit} posted receives, its limit; take completions before posting more"
+    )]
     TooManyPosted {
-        /// How many may.
+        /// The limit.
         limit: usize,
     },
 }
 
-impl fmt::Display for ReceiveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReceiveError::TimedOut { endpoint, waited } => {
-                write!(
-                    f,
-                    "no message came to endpoint {endpoint} within {waited:.1?}"
-                )
-            }
-            ReceiveError::TooShort { needed, given } => write!(
-                f,
-                "the message has {needed} bytes, the buffer {given}; \
-                 it was left in place, receive it with a longer buffer"
-            ),
-            ReceiveError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            ReceiveError::Forked => f.write_str(FORKED),
-            ReceiveError::Ended => f.write_str(ENDED),
-            ReceiveError::Cancelled => f.write_str("the posted receive was withdrawn"),
-            ReceiveError::TooManyPosted { limit } => write!(
-                f,
-                "{limit} posted receives wait at the endpoint; take completions before you post more"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ReceiveError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ReceiveError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
-/// Why an active port handles no more messages, or why it cannot be waited for.
-#[derive(Debug)]
+/// Why an active port handles no more messages or cannot be waited for.
+#[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// Its handler panicked: the port is closed, and its senders are refused.
+    /// Its handler panicked. The port is closed, and its senders are refused.
+    #[error("the handler of port {port} panicked: {message}; the port is closed, reopen it")]
     Panicked {
         /// Which port.
         port: Address,
-        /// What the panic said.
+        /// The panic message.
         message: String,
     },
-    /// It was closed, by its handler or its owner.
+    /// It was closed by its handler or its owner.
+    #[error("port {port} is closed")]
     Closed {
         /// Which port.
         port: Address,
     },
-    /// Its own handler waits for it, which would never end.
+    /// The handler waits for its own port, which would deadlock.
+    #[error("the handler of port {port} waits for its own port; it handles one message at a time")]
     WithinHandler {
         /// Which port.
         port: Address,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
 }
 
-impl fmt::Display for PortError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PortError::Panicked { port, message } => write!(
-                f,
-                "the handler of port {port} panicked: {message}; the port is closed, open it anew"
-            ),
-            PortError::Closed { port } => write!(f, "port {port} is closed"),
-            PortError::WithinHandler { port } => write!(
-                f,
-                "the handler of port {port} waits for its own port; it handles one message at a time"
-            ),
-            PortError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            PortError::Forked => f.write_str(FORKED),
-        }
-    }
-}
-
-impl std::error::Error for PortError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            PortError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
-/// Why closing did not end cleanly.
-#[derive(Debug)]
+/// Why closing a node failed.
+#[derive(Debug, thiserror::Error)]
 pub enum CloseError {
-    /// Some peer had not acknowledged everything in time.
+    /// Some peer did not acknowledge everything in time.
+    #[error("some messages were still unacknowledged after {waited:.1?}; they may be lost")]
     Unacknowledged {
-        /// How long was waited.
+        /// How long it waited.
         waited: Duration,
     },
     /// The link is broken.
-    Broken(io::Error),
+    #[error("the link is broken: {0}")]
+    Broken(#[source] io::Error),
     /// The handle was inherited by a forked child.
+    #[error("{}", FORKED)]
     Forked,
 }
 
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CloseError::Unacknowledged { waited } => write!(
-                f,
-                "after {waited:.1?} some messages were still unacknowledged; their receivers may not have them"
-            ),
-            CloseError::Broken(cause) => write!(f, "the link is broken: {cause}"),
-            CloseError::Forked => f.write_str(FORKED),
-        }
-    }
-}
-
-impl std::error::Error for CloseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            CloseError::Broken(cause) => Some(cause),
-            _ => None,
-        }
-    }
-}
-
 impl SendError {
-    /// Why a message of `length` bytes was not queued.
+    /// Converts the reason why a message of `length` bytes was not queued.
     pub(crate) fn from_blocked(blocked: Blocked, target: Address, length: usize) -> SendError {
         match blocked {
             Blocked::NoFrame | Blocked::Opening => SendError::Full {
@@ -628,15 +456,15 @@ impl SendError {
     }
 }
 
-/// A word, and what was got; or why a target's memory was not operated on.
+/// Returns the word and the data read, or converts the error.
 pub(crate) fn operation_result(
     result: OperationResult,
     target: Address,
 ) -> Result<(u64, Data), SendError> {
     match result {
         OperationResult::Done(word, data) => Ok((word, data)),
-        OperationResult::Refused(outcome) => Err(SendError::NotDone { target, outcome }),
-        OperationResult::NotTaken(reason) => Err(SendError::Refused { target, reason }),
+        OperationResult::Refused(outcome) => Err(SendError::OperationFailed { target, outcome }),
+        OperationResult::NotDelivered(reason) => Err(SendError::Refused { target, reason }),
         OperationResult::Gone(reason) => Err(SendError::PeerGone { target, reason }),
     }
 }

@@ -1,22 +1,23 @@
-//! The handlers of a process, under the driver's lock.
+//! The handlers of a process, protected by the driver's lock.
 //!
-//! A handler that runs is not here: whoever runs it has it, so no other thread can.
+//! While a handler runs, its thread owns it and the table does not contain it, so no other thread
+//! can run it.
 
 use dipole_driver::Work;
 use dipole_engine::{Message, PortRef};
 
-/// What is done with a message. It catches its own panics.
+/// Handles a message. It catches its own panics.
 pub(crate) type Handler = Box<dyn FnMut(Message) + Send>;
 
 enum PortState {
     Free,
     Idle(Handler),
     Running,
-    /// It runs, and its owner does not wait for it.
+    /// The handler runs, and the port's owner does not wait for it.
     Abandoned,
 }
 
-/// See the module.
+/// All ports of a process.
 #[derive(Default)]
 pub(crate) struct PortTable {
     ports: Vec<PortState>,
@@ -35,12 +36,12 @@ impl PortTable {
         PortRef(index)
     }
 
-    /// True if there is none.
+    /// True if no port is open.
     pub(crate) fn is_empty(&self) -> bool {
         self.open == 0
     }
 
-    /// Takes the handler of a port that is to be run.
+    /// Takes the handler of a port to run it.
     pub(crate) fn begin(&mut self, port: PortRef) -> Option<Handler> {
         let state = &mut self.ports[port.0 as usize];
         match std::mem::replace(state, PortState::Running) {
@@ -52,7 +53,7 @@ impl PortTable {
         }
     }
 
-    /// Takes it back; returns it if nobody wants it any more.
+    /// Returns a handler after it ran; gives it back if the port was abandoned.
     pub(crate) fn finish(&mut self, port: PortRef, handler: Handler) -> Option<Handler> {
         let state = &mut self.ports[port.0 as usize];
         if matches!(state, PortState::Abandoned) {
@@ -63,14 +64,14 @@ impl PortTable {
         None
     }
 
-    /// Closes a port whose handler does not run; its handler.
+    /// Closes a port whose handler is not running, and returns the handler.
     pub(crate) fn close(&mut self, port: PortRef) -> Option<Handler> {
         let handler = self.begin(port)?;
         self.forget(port);
         Some(handler)
     }
 
-    /// Closes a port whose handler runs, once that has returned.
+    /// Closes a port as soon as its handler returns.
     pub(crate) fn abandon(&mut self, port: PortRef) {
         self.ports[port.0 as usize] = PortState::Abandoned;
     }
@@ -88,7 +89,7 @@ impl std::fmt::Debug for PortTable {
     }
 }
 
-/// A handler and its message, on their way to a thread that runs them.
+/// A handler and its message, for the thread that runs them.
 pub(crate) struct PortWork {
     pub(crate) endpoint: u32,
     pub(crate) port: PortRef,

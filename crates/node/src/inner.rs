@@ -1,5 +1,4 @@
-//! What the handles of one node share: its engine, its place in the registry, and
-//! the way to other processes.
+//! State shared by all handles of a node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +15,12 @@ use dipole_driver::{Driver, Timeout, WaitError, WaitKey};
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Shared with the progress and the control thread.
+    /// Shared with the progress and control threads.
     pub(crate) driver: Arc<Driver<ProcessState>>,
     pub(crate) config: Config,
     pub(crate) registration: Registration,
     pub(crate) ports: Ports,
-    /// Answers other nodes where endpoints of this one are.
+    /// Answers other nodes' queries for endpoints of this node.
     pub(crate) _directory: Option<Directory>,
     pub(crate) fork: ForkMark,
     pub(crate) progress: Arc<ProgressThread>,
@@ -29,36 +28,35 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// True in a process that was forked after the node was opened: nothing here
-    /// may be used then.
+    /// True in a forked child, which must not use the node.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.fork.is_child()
     }
 
-    /// From now on a thread steps the engine for those who are in no call.
+    /// Starts the thread that steps the engine while no call is active.
     pub(crate) fn ensure_progress(&self) -> std::io::Result<()> {
         self.progress.start(&self.driver)
     }
 
-    /// Tells all peers that this process ends.
-    pub(crate) fn say_goodbye(&self) {
+    /// Disconnects from all peers.
+    pub(crate) fn send_goodbye(&self) {
         self.driver.with(|state, now| {
-            state.engine.say_goodbye();
+            state.engine.send_goodbye();
             if let Err(cause) = state.engine.transmit(now) {
-                tracing::warn!("no goodbye was said: {cause}");
+                tracing::warn!("cannot send the goodbye: {cause}");
             }
         });
     }
 
-    /// Waits until nothing is lost when this process leaves.
+    /// Waits until this process can leave without losing messages.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), CloseError> {
         let what = |_: &ProcessState| "acknowledgements before closing".to_string();
         let keys = [WaitKey::Frame, WaitKey::AnyPeer, WaitKey::RingSpace];
         let waited = self
             .driver
             .wait(Timeout::After(timeout), &keys, &what, |state, _| {
-                state.engine.may_leave().then_some(())
+                state.engine.can_leave().then_some(())
             });
         match waited {
             Ok(()) => Ok(()),
@@ -80,6 +78,6 @@ impl Drop for Inner {
             tracing::warn!("{error}");
         }
         self.control.stop();
-        self.say_goodbye();
+        self.send_goodbye();
     }
 }

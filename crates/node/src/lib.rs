@@ -1,9 +1,8 @@
-//! Directed-point endpoints over any link: the crate a Rust program depends on.
+//! Directed-point endpoints over any link: the crate that Rust programs use.
 //!
-//! A [`Node`] attaches the process to Dipole. An [`Endpoint`] of it receives from
-//! anybody and sends along the edges that [`Endpoint::target`] makes. Messages of
-//! one edge arrive once and in order; a receiver that does not read slows its own
-//! senders and nobody else.
+//! A [`Node`] attaches the process to Dipole. Its [`Endpoint`]s receive from any endpoint and
+//! send along the edges that [`Endpoint::target`] creates. Messages of one edge arrive once and
+//! in order. A receiver that does not read slows down only its own senders.
 //!
 //! ```
 //! use dipole_node::{Address, Config, EndpointId, Node, NodeId};
@@ -23,7 +22,7 @@
 //! # }
 //! ```
 //!
-//! [`log::from_env`] makes a program log what `DIPOLE_LOG` asks for.
+//! [`log::from_env`] enables logging according to `DIPOLE_LOG`.
 
 #![forbid(unsafe_code)]
 
@@ -52,7 +51,7 @@ mod stats;
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
-/// Bytes that several share: [`Edge::post_bytes`].
+/// Shared bytes, for [`Edge::post_bytes`].
 pub use bytes::Bytes;
 pub use completion::{CompletionCounter, CompletionQueue};
 pub use config::{Config, ConfigError, Links, variables};
@@ -65,9 +64,9 @@ pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
 pub use dipole_link::udp::PortRange;
+pub use dipole_model::Choices;
 pub use dipole_naming::environment::{profile_dir, trace_dir};
-pub use dipole_naming::profile::Choices;
-pub use dipole_naming::{hosts, job, profile, registry};
+pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
 pub use edge::Edge;
@@ -81,6 +80,6 @@ pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;
 pub use port::{ActivePort, PortContext};
-pub use queues::{Completion, Counts};
+pub use queues::{Completion, CompletionCounts};
 pub use region::{Outcome, Region, RegionError, RegionMemory, Rights};
 pub use stats::Stats;

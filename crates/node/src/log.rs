@@ -1,7 +1,7 @@
-//! What a program logs: one way for programs in Rust, the libraries for C, and the tools.
+//! Logging for Rust programs, the C libraries and the tools.
 //!
-//! Nothing is logged unless `DIPOLE_LOG` says what, and a library never installs a subscriber by
-//! itself: a program in Rust that has its own (of `tracing`) keeps it and need not call this.
+//! Nothing is logged unless `DIPOLE_LOG` is set. Programs with their own `tracing` subscriber keep
+//! it and need not call this.
 
 use std::fmt;
 use std::io::{self, IsTerminal};
@@ -12,7 +12,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::variables::LOG;
 
-/// `DIPOLE_LOG` is no filter.
+/// `DIPOLE_LOG` is not a valid filter.
 #[derive(Debug)]
 pub struct LogError {
     found: String,
@@ -31,19 +31,19 @@ impl fmt::Display for LogError {
 
 impl std::error::Error for LogError {}
 
-/// The filter that `DIPOLE_LOG` asks for: a level (`error`, `warn`, `info`, `debug`, `trace`), or
-/// levels of parts, as in `warn,dipole_node=debug`. None if it is not set, or empty.
+/// The filter in `DIPOLE_LOG`: a level (`error`, `warn`, `info`, `debug`, `trace`) or levels of
+/// modules, as in `warn,dipole_node=debug`. `None` if the variable is not set or empty.
 ///
 /// # Errors
-/// It is no filter.
+/// The filter is invalid.
 pub fn filter() -> Result<Option<EnvFilter>, LogError> {
     match std::env::var_os(LOG) {
-        Some(text) if !text.is_empty() => parsed(&text.to_string_lossy()).map(Some),
+        Some(text) if !text.is_empty() => parse(&text.to_string_lossy()).map(Some),
         _ => Ok(None),
     }
 }
 
-fn parsed(text: &str) -> Result<EnvFilter, LogError> {
+fn parse(text: &str) -> Result<EnvFilter, LogError> {
     let filter = EnvFilter::builder().parse(text);
     filter.map_err(|cause| LogError {
         found: text.to_owned(),
@@ -51,11 +51,11 @@ fn parsed(text: &str) -> Result<EnvFilter, LogError> {
     })
 }
 
-/// From now on this process logs to standard error what `DIPOLE_LOG` asks for; nothing if it is not
-/// set, or if there is a subscriber already. In colour where that is a terminal.
+/// Logs to standard error according to `DIPOLE_LOG`, in colour on a terminal. Does nothing if the
+/// variable is not set or there is already a subscriber.
 ///
 /// # Errors
-/// `DIPOLE_LOG` is no filter.
+/// The filter is invalid.
 pub fn from_env() -> Result<(), LogError> {
     if let Some(filter) = filter()? {
         let log = tracing_subscriber::fmt()
@@ -69,9 +69,9 @@ pub fn from_env() -> Result<(), LogError> {
     Ok(())
 }
 
-/// [`from_env`] at the first call; for libraries, which say on standard error what is wrong with
-/// `DIPOLE_LOG` and go on without a log.
-pub fn of_library(name: &str) {
+/// Calls [`from_env`] once, for libraries. An invalid `DIPOLE_LOG` is reported on standard error,
+/// and nothing is logged.
+pub fn init_library(name: &str) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if let Err(wrong) = from_env() {
@@ -86,11 +86,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_is_a_level_or_levels_of_parts_and_what_is_none_is_named() {
+    fn a_filter_is_a_level_or_levels_of_modules_and_other_text_is_reported() {
         for text in ["info", "warn,dipole_node=debug", "off"] {
-            assert!(parsed(text).is_ok(), "{text}");
+            assert!(parse(text).is_ok(), "{text}");
         }
-        let wrong = parsed("foo,,=").expect_err("no filter").to_string();
+        let wrong = parse("foo,,=").expect_err("no filter").to_string();
         assert!(
             wrong.starts_with("DIPOLE_LOG: found `foo,,=`, expected a level"),
             "{wrong}"

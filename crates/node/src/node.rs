@@ -1,4 +1,4 @@
-//! A process's node: its link, its place in the registry, its endpoints.
+//! A process's node: its links, its registry entry, and its endpoints.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,31 +19,30 @@ use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
-use crate::profile::Choices;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
 use dipole_driver::Clock;
 use dipole_driver::Driver;
 use dipole_engine::{Departure, Engine, Paths};
+use dipole_model::Choices;
 
-/// Numbers tried for an ephemeral endpoint; most of them are free on any node.
+/// Attempts to find a free ephemeral endpoint number; most numbers are free.
 const EPHEMERAL_ATTEMPTS: u32 = 64;
 
-/// A process attached to Dipole. Clones are handles to the same node; when the
-/// last handle and endpoint is dropped, it waits up to
-/// [`Config::linger`] for acknowledgements and says goodbye.
+/// A process attached to Dipole. Clones are handles to the same node. When the last handle and
+/// endpoint is dropped, it waits up to [`Config::linger`] for acknowledgements and disconnects.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(crate) inner: Arc<Inner>,
 }
 
 impl Node {
-    /// Opens the node: binds two UDP ports and enters the registry.
+    /// Opens the node: binds two UDP ports and registers the process.
     ///
     /// # Errors
-    /// [`OpenError`]: the registry or the sockets cannot be had, or the user has as many
-    /// processes on this node as they may.
+    /// [`OpenError`]: the registry or the sockets are not available, or the user has reached the
+    /// limit of processes on this node.
     pub fn open(config: Config) -> Result<Node, OpenError> {
         let failed = |cause| registry_error(&config, cause);
         let registry = Registry::open(&config.runtime_dir, config.node)
@@ -51,7 +50,7 @@ impl Node {
             .with_key(config.key.as_ref())
             .with_limits(config.max_endpoints, user_limits(&config)?);
         let key = match &config.key {
-            // Nobody but this user's processes on this node is to be talked to.
+            // Only processes of this user on this node may connect.
             None if config.hosts.is_local_only() => Some(registry.own_key().map_err(failed)?),
             known => known.clone(),
         };
@@ -78,7 +77,7 @@ impl Node {
         if config.may_share_memory() {
             choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;
         }
-        engine.choose(choices(&config, "shm"), choices(&config, packets));
+        engine.apply_profile(choices(&config, "shm"), choices(&config, packets));
         engine.allow_exports().map_err(OpenError::Sleep)?;
         let edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
         let state = ProcessState::new(engine, edges);
@@ -109,14 +108,13 @@ impl Node {
         })
     }
 
-    /// This node's id.
+    /// The node's id.
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.inner.config.node
     }
 
-    /// Where this process is reached, for those who ask no directory:
-    /// [`Endpoint::edge_at`].
+    /// This process's ports, for peers that do not use a directory: [`Endpoint::edge_at`].
     #[must_use]
     pub fn ports(&self) -> Ports {
         self.inner.ports
@@ -125,8 +123,8 @@ impl Node {
     /// Opens an endpoint of this node.
     ///
     /// # Errors
-    /// [`OpenError::Taken`] names the process that has it; [`OpenError::Limit`]: this process
-    /// or its user has as many as they may.
+    /// [`OpenError::Taken`] names the process that owns it. [`OpenError::Limit`]: this process or
+    /// its user has reached its limit.
     pub fn endpoint(&self, id: EndpointId) -> Result<Endpoint, OpenError> {
         if id == EndpointId::ANY {
             return self.ephemeral_endpoint();
@@ -134,7 +132,7 @@ impl Node {
         if self.inner.is_forked() {
             return Err(OpenError::Forked);
         }
-        // Who finds it in the registry may send at once.
+        // A peer that finds it in the registry may send at once.
         let driver = &self.inner.driver;
         let mut is_open = false;
         let claim = self.inner.registration.claim_and_open(id, || {
@@ -160,11 +158,10 @@ impl Node {
         Ok(Endpoint::new(Arc::clone(&self.inner), claim))
     }
 
-    /// Opens an endpoint whose messages run `handler` instead of waiting to be read: see
-    /// [`ActivePort`].
+    /// Opens an endpoint whose messages are passed to `handler`: see [`ActivePort`].
     ///
     /// # Errors
-    /// Those of [`endpoint`](Self::endpoint); [`OpenError::Sleep`]: no threads are left.
+    /// Those of [`endpoint`](Self::endpoint); [`OpenError::Sleep`] if no thread can start.
     ///
     /// # Source
     /// The active ports of GAMMA.
@@ -179,7 +176,7 @@ impl Node {
         Ok(ActivePort::new(&self.inner, endpoint, handler))
     }
 
-    /// Opens an endpoint with a free number out of [`EndpointId::EPHEMERAL`].
+    /// Opens an endpoint with a free number from [`EndpointId::EPHEMERAL`].
     fn ephemeral_endpoint(&self) -> Result<Endpoint, OpenError> {
         let mut attempts = 1;
         loop {
@@ -191,53 +188,52 @@ impl Node {
         }
     }
 
-    /// A queue of completions for endpoints and edges of this node.
+    /// Creates a completion queue for endpoints and edges of this node.
     #[must_use]
     pub fn completion_queue(&self) -> CompletionQueue {
         CompletionQueue::new(&self.inner)
     }
 
-    /// A counter of completions for edges of this node.
+    /// Creates a completion counter for edges of this node.
     #[must_use]
     pub fn completion_counter(&self) -> CompletionCounter {
         CompletionCounter::new(&self.inner)
     }
 
-    /// Counters at this moment.
+    /// Current counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.driver.with(|state, _| state.stats())
     }
 
-    /// The ways to every process that is reached by packets: which pairs of addresses
-    /// carry small packets and bulk, and which are left out (`docs/design/protocol.md` §5.3).
+    /// The paths to each peer on the network: which address pairs carry small packets and bulk
+    /// traffic, and which are not used (`docs/design/protocol.md` §5.3).
     #[must_use]
     pub fn paths(&self) -> Vec<Paths> {
         self.inner.driver.with(|state, _| state.engine.paths())
     }
 
-    /// Peers that have gone since the last call, and why, oldest first. The latest
-    /// [`MAX_DEPARTURES`](dipole_engine::MAX_DEPARTURES) are remembered.
+    /// Returns the peers that have gone since the last call, oldest first, and why. At most the
+    /// latest [`MAX_DEPARTURES`](dipole_engine::MAX_DEPARTURES) are remembered.
     #[must_use]
-    pub fn departed(&self) -> Vec<Departure> {
+    pub fn take_departures(&self) -> Vec<Departure> {
         self.inner
             .driver
             .with(|state, _| state.engine.take_departures())
     }
 
-    /// Tells all peers that this process ends, and waits for nothing: for one that is about to exit
-    /// without dropping its node, as on a signal. What was not acknowledged may not arrive, and
-    /// what is sent afterwards need not.
-    pub fn say_goodbye(&self) {
+    /// Disconnects from all peers without waiting, for a process that is about to exit without
+    /// dropping its node, for example on a signal. Unacknowledged messages may be lost, and later
+    /// ones need not arrive.
+    pub fn send_goodbye(&self) {
         if !self.inner.is_forked() {
-            self.inner.say_goodbye();
+            self.inner.send_goodbye();
         }
     }
 
-    /// Waits until every peer has acknowledged everything sent, and leaves. What lies in
-    /// memory shared with a process of this node waits there for its reader; to know that it
-    /// was read, [`drain`](crate::Endpoint::drain) before. Endpoints that still exist keep
-    /// working.
+    /// Waits until all peers have acknowledged everything, then leaves. Messages in memory shared
+    /// with a process of this node stay there for it; call [`drain`](crate::Endpoint::drain) first
+    /// to wait until they have been read. Remaining endpoints keep working.
     ///
     /// # Errors
     /// [`CloseError::Unacknowledged`] after `linger`.
@@ -249,30 +245,29 @@ impl Node {
     }
 }
 
-/// Has the answers of the connector go to the edges that wait for them.
+/// Passes the connector's results to the edges that wait for them.
 fn settle_answers(driver: &Arc<Driver<ProcessState>>) {
     let answered = Arc::downgrade(driver);
     driver.with_last(|state, _| {
-        state.edges.on_answer(move |id, answer| {
+        state.edges.set_callback(move |id, answer| {
             if let Some(driver) = answered.upgrade() {
                 driver.with(|state, now| {
                     let (engine, edges, _) = state.parts();
-                    edges.settle(engine, id, answer, now);
+                    edges.on_resolved(engine, id, answer, now);
                 });
             }
         });
     });
 }
 
-/// What was measured of a link lets the engine choose. A file that cannot be read makes nothing worse
-/// than it is built.
+/// Choices from the measured profile of a link; the defaults if it cannot be read.
 fn choices(config: &Config, link: &str) -> Choices {
     let loaded = match &config.profile_dir {
         Some(directory) => Choices::load(directory, link),
         None => Ok(Choices::default()),
     };
     loaded.unwrap_or_else(|error| {
-        tracing::warn!("{error}; messages go as if nothing had been measured");
+        tracing::warn!("{error}; using default settings instead of a measured profile");
         Choices::default()
     })
 }
@@ -293,7 +288,7 @@ fn registry_error(config: &Config, cause: RegistryError) -> OpenError {
     }
 }
 
-/// What the administrator and the environment let this user have on this node.
+/// This user's limits on this node, from the administrator's file and the environment.
 fn user_limits(config: &Config) -> Result<UserLimits, OpenError> {
     let uid = rustix::process::geteuid().as_raw();
     let file = UserLimits::load(LIMITS_FILE.as_ref(), uid);
@@ -302,8 +297,8 @@ fn user_limits(config: &Config) -> Result<UserLimits, OpenError> {
     Ok(file.and(config.user_limits.clone()))
 }
 
-/// Meets processes of this node in shared memory; without it packets do, unless it
-/// was asked for.
+/// Sets up shared memory with processes of this node. If that fails, packets are used instead,
+/// unless shared memory was requested explicitly.
 fn share_memory(
     engine: &mut Engine,
     config: &Config,
@@ -318,7 +313,7 @@ fn share_memory(
             cause: cause.to_string(),
         }),
         Err(cause) => {
-            tracing::warn!("same-node traffic goes by packets: {cause}");
+            tracing::warn!("same-node traffic uses packets: {cause}");
             Ok(Some(cause.to_string()))
         }
     }

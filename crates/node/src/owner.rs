@@ -1,4 +1,4 @@
-//! What makes an endpoint this process's: its number in the registry and in the engine.
+//! Ownership of an endpoint: its number in the registry and in the engine.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +8,8 @@ use crate::process::ProcessState;
 use crate::registry::Claim;
 use dipole_driver::Driver;
 
-/// Shared by the endpoint's handle and the control thread, which ends it when the last
-/// copy of its descriptor is closed.
+/// Shared by the endpoint's handle and the control thread, which closes the endpoint when the
+/// last copy of its descriptor is closed.
 #[derive(Debug)]
 pub(crate) struct EndpointOwner {
     pub(crate) id: EndpointId,
@@ -33,8 +33,8 @@ impl EndpointOwner {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Ends the endpoint, once: what was queued leaves, what waits is dropped, the
-    /// number is free again. Whoever calls it beside another returns when that is done.
+    /// Closes the endpoint once: queued messages are sent, unread ones are dropped, and the number
+    /// becomes free. Concurrent callers return when that is done.
     pub(crate) fn end(&self) {
         let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         if self.ended.swap(true, Ordering::Relaxed) {

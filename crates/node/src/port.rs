@@ -1,7 +1,7 @@
-//! Active ports: endpoints whose messages run a handler.
+//! Active ports: endpoints whose messages are passed to a handler.
 //!
-//! `handlers.rs` keeps the handlers, the driver runs them. A port is an endpoint like
-//! others to those who send to it.
+//! `handlers.rs` stores the handlers and the driver runs them. For senders, a port is an ordinary
+//! endpoint.
 
 use std::any::Any;
 use std::fmt;
@@ -20,31 +20,29 @@ use crate::inner::Inner;
 use crate::process::ProcessState;
 use crate::{Endpoint, Message};
 use dipole_driver::nanoseconds;
-use dipole_driver::{Timeout, WaitError, WaitKey, Want};
+use dipole_driver::{Timeout, WaitCondition, WaitError, WaitKey};
 
-/// An endpoint whose messages run a handler, one at a time, in the order in which each edge
-/// brought them.
+/// An endpoint whose messages are passed to a handler, one at a time, in the order of each edge.
 ///
-/// The handler runs between protocol steps, with nothing locked, on a thread of this process
-/// that waits or polls in any call of this library (to receive, for room to send, for a
-/// completion); while none does, on a thread of the node's own, which takes up to half a
-/// millisecond to notice that. So
-/// - it may send, answer, open edges and endpoints, and wait in such calls, in which handlers of
-///   other ports may run;
-/// - a thread that holds a lock which a handler takes must not wait or poll meanwhile;
-/// - a handler that computes for long keeps the thread that runs it from its own work. Others
-///   are not held up as long as another thread waits, or the node's own runs.
+/// The handler runs between protocol steps, without locks, on a thread of this process that waits
+/// or polls in any call of this library. If there is none, a thread of the node runs it, which
+/// may take half a millisecond to notice the message. Consequently:
+/// - a handler may send, reply, open edges and endpoints, and wait in such calls; handlers of
+///   other ports may run meanwhile;
+/// - a thread must not wait or poll while it holds a lock that a handler takes;
+/// - a handler that computes for long delays the thread that runs it. Other traffic continues if
+///   another thread waits, or on the node's own threads.
 ///
-/// Senders use edges as to any endpoint. What they [`send`](Edge::send) is flow-controlled: a
-/// slow handler slows its own senders and nobody else.
-/// What they [send unreliably](Endpoint::send_unreliable) is dropped if the port holds too many.
+/// Senders use ordinary edges. What they [`send`](Edge::send) is flow-controlled: a slow handler
+/// slows down only its own senders. What they [send unreliably](Endpoint::send_unreliable) is
+/// dropped if the port already holds too many messages.
 ///
-/// A handler that panics ends its port: senders are refused, and the owner gets
+/// A handler that panics closes its port: senders are refused, and the owner gets
 /// [`PortError::Panicked`] from [`check`](Self::check) and [`wait`](Self::wait).
 ///
-/// Dropping the port closes it, as an endpoint is closed, and waits for its handler where that
-/// runs on another thread: after that, it never runs again. A port that its own handler drops
-/// is closed at once, and the handler goes when it has returned.
+/// Dropping the port closes it like an endpoint, and waits for its handler if that is running on
+/// another thread; afterwards it never runs again. If the handler itself drops the port, the port
+/// closes at once, and the handler is dropped after it returns.
 pub struct ActivePort {
     inner: Arc<Inner>,
     shared: Arc<Shared>,
@@ -52,16 +50,16 @@ pub struct ActivePort {
     has_ended: AtomicBool,
 }
 
-/// The port as its handler sees it.
+/// The port, as seen by its handler.
 pub struct PortContext {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     endpoint: Endpoint,
-    /// Messages for which the handler has returned.
+    /// Messages whose handler call has returned.
     handled: AtomicU64,
-    /// The thread that runs the handler; zero if none does.
+    /// The thread that runs the handler, or zero.
     runner: AtomicUsize,
     panic: OnceLock<String>,
 }
@@ -88,7 +86,7 @@ impl ActivePort {
             shared.runner.store(0, Ordering::Relaxed);
             shared.handled.fetch_add(1, Ordering::Relaxed);
             if let Err(panic) = handled {
-                shared.panicked(panic.as_ref());
+                shared.on_panic(panic.as_ref());
             }
         };
         let id = shared.endpoint.address().endpoint.0;
@@ -105,13 +103,13 @@ impl ActivePort {
         }
     }
 
-    /// Its own address, for those who send to it.
+    /// The port's address.
     #[must_use]
     pub fn address(&self) -> Address {
         self.shared.endpoint.address()
     }
 
-    /// An edge from this port to an endpoint or port: see [`Endpoint::edge`].
+    /// Opens an edge from this port to an endpoint or port: see [`Endpoint::edge`].
     ///
     /// # Errors
     /// Those of [`Endpoint::edge`].
@@ -119,27 +117,26 @@ impl ActivePort {
         self.shared.endpoint.edge(to)
     }
 
-    /// True in a process that was forked after the node was opened: nothing of it may be used
-    /// then.
+    /// True in a forked child, which must not use the node.
     #[must_use]
     pub fn is_forked(&self) -> bool {
         self.inner.is_forked()
     }
 
-    /// Messages for which the handler has returned.
+    /// Number of messages whose handler call has returned.
     #[must_use]
     pub fn handled(&self) -> u64 {
         self.shared.handled.load(Ordering::Relaxed)
     }
 
-    /// Whether it still handles messages.
+    /// Checks that the port still handles messages.
     ///
     /// # Errors
     /// [`PortError::Panicked`], [`PortError::Closed`].
     pub fn check(&self) -> Result<(), PortError> {
         let port = self.address();
         if let Some(message) = self.shared.panic.get() {
-            // Whoever is told may open it anew at once.
+            // The owner may reopen it as soon as it gets this error.
             self.shared.endpoint.end();
             let message = message.clone();
             return Err(PortError::Panicked { port, message });
@@ -150,8 +147,8 @@ impl ActivePort {
         }
     }
 
-    /// Handles messages on this thread for `timeout`, those of other ports of the node too; with
-    /// none it looks at the network once.
+    /// Handles messages on this thread for `timeout`, including those of other ports of the node.
+    /// With a zero timeout it polls the network once.
     ///
     /// # Errors
     /// [`PortError`]: the port has ended, or the link is broken.
@@ -159,8 +156,8 @@ impl ActivePort {
         self.wait_until(timeout, || false).map(drop)
     }
 
-    /// Handles messages on this thread until `condition` holds, at most for `timeout`; whether it
-    /// does. It is tried first, and each time that the handler has returned, on any thread.
+    /// Handles messages on this thread until `condition` holds, for at most `timeout`; returns
+    /// whether it holds. It is checked first, and after each return of the handler on any thread.
     ///
     /// # Errors
     /// Those of [`wait`](Self::wait).
@@ -189,14 +186,14 @@ impl ActivePort {
             }
             self.check()?;
             let left = Duration::from_nanos(deadline.since(self.inner.driver.now()));
-            let news = News {
+            let wait_condition = PortCondition {
                 port: self,
                 seen,
                 holds: false,
                 condition: &mut condition,
             };
             let driver = &self.inner.driver;
-            match driver.wait_for(Timeout::from(left), &keys, &what, news) {
+            match driver.wait_for(Timeout::from(left), &keys, &what, wait_condition) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 Err(WaitError::TimedOut { .. }) => return Ok(condition()),
@@ -205,7 +202,7 @@ impl ActivePort {
         }
     }
 
-    /// True if this thread runs the handler, further down its stack.
+    /// True if this thread is inside the handler.
     fn is_within_handler(&self) -> bool {
         self.shared.runner.load(Ordering::Relaxed) == this_thread()
     }
@@ -213,7 +210,7 @@ impl ActivePort {
     /// Closes the port, as dropping it does.
     pub fn close(self) {}
 
-    /// Closes the port, as dropping it does, though handles to it are left: their waits end with
+    /// Closes the port as dropping it does, while handles to it still exist; their waits end with
     /// [`PortError::Closed`].
     pub fn end(&self) {
         if self.inner.is_forked() || self.has_ended.swap(true, Ordering::Relaxed) {
@@ -231,7 +228,7 @@ impl ActivePort {
                 return;
             }
         }
-        // What the handler owns is dropped with nothing locked.
+        // Drop what the handler owns without the lock.
         let _handler = driver.with_last(|state, _| {
             let handler = state.ports.close(port);
             if handler.is_none() {
@@ -248,27 +245,27 @@ impl Drop for ActivePort {
     }
 }
 
-/// What [`ActivePort::wait_until`] waits for: its condition, or a reason to try it again.
-struct News<'a, C> {
+/// Waits until the condition holds or must be checked again.
+struct PortCondition<'a, C> {
     port: &'a ActivePort,
-    /// Messages that had been handled when the condition was last tried.
+    /// Messages handled when the condition was last checked.
     seen: u64,
     holds: bool,
     condition: &'a mut C,
 }
 
-impl<C: FnMut() -> bool> Want<ProcessState> for News<'_, C> {
-    /// Whether the condition holds, as far as it was tried.
-    type Got = bool;
+impl<C: FnMut() -> bool> WaitCondition<ProcessState> for PortCondition<'_, C> {
+    /// Whether the condition held when it was last checked.
+    type Output = bool;
 
     fn attempt(&mut self, _state: &mut ProcessState, _now: Instant) -> Option<bool> {
         let port = self.port;
-        let is_news = self.holds || port.handled() != self.seen || port.shared.endpoint.is_ended();
-        is_news.then_some(self.holds)
+        let is_over = self.holds || port.handled() != self.seen || port.shared.endpoint.is_ended();
+        is_over.then_some(self.holds)
     }
 
-    /// What this thread has handled needs no end of the wait to be looked at.
-    fn worked(&mut self) {
+    /// Checks the condition after a handler ran on this thread, without ending the wait.
+    fn on_work_done(&mut self) {
         let handled = self.port.handled();
         if !self.holds && handled != self.seen {
             self.seen = handled;
@@ -284,7 +281,7 @@ impl PortContext {
         self.shared.endpoint.address()
     }
 
-    /// Answers a message: see [`Endpoint::reply`].
+    /// Replies to a message: see [`Endpoint::reply`].
     ///
     /// # Errors
     /// Those of [`Endpoint::reply`].
@@ -300,7 +297,7 @@ impl PortContext {
         self.shared.endpoint.send_to(to, payload)
     }
 
-    /// An edge from this port: see [`Endpoint::edge`].
+    /// Opens an edge from this port: see [`Endpoint::edge`].
     ///
     /// # Errors
     /// Those of [`Endpoint::edge`].
@@ -308,31 +305,31 @@ impl PortContext {
         self.shared.endpoint.edge(to)
     }
 
-    /// Closes the port: this message was its last. Its owner gets [`PortError::Closed`].
+    /// Closes the port after this message. Its owner gets [`PortError::Closed`].
     pub fn close(&self) {
         self.shared.endpoint.end();
     }
 }
 
 impl Shared {
-    fn panicked(&self, panic: &(dyn Any + Send)) {
+    fn on_panic(&self, panic: &(dyn Any + Send)) {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let text = text.unwrap_or("it did not say why");
+        let text = text.unwrap_or("no message");
         let port = self.endpoint.address();
         tracing::warn!("the handler of port {port} panicked: {text}; the port is closed");
-        // It panics once: after that it is not run any more.
+        // It is not called again after a panic.
         let _first = self.panic.set(text.to_owned());
         self.endpoint.end();
     }
 }
 
-/// A number that no other thread has at the same time; not zero.
+/// A nonzero number that is unique among running threads.
 fn this_thread() -> usize {
     thread_local! {
-        static PLACE: u8 = const { 0 };
+        static MARKER: u8 = const { 0 };
     }
-    PLACE.with(|place| std::ptr::from_ref(place).addr())
+    MARKER.with(|marker| std::ptr::from_ref(marker).addr())
 }
 
 impl fmt::Debug for ActivePort {

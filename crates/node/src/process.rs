@@ -1,7 +1,7 @@
-//! What the driver's lock protects: the engine, and the edges of the public API.
+//! State under the driver's lock: the engine, edges of the public API, queues and ports.
 //!
-//! The engine knows peers and moves messages; [`EdgeTable`] keeps what an edge is while it
-//! connects. Both are stepped together.
+//! The engine knows peers and moves messages; [`EdgeTable`] holds edges while they connect. Both
+//! are stepped together.
 
 use std::io;
 
@@ -18,7 +18,7 @@ use crate::receives::PostedReceives;
 use crate::registry::EdgeTraffic;
 use crate::stats::Stats;
 
-/// See the module.
+/// Everything that the driver's lock protects.
 #[derive(Debug)]
 pub(crate) struct ProcessState {
     pub(crate) engine: Engine,
@@ -26,14 +26,14 @@ pub(crate) struct ProcessState {
     pub(crate) queues: QueueTable,
     pub(crate) ports: PortTable,
     pub(crate) receives: PostedReceives,
-    /// When it was last stepped.
+    /// Time of the last step.
     stepped_at: Instant,
-    /// What had been done when the counters were last shown.
-    shown: u64,
+    /// Value of [`activity`](Self::activity) when the counters were last published.
+    published: u64,
 }
 
-/// What is done is shown after so long, though nothing more is done.
-const SHOW_NS: u64 = 250_000_000;
+/// Counters are published this long after the last activity.
+const PUBLISH_NS: u64 = 250_000_000;
 
 impl ProcessState {
     pub(crate) fn new(engine: Engine, edges: EdgeTable) -> ProcessState {
@@ -44,49 +44,49 @@ impl ProcessState {
             ports: PortTable::default(),
             receives: PostedReceives::default(),
             stepped_at: Instant(0),
-            shown: 0,
+            published: 0,
         }
     }
 
-    /// The parts, to be used together.
+    /// Engine, edges and queues, borrowed together.
     pub(crate) fn parts(&mut self) -> (&mut Engine, &mut EdgeTable, &mut QueueTable) {
         (&mut self.engine, &mut self.edges, &mut self.queues)
     }
 
-    /// Posted receives, and what they need.
+    /// Posted receives and what they need, borrowed together.
     pub(crate) fn receiving(&mut self) -> (&mut PostedReceives, &mut Engine, &mut QueueTable) {
         (&mut self.receives, &mut self.engine, &mut self.queues)
     }
 
-    /// Fills what was posted with what has come.
+    /// Fills posted receives with messages that have arrived.
     pub(crate) fn advance_receives(&mut self, now: Instant) {
         let (receives, engine, queues) = self.receiving();
         receives.advance(engine, queues, now);
     }
 
-    /// An endpoint is about to be closed.
+    /// Cancels an endpoint's posted receives before it is closed.
     pub(crate) fn close_receives(&mut self, endpoint: u32) {
         let (receives, engine, queues) = self.receiving();
         receives.close_endpoint((engine, queues), endpoint);
     }
 
-    /// A completion queue was closed.
+    /// Drops the posted receives of a queue that was closed.
     pub(crate) fn close_queue(&mut self, queue: QueueRef) {
         let (receives, engine, _) = self.receiving();
         receives.close_queue(engine, queue);
     }
 
-    /// Looks only at shared memory for a message to an endpoint at which the caller waits.
+    /// Polls shared memory for a message to the endpoint `reader`.
     #[inline]
     pub(crate) fn poll_memory_for(&mut self, reader: u32) -> Polled<Message> {
         let polled = self.engine.poll_memory(Some(reader));
-        if polled.came() {
+        if polled.made_progress() {
             self.advance();
         }
         polled
     }
 
-    /// The same for a reader of an endpoint.
+    /// Polls shared memory and passes the endpoint's messages to `reader`.
     #[inline]
     pub(crate) fn poll_memory_to(
         &mut self,
@@ -94,20 +94,20 @@ impl ProcessState {
         reader: &mut impl Reader,
     ) -> Polled<usize> {
         let polled = self.engine.poll_memory_to(endpoint, reader);
-        if polled.came() {
+        if polled.made_progress() {
             self.advance();
         }
         polled
     }
 
-    /// What has gone along all edges.
+    /// Traffic of all edges.
     pub(crate) fn all_edges(&self) -> Vec<EdgeTraffic> {
         let mut traffic: Vec<EdgeTraffic> = self.engine.edges().collect();
         traffic.extend(self.edges.traffic(&self.engine));
         traffic
     }
 
-    /// Counters at this moment.
+    /// Current counters.
     pub(crate) fn stats(&self) -> Stats {
         let engine = &self.engine;
         let peers = engine.machine().peers();
@@ -128,25 +128,25 @@ impl ProcessState {
         }
     }
 
-    /// Grows with whatever changes counters or links.
+    /// Grows with every change of counters or links.
     #[inline]
     fn activity(&self) -> u64 {
         self.engine.activity() + self.engine.link_changes()
     }
 
-    /// A cluster key was withdrawn.
+    /// Makes peers prove their membership again after a cluster key was withdrawn.
     pub(crate) fn renew_proofs(&mut self, now: Instant) {
         self.engine.renew_proofs(now);
     }
 
-    /// What has become known of a silent peer. Frames that it held may be what others wait for.
+    /// Applies what the liveness probe found out about a silent peer. The frames it held become
+    /// free if it is gone.
     pub(crate) fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
         self.engine.judge(now, peer, verdict);
         self.advance();
     }
 
-    /// Goes on with edges that connect and operations that wait, and notes messages for
-    /// completion queues.
+    /// Continues connecting edges and pending operations, and adds messages to completion queues.
     #[inline]
     fn advance(&mut self) {
         let has_finished = self.engine.has_finished();
@@ -159,12 +159,12 @@ impl ProcessState {
     #[cold]
     fn advance_waiting(&mut self) {
         let now = self.stepped_at;
-        self.queues.note_finished(&mut self.engine);
+        self.queues.collect_finished(&mut self.engine);
         self.edges.advance(&mut self.engine, &mut self.queues, now);
         if !self.receives.is_empty() {
             self.advance_receives(now);
         }
-        self.queues.note_messages(&mut self.engine);
+        self.queues.collect_messages(&mut self.engine);
     }
 }
 
@@ -176,7 +176,7 @@ impl Stepper for ProcessState {
         self.engine.has_port_message()
     }
 
-    /// Credit that the sender waits for leaves with what is taken.
+    /// Also sends the credit that the message's sender may be waiting for.
     fn take_work(&mut self, now: Instant) -> Option<PortWork> {
         loop {
             let (endpoint, port, message) = self.engine.take_for_port(now)?;
@@ -184,7 +184,7 @@ impl Stepper for ProcessState {
                 if self.engine.has_transmit()
                     && let Err(cause) = self.engine.transmit(now)
                 {
-                    // Whoever steps next is told.
+                    // The next thread that steps gets the error.
                     tracing::debug!("credit was not sent: {cause}");
                 }
                 return Some(PortWork {
@@ -221,18 +221,18 @@ impl Stepper for ProcessState {
 
     fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         self.stepped_at = now;
-        let came = self.engine.step(now, look_everywhere)?;
+        let progress = self.engine.step(now, look_everywhere)?;
         self.advance();
-        Ok(came)
+        Ok(progress)
     }
 
     #[inline]
     fn poll_memory(&mut self) -> bool {
-        let came = self.engine.poll_memory(None).came();
-        if came {
+        let progress = self.engine.poll_memory(None).made_progress();
+        if progress {
             self.advance();
         }
-        came
+        progress
     }
 
     #[inline]
@@ -249,8 +249,8 @@ impl Stepper for ProcessState {
     }
 
     #[inline]
-    fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
-        self.engine.look(now, calls)
+    fn spin_poll(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
+        self.engine.spin_poll(now, calls)
     }
 
     #[inline]
@@ -259,10 +259,10 @@ impl Stepper for ProcessState {
     }
 
     #[inline]
-    fn take_found(&mut self, now: Instant) -> io::Result<bool> {
-        let came = self.engine.take_found(now)?;
+    fn take_polled(&mut self, now: Instant) -> io::Result<bool> {
+        let progress = self.engine.take_polled(now)?;
         self.advance();
-        Ok(came)
+        Ok(progress)
     }
 
     #[inline]
@@ -285,9 +285,9 @@ impl Stepper for ProcessState {
 
     fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let edges = self.edges.next_deadline();
-        let show = (self.activity() != self.shown).then(|| now.after(SHOW_NS));
+        let publish = (self.activity() != self.published).then(|| now.after(PUBLISH_NS));
         let engine = self.engine.next_deadline(now);
-        engine.into_iter().chain(edges).chain(show).min()
+        engine.into_iter().chain(edges).chain(publish).min()
     }
 
     #[inline]
@@ -303,7 +303,7 @@ impl Stepper for ProcessState {
 
     fn tick(&mut self) {
         self.edges.forget_gone(&mut self.engine);
-        self.shown = self.activity();
+        self.published = self.activity();
         self.engine.tick();
     }
 

@@ -1,9 +1,8 @@
-//! The thread that steps the engine for those who wait in `poll`, in an executor, or
-//! compute.
+//! The progress thread, which steps the engine while the program waits in `poll`, awaits a
+//! future, or computes.
 //!
-//! It starts with the first peer, which waits for acknowledgements, or before that with the
-//! first exported descriptor, waiting task, or edge that connects while its owner does something
-//! else.
+//! It starts with the first peer, because peers wait for acknowledgements, or earlier with the
+//! first exported descriptor, pending task, or edge that connects in the background.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -11,10 +10,10 @@ use std::thread::JoinHandle;
 use crate::process::ProcessState;
 use dipole_driver::Driver;
 
-/// Threads at most, where handlers do not return.
+/// Limit for threads started because handlers do not return.
 const MAX_THREADS: usize = 16;
 
-/// See the module.
+/// The progress threads of a node.
 #[derive(Debug, Default)]
 pub(crate) struct ProgressThread {
     threads: Mutex<Threads>,
@@ -23,12 +22,12 @@ pub(crate) struct ProgressThread {
 #[derive(Debug, Default)]
 struct Threads {
     running: Vec<JoinHandle<()>>,
-    /// No more are started.
+    /// No further threads may start.
     stopped: bool,
 }
 
 impl ProgressThread {
-    /// Starts the thread unless it runs, or was stopped.
+    /// Starts the thread unless it is running or was stopped.
     pub(crate) fn start(
         self: &Arc<Self>,
         driver: &Arc<Driver<ProcessState>>,
@@ -36,7 +35,7 @@ impl ProgressThread {
         self.start_up_to(1, driver)
     }
 
-    /// The same, and another: one steps while the other runs handlers.
+    /// Starts two threads, so that one steps while the other runs handlers.
     pub(crate) fn start_both(
         self: &Arc<Self>,
         driver: &Arc<Driver<ProcessState>>,
@@ -44,7 +43,7 @@ impl ProgressThread {
         self.start_up_to(2, driver)
     }
 
-    /// One more, since handlers do not return.
+    /// Starts another thread because the others are stuck in handlers.
     fn start_another(self: &Arc<Self>, driver: &Arc<Driver<ProcessState>>) {
         let running = self.lock().running.len();
         if running >= MAX_THREADS {
@@ -55,7 +54,7 @@ impl ProgressThread {
              there is one thread more, {MAX_THREADS} at most"
         );
         if let Err(cause) = self.start_up_to(running + 1, driver) {
-            tracing::warn!("no further thread for handlers can be started: {cause}");
+            tracing::warn!("cannot start another thread for handlers: {cause}");
         }
     }
 
@@ -72,7 +71,7 @@ impl ProgressThread {
                 .spawn(move || {
                     let more = || own.start_another(&driver);
                     if let Err(error) = driver.serve(Some(&more)) {
-                        tracing::error!("descriptors are not served any more: {error:?}");
+                        tracing::error!("the progress thread ended: {error:?}");
                     }
                 })?;
             threads.running.push(spawned);
@@ -80,7 +79,7 @@ impl ProgressThread {
         Ok(())
     }
 
-    /// Ends the threads and waits for their end.
+    /// Stops the threads and waits for them.
     pub(crate) fn stop(&self, driver: &Driver<ProcessState>) {
         let mut threads = self.lock();
         threads.stopped = true;
@@ -91,7 +90,7 @@ impl ProgressThread {
         }
         driver.stop();
         for thread in running {
-            // A handler that this one runs may be the last to hold the node.
+            // The last handle may be dropped by a handler on this very thread.
             let is_own = thread.thread().id() == std::thread::current().id();
             if !is_own && thread.join().is_err() {
                 tracing::error!("the progress thread panicked");

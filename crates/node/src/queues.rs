@@ -1,4 +1,4 @@
-//! Completions and the queues and counters that keep them, under the driver's lock.
+//! Completions, and the queues and counters that hold them, protected by the driver's lock.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,83 +14,83 @@ use rustc_hash::FxHashMap;
 use crate::address::{Address, EndpointId};
 use crate::error::{ReceiveError, SendError, operation_result};
 
-/// What has happened.
+/// A completed operation or an arrived message.
 #[derive(Debug)]
 pub enum Completion {
-    /// A posted message is on its way, in its edge's order; its bytes are no longer needed.
+    /// A posted message was sent in its edge's order; its bytes are no longer needed.
     Sent {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
     },
-    /// A posted operation on memory is done.
+    /// A posted memory operation has completed.
     Done {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Of fetch-and-add and compare-and-swap: what the word was.
+        /// For fetch-and-add and compare-and-swap: the previous value of the word.
         value: u64,
-        /// What was got.
+        /// For a get: the bytes read.
         data: Data,
     },
-    /// A posted operation was not done.
+    /// A posted operation failed.
     Failed {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Why.
+        /// Why it failed.
         error: SendError,
     },
-    /// The memory of a posted receive holds a message.
+    /// A posted receive got a message.
     Filled {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Where.
+        /// The receiving endpoint.
         endpoint: EndpointId,
-        /// Who sent the message.
+        /// The sender of the message.
         source: Address,
-        /// Its length.
+        /// The length of the message.
         length: usize,
-        /// As it was posted.
+        /// The posted memory.
         memory: RegionMemory,
     },
-    /// A posted receive got no message.
+    /// A posted receive failed.
     NotFilled {
-        /// As it was posted.
+        /// The context given when it was posted.
         context: Context,
-        /// Why.
+        /// Why it failed.
         error: ReceiveError,
-        /// As it was posted.
+        /// The posted memory.
         memory: RegionMemory,
     },
-    /// A message has arrived at an attached endpoint.
+    /// A message arrived at an attached endpoint.
     Received {
-        /// The endpoint.
+        /// The receiving endpoint.
         endpoint: EndpointId,
         /// The message.
         message: Message,
     },
 }
 
-/// How many operations are done.
+/// Numbers of completed operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Messages that are on their way, and operations on memory that are done.
+pub struct CompletionCounts {
+    /// Messages sent and memory operations completed.
     pub sent: u64,
-    /// Operations that were not done.
+    /// Operations that failed.
     pub failed: u64,
 }
 
 #[derive(Debug, Default)]
 struct QueueState {
     entries: VecDeque<Completion>,
-    /// Attached endpoints that have, or had, messages.
+    /// Attached endpoints that have, or recently had, messages.
     ready: VecDeque<u32>,
     signal: Option<Signal>,
 }
 
-/// All queues and counters of a process, under the driver's lock.
+/// All queues and counters of a process, protected by the driver's lock.
 #[derive(Debug, Default)]
 pub(crate) struct QueueTable {
     queues: FxHashMap<u32, QueueState>,
-    counters: FxHashMap<u32, Counts>,
+    counters: FxHashMap<u32, CompletionCounts>,
     next: u32,
     by_endpoint: FxHashMap<u32, QueueRef>,
 }
@@ -104,11 +104,11 @@ impl QueueTable {
 
     pub(crate) fn open_counter(&mut self) -> QueueRef {
         self.next += 1;
-        self.counters.insert(self.next, Counts::default());
+        self.counters.insert(self.next, CompletionCounts::default());
         QueueRef(self.next)
     }
 
-    pub(crate) fn counts(&self, id: QueueRef) -> Counts {
+    pub(crate) fn counts(&self, id: QueueRef) -> CompletionCounts {
         self.counters.get(&id.0).copied().unwrap_or_default()
     }
 
@@ -118,34 +118,34 @@ impl QueueTable {
         self.by_endpoint.retain(|_, queue| *queue != id);
     }
 
-    /// True if messages of endpoints are to be noted.
+    /// True if any endpoint is attached to a queue.
     #[inline]
     pub(crate) fn is_watching(&self) -> bool {
         !self.by_endpoint.is_empty()
     }
 
-    /// True if a queue has a descriptor.
+    /// True if any queue has a descriptor.
     pub(crate) fn has_exports(&self) -> bool {
         self.queues.values().any(|queue| queue.signal.is_some())
     }
 
-    /// From now on an endpoint's messages are noted in a queue.
+    /// Attaches an endpoint to a queue.
     pub(crate) fn attach_endpoint(&mut self, engine: &mut Engine, endpoint: u32, id: QueueRef) {
         self.by_endpoint.insert(endpoint, id);
         engine.ready().set_watched(true);
         if engine.has_message(endpoint) {
-            self.note(engine, endpoint);
+            self.add_ready(engine, endpoint);
         }
     }
 
-    /// An endpoint has ended.
+    /// Detaches an endpoint that was closed.
     pub(crate) fn detach_endpoint(&mut self, engine: &mut Engine, endpoint: u32) {
         self.by_endpoint.remove(&endpoint);
         engine.ready().set_watched(!self.by_endpoint.is_empty());
     }
 
-    /// Notes which attached endpoints got messages.
-    pub(crate) fn note_messages(&mut self, engine: &mut Engine) {
+    /// Adds attached endpoints with new messages to their queues.
+    pub(crate) fn collect_messages(&mut self, engine: &mut Engine) {
         if !engine.ready().has_keys() {
             return;
         }
@@ -164,23 +164,23 @@ impl QueueTable {
         };
         for endpoint in endpoints {
             if engine.has_message(endpoint) {
-                self.note(engine, endpoint);
+                self.add_ready(engine, endpoint);
             }
         }
     }
 
-    fn note(&mut self, engine: &mut Engine, endpoint: u32) {
+    fn add_ready(&mut self, engine: &mut Engine, endpoint: u32) {
         if let Some(id) = self.by_endpoint.get(&endpoint)
             && let Some(queue) = self.queues.get_mut(&id.0)
             && !queue.ready.contains(&endpoint)
         {
             queue.ready.push_back(endpoint);
             let id = *id;
-            self.tell(engine, id);
+            self.notify(engine, id);
         }
     }
 
-    /// Puts an entry into a queue, or counts it, if the operation has one.
+    /// Adds an entry to a queue or counts it, if the operation has one.
     pub(crate) fn push(
         &mut self,
         engine: &mut Engine,
@@ -201,11 +201,11 @@ impl QueueTable {
         } else {
             return;
         }
-        self.tell(engine, id);
+        self.notify(engine, id);
     }
 
-    /// Notes posted operations that are done since they were begun.
-    pub(crate) fn note_finished(&mut self, engine: &mut Engine) {
+    /// Adds completions of finished operations to their queues.
+    pub(crate) fn collect_finished(&mut self, engine: &mut Engine) {
         while let Some((posted, sent)) = engine.next_sent_post() {
             let (context, target) = (posted.context, posted.to);
             let completion = match sent {
@@ -231,18 +231,18 @@ impl QueueTable {
         }
     }
 
-    /// Somebody who waits for the queue looks at it.
-    fn tell(&mut self, engine: &mut Engine, id: QueueRef) {
+    /// Wakes waiters for the queue.
+    fn notify(&mut self, engine: &mut Engine, id: QueueRef) {
         engine.ready().notify(WaitKey::Queue(id.0));
         if let Some(queue) = self.queues.get_mut(&id.0)
             && let Some(signal) = &mut queue.signal
             && let Err(cause) = signal.set_readable()
         {
-            tracing::warn!("a completion queue's descriptor is not readable: {cause}");
+            tracing::warn!("cannot make a completion queue's descriptor readable: {cause}");
         }
     }
 
-    /// The next entry.
+    /// Takes the next entry.
     pub(crate) fn poll(
         &mut self,
         engine: &mut Engine,
@@ -256,7 +256,7 @@ impl QueueTable {
         while let Some(endpoint) = queue.ready.pop_front() {
             if let Some(message) = engine.take(now, endpoint) {
                 if engine.has_message(endpoint) {
-                    // Its turn comes again after the others'.
+                    // Serve the other endpoints first.
                     queue.ready.push_back(endpoint);
                 }
                 let endpoint = EndpointId(endpoint);
@@ -266,7 +266,7 @@ impl QueueTable {
         if let Some(signal) = &mut queue.signal
             && let Err(cause) = signal.clear_readable(None)
         {
-            tracing::warn!("a completion queue's descriptor stays readable: {cause}");
+            tracing::warn!("cannot clear a completion queue's descriptor: {cause}");
         }
         None
     }
@@ -277,7 +277,7 @@ impl QueueTable {
             let waits = !queue.entries.is_empty() || !queue.ready.is_empty();
             queue.signal = Some(signal);
             if waits {
-                self.tell(engine, id);
+                self.notify(engine, id);
             }
         }
         Ok(user)

@@ -1,9 +1,9 @@
-//! Receives that are posted: memory for an endpoint's next messages, filled in order while their
-//! owner does something else.
+//! Posted receives: memory for an endpoint's next messages, which are stored there in order while
+//! the owner does something else.
 //!
-//! The memory posted first, of [`MAX_OFFERED`] receives, is offered to the engine, so that long
-//! messages are put together there; what comes otherwise is copied. Under the driver's lock, and
-//! bounded: [`MAX_POSTED`] receives an endpoint.
+//! The memory of the first [`MAX_OFFERED`] receives is offered to the engine, so that long
+//! messages are assembled there; other messages are copied. Protected by the driver's lock, and
+//! bounded to [`MAX_POSTED`] receives per endpoint.
 
 use std::collections::VecDeque;
 
@@ -16,10 +16,9 @@ use crate::queues::{Completion, QueueTable};
 
 use crate::error::ReceiveError;
 
-/// Receives that wait at one endpoint at most.
+/// Posted receives per endpoint.
 const MAX_POSTED: usize = 1024;
-/// Of these, whose memory is offered to the engine: as many long messages as are likely to be on
-/// their way at once.
+/// Receives whose memory is offered to the engine: as many as long messages may be in flight.
 const MAX_OFFERED: usize = 16;
 
 #[derive(Debug)]
@@ -62,7 +61,7 @@ impl PostedReceive {
     }
 }
 
-/// See the module.
+/// All posted receives of a process.
 #[derive(Debug, Default)]
 pub(crate) struct PostedReceives(Vec<(u32, VecDeque<PostedReceive>)>);
 
@@ -90,7 +89,7 @@ impl PostedReceives {
         Ok(())
     }
 
-    /// Fills memory with the messages that have come, and offers it for those that will.
+    /// Fills posted receives with messages that have arrived, and offers memory for later ones.
     pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
         for (endpoint, waiting) in &mut self.0 {
             while let Some((at, taken)) =
@@ -107,16 +106,16 @@ impl PostedReceives {
             }
         }
         self.0.retain(|(_, waiting)| !waiting.is_empty());
-        // Credit that their senders wait for.
+        // Send credit that the senders may be waiting for.
         if engine.has_transmit()
             && let Err(cause) = engine.transmit(now)
         {
-            // The next thread that steps the engine is told, too.
-            tracing::warn!("after a posted receive: {cause}");
+            // The next thread that steps the engine gets the error, too.
+            tracing::warn!("cannot send credit after a posted receive: {cause}");
         }
     }
 
-    /// Takes out those of an endpoint for which it is so, oldest first.
+    /// Removes those receives of an endpoint that match, oldest first.
     fn withdraw(
         &mut self,
         engine: &mut Engine,
@@ -157,7 +156,7 @@ impl PostedReceives {
         found
     }
 
-    /// An endpoint is about to be closed.
+    /// Cancels the receives of an endpoint before it is closed.
     pub(crate) fn close_endpoint(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -169,7 +168,7 @@ impl PostedReceives {
         }
     }
 
-    /// Nobody would be told any more what was received.
+    /// Removes the receives of a queue that was closed, since nothing would report them.
     pub(crate) fn close_queue(&mut self, engine: &mut Engine, queue: QueueRef) {
         let endpoints: Vec<u32> = self.0.iter().map(|(endpoint, _)| *endpoint).collect();
         for endpoint in endpoints {

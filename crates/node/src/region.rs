@@ -1,4 +1,4 @@
-//! Regions: memory of an endpoint that others put into, get from and update.
+//! Regions: memory of an endpoint that peers can read, write and update.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::error::OpenError;
 use crate::inner::Inner;
 use crate::owner::EndpointOwner;
 
-/// An open region of an endpoint of this process. Dropping it closes it, and so does the end
-/// of its endpoint: then nobody reaches the memory by its key.
+/// An open region of an endpoint of this process. It closes when it is dropped or its endpoint
+/// closes; its key is then invalid.
 ///
-/// Its owner reads and writes by the methods of its memory, each in one piece as others see it, but
-/// for long gets: they may find some of what is written meanwhile.
+/// The owner accesses it through its memory. Each such access is atomic for peers, except for long
+/// gets, which may see parts of concurrent writes.
 #[derive(Debug)]
 pub struct Region {
     inner: Arc<Inner>,
@@ -36,7 +36,7 @@ impl Region {
         if owner.is_ended() {
             return Err(OpenError::Ended);
         }
-        // Its owner may make no calls while others reach it.
+        // Peers may access it while its owner makes no calls.
         inner.ensure_progress().map_err(OpenError::Sleep)?;
         let open = memory.clone();
         let key = inner
@@ -49,19 +49,19 @@ impl Region {
         })
     }
 
-    /// What others name it by.
+    /// The key that names it to peers.
     #[must_use]
     pub fn key(&self) -> RegionKey {
         self.key
     }
 
-    /// Its memory.
+    /// The memory of the region.
     #[must_use]
     pub fn memory(&self) -> &RegionMemory {
         &self.memory
     }
 
-    /// Closes it and gives its memory back: no operation changes it from now on.
+    /// Closes the region and returns its memory, which no operation changes any more.
     #[must_use]
     pub fn close(self) -> RegionMemory {
         self.memory.clone()

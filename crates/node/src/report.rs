@@ -1,5 +1,5 @@
-//! What this process shows of itself for operators: its counters, what it uses to reach its peers, and
-//! why not something better.
+//! What this process publishes for operators: its counters, which link it uses to reach each
+//! peer, and why it does not use a faster one.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,13 +12,13 @@ use crate::stats::Stats;
 use dipole_driver::Driver;
 use dipole_engine::{Path, PathState, Paths};
 
-/// What this process shows of itself.
+/// Publishes the counters and links of this process.
 #[derive(Debug)]
 pub(crate) struct Report {
     files: ReportFiles,
     node: NodeId,
     choice: LinkChoice,
-    /// As last shown.
+    /// The counters last published.
     stats: Option<Stats>,
     link_changes: u64,
 }
@@ -35,7 +35,7 @@ impl Report {
     }
 
     /// Writes what has changed since the last call.
-    pub(crate) fn show(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
+    pub(crate) fn publish(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
         let (stats, changes) =
             driver.with_last(|state, _| (state.stats(), state.engine.link_changes()));
         if self.stats != Some(stats) {
@@ -45,14 +45,14 @@ impl Report {
         if changes != self.link_changes {
             let (memory, packets) =
                 driver.with_last(|state, _| (state.engine.sharing_memory(), state.engine.paths()));
-            self.files.write_links(&self.uses(&memory, &packets))?;
+            self.files.write_links(&self.link_uses(&memory, &packets))?;
             self.link_changes = changes;
         }
         Ok(())
     }
 
-    /// How peers are reached: those that share memory, by node and incarnation, and those by packets.
-    fn uses(&self, memory: &[(NodeId, u64)], packets: &[Paths]) -> Vec<LinkUse> {
+    /// The link to each peer: those in shared memory by node and incarnation, and those on the network.
+    fn link_uses(&self, memory: &[(NodeId, u64)], packets: &[Paths]) -> Vec<LinkUse> {
         let by_memory = memory.iter().map(|&(node, incarnation)| LinkUse {
             node,
             incarnation,
@@ -61,25 +61,25 @@ impl Report {
             why: String::new(),
         });
         by_memory
-            .chain(packets.iter().map(|paths| self.by_packets(paths)))
+            .chain(packets.iter().map(|paths| self.packet_link_use(paths)))
             .collect()
     }
 
-    fn by_packets(&self, paths: &Paths) -> LinkUse {
+    fn packet_link_use(&self, paths: &Paths) -> LinkUse {
         let (socket, fast): (Vec<&Path>, Vec<&Path>) = paths
             .pairs
             .iter()
             .filter(|pair| pair.small == Some(PathState::Used))
-            .partition(|pair| self.socket_at(pair.ours).is_some());
+            .partition(|pair| self.socket_reason(pair.ours).is_some());
         let mut why = match paths.node == self.node {
-            true => vec![self.no_memory()],
+            true => vec![self.why_no_memory()],
             false => Vec::new(),
         };
-        // One reason for each interface that has one.
-        let mut told = BTreeSet::new();
+        // One reason per interface.
+        let mut reported = BTreeSet::new();
         for pair in socket {
-            if let Some(reason) = self.socket_at(pair.ours)
-                && told.insert(pair.ours)
+            if let Some(reason) = self.socket_reason(pair.ours)
+                && reported.insert(pair.ours)
             {
                 why.push(format!("{}: {reason}", pair.ours));
             }
@@ -97,14 +97,14 @@ impl Report {
         }
     }
 
-    /// Why small packets from an address take its socket, if they do.
-    fn socket_at(&self, address: IpAddr) -> Option<&str> {
+    /// Why small packets from an address use its socket, if they do.
+    fn socket_reason(&self, address: IpAddr) -> Option<&str> {
         let found = self.choice.sockets.iter().find(|(at, _)| *at == address);
         found.map(|(_, why)| &**why)
     }
 
-    /// Why a process of this node is reached by packets.
-    fn no_memory(&self) -> String {
+    /// Why packets are used to reach a process of this node.
+    fn why_no_memory(&self) -> String {
         match (self.choice.packets_only, &self.choice.memory) {
             (Some(variable), _) => format!("no shared memory: {variable} is set"),
             (None, Some(cause)) => format!("no shared memory: {cause}"),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn each_peer_has_its_link_and_the_reason_against_a_better_one() {
+    fn each_peer_is_listed_with_its_link_and_the_reason_against_a_faster_one() {
         let directory = tempfile::tempdir().unwrap();
         let registry = Registry::open(&directory.path().join("dipole"), NodeId(1)).unwrap();
         let config = Config::local(NodeId(1), directory.path().to_owned());
@@ -148,7 +148,7 @@ mod tests {
         choice
             .sockets
             .push(([10, 0, 0, 1].into(), "not granted".to_owned()));
-        let uses = report(choice).uses(
+        let uses = report(choice).link_uses(
             &[(NodeId(1), 5)],
             &[
                 paths(2, vec![pair(0, PathState::Used)]),
@@ -156,12 +156,16 @@ mod tests {
                 paths(1, vec![pair(0, PathState::Used)]),
             ],
         );
-        let told: Vec<(&str, &str)> = uses.iter().map(|one| (&*one.link, &*one.why)).collect();
+        let reported: Vec<(&str, &str)> = uses.iter().map(|one| (&*one.link, &*one.why)).collect();
         assert_eq!(
-            told[..3],
+            reported[..3],
             [("shm", ""), ("udp", "10.0.0.1: not granted"), ("bpf", "")]
         );
-        assert!(told[3].1.starts_with("no shared memory: the other process"));
+        assert!(
+            reported[3]
+                .1
+                .starts_with("no shared memory: the other process")
+        );
         assert_eq!(uses[1].paths, "10.0.0.1 <-> 10.0.0.2 small and bulk");
         assert!(
             uses[2].paths.contains("answers no longer"),
@@ -175,7 +179,7 @@ mod tests {
                 ..config.clone()
             });
             choice.memory = Some("broken".to_owned());
-            let uses = report(choice).uses(&[], &[paths(1, Vec::new())]);
+            let uses = report(choice).link_uses(&[], &[paths(1, Vec::new())]);
             assert!(uses[0].why.contains(word), "{}", uses[0].why);
         }
     }

@@ -1,37 +1,37 @@
-//! A plain snapshot of what a node has done.
+//! Snapshot of a node's counters.
 
 use dipole_bpf::BpfStats;
 use dipole_link::shm::ShmStats;
 
 use dipole_engine::Traffic;
 
-/// Counters at one moment.
+/// A snapshot of the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Packets and bytes.
+    /// Packets and their bytes.
     pub traffic: Traffic,
-    /// What the protocol did, and why it dropped packets.
+    /// Protocol counters, including dropped packets by reason.
     pub protocol: dipole_proto::Stats,
-    /// Peers by packets, opening or open.
+    /// Peers over the network, including opening sessions.
     pub peers: usize,
-    /// What went through shared memory, if it is in use.
+    /// Traffic through shared memory, if it is in use.
     pub local: Option<dipole_link::shm::ShmStats>,
-    /// What went by rings and raw frames, if some interface has them.
+    /// Traffic through receive rings and raw frames, if any interface has them.
     pub bpf: Option<dipole_bpf::BpfStats>,
-    /// Processes of this node, opening or open.
+    /// Peers in shared memory, including opening connections.
     pub local_peers: usize,
-    /// Edges from endpoints of this process, besides the targets that endpoints point at.
+    /// Edges from endpoints of this process, not counting targets.
     pub edges: usize,
-    /// Bytes of received messages that wait to be read.
+    /// Bytes of unread messages.
     pub pool_used_bytes: u64,
-    /// Frames that can be filled now.
+    /// Free frames.
     pub free_frames: usize,
-    /// What the fault wrapper has done, if there is one.
+    /// Injected faults, if fault injection is on.
     pub faults: Option<dipole_link::fault::FaultStats>,
 }
 
 impl Stats {
-    /// Every counter by a name for people.
+    /// All counters with readable names.
     #[must_use]
     pub fn values(&self) -> Vec<(String, u64)> {
         let Stats {
@@ -65,7 +65,7 @@ impl Stats {
             ("units repeated as a tail", protocol.tail_repeats),
             ("units acknowledged implicitly", protocol.implicit_acks),
             ("packets of acknowledgements alone", protocol.explicit_acks),
-            ("prods", protocol.prods),
+            ("ack requests", protocol.ack_requests),
             ("probes", protocol.probes),
             ("lanes lost", protocol.lanes_lost),
             ("unreliable packets sent", protocol.unreliable_sent),
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_counter_has_a_name_of_its_own() {
+    fn counter_names_are_unique() {
         let mut stats = Stats {
             local: Some(ShmStats::default()),
             bpf: Some(BpfStats::default()),

@@ -1,4 +1,4 @@
-//! What a node chooses by the profiles of its links.
+//! What a node derives from its links' profiles.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -9,26 +9,19 @@ use std::time::Duration;
 use dipole_engine::AnyLink;
 use dipole_engine::{Destination, Engine};
 use dipole_link::sim::{Network, NetworkConfig};
-use dipole_node::profile::{self, Choices};
+use dipole_model::{Choices, Profile};
 use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::Instant;
-use serde::Serialize;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-#[derive(Serialize)]
-struct Profile {
-    version: u32,
-    choices: Choices,
-}
-
 fn save(directory: &Path, choices: Choices) {
-    let version = profile::VERSION;
-    let known = Profile { version, choices };
-    profile::write(directory, "shm", &known).expect("it can be written");
+    let mut profile = Profile::new("shm");
+    profile.choices = Some(choices);
+    profile.save_to(directory).expect("it can be written");
 }
 
-/// Two nodes with profiles in a folder, and endpoints of which the first points at the second.
+/// Two nodes with profiles from a directory, and an endpoint of the first with a target in the second.
 struct Pair {
     left: Node,
     from: Endpoint,
@@ -58,7 +51,7 @@ fn pair(directory: &Path, profiles: Option<&Path>) -> Pair {
 }
 
 impl Pair {
-    /// How many records a message of so many bytes takes; it arrives as it was sent.
+    /// The number of records that a message of this length takes; checks that it arrives intact.
     fn records(&self, bytes: usize) -> u64 {
         let pushed = || self.left.stats().local.expect("shared memory").records_out;
         let before = pushed();
@@ -76,10 +69,10 @@ impl Pair {
 }
 
 #[test]
-fn a_profile_with_another_crossover_sends_another_way() {
+fn a_profile_changes_the_length_up_to_which_messages_are_one_record() {
     let directory = tempfile::tempdir().expect("a directory");
     let profiles = directory.path().join("profiles");
-    // Nothing was measured: up to 16 KiB a message is one record.
+    // Without a profile, messages of up to 16 KiB are one record.
     let usual = pair(&directory.path().join("usual"), Some(&profiles));
     assert_eq!(usual.records(6000), 1);
     assert!(usual.records(20_000) > 1);
@@ -91,7 +84,7 @@ fn a_profile_with_another_crossover_sends_another_way() {
     save(&profiles, shorter);
     let chosen = pair(&directory.path().join("shorter"), Some(&profiles));
     assert_eq!(chosen.records(4096), 1);
-    // What announces it, and three parts.
+    // The announcement and three pieces.
     assert_eq!(chosen.records(6000), 4);
     let longer = Choices {
         eager_bytes: Some(31 << 10),
@@ -99,17 +92,17 @@ fn a_profile_with_another_crossover_sends_another_way() {
     };
     save(&profiles, longer);
     for bytes in [20_000, 31 << 10] {
-        // By a pair of its own: credit that is asked for is a record, too.
+        // A new pair each time, because credit requests are records, too.
         let folder = directory.path().join(format!("longer-{bytes}"));
         assert_eq!(pair(&folder, Some(&profiles)).records(bytes), 1);
     }
-    // A node that was told of no profiles reads none.
+    // A node without a profile directory reads no profiles.
     let told_none = pair(&directory.path().join("none"), None);
     assert!(told_none.records(20_000) > 1);
 }
 
 #[test]
-fn a_profile_that_makes_no_sense_changes_nothing_that_must_not_be() {
+fn an_implausible_profile_does_not_exceed_the_limits() {
     let directory = tempfile::tempdir().expect("a directory");
     let profiles = directory.path().join("profiles");
     let senseless = Choices {
@@ -120,16 +113,16 @@ fn a_profile_that_makes_no_sense_changes_nothing_that_must_not_be() {
     save(&profiles, senseless);
     let chosen = pair(&directory.path().join("senseless"), Some(&profiles));
     assert_eq!(chosen.records(31 << 10), 1);
-    // More than an edge may send at first never goes whole.
+    // A message beyond an edge's initial credit is never one record.
     assert!(chosen.records(60_000) > 1);
-    // Not even JSON: messages go as they are built to.
+    // Not even JSON: the defaults apply.
     std::fs::write(profiles.join("shm.json"), "whole").expect("it can be written");
     let usual = pair(&directory.path().join("broken"), Some(&profiles));
     assert_eq!(usual.records(6000), 1);
     assert!(usual.records(20_000) > 1);
 }
 
-/// How many packets of a message arrive at the port of short messages, and at that of bulk.
+/// Numbers of packets of a message that arrive at the small and the bulk port.
 fn at_ports(choices: Choices, bytes: usize) -> [usize; 2] {
     let network = Network::new(1, NetworkConfig::default());
     let address = |host: u8, port: u16| SocketAddr::from(([10, 0, 0, host], port));
@@ -139,7 +132,7 @@ fn at_ports(choices: Choices, bytes: usize) -> [usize; 2] {
         let life = u64::from(host);
         Engine::new(link, ProtocolConfig::default(), life, [life, 7], None)
     });
-    engines[0].choose(Choices::default(), choices);
+    engines[0].apply_profile(Choices::default(), choices);
     engines[1].open_endpoint(7);
     let mut now = Instant(1);
     let destination = Destination {
@@ -169,14 +162,14 @@ fn at_ports(choices: Choices, bytes: usize) -> [usize; 2] {
     );
     engines[0].flush(peer);
     engines[0].transmit(now).expect("a working link");
-    // Long enough for packets to cross; nobody repeats, since nobody looks at the clock.
+    // Long enough for packets to cross; without clock readings nothing is retransmitted.
     now = now.after(10_000_000);
     network.advance(now.0);
     [1, 2].map(|port| network.waiting(address(2, port)))
 }
 
 #[test]
-fn a_message_of_more_packets_than_may_run_goes_by_the_bulk_port() {
+fn a_message_of_more_packets_than_a_run_uses_the_bulk_port() {
     let most = |run_packets| Choices {
         run_packets,
         ..Choices::default()

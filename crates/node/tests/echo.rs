@@ -1,5 +1,5 @@
-//! A thousand clients of one echo server, of which a third is killed in mid-exchange: the others
-//! get every echo, newcomers are served, and nothing is kept for the dead.
+//! A thousand clients of one echo server, a third of which are killed during their exchanges. The
+//! others get every echo, new clients are served, and the server keeps nothing for the dead ones.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -17,14 +17,14 @@ const SERVER: Address = Address {
     node: NodeId(1),
     endpoint: EndpointId(7),
 };
-/// Processes of clients, and endpoints of each: every endpoint is a client with one question open.
+/// Client processes, and endpoints of each. Every endpoint is a client with one open request.
 const PROCESSES: u32 = 20;
 const EACH: u32 = 50;
 const FIRST_CLIENT: u32 = 1000;
-/// Rounds of a process after it was told to stop.
+/// Rounds that a process still makes after it was told to stop.
 const LAST_ROUNDS: u32 = 5;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Sockets that the UDP link keeps connected to those it last sent much to.
+/// Sockets that the UDP link keeps connected to its busiest peers.
 const CONNECTED_SOCKETS: usize = 8;
 const BOTH: [Links; 2] = [Links::Shm, Links::Udp];
 
@@ -38,12 +38,12 @@ fn name(links: Links) -> &'static str {
 fn config(runtime: &Path, links: Links) -> Config {
     let mut config = Config::local(NodeId(1), runtime.to_owned());
     config.links = links;
-    // Who was killed when all it had sent was acknowledged owes nothing: it is found out by this.
+    // Detects clients that were killed after everything they sent had been acknowledged.
     config.protocol.idle_check_ns = 5_000_000_000;
     config
 }
 
-/// A program whose node is of this test.
+/// A program that uses this test's node.
 fn command(program: &Path, runtime: &Path, links: Links) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -56,7 +56,7 @@ fn command(program: &Path, runtime: &Path, links: Links) -> Command {
     command
 }
 
-/// What a client asks in a round; the echo must be the same.
+/// A client's request in a round; the echo must be identical.
 fn question(client: &Endpoint, round: u32) -> Vec<u8> {
     let id = client.address().endpoint.0;
     let length = 8 + (id * 37 + round * 101) % 200;
@@ -77,7 +77,7 @@ fn hear(client: &Endpoint, round: u32) {
     assert_eq!(*echo, question(client, round), "round {round}");
 }
 
-/// What a process of clients does, until its input ends; nothing where it runs as a test.
+/// A process of clients, until its input ends. Does nothing when run as a test.
 #[test]
 fn clients() {
     let Ok(first) = std::env::var("DIPOLE_ECHO_FIRST") else {
@@ -98,7 +98,7 @@ fn clients() {
     }
     let (mut round, mut left) = (0, LAST_ROUNDS);
     while left > 0 {
-        // From here on all but one of them wait for their echoes at any moment.
+        // From now on, all but one of the clients are waiting for their echoes at any time.
         for client in &clients {
             hear(client, round);
             ask(client, round + 1);
@@ -115,7 +115,7 @@ fn clients() {
     println!("\nheard everything");
 }
 
-/// A process of clients.
+/// A client process.
 struct Clients {
     child: Child,
     said: BufReader<ChildStdout>,
@@ -139,7 +139,10 @@ impl Clients {
     fn wait_for(&mut self, wanted: &str) {
         let mut lines = (&mut self.said).lines();
         let said = lines.any(|line| line.expect("text") == wanted);
-        assert!(said, "a process of clients ended before it was {wanted:?}");
+        assert!(
+            said,
+            "a process of clients ended before it printed {wanted:?}"
+        );
     }
 
     fn kill(mut self) {
@@ -147,7 +150,7 @@ impl Clients {
         self.child.wait().expect("our child");
     }
 
-    /// Lets it come to its end, with every echo.
+    /// Lets the process end in order, with every echo.
     fn finish(mut self) {
         drop(self.child.stdin.take());
         self.wait_for("heard everything");
@@ -166,7 +169,7 @@ fn first_client(number: u32) -> u32 {
     FIRST_CLIENT + number * EACH
 }
 
-/// Some are killed as soon as they have had their first echoes, others when all have.
+/// Some are killed after their first echoes, others after the first echoes of all.
 fn dies_early(number: u32) -> bool {
     number % 6 == 1
 }
@@ -175,14 +178,14 @@ fn dies_late(number: u32) -> bool {
     number % 6 == 4
 }
 
-/// True for a client whose process is killed.
+/// True for clients whose process is killed.
 fn dies(client: EndpointId) -> bool {
     let number = (client.0 - FIRST_CLIENT) / EACH;
     dies_early(number) || dies_late(number)
 }
 
-/// Runs all clients against a server that is up; `after_kills` is told how many processes of
-/// clients there are by then.
+/// Runs all clients against a running server. `after_kills` gets the number of client processes
+/// left after the kills.
 fn run_clients(runtime: &Path, links: Links, after_kills: impl FnOnce(usize)) {
     let started: Vec<(u32, Clients)> = (0..PROCESSES)
         .map(|number| (number, Clients::start(runtime, links, number)))
@@ -207,7 +210,7 @@ fn run_clients(runtime: &Path, links: Links, after_kills: impl FnOnce(usize)) {
             living.push(clients);
         }
     }
-    // Newcomers have the numbers of the dead.
+    // New clients get the numbers of killed ones.
     for number in free.drain(..2) {
         let mut newcomers = Clients::start(runtime, links, number);
         newcomers.wait_for("up");
@@ -219,7 +222,7 @@ fn run_clients(runtime: &Path, links: Links, after_kills: impl FnOnce(usize)) {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
@@ -228,7 +231,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Ends the serving thread.
+/// Stops the serving thread when dropped.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -260,11 +263,11 @@ fn a_server_forgets_killed_clients_and_serves_the_others() {
             });
             let _ends_also_on_failure = Done(&done);
             run_clients(&runtime, links, |living| {
-                // The dead are forgotten while the others go on.
-                wait_until("only the living are peers", || peers() == living);
+                // Killed clients are forgotten while the others go on.
+                wait_until("only live clients are peers", || peers() == living);
             });
-            wait_until("nobody is a peer", || peers() == 0);
-            wait_until("no edge leads to the gone", || node.stats().edges == 0);
+            wait_until("there are no peers", || peers() == 0);
+            wait_until("there are no edges", || node.stats().edges == 0);
         });
         let after = node.stats();
         assert_eq!(after.pool_used_bytes, 0);
@@ -272,7 +275,7 @@ fn a_server_forgets_killed_clients_and_serves_the_others() {
     }
 }
 
-/// The example, beside this test. `cargo test --test echo` alone would leave an old one.
+/// Path of the example. Builds it, because `cargo test --test echo` would use an old one.
 fn example() -> PathBuf {
     let own = std::env::current_exe().expect("this test");
     let profile = own.parent().and_then(Path::parent).expect("its folders");
@@ -286,7 +289,7 @@ fn example() -> PathBuf {
     profile.join("examples/echo_server")
 }
 
-/// A process that ends with its test.
+/// A process that is killed when the test ends.
 struct Server(Child);
 
 impl Drop for Server {
@@ -296,12 +299,12 @@ impl Drop for Server {
     }
 }
 
-/// How many sockets a process has, and pieces of memory that it shares with others.
+/// Number of a process's sockets and shared memory mappings.
 fn held(pid: u32) -> (usize, usize) {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
     let links = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
     let is_socket = |link: &PathBuf| link.to_string_lossy().starts_with("socket:");
-    // Copies stand for one socket.
+    // Duplicates of a descriptor refer to the same socket.
     let sockets: BTreeSet<PathBuf> = links.filter(is_socket).collect();
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let is_shared = |line: &&str| line.contains("memfd:dipole");
@@ -309,7 +312,7 @@ fn held(pid: u32) -> (usize, usize) {
 }
 
 #[test]
-fn the_example_serves_a_thousand_clients_of_which_some_are_killed() {
+fn the_example_serves_a_thousand_clients_some_of_which_are_killed() {
     for links in BOTH {
         let directory = tempfile::tempdir().expect("a directory");
         let runtime = directory.path().join("dipole");
@@ -332,7 +335,7 @@ fn the_example_serves_a_thousand_clients_of_which_some_are_killed() {
             Links::Shm => 0,
             _ => CONNECTED_SOCKETS,
         };
-        wait_until("what the clients had is given back", || {
+        wait_until("everything held for the clients is released", || {
             let (sockets, memory) = held(server.0.id());
             sockets <= before.0 + spare && memory == before.1
         });

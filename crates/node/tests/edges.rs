@@ -1,5 +1,5 @@
-//! Edges come and go: nothing is lost, nothing is left, and none holds up another, whatever carries
-//! them.
+//! Opening and closing many edges: nothing is lost or leaked, and no edge holds up another, over
+//! the network and in shared memory.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use dipole_engine::AnyLink;
-use dipole_engine::{Begun, Destination, Engine, OperationResult};
+use dipole_engine::{Destination, Engine, OperationResult, OperationStart};
 use dipole_link::sim::{Network, NetworkConfig, SharedMemory, SharedMemoryConfig};
 use dipole_node::{
     Address, Bytes, Config, EndpointId, Links, Node, NodeId, Operation, Outcome, ProtocolConfig,
@@ -18,14 +18,14 @@ use dipole_node::{
 };
 use dipole_proto::{EdgeId, Instant, PeerId};
 
-/// What the two processes of a test share.
+/// How the two processes of a test are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrier {
     Packets,
     Memory,
 }
 
-/// Two processes on a network, or on one node's memory, without a fault.
+/// Two processes on a fault-free network or in shared memory.
 struct Pair {
     network: Network,
     memory: SharedMemory,
@@ -101,8 +101,8 @@ impl Pair {
     }
 }
 
-/// `count` pairs of endpoints, each opened, used for one message, and closed, `at_once` at a time;
-/// how many messages came.
+/// Opens `count` pairs of endpoints, `at_once` at a time, sends one message over each, and closes
+/// it; returns the number of messages that arrived.
 fn come_and_go(pair: &mut Pair, count: u32, at_once: u32) -> u32 {
     let mut delivered = 0;
     for first in (0..count).step_by(at_once as usize) {
@@ -139,10 +139,10 @@ fn come_and_go(pair: &mut Pair, count: u32, at_once: u32) -> u32 {
     delivered
 }
 
-/// Memory is counted by thread, and what one test drops late another might free.
+/// Memory is counted per thread, so tests must not free each other's.
 static ONE_BY_ONE: Mutex<()> = Mutex::new(());
 
-fn endpoints_by_the_thousands_leave_nothing(carrier: Carrier) {
+fn many_endpoints_leave_nothing(carrier: Carrier) {
     let _alone = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut pair = Pair::new(carrier);
     let before = [0, 1].map(|index| pair.engines[index].holdings());
@@ -152,22 +152,22 @@ fn endpoints_by_the_thousands_leave_nothing(carrier: Carrier) {
     let heap = measure(|| delivered = come_and_go(&mut pair, count, 500)).bytes_current;
     assert_eq!(delivered, count);
     let after = [0, 1].map(|index| pair.engines[index].holdings());
-    assert_eq!(after, before, "pool, grants and edges as at the start");
-    assert!(heap.abs() < 64 << 10, "{heap} bytes of memory are left");
+    assert_eq!(after, before, "pool, grants and edges are as at the start");
+    assert!(heap.abs() < 64 << 10, "{heap} bytes of memory are leaked");
 }
 
 #[test]
-fn a_hundred_thousand_endpoints_by_packets_deliver_everything_and_leave_nothing() {
-    endpoints_by_the_thousands_leave_nothing(Carrier::Packets);
+fn a_hundred_thousand_endpoints_on_the_network_deliver_everything_and_leave_nothing() {
+    many_endpoints_leave_nothing(Carrier::Packets);
 }
 
 #[test]
-fn a_hundred_thousand_endpoints_by_shared_memory_deliver_everything_and_leave_nothing() {
-    endpoints_by_the_thousands_leave_nothing(Carrier::Memory);
+fn a_hundred_thousand_endpoints_in_shared_memory_deliver_everything_and_leave_nothing() {
+    many_endpoints_leave_nothing(Carrier::Memory);
 }
 
-/// An edge between the same endpoints may begin again before its earlier life is forgotten.
-fn an_edge_begins_again(carrier: Carrier) {
+/// An edge can be reopened between the same endpoints before its previous use is forgotten.
+fn an_edge_is_reopened_in_order(carrier: Carrier) {
     let mut pair = Pair::new(carrier);
     pair.engines[1].open_endpoint(7);
     for life in 0..200_u32 {
@@ -194,17 +194,17 @@ fn an_edge_begins_again(carrier: Carrier) {
 }
 
 #[test]
-fn an_edge_by_packets_begins_again_and_again_in_order() {
-    an_edge_begins_again(Carrier::Packets);
+fn an_edge_on_the_network_is_reopened_in_order() {
+    an_edge_is_reopened_in_order(Carrier::Packets);
 }
 
 #[test]
-fn an_edge_by_shared_memory_begins_again_and_again_in_order() {
-    an_edge_begins_again(Carrier::Memory);
+fn an_edge_in_shared_memory_is_reopened_in_order() {
+    an_edge_is_reopened_in_order(Carrier::Memory);
 }
 
-/// A sender that begins its edge anew for every message gets no credit beyond an edge's window.
-fn lives_of_an_edge_share_its_window(carrier: Carrier) {
+/// A sender that reopens its edge for every message gets no credit beyond an edge's window.
+fn reopened_edges_share_a_window(carrier: Carrier) {
     let mut pair = Pair::new(carrier);
     pair.engines[1].open_endpoint(7);
     let window = ProtocolConfig::default().edge_window_bytes;
@@ -228,22 +228,22 @@ fn lives_of_an_edge_share_its_window(carrier: Carrier) {
         pair.settle(1);
     }
     let held = pair.engines[1].holdings().pool_bytes;
-    assert!(held > window / 2, "{held} bytes: it was stopped early");
-    assert!(held <= window + (64 << 10), "{held} bytes lie unread");
+    assert!(held > window / 2, "{held} bytes: stopped too early");
+    assert!(held <= window + (64 << 10), "{held} unread bytes");
 }
 
 #[test]
-fn lives_of_an_edge_by_packets_share_its_window() {
-    lives_of_an_edge_share_its_window(Carrier::Packets);
+fn reopened_edges_on_the_network_share_a_window() {
+    reopened_edges_share_a_window(Carrier::Packets);
 }
 
 #[test]
-fn lives_of_an_edge_by_shared_memory_share_its_window() {
-    lives_of_an_edge_share_its_window(Carrier::Memory);
+fn reopened_edges_in_shared_memory_share_a_window() {
+    reopened_edges_share_a_window(Carrier::Memory);
 }
 
-/// Long messages to an endpoint that is never read must not keep others from theirs.
-fn a_stuck_endpoint_holds_up_nobody(links: Links) {
+/// Long messages to an endpoint that is never read must not hold up other endpoints.
+fn a_stuck_endpoint_does_not_hold_up_others(links: Links) {
     const LONG: usize = 1 << 20;
     const PATIENCE: Duration = Duration::from_secs(60);
     let directory = tempfile::tempdir().expect("a directory");
@@ -271,7 +271,7 @@ fn a_stuck_endpoint_holds_up_nobody(links: Links) {
                     Err(other) => panic!("{other}"),
                 }
             }
-            assert!(taken < 200, "what nobody reads is not taken without end");
+            assert!(taken < 200, "unread messages are accepted without limit");
             for _ in 0..200 {
                 to_lively.send_timeout(&message, PATIENCE).expect("room");
             }
@@ -285,17 +285,17 @@ fn a_stuck_endpoint_holds_up_nobody(links: Links) {
 }
 
 #[test]
-fn an_endpoint_that_is_never_read_holds_up_nobody_in_shared_memory() {
-    a_stuck_endpoint_holds_up_nobody(Links::Shm);
+fn an_unread_endpoint_does_not_hold_up_others_in_shared_memory() {
+    a_stuck_endpoint_does_not_hold_up_others(Links::Shm);
 }
 
 #[test]
-fn an_endpoint_that_is_never_read_holds_up_nobody_by_packets() {
-    a_stuck_endpoint_holds_up_nobody(Links::Udp);
+fn an_unread_endpoint_does_not_hold_up_others_on_the_network() {
+    a_stuck_endpoint_does_not_hold_up_others(Links::Udp);
 }
 
-/// Gets from a region that is closed after so many steps of either process, whose memory is then
-/// used for something else; whether that was done.
+/// Gets from a region that is closed after this many steps of either process, and whose memory is
+/// then overwritten; returns whether the get succeeded.
 fn get_and_close(steps: usize) -> bool {
     const BYTES: usize = 1 << 20;
     let mut pair = Pair::new(Carrier::Memory);
@@ -313,11 +313,11 @@ fn get_and_close(steps: usize) -> bool {
     let begin = |pair: &mut Pair| {
         let begun = pair.engines[0].begin_operation(pair.now, edge, &get, &Bytes::new());
         match begun.expect("there is room") {
-            Begun::Asked(id) => id,
+            OperationStart::AwaitsAnswer(id) => id,
             other => panic!("{other:?}"),
         }
     };
-    // The first goes through the ring; then fetching is tried.
+    // The first get uses the ring; then fetching is tried.
     let id = begin(&mut pair);
     pair.settle(50);
     assert!(pair.engines[0].take_operation(id).is_some());
@@ -337,7 +337,7 @@ fn get_and_close(steps: usize) -> bool {
     pair.settle(100);
     match pair.engines[0].take_operation(id) {
         Some(OperationResult::Done(_, data)) => {
-            assert!(data[..] == held, "after {steps} steps: not what it held");
+            assert!(data[..] == held, "after {steps} steps: wrong contents");
             true
         }
         Some(OperationResult::Refused(Outcome::NoRegion)) => false,
@@ -346,8 +346,8 @@ fn get_and_close(steps: usize) -> bool {
 }
 
 #[test]
-fn what_is_got_from_a_region_that_is_closed_meanwhile_is_what_it_held() {
+fn a_get_from_a_region_closed_meanwhile_returns_its_old_contents() {
     let done: Vec<bool> = (0..20).map(get_and_close).collect();
-    assert!(!done[0], "it was closed before it was asked");
+    assert!(!done[0], "it was closed before the request");
     assert!(done[19], "it was closed afterwards");
 }

@@ -26,7 +26,7 @@ fn endpoint(node: &Node, id: u32) -> Endpoint {
     node.endpoint(EndpointId(id)).expect("a free endpoint")
 }
 
-/// Endpoints 1:1 and 1:2 in two nodes of this process; the first points at the second.
+/// Endpoints 1:1 and 1:2 in two nodes of this process; the second is a target of the first.
 fn pair(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
     let (left, right) = (node(directory, links), node(directory, links));
     let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
@@ -41,7 +41,7 @@ fn pair(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
     (from, to)
 }
 
-/// An inbox 1:7 and an outbox 1:8 in one node, the latter pointing at the former.
+/// An inbox 1:7 and an outbox 1:8 in one node, with the inbox as target.
 fn inner_edge(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
     let node = node(directory, links);
     let (inbox, outbox) = (endpoint(&node, 7), endpoint(&node, 8));
@@ -89,7 +89,7 @@ fn several_messages_are_received_in_one_call() {
 }
 
 #[test]
-fn what_a_process_has_received_is_acknowledged_while_it_makes_no_call() {
+fn messages_are_acknowledged_while_the_receiver_makes_no_calls() {
     for links in [Links::Udp, Links::Shm] {
         let directory = tempfile::tempdir().expect("a directory");
         let (from, to) = pair(&directory, links);
@@ -145,7 +145,7 @@ fn many_small_messages_are_packed_and_keep_their_order(links: Links) {
     });
 }
 
-fn whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long(links: Links) {
+fn try_send_reports_a_lost_peer_and_messages_that_are_too_long(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (from, to) = pair(&directory, links);
     if links == Links::Udp {
@@ -170,7 +170,7 @@ fn whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long(links: L
     }
 }
 
-fn a_taken_endpoint_names_its_holder(links: Links) {
+fn opening_a_taken_endpoint_names_its_owner(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (first, second) = (node(&directory, links), node(&directory, links));
     let held = endpoint(&first, 5);
@@ -211,7 +211,7 @@ fn several_targets_each_get_a_copy(links: Links) {
     assert!(leaves[0].try_receive().expect("works").is_none());
 }
 
-fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing(links: Links) {
+fn a_receiver_that_does_not_read_blocks_the_sender_and_loses_nothing(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (inbox, outbox) = inner_edge(&directory, links);
     let mut sent = 0;
@@ -223,7 +223,7 @@ fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing(links: 
         assert!(sent < 100_000, "never full");
     };
     assert!(matches!(full, SendError::Full { .. }), "{full}");
-    // Whatever else fits is taken in order, until the receiver's credit is used up.
+    // Further messages are accepted until the receiver's credit is used up.
     let timed_out = loop {
         match outbox.send_timeout(&pattern(sent, 10_000), Duration::from_millis(300)) {
             Ok(()) => sent += 1,
@@ -267,7 +267,7 @@ fn receiving_into_a_short_buffer_leaves_the_message_in_place(links: Links) {
     );
 }
 
-fn a_closed_endpoint_refuses_and_the_sender_is_told(links: Links) {
+fn a_closed_endpoint_refuses_messages_and_the_sender_gets_an_error(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (inbox, outbox) = inner_edge(&directory, links);
     drop(inbox);
@@ -283,7 +283,7 @@ fn a_closed_endpoint_refuses_and_the_sender_is_told(links: Links) {
     assert!(matches!(refused, SendError::Refused { .. }), "{refused}");
 }
 
-fn an_endpoint_without_target_or_message_says_so(links: Links) {
+fn an_endpoint_without_target_or_message_reports_an_error(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let node = node(&directory, links);
     let lonely = endpoint(&node, 9);
@@ -314,12 +314,12 @@ fn unreliable_messages_arrive_at_most_once(links: Links) {
     let count = seen.len();
     seen.sort_unstable();
     seen.dedup();
-    assert!(count > 0, "nothing at all came over loopback");
-    assert_eq!(seen.len(), count, "some message came twice");
+    assert!(count > 0, "no message arrived over loopback");
+    assert_eq!(seen.len(), count, "some message arrived twice");
 }
 
 #[test]
-fn loss_of_packets_changes_nothing_but_the_time() {
+fn packet_loss_only_costs_time() {
     let links = Links::Udp;
     let directory = tempfile::tempdir().expect("a directory");
     let plan = "drop=0.02,repeat=0.01,reorder=0.02,corrupt=0.01,seed=5";
@@ -389,7 +389,7 @@ fn a_peer_that_closes_is_reported(links: Links) {
         from.target(Address::new(1, 2)).expect("it exists");
         from.send(b"bye").expect("sent");
         let begun = std::time::Instant::now();
-        while left.departed().is_empty() {
+        while left.take_departures().is_empty() {
             assert!(from.try_receive().expect("works").is_none());
             assert!(begun.elapsed() < PATIENCE);
         }
@@ -401,7 +401,7 @@ fn a_peer_that_closes_is_reported(links: Links) {
 }
 
 #[test]
-fn what_was_read_before_its_reader_left_counts_as_delivered_a_while_after() {
+fn messages_read_before_the_receiver_left_count_as_delivered_later() {
     for links in [Links::Udp, Links::Shm] {
         let directory = tempfile::tempdir().expect("a directory");
         let (left, right) = (node(&directory, links), node(&directory, links));
@@ -421,7 +421,7 @@ fn what_was_read_before_its_reader_left_counts_as_delivered_a_while_after() {
         drop(to);
         right.close(PATIENCE).expect("nothing is left to do");
         let begun = std::time::Instant::now();
-        while left.departed().is_empty() {
+        while left.take_departures().is_empty() {
             assert!(begun.elapsed() < PATIENCE, "its end is not noticed");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -430,7 +430,7 @@ fn what_was_read_before_its_reader_left_counts_as_delivered_a_while_after() {
 }
 
 #[test]
-fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_after() {
+fn a_leaving_process_does_not_wait_for_shared_memory_to_be_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let (left, right) = (node(&directory, Links::Shm), node(&directory, Links::Shm));
     let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
@@ -444,7 +444,7 @@ fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_afte
         from.send(&number.to_le_bytes()).expect("room");
     }
     drop(from);
-    // Nobody reads, or looks at the end of the edge, before this returns.
+    // No thread reads, or checks the end of the edge, before this returns.
     left.close(Duration::from_millis(100))
         .expect("all of it lies in the ring");
     for number in 0..5_u32 {
@@ -453,7 +453,7 @@ fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_afte
     }
 }
 
-/// Each of these holds whatever carries the messages.
+/// Runs each of these tests over every kind of link.
 macro_rules! over_each_link {
     ($($test:ident,)*) => {
         mod by_packets {
@@ -468,14 +468,14 @@ macro_rules! over_each_link {
 over_each_link! {
     messages_of_all_sizes_arrive_whole_and_in_order,
     many_small_messages_are_packed_and_keep_their_order,
-    whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long,
-    a_taken_endpoint_names_its_holder,
+    try_send_reports_a_lost_peer_and_messages_that_are_too_long,
+    opening_a_taken_endpoint_names_its_owner,
     an_endpoint_of_the_same_process_can_be_a_target,
     several_targets_each_get_a_copy,
-    a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing,
+    a_receiver_that_does_not_read_blocks_the_sender_and_loses_nothing,
     receiving_into_a_short_buffer_leaves_the_message_in_place,
-    a_closed_endpoint_refuses_and_the_sender_is_told,
-    an_endpoint_without_target_or_message_says_so,
+    a_closed_endpoint_refuses_messages_and_the_sender_gets_an_error,
+    an_endpoint_without_target_or_message_reports_an_error,
     unreliable_messages_arrive_at_most_once,
     one_thread_sends_while_another_receives_on_the_same_endpoint,
     a_peer_that_closes_is_reported,

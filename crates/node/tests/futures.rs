@@ -1,4 +1,4 @@
-//! The asynchronous face, with an executor of twenty lines.
+//! The asynchronous API, with an executor of twenty lines.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -69,7 +69,7 @@ fn messages_wake_the_task_that_waits_for_them() {
 }
 
 #[test]
-fn a_task_that_sends_waits_for_room_and_one_queue_wakes_for_what_it_posted() {
+fn a_sending_task_waits_for_room_and_a_queue_wakes_it_for_posted_messages() {
     const MESSAGES: u32 = 300;
     const BYTES: usize = 20_000;
     for links in [Links::Shm, Links::Udp] {
@@ -77,14 +77,14 @@ fn a_task_that_sends_waits_for_room_and_one_queue_wakes_for_what_it_posted() {
         let (here, there) = (node(&directory, links), node(&directory, links));
         let inbox = here.endpoint(EndpointId(7)).expect("free");
         let outbox = there.endpoint(EndpointId(8)).expect("free");
-        // It still connects when the first message is sent.
+        // It is still connecting when the first message is sent.
         let edge = outbox.edge(Address::new(1, 7)).expect("usable");
         let queue = there.completion_queue();
         edge.attach(&queue);
         std::thread::scope(|scope| {
             let inbox = &inbox;
             scope.spawn(move || {
-                // Far more than fits the receiver's credit, so that the sender waits.
+                // Far more than the receiver's credit, so that the sender has to wait.
                 for number in 0..MESSAGES {
                     let message = inbox.receive_timeout(PATIENCE).expect("it comes");
                     assert_eq!(message[..4], number.to_le_bytes());
@@ -105,13 +105,13 @@ fn a_task_that_sends_waits_for_room_and_one_queue_wakes_for_what_it_posted() {
                 assert!(matches!(done, Completion::Sent { context: 42 }), "{done:?}");
             });
         });
-        // Nobody would acknowledge the end of the edge.
+        // There is no peer to acknowledge the end of the edge.
         drop((inbox, here));
     }
 }
 
 #[test]
-fn a_task_that_sends_to_nobody_is_told() {
+fn a_task_that_sends_to_a_missing_endpoint_gets_an_error() {
     let directory = tempfile::tempdir().expect("a directory");
     let config = Config::local(NodeId(1), directory.path().join("dipole"));
     let node = Node::open(Config {

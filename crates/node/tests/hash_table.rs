@@ -7,6 +7,6 @@
 mod hash_table;
 
 #[test]
-fn a_table_in_several_processes_equals_a_plain_one_and_outlives_an_owner() {
+fn a_distributed_hash_table_equals_a_plain_one_and_survives_an_owner() {
     hash_table::main().expect("it ends well");
 }

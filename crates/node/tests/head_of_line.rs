@@ -1,7 +1,7 @@
-//! One receiver of eight is stuck: its process stopped, its endpoint never read, or the handler
-//! of its port does not return. The other seven get all they are sent in every way of sending,
-//! also by the thread that is refused by the stuck one; what is kept for that one is bounded,
-//! its sender is told, and it gets what was accepted once it goes on.
+//! One receiver of eight is stuck: its process is stopped, its endpoint is never read, or its port
+//! handler does not return. The other seven receive everything, with every way of sending and even
+//! from the thread that cannot send to the stuck one. What is held for the stuck receiver is
+//! bounded, its sender gets an error, and it receives everything that was accepted once it resumes.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -21,34 +21,34 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long who is stuck is waited for.
+/// How long operations on the stuck receiver may wait.
 const SHORT: Duration = Duration::from_millis(10);
 const SENDER: u32 = 1;
 const FIRST: u32 = 10;
 const RECEIVERS: u32 = 8;
 const STUCK: u32 = FIRST + 3;
-/// Ends what keeps the stuck one.
+/// Releases the stuck receiver.
 const RELEASE: u32 = 9;
-/// Plus an endpoint's number: another endpoint of its process, of which nothing is counted.
+/// Added to an endpoint's number: another endpoint of its process, whose messages are not counted.
 const CROWDED: u32 = 100;
-/// Endpoints that send there, too: together they have credit for more than all frames.
+/// Endpoints that also send there. Together they have credit for more than all frames.
 const CROWD: u32 = 320;
-/// Of their messages: each fills a packet.
+/// Length of their messages, each of which fills a packet.
 const PACKET_BYTES: usize = 8000;
 const BYTES: usize = 100_000;
-/// More than what waits for one receiver: credit, posted operations, copies.
+/// Upper limit for what waits for one receiver: credit, posted operations, copies.
 const MOST_BYTES: u64 = 64 << 20;
-/// What the sender may grow by while one is stuck: copies, posted operations, and slack.
+/// Upper limit for the sender's growth while a receiver is stuck.
 const GROWTH_BYTES: u64 = 96 << 20;
 
-/// What is the matter with the stuck one.
+/// Why the receiver is stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
-    /// Each has a process of its own; one is stopped.
+    /// Each receiver has its own process, and one is stopped.
     Stopped,
-    /// All are endpoints of one process, and one is not read.
+    /// All receivers are endpoints of one process, and one is not read.
     Unread,
-    /// All are ports of one process, and the handler of one does not return.
+    /// All receivers are ports of one process, and one handler does not return.
     Handler,
 }
 
@@ -67,12 +67,12 @@ fn node(runtime: &Path, links: Links) -> Node {
     Node::open(Config { links, ..config }).expect("a node on loopback")
 }
 
-/// Numbers what one endpoint gets: messages by their first word, notices by their value.
+/// Counts what an endpoint receives: messages by their first word, notices by their value.
 #[derive(Default)]
 struct Counts(HashMap<u32, u64>);
 
 impl Counts {
-    /// The answer, if one is wanted.
+    /// Counts a message and returns the reply, if one is requested.
     fn count(&mut self, endpoint: u32, message: &Message) -> Option<[u8; 8]> {
         let count = self.0.entry(endpoint).or_default();
         let number = match message.notice() {
@@ -86,7 +86,7 @@ impl Counts {
     }
 }
 
-/// The receiving process: the endpoints from `first` on.
+/// The receiving process, with endpoints from `first` on.
 fn receive(node: &Node, first: u32, count: u32, why: Why) {
     let ids = || first..first + count;
     let open = |id| node.endpoint(EndpointId(id)).expect("free");
@@ -156,7 +156,7 @@ fn receive(node: &Node, first: u32, count: u32, why: Why) {
     }
 }
 
-/// What the children do; nothing where it runs as a test.
+/// Entry point of the child processes; does nothing when run as a test.
 #[test]
 fn child() {
     let Ok(part) = std::env::var("DIPOLE_STUCK_PART") else {
@@ -177,7 +177,7 @@ fn child() {
 struct Process(Child);
 
 impl Process {
-    /// Starts one that receives at the endpoints from `first` on; the keys of their regions.
+    /// Starts a process with endpoints from `first` on; returns the keys of their regions.
     fn start(
         runtime: &Path,
         (first, count): (u32, u32),
@@ -221,7 +221,7 @@ impl Drop for Process {
 struct Receiver {
     edge: Edge,
     key: Option<RegionKey>,
-    /// Messages and notices that were accepted for it.
+    /// Number of messages and notices accepted for it.
     accepted: u64,
 }
 
@@ -230,7 +230,7 @@ impl Receiver {
         self.edge.target().endpoint.0 == STUCK
     }
 
-    /// Offers one message; without a region nothing is put.
+    /// Tries to send one message; puts only happen if there is a region.
     fn offer(&mut self, way: Way, length: usize) -> Result<(), SendError> {
         let mut payload = vec![7; length];
         payload[..8].copy_from_slice(&self.accepted.to_le_bytes());
@@ -299,7 +299,7 @@ impl Cluster {
         }
     }
 
-    /// Takes the completions that are there, or waits for one for a moment.
+    /// Takes the available completions, or waits briefly for one.
     fn complete(&self, patience: Duration) {
         let mut next = self.queue.wait(patience).expect("a working link");
         while let Some(completion) = next {
@@ -314,7 +314,7 @@ impl Cluster {
         }
     }
 
-    /// Gives each of those that are not stuck one message; the stuck one, too, if it takes it.
+    /// Sends one message to each receiver that is not stuck, and to the stuck one if it accepts it.
     fn round(&mut self, way: Way, length: usize) {
         for at in 0..self.receivers.len() {
             let begun = std::time::Instant::now();
@@ -330,7 +330,7 @@ impl Cluster {
         self.complete(Duration::ZERO);
     }
 
-    /// Others of this process that send to the one that is about to be stuck.
+    /// Other endpoints of this process that send to the receiver that will be stuck.
     fn crowd(&self) -> Vec<(Endpoint, Edge)> {
         let to = Address::new(1, CROWDED + STUCK);
         let one = |id| {
@@ -343,7 +343,7 @@ impl Cluster {
         (1000..1000 + CROWD).map(one).collect()
     }
 
-    /// All that was accepted for one has come there.
+    /// Checks that a receiver has got everything that was accepted for it.
     fn has_all(&self, receiver: &Receiver) {
         receiver.edge.send_timeout(&[], PATIENCE).expect("it reads");
         let answer = self.sender.receive_timeout(PATIENCE).expect("an answer");
@@ -361,7 +361,7 @@ impl Cluster {
         &mut self.receivers[(STUCK - FIRST) as usize]
     }
 
-    /// From here on one is stuck.
+    /// Makes one receiver stuck.
     fn stick(&self) {
         if self.why == Why::Stopped {
             self.processes[(STUCK - FIRST) as usize].signal(Signal::STOP);
@@ -377,7 +377,7 @@ impl Cluster {
         }
     }
 
-    /// Sends to the stuck one until it takes no more: how much it took.
+    /// Sends to the stuck receiver until it accepts no more; returns the accepted bytes.
     fn fill(&mut self, way: Way, length: usize) -> u64 {
         let target = self.stuck().edge.target();
         let mut taken = 0;
@@ -392,12 +392,12 @@ impl Cluster {
                 }
                 Err(other) => panic!("{way:?}: {other}"),
             }
-            assert!(taken < MOST_BYTES, "{way:?}: no bound");
+            assert!(taken < MOST_BYTES, "{way:?}: unbounded");
         }
     }
 }
 
-/// Bytes of memory that this process uses.
+/// Resident memory of this process in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("proc");
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
@@ -410,7 +410,7 @@ fn resident_bytes() -> u64 {
 fn one_thread_sends_to_all(why: Why, links: Links) {
     let mut cluster = Cluster::new(why, links);
     if why == Why::Stopped {
-        // Windows grow, also that of the one that will be stuck.
+        // Windows grow, including that of the receiver that will be stuck.
         for length in [1000, BYTES] {
             for way in WAYS {
                 (0..100).for_each(|_| cluster.round(way, length));
@@ -452,7 +452,7 @@ fn one_thread_sends_to_all(why: Why, links: Links) {
     cluster.has_all(&cluster.receivers[(STUCK - FIRST) as usize]);
 }
 
-fn who_waits_for_the_stuck_one_waits_alone(links: Links) {
+fn only_the_sender_to_the_stuck_receiver_waits(links: Links) {
     let mut cluster = Cluster::new(Why::Stopped, links);
     (0..100).for_each(|_| cluster.round(Way::Send, BYTES));
     cluster.stick();
@@ -475,7 +475,7 @@ fn who_waits_for_the_stuck_one_waits_alone(links: Links) {
         }
         assert!(
             !stuck.is_finished(),
-            "40 MB are taken for one that is stopped"
+            "40 MB were accepted for a stopped receiver"
         );
         let process = &cluster.processes[(STUCK - FIRST) as usize];
         process.signal(Signal::CONT);
@@ -485,15 +485,15 @@ fn who_waits_for_the_stuck_one_waits_alone(links: Links) {
     }
 }
 
-/// All that was sent has been acknowledged and nothing more may be: nothing is under way by whose
-/// silence the death would show, and no attempt lasts long enough to ask.
-fn a_sender_that_tries_in_short_turns_learns_that_its_receiver_died(links: Links) {
+/// Everything sent has been acknowledged and no more may be sent. Nothing is in flight whose silence
+/// would reveal the death of the peer, and no attempt lasts long enough for a probe.
+fn a_sender_with_short_time_outs_detects_that_its_receiver_died(links: Links) {
     for waits in [true, false] {
-        tries_in_short_turns(links, waits);
+        sends_with_short_time_outs(links, waits);
     }
 }
 
-fn tries_in_short_turns(links: Links, waits: bool) {
+fn sends_with_short_time_outs(links: Links, waits: bool) {
     let directory = tempfile::tempdir().expect("a directory");
     let runtime = directory.path().join("dipole");
     let what = ((STUCK, 1), (Why::Unread, links));
@@ -518,7 +518,7 @@ fn tries_in_short_turns(links: Links, waits: bool) {
         }
         assert!(
             begun.elapsed() < PATIENCE,
-            "{links:?}, {waits}: nothing tells"
+            "{links:?}, {waits}: no error is reported"
         );
     };
     assert!(matches!(gone, Err(SendError::PeerGone { .. })), "{gone:?}");
@@ -544,6 +544,6 @@ by_both! {
     a_stopped_process_holds_up_nobody: |links| one_thread_sends_to_all(Why::Stopped, links);
     an_endpoint_that_is_not_read_holds_up_nobody: |links| one_thread_sends_to_all(Why::Unread, links);
     a_handler_that_does_not_return_holds_up_nobody: |links| one_thread_sends_to_all(Why::Handler, links);
-    who_waits_for_a_stopped_process_waits_alone: who_waits_for_the_stuck_one_waits_alone;
-    a_killed_process_is_found_out: a_sender_that_tries_in_short_turns_learns_that_its_receiver_died;
+    who_waits_for_a_stopped_process_waits_alone: only_the_sender_to_the_stuck_receiver_waits;
+    a_killed_process_is_found_out: a_sender_with_short_time_outs_detects_that_its_receiver_died;
 }

@@ -1,8 +1,9 @@
-//! Many send to one at once, through a switch with little memory, in virtual time.
+//! Incast: many senders send to one receiver at once, through a switch with a small queue, in
+//! virtual time.
 //!
-//! Senders begin one message each at the same moment, again and again. How much of the
-//! receiver's link they use, how late the last of a hundred messages is, and what the switch
-//! drops: once the first round trip of a round is over, nothing.
+//! All senders start a message at the same moment, again and again. Measures the use of the
+//! receiver's link, the delay of the last of a hundred messages, and the switch's drops, which must
+//! be zero after the first round trip of a round.
 
 #![allow(missing_docs, reason = "a test")]
 
@@ -14,7 +15,7 @@ use dipole_engine::{Blocked, Destination, Engine, LongSend};
 use dipole_link::sim::{DropReason, Network, NetworkConfig, PathConfig};
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
 
-/// The one that all send to listens here, the senders send from there.
+/// The receiving endpoint.
 const INBOX: u32 = 1;
 const OUTBOX: u32 = 100;
 /// Rounds that are not counted.
@@ -22,7 +23,7 @@ const LEARNING: usize = 2;
 const LATENCY_NS: u64 = 5_000;
 /// Pause between two rounds.
 const PAUSE_NS: u64 = 1_000_000;
-/// A process that found something looks again so soon.
+/// Time until a process that found something polls again.
 const POLL_NS: u64 = 1_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,7 @@ struct Incast {
 #[derive(Clone, Debug, Default)]
 struct Figures {
     lost_packets: u64,
-    /// After the first round trip of each round.
+    /// Packets lost after the first round trip of a round.
     lost_later: u64,
     efficiency: f64,
     p99_over_ideal: f64,
@@ -48,7 +49,7 @@ struct Process {
     engine: Engine,
     peer: Option<PeerId>,
     edge: Option<EdgeId>,
-    /// Messages to be sent, by their lengths.
+    /// Lengths of messages to send.
     queue: VecDeque<usize>,
     long: Option<LongSend>,
     deadline_ns: u64,
@@ -59,7 +60,7 @@ struct Cluster {
     now_ns: u64,
     processes: Vec<Process>,
     payload: Vec<u8>,
-    /// When each message was read.
+    /// When each message was received.
     read_ns: Vec<u64>,
 }
 
@@ -122,7 +123,7 @@ impl Cluster {
         cluster
     }
 
-    /// Every sender sends a message of so many bytes; runs until all have been read.
+    /// Every sender sends a message of this length; runs until all have been received.
     fn round(&mut self, bytes: usize) {
         self.read_ns.clear();
         for process in &mut self.processes[1..] {
@@ -236,11 +237,11 @@ fn measure(incast: &Incast) -> Figures {
     let bytes_per_second = incast.gbit_per_second * 125_000_000;
     let ns_of = |bytes: u64| bytes * 1_000_000_000 / bytes_per_second;
     let packet_bytes = 1472 + 66;
-    // Header, trailer and the head of a fragment in each packet.
+    // Each packet has a header, a trailer and the head of a fragment.
     let packets = incast.message_bytes.div_ceil(1472 - 32 - 4 - 32) as u64;
     let wire_bytes = incast.message_bytes as u64 + packets * (32 + 4 + 32 + 66);
     let ideal_ns = ns_of(wire_bytes * incast.senders as u64) + LATENCY_NS + ns_of(packet_bytes);
-    // Under the first burst it takes as long as the switch's queue, at most.
+    // During the first burst, a round trip can take as long as the switch's queue.
     let round_trip_ns = 2 * LATENCY_NS + 4 * ns_of(packet_bytes) + ns_of(incast.queue_bytes);
     let mut figures = Figures::default();
     let mut times = Vec::new();
@@ -261,7 +262,7 @@ fn measure(incast: &Incast) -> Figures {
         let own = cluster.read_ns.iter().map(|read_ns| read_ns - begin_ns);
         let own: Vec<u64> = own.collect();
         let last = *own.iter().max().expect("somebody sends");
-        // The first show what the link carries.
+        // The first rounds discover what the link carries.
         if round < LEARNING {
             cluster.rest(PAUSE_NS);
             continue;
@@ -281,7 +282,7 @@ fn measure(incast: &Incast) -> Figures {
 }
 
 #[test]
-fn many_to_one_fill_the_link_and_lose_nothing_after_the_first_round_trip() {
+fn incast_fills_the_link_and_loses_nothing_after_the_first_round_trip() {
     for gbit_per_second in [1, 10, 100] {
         for (senders, queue_bytes) in [(7, 64 << 10), (64, 64 << 10), (64, 128 << 10)] {
             let incast = Incast {
@@ -303,7 +304,7 @@ fn many_to_one_fill_the_link_and_lose_nothing_after_the_first_round_trip() {
                 figures.mean_over_ideal,
             );
             assert_eq!(figures.lost_later, 0, "{incast:?}");
-            // A few messages are over before a fast link is full.
+            // A few messages end before they fill a fast link.
             if senders == 64 || gbit_per_second < 100 {
                 assert!(figures.efficiency >= 0.92, "{incast:?}");
                 assert!(figures.p99_over_ideal <= 1.3, "{incast:?}");

@@ -1,4 +1,4 @@
-//! Each limit that is reached says so, nothing is lost by it, and raising it helps.
+//! Reaching a limit is reported, loses nothing, and raising the limit helps.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -36,7 +36,7 @@ fn endpoint(node: &Node, id: u32) -> Endpoint {
     node.endpoint(EndpointId(id)).expect("a free endpoint")
 }
 
-/// Points one endpoint at another while the other's process answers.
+/// Adds a target while the target's process answers.
 fn point(from: &Endpoint, to: &Endpoint) -> Result<(), TargetError> {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -52,7 +52,7 @@ fn point(from: &Endpoint, to: &Endpoint) -> Result<(), TargetError> {
 }
 
 #[test]
-fn a_process_opens_as_many_endpoints_as_it_may() {
+fn a_process_can_open_endpoints_up_to_its_limit() {
     let directory = tempfile::tempdir().expect("a directory");
     let narrow = Config {
         max_endpoints: 2,
@@ -83,7 +83,7 @@ fn a_process_opens_as_many_endpoints_as_it_may() {
 }
 
 #[test]
-fn a_users_endpoints_are_counted_over_all_processes_and_the_dead_do_not_count() {
+fn a_users_endpoints_are_counted_over_all_live_processes() {
     let directory = tempfile::tempdir().expect("a directory");
     let limited = |limit| {
         let mut config = config(&directory, Links::Auto);
@@ -104,7 +104,7 @@ fn a_users_endpoints_are_counted_over_all_processes_and_the_dead_do_not_count() 
     let fourth = endpoint(&lifted, 4);
     drop(held);
     drop(fourth);
-    // Somebody who was killed has left these.
+    // Files left behind by a process that was killed.
     for id in 5..9 {
         let link = directory
             .path()
@@ -136,7 +136,7 @@ fn a_users_processes_are_counted_and_one_more_is_refused_until_another_ends() {
         let output = other.output().expect("it runs");
         String::from_utf8(output.stdout).expect("text")
     };
-    // Two nodes of this process are one process.
+    // Two nodes of this process count as one process.
     let nodes = [(); 2].map(|()| Node::open(config(&directory, Links::Auto)).expect("a node"));
     let refused = opened("1");
     assert!(
@@ -177,7 +177,7 @@ fn peers_are_bounded_on_both_sides(links: Links) {
         b"still there"
     );
     drop((from, first));
-    // Its goodbye makes room.
+    // The peer's goodbye makes room.
     while narrow.stats().peers + narrow.stats().local_peers > 0 {
         let _none = inbox.receive_timeout(Duration::from_millis(1));
     }
@@ -192,7 +192,7 @@ fn peers_in_shared_memory_are_bounded_on_both_sides() {
 }
 
 #[test]
-fn peers_by_packets_are_bounded_on_both_sides() {
+fn peers_on_the_network_are_bounded_on_both_sides() {
     peers_are_bounded_on_both_sides(Links::Udp);
 }
 
@@ -202,7 +202,7 @@ fn message(number: u32, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends without waiting until nothing more is taken; what was, and why no more.
+/// Sends without waiting until no more is accepted; returns the number sent and the error.
 fn fill(from: &Endpoint, length: usize) -> (u32, SendError) {
     let mut sent = 0;
     loop {
@@ -214,14 +214,14 @@ fn fill(from: &Endpoint, length: usize) -> (u32, SendError) {
     }
 }
 
-/// Packets are acknowledged only while somebody waits.
+/// Steps the endpoint, because packets are acknowledged only while a thread waits.
 fn step_until(endpoint: &Endpoint, is_over: impl Fn() -> bool) {
     while !is_over() {
         let _none = endpoint.receive_timeout(Duration::from_millis(1));
     }
 }
 
-/// All that was sent arrives, in order, and then more.
+/// Checks that everything sent arrives in order, and that more can be sent afterwards.
 fn drains(from: &Endpoint, to: &Endpoint, sent: u32, length: usize) {
     let expected: VecDeque<u32> = (0..sent + 100).collect();
     std::thread::scope(|scope| {
@@ -241,7 +241,7 @@ fn drains(from: &Endpoint, to: &Endpoint, sent: u32, length: usize) {
 }
 
 #[test]
-fn without_a_free_frame_a_sender_is_told_and_nothing_is_lost() {
+fn without_a_free_frame_the_sender_gets_an_error_and_nothing_is_lost() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut few = config(&directory, Links::Udp);
     few.protocol.frames = 16;
@@ -249,7 +249,7 @@ fn without_a_free_frame_a_sender_is_told_and_nothing_is_lost() {
     let receiver = Node::open(config(&directory, Links::Udp)).expect("a node");
     let (from, to) = (endpoint(&sender, 1), endpoint(&receiver, 2));
     point(&from, &to).expect("it exists");
-    // Nobody steps the receiver: nothing is acknowledged.
+    // No thread steps the receiver, so nothing is acknowledged.
     let (sent, error) = fill(&from, 1000);
     assert!(
         matches!(
@@ -271,14 +271,14 @@ fn a_pool_is_bounded(links: Links) {
     const LENGTH: usize = 1000;
     let directory = tempfile::tempdir().expect("a directory");
     let mut small = config(&directory, links);
-    small.bound_pool(POOL_BYTES);
+    small.set_pool_bytes(POOL_BYTES);
     let sender = Node::open(config(&directory, links)).expect("a node");
     let receiver = Node::open(small).expect("a node");
     let to = endpoint(&receiver, 1);
     let other = endpoint(&receiver, 2);
     let from = endpoint(&sender, 3);
     point(&from, &to).expect("it exists");
-    // The receiver takes what comes, and its program reads nothing of it.
+    // The receiver's process accepts messages, but its program reads none.
     let mut sent = 0;
     let error = loop {
         let begun = std::time::Instant::now();
@@ -315,7 +315,7 @@ fn a_pool_is_bounded(links: Links) {
     let held = receiver.stats().pool_used_bytes;
     assert!(held > 0 && held <= POOL_BYTES, "{held}");
     drains(&from, &to, sent, LENGTH);
-    // Longer than the pool: alone, but it comes.
+    // A message longer than the pool is accepted if it is alone.
     let long = vec![7; 3 << 20];
     std::thread::scope(|scope| {
         let sending = scope.spawn(|| {
@@ -333,13 +333,13 @@ fn a_pool_in_shared_memory_is_bounded_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_pool_by_packets_is_bounded_and_nothing_is_lost() {
+fn a_pool_on_the_network_is_bounded_and_nothing_is_lost() {
     a_pool_is_bounded(Links::Udp);
 }
 
 #[test]
-fn limits_come_from_the_environment_and_wrong_ones_are_named() {
-    const TEST: &str = "limits_come_from_the_environment_and_wrong_ones_are_named";
+fn limits_come_from_the_environment_and_invalid_ones_are_reported() {
+    const TEST: &str = "limits_come_from_the_environment_and_invalid_ones_are_reported";
     if std::env::var_os(ROLE).is_some() {
         match Config::from_env() {
             Ok(config) => println!("{config:?}"),
@@ -381,7 +381,7 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
             assert!(found.contains("WRONG") && found.contains(name), "{found}");
         }
     }
-    // What would clear a terminal, is no text, or as long as can be.
+    // Values that would clear a terminal, are not valid text, or are as long as possible.
     let long = "7".repeat(100_000);
     for name in ["DIPOLE_PORTS", "DIPOLE_LINK", "DIPOLE_BPF_RX", "DIPOLE_NID"] {
         for wrong in [
@@ -415,10 +415,10 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
     }
 }
 
-/// An administrator's file counts: seen in a mount namespace whose `/etc` is the test's.
+/// The administrator's file applies; tested in a mount namespace with its own `/etc`.
 #[test]
-fn what_the_administrator_allows_counts_whatever_the_environment_says() {
-    const TEST: &str = "what_the_administrator_allows_counts_whatever_the_environment_says";
+fn the_administrators_limits_apply_whatever_the_environment_says() {
+    const TEST: &str = "the_administrators_limits_apply_whatever_the_environment_says";
     const USER: u32 = 60_001;
     if std::env::var_os(ROLE).is_some() {
         let config = Config::from_env().expect("a configuration");
@@ -456,8 +456,8 @@ fn what_the_administrator_allows_counts_whatever_the_environment_says() {
         return;
     }
     std::os::unix::fs::chown(at("user"), Some(USER), Some(USER)).expect("root may");
-    // By another process, so that none that a test beside this one starts inherits the open
-    // copy: what is open for writing cannot be executed.
+    // Copied by another process, so that no process started by a concurrent test inherits the
+    // open file: a file that is open for writing cannot be executed.
     let this = std::env::current_exe().expect("this");
     let copied = Command::new("cp").args([this, at("program")]).status();
     assert!(copied.expect("cp").success());
@@ -499,7 +499,7 @@ fn what_the_administrator_allows_counts_whatever_the_environment_says() {
 }
 
 #[test]
-fn no_user_limits_are_no_limits() {
+fn without_user_limits_nothing_is_limited() {
     assert_eq!(UserLimits::default().processes, None);
     let directory = tempfile::tempdir().expect("a directory");
     let node = Node::open(config(&directory, Links::Auto)).expect("a node");

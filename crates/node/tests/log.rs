@@ -1,4 +1,4 @@
-//! `DIPOLE_LOG`, in a process of its own: this test, started again.
+//! `DIPOLE_LOG`, tested in another process: this test, started again.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use dipole_node::{Config, EndpointId, Node, NodeId};
 
-/// Set in the process that logs.
+/// Set in the child process.
 const CHILD: &str = "DIPOLE_TEST_LOG_CHILD";
 
-/// What a process that waits for a message for more than 2 s says with this setting.
+/// Output of a process that waits for a message for more than 2 s, with this setting.
 fn said(setting: Option<&str>) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this test"));
     command.args(["--exact", "--nocapture", "a_process_that_waits"]);
@@ -41,7 +41,7 @@ fn a_process_that_waits() {
 }
 
 #[test]
-fn a_program_logs_what_dipole_log_asks_for_and_nothing_without_it() {
+fn a_program_logs_according_to_dipole_log_and_nothing_without_it() {
     assert_eq!(said(None), "");
     assert_eq!(said(Some("error")), "");
     let text = said(Some("warn"));

@@ -1,4 +1,4 @@
-//! What a message and an idle peer cost in memory, counted by the allocator.
+//! Memory used by messages and idle peers, counted by the allocator.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -49,7 +49,7 @@ impl Testbed {
         }
     }
 
-    /// Steps everybody until nothing moves for a while of virtual time.
+    /// Steps all engines until they have been idle for some virtual time.
     fn settle(&mut self) {
         for _ in 0..200 {
             for engine in &mut self.engines {
@@ -74,7 +74,7 @@ impl Testbed {
     }
 }
 
-/// Sends `count` messages to the other engine and takes them there.
+/// Sends `count` messages to the other engine and receives them there.
 fn exchange(testbed: &mut Testbed, edge: EdgeId, count: usize, payload: &[u8]) -> usize {
     let mut taken = 0;
     for _ in 0..count {
@@ -99,8 +99,8 @@ fn exchange(testbed: &mut Testbed, edge: EdgeId, count: usize, payload: &[u8]) -
     taken
 }
 
-/// The simulated network allocates for every frame on its way; the sockets' link
-/// does not. What is left after taking that away is the engine's and protocol's.
+/// The simulated network allocates for every packet, but the UDP link does not. After subtracting
+/// that, what is left belongs to engine and protocol.
 #[test]
 fn a_message_costs_no_allocation_once_the_pools_are_warm() {
     let mut testbed = Testbed::new(2);
@@ -188,7 +188,7 @@ fn a_message_to_a_port_is_handled_and_answered_without_allocating() {
             round();
         }
         let counted = measure(round);
-        // In shared memory each sixteenth step looks for connections, which allocates.
+        // In shared memory every 16th step checks for connections, which allocates.
         let allowed = if links == Links::Shm {
             1000 / 16 + 4
         } else {
@@ -242,9 +242,9 @@ fn an_idle_peer_costs_at_most_four_kibibytes() {
     println!("{each} bytes per idle peer");
 }
 
-/// What all edges that may come in cost, and that it is given back.
+/// Memory used by the maximum number of incoming edges, and that it is freed.
 #[test]
-fn sessions_full_of_edges_cost_a_bounded_memory_and_give_it_back() {
+fn edges_cost_bounded_memory_which_is_freed_with_their_sessions() {
     let bound = ProtocolConfig::default().max_edges;
     let clients = 3;
     assert!(clients * MAX_EDGES > bound);
@@ -283,7 +283,7 @@ fn sessions_full_of_edges_cost_a_bounded_memory_and_give_it_back() {
     println!("{held} bytes for {bound} edges, {each} each");
     assert!(each <= 256, "{each} bytes for an edge");
     for client in 1..=clients as usize {
-        testbed.engines[client].say_goodbye();
+        testbed.engines[client].send_goodbye();
         for _ in 0..200 {
             testbed.now = testbed.now.after(1_000_000);
             testbed.network.advance(testbed.now.0);
@@ -319,7 +319,7 @@ fn an_idle_endpoint_costs_at_most_512_bytes() {
     assert!(each <= 512, "{each} bytes for an idle endpoint");
 }
 
-/// Processes of this node, played by as many nodes of one child.
+/// Number of processes on this node, simulated by as many nodes in one child.
 const IDLE_PROCESSES: u32 = 100;
 
 #[test]
@@ -329,7 +329,7 @@ fn an_idle_process_of_this_node_costs_at_most_four_kib() {
         ..Config::local(NodeId(1), runtime.to_owned())
     };
     if let Ok(runtime) = std::env::var("DIPOLE_IDLE_RUNTIME") {
-        // A node takes some 15 descriptors; a shell often allows no more than 1024.
+        // A node needs about 15 descriptors, but a shell's limit is often 1024.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let all = Rlimit {
             current: maximum,
@@ -370,10 +370,10 @@ fn an_idle_process_of_this_node_costs_at_most_four_kib() {
         }
     })
     .bytes_current;
-    // Not asked to leave: a hundred nodes would each wait for their last words to be read.
+    // Not closed in order, as each of a hundred nodes would wait for its goodbye to be read.
     child.kill().expect("ours to kill");
     child.wait().expect("it ends");
-    // Beside the heap, a page of shared memory, which belongs to both sides.
+    // In addition to the heap, a page of shared memory, which both sides share.
     let each = heap / i64::from(IDLE_PROCESSES) + 4096 / 2;
     println!("{each} bytes for an idle process of this node");
     assert!(

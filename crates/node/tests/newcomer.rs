@@ -1,4 +1,4 @@
-//! A receiver that never has to wait still meets those who come.
+//! A receiver that never has to wait still accepts new peers.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -10,7 +10,7 @@ use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_flood_from_one_process_does_not_keep_others_from_connecting() {
+fn a_flood_from_one_process_does_not_prevent_new_connections() {
     let directory = tempfile::tempdir().expect("a directory");
     let open = || {
         Node::open(Config {
@@ -28,7 +28,7 @@ fn a_flood_from_one_process_does_not_keep_others_from_connecting() {
                 let own = open().endpoint(EndpointId(id)).expect("free");
                 own.target(Address::new(1, 1)).expect("it exists");
                 while !over.load(Ordering::Relaxed) {
-                    // So many at once that the receiver never runs out of them.
+                    // So many at once that the receiver never runs out of messages.
                     for _ in 0..100 {
                         own.send(&[7; 100]).expect("it receives");
                     }
@@ -51,7 +51,7 @@ fn a_flood_from_one_process_does_not_keep_others_from_connecting() {
             if met || begun.elapsed() > PATIENCE {
                 break met;
             }
-            // Work that lets more messages come meanwhile.
+            // Simulated work, during which more messages arrive.
             let done = Instant::now();
             while done.elapsed() < Duration::from_micros(20) {
                 std::hint::spin_loop();

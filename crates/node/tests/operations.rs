@@ -1,4 +1,4 @@
-//! Edges, answers and completion queues through the public API.
+//! Edges, replies and completion queues through the public API.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{
-    Address, Completion, CompletionQueue, Config, Counts, Edge, Endpoint, EndpointId, Links, Node,
-    NodeId, Operation, SendError,
+    Address, Completion, CompletionCounts, CompletionQueue, Config, Edge, Endpoint, EndpointId,
+    Links, Node, NodeId, Operation, SendError,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ fn directory() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-/// Two nodes of one directory, which lasts as long as what is returned first.
+/// Two nodes with a common directory, which exists as long as the first result.
 fn two_nodes(links: Links) -> (TempDir, Node, Node) {
     let directory = directory();
     let (here, there) = (node(&directory, links), node(&directory, links));
@@ -53,7 +53,7 @@ fn completion(queue: &CompletionQueue) -> Completion {
     completion.expect("a completion in time")
 }
 
-/// Lets the process behind an endpoint take part until `done`.
+/// Lets the endpoint's process take part until `done`.
 fn serve(endpoint: &Endpoint, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         let _nothing = endpoint.receive_timeout(Duration::from_millis(5));
@@ -61,7 +61,7 @@ fn serve(endpoint: &Endpoint, done: &AtomicBool) {
 }
 
 #[test]
-fn an_edge_is_made_at_once_and_connects_when_its_target_is_opened() {
+fn an_edge_is_created_at_once_and_connects_when_its_target_opens() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let from = endpoint(&here, 1);
@@ -79,7 +79,7 @@ fn an_edge_is_made_at_once_and_connects_when_its_target_is_opened() {
 }
 
 #[test]
-fn an_edge_sends_to_its_target_alone() {
+fn an_edge_sends_only_to_its_target() {
     for links in BOTH {
         let directory = directory();
         let node = node(&directory, links);
@@ -95,7 +95,7 @@ fn an_edge_sends_to_its_target_alone() {
 }
 
 #[test]
-fn an_edge_to_nobody_fails_when_patience_is_over_and_says_why() {
+fn an_edge_to_a_missing_endpoint_times_out_with_the_reason() {
     let directory = directory();
     let config = Config::local(NodeId(1), directory.path().join("dipole"));
     let config = Config {
@@ -123,7 +123,7 @@ fn an_edge_to_nobody_fails_when_patience_is_over_and_says_why() {
 }
 
 #[test]
-fn what_is_posted_before_the_edge_is_open_goes_in_order_and_completes() {
+fn operations_posted_before_the_edge_opens_run_in_order_and_complete() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let from = endpoint(&here, 1);
@@ -166,7 +166,7 @@ fn what_is_posted_before_the_edge_is_open_goes_in_order_and_completes() {
 }
 
 #[test]
-fn one_descriptor_tells_of_all_that_is_attached_to_a_queue() {
+fn one_descriptor_signals_everything_attached_to_a_queue() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let inboxes = [endpoint(&here, 10), endpoint(&here, 11)];
@@ -204,7 +204,7 @@ fn one_descriptor_tells_of_all_that_is_attached_to_a_queue() {
 }
 
 #[test]
-fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer() {
+fn a_server_replies_to_a_thousand_clients_some_of_which_leave_early() {
     const NODES: u32 = 10;
     const EACH: u32 = 100;
     for links in BOTH {
@@ -237,7 +237,7 @@ fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer(
                     let edge = edge(&client, 1);
                     edge.send(&number.to_le_bytes()).expect("the server reads");
                     if dies(number) {
-                        // It does not stay for its answer.
+                        // This client leaves before its reply.
                         edge.flush(PATIENCE).expect("acknowledged");
                         drop((edge, client));
                     } else {
@@ -250,7 +250,8 @@ fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer(
             }
             done.store(true, Ordering::Relaxed);
             let slowest = serving.join().expect("no panic");
-            // Nobody looks for those who are gone: that took half a minute each.
+            // Replies to clients that are gone do not look them up, which would take half a
+            // minute each.
             assert!(slowest < Duration::from_secs(10), "{slowest:?}");
         });
     }
@@ -282,7 +283,7 @@ fn send_to_finds_its_target_and_keeps_the_edge() {
 }
 
 #[test]
-fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
+fn sends_of_any_length_to_a_stopped_process_time_out() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
@@ -291,7 +292,7 @@ fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
             scope.spawn(|| edge.send(b"hello").expect("it runs still"));
             assert_eq!(message(&to), b"hello");
         });
-        // From here on nobody reads there.
+        // From now on, no thread receives there.
         for length in [64, 20_000, 1 << 20] {
             let payload = vec![1; length];
             let begun = Instant::now();
@@ -307,7 +308,7 @@ fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
 }
 
 #[test]
-fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
+fn messages_acknowledged_before_the_receiver_ended_count_as_delivered() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
@@ -320,8 +321,8 @@ fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
             from.target(Address::new(1, 2)).expect("it exists");
             from.send(b"last").expect("sent");
         });
-        // By now the process is gone, and was before anybody asked.
-        while here.departed().is_empty() {
+        // Here the process is already gone, before the first query.
+        while here.take_departures().is_empty() {
             let _nothing = from.receive_timeout(Duration::from_millis(1));
         }
         let drained = from.drain(PATIENCE);
@@ -330,7 +331,7 @@ fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
 }
 
 #[test]
-fn ephemeral_endpoints_have_numbers_of_their_own() {
+fn ephemeral_endpoints_have_distinct_numbers() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let endpoints: Vec<Endpoint> = (0..20)
@@ -344,7 +345,7 @@ fn ephemeral_endpoints_have_numbers_of_their_own() {
 }
 
 #[test]
-fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
+fn a_counter_counts_completed_and_failed_operations() {
     const MANY: u64 = 500;
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
@@ -352,7 +353,10 @@ fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
         let counter = here.completion_counter();
         let edge = edge(&from, 2);
         edge.attach_counter(&counter);
-        assert_eq!(counter.counts().expect("a working link"), Counts::default());
+        assert_eq!(
+            counter.counts().expect("a working link"),
+            CompletionCounts::default()
+        );
         assert_eq!(counter.wait(1, Duration::ZERO).expect("it works"), None);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -367,18 +371,18 @@ fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
             }
         });
         let all = counter.wait(MANY, PATIENCE).expect("a working link");
-        let sent = Counts {
+        let sent = CompletionCounts {
             sent: MANY,
             failed: 0,
         };
         assert_eq!(all, Some(sent));
-        // Nobody opens this endpoint.
+        // This endpoint is never opened.
         let nowhere = self::edge(&from, 99);
         nowhere.attach_counter(&counter);
         let posted = nowhere.post(Operation::Message, &[IoSlice::new(b"lost")], 7);
         posted.expect("it waits for its target");
         assert!(nowhere.cancel(7));
-        let failed = Counts { failed: 1, ..sent };
+        let failed = CompletionCounts { failed: 1, ..sent };
         let all = counter.wait(MANY + 1, PATIENCE).expect("a working link");
         assert_eq!(all, Some(failed));
     }

@@ -1,4 +1,4 @@
-//! Messages for those who look without waiting, and messages that share packets.
+//! Polling for messages without waiting, and messages that share packets.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -12,12 +12,12 @@ use dipole_node::{
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Notes what comes: short messages where they lie, others as messages.
+/// Records arriving messages; short ones are read in place.
 #[derive(Default)]
 struct Notes {
     came: Vec<(Vec<u8>, Address)>,
     read: usize,
-    /// Longest message that is read where it lies.
+    /// Longest message that is read in place.
     most: usize,
 }
 
@@ -56,7 +56,7 @@ impl Notes {
     }
 }
 
-/// Nodes of two numbers, which share a key; the same number shares memory.
+/// Two nodes with a common key; nodes with the same number use shared memory.
 fn nodes(directory: &std::path::Path, numbers: [u32; 2]) -> [Node; 2] {
     let key = ClusterKey::random().unwrap();
     numbers.map(|number| {
@@ -67,7 +67,7 @@ fn nodes(directory: &std::path::Path, numbers: [u32; 2]) -> [Node; 2] {
     })
 }
 
-/// An edge of one's endpoint to another's, which is open.
+/// An open edge between endpoints of the two nodes.
 fn connected(nodes: &[Node; 2]) -> (Endpoint, Endpoint, Edge) {
     let here = nodes[0].endpoint(EndpointId(10)).unwrap();
     let there = nodes[1].endpoint(EndpointId(20)).unwrap();
@@ -78,13 +78,13 @@ fn connected(nodes: &[Node; 2]) -> (Endpoint, Endpoint, Edge) {
     (here, there, edge)
 }
 
-/// The `at`th message: of any length below 40.
+/// The message number `at`, shorter than 40 bytes.
 fn message(at: usize) -> Vec<u8> {
     vec![u8::try_from(at % 251).unwrap(); at * 7 % 40]
 }
 
 #[test]
-fn messages_in_shared_memory_are_read_where_they_lie_and_stay_in_order() {
+fn messages_in_shared_memory_are_read_in_place_and_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = nodes(directory.path(), [1, 1]);
     let (_here, there, edge) = connected(&nodes);
@@ -102,7 +102,7 @@ fn messages_in_shared_memory_are_read_where_they_lie_and_stay_in_order() {
         assert_eq!((bytes, *source), (&message(at), Address::new(1, 10)));
     }
     assert!(notes.read > 0, "none was read where it lay");
-    // Their credit has come back: none of it is held.
+    // Their credit has been returned.
     for at in 0..5000 {
         edge.send(&[7; 100]).unwrap();
         if at % 50 == 49 {
@@ -114,7 +114,7 @@ fn messages_in_shared_memory_are_read_where_they_lie_and_stay_in_order() {
 }
 
 #[test]
-fn gathered_messages_share_packets_and_stay_in_order_with_others() {
+fn batched_messages_share_packets_and_stay_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = nodes(directory.path(), [1, 2]);
     let (here, there, edge) = connected(&nodes);
@@ -126,7 +126,7 @@ fn gathered_messages_share_packets_and_stay_in_order_with_others() {
     here.flush_edges().unwrap();
     let packets = nodes[0].stats().traffic.packets_sent - before;
     assert!(packets < gathered as u64 / 4, "{packets} packets");
-    // One that may not wait takes those before it along.
+    // A message without more to follow also sends those before it.
     edge.try_send_more(&message(gathered)).unwrap();
     edge.send(&message(gathered + 1)).unwrap();
     let mut notes = Notes::default();
@@ -137,7 +137,7 @@ fn gathered_messages_share_packets_and_stay_in_order_with_others() {
 }
 
 #[test]
-fn a_gathered_message_leaves_though_its_sender_makes_no_further_call() {
+fn a_batched_message_leaves_without_further_calls() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = nodes(directory.path(), [1, 2]);
     let (_here, there, edge) = connected(&nodes);

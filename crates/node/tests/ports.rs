@@ -25,7 +25,7 @@ fn directory() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-/// Two nodes of one directory, which lasts as long as what is returned first.
+/// Two nodes with a common directory, which exists as long as the first result.
 fn two_nodes(links: Links) -> (TempDir, Node, Node) {
     let directory = directory();
     let (here, there) = (node(&directory, links), node(&directory, links));
@@ -55,7 +55,7 @@ fn number(message: &[u8]) -> u64 {
     u64::from_le_bytes(message[..8].try_into().expect("a number"))
 }
 
-/// A counter that a handler advances, and its owner's view of it.
+/// A counter for a handler, and its owner's reference to it.
 fn counter() -> (Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let counter = Arc::new(AtomicUsize::new(0));
     (Arc::clone(&counter), counter)
@@ -79,7 +79,7 @@ fn a_handler_runs_once_per_message_in_the_order_of_the_edge() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..5000_u64 {
-                    // Long ones are put together from pieces.
+                    // Long messages are assembled from pieces.
                     let mut payload = vec![0; if number % 500 == 7 { 100_000 } else { 8 }];
                     payload[..8].copy_from_slice(&number.to_le_bytes());
                     from.send(&payload).expect("sent");
@@ -94,7 +94,7 @@ fn a_handler_runs_once_per_message_in_the_order_of_the_edge() {
 }
 
 #[test]
-fn handlers_run_though_their_process_makes_no_calls() {
+fn handlers_run_even_if_their_process_makes_no_calls() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let (sender, handled) = channel();
@@ -112,7 +112,7 @@ fn handlers_run_though_their_process_makes_no_calls() {
 }
 
 #[test]
-fn handlers_run_on_a_thread_that_waits_for_something_else() {
+fn handlers_run_on_threads_that_wait_for_other_events() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let waiting = endpoint(&there, 3);
@@ -130,7 +130,7 @@ fn handlers_run_on_a_thread_that_waits_for_something_else() {
 }
 
 #[test]
-fn ports_play_ping_pong_in_their_handlers() {
+fn ports_can_play_ping_pong_in_their_handlers() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let _server = port(&there, 2, |context, message| {
@@ -149,7 +149,7 @@ fn ports_play_ping_pong_in_their_handlers() {
 }
 
 #[test]
-fn messages_that_may_be_lost_are_handled_too() {
+fn unreliable_messages_are_handled_by_ports() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let port = port(&there, 2, |_, _| {});
@@ -164,7 +164,7 @@ fn messages_that_may_be_lost_are_handled_too() {
 }
 
 #[test]
-fn a_handler_that_panics_ends_its_port_and_both_sides_are_told() {
+fn a_handler_that_panics_closes_its_port_and_both_sides_get_an_error() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let port = port(&there, 2, |_, message| {
@@ -190,8 +190,8 @@ fn a_handler_that_panics_ends_its_port_and_both_sides_are_told() {
             matches!(refused, Err(SendError::Refused { .. })),
             "{refused:?}"
         );
-        // The number is free again, before the old port is dropped.
-        // What the sender had sent before it was told may still come there.
+        // The number is free again before the old port is dropped. Messages sent before the
+        // sender got the error may still arrive there.
         let (handled, counted) = counter();
         let again = self::port(&there, 2, move |_, message| {
             if message.source() == Address::new(1, 3) {
@@ -206,7 +206,7 @@ fn a_handler_that_panics_ends_its_port_and_both_sides_are_told() {
 }
 
 #[test]
-fn closing_a_port_waits_for_its_handler_and_runs_it_no_more() {
+fn closing_a_port_waits_for_its_handler_which_never_runs_again() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let inside = Arc::new(Barrier::new(2));
@@ -215,7 +215,7 @@ fn closing_a_port_waits_for_its_handler_and_runs_it_no_more() {
         let port = port(&there, 2, move |_, message| {
             if number(&message) == 0 {
                 met.wait();
-                // Long enough for the owner to be about to close.
+                // Long enough for the owner to start closing.
                 std::thread::sleep(Duration::from_millis(20));
                 finished.store(true, Ordering::Relaxed);
             }
@@ -231,7 +231,7 @@ fn closing_a_port_waits_for_its_handler_and_runs_it_no_more() {
 }
 
 #[test]
-fn what_a_handler_owns_goes_with_its_port() {
+fn a_handlers_state_is_dropped_with_its_port() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let owned = Arc::new(());
@@ -267,7 +267,7 @@ fn a_handler_may_drop_its_own_port_and_the_last_handle_of_its_node() {
 }
 
 #[test]
-fn a_handler_may_close_its_port_for_good() {
+fn a_handler_may_close_its_port() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let port = port(&node, 2, |context, _| context.close());
@@ -280,7 +280,8 @@ fn a_handler_may_close_its_port_for_good() {
 fn a_handler_may_wait_while_others_run() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
-        // A chain of ports: each asks the next and waits for the answer in its handler.
+        // A chain of ports: each one sends a request to the next and waits for the reply in its
+        // handler.
         let depth = 6_u32;
         let mut ports = Vec::new();
         for id in 0..depth {
@@ -308,7 +309,7 @@ fn a_handler_may_wait_while_others_run() {
 }
 
 #[test]
-fn a_handler_that_waits_for_its_own_port_is_told() {
+fn a_handler_that_waits_for_its_own_port_gets_an_error() {
     let directory = directory();
     let node = node(&directory, Links::Shm);
     let place: Arc<Mutex<Option<ActivePort>>> = Arc::default();
@@ -330,7 +331,7 @@ fn a_handler_that_waits_for_its_own_port_is_told() {
 }
 
 #[test]
-fn a_slow_handler_keeps_neither_other_ports_nor_waiting_threads_from_their_messages() {
+fn a_slow_handler_does_not_delay_other_ports_or_waiting_threads() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let release = Arc::new(Barrier::new(2));
@@ -349,7 +350,7 @@ fn a_slow_handler_keeps_neither_other_ports_nor_waiting_threads_from_their_messa
         let to_others = targeting(&here, 12, 3);
         to_others.target(Address::new(1, 4)).expect("it exists");
         std::thread::scope(|scope| {
-            // One of them leads, the other is parked; any thread may run the slow handler.
+            // One thread leads, the other is parked; either may run the slow handler.
             let waiting = scope.spawn(|| slow.wait_until(PATIENCE, || slow.handled() > 0));
             scope.spawn(|| holds(&quick_port, || quick_port.handled() == 101));
             to_slow.send(b"stay").expect("sent");
@@ -372,7 +373,7 @@ fn a_slow_handler_keeps_neither_other_ports_nor_waiting_threads_from_their_messa
 }
 
 #[test]
-fn threads_that_wait_share_the_ports_and_no_handler_runs_twice_at_once() {
+fn waiting_threads_share_the_ports_and_no_handler_runs_twice_at_once() {
     for links in BOTH {
         let (_directory, here, there) = two_nodes(links);
         let ports: Vec<_> = (0..4)

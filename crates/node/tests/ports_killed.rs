@@ -1,5 +1,5 @@
-//! Processes that talk by active ports and are killed in the middle of messages: the other side
-//! is told, hands over nothing torn, and goes on with everybody else.
+//! Processes with active ports that are killed in the middle of messages. The other side gets an
+//! error, delivers no partial message, and continues with all other peers.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -21,13 +21,13 @@ const PORT: u32 = 2;
 const STEADY: u32 = 10;
 const FIRST_VICTIM: u32 = 11;
 const VICTIMS: u32 = 6;
-/// Messages by which the steady one must come on after each death.
+/// Messages by which the steady process must advance after each death.
 const GOES_ON: u64 = 50;
 
 fn node(runtime: &Path, links: Links) -> Node {
     let config = Config::local(NodeId(1), runtime.to_owned());
     let mut config = Config { links, ..config };
-    // By packets, who only receives asks now and then whether its peers live.
+    // On the network, a process that only receives probes its peers now and then.
     config.protocol.idle_check_ns = 500_000_000;
     Node::open(config).expect("a node on loopback")
 }
@@ -38,7 +38,7 @@ fn directory() -> (TempDir, PathBuf) {
     (directory, runtime)
 }
 
-/// Every seventh is long. All bytes behind the number follow from it.
+/// Message number `number`; every seventh is long. All bytes follow from the number.
 fn message(number: u64) -> Vec<u8> {
     let length = if number % 7 == 3 { 200_000 } else { 40 };
     let mut bytes = vec![number.to_le_bytes()[0]; length];
@@ -46,13 +46,13 @@ fn message(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Takes a message that must be the next of its source, and whole; its number.
+/// Checks that a message is whole and the next of its source.
 fn check(next: &mut u64, message: &[u8]) {
     assert!(*message == self::message(*next), "message {next}");
     *next += 1;
 }
 
-/// What the children do; nothing where it runs as a test.
+/// Entry point of the child processes; does nothing when run as a test.
 #[test]
 fn child() {
     let Ok(part) = std::env::var("DIPOLE_PORTS_PART") else {
@@ -78,7 +78,7 @@ fn child() {
         port.expect("free").wait(4 * PATIENCE).expect("it lives");
         return;
     }
-    // From a port to a port.
+    // From one port to another.
     let own = node.open_port(id, |_, _| {}).expect("free");
     let edge = own.edge(Address::new(1, PORT)).expect("usable");
     println!("\nup");
@@ -128,13 +128,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn senders_that_are_killed_in_the_middle_of_messages_leave_nothing_torn_and_are_reported() {
+fn senders_killed_during_messages_leave_no_partial_message_and_are_reported() {
     for links in BOTH {
         let (_directory, runtime) = directory();
         let node = node(&runtime, links);
         let counts: Arc<Mutex<HashMap<u32, u64>>> = Arc::default();
         let handled = Arc::clone(&counts);
-        // This process makes no calls: the node's own threads run the handler.
+        // This process makes no calls, so the node's own threads run the handler.
         let port = node.open_port(EndpointId(PORT), move |_, message: Message| {
             let mut counts = handled.lock().expect("no panic");
             let next = counts.entry(message.source().endpoint.0).or_default();
@@ -152,24 +152,24 @@ fn senders_that_are_killed_in_the_middle_of_messages_leave_nothing_torn_and_are_
         let _steady = Process::start(&runtime, "send", STEADY, links);
         for id in (FIRST_VICTIM..).take(VICTIMS as usize) {
             let mut victim = Process::start(&runtime, "send", id, links);
-            until("it is heard", || {
+            until("its messages arrive", || {
                 count(id) > 7 * u64::from(id - FIRST_VICTIM)
             });
             victim.kill();
-            until("its death is told", || {
-                node.departed()
+            until("its death is reported", || {
+                node.take_departures()
                     .iter()
                     .any(|gone| gone.reason == GoneReason::Died)
             });
             let before = count(STEADY);
-            until("the others go on", || count(STEADY) >= before + GOES_ON);
-            port.check().expect("the handler found nothing torn");
+            until("the others continue", || count(STEADY) >= before + GOES_ON);
+            port.check().expect("the handler found only whole messages");
         }
     }
 }
 
 #[test]
-fn who_sends_to_a_port_whose_process_is_killed_is_told_and_other_ports_get_all() {
+fn senders_to_a_killed_port_get_an_error_and_other_ports_get_everything() {
     for links in BOTH {
         let (_directory, runtime) = directory();
         let node = node(&runtime, links);
@@ -186,7 +186,7 @@ fn who_sends_to_a_port_whose_process_is_killed_is_told_and_other_ports_get_all()
                     let failed = (1..).map(|number| edge.send_timeout(&message(number), PATIENCE));
                     failed.filter_map(Result::err).next().expect("it is killed")
                 });
-                // Some of its messages are under way, more with each victim.
+                // Some messages are in flight, more with each victim.
                 for _ in 0..10 * (id - FIRST_VICTIM) {
                     steady
                         .send_timeout(&message(sent), PATIENCE)

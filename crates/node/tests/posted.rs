@@ -1,4 +1,4 @@
-//! Messages that the library shares with their sender, and memory that readers offer.
+//! Messages whose bytes the library shares, and memory that receivers offer.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -58,7 +58,7 @@ fn completion(queue: &CompletionQueue) -> Completion {
     completion.expect("a completion in time")
 }
 
-/// Lets them meet: from then on the receiver's process takes part without calls.
+/// Opens the edge; afterwards the receiver's process takes part without making calls.
 fn meet(edge: &Edge, to: &Endpoint) {
     thread::scope(|scope| {
         scope.spawn(|| edge.send_timeout(b"hello", PATIENCE).expect("sent"));
@@ -67,7 +67,7 @@ fn meet(edge: &Edge, to: &Endpoint) {
 }
 
 #[test]
-fn shared_bytes_are_the_senders_again_once_the_message_is_gone() {
+fn shared_bytes_are_released_once_the_message_is_sent() {
     for links in BOTH {
         let pair = pair(links);
         let lengths = [0, 1, 1400, 40_000, LONG, 100, LONG];
@@ -108,20 +108,20 @@ fn shared_bytes_are_the_senders_again_once_the_message_is_gone() {
             "{links:?}: in order, as posted"
         );
         for bytes in posted {
-            // Those of no length have no owner.
+            // Empty bytes have no owner.
             assert!(bytes.is_empty() || bytes.is_unique(), "{links:?}");
         }
     }
 }
 
 #[test]
-fn a_long_message_to_a_process_that_is_gone_gives_its_bytes_back() {
+fn a_long_message_to_a_lost_process_releases_its_bytes() {
     for links in BOTH {
         let pair = pair(links);
         meet(&pair.edge, &pair.to);
         let bytes: Bytes = pattern(LONG, 0).into();
         let mut posted = 0;
-        // Until the receiver, which reads nothing, has given all its credit.
+        // Until the receiver, which reads nothing, has no credit left.
         while posted < 40 {
             let shared = bytes.clone();
             (pair.edge.post_bytes(Operation::Message, shared, posted)).expect("posted");
@@ -151,7 +151,7 @@ fn a_long_message_to_a_process_that_is_gone_gives_its_bytes_back() {
 }
 
 #[test]
-fn what_is_posted_on_an_edge_that_is_closed_arrives_if_it_had_begun() {
+fn operations_posted_on_a_closed_edge_arrive_if_they_had_started() {
     for links in BOTH {
         let Pair {
             edge,
@@ -166,7 +166,7 @@ fn what_is_posted_on_an_edge_that_is_closed_arrives_if_it_had_begun() {
         let bytes: Bytes = pattern(LONG, 1).into();
         let post = || edge.post_bytes(Operation::Message, bytes.clone(), 5);
         post().expect("posted");
-        // Only what has begun arrives.
+        // Only operations that have started arrive.
         while edge.cancel(5) {
             assert!(matches!(completion(&queue), Completion::Failed { .. }));
             thread::sleep(Duration::from_millis(1));
@@ -183,8 +183,8 @@ fn what_is_posted_on_an_edge_that_is_closed_arrives_if_it_had_begun() {
     }
 }
 
-/// Contexts of all completions that come before nothing has come for a while; how many were
-/// withdrawn.
+/// Contexts of all completions until none has arrived for a while, and the number of cancelled
+/// operations.
 fn all_completions(queue: &CompletionQueue, expected: usize) -> (Vec<u64>, usize) {
     let (mut contexts, mut withdrawn) = (Vec::new(), 0);
     let moment = Duration::from_millis(50);
@@ -210,7 +210,7 @@ fn all_completions(queue: &CompletionQueue, expected: usize) -> (Vec<u64>, usize
 }
 
 #[test]
-fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
+fn every_posted_operation_completes_once_even_if_the_edge_or_endpoint_closes() {
     const POSTS: usize = 40;
     for (links, by_endpoint) in BOTH.into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let pair = pair(links);
@@ -221,7 +221,7 @@ fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
         let region = region.expect("open");
         let (long, short): (Bytes, Bytes) = (pattern(LONG, 1).into(), pattern(100, 2).into());
         for context in 0..POSTS as u64 {
-            // The receiver reads nothing, so that not all can begin.
+            // The receiver reads nothing, so that not all operations can start.
             let bytes = if context % 2 == 0 { &long } else { &short }.clone();
             match context % 4 {
                 0 | 1 => pair.edge.post_bytes(Operation::Message, bytes, context),
@@ -246,7 +246,7 @@ fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
             false => edge.close(),
         }
         let reader = thread::scope(|scope| {
-            // What has begun is read, so that it can end.
+            // Operations that have started must be read to complete.
             let reader = scope.spawn(|| {
                 let patience = Duration::from_millis(300);
                 while pair.to.receive_timeout(patience).is_ok() {}
@@ -262,7 +262,7 @@ fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
 }
 
 #[test]
-fn what_is_posted_on_an_edge_that_never_opened_is_withdrawn_when_it_closes() {
+fn operations_posted_on_an_edge_that_never_opened_are_cancelled() {
     let pair = pair(Links::Shm);
     let edge = pair.from.edge(Address::new(1, 77)).expect("usable");
     edge.attach(&pair.queue);
@@ -277,7 +277,7 @@ fn what_is_posted_on_an_edge_that_never_opened_is_withdrawn_when_it_closes() {
 }
 
 #[test]
-fn a_posted_put_takes_shared_bytes_and_a_posted_get_fills_memory() {
+fn a_posted_put_shares_bytes_and_a_posted_get_fills_memory() {
     for links in BOTH {
         let pair = pair(links);
         let memory = RegionMemory::new(2 * LONG).expect("memory");
@@ -308,13 +308,13 @@ fn a_posted_put_takes_shared_bytes_and_a_posted_get_fills_memory() {
         let Completion::Failed { context: 3, .. } = completion(&pair.queue) else {
             panic!("{links:?}: it reaches beyond");
         };
-        // The memory is no longer reached, whatever comes.
+        // The memory is no longer accessible to peers.
         assert_eq!(into.bytes(), LONG);
     }
 }
 
 #[test]
-fn a_put_without_an_answer_is_in_its_place_before_what_follows_and_its_refusal_is_told() {
+fn a_put_without_an_answer_precedes_later_operations_and_its_refusal_is_reported() {
     for links in BOTH {
         let pair = pair(links);
         let memory = RegionMemory::new(2 * LONG).expect("memory");
@@ -345,7 +345,7 @@ fn a_put_without_an_answer_is_in_its_place_before_what_follows_and_its_refusal_i
                 Completion::Sent { context: 4 } => {}
                 Completion::Failed {
                     context: 4,
-                    error: SendError::NotDone { .. },
+                    error: SendError::OperationFailed { .. },
                 } => refused += 1,
                 other => panic!("{links:?}: {other:?}"),
             }
@@ -354,7 +354,7 @@ fn a_put_without_an_answer_is_in_its_place_before_what_follows_and_its_refusal_i
     }
 }
 
-/// Long and short ones in turn, of lengths that repeat.
+/// Long and short messages alternate, with recurring lengths.
 fn length_of(index: usize) -> usize {
     match index % 5 {
         0 => 100_000 + index,
@@ -366,7 +366,7 @@ fn length_of(index: usize) -> usize {
 }
 
 #[test]
-fn messages_are_in_memory_that_is_offered_in_order_whatever_their_length() {
+fn messages_of_any_length_fill_offered_memory_in_order() {
     const COUNT: usize = 100;
     for links in BOTH {
         let pair = pair(links);
@@ -379,7 +379,7 @@ fn messages_are_in_memory_that_is_offered_in_order_whatever_their_length() {
             });
             let mut memory = vec![0; 1 << 20];
             for index in 0..COUNT {
-                // Readers that give up in the middle of a message lose nothing.
+                // Receivers that give up in the middle of a message lose nothing.
                 let (length, source) = loop {
                     let patience = Duration::from_micros(50 * (index as u64 % 4));
                     match pair.to.receive_into_timeout(&mut memory, patience) {
@@ -395,7 +395,7 @@ fn messages_are_in_memory_that_is_offered_in_order_whatever_their_length() {
     }
 }
 
-/// The number of a message of the next test; none of those that end it.
+/// The number of a message of the next test; `None` for those that end it.
 fn numbered(message: &[u8]) -> Option<usize> {
     if message == b"the end!" {
         return None;
@@ -409,7 +409,7 @@ fn numbered(message: &[u8]) -> Option<usize> {
     Some(index)
 }
 
-/// Reads into memory until the end; the numbers of what was read.
+/// Receives into memory until the end; returns the numbers of the messages.
 fn read_into(endpoint: &Endpoint, wait: Duration, end: Instant) -> Vec<usize> {
     let mut memory = vec![0; 2 << 20];
     let mut got = Vec::new();
@@ -461,7 +461,7 @@ fn several_readers_of_one_endpoint_get_each_message_once() {
 }
 
 #[test]
-fn an_endpoint_that_ends_and_a_sender_that_goes_leave_the_memory_to_its_reader() {
+fn a_closed_endpoint_and_a_lost_sender_leave_offered_memory_to_its_owner() {
     for links in BOTH {
         let mut memory = vec![0; 2 * LONG];
         let Pair {
@@ -475,7 +475,7 @@ fn an_endpoint_that_ends_and_a_sender_that_goes_leave_the_memory_to_its_reader()
         } = pair(links);
         thread::scope(|scope| {
             scope.spawn(|| {
-                // It goes in the middle of a message, or just after it.
+                // The sender leaves in the middle of a message, or just after it.
                 let _any = edge.send_timeout(&pattern(LONG, 3), Duration::from_micros(300));
                 drop((edge, from, here));
             });

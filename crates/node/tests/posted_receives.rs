@@ -1,4 +1,4 @@
-//! Receives that are posted and filled while nobody waits.
+//! Posted receives, which are filled while no thread waits.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -24,7 +24,7 @@ struct Pair {
     _directory: TempDir,
 }
 
-/// The queue is the receiver's.
+/// Two endpoints and an edge; the queue belongs to the receiver.
 fn pair(links: Links) -> Pair {
     let directory = tempfile::tempdir().expect("a directory");
     let open = || {
@@ -73,7 +73,7 @@ impl Pair {
         completion.expect("a completion in time")
     }
 
-    /// The next completion is that of a receive, which this message has filled.
+    /// Checks that the next completion is a receive filled with this message.
     fn filled(&self, expected: (u64, &[u8])) {
         match self.completion() {
             Completion::Filled {
@@ -102,14 +102,14 @@ impl Pair {
         self.edge.send_timeout(message, PATIENCE).expect("sent");
     }
 
-    /// All that was sent has arrived, though its receiver makes no calls.
+    /// Waits until everything sent has arrived; the receiver makes no calls.
     fn flush(&self) {
         self.edge.flush(PATIENCE).expect("acknowledged");
     }
 }
 
 #[test]
-fn several_are_filled_in_order_with_short_and_long_messages() {
+fn posted_receives_are_filled_in_order_with_short_and_long_messages() {
     for links in BOTH {
         let pair = pair(links);
         let lengths = [0, 1, LONG, 1400, LONG, LONG - 1, 40_000, 5, 20_000, LONG];
@@ -145,7 +145,7 @@ fn memory_is_filled_while_its_owner_makes_no_calls() {
 }
 
 #[test]
-fn what_has_come_before_fills_memory_at_once_and_what_is_left_over_is_received() {
+fn earlier_messages_fill_posted_memory_at_once_and_the_rest_is_received() {
     for links in BOTH {
         let pair = pair(links);
         let messages = [pattern(LONG, 0), pattern(10, 1), pattern(LONG, 2)];
@@ -164,7 +164,7 @@ fn what_has_come_before_fills_memory_at_once_and_what_is_left_over_is_received()
 }
 
 #[test]
-fn a_message_that_does_not_fit_stays_for_the_next() {
+fn a_message_that_does_not_fit_stays_for_the_next_receive() {
     for links in BOTH {
         let pair = pair(links);
         pair.post(LONG - 1, 1);
@@ -185,7 +185,7 @@ fn a_message_that_does_not_fit_stays_for_the_next() {
 }
 
 #[test]
-fn a_cancelled_one_takes_nothing_and_those_behind_go_on() {
+fn a_cancelled_receive_takes_nothing_and_later_ones_continue() {
     for links in BOTH {
         let pair = pair(links);
         for context in [1, 2, 2, 3] {
@@ -207,7 +207,7 @@ fn a_cancelled_one_takes_nothing_and_those_behind_go_on() {
 }
 
 #[test]
-fn one_that_is_cancelled_while_a_message_arrives_leaves_all_of_the_message() {
+fn cancelling_a_receive_while_a_message_arrives_keeps_the_message() {
     for links in BOTH {
         let pair = pair(links);
         let long = pattern(4 << 20, 5);
@@ -232,7 +232,7 @@ fn one_that_is_cancelled_while_a_message_arrives_leaves_all_of_the_message() {
 }
 
 #[test]
-fn when_the_endpoint_ends_each_is_told() {
+fn posted_receives_fail_when_the_endpoint_closes() {
     for links in BOTH {
         let pair = pair(links);
         pair.post(LONG, 1);
@@ -248,7 +248,7 @@ fn when_the_endpoint_ends_each_is_told() {
 }
 
 #[test]
-fn without_their_queue_messages_are_received_as_ever() {
+fn without_their_queue_messages_are_received_normally() {
     for links in BOTH {
         let mut pair = pair(links);
         pair.post(LONG, 1);
@@ -280,7 +280,7 @@ fn posted_receives_go_before_the_messages_of_an_attached_endpoint() {
 }
 
 #[test]
-fn the_1025th_is_refused_and_all_others_are_filled_by_many_senders() {
+fn the_1025th_posted_receive_is_refused_and_the_others_are_filled() {
     let pair = pair(Links::Shm);
     for context in 0..1024 {
         pair.post(8, context);
@@ -322,7 +322,7 @@ fn the_1025th_is_refused_and_all_others_are_filled_by_many_senders() {
     assert_eq!(seen, [256; 4]);
 }
 
-/// Sends messages of many lengths, each beginning with who sent it and its number.
+/// Sends messages of many lengths, each of which begins with its sender and number.
 fn send_many(endpoint: &Endpoint, who: u32, count: usize) {
     const LENGTHS: [usize; 7] = [8, LONG, 1400, LONG - 1, 40_000, 9, 70_000];
     let edge = endpoint.edge(Address::new(1, 2)).expect("usable");
@@ -336,7 +336,7 @@ fn send_many(endpoint: &Endpoint, who: u32, count: usize) {
     edge.flush(PATIENCE).expect("acknowledged");
 }
 
-/// Who sent a message, and its number, if it is whole.
+/// Sender and number of a message, after checking its contents.
 fn checked(message: &[u8]) -> (usize, usize) {
     let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().expect("four"));
     let (who, number) = (word(0) as usize, word(4) as usize);
@@ -363,7 +363,7 @@ fn with_senders(pair: &Pair, receive: impl FnOnce()) {
 }
 
 #[test]
-fn messages_of_several_sources_are_whole_and_in_order_in_memory_posted_again_and_again() {
+fn messages_of_several_sources_are_whole_and_in_order_in_reposted_memory() {
     for links in BOTH {
         let pair = pair(links);
         for context in 0..5 {
@@ -392,7 +392,7 @@ fn messages_of_several_sources_are_whole_and_in_order_in_memory_posted_again_and
 }
 
 #[test]
-fn what_is_posted_cancelled_and_read_otherwise_meanwhile_gets_each_message_once() {
+fn posting_cancelling_and_receiving_concurrently_get_each_message_once() {
     for links in BOTH {
         let pair = pair(links);
         for context in 0..4 {
@@ -403,7 +403,7 @@ fn what_is_posted_cancelled_and_read_otherwise_meanwhile_gets_each_message_once(
             let mut place = vec![0; LONG];
             while seen.len() < SENDERS as usize * EACH {
                 turn += 1;
-                // Who reads without posting takes the memory's contents away.
+                // An ordinary receive takes the contents of the posted memory.
                 if turn % 3 == 0
                     && let Ok(Some(message)) = pair.to.try_receive()
                 {

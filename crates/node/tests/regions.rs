@@ -1,4 +1,4 @@
-//! Regions through the public API: put, get, update, notices, refusals.
+//! Regions through the public API: put, get, atomic updates, notices, refusals.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BOTH: [Links; 2] = [Links::Shm, Links::Udp];
 const BYTES: usize = 3 << 20;
 
-/// An endpoint with a region, in a process of its own that is asked by another.
+/// An endpoint with a region, and an edge to it from another process.
 struct Pair {
     owner: Endpoint,
     region: Region,
@@ -62,7 +62,7 @@ fn contents(region: &Region, offset: usize, length: usize) -> Vec<u8> {
 
 fn refusal<T: std::fmt::Debug>(result: Result<T, SendError>) -> Outcome {
     match result.expect_err("refused") {
-        SendError::NotDone { outcome, .. } => outcome,
+        SendError::OperationFailed { outcome, .. } => outcome,
         other => panic!("{other}"),
     }
 }
@@ -88,7 +88,7 @@ const LENGTHS: [usize; 12] = [
 ];
 
 #[test]
-fn what_is_put_lies_in_its_place_and_can_be_got() {
+fn put_bytes_are_in_place_and_can_be_read_back() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         for (salt, length) in LENGTHS.into_iter().enumerate() {
@@ -105,7 +105,7 @@ fn what_is_put_lies_in_its_place_and_can_be_got() {
 }
 
 #[test]
-fn a_get_sees_what_was_put_before_it_on_its_edge() {
+fn a_get_sees_earlier_puts_on_its_edge() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let key = pair.region.key();
@@ -121,7 +121,7 @@ fn a_get_sees_what_was_put_before_it_on_its_edge() {
 }
 
 #[test]
-fn a_notice_comes_after_its_data_and_after_earlier_messages() {
+fn a_notice_arrives_after_its_data_and_earlier_messages() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let key = pair.region.key();
@@ -147,7 +147,7 @@ fn a_notice_comes_after_its_data_and_after_earlier_messages() {
 }
 
 #[test]
-fn words_are_changed_once_by_each_who_asks() {
+fn words_are_changed_exactly_once_per_operation() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let key = pair.region.key();
@@ -174,7 +174,7 @@ fn words_are_changed_once_by_each_who_asks() {
 }
 
 #[test]
-fn what_is_not_allowed_changes_nothing_and_is_told() {
+fn forbidden_operations_change_nothing_and_are_reported() {
     let rights = |put, get, update| Rights { put, get, update };
     for links in BOTH {
         let pair = pair(links, rights(true, false, false));
@@ -219,7 +219,7 @@ fn what_is_not_allowed_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn a_region_serves_the_edges_to_its_own_endpoint() {
+fn a_region_is_reachable_over_edges_to_its_endpoint() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let second = pair._owning.endpoint(EndpointId(3)).expect("free");
@@ -230,7 +230,7 @@ fn a_region_serves_the_edges_to_its_own_endpoint() {
 }
 
 #[test]
-fn nobody_reaches_a_region_that_was_closed_or_whose_endpoint_has_ended() {
+fn closed_regions_and_those_of_closed_endpoints_are_unreachable() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let key = pair.region.key();
@@ -251,7 +251,7 @@ fn nobody_reaches_a_region_that_was_closed_or_whose_endpoint_has_ended() {
 }
 
 #[test]
-fn what_is_posted_completes_with_what_it_brought() {
+fn posted_operations_complete_with_their_results() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let (key, queue) = (pair.region.key(), pair.asking.completion_queue());
@@ -333,7 +333,7 @@ fn what_is_posted_completes_with_what_it_brought() {
 }
 
 #[test]
-fn many_operations_of_all_kinds_go_at_once() {
+fn many_operations_of_all_kinds_run_concurrently() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let (key, queue) = (pair.region.key(), pair.asking.completion_queue());
@@ -381,7 +381,7 @@ fn many_operations_of_all_kinds_go_at_once() {
 }
 
 #[test]
-fn who_is_not_answered_is_told_in_time() {
+fn an_operation_without_an_answer_times_out() {
     for links in BOTH {
         let pair = pair(links, Rights::ALL);
         let key = pair.region.key();
@@ -406,7 +406,7 @@ fn who_is_not_answered_is_told_in_time() {
 
 #[test]
 fn small_operations_allocate_nothing() {
-    // By shared memory a wait looks at connections now and then, which allocates.
+    // In shared memory a wait checks for connections now and then, which allocates.
     let pair = pair(Links::Udp, Rights::ALL);
     let key = pair.region.key();
     let mut got = [0; 64];
@@ -423,6 +423,6 @@ fn small_operations_allocate_nothing() {
             round();
         }
     });
-    // A list may grow once more when several things wait at the same moment.
+    // A list may grow once more if several events coincide.
     assert!(counted.count_total <= 3, "{counted:?}");
 }

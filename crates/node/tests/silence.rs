@@ -1,5 +1,5 @@
-//! Processes that say nothing: stopped ones whose node vouches for them, stopped ones with
-//! nobody beside them, killed ones.
+//! Silent processes: stopped ones whose node vouches for them, stopped ones without another process
+//! on their node, and killed ones.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -17,7 +17,7 @@ const QUIET: Duration = Duration::from_millis(200);
 const TIMEOUT: Duration = Duration::from_millis(1200);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two nodes with registries of their own on this machine.
+/// Two nodes on this machine, each with its own registry.
 struct Testbed {
     folder: tempfile::TempDir,
 }
@@ -68,7 +68,7 @@ impl Process {
         kill_process(pid, signal).expect("our child");
     }
 
-    /// Stops it, and returns when all its threads have stopped.
+    /// Stops the process, and returns when all its threads have stopped.
     fn stop(&self) {
         self.signal(Signal::STOP);
         let tasks = format!("/proc/{}/task", self.0.id());
@@ -106,12 +106,12 @@ fn node(testbed: &Path, id: u32, links: Links) -> Node {
     config.hosts = hosts;
     config.links = links;
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).expect("short");
-    config.protocol.quiet_ns = nanoseconds(QUIET);
+    config.protocol.suspect_after_ns = nanoseconds(QUIET);
     config.protocol.peer_timeout_ns = nanoseconds(TIMEOUT);
     Node::open(config).expect("a node")
 }
 
-/// What the children do; nothing where it runs as a test.
+/// Entry point of the child processes; does nothing when run as a test.
 #[test]
 fn child() {
     let Ok(part) = std::env::var("DIPOLE_SILENCE_PART") else {
@@ -127,7 +127,7 @@ fn child() {
     let endpoint = endpoint.expect("free");
     println!("\nup");
     if part == "neighbour" {
-        // It answers for its node, and nothing else.
+        // It answers for its node, and does nothing else.
         std::thread::sleep(PATIENCE);
         return;
     }
@@ -137,7 +137,7 @@ fn child() {
     }
 }
 
-/// An endpoint of this process, on this node, after the echo's first answer.
+/// An endpoint of this process on this node, after the first reply of the echo process.
 fn meet(testbed: &Testbed, id: u32) -> (Node, dipole_node::Endpoint) {
     meet_by(testbed, id, Links::Udp)
 }
@@ -152,12 +152,12 @@ fn meet_by(testbed: &Testbed, id: u32, links: Links) -> (Node, dipole_node::Endp
     (node, endpoint)
 }
 
-/// Waits for the news that the echo is gone.
+/// Waits until the echo process is reported as gone.
 fn departure(node: &Node, endpoint: &dipole_node::Endpoint) -> GoneReason {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         assert!(endpoint.receive_timeout(QUIET / 4).is_err());
-        if let Some(departure) = node.departed().pop() {
+        if let Some(departure) = node.take_departures().pop() {
             assert_eq!(departure.node, 2);
             return departure.reason;
         }
@@ -168,7 +168,7 @@ fn departure(node: &Node, endpoint: &dipole_node::Endpoint) -> GoneReason {
 #[test]
 fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
     let testbed = Testbed::new();
-    // First come, first to answer for the node.
+    // The first process to start answers for the node.
     let _neighbour = testbed.child("neighbour");
     let mut echo = testbed.child("echo");
     let (node, endpoint) = meet(&testbed, 1);
@@ -176,7 +176,7 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
     endpoint.send(b"are you there?").expect("sent");
     let nothing = endpoint.receive_timeout(4 * TIMEOUT);
     assert!(nothing.is_err(), "a stopped process answers");
-    assert_eq!(node.departed(), [], "its node vouches for it");
+    assert_eq!(node.take_departures(), [], "its node vouches for it");
     echo.signal(Signal::CONT);
     let answer = endpoint.receive_timeout(PATIENCE).expect("an answer");
     assert_eq!(&*answer, b"are you there?");
@@ -187,7 +187,7 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
 }
 
 #[test]
-fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
+fn a_process_alone_on_its_node_is_gone_after_the_time_out() {
     let testbed = Testbed::new();
     let echo = testbed.child("echo");
     let (node, endpoint) = meet(&testbed, 1);
@@ -197,10 +197,10 @@ fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
 }
 
 #[test]
-fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
+fn a_killed_process_of_this_node_is_detected_even_over_the_network() {
     let testbed = Testbed::new();
     let mut echo = testbed.child("echo");
-    // The registry of its own node is asked.
+    // The registry of its own node is queried.
     let (node, endpoint) = meet(&testbed, 2);
     echo.kill();
     endpoint.send(b"and now?").expect("sent");
@@ -208,7 +208,7 @@ fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
 }
 
 #[test]
-fn what_its_receiver_had_not_taken_when_it_was_killed_does_not_count_as_delivered() {
+fn messages_not_taken_by_a_killed_receiver_are_not_delivered() {
     for links in [Links::Udp, Links::Shm] {
         let testbed = Testbed::new();
         let mut echo = testbed.child_by("echo", links);
@@ -226,7 +226,7 @@ fn what_its_receiver_had_not_taken_when_it_was_killed_does_not_count_as_delivere
 }
 
 #[test]
-fn a_killed_process_to_which_nothing_is_sent_is_gone_where_it_is_watched() {
+fn a_killed_process_is_detected_without_traffic_if_it_is_watched() {
     for links in [Links::Udp, Links::Shm] {
         let testbed = Testbed::new();
         let mut echo = testbed.child_by("echo", links);

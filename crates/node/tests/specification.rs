@@ -1,5 +1,5 @@
-//! The capture in `docs/design/protocol.md` §10 is sound: every packet parses, carries the
-//! right CRC32C, and says what the text says.
+//! Checks the captured packets in `docs/design/protocol.md` §10: every packet parses, has a valid
+//! CRC32C, and matches its description.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -36,7 +36,7 @@ fn with_packet(name: &str, check: impl FnOnce(&Packet<'_>)) {
 }
 
 #[test]
-fn the_handshake_of_the_capture_reads_as_the_text_says() {
+fn the_captured_handshake_matches_its_description() {
     with_packet("hello", |packet| {
         let hello = Hello::parse(packet.body()).expect("sound");
         assert_eq!(packet.header().kind, Kind::Hello);
@@ -67,7 +67,7 @@ fn the_handshake_of_the_capture_reads_as_the_text_says() {
 }
 
 #[test]
-fn the_messages_of_the_capture_read_as_the_text_says() {
+fn the_captured_messages_match_their_description() {
     for (name, number, length) in [("text", 0, 28), ("end", 1, 21)] {
         with_packet(name, |packet| {
             assert_eq!(
@@ -97,7 +97,7 @@ fn the_messages_of_the_capture_read_as_the_text_says() {
 }
 
 #[test]
-fn the_proven_reset_and_the_fingerprint_are_as_documented() {
+fn the_proven_reset_and_the_fingerprint_match_the_documentation() {
     let secret: [u8; KEY_BYTES] = std::array::from_fn(|at| u8::try_from(at).expect("few"));
     let key = ClusterKey::new(secret);
     let named = format!("the fingerprint is `{}`", key.fingerprint());

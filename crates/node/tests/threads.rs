@@ -1,4 +1,5 @@
-//! Which threads a process has besides its own. Alone in its binary: threads are counted.
+//! Threads that a process has in addition to its own. The only test of its binary, because it
+//! counts threads.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -18,12 +19,13 @@ fn has_progress_thread() -> bool {
         .any(|name| name.trim() == "dipole-progress")
 }
 
-/// Those who wait for acknowledgements need it; a process alone, or that only waits, does not.
+/// Peers that wait for acknowledgements need the thread. A process that is alone, or only waits,
+/// does not.
 #[test]
-fn the_progress_thread_comes_with_the_first_peer_or_edge() {
+fn the_progress_thread_starts_with_the_first_peer_or_edge() {
     let folder = tempfile::tempdir().expect("a directory");
     let open = || Node::open(Config::local(NodeId(1), folder.path().to_owned())).expect("a node");
-    // A thread names itself when it first runs.
+    // A thread sets its name when it first runs.
     let wait = || {
         while !has_progress_thread() {
             std::thread::yield_now();
@@ -35,7 +37,7 @@ fn the_progress_thread_comes_with_the_first_peer_or_edge() {
         let endpoint = alone.endpoint(EndpointId(3)).expect("a free number");
         assert!(endpoint.receive_timeout(Duration::from_millis(10)).is_err());
         assert!(!has_progress_thread());
-        // An edge connects behind its owner.
+        // An edge connects in the background.
         let _edge = endpoint.edge(to).expect("threads are left");
         wait();
     }

@@ -1,8 +1,10 @@
-//! Processes that told each other where they are: no hosts file, no directory; and looks that cost little.
+//! Processes that exchanged their ports directly, without a hosts file or directory; and cheap
+//! polling.
 
 #![allow(missing_docs, reason = "tests")]
 
 use std::io::IoSlice;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use dipole_node::{
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sends though the edge still connects, which takes calls of the other side.
+/// Posts a message, because a send would block while the edge connects.
 fn post(edge: &Edge, text: &[u8]) {
     let posted = edge.post(Operation::Message, &[IoSlice::new(text)], 0);
     posted.expect("there is room");
@@ -24,7 +26,7 @@ fn config(node: u32, directory: &std::path::Path) -> Config {
 }
 
 #[test]
-fn an_edge_to_a_process_of_an_unknown_node_leads_there_and_back() {
+fn an_edge_to_a_process_of_an_unknown_node_works_in_both_directions() {
     let directory = tempfile::tempdir().unwrap();
     let key = ClusterKey::random().unwrap();
     let [first, second] = [1, 2].map(|node| {
@@ -41,13 +43,13 @@ fn an_edge_to_a_process_of_an_unknown_node_leads_there_and_back() {
         (&*message, message.source()),
         (&b"out"[..], Address::new(1, 10))
     );
-    // Who has received from a process knows where it is.
+    // A process that has received from another one knows its ports.
     let back = there.edge(here.address()).unwrap();
     post(&back, b"back");
     assert_eq!(&*here.receive_timeout(PATIENCE).unwrap(), b"back");
 }
 
-/// One sends to the other, which answers; none of them knew the other before.
+/// One node sends to the other, which replies; they did not know each other before.
 fn exchange(from: &Node, to: &Node, number: u32) {
     let here = from.endpoint(EndpointId(number)).unwrap();
     let there = to.endpoint(EndpointId(number)).unwrap();
@@ -59,18 +61,29 @@ fn exchange(from: &Node, to: &Node, number: u32) {
 }
 
 #[test]
-fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
+fn a_key_is_exchanged_while_messages_flow_and_processes_start() {
     exchange_key(Security::Auth, None);
 }
 
 #[test]
-fn a_key_is_exchanged_on_a_network_that_loses_one_of_a_hundred_and_nothing_is_read_or_lost() {
+fn a_key_is_exchanged_with_packet_loss_and_nothing_leaks_or_is_lost() {
     exchange_key(Security::Encrypt, Some("drop=0.01,seed=5"));
 }
 
-/// What the sender of the test below says: long enough to be nothing else in a capture.
+/// A message of the sender in the test below, long enough to be recognised in a capture.
 fn said(number: u64) -> String {
     format!("this is what the program says, number {number:016}")
+}
+
+/// A capture of all packets contains the text, or none of it.
+fn check_captures(directory: &Path, security: Security) {
+    for node in [1, 2] {
+        let capture = std::fs::read(directory.join(format!("capture{node}"))).unwrap();
+        assert!(capture.len() > 10_000, "{} bytes", capture.len());
+        let words = b"what the program says";
+        let is_read = capture.windows(words.len()).any(|part| part == words);
+        assert_eq!(is_read, security == Security::Auth);
+    }
 }
 
 fn exchange_key(security: Security, faults: Option<&str>) {
@@ -121,7 +134,7 @@ fn exchange_key(security: Security, faults: Option<&str>) {
                 if copied {
                     std::fs::copy(file(1), file(2)).unwrap();
                 }
-                // Files are not looked at for each proof.
+                // Files are not checked for each proof.
                 std::thread::sleep(Duration::from_millis(100));
                 let number = 100 + 10 * step + u32::from(copied);
                 let [one, two] = [1, 2].map(|node| open(node, number));
@@ -129,7 +142,7 @@ fn exchange_key(security: Security, faults: Option<&str>) {
                 exchange(&one, &second, number + 2);
                 exchange(&first, &two, number + 4);
             }
-            // Whoever has nothing but the key that went belongs to the cluster no more.
+            // A process that only has the old key is no longer part of the cluster.
             assert_eq!(rotated.other().is_none(), step == 2);
         }
         let mut stranger = config(3, directory.path());
@@ -148,21 +161,14 @@ fn exchange_key(security: Security, faults: Option<&str>) {
     for node in [first, second] {
         node.close(PATIENCE).unwrap();
     }
-    // A capture of all packets holds what was said, or none of it.
-    for node in [1, 2] {
-        let capture = std::fs::read(directory.path().join(format!("capture{node}"))).unwrap();
-        assert!(capture.len() > 10_000, "{} bytes", capture.len());
-        let words = b"what the program says";
-        let is_read = capture.windows(words.len()).any(|part| part == words);
-        assert_eq!(is_read, security == Security::Auth);
-    }
+    check_captures(directory.path(), security);
 }
 
-/// Longer than members have to prove anew what they are.
+/// Longer than members may take to prove their membership again.
 const RENEWAL: Duration = Duration::from_secs(60);
 
 #[test]
-fn who_has_nothing_but_a_withdrawn_key_is_out_within_a_minute_and_members_stay() {
+fn a_process_with_only_a_withdrawn_key_is_removed_within_a_minute() {
     let longer = std::env::var("DIPOLE_ATTACK_S").map_or(0, |text| text.parse().expect("seconds"));
     if longer < RENEWAL.as_secs() {
         eprintln!("SKIPPED: takes a minute; DIPOLE_ATTACK_S=60 runs it");
@@ -187,8 +193,8 @@ fn who_has_nothing_but_a_withdrawn_key_is_out_within_a_minute_and_members_stay()
     }
     std::thread::sleep(RENEWAL);
     assert_eq!(first.stats().peers, 1);
-    assert!(second.departed().is_empty());
-    let departed = first.departed();
+    assert!(second.take_departures().is_empty());
+    let departed = first.take_departures();
     let [departure] = &departed[..] else {
         panic!("{departed:?}");
     };
@@ -200,7 +206,7 @@ fn who_has_nothing_but_a_withdrawn_key_is_out_within_a_minute_and_members_stay()
 }
 
 #[test]
-fn an_edge_to_a_process_that_is_gone_says_so() {
+fn an_edge_to_a_lost_process_reports_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let [first, second] = [1, 2].map(|node| Node::open(config(node, directory.path())).unwrap());
     let here = first.endpoint(EndpointId(10)).unwrap();
@@ -216,19 +222,19 @@ fn an_edge_to_a_process_that_is_gone_says_so() {
 }
 
 #[test]
-fn a_glance_finds_what_lies_in_shared_memory() {
+fn try_receive_local_finds_messages_in_shared_memory() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = [(); 2].map(|()| Node::open(config(1, directory.path())).unwrap());
     let here = nodes[0].endpoint(EndpointId(10)).unwrap();
     let there = nodes[1].endpoint(EndpointId(20)).unwrap();
-    assert!(there.glance().unwrap().is_none());
+    assert!(there.try_receive_local().unwrap().is_none());
     let edge = here.edge(there.address()).unwrap();
     post(&edge, b"first");
     assert_eq!(&*there.receive_timeout(PATIENCE).unwrap(), b"first");
     post(&edge, b"second");
     let until = Instant::now() + PATIENCE;
     let found: Option<Message> = loop {
-        let found = there.glance().unwrap();
+        let found = there.try_receive_local().unwrap();
         if found.is_some() || Instant::now() > until {
             break found;
         }
@@ -236,5 +242,5 @@ fn a_glance_finds_what_lies_in_shared_memory() {
     };
     assert_eq!(found.as_deref(), Some(&b"second"[..]));
     there.end();
-    assert!(there.glance().is_err());
+    assert!(there.try_receive_local().is_err());
 }

@@ -65,6 +65,16 @@ pub fn section(title: &str, body: &str) -> String {
     format!("<section>\n<h2>{}</h2>\n{body}</section>\n", escape(title))
 }
 
+/// Formats a length in the largest unit in which it is a whole number, such as `64 KiB`.
+#[must_use]
+pub fn byte_size(bytes: impl TryInto<u64>) -> String {
+    match bytes.try_into().unwrap_or(u64::MAX) {
+        bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes if bytes > 0 && bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        bytes => format!("{bytes} B"),
+    }
+}
+
 /// Escapes text for HTML, also within quotes.
 #[must_use]
 pub fn escape(text: &str) -> String {
@@ -89,5 +99,13 @@ mod tests {
         let page = document(heading, "", &"</script><script>");
         assert_eq!(page.matches("<script").count(), 1, "{page}");
         assert!(!page.contains("<b>") && !page.contains("<i>"), "{page}");
+    }
+
+    #[test]
+    fn lengths_have_the_largest_unit_in_which_they_are_whole() {
+        assert_eq!(byte_size(0_u64), "0 B");
+        assert_eq!(byte_size(1500_u64), "1500 B");
+        assert_eq!(byte_size(64_usize << 10), "64 KiB");
+        assert_eq!(byte_size(3_u64 << 20), "3 MiB");
     }
 }

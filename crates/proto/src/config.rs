@@ -23,7 +23,7 @@ pub struct Config {
     pub packet_bytes: usize,
     /// A length that every path is taken to carry: packets get no shorter than this, and
     /// units that are too long for their path are cut into parts of it.
-    pub least_packet_bytes: usize,
+    pub base_packet_bytes: usize,
     /// Frames for units in flight to all peers together (the thesis's n, send side).
     pub frames: u32,
     /// Packets that may be arriving from all peers together without overflowing the link.
@@ -52,14 +52,14 @@ pub struct Config {
     pub ack_delay_ns: u64,
     /// Shortest time-out before a lost tail is suspected.
     pub min_timeout_ns: u64,
-    /// Longest back-off of prods, tails, hellos and credit wishes.
+    /// Longest back-off of ack requests, tails, hellos and credit wishes.
     pub max_timeout_ns: u64,
-    /// Silence of a peer that owes an answer after which [`Event::Quiet`](crate::Event::Quiet)
+    /// Silence of a peer that owes an answer after which [`Event::Suspected`](crate::Event::Suspected)
     /// asks whether anybody vouches for it; again after so much further silence.
-    pub quiet_ns: u64,
+    pub suspect_after_ns: u64,
     /// Silence after which a peer that owes an answer, and for which nobody vouches, is gone.
     pub peer_timeout_ns: u64,
-    /// How often a peer is asked whether it lives if nothing else is said.
+    /// How often a peer is asked whether it lives if no other packets are exchanged.
     pub idle_check_ns: u64,
     /// The number at which packets, units and messages begin, the same for all processes:
     /// zero but for those who want to see numbers outgrow 32 bits.
@@ -78,7 +78,7 @@ impl Default for Config {
         Config {
             node: 1,
             packet_bytes: 1472,
-            least_packet_bytes: PATH_PACKET_BYTES,
+            base_packet_bytes: PATH_PACKET_BYTES,
             frames: 1024,
             window_packets: 1024,
             session_packets: 256,
@@ -92,7 +92,7 @@ impl Default for Config {
             ack_delay_ns: 25 * MICROSECOND,
             min_timeout_ns: MILLISECOND,
             max_timeout_ns: 250 * MILLISECOND,
-            quiet_ns: SECOND,
+            suspect_after_ns: SECOND,
             peer_timeout_ns: 3 * SECOND,
             idle_check_ns: 300 * SECOND,
             first_number: 0,

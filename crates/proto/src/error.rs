@@ -67,15 +67,15 @@ impl core::error::Error for EdgeError {}
 
 /// What a process of this node did that none does which keeps the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Misbehaved(pub &'static str);
+pub struct ProtocolViolation(pub &'static str);
 
-impl fmt::Display for Misbehaved {
+impl fmt::Display for ProtocolViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "it sent {}", self.0)
     }
 }
 
-impl core::error::Error for Misbehaved {}
+impl core::error::Error for ProtocolViolation {}
 
 /// Why no session can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

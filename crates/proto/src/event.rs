@@ -59,7 +59,7 @@ pub enum GoneReason {
     Silent,
     /// It was silent, and its node says that it has ended.
     Died,
-    /// It said goodbye.
+    /// It sent a Bye.
     Closed,
     /// Another process answers at its address now.
     Restarted,
@@ -68,7 +68,7 @@ pub enum GoneReason {
     /// It is not of our cluster.
     Key(KeyMismatch),
     /// It broke the rules of a pipe.
-    Misbehaved,
+    ProtocolViolation,
 }
 
 /// How the cluster keys of two processes differ.
@@ -119,7 +119,7 @@ impl fmt::Display for GoneReason {
                 "its cluster key has another security setting than ours"
             }
             GoneReason::Key(mismatch) => return mismatch.fmt(f),
-            GoneReason::Misbehaved => "it broke the rules and was cut off",
+            GoneReason::ProtocolViolation => "it broke the rules and was cut off",
         })
     }
 }
@@ -135,7 +135,7 @@ pub enum PathChange {
         lane: u8,
     },
     /// A lane answers that did not.
-    Back {
+    Restored {
         /// Which.
         lane: u8,
     },
@@ -162,7 +162,7 @@ pub enum Event {
     /// The peer owes an answer and has been silent: whoever knows its process may say
     /// that it lives ([`Machine::vouch`](crate::Machine::vouch)) or that it has ended
     /// ([`Machine::give_up`](crate::Machine::give_up)).
-    Quiet {
+    Suspected {
         /// Who.
         peer: PeerId,
     },
@@ -270,8 +270,8 @@ pub enum Event {
         bytes: Range<usize>,
     },
     /// A long message lies in the memory of a process of this node: copy it from there
-    /// into what [`Event::Hold`] began, then say [`Machine::fetched`](crate::Machine::fetched)
-    /// or [`Machine::cannot_fetch`](crate::Machine::cannot_fetch).
+    /// into what [`Event::Hold`] began, then say [`Machine::fetch_completed`](crate::Machine::fetch_completed)
+    /// or [`Machine::fetch_failed`](crate::Machine::fetch_failed).
     Fetch {
         /// On which edge.
         edge: EdgeId,
@@ -285,14 +285,14 @@ pub enum Event {
         address: u64,
     },
     /// A long message that was offered has been taken: its memory is free.
-    Taken {
+    OfferDone {
         /// On which edge.
         edge: EdgeId,
         /// Which message.
         sequence: u64,
     },
     /// A long message that was offered cannot be copied by the peer: push it in pieces.
-    StreamWanted {
+    PiecesRequested {
         /// On which edge.
         edge: EdgeId,
         /// Which message.

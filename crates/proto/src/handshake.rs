@@ -92,15 +92,15 @@ impl Cookies {
 
 /// A packet outside any session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Letter {
-    Hello(HelloLetter),
+pub(crate) enum HandshakePacket {
+    Hello(HelloPacket),
     Challenge(u32, ChallengeLetter),
     Reset(Reset),
     Bye(u32, u32, u64, Seal),
 }
 
 /// A hello or welcome, ready to be written.
-pub(crate) type HelloLetter = alloc::boxed::Box<(Kind, u32, HelloBody)>;
+pub(crate) type HelloPacket = alloc::boxed::Box<(Kind, u32, HelloBody)>;
 
 /// A hello's body that can be compared and hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,13 +117,15 @@ impl core::hash::Hash for HelloBody {
 /// Cookie and echo of a challenge.
 pub(crate) type ChallengeLetter = (u64, u64);
 
-impl Letter {
+impl HandshakePacket {
     /// Writes the packet without its trailer; returns its bytes.
     pub(crate) fn emit(&self, bytes: &mut [u8], seal: Seal) -> usize {
         let (body, rest) = bytes.split_at_mut(HEADER_BYTES);
         let (mut header, length) = match self {
-            Letter::Hello(hello) => (Header::handshake(hello.0, hello.1), hello.2.0.emit(rest)),
-            Letter::Challenge(to, (cookie, echo)) => (
+            HandshakePacket::Hello(hello) => {
+                (Header::handshake(hello.0, hello.1), hello.2.0.emit(rest))
+            }
+            HandshakePacket::Challenge(to, (cookie, echo)) => (
                 Header::handshake(Kind::Challenge, *to),
                 Challenge {
                     cookie: *cookie,
@@ -131,8 +133,8 @@ impl Letter {
                 }
                 .emit(rest),
             ),
-            Letter::Reset(reset) => (Header::handshake(Kind::Reset, 0), reset.emit(rest)),
-            Letter::Bye(connection, number, incarnation, _) => {
+            HandshakePacket::Reset(reset) => (Header::handshake(Kind::Reset, 0), reset.emit(rest)),
+            HandshakePacket::Bye(connection, number, incarnation, _) => {
                 let mut header = Header::handshake(Kind::Bye, *connection);
                 header.number = *number;
                 (
@@ -157,7 +159,7 @@ impl Letter {
 /// Letters waiting to be sent; bounded in number, and stateless answers in rate.
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox {
-    letters: VecDeque<(Address, Letter)>,
+    packets: VecDeque<(Address, HandshakePacket)>,
     tokens: u64,
     refilled_at: Instant,
 }
@@ -165,19 +167,19 @@ pub(crate) struct Outbox {
 impl Outbox {
     pub(crate) fn new() -> Outbox {
         Outbox {
-            letters: VecDeque::new(),
+            packets: VecDeque::new(),
             tokens: ANSWER_BURST,
             refilled_at: Instant(0),
         }
     }
 
-    /// Queues a letter of ours; the oldest falls out of a full box (hellos are
+    /// Queues a packet of ours; the oldest falls out of a full box (hellos are
     /// repeated anyway).
-    pub(crate) fn push(&mut self, to: Address, letter: Letter) {
-        if self.letters.len() >= MAX_OUTBOX {
-            self.letters.pop_front();
+    pub(crate) fn push(&mut self, to: Address, packet: HandshakePacket) {
+        if self.packets.len() >= MAX_OUTBOX {
+            self.packets.pop_front();
         }
-        self.letters.push_back((to, letter));
+        self.packets.push_back((to, packet));
     }
 
     /// True if strangers have used up what is answered at this time.
@@ -190,31 +192,31 @@ impl Outbox {
     }
 
     /// Queues an answer to somebody without a session; false if there were too many.
-    pub(crate) fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> bool {
+    pub(crate) fn answer(&mut self, now: Instant, to: Address, packet: HandshakePacket) -> bool {
         let earned = self.earned(now);
         if earned > 0 {
             self.tokens = (self.tokens + earned).min(ANSWER_BURST);
             self.refilled_at = now;
         }
-        if self.tokens == 0 || self.letters.len() >= MAX_OUTBOX {
+        if self.tokens == 0 || self.packets.len() >= MAX_OUTBOX {
             return false;
         }
         self.tokens -= 1;
-        self.letters.push_back((to, letter));
+        self.packets.push_back((to, packet));
         true
     }
 
-    pub(crate) fn front(&self) -> Option<&(Address, Letter)> {
-        self.letters.front()
+    pub(crate) fn front(&self) -> Option<&(Address, HandshakePacket)> {
+        self.packets.front()
     }
 
     pub(crate) fn pop(&mut self) {
-        self.letters.pop_front();
+        self.packets.pop_front();
     }
 
-    /// All letters, oldest first.
-    pub(crate) fn letters(&self) -> &VecDeque<(Address, Letter)> {
-        &self.letters
+    /// All packets, oldest first.
+    pub(crate) fn packets(&self) -> &VecDeque<(Address, HandshakePacket)> {
+        &self.packets
     }
 }
 
@@ -261,11 +263,11 @@ mod tests {
     #[test]
     fn answers_to_strangers_are_bounded_per_second() {
         let mut outbox = Outbox::new();
-        let letter = Letter::Challenge(1, (2, 3));
+        let packet = HandshakePacket::Challenge(1, (2, 3));
         let now = Instant(1_000_000_000);
         let answered = (0..10_000)
             .filter(|_| {
-                let taken = outbox.answer(now, Address::default(), letter.clone());
+                let taken = outbox.answer(now, Address::default(), packet.clone());
                 outbox.pop();
                 taken
             })

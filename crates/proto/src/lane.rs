@@ -7,7 +7,7 @@
 use alloc::collections::VecDeque;
 
 use crate::holes::{Arrival, Hole, Holes};
-use crate::reach::{LaneState, Reach};
+use crate::path_state::{LaneState, PathState};
 use crate::send::{Flight, Piece, SendWindow};
 use crate::time::Instant;
 use crate::wire::Address;
@@ -246,11 +246,11 @@ impl LaneIn {
 }
 
 /// Tail time-outs in a row after which a lane is thought dead.
-const MAX_STRIKES: u8 = 4;
+const MAX_LANE_TIMEOUTS: u8 = 4;
 
 /// Tail time-outs in a row without any news of a lane. Spec §5.3.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Strikes {
+pub(crate) struct LaneTimeouts {
     count: u8,
     /// The latest but one.
     before: Instant,
@@ -259,7 +259,7 @@ pub(crate) struct Strikes {
     elsewhere: Option<Instant>,
 }
 
-impl Strikes {
+impl LaneTimeouts {
     pub(crate) fn add(&mut self, now: Instant) {
         self.count = self.count.saturating_add(1);
         self.before = self.latest;
@@ -286,7 +286,7 @@ impl Strikes {
     /// not run for a while answers by no lane, and then by one after the other.
     pub(crate) fn is_dead(self) -> bool {
         let known = |at: Instant| at < self.before;
-        self.count >= MAX_STRIKES && self.elsewhere.is_some_and(known)
+        self.count >= MAX_LANE_TIMEOUTS && self.elsewhere.is_some_and(known)
     }
 
     /// All but the times, for [`View`](crate::View).
@@ -309,9 +309,9 @@ pub(crate) struct Lane {
     pub(crate) to: Address,
     pub(crate) out: LaneOut,
     pub(crate) incoming: LaneIn,
-    pub(crate) strikes: Strikes,
+    pub(crate) timeouts: LaneTimeouts,
     /// Whether what is sent there arrives.
-    pub(crate) reach: Reach,
+    pub(crate) path: PathState,
     /// The lowest number that the peer misses, as it says.
     pub(crate) told: u64,
     /// The peer asks for numbers that are settled: tell it so.
@@ -327,8 +327,8 @@ impl Lane {
             to,
             out: LaneOut::starting_at(first),
             incoming: LaneIn::starting_at(first),
-            strikes: Strikes::default(),
-            reach: Reach::new(state),
+            timeouts: LaneTimeouts::default(),
+            path: PathState::new(state),
             told: first,
             floor_due: false,
         }
@@ -336,7 +336,7 @@ impl Lane {
 
     /// True if the peer should be told, by a packet without a unit, that nothing
     /// below the next number will come.
-    pub(crate) fn must_tell_floor(&self) -> bool {
+    pub(crate) fn must_send_floor(&self) -> bool {
         self.floor_due && self.out.is_idle()
     }
 }
@@ -394,15 +394,15 @@ mod tests {
     #[test]
     fn a_lane_is_dead_if_the_peer_answered_elsewhere_a_time_out_ago() {
         let struck = |known: u64| {
-            let mut strikes = Strikes::default();
-            strikes.arrived_elsewhere(Instant(0));
+            let mut timeouts = LaneTimeouts::default();
+            timeouts.arrived_elsewhere(Instant(0));
             let mut died = None;
             for now in [10, 30, 70, 150, 310] {
                 if now > known {
-                    strikes.arrived_elsewhere(Instant(known));
+                    timeouts.arrived_elsewhere(Instant(known));
                 }
-                strikes.add(Instant(now));
-                died = died.or(strikes.is_dead().then_some(now));
+                timeouts.add(Instant(now));
+                died = died.or(timeouts.is_dead().then_some(now));
             }
             died
         };

@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use crate::config::Config;
 use crate::error::ConnectError;
 use crate::event::{Event, GoneReason, INDEX_BITS, PeerId};
-use crate::handshake::{Cookies, Letter, Outbox};
+use crate::handshake::{Cookies, HandshakePacket, Outbox};
 use crate::key::{Agreement, Seal};
 use crate::send::Slot;
 use crate::session::{Frame, Frames, LaneStatus, Own, Phase, Renewal, Session, Transmit};
@@ -53,7 +53,7 @@ pub struct Machine {
     /// When that may be asked again although all of them did.
     next_sweep_at: Instant,
     /// When the caller may be told again that somebody was turned away.
-    tell_full_at: Instant,
+    report_full_at: Instant,
     incarnation: u64,
     lanes: Vec<LaneAddress>,
     cookies: Cookies,
@@ -91,7 +91,7 @@ impl Machine {
             by_connection: BTreeSet::new(),
             asked_to_stay: Vec::new(),
             next_sweep_at: Instant(0),
-            tell_full_at: Instant(0),
+            report_full_at: Instant(0),
             incarnation: incarnation.max(1),
             lanes: lanes.to_vec(),
             cookies: Cookies::new(secret),
@@ -163,7 +163,7 @@ impl Machine {
             retry_ns,
         };
         let Some(id) = self.add_session(home, phase, now) else {
-            self.is_making_room(now);
+            self.make_room(now);
             return Err(ConnectError::TooManyPeers {
                 limit: self.shared.config.max_peers,
             });
@@ -171,28 +171,28 @@ impl Machine {
         if let Some(session) = self.session_mut(id) {
             session.remote.incarnation = incarnation;
         }
-        self.say_hello(id, 0);
+        self.send_hello(id, 0);
         self.refresh_deadline(id);
         Ok(id)
     }
 
     /// Ends a session and says goodbye. Nothing more arrives or is delivered on it.
     pub fn disconnect(&mut self, peer: PeerId) {
-        self.say_bye(peer);
+        self.send_bye(peer);
         self.remove(peer, GoneReason::Closed);
     }
 
-    fn say_bye(&mut self, peer: PeerId) {
+    fn send_bye(&mut self, peer: PeerId) {
         if let Some(session) = self.session_mut(peer)
             && session.is_open()
         {
             let number = session.bye_header().number;
             let remote = session.remote.connection;
             let seal = session.seals.out;
-            let letter = Letter::Bye(remote, number, self.incarnation, seal);
+            let packet = HandshakePacket::Bye(remote, number, self.incarnation, seal);
             let to = self.session(peer).map(Session::bye_address);
             if let Some(to) = to {
-                self.outbox.push(to, letter);
+                self.outbox.push(to, packet);
             }
         }
     }
@@ -295,7 +295,7 @@ impl Machine {
     /// Frames of this peer that are queued, in flight or lost; those behind a missing unit count
     /// until it has arrived.
     #[must_use]
-    pub fn held(&self, peer: PeerId) -> usize {
+    pub fn frames_held(&self, peer: PeerId) -> usize {
         self.session(peer)
             .map_or(0, |session| session.window.held())
     }
@@ -318,7 +318,7 @@ impl Machine {
 
     /// The link did not take a packet because it is too long. What it carried is sent again
     /// in shorter ones, except unreliable messages. Spec §5.8.
-    pub fn refused(&mut self, now: Instant, transmit: &Transmit) {
+    pub fn packet_too_long(&mut self, now: Instant, transmit: &Transmit) {
         let Some(peer) = transmit.peer else {
             return;
         };
@@ -340,7 +340,7 @@ impl Machine {
         self.with(peer, |session, shared| session.watch(watched, now, shared));
     }
 
-    /// The application knows that a message from this peer must come: prods are
+    /// The application knows that a message from this peer must come: ack requests are
     /// sent until it does or `expecting` is withdrawn (thesis §5.2).
     pub fn expect(&mut self, now: Instant, peer: PeerId, expecting: bool) {
         self.with(peer, |session, shared| {
@@ -398,7 +398,7 @@ impl Machine {
 
     /// The next packet to send; call until `None`.
     pub fn poll_transmit(&mut self, now: Instant, frames: &mut impl Frames) -> Option<Transmit> {
-        if let Some(transmit) = self.poll_letter(frames) {
+        if let Some(transmit) = self.poll_handshake(frames) {
             return Some(transmit);
         }
         // Once each, and the first once more in a new turn.
@@ -476,7 +476,7 @@ impl Machine {
     /// Index and serial number of an [`Agreement`] whose session is over, and whose last packet
     /// has been handed out: its keys are of no more use.
     #[inline]
-    pub fn take_ended(&mut self) -> Option<(u32, u64)> {
+    pub fn take_ended_session(&mut self) -> Option<(u32, u64)> {
         match self.outbox.front() {
             None => self.ended.pop(),
             Some(_) => None,
@@ -489,15 +489,15 @@ impl Machine {
         self.shared.events.pop_front()
     }
 
-    fn poll_letter(&mut self, frames: &mut impl Frames) -> Option<Transmit> {
-        let (to, letter) = self.outbox.front()?;
+    fn poll_handshake(&mut self, frames: &mut impl Frames) -> Option<Transmit> {
+        let (to, packet) = self.outbox.front()?;
         let (slot, bytes) = frames.scratch()?;
-        let seal = match letter {
-            Letter::Bye(.., seal) => *seal,
-            Letter::Hello(_) | Letter::Reset(_) => self.letter_seal(),
-            Letter::Challenge(..) => Seal::OPEN,
+        let seal = match packet {
+            HandshakePacket::Bye(.., seal) => *seal,
+            HandshakePacket::Hello(_) | HandshakePacket::Reset(_) => self.handshake_seal(),
+            HandshakePacket::Challenge(..) => Seal::OPEN,
         };
-        let length = letter.emit(bytes, seal);
+        let length = packet.emit(bytes, seal);
         let transmit = Transmit {
             to: *to,
             bulk: false,
@@ -511,14 +511,14 @@ impl Machine {
     }
 
     /// What closes hello, welcome and reset.
-    fn letter_seal(&self) -> Seal {
+    fn handshake_seal(&self) -> Seal {
         match self.shared.config.keyed {
             true => Seal::Proof,
             false => Seal::OPEN,
         }
     }
 
-    fn say_hello(&mut self, peer: PeerId, cookie: u64) {
+    fn send_hello(&mut self, peer: PeerId, cookie: u64) {
         let Some(session) = self.session(peer) else {
             return;
         };
@@ -526,13 +526,13 @@ impl Machine {
         let mut hello = self.own_hello(peer);
         hello.cookie = cookie;
         hello.echo = echo;
-        self.outbox.push(home, packets::hello_letter(hello));
+        self.outbox.push(home, packets::hello_packet(hello));
     }
 
     fn own_hello(&self, peer: PeerId) -> Hello {
         let config = &self.shared.config;
         // The shortest packets have no room for all lanes.
-        let rest = HEADER_BYTES + HELLO_FIXED_BYTES + self.letter_seal().bytes();
+        let rest = HEADER_BYTES + HELLO_FIXED_BYTES + self.handshake_seal().bytes();
         let room = config.packet_bytes.saturating_sub(rest) / LANE_BYTES;
         let lanes = self.lanes.len().min(room);
         let mut hello = Hello::new(&self.lanes[..lanes]);
@@ -603,7 +603,7 @@ impl Machine {
     /// All places are taken: true if idle peers are asked whether they live, so that there may
     /// be one soon. Looks at all peers, but seldom: again only after one has turned out dead,
     /// or a while after all have answered.
-    fn is_making_room(&mut self, now: Instant) -> bool {
+    fn make_room(&mut self, now: Instant) -> bool {
         let asked = core::mem::take(&mut self.asked_to_stay);
         let sessions = |peer: &PeerId| self.session(*peer);
         if asked
@@ -620,12 +620,12 @@ impl Machine {
             return false;
         }
         let config = &self.shared.config;
-        let (quiet_ns, patience_ns) = (config.quiet_ns, config.peer_timeout_ns / 4);
+        let (suspect_after_ns, patience_ns) = (config.suspect_after_ns, config.peer_timeout_ns / 4);
         self.next_sweep_at = now.after(config.peer_timeout_ns);
         let sessions = self.peers.sessions();
         let mut idle: Vec<(Instant, PeerId)> = sessions
             .filter_map(|session| Some((session.idle_since()?, session.id)))
-            .filter(|(heard, _)| now.since(*heard) >= quiet_ns)
+            .filter(|(heard, _)| now.since(*heard) >= suspect_after_ns)
             .collect();
         idle.sort_unstable();
         idle.truncate(MOST_ASKED_TO_STAY);

@@ -10,13 +10,13 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::channel::{Begun, Channel, MessagePiece, Notice, Placed, Tell};
-use crate::error::{BeginError, Misbehaved};
+use crate::channel::{Channel, MessagePiece, MessageStart, Notice, Placed, Urgency};
+use crate::error::{BeginError, ProtocolViolation};
 use crate::event::{EdgeId, Event, PeerId};
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, Wish,
+    CreditRequest, EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag,
     ends_to_word, key_from_word, pipe_words, reason_from_extra,
 };
 
@@ -100,7 +100,7 @@ impl Pipe {
 
     /// Begins a message; the caller pushes it after all records that wait.
     #[inline]
-    pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
+    pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<MessageStart, BeginError> {
         let mut begun = self.channel.begin(edge, total)?;
         if begun.is_new {
             self.introduce(edge);
@@ -133,12 +133,12 @@ impl Pipe {
         }
     }
 
-    /// A message that has begun lies at `address` until [`Event::Taken`] or
-    /// [`Event::StreamWanted`]: the record to push.
+    /// A message that has begun lies at `address` until [`Event::OfferDone`] or
+    /// [`Event::PiecesRequested`]: the record to push.
     pub(crate) fn offer(
         &mut self,
         edge: EdgeId,
-        begun: Begun,
+        begun: MessageStart,
         (total, address): (u64, u64),
         head: Option<&[u8; OPERATION_BYTES]>,
     ) {
@@ -149,7 +149,7 @@ impl Pipe {
     pub(crate) fn announce(
         &mut self,
         edge: EdgeId,
-        begun: Begun,
+        begun: MessageStart,
         total: u64,
         head: Option<&[u8; OPERATION_BYTES]>,
     ) {
@@ -164,7 +164,7 @@ impl Pipe {
         &mut self,
         kind: PipeKind,
         edge: EdgeId,
-        begun: Begun,
+        begun: MessageStart,
         words: &[u64],
         head: Option<&[u8; OPERATION_BYTES]>,
     ) {
@@ -187,7 +187,7 @@ impl Pipe {
     }
 
     /// All pieces of a message have been pushed.
-    pub(crate) fn streamed(&mut self, edge: EdgeId, sequence: u64) {
+    pub(crate) fn pieces_sent(&mut self, edge: EdgeId, sequence: u64) {
         self.long
             .retain(|long| (long.edge, long.sequence) != (edge, sequence));
     }
@@ -218,7 +218,7 @@ impl Pipe {
         self.has_queued()
             || self.channel.has_grant()
             || self.channel.has_notice()
-            || self.channel.wants_due
+            || self.channel.credit_requests_due
     }
 
     /// The next record to push; the same until [`pop_record`](Self::pop_record).
@@ -240,7 +240,7 @@ impl Pipe {
         while let Some((key, limit)) = self.channel.next_grant() {
             self.queue_keyed(PipeKind::Credit, key, limit);
         }
-        if !self.channel.wants_due {
+        if !self.channel.credit_requests_due {
             return;
         }
         let mut told = 0;
@@ -251,7 +251,7 @@ impl Pipe {
                     self.introduce(edge);
                 }
                 let tag = PipeTag {
-                    kind: PipeKind::CreditWanted,
+                    kind: PipeKind::CreditRequest,
                     extra: key.life,
                     number: wish.message,
                 };
@@ -259,7 +259,7 @@ impl Pipe {
                 self.queue.push_back(PipeRecord::new(tag, &words));
             }
         }
-        self.channel.wants_told(0);
+        self.channel.credit_requests_sent(0);
     }
 
     fn queue_notices(&mut self) {
@@ -318,10 +318,10 @@ impl Pipe {
         length: usize,
         now: Instant,
         shared: &mut Shared,
-    ) -> Result<Option<Delivery>, Misbehaved> {
+    ) -> Result<Option<Delivery>, ProtocolViolation> {
         let inbound = self.inbound.get_mut(number as usize);
         let Some(Some(inbound)) = inbound else {
-            return Err(Misbehaved("a message on an edge that is not open"));
+            return Err(ProtocolViolation("a message on an edge that is not open"));
         };
         let (edge, key, sequence) = (inbound.edge, inbound.key, inbound.arrived);
         let total = length as u64;
@@ -330,7 +330,7 @@ impl Pipe {
             return Ok(Some(Delivery { edge, key }));
         }
         if !self.channel.is_current(edge) {
-            return Err(Misbehaved("a message on an edge that has ended"));
+            return Err(ProtocolViolation("a message on an edge that has ended"));
         }
         let piece = MessagePiece::whole(sequence, 0..length);
         inbound.arrived += 1;
@@ -338,7 +338,7 @@ impl Pipe {
         match placed {
             Placed::Deliver => Ok(Some(Delivery { edge, key })),
             Placed::Held | Placed::Discarded => Ok(None),
-            Placed::Violation => Err(Misbehaved("more than it was granted")),
+            Placed::Violation => Err(ProtocolViolation("more than it was granted")),
         }
     }
 
@@ -361,7 +361,7 @@ impl Pipe {
         let total = length as u64;
         let tell = (self.channel).take_read(edge, inbound.arrived, total, now, shared)?;
         inbound.arrived += 1;
-        let tells = tell != Tell::Nothing || self.channel.has_notice();
+        let tells = tell != Urgency::None || self.channel.has_notice();
         Some((Delivery { edge, key }, tells))
     }
 
@@ -374,9 +374,9 @@ impl Pipe {
         length: usize,
         now: Instant,
         shared: &mut Shared,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         if self.queue.len() + self.channel.notices() > MAX_QUEUED {
-            return Err(Misbehaved("more questions than it takes answers"));
+            return Err(ProtocolViolation("more questions than it takes answers"));
         }
         match tag.kind {
             PipeKind::Open => {
@@ -384,7 +384,7 @@ impl Pipe {
                 self.on_open(tag.number, key_from_word(ends, tag.extra)?, shared)?;
             }
             PipeKind::Message => {
-                return Err(Misbehaved("a message where none can be"));
+                return Err(ProtocolViolation("a message where none can be"));
             }
             PipeKind::Unreliable => self.on_unreliable(tag.number, length, shared)?,
             PipeKind::Credit => {
@@ -392,14 +392,15 @@ impl Pipe {
                 let key = key_from_word(ends, tag.extra)?;
                 self.channel.on_credit(key, limit, shared);
             }
-            PipeKind::CreditWanted => {
+            PipeKind::CreditRequest => {
                 let [ends, need] = pipe_words(payload)?;
                 let key = key_from_word(ends, tag.extra)?;
-                let wish = Wish {
+                let wish = CreditRequest {
                     need,
                     message: tag.number,
                 };
-                self.channel.on_credit_wanted(key, wish, false, now, shared);
+                self.channel
+                    .on_credit_request(key, wish, false, now, shared);
             }
             PipeKind::Refused => {
                 let [ends] = pipe_words(payload)?;
@@ -432,21 +433,21 @@ impl Pipe {
                 let (_, sequence, _) = self.on_long(tag.number, total, head, now, shared)?;
                 self.expect_pieces(tag.number, sequence, total, is_operation);
             }
-            PipeKind::Taken => {
+            PipeKind::OfferDone => {
                 let [number] = pipe_words(payload)?;
                 if let Some(long) = self.take_long(number, tag.number) {
-                    shared.event(Event::Taken {
+                    shared.event(Event::OfferDone {
                         edge: long.edge,
                         sequence: long.sequence,
                     });
                 }
             }
-            PipeKind::Stream => {
+            PipeKind::RequestPieces => {
                 let [number] = pipe_words(payload)?;
                 let found = self.find_long(number, tag.number);
                 if let Some(long) = found.filter(|long| long.offered) {
                     long.offered = false;
-                    shared.event(Event::StreamWanted {
+                    shared.event(Event::PiecesRequested {
                         edge: long.edge,
                         sequence: long.sequence,
                     });
@@ -464,12 +465,12 @@ impl Pipe {
         number: u32,
         key: EdgeKey,
         shared: &mut Shared,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         if number >= crate::channel::MAX_EDGES {
-            return Err(Misbehaved("an edge of an impossible number"));
+            return Err(ProtocolViolation("an edge of an impossible number"));
         }
         let Some(index) = self.channel.find_or_open_in(key, shared) else {
-            return Err(Misbehaved("more edges than a process may have"));
+            return Err(ProtocolViolation("more edges than a process may have"));
         };
         let at = number as usize;
         if self.inbound.len() <= at {
@@ -495,10 +496,10 @@ impl Pipe {
         }
     }
 
-    fn inbound(&mut self, number: u32) -> Result<&mut Inbound, Misbehaved> {
+    fn inbound(&mut self, number: u32) -> Result<&mut Inbound, ProtocolViolation> {
         match self.inbound.get_mut(number as usize) {
             Some(Some(inbound)) if self.channel.is_current(inbound.edge) => Ok(inbound),
-            _ => Err(Misbehaved("a record of an edge that is not open")),
+            _ => Err(ProtocolViolation("a record of an edge that is not open")),
         }
     }
 
@@ -507,7 +508,7 @@ impl Pipe {
         number: u32,
         length: usize,
         shared: &mut Shared,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         let peer = self.id;
         let inbound = self.inbound(number)?;
         inbound.unreliable = inbound.unreliable.wrapping_add(1);
@@ -534,10 +535,10 @@ impl Pipe {
         length: usize,
         now: Instant,
         shared: &mut Shared,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         let data = length
             .checked_sub(OPERATION_BYTES)
-            .ok_or(Misbehaved("an operation without a head"))?;
+            .ok_or(ProtocolViolation("an operation without a head"))?;
         let inbound = self.inbound(number)?;
         let (edge, key) = (inbound.edge, inbound.key);
         let piece = MessagePiece {
@@ -555,7 +556,7 @@ impl Pipe {
                 bytes: 0..length,
             }),
             Placed::Held | Placed::Discarded => {}
-            Placed::Violation => return Err(Misbehaved("more than it was granted")),
+            Placed::Violation => return Err(ProtocolViolation("more than it was granted")),
         }
         Ok(())
     }
@@ -567,7 +568,7 @@ impl Pipe {
         head: Option<Range<usize>>,
         now: Instant,
         shared: &mut Shared,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         let (edge, sequence, placed) = self.on_long(number, total, head, now, shared)?;
         match placed {
             Placed::Held => shared.event(Event::Fetch {
@@ -579,7 +580,7 @@ impl Pipe {
             }),
             _ => {
                 self.channel.filled(edge, sequence, now, shared);
-                self.answer(PipeKind::Taken, number, sequence);
+                self.answer(PipeKind::OfferDone, number, sequence);
             }
         }
         Ok(())
@@ -593,9 +594,9 @@ impl Pipe {
         head: Option<Range<usize>>,
         now: Instant,
         shared: &mut Shared,
-    ) -> Result<(EdgeId, u64, Placed), Misbehaved> {
+    ) -> Result<(EdgeId, u64, Placed), ProtocolViolation> {
         if total == 0 {
-            return Err(Misbehaved("a long message without bytes"));
+            return Err(ProtocolViolation("a long message without bytes"));
         }
         let inbound = self.inbound(number)?;
         let (edge, sequence) = (inbound.edge, inbound.arrived);
@@ -609,7 +610,7 @@ impl Pipe {
             bytes: head.unwrap_or(0..0),
         };
         match self.channel.place(edge.index, piece, now, shared).0 {
-            Placed::Violation => Err(Misbehaved("more than it was granted")),
+            Placed::Violation => Err(ProtocolViolation("more than it was granted")),
             placed => Ok((edge, sequence, placed)),
         }
     }
@@ -633,7 +634,7 @@ impl Pipe {
     }
 
     /// The message offered under `number` lies in our memory.
-    pub(crate) fn fetched(
+    pub(crate) fn fetch_completed(
         &mut self,
         edge: EdgeId,
         number: u32,
@@ -642,14 +643,14 @@ impl Pipe {
         shared: &mut Shared,
     ) {
         self.channel.filled(edge, sequence, now, shared);
-        self.answer(PipeKind::Taken, number, sequence);
+        self.answer(PipeKind::OfferDone, number, sequence);
     }
 
     /// The message offered under `number` cannot be copied from where it lies.
-    pub(crate) fn cannot_fetch(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
+    pub(crate) fn fetch_failed(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
         let operation = self.channel.is_operation(edge, sequence);
         self.expect_pieces(number, sequence, total, operation);
-        self.answer(PipeKind::Stream, number, sequence);
+        self.answer(PipeKind::RequestPieces, number, sequence);
     }
 
     fn on_piece(
@@ -658,8 +659,8 @@ impl Pipe {
         length: usize,
         now: Instant,
         shared: &mut Shared,
-    ) -> Result<(), Misbehaved> {
-        const WRONG: Misbehaved = Misbehaved("a piece of no message");
+    ) -> Result<(), ProtocolViolation> {
+        const WRONG: ProtocolViolation = ProtocolViolation("a piece of no message");
         let edge = self.inbound(number)?.edge;
         let streams = self.streams.get_mut(&number).ok_or(WRONG)?;
         let stream = streams.front_mut().ok_or(WRONG)?;
@@ -725,9 +726,9 @@ fn split_head(payload: &[u8], bytes: usize) -> (&[u8], Option<Range<usize>>) {
     }
 }
 
-impl From<Malformed> for Misbehaved {
-    fn from(_: Malformed) -> Misbehaved {
-        Misbehaved("a record of the wrong form")
+impl From<Malformed> for ProtocolViolation {
+    fn from(_: Malformed) -> ProtocolViolation {
+        ProtocolViolation("a record of the wrong form")
     }
 }
 

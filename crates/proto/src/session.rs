@@ -13,7 +13,7 @@ mod view;
 
 use alloc::vec::Vec;
 
-use crate::channel::{Begun, Channel, Tell};
+use crate::channel::{Channel, MessageStart, Urgency};
 use crate::error::BeginError;
 use crate::event::{EdgeId, INDEX_BITS, PeerId};
 use crate::holes::Holes;
@@ -74,7 +74,7 @@ impl Remote {
     }
 
     /// True if a hello or welcome is of the side that this session was opened with.
-    pub(crate) fn said(&self, hello: &Hello) -> bool {
+    pub(crate) fn matches(&self, hello: &Hello) -> bool {
         let theirs = (hello.incarnation, hello.connection, hello.salt, hello.share);
         (self.incarnation, self.connection, self.salt, self.share) == theirs
     }
@@ -83,10 +83,10 @@ impl Remote {
 /// The peer has to prove anew that it holds the cluster key. Spec §3.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Renewal {
-    /// What the peer wants to see, once it has said.
+    /// What the peer wants to see, once it has reported it.
     pub(crate) cookie: u64,
     pub(crate) ask_at: Instant,
-    /// It has said, or somebody in its name, that the keys differ.
+    /// It has reported, or somebody in its name, that the keys differ.
     pub(crate) refused: bool,
     /// When the session ends.
     pub(crate) until: Instant,
@@ -196,9 +196,9 @@ pub(crate) struct Session {
     /// Its edges.
     pub(crate) channel: Channel,
     /// Wishes for credit on edges that are not known count only from this control packet on.
-    wishes_from: u64,
-    prod: Backoff,
-    prod_due: bool,
+    credit_requests_from: u64,
+    ack_request: Backoff,
+    ack_request_due: bool,
     tail: Backoff,
     want: Backoff,
     /// Arrivals counted when the tail timer was last set.
@@ -226,11 +226,11 @@ pub(crate) struct Session {
     watched: bool,
     expecting: bool,
     sender_period: u64,
-    told_window: u32,
+    announced_window: u32,
     /// The window has changed since the peer was told.
     pub(crate) window_due: bool,
     /// The unit number after those that the peer knows to wait.
-    told_backlog: u64,
+    announced_backlog: u64,
     /// The same of the peer's units.
     backlog: u64,
     pub(crate) is_ready: bool,
@@ -268,9 +268,9 @@ impl Session {
             units: Holes::starting_at(first),
             pending_ack: PendingAck::NONE,
             channel: Channel::new(id, first),
-            wishes_from: 0,
-            prod: Backoff::OFF,
-            prod_due: false,
+            credit_requests_from: 0,
+            ack_request: Backoff::OFF,
+            ack_request_due: false,
             tail: Backoff::OFF,
             tail_arrivals: 0,
             want: Backoff::OFF,
@@ -287,15 +287,15 @@ impl Session {
             watched: false,
             expecting: false,
             sender_period: u64::MAX,
-            told_window: 0,
+            announced_window: 0,
             window_due: false,
-            told_backlog: first,
+            announced_backlog: first,
             backlog: first,
             is_ready: false,
         }
     }
 
-    /// Takes what the peer said in its hello or welcome; the session is open. `own` are
+    /// Takes what the peer sent in its hello or welcome; the session is open. `own` are
     /// the lanes that this process listens on.
     pub(crate) fn open(
         &mut self,
@@ -328,11 +328,11 @@ impl Session {
         };
         let most = shared.config.packet_bytes;
         let most = most.min(usize::from(hello.max_packet_bytes));
-        self.sizing = Sizing::new(shared.config.least_packet_bytes, most);
+        self.sizing = Sizing::new(shared.config.base_packet_bytes, most);
         let frames = shared.config.frames.min(shared.config.session_packets);
         self.pace = Pace::new(frames);
         self.pace.grant(hello.window_packets);
-        self.told_window = shared.config.hello_window();
+        self.announced_window = shared.config.hello_window();
         self.channel.open(hello.initial_credit_bytes);
         if let Phase::Opening { .. } = self.phase
             && let Some(asked) = self.asked_at
@@ -354,7 +354,7 @@ impl Session {
     /// True if the peer has answered from this IP address.
     pub(crate) fn has_answered_from(&self, ip: [u8; 16]) -> bool {
         let mut lanes = self.lanes.iter();
-        self.home.ip == ip || lanes.any(|lane| lane.reach.is_proven() && lane.to.ip == ip)
+        self.home.ip == ip || lanes.any(|lane| lane.path.is_proven() && lane.to.ip == ip)
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -369,7 +369,7 @@ impl Session {
         total: u64,
         now: Instant,
         shared: &Shared,
-    ) -> Result<Begun, BeginError> {
+    ) -> Result<MessageStart, BeginError> {
         if !self.is_open() {
             return Err(BeginError::Opening);
         }
@@ -390,7 +390,7 @@ impl Session {
                     self.keep_alive_soon(now, shared);
                 }
             }
-            Ok(_) if self.channel.is_wanting() => self.forgive(),
+            Ok(_) if self.channel.is_wanting() => self.clear_refusal(),
             _ => {}
         }
         begun
@@ -399,26 +399,26 @@ impl Session {
     /// Nobody waits for credit on this edge any more.
     pub(crate) fn cancel(&mut self, edge: EdgeId) {
         self.channel.cancel(edge);
-        self.forgive();
+        self.clear_refusal();
     }
 
     /// One handle of an outgoing edge less.
     pub(crate) fn close_edge(&mut self, edge: EdgeId, shared: &mut Shared) {
         self.channel.close_edge(edge, shared);
-        self.forgive();
+        self.clear_refusal();
     }
 
     /// The edges of a source endpoint end.
     pub(crate) fn close_source(&mut self, source: u32, shared: &mut Shared) {
         self.channel.close_source(source, shared);
-        self.forgive();
+        self.clear_refusal();
     }
 
     /// No answer is owed any more if nothing that asks for one is left.
-    fn forgive(&mut self) {
+    fn clear_refusal(&mut self) {
         let asks = !self.window.is_empty()
             || self.channel.is_wanting()
-            || !self.prod.is_off()
+            || !self.ack_request.is_off()
             || self.watched;
         if !asks && self.is_open() {
             self.asked_at = None;
@@ -446,19 +446,19 @@ impl Session {
     ) -> bool {
         let tell = self.channel.consumed(edge, total, now, shared);
         self.tell(tell, now, shared);
-        tell != Tell::Nothing || self.channel.has_notice()
+        tell != Urgency::None || self.channel.has_notice()
     }
 
     /// Plans when the peer hears of a grant.
     #[inline]
-    pub(crate) fn tell(&mut self, tell: Tell, now: Instant, shared: &Shared) {
+    pub(crate) fn tell(&mut self, tell: Urgency, now: Instant, shared: &Shared) {
         match tell {
-            Tell::Nothing => {}
-            Tell::Soon => {
+            Urgency::None => {}
+            Urgency::Soon => {
                 let due = now.after(shared.config.ack_delay_ns);
                 self.pending_ack.due = self.pending_ack.due.min(due);
             }
-            Tell::Now => self.pending_ack.now = true,
+            Urgency::Now => self.pending_ack.now = true,
         }
     }
 
@@ -474,7 +474,7 @@ impl Session {
         self.units_arrived(unit, shared);
         shared.stats.implicit_acks += self.window.base().saturating_sub(before);
         self.settle_lanes();
-        self.forgive();
+        self.clear_refusal();
         self.progress(now, shared);
     }
 
@@ -523,7 +523,7 @@ impl Session {
     /// The application knows that something must come from this peer.
     pub(crate) fn expect(&mut self, expecting: bool, now: Instant, shared: &Shared) {
         self.expecting = expecting;
-        self.arm_prod(now, shared);
+        self.arm_ack_request(now, shared);
     }
 
     /// Somebody waits, or a message has arrived in part and holds memory.
@@ -570,7 +570,7 @@ impl Session {
     }
 
     /// The window is told with the next packet.
-    pub(crate) fn tell_window(&mut self) {
+    pub(crate) fn announce_window(&mut self) {
         (self.window_due, self.pending_ack.now) = (true, true);
     }
 

@@ -60,7 +60,7 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) endpoints: BTreeMap<u32, Endpoint>,
     /// Some edge may wait for another's over-long message.
-    pub(crate) someone_waits: bool,
+    pub(crate) edges_waiting: bool,
     /// Changes whenever an endpoint opens or closes; never zero.
     pub(crate) endpoints_generation: u64,
     pub(crate) events: VecDeque<Event>,
@@ -87,7 +87,7 @@ impl Shared {
         Shared {
             pool: Pool::new(config.pool_bytes, config.pool_reserve_bytes),
             endpoints: BTreeMap::new(),
-            someone_waits: false,
+            edges_waiting: false,
             endpoints_generation: 1,
             events: VecDeque::new(),
             released: Vec::new(),
@@ -147,13 +147,13 @@ impl Shared {
             }
         });
         let mut endpoints = self.endpoints.values();
-        self.someone_waits = endpoints.any(|endpoint| !endpoint.waiting.is_empty());
+        self.edges_waiting = endpoints.any(|endpoint| !endpoint.waiting.is_empty());
         next
     }
 
     /// When a turn that nobody uses may pass to an edge that waits.
     pub(crate) fn retry_at(&self) -> Instant {
-        match self.someone_waits {
+        match self.edges_waiting {
             true => self.stepped_at.after(self.config.max_timeout_ns),
             false => Instant::NEVER,
         }

@@ -96,7 +96,7 @@ pub struct Stats {
     /// Packets that carried nothing but acknowledgement state.
     pub explicit_acks: u64,
     /// Prods sent.
-    pub prods: u64,
+    pub ack_requests: u64,
     /// Units acknowledged by the structure of the computation (`ack_through`).
     pub implicit_acks: u64,
     /// Messages handed over.

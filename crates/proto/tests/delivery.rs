@@ -182,7 +182,7 @@ fn a_missing_endpoint_is_told_to_the_sender() {
         Err(BeginError::Refused(_))
     ));
     wire.hosts[1].machine.open_endpoint(99);
-    wire.hosts[0].machine.forgive(nowhere);
+    wire.hosts[0].machine.clear_refusal(nowhere);
     wire.hosts[0]
         .send(now, nowhere, b"now")
         .expect("open again");

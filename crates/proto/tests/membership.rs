@@ -75,7 +75,7 @@ fn seen(wire: &Wire, wanted: Kind) -> Vec<(wire::Address, wire::Address, Vec<u8>
 }
 
 /// A packet outside sessions by somebody without the key, its checksum right.
-fn letter(
+fn packet(
     kind: Kind,
     connection: u32,
     seal: Seal,
@@ -100,7 +100,7 @@ fn reset(reason: ResetReason, connection: u32, echo: Option<u64>, seal: Seal) ->
         reason,
         echo,
     };
-    letter(Kind::Reset, 0, seal, |body| reset.emit(body))
+    packet(Kind::Reset, 0, seal, |body| reset.emit(body))
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_stranger_who_completes_the_exchange_of_cookies_opens_no_session() {
         let mut hello = Hello::new(&[wire::LaneAddress::default()]);
         (hello.connection, hello.incarnation) = (5, 6);
         (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
-        let say = |hello: &Hello| letter(Kind::Hello, 0, seal, |body| hello.emit(body));
+        let say = |hello: &Hello| packet(Kind::Hello, 0, seal, |body| hello.emit(body));
         wire.hosts[1].take(wire.now, from, &say(&hello));
         wire.run(SECOND / 100, |_| false);
         let challenges = seen(&wire, Kind::Challenge);
@@ -209,8 +209,8 @@ fn a_stranger_who_completes_the_exchange_of_cookies_opens_no_session() {
         assert_eq!(wire.hosts[1].machine.peers().count(), 1);
         let resets = seen(&wire, Kind::Reset);
         assert_eq!(resets.len(), 1);
-        let said = Reset::parse(&resets[0].2[HEADER_BYTES..]).expect("sound");
-        assert_eq!((said.reason, said.echo), (ResetReason::Key, Some(6)));
+        let reset = Reset::parse(&resets[0].2[HEADER_BYTES..]).expect("sound");
+        assert_eq!((reset.reason, reset.echo), (ResetReason::Key, Some(6)));
         converse(&mut wire, edge, b"undisturbed");
     }
 }
@@ -304,7 +304,7 @@ fn forged_resets_and_byes_end_no_session_of_members() {
         }
     }
     let bye = wire::Bye { incarnation };
-    let bye = letter(Kind::Bye, peer.connection(), Seal::OPEN, |body| {
+    let bye = packet(Kind::Bye, peer.connection(), Seal::OPEN, |body| {
         bye.emit(body)
     });
     wire.hosts[0].take(wire.now, to, &bye);
@@ -339,7 +339,7 @@ fn a_process_that_is_asked_for_resets_gives_none_that_ends_a_session_of_others()
     (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
     let secret = wire.hosts[1].secret();
     let say = |hello: &Hello| {
-        let mut bytes = letter(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
+        let mut bytes = packet(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
         bytes.truncate(bytes.len() - Seal::Proof.bytes());
         close(&mut bytes, Seal::Proof, secret);
         bytes
@@ -375,7 +375,7 @@ fn a_welcome_of_a_stranger_or_of_an_earlier_handshake_opens_nothing() {
     let from = address(1, 1);
     let to = peer.connection();
     for seal in [Seal::OPEN, Seal::Proof] {
-        let forged = letter(Kind::Welcome, to, seal, |body| welcome.emit(body));
+        let forged = packet(Kind::Welcome, to, seal, |body| welcome.emit(body));
         wire.hosts[0].take(wire.now, from, &forged);
     }
     assert_eq!(
@@ -384,7 +384,7 @@ fn a_welcome_of_a_stranger_or_of_an_earlier_handshake_opens_nothing() {
     );
     // Made by a member, but for another cookie.
     welcome.cookie = 77;
-    let mut earlier = letter(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
+    let mut earlier = packet(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
     earlier.truncate(earlier.len() - Seal::Proof.bytes());
     close(&mut earlier, Seal::Proof, wire.hosts[0].secret());
     wire.hosts[0].take(wire.now, from, &earlier);
@@ -426,7 +426,7 @@ fn a_member_gets_in_while_strangers_use_up_all_answers() {
     let opened = wire.run(SECOND, |wire| {
         for stranger in 1..400 {
             (hello.connection, hello.incarnation) = (stranger, 6);
-            let forged = letter(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
+            let forged = packet(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
             wire.hosts[1].take(wire.now, address(9, 1), &forged);
         }
         wire.hosts[0].machine.is_open(peer)
@@ -499,7 +499,7 @@ fn who_stood_between_two_members_with_a_withdrawn_key_cannot_pass_for_one_of_the
     assert_ne!(between.cookie, 0, "it was challenged");
     let say = |wire: &mut Wire, welcome: &Hello| {
         let to = peer.connection();
-        let mut bytes = letter(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
+        let mut bytes = packet(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
         bytes.truncate(bytes.len() - Seal::Proof.bytes());
         close(&mut bytes, Seal::Proof, wire.hosts[0].secret());
         let now = wire.now;
@@ -535,12 +535,16 @@ fn keys_of_a_session_that_is_over_are_kept_until_its_goodbye_has_gone_and_no_lon
         wire.hosts.iter().all(|host| host.connected.len() == 1)
     }));
     let agreed = wire.hosts[0].machine.take_agreement().expect("it is open");
-    assert_eq!(wire.hosts[0].machine.take_ended(), None);
+    assert_eq!(wire.hosts[0].machine.take_ended_session(), None);
     wire.hosts[0].machine.disconnect(peer);
-    assert_eq!(wire.hosts[0].machine.take_ended(), None, "the bye waits");
+    assert_eq!(
+        wire.hosts[0].machine.take_ended_session(),
+        None,
+        "the bye waits"
+    );
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
     let ended = Some((agreed.index, agreed.serial));
-    assert_eq!(wire.hosts[0].machine.take_ended(), ended);
-    assert_eq!(wire.hosts[0].machine.take_ended(), None);
-    assert!(wire.hosts[1].machine.take_ended().is_some());
+    assert_eq!(wire.hosts[0].machine.take_ended_session(), ended);
+    assert_eq!(wire.hosts[0].machine.take_ended_session(), None);
+    assert!(wire.hosts[1].machine.take_ended_session().is_some());
 }

@@ -180,7 +180,7 @@ fn a_lost_interface_is_told_asked_while_there_is_traffic_and_used_when_it_answer
     }
     let changes = wire.hosts[0].changes.clone();
     assert!(
-        changes.contains(&PathChange::Back { lane: 3 }),
+        changes.contains(&PathChange::Restored { lane: 3 }),
         "{changes:?}"
     );
     let before = wire.arrived[1][1];
@@ -372,7 +372,7 @@ fn a_peer_that_names_none_of_its_own_addresses_gets_answers_where_it_asked_from(
     let mut hello = Hello::new(&lanes);
     (hello.connection, hello.incarnation) = (77, 88);
     (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
-    let letter = |hello: &Hello| {
+    let packet = |hello: &Hello| {
         let mut bytes = vec![0; 300];
         let length = 32 + hello.emit(&mut bytes[32..]);
         let mut header = Header::handshake(Kind::Hello, 0);
@@ -384,11 +384,11 @@ fn a_peer_that_names_none_of_its_own_addresses_gets_answers_where_it_asked_from(
     };
     let now = wire.now;
     let host = &mut wire.hosts[0];
-    host.take(now, from, &letter(&hello));
+    host.take(now, from, &packet(&hello));
     let challenge = host.machine.poll_transmit(now, &mut host.pool);
     assert_eq!(challenge.expect("an answer").to, from);
     hello.cookie = host.scratch_u64(32);
-    host.take(now, from, &letter(&hello));
+    host.take(now, from, &packet(&hello));
     let peer = host.connected[0];
     let states: Vec<_> = host
         .machine

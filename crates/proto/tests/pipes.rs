@@ -4,7 +4,8 @@
 
 use dipole_proto::wire::{PipeKind, PipeTag, RefusedReason};
 use dipole_proto::{
-    BeginError, Begun, Config, EdgeId, Event, GoneReason, Instant, Machine, Misbehaved, PeerId,
+    BeginError, Config, EdgeId, Event, GoneReason, Instant, Machine, MessageStart, PeerId,
+    ProtocolViolation,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -66,8 +67,8 @@ impl Process {
                     total,
                     ..
                 } => self.fetches.push((edge, sequence, number, total)),
-                Event::Taken { .. } => self.taken += 1,
-                Event::StreamWanted { edge, sequence } => self.streams.push((edge, sequence)),
+                Event::OfferDone { .. } => self.taken += 1,
+                Event::PiecesRequested { edge, sequence } => self.streams.push((edge, sequence)),
                 Event::Refused {
                     sequence, reason, ..
                 } => self.refused.push((sequence, reason)),
@@ -109,7 +110,7 @@ fn joined() -> ([Process; 2], EdgeId) {
 }
 
 /// The same with a long message offered on the edge.
-fn offered() -> ([Process; 2], EdgeId, Begun) {
+fn offered() -> ([Process; 2], EdgeId, MessageStart) {
     let (mut pair, edge) = joined();
     let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
     pair[0].machine.offer(edge, begun, (3000, 0x1000), None);
@@ -188,7 +189,7 @@ fn a_long_message_holds_up_later_ones_of_its_edge_until_it_has_been_fetched() {
     send(&mut pair, edge, 5).expect("credit");
     assert!(pair[1].received.is_empty(), "the long one comes first");
     let (on, sequence, number, _) = pair[1].fetches.remove(0);
-    pair[1].machine.fetched(NOW, on, number, sequence);
+    pair[1].machine.fetch_completed(NOW, on, number, sequence);
     pair[1].events();
     exchange(&mut pair);
     let lengths: Vec<u64> = pair[1].received.iter().map(|(_, length)| *length).collect();
@@ -200,18 +201,18 @@ fn a_message_that_cannot_be_fetched_comes_in_pieces() {
     let (mut pair, edge, begun) = offered();
     exchange(&mut pair);
     let (on, sequence, number, total) = pair[1].fetches.remove(0);
-    pair[1].machine.cannot_fetch(on, number, sequence, total);
+    pair[1].machine.fetch_failed(on, number, sequence, total);
     exchange(&mut pair);
     assert_eq!(pair[0].streams, [(edge, begun.sequence)]);
     for _ in 0..3 {
         push_piece(&mut pair[1], edge).expect("a piece of it");
     }
-    pair[0].machine.streamed(edge, begun.sequence);
+    pair[0].machine.pieces_sent(edge, begun.sequence);
     assert_eq!(pair[1].received.len(), 1);
     assert!(pair[0].machine.is_acknowledged(pair[0].peer));
 }
 
-fn push_piece(to: &mut Process, edge: EdgeId) -> Result<(), Misbehaved> {
+fn push_piece(to: &mut Process, edge: EdgeId) -> Result<(), ProtocolViolation> {
     let tag = PipeTag::from_word(Machine::piece_tag(edge, false)).expect("sound");
     let taken = to.machine.on_pipe_record(NOW, to.peer, tag, &[], 1000);
     to.events();
@@ -234,7 +235,7 @@ fn an_announced_message_comes_in_pieces_and_later_ones_and_the_end_wait_for_it()
     }
     let lengths: Vec<u64> = pair[1].received.iter().map(|(_, length)| *length).collect();
     assert_eq!(lengths, [3000, 5]);
-    pair[0].machine.streamed(edge, begun.sequence);
+    pair[0].machine.pieces_sent(edge, begun.sequence);
     exchange(&mut pair);
     assert_eq!(pair[0].forgotten, 1, "the edge ends after it");
     assert!(push_piece(&mut pair[1], edge).is_err(), "a piece too many");
@@ -252,9 +253,9 @@ fn an_announced_message_to_nobody_is_refused_and_its_pieces_hold_nothing() {
         push_piece(&mut pair[1], edge).expect("a piece of it");
         assert_eq!(pair[1].machine.pool_used(), 0);
     }
-    pair[0].machine.streamed(edge, begun.sequence);
+    pair[0].machine.pieces_sent(edge, begun.sequence);
     pair[1].machine.open_endpoint(9);
-    pair[0].machine.forgive(edge);
+    pair[0].machine.clear_refusal(edge);
     send(&mut pair, edge, 5).expect("open now");
     assert_eq!(pair[1].received.len(), 1);
 }
@@ -266,7 +267,7 @@ fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
     exchange(&mut pair);
     assert_eq!(pair[0].forgotten, 0, "its message has not been fetched");
     let (on, sequence, number, _) = pair[1].fetches.remove(0);
-    pair[1].machine.fetched(NOW, on, number, sequence);
+    pair[1].machine.fetch_completed(NOW, on, number, sequence);
     pair[1].events();
     exchange(&mut pair);
     assert_eq!(pair[0].forgotten, 1);
@@ -296,7 +297,7 @@ fn a_late_wish_of_an_edge_that_ended_gets_its_next_life_no_credit() {
     pair[1].consume();
     let granted = pair[1].machine.credit_committed();
     let tag = |life| PipeTag {
-        kind: PipeKind::CreditWanted,
+        kind: PipeKind::CreditRequest,
         extra: life,
         number: 30_000,
     };
@@ -323,7 +324,7 @@ fn a_message_to_nobody_is_refused_and_its_sender_told() {
         Err(BeginError::Refused(RefusedReason::NoEndpoint))
     );
     pair[1].machine.open_endpoint(9);
-    pair[0].machine.forgive(edge);
+    pair[0].machine.clear_refusal(edge);
     send(&mut pair, edge, 10).expect("open now");
     assert_eq!(pair[1].received.len(), 1);
 }
@@ -336,7 +337,7 @@ enum Said {
     Close(u32),
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn record() -> impl Strategy<Value = Said> {
     let small = || prop_oneof![4 => 0_u32..4, 1 => any::<u32>()];
     let word = || prop_oneof![3 => (0_u64..3, 6_u64..9).prop_map(|(a, b)| a << 32 | b), 2 => 0_u64..9000, 1 => any::<u64>()];
     prop_oneof![
@@ -351,15 +352,15 @@ fn said() -> impl Strategy<Value = Said> {
 
 proptest! {
     #[test]
-    fn whatever_a_peer_pushes_harms_only_its_own_pipe(script in vec(said(), 0..200)) {
+    fn whatever_a_peer_pushes_harms_only_its_own_pipe(script in vec(record(), 0..200)) {
         let mut process = Process::new(1, &machine(2));
         for endpoint in 6..9 {
             process.machine.open_endpoint(endpoint);
         }
         let bound = process.machine.config().pool_bytes;
-        for said in script {
+        for record in script {
             let (machine, peer) = (&mut process.machine, process.peer);
-            let taken = match said {
+            let taken = match record {
                 Said::Message(number, length) => {
                     machine.on_pipe_message(NOW, peer, number, length).map(|delivery| {
                         let delivered = delivery.map(|delivery| (delivery.edge, length as u64));
@@ -409,7 +410,7 @@ proptest! {
                         process.received.push((edge, length));
                     }
                     Event::Fetch { edge, sequence, number, .. } => {
-                        process.machine.fetched(NOW, edge, number, sequence);
+                        process.machine.fetch_completed(NOW, edge, number, sequence);
                     }
                     _ => {}
                 }
@@ -419,7 +420,7 @@ proptest! {
                 break;
             }
         }
-        process.machine.close_pipe(process.peer, GoneReason::Misbehaved);
+        process.machine.close_pipe(process.peer, GoneReason::ProtocolViolation);
         prop_assert_eq!(process.machine.pool_used(), 0);
         prop_assert_eq!(process.machine.credit_committed(), 0);
         prop_assert_eq!(process.machine.edges(), (0, 0));

@@ -43,9 +43,9 @@ fn generous() -> Config {
     }
 }
 
-/// A Prod to the first host's end of the session.
+/// An AckRequest to the first host's end of the session.
 fn prod(edge: EdgeId, number: u32) -> Vec<u8> {
-    let mut header = Header::handshake(Kind::Prod, edge.peer.connection());
+    let mut header = Header::handshake(Kind::AckRequest, edge.peer.connection());
     header.lane = CONTROL_LANE;
     header.number = number;
     header.length = HEADER_BYTES as u16 + 4;
@@ -144,7 +144,7 @@ fn nothing_is_repeated_within_a_round_trip_of_a_lossless_path() {
 fn a_tail_is_repeated_ever_more_seldom_while_nothing_answers() {
     let config = Config {
         peer_timeout_ns: 1000 * SECOND,
-        quiet_ns: 1000 * SECOND,
+        suspect_after_ns: 1000 * SECOND,
         max_timeout_ns: 100 * SECOND,
         ..Config::default()
     };

@@ -12,10 +12,10 @@ mod hostile;
 mod samples;
 
 use dipole_proto::wire::{
-    self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, EdgeKey,
-    FRAGMENT_BYTES, Flags, HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress,
-    MAX_LANES, MAX_RANGES, Malformed, OPERATION_BYTES, Packet, Part, RESET_BYTES, Range, Record,
-    RefusedReason, Reset, ResetReason, Trailer, Trailers, Wish,
+    self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, CreditRequest,
+    EdgeKey, FRAGMENT_BYTES, Flags, HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind,
+    LaneAddress, MAX_LANES, MAX_RANGES, Malformed, OPERATION_BYTES, Packet, Part, RESET_BYTES,
+    Range, Record, RefusedReason, Reset, ResetReason, Trailer, Trailers,
 };
 use dipole_proto::{DropReason, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
@@ -40,7 +40,7 @@ fn kind() -> impl Strategy<Value = Kind> {
         Kind::Welcome,
         Kind::Data,
         Kind::Ack,
-        Kind::Prod,
+        Kind::AckRequest,
         Kind::Reset,
         Kind::Lookup,
         Kind::Found,
@@ -182,7 +182,7 @@ fn sample() -> impl Strategy<Value = Sample> {
             .prop_map(|(lane, numbers, ranges)| Sample::LaneAck(lane, numbers, ranges)),
         (edge(), any::<u64>()).prop_map(|(edge, limit)| Sample::Credit(edge, limit)),
         (edge(), any::<(u64, u32)>()).prop_map(|(edge, (need, message))| {
-            Sample::CreditWanted(edge, Wish { need, message })
+            Sample::CreditRequest(edge, CreditRequest { need, message })
         }),
         any::<u32>().prop_map(Sample::Window),
         any::<u32>().prop_map(Sample::Backlog),

@@ -1,4 +1,4 @@
-//! Which process holds which element of an array, and where.
+//! Block-cyclic distributions: the owner and the position of each element of an array.
 
 use crate::error::ReshuffleError;
 

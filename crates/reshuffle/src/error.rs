@@ -46,7 +46,7 @@ pub enum ReshuffleError {
     Memory {
         /// The rank.
         rank: u32,
-        /// Which memory.
+        /// The kind of memory.
         what: &'static str,
         /// Its elements.
         found: usize,

@@ -10,7 +10,7 @@ use crate::runs::{Runs, shared};
 
 /// Carries the messages of a reshuffle between processes.
 pub trait Exchange<T> {
-    /// What can go wrong.
+    /// The errors of this exchange.
     type Error: From<ReshuffleError>;
 
     /// Memory for everything that this process sends.

@@ -1,4 +1,5 @@
-//! Which data an interface requests from which rank, and in which order it writes the replies. Does no I/O.
+//! Gathers data from ranks: what the interface requests from which rank, and in which order it writes
+//! the replies. Does no I/O.
 //!
 //! The bytes requested and not yet written are limited. So if the TCP peer is slow, the ranks have to wait,
 //! and the interface needs little memory.

@@ -1,4 +1,4 @@
-//! Which rank has which bytes of a stream.
+//! Layouts: the distribution of the bytes of a stream over ranks.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What lies where in an Ethernet frame, as far as a switch that damages must know.
+//! Layout of Ethernet frames, as far as a switch that damages them needs it.
 
 const ETHERNET_BYTES: usize = 14;
 const IPV4: u16 = 0x0800;
@@ -9,30 +9,30 @@ const UDP_HEADER_BYTES: usize = 8;
 const UDP_CHECKSUM_AT: usize = 6;
 const FRAGMENT_OFFSET_BITS: u16 = 0x1fff;
 
-/// Six bytes that name an interface.
+/// Ethernet address.
 pub(crate) type Station = [u8; 6];
 
-/// Who is to get the frame, and who has sent it.
+/// Returns the destination and the source of a frame.
 pub(crate) fn stations(frame: &[u8]) -> Option<(Station, Station)> {
     let to = frame.first_chunk()?;
     let from = frame.get(6..)?.first_chunk()?;
     Some((*to, *from))
 }
 
-/// Broadcast and multicast.
+/// True for broadcast and multicast addresses.
 pub(crate) fn is_group(station: Station) -> bool {
     station[0] & 1 == 1
 }
 
-/// IP of either version.
+/// True for IPv4 and IPv6.
 pub(crate) fn is_ip(frame: &[u8]) -> bool {
     matches!(u16_at(frame, 12), Some(IPV4 | IPV6))
 }
 
-/// Flips the chosen bit of the payload, counted modulo those there are. False if there is none.
+/// Flips one bit of the payload, chosen by `choice` modulo their number. False if there is none.
 ///
-/// Behind IPv4 a UDP checksum is taken away: the receiving kernel would notice, and
-/// the damage would be one more loss.
+/// Clears the checksum of UDP over IPv4. Otherwise the receiving kernel would drop the packet, and
+/// damage would be the same as loss.
 pub(crate) fn damage(frame: &mut [u8], choice: u32) -> bool {
     let Some((begin, end, checksum)) = payload(frame) else {
         return false;
@@ -51,7 +51,7 @@ pub(crate) fn damage(frame: &mut [u8], choice: u32) -> bool {
     true
 }
 
-/// Where the payload begins and ends, and where the checksum lies that is to go.
+/// Returns the bounds of the payload and the position of a checksum that must be cleared.
 fn payload(frame: &[u8]) -> Option<(usize, usize, Option<usize>)> {
     let ip = ETHERNET_BYTES;
     match u16_at(frame, 12)? {
@@ -84,7 +84,7 @@ fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
 mod tests {
     use super::*;
 
-    /// An IPv4 UDP datagram in a frame, padded as Ethernet does.
+    /// An IPv4 UDP datagram in a frame, padded to 60 bytes.
     fn datagram(payload: &[u8]) -> Vec<u8> {
         let mut frame = vec![0; ETHERNET_BYTES + 20 + 8];
         frame[12..14].copy_from_slice(&IPV4.to_be_bytes());
@@ -106,7 +106,7 @@ mod tests {
             assert!(damage(&mut damaged, choice));
             assert_eq!(damaged[40..42], [0, 0]);
             assert_eq!(damaged[..40], whole[..40]);
-            assert_eq!(damaged[45..], whole[45..], "the padding is no payload");
+            assert_eq!(damaged[45..], whole[45..], "the padding is not payload");
             let pairs = damaged[42..45].iter().zip(&whole[42..45]);
             let flipped: u32 = pairs.map(|(a, b)| (a ^ b).count_ones()).sum();
             assert_eq!(flipped, 1);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_payload_or_is_cut_off_is_left_alone() {
+    fn frames_without_payload_and_truncated_frames_are_left_alone() {
         assert!(!damage(&mut datagram(b""), 5));
         let whole = datagram(b"a long payload that goes beyond the shortest frame");
         for length in 0..whole.len() {

@@ -1,21 +1,21 @@
-//! Why there is no testbed.
+//! Errors of testbeds.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why there is no testbed, or why something on it cannot be done.
+/// Reason why a testbed cannot be created or used.
 #[derive(Debug, thiserror::Error)]
 pub enum TestbedError {
-    /// No testbed can be made on this machine by this user.
+    /// This user cannot create testbeds on this machine.
     #[error("cannot make a testbed: {why}")]
     NotHere {
-        /// Why, and what to do.
+        /// The reason and a remedy.
         why: String,
     },
-    /// The builder was asked for something that does not exist.
-    #[error("there is no such testbed: {why}")]
+    /// The builder received invalid settings.
+    #[error("invalid testbed settings: {why}")]
     Refused {
-        /// What, and what to ask for instead.
+        /// The invalid setting and the valid values.
         why: String,
     },
     /// `ip` or `tc` failed.
@@ -24,30 +24,30 @@ pub enum TestbedError {
          with CAP_NET_ADMIN and CAP_SYS_ADMIN"
     )]
     Command {
-        /// What was called.
+        /// The command line.
         command: String,
-        /// What it said.
+        /// Its error output.
         cause: String,
     },
-    /// The folder of hosts file and runtime directories cannot be written.
+    /// The folder for the hosts file and the runtime directories cannot be written.
     #[error("cannot use {path}: {cause}; set TMPDIR to a folder that can be written")]
     Folder {
-        /// Which path.
+        /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// The error from the kernel.
         cause: io::Error,
     },
-    /// Nothing can be done inside a namespace.
+    /// An operation inside a namespace failed.
     #[error("{doing} in the namespace {namespace} failed: {cause}")]
     Namespace {
-        /// Its name.
+        /// The namespace.
         namespace: String,
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// What the system says.
+        /// The error from the kernel.
         cause: io::Error,
     },
-    /// Signals cannot be watched, so nothing would be cleaned up.
-    #[error("cannot watch for signals: {0}")]
+    /// Signals cannot be handled, so nothing would be cleaned up.
+    #[error("cannot handle signals: {0}")]
     Signals(io::Error),
 }

@@ -1,5 +1,5 @@
-//! What happens to a frame: a pure function of the seed, the network and the
-//! frame's number, so that a run can be had again.
+//! Faults: what happens to a frame is a pure function of the seed, the network and the number of
+//! the frame, so that runs can be repeated.
 
 use std::time::Duration;
 
@@ -8,61 +8,60 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::error::TestbedError;
 
-/// A reordered frame lets from one to this many others pass.
+/// A reordered frame is overtaken by 1 to this many frames.
 pub(crate) const MOST_OVERTAKERS: u32 = 8;
 
-/// Random words kept for each frame: one block of the generator.
+/// Random words per frame: one block of the generator.
 const WORDS_PER_FRAME: u128 = 16;
 
-/// How often a frame suffers what, each a probability.
+/// Probabilities of faults.
 ///
-/// They strike IP packets to one station. Broadcast, multicast and ARP pass, so
-/// that what is counted is what programs have sent.
+/// They apply to unicast IP packets. Broadcast, multicast and ARP pass, so that the counters cover
+/// only what programs have sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// It vanishes; then nothing else happens to it.
+    /// The frame is lost and suffers no other fault.
     pub drop: f64,
-    /// It arrives twice.
+    /// The frame arrives twice.
     pub repeat: f64,
-    /// One to eight others to the same node pass it, or ten milliseconds if there are none.
+    /// The frame is overtaken by 1 to 8 frames to the same node, or held for 10 ms if there are none.
     pub reorder: f64,
-    /// It is held back for [`delay_time`](Self::delay_time); then it is not also reordered.
+    /// The frame is held for [`delay_time`](Self::delay_time) and not reordered.
     pub delay: f64,
-    /// How long a delayed frame is held back.
+    /// Duration of a delay.
     pub delay_time: Duration,
-    /// One bit of the payload is flipped. A UDP datagram over IPv4 loses its checksum
-    /// with it, so that the program gets the damage and not the kernel; what else there
-    /// is, the receiving kernel drops.
+    /// One bit of the payload is flipped. The checksum of UDP over IPv4 is cleared, so that the
+    /// program receives the damaged packet. The receiving kernel drops other damaged packets.
     pub corrupt: f64,
-    /// The same seed does the same to the frames of the same numbers.
+    /// Two runs with the same seed treat frames of the same number in the same way.
     pub seed: u64,
 }
 
-/// What one network's switch has done.
+/// Counters of the switch of one network.
 ///
-/// All frames have arrived where they went once
-/// `delivered + undelivered + dropped == frames + repeated`; then `held` is 0.
+/// All frames have arrived once `delivered + undelivered + dropped == frames + repeated`. Then
+/// `held` is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
-    /// IP frames to one station that came in: those that faults may strike.
+    /// Unicast IP frames received, to which faults apply.
     pub frames: u64,
-    /// Other frames; they pass.
+    /// Other frames received, which pass.
     pub spared: u64,
-    /// Frames of `frames`, and their repetitions, handed to an interface.
+    /// Copies of `frames` written to an interface.
     pub delivered: u64,
-    /// Frames, and repetitions, whose interface was down or full.
+    /// Copies of `frames` whose interface was down or full.
     pub undelivered: u64,
-    /// Frames that vanished.
+    /// Frames lost.
     pub dropped: u64,
-    /// Frames that went twice.
+    /// Frames sent twice.
     pub repeated: u64,
-    /// Frames that others may have overtaken.
+    /// Frames held until others have overtaken them.
     pub reordered: u64,
-    /// Frames held back for a time.
+    /// Frames held for [`Faults::delay_time`].
     pub delayed: u64,
-    /// Frames damaged.
+    /// Frames with a flipped bit.
     pub corrupted: u64,
-    /// Frames that lie in the switch now.
+    /// Frames held at present.
     pub held: u64,
 }
 
@@ -83,15 +82,15 @@ impl FaultCounters {
     }
 }
 
-/// What is to happen to one frame.
+/// The faults of one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fate {
     pub(crate) drop: bool,
     pub(crate) repeat: bool,
     pub(crate) delay: bool,
-    /// Frames that overtake it; 0 for none.
+    /// Number of frames that overtake this one.
     pub(crate) overtakers: u32,
-    /// Which bit is flipped, modulo those there are.
+    /// Selects the bit that is flipped, modulo their number.
     pub(crate) corrupt: Option<u32>,
 }
 
@@ -107,7 +106,7 @@ impl Faults {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(TestbedError::Refused {
                     why: format!(
-                        "{probability} is no probability for {name}; give a number from 0 to 1"
+                        "{probability} is not a probability for {name}; give a number from 0 to 1"
                     ),
                 });
             }
@@ -115,12 +114,12 @@ impl Faults {
         Ok(())
     }
 
-    /// What happens to the frame of this number on this network.
+    /// Draws the faults of a frame.
     pub(crate) fn fate(&self, network: u32, frame: u64) -> Fate {
         let mut dice = ChaCha8Rng::seed_from_u64(self.seed);
         dice.set_stream(u64::from(network));
         dice.set_word_pos(u128::from(frame) * WORDS_PER_FRAME);
-        // Always as many draws: one probability changed leaves the others' choices alone.
+        // The number of draws is constant, so that changing one probability leaves the others alone.
         let mut happens =
             |probability| f64::from(dice.next_u32()) < probability * (f64::from(u32::MAX) + 1.0);
         let drop = happens(self.drop);
@@ -161,7 +160,7 @@ mod tests {
     };
 
     #[test]
-    fn each_fault_strikes_as_often_as_it_was_asked_to() {
+    fn each_fault_occurs_with_its_probability() {
         const FRAMES: u64 = 100_000;
         let fates: Vec<Fate> = (0..FRAMES).map(|frame| FAULTS.fate(0, frame)).collect();
         let share = |strikes: fn(&Fate) -> bool| {
@@ -184,7 +183,7 @@ mod tests {
                 FAULTS.corrupt * left,
             ),
         ] {
-            // Five standard deviations of the rarest are less than this.
+            // Five standard deviations of the rarest fault are less than this.
             let apart = (found - expected).abs();
             assert!(apart < expected * 0.2, "{name}: {found}, not {expected}");
         }
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_never_and_one_is_always() {
+    fn probability_zero_is_never_and_one_is_always() {
         let always = Faults {
             drop: 1.0,
             ..Faults::default()
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_probability_is_refused() {
+    fn values_outside_zero_to_one_are_rejected() {
         for drop in [-0.1, 1.1, f64::NAN] {
             let faults = Faults {
                 drop,

@@ -1,6 +1,5 @@
-//! The switch without its wires: which interface a frame goes to, what happens to it
-//! on the way, which frames are held back. It owns no descriptor and reads no
-//! clock; at most [`MOST_HELD`] frames lie in it, beyond that none is held back.
+//! Forwarding logic of the switch: the output port, the faults and the held frames. It does no I/O
+//! and reads no clock. It holds at most [`MOST_HELD`] frames.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,16 +7,16 @@ use std::time::{Duration, Instant};
 use crate::damage::{self, Station};
 use crate::fault::{FaultCounters, Faults};
 
-/// Frames held back at most.
+/// Limit of held frames. Beyond it, frames are forwarded immediately.
 const MOST_HELD: usize = 4096;
 
-/// A reordered frame that nobody overtakes goes on after this time.
+/// A reordered frame that no other frame overtakes is sent after this time.
 const REORDER_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// An interface of the switch, by its place in the list.
+/// Index of an interface of the switch.
 pub(crate) type Port = usize;
 
-/// Puts a frame on a port's wire; false if that could not be.
+/// Writes a frame to a port; false if that failed.
 pub(crate) type Send<'a> = dyn FnMut(Port, &[u8]) -> bool + 'a;
 
 pub(crate) struct Forwarder {
@@ -31,7 +30,7 @@ pub(crate) struct Forwarder {
 
 struct Held {
     due: Instant,
-    /// How many may still pass it; a delayed frame waits for its time only.
+    /// How many more frames may overtake this one. A delayed frame waits for its time only.
     overtakers: Option<u32>,
     to: Vec<Port>,
     copies: u32,
@@ -57,12 +56,12 @@ impl Forwarder {
         }
     }
 
-    /// When the next held frame must go, if nothing passes it before.
+    /// Returns when the next held frame must be sent at the latest.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.held.iter().map(|held| held.due).min()
     }
 
-    /// Takes a frame that came in.
+    /// Processes a received frame.
     pub(crate) fn accept(
         &mut self,
         from: Port,
@@ -122,12 +121,12 @@ impl Forwarder {
         });
     }
 
-    /// Sends the held frames whose time has come.
+    /// Sends the held frames that are due.
     pub(crate) fn release_due(&mut self, now: Instant, send: &mut Send<'_>) {
         self.release(|held| held.due <= now, send);
     }
 
-    /// A frame has gone to these ports: those held back for them have been passed once more.
+    /// Counts a frame to these ports as overtaking the frames held for them.
     fn pass(&mut self, to: &[Port], send: &mut Send<'_>) {
         for held in &mut self.held {
             if let Some(overtakers) = &mut held.overtakers
@@ -153,7 +152,7 @@ impl Forwarder {
 
     fn deliver(&mut self, to: &[Port], frame: &[u8], copies: u32, send: &mut Send<'_>) {
         for _ in 0..copies {
-            // Flooded to many it is one frame to one station all the same.
+            // A frame flooded to several ports still counts once.
             let mut arrived = false;
             for &port in to {
                 arrived |= send(port, frame);
@@ -168,7 +167,7 @@ impl Forwarder {
 mod tests {
     use super::*;
 
-    /// An IPv4 frame from one station to another, with a mark in it.
+    /// An IPv4 frame with a mark in its last byte.
     fn frame(to: u8, from: u8, mark: u8) -> Vec<u8> {
         let mut frame = vec![0; 60];
         (frame[5], frame[11]) = (to, from);
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_station_that_has_spoken_gets_its_frames_alone_and_in_order() {
+    fn frames_to_a_known_station_use_one_port_and_stay_in_order() {
         let (sent, counters) = run(Faults::default(), 5);
         assert_eq!(sent, (1..=5).map(|mark| (1, mark)).collect::<Vec<_>>());
         assert_eq!(
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn held_frames_are_passed_by_a_few_and_none_is_lost() {
+    fn held_frames_are_overtaken_and_none_is_lost() {
         let faults = Faults {
             reorder: 0.3,
             repeat: 0.1,
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_put_on_the_wire_is_counted() {
+    fn failed_writes_are_counted() {
         let mut switch = Forwarder::new(Faults::default(), 0, 2);
         switch.accept(0, &mut frame(1, 9, 0), Instant::now(), &mut |_, _| false);
         assert_eq!(switch.counters().undelivered, 1);

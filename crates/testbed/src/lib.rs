@@ -1,6 +1,6 @@
-//! A cluster on one machine: nodes that are network namespaces, joined by real
-//! bridges or by a switch of our own that loses, repeats, delays, reorders and
-//! damages frames.
+//! A cluster on one machine: network namespaces as nodes, joined by bridges, or by a switch in user
+//! space that loses, repeats, delays, reorders and damages frames. [`Pair`] is two namespaces on one
+//! veth cable.
 //!
 //! ```no_run
 //! use dipole_testbed::Testbed;
@@ -15,32 +15,37 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nodes are counted from 1, as in the hosts file; networks from 0. Everything
-//! lies in namespaces of the testbed, nothing touches the machine's own network, and
-//! everything goes with the [`Testbed`]: when it is dropped, on SIGINT, SIGTERM and
-//! SIGHUP, and at the latest when the next testbed is made after this process has died.
-//! It knows nothing of Dipole but the hosts file and three variables.
+//! Nodes are counted from 1, as in the hosts file, and networks from 0. Everything is inside the
+//! testbed's own namespaces and does not touch the network of the machine. A [`Testbed`] is removed
+//! when it is dropped, on SIGINT, SIGTERM and SIGHUP, and if this process was killed, when another
+//! process makes a testbed. All that this crate knows of Dipole is the hosts file and three
+//! variables.
 
 #![forbid(unsafe_code)]
 
-mod belongings;
 mod builder;
 pub mod c_programs;
+mod cleanup;
 mod damage;
 mod error;
 mod fault;
 mod forward;
+mod isolated;
 mod names;
 mod namespace;
 mod netlink;
 mod network;
 mod offload;
+mod pair;
+mod settings;
 mod switch;
 mod testbed;
 
 pub use builder::Builder;
 pub use error::TestbedError;
 pub use fault::{FaultCounters, Faults};
+pub use isolated::isolated_command;
 pub use network::PortCounters;
 pub use offload::Offloads;
+pub use pair::{Folder, Pair};
 pub use testbed::{NodePlace, Testbed};

@@ -1,16 +1,16 @@
-//! What a testbed's namespaces and folder are called. A name carries the process id
-//! of its owner, so that what a killed one left is known as such.
+//! Names of namespaces and folders. They contain the process id of the owner, so that leftovers of a
+//! killed process can be recognised.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where `ip netns` keeps its names.
+/// Folder of named namespaces (`ip netns`).
 pub(crate) const NAMESPACES: &str = "/run/netns";
-/// What our namespaces begin with; process id, testbed and node (or `hub`) follow.
+/// Prefix of namespaces, followed by the process id, the testbed, and the node or `hub`.
 const PREFIX: &str = "dpc";
-/// What our folders in the temporary directory begin with; process id and testbed follow.
+/// Prefix of folders in the temporary directory, followed by the process id and the testbed.
 const FOLDER_PREFIX: &str = "dipole-testbed-";
-/// The namespace of the bridges.
+/// Name of the namespace with the bridges.
 const HUB: &str = "hub";
 
 pub(crate) fn node(testbed: u32, node: u32) -> String {
@@ -21,8 +21,8 @@ pub(crate) fn hub(testbed: u32) -> String {
     format!("{PREFIX}{}-{testbed}-{HUB}", std::process::id())
 }
 
-/// A namespace made to see whether one can be made; it has the form of a node's and
-/// is swept like one.
+/// Name of a namespace that is created only to find out whether that works. It looks like the name
+/// of a node, so that leftovers are removed.
 pub(crate) fn probe() -> String {
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let count = TRIED.fetch_add(1, Ordering::Relaxed);
@@ -33,22 +33,22 @@ pub(crate) fn folder(testbed: u32) -> PathBuf {
     std::env::temp_dir().join(format!("{FOLDER_PREFIX}{}-{testbed}", std::process::id()))
 }
 
-/// The interface of every node on this network.
+/// Name of the interface of every node on this network.
 pub(crate) fn interface(network: u32) -> String {
     format!("net{network}")
 }
 
-/// The bridge's end of a node's cable.
+/// Name of the bridge's end of a cable to a node.
 pub(crate) fn port(node: u32, network: u32) -> String {
     format!("n{node}k{network}")
 }
 
-/// The file that stands for a namespace.
+/// Path of a namespace.
 pub(crate) fn path(namespace: &str) -> PathBuf {
     Path::new(NAMESPACES).join(namespace)
 }
 
-/// The process a namespace belongs to, if it is a testbed's.
+/// Returns the process that owns a namespace of a testbed.
 pub(crate) fn namespace_owner(name: &str) -> Option<u32> {
     let mut parts = name.strip_prefix(PREFIX)?.split('-');
     let owner = number(parts.next()?)?;
@@ -57,14 +57,14 @@ pub(crate) fn namespace_owner(name: &str) -> Option<u32> {
     (parts.next().is_none() && (place == HUB || number(place).is_some())).then_some(owner)
 }
 
-/// The process a folder belongs to, if it is a testbed's.
+/// Returns the process that owns a folder of a testbed.
 pub(crate) fn folder_owner(name: &str) -> Option<u32> {
     let (owner, testbed) = name.strip_prefix(FOLDER_PREFIX)?.split_once('-')?;
     number(testbed)?;
     number(owner)
 }
 
-/// Digits only: `parse` alone would take a sign.
+/// Parses digits only; `parse` alone would accept a sign.
 fn number(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_tells_its_owner_and_foreign_names_tell_none() {
+    fn a_name_contains_its_owner_and_foreign_names_do_not() {
         let ours = Some(std::process::id());
         assert_eq!(namespace_owner(&node(7, 12)), ours);
         assert_eq!(namespace_owner(&hub(7)), ours);

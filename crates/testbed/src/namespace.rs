@@ -1,5 +1,4 @@
-//! What is done to and inside a network namespace: `ip` and `tc`, entering it,
-//! ending its processes.
+//! Operations on network namespaces: `ip` and `tc`, entering a namespace, killing its processes.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -17,20 +16,20 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::error::TestbedError;
 use crate::names;
 
-/// A killed process that is not gone after this time hangs in the kernel.
+/// A killed process that still exists after this time hangs in the kernel.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Calls `ip` with these words.
+/// Runs `ip`.
 pub(crate) fn ip(words: &str) -> Result<(), TestbedError> {
     call("ip", words).map(drop)
 }
 
-/// Calls `tc` with these words.
+/// Runs `tc`.
 pub(crate) fn tc(words: &str) -> Result<(), TestbedError> {
     call("tc", words).map(drop)
 }
 
-/// Calls a program with these words; what it printed.
+/// Runs a program and returns its output.
 pub(crate) fn call(program: &str, words: &str) -> Result<String, TestbedError> {
     let failed = |cause: String| TestbedError::Command {
         command: format!("{program} {words}"),
@@ -44,19 +43,19 @@ pub(crate) fn call(program: &str, words: &str) -> Result<String, TestbedError> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(failed(said.trim().to_owned()))
+    let output = String::from_utf8_lossy(&output.stderr);
+    Err(failed(output.trim().to_owned()))
 }
 
-/// Runs a function on a thread that is in the namespace. Sockets made there stay
-/// there, whoever uses them.
+/// Runs a function on a thread inside the namespace. Sockets created there stay in the namespace,
+/// whichever thread uses them.
 pub(crate) fn inside<T: Send>(
     namespace: &str,
     function: impl FnOnce() -> T + Send,
 ) -> io::Result<T> {
     let file = File::open(names::path(namespace))?;
     let result = thread::scope(|scope| {
-        // The thread ends in the namespace and is never used for anything else.
+        // The thread ends inside the namespace and is not reused.
         let entered = scope.spawn(|| {
             move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
             Ok(function())
@@ -66,39 +65,41 @@ pub(crate) fn inside<T: Send>(
     result.unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
-/// How the processes of a namespace are known.
-struct Place {
+/// Identifies the processes of a namespace.
+struct NamespaceId {
     identity: (u64, u64),
-    /// How the command line of `ip` begins that is about to enter it.
+    /// Beginning of the command line of an `ip` process that is about to enter the namespace.
     entering: Vec<u8>,
 }
 
-/// Ends every process in the namespace with SIGKILL and waits until they are gone.
-/// Says how many there were; the calling process is never one of them.
+/// Kills every process in the namespace with SIGKILL, waits until they have exited, and returns
+/// their number. The calling process is never one of them.
 pub(crate) fn kill_all(namespace: &str) -> io::Result<usize> {
-    let place = Place {
+    let id = NamespaceId {
         identity: identity(&names::path(namespace).display().to_string())?,
         entering: ["ip", "netns", "exec", namespace, ""]
             .join("\0")
             .into_bytes(),
     };
-    if place.identity == identity("/proc/self/ns/net")? {
+    if id.identity == identity("/proc/self/ns/net")? {
         return Err(io::Error::other("it is the namespace of this process"));
     }
     let deadline = Instant::now() + DEATH_TIMEOUT;
-    // One that takes its time to end is found more than once.
+    // A process that exits slowly is found more than once.
     let mut killed = HashSet::new();
-    // Again until there is none: those found may have made others meanwhile.
+    // Repeat until there are none, because those found may have forked.
     loop {
-        let living = processes_in(&place)?;
+        let living = processes_in(&id)?;
         if living.is_empty() {
             return Ok(killed.len());
         }
         if Instant::now() > deadline {
-            return Err(io::Error::other(format!("{living:?} do not end")));
+            return Err(io::Error::other(format!(
+                "the processes {living:?} do not exit"
+            )));
         }
         for process in living {
-            if kill(process, &place) {
+            if kill(process, &id) {
                 killed.insert(process);
             }
         }
@@ -106,16 +107,16 @@ pub(crate) fn kill_all(namespace: &str) -> io::Result<usize> {
     }
 }
 
-/// Kills one process unless its number has gone to another meanwhile.
-fn kill(process: Pid, place: &Place) -> bool {
+/// Kills a process unless its id has been reused.
+fn kill(process: Pid, id: &NamespaceId) -> bool {
     let Ok(held) = pidfd_open(process, PidfdFlags::empty()) else {
         return false;
     };
-    // Held now: what the number names in /proc is what the signal goes to.
-    is_in(process, place) && pidfd_send_signal(&held, Signal::KILL).is_ok()
+    // While the pidfd is open, /proc and the signal refer to the same process.
+    is_in(process, id) && pidfd_send_signal(&held, Signal::KILL).is_ok()
 }
 
-fn processes_in(place: &Place) -> io::Result<Vec<Pid>> {
+fn processes_in(id: &NamespaceId) -> io::Result<Vec<Pid>> {
     let own = rustix::process::getpid();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -124,21 +125,21 @@ fn processes_in(place: &Place) -> io::Result<Vec<Pid>> {
         let Some(process) = number.and_then(Pid::from_raw) else {
             continue;
         };
-        if process != own && is_in(process, place) {
+        if process != own && is_in(process, id) {
             found.push(process);
         }
     }
     Ok(found)
 }
 
-/// A process that has ended, waited for or not, is nowhere.
-fn is_in(process: Pid, place: &Place) -> bool {
+/// False for a process that has exited.
+fn is_in(process: Pid, id: &NamespaceId) -> bool {
     let words = fs::read(format!("/proc/{process}/cmdline"));
     let found = || identity(&format!("/proc/{process}/ns/net"));
-    // In this order: `ip` enters before it becomes the program, so who is no longer
-    // `ip` at the first look is inside at the second.
-    words.is_ok_and(|words| words.starts_with(&place.entering))
-        || found().is_ok_and(|found| found == place.identity)
+    // The order matters: `ip` enters the namespace before it executes the program. So a process that
+    // is no longer `ip` at the first check is inside at the second.
+    words.is_ok_and(|words| words.starts_with(&id.entering))
+        || found().is_ok_and(|found| found == id.identity)
 }
 
 fn identity(path: &str) -> io::Result<(u64, u64)> {

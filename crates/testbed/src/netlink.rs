@@ -1,5 +1,5 @@
-//! What `ethtool -K` does, without the program: a device's features through the
-//! kernel's generic netlink family `ethtool`.
+//! Sets features of network devices, like `ethtool -K`, through the kernel's generic netlink family
+//! `ethtool`.
 //!
 //! Source: Linux, Documentation/networking/ethtool-netlink.rst (FEATURES_SET) and
 //! include/uapi/linux/ethtool_netlink.h.
@@ -28,7 +28,7 @@ const BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
 const BIT_VALUE: u16 = 3;
 
-/// A request to switch features on or off.
+/// A FEATURES_SET request.
 #[derive(Debug)]
 struct SetFeatures([DefaultNla; 2]);
 
@@ -56,7 +56,7 @@ impl Emitable for SetFeatures {
     }
 }
 
-/// Switches features of a device of the calling thread's namespace on or off.
+/// Enables or disables features of a device in the namespace of the calling thread.
 pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<()> {
     let socket = socket_with(
         AddressFamily::NETLINK,
@@ -73,8 +73,9 @@ pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<
         GenlCtrlAttrs::FamilyId(family) => Some(*family),
         _ => None,
     });
-    let family = family
-        .ok_or_else(|| io::Error::other("the kernel does not say which family ethtool is"))?;
+    let family = family.ok_or_else(|| {
+        io::Error::other("the kernel did not return the id of the family ethtool")
+    })?;
     let mut request = GenlMessage::from_payload(features(device, wanted));
     request.set_resolved_family_id(family);
     ask(&socket, request).map(drop)
@@ -107,7 +108,7 @@ fn terminated(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// Sends one request; what is said of a family, if that is the answer, before the acknowledgement.
+/// Sends a request and returns the attributes of a family, if the reply contains any.
 fn ask<F: GenlFamily + Emitable + Debug>(
     socket: &OwnedFd,
     request: GenlMessage<F>,
@@ -122,7 +123,7 @@ fn ask<F: GenlFamily + Emitable + Debug>(
     let mut answer = Vec::new();
     let mut buffer = vec![0; 32 << 10];
     loop {
-        // Each message comes by itself: only dumps are joined.
+        // Only dumps combine several messages in one datagram.
         let (received, _) = recv(socket, &mut buffer[..], RecvFlags::empty())?;
         let message = NetlinkMessage::<GenlMessage<GenlCtrl>>::deserialize(&buffer[..received]);
         match message.map_err(io::Error::other)?.payload {

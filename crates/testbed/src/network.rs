@@ -1,54 +1,55 @@
-//! One network between the nodes: a bridge with a cable to each, or a switch of
-//! our own; shaped or as fast as the machine.
+//! One network between the nodes: a bridge with a cable to each node, or a switch in user space,
+//! with or without a limited rate.
 
 use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::builder::Builder;
 use crate::error::TestbedError;
 use crate::names;
 use crate::namespace::{call, ip, tc};
 use crate::offload;
+use crate::settings::Settings;
 use crate::switch::Switch;
 
-/// What an interface queues for sending, in frames: the kernel's own figure for an interface.
+/// Frames that an interface queues for sending: the kernel's default.
 const INTERFACE_QUEUE_FRAMES: u64 = 1000;
-/// Frames that wait in a TAP for the switch; it has no way to slow a sender down.
+/// Frames that a TAP device queues for the switch, which cannot slow down a sender.
 const TAP_QUEUE_FRAMES: u32 = 20_000;
-/// A shaper may send this much at once: the finer, the more like a wire.
+/// A shaper may send this much at once. Smaller bursts are closer to a wire.
 const BURST_US: u64 = 200;
 const LEAST_BURST_FRAMES: u64 = 4;
-/// A cable whose bridge does not notice it within this time is broken.
+/// Time within which the bridge must notice that a cable is connected.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(20);
 const ETHERNET_BYTES: u64 = 14;
 
-/// What the port of a shaped switch has done so far.
+/// Counters of a port of a shaped switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
-    /// Bytes of frames that left towards the node, headers of Ethernet included.
+    /// Bytes sent to the node, including Ethernet headers.
     pub sent_bytes: u64,
-    /// Frames for the node that found the queue full.
+    /// Frames for the node that were dropped because the queue was full.
     pub dropped_packets: u64,
 }
 
-/// A node's place on a network.
+/// Interface of a node on a network.
 pub(crate) struct Interface<'a> {
     pub(crate) node: u32,
     pub(crate) namespace: &'a str,
     pub(crate) address: Ipv4Addr,
 }
 
-/// A bridge in the namespace `hub`, with a veth to each node; says how offloads are set.
+/// Creates a bridge in the namespace `hub` with a veth cable to each node. Returns how offloads are
+/// set.
 pub(crate) fn bridge(
-    settings: &Builder,
+    settings: &Settings,
     network: u32,
     hub: &str,
     interfaces: &[Interface<'_>],
 ) -> Result<&'static str, TestbedError> {
     let (mtu, device) = (settings.mtu, names::interface(network));
     let bridge = format!("br{network}");
-    // Snooping would ask for members now and then, and the asking takes part in what is measured.
+    // Without snooping, which sends queries that would disturb measurements.
     ip(&format!(
         "-n {hub} link add {bridge} mtu {mtu} type bridge mcast_snooping 0"
     ))?;
@@ -63,8 +64,8 @@ pub(crate) fn bridge(
         ))?;
         ip(&format!("-n {hub} link set {port} master {bridge}"))?;
         for (place, device) in [(hub, &port), (namespace, &device)] {
-            // The bridge joins nothing: what leaves it would be long again.
-            let offloads = match settings.offloads_in_force() {
+            // The bridge must not join packets, or long ones would leave it.
+            let offloads = match settings.effective_offloads() {
                 offload::Offloads::GroOnly if place == hub => offload::Offloads::Off,
                 as_asked => as_asked,
             };
@@ -74,7 +75,7 @@ pub(crate) fn bridge(
             }
         }
         if let Some(rate_mbit) = settings.rate_mbit {
-            shape(hub, &port, rate_mbit, settings.queue_in_force(), mtu)?;
+            shape(hub, &port, rate_mbit, settings.effective_queue_bytes(), mtu)?;
             shape(namespace, &device, rate_mbit, interface_queue(mtu), mtu)?;
         }
         ip(&format!("-n {hub} link set {port} up"))?;
@@ -86,7 +87,7 @@ pub(crate) fn bridge(
     Ok(how)
 }
 
-/// Waits until the bridge has noticed that the interface of a node is up, or down.
+/// Waits until the bridge has noticed that the interface of a node is up or down.
 pub(crate) fn wait_for_port(
     hub: &str,
     node: u32,
@@ -101,7 +102,7 @@ pub(crate) fn wait_for_port(
         "state disabled"
     };
     let deadline = Instant::now() + CARRIER_TIMEOUT;
-    // The kernel tells a bridge of its carriers once a second when there are many.
+    // With many ports the kernel notifies a bridge only once per second.
     loop {
         let found = call("bridge", &words)?;
         if found.contains(wanted) {
@@ -117,9 +118,9 @@ pub(crate) fn wait_for_port(
     }
 }
 
-/// A switch of our own, with a TAP device in each node.
+/// Creates a switch in user space with a TAP device in each node.
 pub(crate) fn switch(
-    settings: &Builder,
+    settings: &Settings,
     faults: crate::Faults,
     network: u32,
     interfaces: &[Interface<'_>],
@@ -163,7 +164,7 @@ fn shape(
     mtu: u32,
 ) -> Result<(), TestbedError> {
     let burst = burst_bytes(rate_mbit, mtu);
-    // What waits includes what may go at once.
+    // The limit of tbf includes the burst.
     let limit = queue_bytes + burst;
     tc(&format!(
         "-n {namespace} qdisc add dev {device} root tbf rate {rate_mbit}mbit \
@@ -171,24 +172,24 @@ fn shape(
     ))
 }
 
-/// What the port of a switch has done, from the words of `tc`.
+/// Reads the counters of a port from the output of `tc`.
 pub(crate) fn port_counters(
     hub: &str,
     node: u32,
     network: u32,
 ) -> Result<PortCounters, TestbedError> {
     let words = format!("-n {hub} -s qdisc show dev {}", names::port(node, network));
-    let said = call("tc", &words)?;
-    counters(&said).ok_or_else(|| TestbedError::Command {
+    let output = call("tc", &words)?;
+    counters(&output).ok_or_else(|| TestbedError::Command {
         command: format!("tc {words}"),
-        cause: format!("no counters of a shaper in: {}", said.trim()),
+        cause: format!("found no counters of a shaper in: {}", output.trim()),
     })
 }
 
-/// `Sent 1514 bytes 1 pkt (dropped 0, ...` of the root, which stands first.
-fn counters(said: &str) -> Option<PortCounters> {
+/// Parses `Sent 1514 bytes 1 pkt (dropped 0, ...` of the root qdisc, which comes first.
+fn counters(output: &str) -> Option<PortCounters> {
     let number_after = |word: &str| {
-        let (_, rest) = said.split_once(word)?;
+        let (_, rest) = output.split_once(word)?;
         let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next()?;
         digits.parse().ok()
     };
@@ -198,7 +199,7 @@ fn counters(said: &str) -> Option<PortCounters> {
     })
 }
 
-/// Bytes that a shaped device may send at once.
+/// Returns how many bytes a shaped device may send at once.
 pub(crate) fn burst_bytes(rate_mbit: u64, mtu: u32) -> u64 {
     let frames = LEAST_BURST_FRAMES * (u64::from(mtu) + ETHERNET_BYTES);
     frames.max(rate_mbit * BURST_US / 8)
@@ -209,14 +210,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_found_in_the_words_of_tc() {
-        let said = "qdisc tbf 8001: root refcnt 2 rate 1Gbit burst 25000b lat 524us \n Sent \
+    fn counters_are_parsed_from_the_output_of_tc() {
+        let output = "qdisc tbf 8001: root refcnt 2 rate 1Gbit burst 25000b lat 524us \n Sent \
                     1234 bytes 5 pkt (dropped 67, overlimits 8 requeues 0) \n backlog 0b 0p";
         let expected = PortCounters {
             sent_bytes: 1234,
             dropped_packets: 67,
         };
-        assert_eq!(counters(said), Some(expected));
+        assert_eq!(counters(output), Some(expected));
         assert_eq!(counters("qdisc noqueue 0: root refcnt 2"), None);
     }
 }

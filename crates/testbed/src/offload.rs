@@ -1,22 +1,22 @@
-//! Which offloads the interfaces of a testbed have. A veth carries packets of up to
-//! 64 KiB that no real wire carries; shaping and losing them would say nothing.
+//! Offloads of the interfaces of a testbed. By default a veth carries packets of up to 64 KiB, which
+//! no real wire does, so shaping and loss would be unrealistic.
 
 use crate::error::TestbedError;
 use crate::namespace::{inside, ip};
 use crate::netlink;
 
-/// What an interface may join and leave to others to cut.
+/// Which packets an interface may join or segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offloads {
-    /// Every packet crosses the wire by itself and arrives by itself.
+    /// Every packet crosses the wire and arrives separately.
     Off,
-    /// As the kernel makes a veth: long packets cross in one piece.
+    /// The kernel's default for a veth: long packets cross in one piece.
     On,
-    /// Every packet crosses by itself; the receiving interface joins them (GRO).
+    /// Every packet crosses separately; the receiving interface joins them (GRO).
     GroOnly,
 }
 
-/// Features that join packets, by their names in the kernel.
+/// Features that join packets, by their kernel names.
 const JOINING: [&str; 6] = [
     "tx-tcp-segmentation",
     "tx-tcp6-segmentation",
@@ -27,7 +27,7 @@ const JOINING: [&str; 6] = [
 ];
 const GRO: &str = "rx-gro";
 
-/// Sets the offloads of one veth; says how it was done.
+/// Sets the offloads of one veth and returns a description.
 pub(crate) fn set(
     namespace: &str,
     device: &str,
@@ -35,27 +35,27 @@ pub(crate) fn set(
     offloads: Offloads,
 ) -> Result<&'static str, TestbedError> {
     let gro = match offloads {
-        Offloads::On => return Ok("offloads as the kernel makes them"),
+        Offloads::On => return Ok("offloads at the kernel's defaults"),
         Offloads::Off => false,
         Offloads::GroOnly => true,
     };
     let mut wanted: Vec<(&str, bool)> = JOINING.iter().map(|name| (*name, false)).collect();
     wanted.push((GRO, gro));
-    let asked = inside(namespace, || netlink::set_features(device, &wanted)).flatten();
-    match asked {
+    let set = inside(namespace, || netlink::set_features(device, &wanted)).flatten();
+    match set {
         Ok(()) if gro => Ok("segmentation offloads off, GRO on"),
         Ok(()) => Ok("segmentation offloads and GRO off"),
-        // The limits do the same for what is sent, but cannot switch GRO on.
+        // These limits have the same effect on sent packets, but cannot enable GRO.
         Err(_) if !gro => {
             ip(&format!(
                 "-n {namespace} link set dev {device} gso_max_segs 1 gso_max_size {mtu} \
                  gro_max_size {mtu}"
             ))?;
-            Ok("segments limited to one (ethtool's netlink family refused)")
+            Ok("segments limited to one (ethtool's netlink family is not available)")
         }
         Err(cause) => Err(TestbedError::Namespace {
             namespace: namespace.to_owned(),
-            doing: "switching GRO on",
+            doing: "enabling GRO",
             cause,
         }),
     }

@@ -1,5 +1,4 @@
-//! A switch in user space: one thread that holds the other ends of the nodes'
-//! TAP devices and forwards frames between them.
+//! A switch in user space: one thread that forwards frames between the TAP devices of the nodes.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,12 +15,12 @@ use crate::fault::{FaultCounters, Faults};
 use crate::forward::Forwarder;
 use crate::namespace::inside;
 
-/// The longest frame: the largest MTU, its header and one tag.
+/// The longest frame: the largest MTU plus header and one VLAN tag.
 const FRAME_BYTES: usize = (64 << 10) + 18;
-/// Frames taken from one interface before the others have their turn.
+/// Frames read from one interface before the others get their turn.
 const BATCH: usize = 64;
 
-/// A running switch; it ends when dropped.
+/// A running switch; dropping it stops the thread.
 pub(crate) struct Switch {
     counters: Arc<Mutex<FaultCounters>>,
     stop: Arc<OwnedFd>,
@@ -29,7 +28,7 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// Makes the interface `device` in each of the namespaces and joins them.
+    /// Creates the interface `device` in each of the namespaces and connects them.
     pub(crate) fn start(
         faults: Faults,
         network: u32,
@@ -78,7 +77,7 @@ impl Drop for Switch {
     fn drop(&mut self) {
         let _cannot_be_full = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // If it has panicked, it has said so.
+            // A panic has already been reported on standard error.
             let _ended = thread.join();
         }
     }
@@ -92,7 +91,7 @@ fn open(device: &str) -> io::Result<Tap> {
 
 struct Running {
     forwarder: Forwarder,
-    /// An interface that is gone, as its namespace is, leaves nothing.
+    /// `None` for an interface that has disappeared with its namespace.
     taps: Vec<Option<Tap>>,
     counters: Arc<Mutex<FaultCounters>>,
     stop: Arc<OwnedFd>,
@@ -114,7 +113,7 @@ impl Running {
         }
     }
 
-    /// The ports that have frames, perhaps none; nothing when it is time to end.
+    /// Waits for frames and returns the ports that have some. `None` when the switch must stop.
     fn wait(&self) -> Option<Vec<usize>> {
         let open = self.taps.iter().enumerate();
         let open: Vec<(usize, &Tap)> = open
@@ -127,9 +126,9 @@ impl Running {
         let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
         match poll(&mut wanted, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            // Only wrong arguments are left, and these are always the same.
+            // The remaining errors are caused by wrong arguments.
             Err(errno) => {
-                eprintln!("dipole-testbed: the switch ends, it cannot wait: {errno}");
+                eprintln!("dipole-testbed: the switch stops because poll failed: {errno}");
                 return None;
             }
         }
@@ -152,7 +151,7 @@ impl Running {
                         .accept(port, &mut buffer[..length], now, &mut send);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return,
-                // The device has gone with its namespace.
+                // The device has disappeared with its namespace.
                 Err(_) => {
                     self.taps[port] = None;
                     return;
@@ -162,7 +161,7 @@ impl Running {
     }
 }
 
-/// False when the interface is down or gone.
+/// False if the interface is down or has disappeared.
 fn write(taps: &[Option<Tap>], port: usize, frame: &[u8]) -> bool {
     let tap = taps.get(port).and_then(Option::as_ref);
     tap.is_some_and(|tap| rustix::io::write(tap.as_fd(), frame).is_ok())

@@ -1,4 +1,4 @@
-//! A made testbed: where its nodes are, and what can be done with them.
+//! A testbed: creation, its nodes, and operations on them.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -9,36 +9,36 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::belongings;
-use crate::builder::Builder;
+use crate::cleanup;
 use crate::error::TestbedError;
 use crate::fault::FaultCounters;
 use crate::names;
 use crate::namespace::{self, ip};
 use crate::network::{self, Interface, PortCounters};
+use crate::settings::Settings;
 use crate::switch::Switch;
 
-/// The port of a node's directory; in a namespace of its own the usual one is free.
+/// The port of a node's directory. In a namespace of its own the default is free.
 const DIRECTORY_PORT: u16 = 7411;
 
-/// Called as `remote-shell DEST COMMAND-LINE`, like ssh.
+/// Invoked as `remote-shell DEST COMMAND-LINE`, like ssh.
 const REMOTE_SHELL: &str = "#!/bin/sh\ndest=$1\nshift\nexec ip netns exec \"$dest\" sh -c \"$*\"\n";
 
-/// Where a node is.
+/// Namespace, addresses and folder of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePlace {
-    /// The name of its network namespace, also its `ssh=` in the hosts file.
+    /// Name of the network namespace, which is also `ssh=` in the hosts file.
     pub namespace: String,
-    /// Its address on each network.
+    /// Address on each network.
     pub addresses: Vec<Ipv4Addr>,
-    /// Its runtime directory.
+    /// Runtime directory.
     pub runtime_dir: PathBuf,
 }
 
-/// A cluster in network namespaces. Dropping it takes it away, with all processes in it.
+/// A cluster in network namespaces. Dropping it removes it and kills all processes in it.
 pub struct Testbed {
     number: u32,
-    settings: Builder,
+    settings: Settings,
     folder: PathBuf,
     nodes: Vec<NodePlace>,
     switches: Vec<Switch>,
@@ -46,13 +46,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Says what testbed is wanted.
-    #[must_use]
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// Why no testbed can be made here, if so; for tests that skip aloud.
+    /// Returns why testbeds cannot be created here, if so. Tests print it and skip.
     #[must_use]
     pub fn why_not() -> Option<String> {
         let user = rustix::process::geteuid();
@@ -72,19 +66,19 @@ impl Testbed {
         }
         let name = names::probe();
         let tried = ip(&format!("netns add {name}"));
-        // Taken away even if half made: `ip` may have left the name.
+        // Delete it even after an error, because `ip` may have left the name.
         let deleted = ip(&format!("netns delete {name}"));
         let failed = tried.and(deleted).err()?;
-        Some(format!("no namespace can be made: {failed}"))
+        Some(format!("cannot create network namespaces: {failed}"))
     }
 
-    pub(crate) fn make(settings: Builder) -> Result<Self, TestbedError> {
+    pub(crate) fn create(settings: Settings) -> Result<Self, TestbedError> {
         if let Some(why) = Self::why_not() {
             return Err(TestbedError::NotHere { why });
         }
-        belongings::sweep();
-        let number = belongings::register()?;
-        // From here on, failing drops it, and dropping removes what there is.
+        cleanup::sweep();
+        let number = cleanup::register()?;
+        // After an error from here on, dropping removes what exists.
         let mut testbed = Self {
             number,
             settings,
@@ -93,25 +87,25 @@ impl Testbed {
             switches: Vec::new(),
             offloads: "",
         };
-        testbed.folder = belongings::make_folder(number)?;
+        testbed.folder = cleanup::create_folder(number)?;
         for node in 1..=testbed.settings.nodes {
-            testbed.make_node(node)?;
+            testbed.create_node(node)?;
         }
         testbed.join_nodes()?;
         testbed.write_files()?;
         Ok(testbed)
     }
 
-    /// How many nodes there are; they are counted from 1.
+    /// Returns the number of nodes, which are counted from 1.
     #[must_use]
     pub fn nodes(&self) -> u32 {
         self.settings.nodes
     }
 
-    /// Where a node is.
+    /// Returns the place of a node.
     ///
     /// # Panics
-    /// If there is none of this number.
+    /// If the node does not exist.
     #[must_use]
     pub fn node(&self, node: u32) -> &NodePlace {
         let index = usize::try_from(node)
@@ -119,11 +113,16 @@ impl Testbed {
             .and_then(|node| node.checked_sub(1));
         index
             .and_then(|index| self.nodes.get(index))
-            .unwrap_or_else(|| panic!("node {node}: there are 1 to {}", self.nodes.len()))
+            .unwrap_or_else(|| {
+                panic!(
+                    "node {node} does not exist: there are 1 to {}",
+                    self.nodes.len()
+                )
+            })
     }
 
-    /// A program inside a node, which finds itself in its environment. What the
-    /// caller's environment says about Dipole is hidden from it.
+    /// Returns a command that runs a program inside a node, with the variables of the node and
+    /// without the Dipole variables of the caller.
     #[must_use]
     pub fn command(&self, node: u32, program: impl AsRef<OsStr>) -> Command {
         let place = self.node(node);
@@ -135,11 +134,13 @@ impl Testbed {
                 command.env_remove(name);
             }
         }
+        // The user's profiles and keys do not belong to this cluster.
+        command.env("XDG_CONFIG_HOME", self.folder.join("config"));
         command.envs(self.environment(node));
         command
     }
 
-    /// What [`command`](Self::command) sets.
+    /// Returns the variables that [`command`](Self::command) sets.
     #[must_use]
     pub fn environment(&self, node: u32) -> [(&'static str, String); 3] {
         [
@@ -152,36 +153,37 @@ impl Testbed {
         ]
     }
 
-    /// Runs a function on a thread inside a node. A socket made there stays there.
+    /// Runs a function on a thread inside a node. Sockets created there stay there.
     ///
     /// # Errors
-    /// When the namespace cannot be entered.
+    /// The namespace cannot be entered.
     pub fn inside<T: Send>(&self, node: u32, function: impl FnOnce() -> T + Send) -> io::Result<T> {
         namespace::inside(&self.node(node).namespace, function)
     }
 
-    /// The hosts file: all nodes with their addresses, those on further networks as `interfaces=`.
+    /// Returns the hosts file, with all nodes and their addresses; those on further networks are in
+    /// `interfaces=`.
     #[must_use]
     pub fn hosts_file(&self) -> PathBuf {
         self.folder.join("hosts")
     }
 
-    /// A stand-in for ssh that understands the hosts file: `--rsh` of `dipole run`.
+    /// Returns a substitute for ssh, for the option `--rsh` of `dipole run`.
     #[must_use]
     pub fn remote_shell(&self) -> PathBuf {
         self.folder.join("remote-shell")
     }
 
-    /// A folder that goes with the testbed.
+    /// Returns a folder that is removed with the testbed.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Takes a node's interface off a network, or puts it back; returns when the bridge knows.
+    /// Takes an interface of a node down or up, and returns when the bridge has noticed it.
     ///
     /// # Errors
-    /// - [`TestbedError::Command`]: `ip` failed; so it does for a network that there is not.
+    /// - [`TestbedError::Command`]: `ip` failed, for example because the network does not exist.
     pub fn set_interface(&self, node: u32, network: u32, up: bool) -> Result<(), TestbedError> {
         let (namespace, device) = (&self.node(node).namespace, names::interface(network));
         let state = if up { "up" } else { "down" };
@@ -192,10 +194,10 @@ impl Testbed {
         network::wait_for_port(&names::hub(self.number), node, network, up)
     }
 
-    /// Ends every process in a node with SIGKILL; says how many there were.
+    /// Kills every process in a node with SIGKILL and returns their number.
     ///
     /// # Errors
-    /// - [`TestbedError::Namespace`]: some do not end.
+    /// - [`TestbedError::Namespace`]: some processes do not exit.
     pub fn kill_node(&self, node: u32) -> Result<usize, TestbedError> {
         let name = &self.node(node).namespace;
         namespace::kill_all(name).map_err(|cause| TestbedError::Namespace {
@@ -205,29 +207,29 @@ impl Testbed {
         })
     }
 
-    /// What the switches of all networks together have done; zeros on a testbed without faults.
+    /// Returns the sum of the counters of all switches; zeros on a testbed without faults.
     #[must_use]
     pub fn fault_counters(&self) -> FaultCounters {
         let all = self.switches.iter().map(Switch::counters);
         all.fold(FaultCounters::default(), FaultCounters::plus)
     }
 
-    /// What the switch port of a node has done, on a testbed with a rate.
+    /// Returns the counters of the switch port of a node, on a testbed with a limited rate.
     ///
     /// # Errors
-    /// - [`TestbedError::Command`]: `tc` failed; so it does where nothing is shaped.
+    /// - [`TestbedError::Command`]: `tc` failed, for example because the rate is not limited.
     pub fn port_counters(&self, node: u32, network: u32) -> Result<PortCounters, TestbedError> {
         network::port_counters(&names::hub(self.number), node, network)
     }
 
-    /// What a shaped interface or port may send at once, beyond its rate.
+    /// Returns how many bytes a shaped interface or port may send at once.
     #[must_use]
     pub fn burst_bytes(&self) -> u64 {
         let burst = |rate| network::burst_bytes(rate, self.settings.mtu);
         self.settings.rate_mbit.map_or(0, burst)
     }
 
-    /// One line: what this testbed is and how its interfaces were set.
+    /// Describes the testbed and the settings of its interfaces in one line.
     #[must_use]
     pub fn description(&self) -> String {
         let settings = &self.settings;
@@ -239,7 +241,7 @@ impl Testbed {
             let burst = network::burst_bytes(rate, settings.mtu);
             let _infallible = write!(text, ", {rate} Mbit/s in bursts of {burst} bytes");
             if settings.faults.is_none() {
-                let queue = settings.queue_in_force();
+                let queue = settings.effective_queue_bytes();
                 let _infallible = write!(text, ", {queue} bytes queued per switch port");
             }
         }
@@ -261,9 +263,9 @@ impl Testbed {
         text
     }
 
-    fn make_node(&mut self, node: u32) -> Result<(), TestbedError> {
+    fn create_node(&mut self, node: u32) -> Result<(), TestbedError> {
         let name = names::node(self.number, node);
-        belongings::make_namespace(self.number, &name)?;
+        cleanup::create_namespace(self.number, &name)?;
         ip(&format!("-n {name} link set lo up"))?;
         let runtime_dir = self.folder.join(format!("run-{node}"));
         fs::create_dir(&runtime_dir).map_err(|cause| TestbedError::Folder {
@@ -282,7 +284,7 @@ impl Testbed {
     fn join_nodes(&mut self) -> Result<(), TestbedError> {
         let hub = names::hub(self.number);
         if self.settings.faults.is_none() {
-            belongings::make_namespace(self.number, &hub)?;
+            cleanup::create_namespace(self.number, &hub)?;
         }
         for network in 0..self.settings.networks {
             let interfaces: Vec<Interface<'_>> = (1..)
@@ -337,9 +339,9 @@ impl Testbed {
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        // First those who hold the interfaces: a device goes with its namespace only when nobody does.
+        // Stop the switches first: their devices are removed only when nothing holds them open.
         self.switches.clear();
-        belongings::remove(self.number);
+        cleanup::remove(self.number);
     }
 }
 

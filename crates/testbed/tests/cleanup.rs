@@ -1,5 +1,5 @@
-//! Nothing stays: after a drop, after a signal, after a death. Needs root and
-//! `ip`; skipped aloud without.
+//! Testbeds are removed when they are dropped, on signals, and after a kill. The tests need root and
+//! `ip` and print SKIPPED without them.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -17,10 +17,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Set for the process that makes a testbed and waits.
 const CHILD: &str = "DIPOLE_TESTBED_TEST_CHILD";
-/// What its lines begin with; the test harness prints others.
+/// Prefix of its output lines, because the test harness prints others.
 const MARK: &str = "left behind: ";
 
-/// What must be gone: namespaces, folder.
+/// Namespaces and folder that must disappear.
 fn traces(testbed: &Testbed) -> Vec<PathBuf> {
     let namespaces = (1..=testbed.nodes()).map(|node| &testbed.node(node).namespace);
     let mut paths: Vec<PathBuf> = namespaces
@@ -54,14 +54,14 @@ fn nothing_is_left_after_a_drop() {
     }
 }
 
-/// Not a test: the process that the tests below end. Elsewhere it does nothing.
+/// The process that the tests below kill. Without the variable it does nothing.
 #[test]
-fn a_testbed_is_made_and_left() {
+fn helper_process_with_a_testbed() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
     let testbed = Testbed::builder().build().expect("the parent has one too");
-    // Perhaps not yet inside when the testbed goes; it must go all the same.
+    // The process may not be inside yet when the testbed is removed, and must be killed all the same.
     let mut sleeper = testbed
         .command(1, "sleep")
         .arg("1000")
@@ -75,15 +75,15 @@ fn a_testbed_is_made_and_left() {
     let _outlives_us = sleeper.wait();
 }
 
-/// A process with a testbed, and what will be left of it.
+/// Starts a process with a testbed and returns the paths that it has created.
 fn child() -> (Child, Vec<PathBuf>) {
     let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
-    command.args(["--exact", "a_testbed_is_made_and_left", "--nocapture"]);
+    command.args(["--exact", "helper_process_with_a_testbed", "--nocapture"]);
     command.env(CHILD, "1").stdout(Stdio::piped());
     let mut child = command.spawn().expect("this test runs");
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     let lines = lines.map(|line| line.expect("text"));
-    // The harness does not end its own line before a test's first.
+    // The harness prints the test's first line after its own, without a line break.
     let paths = lines.filter_map(|line| Some(line.split_once(MARK)?.1.to_owned()));
     let paths = paths.take_while(|path| !path.is_empty()).map(PathBuf::from);
     let paths = paths.collect();
@@ -95,7 +95,7 @@ fn pid(child: &Child) -> Pid {
 }
 
 #[test]
-fn a_signal_takes_the_testbed_away() {
+fn a_signal_removes_the_testbed() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -111,7 +111,7 @@ fn a_signal_takes_the_testbed_away() {
 }
 
 #[test]
-fn what_a_killed_process_left_goes_with_the_next_testbed() {
+fn leftovers_of_a_killed_process_are_removed_with_the_next_testbed() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -125,7 +125,7 @@ fn what_a_killed_process_left_goes_with_the_next_testbed() {
     drop(testbed);
 }
 
-/// An orphan is waited for by the system, which may take its time.
+/// Waits until the paths have disappeared. The system may be slow to reap an orphan.
 fn gone(paths: &[PathBuf]) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !exist(paths).is_empty() {

@@ -1,5 +1,5 @@
-//! The switch that does harm, between real sockets. Needs root, `ip` and
-//! `/dev/net/tun`; skipped aloud without.
+//! The switch with faults, between real sockets. The tests need root, `ip` and `/dev/net/tun` and
+//! print SKIPPED without them.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -17,7 +17,7 @@ use dipole_testbed::{FaultCounters, Faults, Testbed};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use sockets::{address, socket};
 
-/// Counters once all `frames` have gone through and none lies in the switch.
+/// Waits until the switch has processed all `frames` and holds none, and returns its counters.
 fn settled(testbed: &Testbed, frames: u64) -> FaultCounters {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -33,14 +33,14 @@ fn settled(testbed: &Testbed, frames: u64) -> FaultCounters {
 
 fn pair(testbed: &Testbed) -> (UdpSocket, UdpSocket) {
     let (from, to) = (socket(testbed, 1, 0), socket(testbed, 2, 0));
-    // All that is sent may wait there.
+    // Large enough for everything that is sent.
     set_socket_recv_buffer_size_force(&to, 64 << 20).expect("root may");
     from.connect(address(&to)).expect("it has an address");
     (from, to)
 }
 
 #[test]
-fn what_arrives_is_what_the_switch_says_it_passed() {
+fn the_receiver_gets_what_the_switch_has_counted() {
     const SENT: u32 = 20_000;
     let faults = Faults {
         drop: 0.05,
@@ -55,7 +55,7 @@ fn what_arrives_is_what_the_switch_says_it_passed() {
     let (from, to) = pair(&testbed);
     for number in 0..SENT {
         from.send(&number.to_be_bytes()).expect("it is sent");
-        // The first asks for the other's interface; the rest must not wait in line for the answer.
+        // The first datagram triggers ARP. The others must not queue up behind it.
         if number == 0 {
             settled(&testbed, 1);
         }

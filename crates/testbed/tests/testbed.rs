@@ -1,4 +1,4 @@
-//! Testbeds as their users see them. They need root and `ip`; skipped aloud without.
+//! Testbeds as their users see them. The tests need root and `ip` and print SKIPPED without them.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -69,10 +69,10 @@ fn an_interface_down_stops_its_network_and_no_other() {
     };
     let reaches = |network| {
         let (from, to) = (socket(&testbed, 1, network), socket(&testbed, 2, network));
-        // Long enough for a busy machine; waited for only where nothing comes.
+        // Long enough for a busy machine; only reached when nothing arrives.
         let patience = Duration::from_secs(2);
         to.set_read_timeout(Some(patience)).expect("a time");
-        // Refused at once or lost on the way: both are not reached.
+        // An error counts as unreachable, too.
         let _may_be_refused = from.send_to(b"ping", address(&to));
         to.recv_from(&mut [0; 16]).is_ok()
     };
@@ -102,7 +102,7 @@ fn a_shaped_network_passes_no_more_than_its_rate() {
     let began = Instant::now();
     let sender = thread::spawn(move || {
         while began.elapsed() < Duration::from_secs(1) {
-            // A full queue may refuse; that is not the receiver's business.
+            // A full queue may reject datagrams, which does not matter here.
             let _may_be_refused = from.send_to(&[0; 1400], goal);
         }
     });
@@ -136,7 +136,7 @@ fn a_long_datagram_passes_where_the_mtu_allows_it_and_not_elsewhere() {
     }
 }
 
-/// Bytes per packet at the receiving interface of a stream.
+/// Returns the bytes per packet of a stream at the receiving interface.
 fn packet_bytes(offloads: Offloads) -> Option<f64> {
     let testbed = make(Testbed::builder().offloads(offloads))?;
     let place = testbed.node(2).addresses[0];
@@ -213,8 +213,8 @@ fn the_hosts_file_names_the_interfaces_on_all_networks() {
     );
 }
 
-/// The longest that one `recv` of a socket with UDP_GRO gives, and the bytes per packet at
-/// the receiving interface, while datagrams are sent in runs.
+/// Sends datagrams in bursts. Returns the longest `recv` of a socket with UDP_GRO, and the bytes per
+/// packet at the receiving interface.
 fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
     const DATAGRAM_BYTES: usize = 1000;
     const RUNS: usize = 200;
@@ -235,7 +235,7 @@ fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
         .expect("a time");
     let (mut longest, mut bytes) = (0, 0);
     let mut buffer = vec![0; 1 << 16];
-    // Some may be lost where the queue is short; most must come.
+    // Some may be lost where the queue is short, but most must arrive.
     while bytes < RUNS * RUN_DATAGRAMS * DATAGRAM_BYTES {
         let Ok(length) = to.recv(&mut buffer) else {
             break;
@@ -258,7 +258,7 @@ fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
 }
 
 #[test]
-fn datagrams_that_cross_one_by_one_are_joined_by_the_receiving_interface_where_it_shall() {
+fn gro_joins_datagrams_that_have_crossed_separately() {
     let Some((longest, on_the_wire)) = joined_bytes(Offloads::GroOnly) else {
         return;
     };

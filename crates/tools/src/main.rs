@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod bsp;
 mod calibrate;
 mod doctor;
 mod endpoint_file;
@@ -43,7 +42,6 @@ enum Command {
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(dipole_bench::BenchArgs),
-    Bsp(bsp::BspArgs),
     Calibrate(calibrate::CalibrateArgs),
     Predict(predict::PredictArgs),
     Graph(graph::GraphArgs),
@@ -68,6 +66,12 @@ enum Command {
     /// Serves a path of /dev/dipole that a program has opened (started by `sockets`).
     #[command(hide = true)]
     EndpointFile(endpoint_file::EndpointFileArgs),
+    /// Measures as one of two sides (started by `bench` and `calibrate`).
+    #[command(hide = true)]
+    BenchSide,
+    /// Measures supersteps as a rank (started by `calibrate supersteps`).
+    #[command(hide = true)]
+    SuperstepRank(dipole_bench::RankArgs),
     /// Ends a host's processes when its parent dies (started by `run`).
     #[command(hide = true)]
     Guard(dipole_launch::GuardArgs),
@@ -195,9 +199,13 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Send(args) => pipe::send(&args, json, out),
         Command::Recv(args) => pipe::recv(&args, json, out),
         Command::Bench(args) => {
-            dipole_bench::execute(args, json, out).map_err(|error| Failure::with_status(2, error))
+            dipole_bench::execute(&args, json, out).map_err(|error| Failure::with_status(2, error))
         }
-        Command::Bsp(args) => bsp::execute(&args, json, out),
+        Command::BenchSide => Ok(dipole_bench::side::run()),
+        Command::SuperstepRank(args) => {
+            dipole_bench::rank(&args)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Calibrate(args) => calibrate::execute(&args, json, out),
         Command::Predict(args) => predict::execute(&args, json, out),
         Command::Stats(args) => processes::stats(&args, json, out),

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use dipole_bsp::model::{Basis, Machine, Parameters, PointToPoint, Regime};
-use dipole_bsp::profile::{Profile, ProfileError};
+use dipole_model::{Basis, Machine, Parameters, PointToPoint, Regime};
+use dipole_model::{Profile, ProfileError};
 use serde_json::json;
 
 use crate::output::{Failure, table};
@@ -17,7 +17,7 @@ use crate::output::{Failure, table};
 ///
 /// Without further options, messages of several lengths by every link that was calibrated. Supersteps
 /// take w + g h + l: w is computation, h the most bytes that a rank sends or receives; g and l are what
-/// `dipole bsp probe` has measured, or lie on a line through it for numbers of ranks that it has not.
+/// `dipole calibrate supersteps` has measured, or lie on a line through it for numbers of ranks that it has not.
 #[derive(Args, Debug)]
 pub(crate) struct PredictArgs {
     /// Length of a message
@@ -27,12 +27,6 @@ pub(crate) struct PredictArgs {
     /// What carries the messages, or joins the ranks [default: those with a profile]
     #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
     link: Vec<Link>,
-    /// Measure messages of 1 byte to 4 MiB, too, and show how wrong the predictions are
-    #[arg(long, conflicts_with_all = ["bytes", "ranks"])]
-    check: bool,
-    /// With --check: few short measurements, to see that everything works
-    #[arg(long, requires = "check")]
-    quick: bool,
     /// Predict supersteps of so many ranks instead
     #[arg(long, value_name = "P,..", value_delimiter = ',', conflicts_with = "bytes",
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -40,7 +34,7 @@ pub(crate) struct PredictArgs {
     /// Predict a traced program (DIPOLE_TRACE) beside what was measured of it, and with --ranks what it takes
     /// with other numbers of ranks
     #[arg(long, value_name = "DIR",
-          conflicts_with_all = ["bytes", "check", "h", "volume", "flops", "work_seconds", "supersteps", "link"])]
+          conflicts_with_all = ["bytes", "h", "volume", "flops", "work_seconds", "supersteps", "link"])]
     trace: Option<PathBuf>,
     /// With --trace: only the supersteps from FIRST to LAST, as FIRST..LAST; the program's first is 0
     #[arg(long, value_name = "FIRST..LAST", requires = "trace", value_parser = crate::trace::range)]
@@ -181,10 +175,6 @@ fn messages(
     if links.is_empty() || lacking.is_some() {
         return Err(missing(arguments, "messages", "dipole calibrate"));
     }
-    if arguments.check {
-        return dipole_bench::check_predictions(&links, arguments.quick, json, out)
-            .map_err(|error| Failure::with_status(2, error));
-    }
     let bytes = match arguments.bytes.is_empty() {
         true => &USUAL_BYTES[..],
         false => &arguments.bytes,
@@ -312,7 +302,7 @@ fn supersteps(
         return Err(missing(
             arguments,
             "supersteps with these ranks, or of two other numbers of ranks to draw a line through,",
-            "dipole bsp probe",
+            "dipole calibrate supersteps",
         ));
     }
     if !json {
@@ -358,7 +348,7 @@ fn traced(
             let folder = dipole_node::profile_dir().unwrap_or_default();
             return Err(Failure::from(format!(
                 "there is no measurement of supersteps of {p} ranks by {} in {}, nor of two other numbers \
-                 of ranks to draw a line through; run dipole bsp probe --link {} first",
+                 of ranks to draw a line through; run dipole calibrate supersteps --link {} first",
                 program.link,
                 folder.display(),
                 program.link

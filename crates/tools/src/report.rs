@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use dipole_bsp::profile::{Profile, ProfileError};
 use dipole_bsp::trace::Clocks;
+use dipole_model::{Profile, ProfileError};
 use dipole_page::{Heading, document, section};
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use crate::output::{Failure, json as line};
 use crate::trace::{self, Run, Summary};
 
 /// How to read it.
-const TEXT: &str = "What dipole calibrate, dipole bsp probe and a traced run have found. Marks are medians; the bars \
+const TEXT: &str = "What dipole calibrate, dipole calibrate supersteps and a traced run have found. Marks are medians; the bars \
                     through them are 95 % confidence intervals. Point at a mark for its numbers.";
 
 /// Show what was measured of this machine's links, and a traced run, as one page
@@ -59,7 +59,7 @@ pub(crate) fn execute(
     if profiles.is_empty() && files.is_none() {
         return Err(format!(
             "there is nothing to report: no profile in {}, and no --trace; run `dipole calibrate` or \
-             `dipole bsp probe` first",
+             `dipole calibrate supersteps` first",
             dipole_node::profile_dir().unwrap_or_default().display()
         )
         .into());
@@ -149,7 +149,7 @@ fn missing(profiles: &[Profile], is_untraced: bool) -> impl Iterator<Item = Stri
         ),
         (
             !has(|profile| !profile.cost.is_empty()),
-            "supersteps: `dipole bsp probe`",
+            "supersteps: `dipole calibrate supersteps`",
         ),
         (
             is_untraced,

@@ -43,7 +43,7 @@ impl Testbed {
     }
 
     fn dipole(&self, node: u32, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+        let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
         command
             .args(arguments)
             .env("DIPOLE_NID", node.to_string())
@@ -246,7 +246,7 @@ fn an_agent_takes_over_from_a_running_program_which_resumes_when_the_agent_is_ki
         "{none:?}"
     );
     let _again = reach(&node, 3);
-    assert_eq!(node.departed(), [], "nobody was hurt");
+    assert_eq!(node.take_departures(), [], "a process was reported gone");
 }
 
 #[test]
@@ -262,17 +262,17 @@ fn an_agent_answers_for_a_stopped_program_but_not_for_a_killed_one() {
     // Longer than the timeout of 3 s.
     let waited = endpoint.receive_timeout(Duration::from_secs(5));
     assert!(waited.is_err());
-    assert_eq!(node.departed(), [], "its agent vouches for it");
+    assert_eq!(node.take_departures(), [], "its agent vouches for it");
 
     receiver.kill();
     let begun = Instant::now();
     let departure = loop {
         let nothing = endpoint.receive_timeout(Duration::from_millis(20));
         assert!(nothing.is_err());
-        if let Some(departure) = node.departed().pop() {
+        if let Some(departure) = node.take_departures().pop() {
             break departure;
         }
-        assert!(begun.elapsed() < PATIENCE, "nobody told");
+        assert!(begun.elapsed() < PATIENCE, "the death was not reported");
     };
     assert_eq!((departure.node, departure.reason), (2, GoneReason::Died));
     drop(agent);

@@ -1,4 +1,4 @@
-//! Benches between two hosts, which are two network namespaces. Needs root; skipped aloud without.
+//! Benchmarks between two hosts, which are network namespaces. Needs root; skipped with a message otherwise.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use dipole_testbed::Testbed;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Where a server receives.
+/// The address of a server.
 const SERVER: u32 = 0xfeb0_0000;
-/// Longer than anything here takes.
+/// More than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn testbed(nodes: u32) -> Option<Testbed> {
@@ -34,7 +34,7 @@ fn dipole(testbed: &Testbed, node: u32, arguments: &str) -> Command {
     command
 }
 
-/// A server; dropping it ends it.
+/// A server that is killed when this is dropped.
 struct Server {
     child: Child,
     lines: Receiver<String>,
@@ -57,7 +57,7 @@ impl Server {
         server
     }
 
-    /// Waits until it says a line with these words.
+    /// Waits until it prints a line with these words.
     fn says(&self, words: &str) {
         loop {
             let line = self.lines.recv_timeout(PATIENCE);
@@ -81,7 +81,7 @@ fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// Ends with status 2 and says these words.
+/// Runs a command that must end with status 2 and print these words.
 fn refused(mut command: Command, words: &[&str]) {
     let output = command.output().expect("it starts");
     let (text, errors) = texts(&output);
@@ -98,9 +98,9 @@ fn two_hosts_are_measured_with_the_same_table_and_page() {
     };
     refused(
         dipole(&testbed, 1, "bench --to 2 --quick"),
-        &["bench --server", "node 2", "start one there"],
+        &["bench server", "node 2", "start one there"],
     );
-    let mut server = Server::start(dipole(&testbed, 2, "bench --server"));
+    let mut server = Server::start(dipole(&testbed, 2, "bench server"));
     let page = testbed.folder().join("page.html");
     let mut command = dipole(&testbed, 1, "--json bench --to 2 --quick --html");
     let output = command.arg(&page).output().expect("it starts");
@@ -132,7 +132,7 @@ fn two_hosts_are_measured_with_the_same_table_and_page() {
     let page = std::fs::read_to_string(page).expect("the page");
     assert!(page.contains("two hosts, node 1"), "the page says where");
     server.says("node 1 is done");
-    // The server is there for the next, and ends by a signal.
+    // The server is ready for the next client, and ends on a signal.
     let table = dipole(&testbed, 1, "bench pingpong --to 2 --quick").output();
     let (table, errors) = texts(&table.expect("it starts"));
     assert!(table.contains("two hosts, node 1"), "{table}\n{errors}");
@@ -159,7 +159,7 @@ fn who_cannot_measure_with_a_server_is_told_why() {
         command.env("DIPOLE_KEY", key);
         command
     };
-    let server = Server::start(keyed(2, "bench --server", &right));
+    let server = Server::start(keyed(2, "bench server", &right));
     refused(
         keyed(1, "bench pingpong --to 2", &wrong),
         &["node 2", "copy the key file of one node to the other"],
@@ -168,12 +168,12 @@ fn who_cannot_measure_with_a_server_is_told_why() {
         dipole(&testbed, 1, "bench pingpong --to 2"),
         &["node 2", "set DIPOLE_KEY to a copy of its key file"],
     );
-    // Another one on the same node.
+    // Another client on the same node.
     refused(
-        keyed(2, "bench --server", &right),
-        &["another `dipole bench --server` runs on this node"],
+        keyed(2, "bench server", &right),
+        &["another `dipole bench server` runs on this node"],
     );
-    // One that is measured already takes nobody else; who is killed makes room.
+    // A busy server refuses others; a killed client frees it.
     let long = "bench pingpong --to 2 --seconds 60 --subjects dipole";
     let mut busy = keyed(1, long, &right);
     let mut busy = busy.stdout(Stdio::null()).spawn().expect("it starts");
@@ -188,7 +188,7 @@ fn who_cannot_measure_with_a_server_is_told_why() {
     let quick = "bench pingpong --to 2 --quick --subjects dipole";
     let output = keyed(3, quick, &right).output().expect("it starts");
     assert!(output.status.success(), "{:?}", texts(&output));
-    // A server that is killed ends its client.
+    // A killed server ends its client.
     let mut left = keyed(1, long, &right);
     let left = left
         .stdout(Stdio::null())
@@ -217,7 +217,7 @@ fn a_side_of_another_version_is_refused_in_words() {
     );
     drop((one, two));
     std::fs::write(place("hosts"), text).expect("our own directory");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     command.args(["bench", "--server", "--nid", "2", "--hosts"]);
     command.arg(place("hosts")).stdin(Stdio::null());
     command.env_remove("DIPOLE_KEY");

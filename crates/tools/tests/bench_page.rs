@@ -1,20 +1,19 @@
-//! The page of `dipole bench --html`, opened in a real headless browser: what
-//! a reader sees there is what was measured.
+//! The page of `dipole bench --html` in a real headless browser shows the measured values.
 //!
-//! Needs `chromium` or `google-chrome`; without one it says so and skips, unless
+//! Needs `chromium` or `google-chrome`; skipped with a message without one, unless
 //! `DIPOLE_REQUIRE_BROWSER=1`.
 
 mod browser;
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use browser::{Opened, browser, open};
 use serde_json::Value;
 
 const SUBJECTS: &str = "dipole,bare-tcp-spin,bare-unix-spin,bare-shm";
 
-/// The parts of `text` that lie between `begin` and `end`.
+/// The parts of `text` between `begin` and `end`.
 fn between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
     let parts = text.split(begin).skip(1);
     parts
@@ -34,7 +33,7 @@ fn attribute<'a>(tag: &'a str, name: &str) -> &'a str {
 
 /// The points that a figure must have, by subject.
 fn expected(lines: &[Value], bench: &str, testbed: &str) -> BTreeMap<String, usize> {
-    // Points of a figure stand beside tables of the same kind and size; each size is one point.
+    // Several tables have the same kind and size; each size is one point of the figure.
     let mut sizes: BTreeMap<String, std::collections::BTreeSet<u64>> = BTreeMap::new();
     for line in lines {
         if line["bench"] == bench && line["testbed"] == testbed {
@@ -60,7 +59,7 @@ fn drawn(figure: &str) -> BTreeMap<String, usize> {
             let told: usize = attribute(curve, "data-points").parse().expect("a number");
             assert_eq!(marks, told, "{curve}");
             assert!(!curve.contains("NaN") && !curve.contains("inf"), "{curve}");
-            // Dipole's name has its link.
+            // Dipole's name includes its link.
             let name = attribute(curve, "data-subject");
             let subject = name.split(" (").next().expect("the first part");
             (subject.to_owned(), marks)
@@ -68,7 +67,7 @@ fn drawn(figure: &str) -> BTreeMap<String, usize> {
         .collect()
 }
 
-/// Every measured number in a table is one that `--json` printed, and is shown as it is.
+/// Every number in a table was printed by `--json`, and is shown unchanged.
 fn check_tables(dom: &str, lines: &[Value]) -> usize {
     let mut checked = 0;
     for row in between(dom, "<tr", "</tr>") {
@@ -100,7 +99,7 @@ fn check_tables(dom: &str, lines: &[Value]) -> usize {
             };
             let shown = cell.rsplit('>').next().expect("the last part");
             let shown: f64 = shown.parse().expect("a number");
-            // At least three digits, and six decimals at most.
+            // At least three digits, and at most six decimals.
             let error = (shown - value * factor).abs();
             assert!(
                 error <= value * factor * 6e-3 + 1e-6,
@@ -112,7 +111,7 @@ fn check_tables(dom: &str, lines: &[Value]) -> usize {
     checked
 }
 
-/// Each mark of a figure of ratios tells one of two measured numbers, of the same size.
+/// Every mark of a figure of ratios states one of two measured numbers of the same size.
 fn check_ratios(figure: &str, lines: &[&Value], field: &str) {
     let marks = between(figure, "<title>", "</title>");
     assert!(marks.len() >= 3, "{figure}");
@@ -145,7 +144,7 @@ fn the_page_shows_in_a_browser_what_was_measured() {
     };
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("page.html");
-    let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+    let output = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
         .args(["bench", "--quick", "--json", "--on", "loopback"])
         .args(["--subjects", SUBJECTS, "--html"])
         .arg(&page)
@@ -218,20 +217,20 @@ fn the_page_shows_in_a_browser_what_was_measured() {
     assert_eq!(figures.len(), 12);
     assert!(check_tables(&dom, &lines) > 300);
 
-    // What the page carries for programs is what was printed.
+    // The data in the page for programs is what was printed.
     let data = one(&dom, "id=\"data\">", "</script>");
     let data: Value = serde_json::from_str(data).expect("JSON");
     let carried = data["measurements"].as_array().expect("a list");
     assert_eq!(carried, &lines);
 
-    // Nothing on the page needs a script: the only one is data.
+    // The page works without scripts: the only one is data.
     assert_eq!(dom.matches("<script").count(), 1);
     assert!(dom.contains("<script type=\"application/json\" id=\"data\">"));
 }
 
 #[test]
 fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
-    let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+    let output = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
         .args(["bench", "pingpong", "--html", "/nowhere/page.html"])
         .stdin(Stdio::null())
         .output()

@@ -4,16 +4,16 @@
 
 mod on_nodes;
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-use dipole_bsp::profile::Profile;
+use dipole_model::Profile;
 use dipole_testbed::Testbed;
 use on_nodes::{calibrate, text};
 use serde_json::Value;
 
 /// `dipole` with a folder for profiles.
 fn dipole(profiles: &std::path::Path, arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     command.env("DIPOLE_PROFILE", profiles);
     command.args(arguments.split_whitespace());
     command.output().expect("the program runs")
@@ -61,7 +61,7 @@ fn messages_are_calibrated_saved_and_predicted() {
         .collect();
     assert_eq!(rounds.len(), 9);
     // Predictions next to measurements, for as many lengths as were measured.
-    let checked = lines(&dipole(folder.path(), "--json predict --check --quick"));
+    let checked = lines(&dipole(folder.path(), "--json calibrate --check --quick"));
     assert_eq!(checked.len(), 3);
     for line in &checked {
         for name in ["predicted_ns", "measured_ns"] {
@@ -112,7 +112,7 @@ fn supersteps_of_any_number_of_ranks_are_predicted_with_the_basis_of_the_predict
     let folder = tempfile::tempdir().expect("a folder");
     let mut profile = Profile::new("udp");
     for (p, l_ns, g_ns_per_byte) in [(1, 0.0, 0.0), (2, 10_000.0, 1.0), (4, 30_000.0, 3.0)] {
-        profile.set_cost(dipole_bsp::profile::Cost {
+        profile.set_cost(dipole_model::Cost {
             p,
             nodes: p,
             s_mflops: 1000.0,
@@ -160,11 +160,11 @@ fn without_a_profile_it_says_what_to_run() {
             1,
             "run dipole calibrate first",
         ),
-        ("predict --check", 1, "run dipole calibrate first"),
+        ("calibrate --check", 2, "run dipole calibrate first"),
         (
             "predict --ranks 4 --h 1000",
             1,
-            "run dipole bsp probe first",
+            "run dipole calibrate supersteps first",
         ),
         ("predict --bytes 0", 2, "1..="),
         ("predict --ranks 4 --flops -1", 2, "give a number from 0"),
@@ -176,8 +176,8 @@ fn without_a_profile_it_says_what_to_run() {
         ("predict --h 10", 2, "--ranks"),
         ("calibrate --link bpf --on loopback", 2, "leave it out"),
         ("calibrate --link udp --on node", 2, "--link shm"),
-        ("calibrate --pacing --link udp", 2, "cannot be used with"),
-        ("calibrate --rounds 5", 2, "--pacing"),
+        ("calibrate pacing --link udp", 2, "--link"),
+        ("calibrate --rounds 5", 2, "--rounds"),
         ("calibrate --job --link udp", 2, "cannot be used with"),
     ] {
         let output = dipole(folder.path(), arguments);

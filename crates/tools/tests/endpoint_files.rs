@@ -41,7 +41,7 @@ impl Place {
     }
 
     fn command(&self, program: &str, words: &[&str]) -> Command {
-        let mut command = Command::new(program);
+        let mut command = dipole_testbed::isolated_command(program);
         command
             .args(words)
             .env_remove("DIPOLE_HOSTS")

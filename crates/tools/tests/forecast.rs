@@ -3,13 +3,13 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
-use dipole_bsp::profile::{Cost, Profile};
+use dipole_model::{Cost, Profile};
 use serde_json::Value;
 
 fn dipole(folder: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     for name in [
         "DIPOLE_JOB",
         "DIPOLE_RANK",
@@ -45,8 +45,7 @@ fn a_traced_job_is_predicted_and_compared_and_extrapolated_to_other_numbers_of_r
         program,
     ];
     let rank = [
-        "bsp",
-        "rank",
+        "superstep-rank",
         "--each",
         "5",
         "--seconds",
@@ -62,7 +61,7 @@ fn a_traced_job_is_predicted_and_compared_and_extrapolated_to_other_numbers_of_r
     let output = dipole(folder, &["predict", "--trace", traces]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        !output.status.success() && said.contains("dipole bsp probe --link shm"),
+        !output.status.success() && said.contains("dipole calibrate supersteps --link shm"),
         "{said}"
     );
 

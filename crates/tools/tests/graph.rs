@@ -12,7 +12,7 @@ fn paper() -> PathBuf {
 }
 
 fn dipole(testbed: &TempDir, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     command
         .args(arguments)
         .env("DIPOLE_RUNTIME_DIR", testbed.path().join("runtime"))

@@ -11,7 +11,7 @@ fn the_formatter_has_nothing_to_complain_about() {
         eprintln!("SKIPPED: mandoc is not installed (package mandoc)");
         return;
     }
-    let mut dipole = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut dipole = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     let output = dipole.arg("manual").output().expect("it starts");
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).expect("UTF-8");

@@ -112,7 +112,7 @@ fn check(output: &Output) -> String {
 fn the_examples_run_on_four_ranks_of_one_machine() {
     let directory = tempfile::tempdir().expect("a directory");
     for name in ["ring", "all_to_all"] {
-        let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+        let output = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
             .args(["run", "-n", "4", "--tag"])
             .arg(example(name))
             .env("DIPOLE_RUNTIME_DIR", directory.path().join("runtime"))

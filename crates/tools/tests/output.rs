@@ -11,7 +11,7 @@ const GRAPH: &str = concat!(
 );
 
 fn dipole(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     command.args(words).stdin(Stdio::null());
     for variable in ["DIPOLE_HOSTS", "DIPOLE_KEY", "DIPOLE_NID", "DIPOLE_LOG"] {
         command.env_remove(variable);

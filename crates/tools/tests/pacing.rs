@@ -1,13 +1,11 @@
-//! `dipole calibrate --pacing`. It needs a shaped network of namespaces, so root, and is skipped aloud without.
+//! `dipole calibrate pacing`. It needs a shaped network of namespaces, so root, and is skipped aloud without.
 //! In a program of its own: nothing else is measured meanwhile.
 
 #![allow(missing_docs, reason = "tests")]
 
 mod on_nodes;
 
-use std::process::Command;
-
-use dipole_bsp::profile::Profile;
+use dipole_model::Profile;
 use dipole_testbed::Testbed;
 use on_nodes::{calibrate, text};
 use serde_json::Value;
@@ -29,7 +27,7 @@ fn slots_are_found_on_a_shaped_network_and_saved_where_supersteps_look() {
     let output = calibrate(
         &testbed,
         NODES,
-        &["--json", "calibrate", "--pacing", "--rounds", "5"],
+        &["--json", "calibrate", "pacing", "--rounds", "5"],
     );
     assert!(output.status.success(), "{}", text(&output));
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -76,11 +74,11 @@ fn slots_are_found_on_a_shaped_network_and_saved_where_supersteps_look() {
 
 #[test]
 fn without_nodes_to_measure_it_says_what_to_do() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     for name in ["DIPOLE_JOB", "DIPOLE_RANK", "DIPOLE_SIZE"] {
         command.env_remove(name);
     }
-    let output = command.args(["calibrate", "--pacing"]).output();
+    let output = command.args(["calibrate", "pacing"]).output();
     let output = output.expect("the program runs");
     assert!(!output.status.success());
     assert!(

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Output, Stdio};
 
 use dipole_testbed::{Offloads, Testbed};
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
@@ -161,7 +161,7 @@ fn lie(testbed: &Testbed) {
 fn forged_reports_of_too_long_packets_are_ignored() {
     let Some(testbed) = jumbo(3) else { return };
     let key = testbed.folder().join("key");
-    let mut made = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut made = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     let made = made.args(["key", "new"]).arg(&key).status();
     assert!(made.expect("it starts").success());
     let mut stream = Stream::begin(&testbed, Some(&key));

@@ -44,7 +44,7 @@ impl Drop for Running {
 }
 
 fn dipole(runtime: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DIPOLE_") {
             command.env_remove(name);
@@ -419,7 +419,7 @@ fn a_taken_endpoint_another_node_and_a_missing_file_are_refused() {
     let started = Instant::now();
     while !link.exists() {
         assert!(first.child().try_wait().unwrap().is_none());
-        assert!(started.elapsed() < PATIENCE, "nobody opened endpoint 7");
+        assert!(started.elapsed() < PATIENCE, "endpoint 7 was not opened");
         std::thread::yield_now();
     }
     let second = Running::start(&mut dipole(folder.path(), &["recv", "7"])).ends();

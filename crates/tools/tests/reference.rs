@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// The output of `dipole WORDS --help`, in a terminal of 100 columns.
 fn help(words: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+    let output = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
         .args(words)
         .arg("--help")
         .env_clear()

@@ -2,10 +2,10 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 fn run(policy: &str, options: &[&str], script: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DIPOLE_") {
             command.env_remove(name);

@@ -34,7 +34,10 @@ const COMMANDS: [(&str, bool); 24] = [
         "bench pingpong --on node --seconds 0.01 --rounds 1 --subjects bare-unix-spin",
         true,
     ),
-    ("bsp probe --quick --ranks 2 --link shm --rounds 1", true),
+    (
+        "calibrate supersteps --quick --ranks 2 --link shm --rounds 1",
+        true,
+    ),
     ("calibrate --quick --link shm", true),
     ("predict --bytes 8 --link shm", false),
     ("graph GRAPH", true),
@@ -64,7 +67,7 @@ fn dipole(line: &str, place: &Path, to: To) -> Command {
             shell.args(["-c", "exec \"$0\" \"$@\" >&-", DIPOLE]);
             shell
         }
-        _ => Command::new(DIPOLE),
+        _ => dipole_testbed::isolated_command(DIPOLE),
     };
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DIPOLE_") {
@@ -116,7 +119,10 @@ fn check(line: &str, output: &Output, to: To, prints: bool) {
 
 #[test]
 fn every_command_handles_a_standard_output_that_cannot_be_written() {
-    let help = Command::new(DIPOLE).arg("--help").output().expect("help");
+    let help = dipole_testbed::isolated_command(DIPOLE)
+        .arg("--help")
+        .output()
+        .expect("help");
     let help = String::from_utf8(help.stdout).expect("text");
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let listed = listed.map_while(|line| line.split_whitespace().next());
@@ -183,7 +189,7 @@ fn errors_of_every_command_are_json_on_request() {
         ("recv 7 --hosts /nowhere", 1),
         ("recv 99999999999", 2),
         ("bench pingpong --to 2 --hosts /nowhere", 2),
-        ("bsp probe --ranks x", 2),
+        ("calibrate supersteps --ranks x", 2),
         ("calibrate --link x", 2),
         ("predict --bytes 8 --link udp", 1),
         ("graph /nowhere", 2),

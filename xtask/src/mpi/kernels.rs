@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// An installed libdipole-fi.so to use instead of building one.
     #[arg(long, value_name = "FILE")]
     provider: Option<PathBuf>,
-    /// Kernels; all if none is given.
+    /// Kernels; all by default.
     kernels: Vec<String>,
 }
 
@@ -200,8 +200,8 @@ fn run_kernel(command: &mut Command, name: &str) -> Result<f64, Failure> {
     let output = output.map_err(|cause| Failure::Start { program, cause })?;
     let text = String::from_utf8_lossy(&output.stdout);
     let right = format!("{name}: right on ");
-    let said = text.lines().find(|line| line.starts_with(&right));
-    let took = said.and_then(|line| line.rsplit_once(", ")?.1.strip_suffix(" s")?.parse().ok());
+    let result = text.lines().find(|line| line.starts_with(&right));
+    let took = result.and_then(|line| line.rsplit_once(", ")?.1.strip_suffix(" s")?.parse().ok());
     took.filter(|_| output.status.success()).ok_or_else(|| {
         let (command, why) = (describe(command), String::from_utf8_lossy(&output.stderr));
         Failure::Text(format!("{command}: {text}{why}"))

@@ -126,10 +126,10 @@ fn clean(program: &Path) -> Command {
     command
 }
 
-/// A folder with the provider under the name that libfabric looks for: a given one, or a new build.
-pub(super) fn provider(given: Option<&Path>) -> Result<PathBuf, Failure> {
-    let library = match given {
-        Some(given) => fs::canonicalize(given).map_err(at(given))?,
+/// A folder with the provider under the name that libfabric looks for: an installed one, or a new build.
+pub(super) fn provider(installed: Option<&Path>) -> Result<PathBuf, Failure> {
+    let library = match installed {
+        Some(installed) => fs::canonicalize(installed).map_err(at(installed))?,
         None => {
             run(cargo().args(["build", "--release", "--locked", "-p", "dipole-fabric"]))?;
             root().join("target/release/libdipole_fi.so")

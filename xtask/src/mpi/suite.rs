@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// An installed libdipole-fi.so to use instead of building one.
     #[arg(long, value_name = "FILE")]
     provider: Option<PathBuf>,
-    /// Test modules, such as p2p_buf; all if none is given.
+    /// Test modules, such as p2p_buf; all by default.
     modules: Vec<String>,
 }
 
@@ -48,13 +48,13 @@ pub(super) fn suite(arguments: &Arguments) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for module in &modules {
         let began = Instant::now();
-        let (result, said) = one(arguments, &provider, &tests, module)?;
-        let ran = said.lines().find(|line| line.starts_with("Ran "));
+        let (result, output) = one(arguments, &provider, &tests, module)?;
+        let ran = output.lines().find(|line| line.starts_with("Ran "));
         let took = began.elapsed().as_secs();
         println!("{module:16} {result:10} {took:4} s  {}", ran.unwrap_or(""));
         if result != "ok" {
             let log = provider.join(format!("{module}.log"));
-            fs::write(&log, said).map_err(at(&log))?;
+            fs::write(&log, output).map_err(at(&log))?;
             println!("{:16} see {}", "", log.display());
             failed.push(module.as_str());
         }
@@ -89,7 +89,7 @@ fn one(
     tests: &Path,
     module: &str,
 ) -> Result<(&'static str, String), Failure> {
-    let (python, told) = arguments.library.python();
+    let (python, variable) = arguments.library.python();
     let transport = if arguments.tcp {
         Transport::Tcp
     } else {
@@ -103,7 +103,7 @@ fn one(
         .args(["-n", &arguments.ranks.to_string()])
         .arg(&python)
         .args(["main.py", "-q", &format!("test_{module}")])
-        .envs(told)
+        .envs(variable)
         .current_dir(tests)
         .stdin(Stdio::null())
         .stdout(file)
@@ -112,8 +112,8 @@ fn one(
     let child = command.spawn();
     let child = child.map_err(|cause| Failure::Start { program, cause })?;
     let result = ended(child, Duration::from_secs(arguments.limit));
-    let said = fs::read(&output).map_err(at(&output))?;
-    Ok((result, String::from_utf8_lossy(&said).into_owned()))
+    let bytes = fs::read(&output).map_err(at(&output))?;
+    Ok((result, String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 fn ended(mut child: Child, limit: Duration) -> &'static str {
@@ -128,8 +128,8 @@ fn ended(mut child: Child, limit: Duration) -> &'static str {
         Some(_) => "failed",
         None => {
             // A launcher that gets SIGTERM ends its ranks.
-            let asked = Command::new("kill").arg(child.id().to_string()).status();
-            std::thread::sleep(Duration::from_secs(if asked.is_ok() { 5 } else { 0 }));
+            let terminated = Command::new("kill").arg(child.id().to_string()).status();
+            std::thread::sleep(Duration::from_secs(if terminated.is_ok() { 5 } else { 0 }));
             let _ended_already = child.kill();
             let _status = child.wait();
             "hangs"

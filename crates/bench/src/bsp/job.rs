@@ -1,81 +1,56 @@
-//! Starts the ranks of one subject and collects what they tell.
+//! Starts the ranks of a contender and collects their output.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use dipole_node::{profile_dir, variables};
 use dipole_testbed::Testbed;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::super::mpi::{Library, Network, Start};
-use super::sample::Told;
-use super::{Link, ProbePlan};
+use super::{Link, SuperstepsPlan};
+use crate::bsp::sample::RankOutput;
 
-/// The source of what MPI libraries are measured with.
-const PEER_SOURCE: &str = include_str!("../../peers/superstep.c");
-/// How long ranks that were told to end may take.
+/// Time that ranks have to exit after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
-/// A port for bare datagrams in namespaces of our own, where all are free.
+/// Port for bare datagrams in namespaces, where all ports are free.
 const BARE_PORT: u16 = 29_000;
 
-/// Why a job yields nothing.
+/// Reason why a job has no results.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum JobError {
+pub enum JobError {
     #[error("cannot start {program}: {cause}")]
     Start { program: String, cause: io::Error },
-    #[error("cannot prepare it: {0}")]
+    #[error("cannot prepare the job: {0}")]
     Prepare(io::Error),
-    #[error("it was not done after {} s and was ended", .0.as_secs())]
+    #[error("timed out after {} s and was killed", .0.as_secs())]
     Late(Duration),
-    #[error("it ended with {status}: {words}")]
+    #[error("exited with {status}: {words}")]
     Ended { status: String, words: String },
 }
 
-/// A library that is here, and its compiled program.
-#[derive(Clone, Debug)]
-pub(crate) struct Peer {
-    pub(crate) library: Library,
-    program: PathBuf,
-}
-
-impl Peer {
-    /// Compiles what is measured into a folder; says why that cannot be done.
-    pub(crate) fn prepare(library: Library, folder: &Path) -> Result<Peer, String> {
-        let name = library.name();
-        let source = folder.join("superstep.c");
-        let written = std::fs::write(&source, PEER_SOURCE)
-            .map_err(|cause| format!("cannot write {}: {cause}", source.display()));
-        let program = written.and_then(|()| library.compile(&source, &folder.join(name), &[]));
-        let program = program.map_err(|what| {
-            let packages = library.packages();
-            format!("{name} is left out: {what} (Debian has it in {packages})")
-        })?;
-        Ok(Peer { library, program })
-    }
-}
-
-/// Where ranks run: each on a node of its own, or all on this one.
+/// Placement of the ranks.
 #[derive(Clone, Copy)]
-pub(crate) enum Place<'a> {
-    /// All on this node; the folder is for files of the job.
+pub enum Place<'a> {
+    /// All on this node. The folder is for files of the job.
     Here(&'a Path),
-    /// One on each node.
+    /// One on each node of a testbed.
     Apart(&'a Testbed),
 }
 
 impl Place<'_> {
-    pub(crate) fn nodes(self, ranks: u32) -> u32 {
+    pub fn nodes(self, ranks: u32) -> u32 {
         match self {
             Place::Here(_) => 1,
             Place::Apart(_) => ranks,
         }
     }
 
-    pub(crate) fn name(self, link: Link) -> &'static str {
+    pub fn name(self, link: Link) -> &'static str {
         match self {
             Place::Apart(_) => "veth",
             Place::Here(_) if link == Link::Shm => "node",
@@ -84,100 +59,38 @@ impl Place<'_> {
     }
 }
 
-/// A job of one subject.
-pub(crate) struct Job<'a> {
-    pub(crate) plan: &'a ProbePlan,
-    pub(crate) ranks: u32,
-    pub(crate) link: Link,
-    pub(crate) place: Place<'a>,
+/// A job of one contender.
+pub struct Job<'a> {
+    pub plan: &'a SuperstepsPlan,
+    pub ranks: u32,
+    pub link: Link,
+    pub place: Place<'a>,
     /// Cores of the ranks; empty if they are not bound.
-    pub(crate) cores: &'a [usize],
+    pub cores: &'a [usize],
 }
 
 impl Job<'_> {
-    /// Measures Dipole.
-    pub(crate) fn dipole(&self) -> Result<Vec<Told>, JobError> {
-        let program = std::env::current_exe().map_err(JobError::Prepare)?;
-        let mut command = match self.place {
-            Place::Here(folder) => {
-                let mut command = Command::new(&program);
-                command
-                    .env("DIPOLE_HOSTS", "")
-                    .env("DIPOLE_NID", "1")
-                    .env("DIPOLE_RUNTIME_DIR", folder.join("run"));
-                command
-            }
-            Place::Apart(testbed) => testbed.command(1, &program),
-        };
-        command.args(["run", "-n", &self.ranks.to_string()]);
-        if let Place::Apart(testbed) = self.place {
-            command.arg("--hosts").arg(testbed.hosts_file());
-            command.arg("--rsh").arg(testbed.remote_shell());
-        }
-        command.args(["--env", &format!("DIPOLE_LINK={}", self.link.name())]);
-        command.arg(&program).args(["bsp", "rank"]);
-        for (option, value) in [
-            ("--seconds", self.plan.seconds.to_string()),
-            ("--samples", self.plan.samples.to_string()),
-            ("--most-bytes", self.plan.most_bytes.to_string()),
-        ] {
-            command.args([option, &value]);
-        }
-        if let Some(count) = self.plan.each {
-            command.args(["--each", &count.to_string()]);
-        }
-        if !self.cores.is_empty() {
-            command.args(["--cores", &self.cores_text()]);
-        }
-        if self.link != Link::Shm && self.ranks > 1 {
-            command.args(["--bare", &self.bare()?]);
-        }
-        self.told(command)
+    /// Starts the ranks of a contender and returns what they measure.
+    pub fn run(&self, contender: &dyn Contender) -> Result<Vec<RankOutput>, JobError> {
+        let command = contender.command(self)?;
+        self.collect(command)
     }
 
-    /// Measures an MPI library, by shared memory or by TCP.
-    pub(crate) fn peer(&self, peer: &Peer) -> Result<Vec<Told>, JobError> {
-        let network = match self.place {
-            Place::Here(_) => None,
-            Place::Apart(testbed) => Some(Network {
-                namespaces: (1..=self.ranks)
-                    .map(|node| testbed.node(node).namespace.clone().into())
-                    .collect(),
-                subnet: "10.0.0.0/24",
-                interface: "net0",
-            }),
-        };
-        let start = Start {
-            ranks: self.ranks,
-            is_local: self.link == Link::Shm,
-            gives_way: self.cores.is_empty(),
-            network,
-        };
-        let work = [
-            peer.program.clone().into_os_string(),
-            self.plan.seconds.to_string().into(),
-            self.plan.samples.to_string().into(),
-            self.plan.most_bytes.to_string().into(),
-            match self.cores.is_empty() {
-                true => "-".into(),
-                false => self.cores_text().into(),
-            },
-        ];
-        let (words, environment) = peer.library.command(&start, &work);
-        let mut command = match self.place {
-            Place::Here(_) => Command::new(&words[0]),
-            Place::Apart(testbed) => testbed.command(1, &words[0]),
-        };
-        command.args(&words[1..]).envs(environment);
-        self.told(command)
+    /// Runs Dipole's ranks.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn dipole(&self) -> Result<Vec<RankOutput>, JobError> {
+        self.run(&Dipole)
     }
 
-    fn cores_text(&self) -> String {
+    /// Returns the cores of the ranks, separated by commas.
+    pub fn cores_text(&self) -> String {
         let cores: Vec<String> = self.cores.iter().map(ToString::to_string).collect();
         cores.join(",")
     }
 
-    /// Where ranks 0 and 1 exchange bare datagrams.
+    /// Returns the addresses at which ranks 0 and 1 exchange bare datagrams.
     fn bare(&self) -> Result<String, JobError> {
         let addresses = match self.place {
             Place::Apart(testbed) => [1, 2].map(|node| {
@@ -189,7 +102,7 @@ impl Job<'_> {
                     let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
                     Ok((socket.local_addr()?.to_string(), socket))
                 };
-                // Both are held until both are known, so that they differ.
+                // Keep both sockets open until both addresses are known, so that they differ.
                 let (one, other) = (free(), free());
                 let (one, other) = (
                     one.map_err(JobError::Prepare)?,
@@ -201,8 +114,8 @@ impl Job<'_> {
         Ok(addresses.join(","))
     }
 
-    /// Runs a command to its end; the lines of its output that are results.
-    fn told(&self, mut command: Command) -> Result<Vec<Told>, JobError> {
+    /// Runs a command to its end and returns the results in its output.
+    fn collect(&self, mut command: Command) -> Result<Vec<RankOutput>, JobError> {
         let program = command.get_program().to_string_lossy().into_owned();
         let errors = tempfile::tempfile().map_err(JobError::Prepare)?;
         let copy = errors.try_clone().map_err(JobError::Prepare)?;
@@ -224,12 +137,12 @@ impl Job<'_> {
             }
         });
         let begun = Instant::now();
-        let mut told = Vec::new();
+        let mut results = Vec::new();
         let is_late = loop {
             let left = self.plan.limit.saturating_sub(begun.elapsed());
             match inbox.recv_timeout(left) {
-                // What is no result is a remark of a launcher's.
-                Ok(line) => told.extend(serde_json::from_str(&line).ok()),
+                // Other lines are remarks of a launcher.
+                Ok(line) => results.extend(serde_json::from_str(&line).ok()),
                 Err(RecvTimeoutError::Disconnected) => break false,
                 Err(RecvTimeoutError::Timeout) => break true,
             }
@@ -239,19 +152,83 @@ impl Job<'_> {
         }
         let status = child.wait().map_err(JobError::Prepare)?;
         drop(inbox);
-        let _a_reader_that_panicked_has_told_nothing = reader.join();
+        let _a_panicked_reader_has_sent_nothing = reader.join();
         match (is_late, status.success()) {
             (true, _) => Err(JobError::Late(self.plan.limit)),
             (false, false) => Err(JobError::Ended {
                 status: status.to_string(),
                 words: last_words(copy),
             }),
-            (false, true) => Ok(told),
+            (false, true) => Ok(results),
         }
     }
 }
 
-/// Ends a launcher, and with it its ranks.
+/// A program whose supersteps are measured.
+pub trait Contender {
+    /// Name in results.
+    fn name(&self) -> &'static str;
+
+    /// Returns the command that starts the ranks of a job.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    fn command(&self, job: &Job<'_>) -> Result<Command, JobError>;
+}
+
+/// Dipole itself: this program, started by `dipole run`.
+pub struct Dipole;
+
+impl Contender for Dipole {
+    fn name(&self) -> &'static str {
+        "dipole"
+    }
+
+    fn command(&self, job: &Job<'_>) -> Result<Command, JobError> {
+        let program = std::env::current_exe().map_err(JobError::Prepare)?;
+        let mut command = match job.place {
+            Place::Here(folder) => {
+                let mut command = Command::new(&program);
+                command
+                    .env("DIPOLE_HOSTS", "")
+                    .env("DIPOLE_NID", "1")
+                    .env("DIPOLE_RUNTIME_DIR", folder.join("run"));
+                command
+            }
+            Place::Apart(testbed) => {
+                let mut command = testbed.command(1, &program);
+                command.envs(profile_dir().map(|folder| (variables::PROFILE, folder)));
+                command
+            }
+        };
+        command.args(["run", "-n", &job.ranks.to_string()]);
+        if let Place::Apart(testbed) = job.place {
+            command.arg("--hosts").arg(testbed.hosts_file());
+            command.arg("--rsh").arg(testbed.remote_shell());
+        }
+        command.args(["--env", &format!("DIPOLE_LINK={}", job.link.name())]);
+        command.arg(&program).arg("superstep-rank");
+        for (option, value) in [
+            ("--seconds", job.plan.seconds.to_string()),
+            ("--samples", job.plan.samples.to_string()),
+            ("--most-bytes", job.plan.most_bytes.to_string()),
+        ] {
+            command.args([option, &value]);
+        }
+        if let Some(count) = job.plan.each {
+            command.args(["--each", &count.to_string()]);
+        }
+        if !job.cores.is_empty() {
+            command.args(["--cores", &job.cores_text()]);
+        }
+        if job.link != Link::Shm && job.ranks > 1 {
+            command.args(["--bare", &job.bare()?]);
+        }
+        Ok(command)
+    }
+}
+
+/// Terminates a launcher, and with it its ranks.
 fn end(child: &mut Child) {
     let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
         return;
@@ -267,20 +244,20 @@ fn end(child: &mut Child) {
     let _it_may_be_gone = child.kill();
 }
 
-/// The last lines that a job has written to its standard error.
+/// Returns the last lines of a job's standard error.
 fn last_words(mut errors: File) -> String {
     use std::io::{Read, Seek};
     let mut text = Vec::new();
     let read = errors.rewind().and_then(|()| errors.read_to_end(&mut text));
     if read.is_err() {
-        return "its words cannot be read".to_owned();
+        return "its error output cannot be read".to_owned();
     }
     let text = String::from_utf8_lossy(&text);
     let mut lines: Vec<&str> = text.lines().rev().filter(|line| !line.is_empty()).collect();
     lines.truncate(3);
     lines.reverse();
     match lines.is_empty() {
-        true => "it said nothing".to_owned(),
+        true => "no error output".to_owned(),
         false => lines.join(" / "),
     }
 }

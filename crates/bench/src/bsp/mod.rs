@@ -1,76 +1,80 @@
-//! `dipole bsp probe`: what supersteps cost, as the parameters of the BSP model.
+//! `dipole calibrate supersteps`: measures the parameters of the BSP model.
 //!
 //! s is the speed of a processor, l the time of an empty superstep, g the time per byte of a long
-//! h-relation. `job` starts the ranks (`rank`, or an MPI program that does the same), which tell
-//! `sample`s of `pattern`s; `estimate` (of the whole crate) and `row` are what is made of them.
+//! h-relation. `job` starts the ranks (`rank`, or another program), which print `sample`s of
+//! `pattern`s. `row` computes the parameters from them.
 //!
 //! # Source
 //! `bsp-protocols-thesis`, ch. 6: tables 6.2, 6.3, 6.6, figures 6.3 to 6.5.
 
-pub(crate) mod job;
+pub mod job;
+mod page;
 mod pattern;
 mod rank;
 mod row;
-pub(crate) mod sample;
-pub(crate) mod table;
+pub mod sample;
+mod table;
 
 use std::error::Error;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use dipole_bsp::profile::{Cost, Profile, ProfileError};
+use dipole_model::{Cost, Profile, ProfileError};
+use dipole_testbed::Testbed as Network;
+use serde::Serialize;
 
-use super::control::name_of;
-use super::machine::{self, Cores};
-use super::mpi::Library;
-use super::testbed::{On, Testbed as Folder};
-use super::{Report, begin_page, closing_line, machine_line, page, write_page};
-use job::{Job, Peer, Place};
+use crate::conditions::{closing_line, machine_line};
+use crate::machine::{self, Cores};
+use crate::output::{Output, PageFile, Record};
+use crate::page::facts;
+use crate::testbed::{On, Testbed};
+use crate::work::name_of;
+use job::{Contender, Dipole, Job, Place};
 pub use rank::{RankArgs, rank};
-pub(crate) use row::Row;
-use sample::Told;
+pub use row::Row;
+use sample::RankOutput;
 
 /// Seconds of each measurement.
 const SECONDS: f64 = 0.03;
 const QUICK_SECONDS: f64 = 0.002;
-/// How often each is repeated in a round.
+/// Repetitions per round.
 const SAMPLES: usize = 20;
 const QUICK_SAMPLES: usize = 6;
 const ROUNDS: u32 = 3;
 const MOST_BYTES: usize = 4 << 20;
 const QUICK_MOST_BYTES: usize = 64 << 10;
-/// How long a job may take beside its measurements.
+/// Time limit of a job in addition to its measurements.
 const JOB_LIMIT: Duration = Duration::from_secs(90);
 
-/// Measure what supersteps cost here: the parameters s, l and g of the BSP model
+/// Measure the parameters s, l and g of the BSP model
 ///
-/// s: Mflop/s of a rank (y += a x, 1024 long). l: an empty superstep. g: what each byte of a long
-/// h-relation (h: the most bytes that a rank sends or receives) adds to that.
-/// Intervals are of the median, by order statistics, with 95 % confidence. Saved, unless --quick, in
-/// the profiles of the links (DIPOLE_PROFILE, by default ~/.config/dipole/profile).
+/// s: Mflop/s of a rank (y += a x, 1024 long). l: time of an empty superstep. g: additional time per
+/// byte of a long h-relation (h: the most bytes that a rank sends or receives). Intervals are of the
+/// median, with 95 % confidence. The results are saved, except with --quick, in the profiles of the
+/// links (DIPOLE_PROFILE, by default ~/.config/dipole/profile).
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:\n  \
-    dipole bsp probe                          2 and 4 ranks, every link there is\n  \
-    dipole bsp probe --ranks 2 --link shm     within this node\n  \
-    sudo dipole bsp probe --peers --page bsp.html\n                                            \
-    between network namespaces too, beside Open MPI and MPICH")]
-pub struct ProbeArgs {
-    /// How many ranks
+    dipole calibrate supersteps                         2 and 4 ranks, every available link\n  \
+    dipole calibrate supersteps --ranks 2 --link shm    within this node\n  \
+    sudo dipole calibrate supersteps --page bsp.html    between network namespaces, too")]
+pub struct SuperstepsArgs {
+    /// Numbers of ranks
     #[arg(long, value_name = "P,..", value_delimiter = ',', default_value = "1,2,4",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Vec<u32>,
-    /// What carries messages between ranks [default: those that can be opened here]
+    /// Links between ranks [default: those that are available here]
     #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
     link: Vec<Link>,
-    /// Where ranks run that share no memory
+    /// Placement of ranks that share no memory
     #[arg(long, value_enum, default_value_t = Where::Auto)]
     on: Where,
     /// Shape the network between the namespaces: Mbit/s of each port of its switch
     #[arg(long, value_name = "MBIT", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rate_mbit: Option<u64>,
-    /// What waits at most at a port of a shaped network
+    /// Queue of each port of a shaped network
     #[arg(
         long,
         value_name = "BYTES",
@@ -78,13 +82,10 @@ pub struct ProbeArgs {
         requires = "rate_mbit"
     )]
     queue_bytes: u32,
-    /// Measure Open MPI and MPICH, too, if they are installed
-    #[arg(long)]
-    peers: bool,
     /// Seconds of each measurement [default: 0.03]
     #[arg(long)]
     seconds: Option<f64>,
-    /// How often each subject takes its turn [default: 3]
+    /// Number of rounds in which each link takes its turn [default: 3]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
     /// The largest h in bytes [default: 4194304]
@@ -94,14 +95,17 @@ pub struct ProbeArgs {
     /// Few short rounds, to see that everything works
     #[arg(long)]
     quick: bool,
+    /// Compare with the saved profiles instead of saving
+    #[arg(long)]
+    check: bool,
     /// Write an HTML page of figures and tables, in one file that needs no network
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
 }
 
-/// Ways between ranks, by the names that `DIPOLE_LINK` takes.
+/// Links between ranks, with the names that `DIPOLE_LINK` accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub(crate) enum Link {
+pub enum Link {
     /// Shared memory: all ranks on this node
     Shm,
     /// UDP sockets
@@ -112,10 +116,10 @@ pub(crate) enum Link {
     Bpf,
 }
 
-impl ProbePlan {
-    /// Supersteps by a link, timed one by one, with relations of about h bytes.
-    pub(crate) fn one_by_one(count: usize, h_bytes: usize) -> ProbePlan {
-        ProbePlan {
+impl SuperstepsPlan {
+    /// Creates a plan of supersteps over one link, timed one by one, with relations of about h bytes.
+    pub fn one_by_one(count: usize, h_bytes: usize) -> SuperstepsPlan {
+        SuperstepsPlan {
             ranks: Vec::new(),
             links: Vec::new(),
             rounds: 1,
@@ -130,66 +134,75 @@ impl ProbePlan {
 }
 
 impl Link {
-    pub(crate) fn name(self) -> String {
+    pub fn name(self) -> String {
         name_of(self)
     }
 }
 
-/// Where ranks run that share no memory.
+/// Placement of ranks that share no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Where {
     /// Network namespaces with enough privileges, else loopback
     Auto,
     /// A network namespace each, joined by a bridge (needs root)
     Veth,
-    /// All on this node, by loopback
+    /// All on this node, over loopback
     Loopback,
 }
 
-/// Why nothing can be measured.
+/// Reason why nothing can be measured.
 #[derive(Debug, PartialEq, thiserror::Error)]
-enum ProbeError {
-    #[error("--seconds {0} is no time for a measurement: give more than 0, at most 60")]
+enum SuperstepsError {
+    #[error("--seconds {0} is not a valid duration: give more than 0, at most 60")]
     Seconds(f64),
     #[error("--on veth: {0}; use --on loopback")]
     NoTestbed(String),
     #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
     NoBpf(String),
-    #[error("--rate-mbit shapes what joins namespaces, and there are none ({0}); leave it out")]
+    #[error(
+        "--rate-mbit shapes the network between namespaces, and there are none ({0}); leave it out"
+    )]
     NotShaped(String),
     #[error("--on veth is for links between nodes; name one of them: --link udp, tcp or bpf")]
     OnlyShm,
+    #[error(
+        "no profile has these links and numbers of ranks; run dipole calibrate supersteps first"
+    )]
+    NoProfile,
 }
 
-/// What is to be measured.
+/// The measurements to make.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ProbePlan {
-    pub(crate) ranks: Vec<u32>,
-    pub(crate) links: Vec<Link>,
-    pub(crate) rounds: u32,
-    pub(crate) seconds: f64,
-    pub(crate) samples: usize,
-    pub(crate) most_bytes: usize,
-    /// How long a job may take.
-    pub(crate) limit: Duration,
-    /// Only supersteps timed one by one, so many of each relation.
-    pub(crate) each: Option<usize>,
-    /// Ranks that share no memory each have a node.
+pub struct SuperstepsPlan {
+    pub ranks: Vec<u32>,
+    pub links: Vec<Link>,
+    pub rounds: u32,
+    pub seconds: f64,
+    pub samples: usize,
+    pub most_bytes: usize,
+    /// Time limit of a job.
+    pub limit: Duration,
+    /// Measure only supersteps timed one by one, this many of each relation.
+    pub each: Option<usize>,
+    /// Ranks that share no memory each run on their own node.
     is_apart: bool,
 }
 
-/// The plan for a machine that has no testbed for this reason.
-fn plan(arguments: &ProbeArgs, why_not: Option<&str>) -> Result<ProbePlan, ProbeError> {
+/// Makes the plan. `why_not` is the reason why this machine cannot create a testbed, if any.
+fn plan(
+    arguments: &SuperstepsArgs,
+    why_not: Option<&str>,
+) -> Result<SuperstepsPlan, SuperstepsError> {
     let (seconds, samples, most_bytes, rounds) = match arguments.quick {
         true => (QUICK_SECONDS, QUICK_SAMPLES, QUICK_MOST_BYTES, 1),
         false => (SECONDS, SAMPLES, MOST_BYTES, ROUNDS),
     };
     let seconds = arguments.seconds.unwrap_or(seconds);
     if !(seconds > 0.0 && seconds <= 60.0) {
-        return Err(ProbeError::Seconds(seconds));
+        return Err(SuperstepsError::Seconds(seconds));
     }
     if let (Where::Veth, Some(why)) = (arguments.on, why_not) {
-        return Err(ProbeError::NoTestbed(why.to_owned()));
+        return Err(SuperstepsError::NoTestbed(why.to_owned()));
     }
     let is_apart = arguments.on != Where::Loopback && why_not.is_none();
     let mut links = arguments.link.clone();
@@ -199,14 +212,14 @@ fn plan(arguments: &ProbeArgs, why_not: Option<&str>) -> Result<ProbePlan, Probe
     }
     if links.contains(&Link::Bpf) && !is_apart {
         let why = why_not.unwrap_or("not --on loopback");
-        return Err(ProbeError::NoBpf(why.to_owned()));
+        return Err(SuperstepsError::NoBpf(why.to_owned()));
     }
     if arguments.rate_mbit.is_some() && !is_apart {
         let why = why_not.unwrap_or("not --on loopback");
-        return Err(ProbeError::NotShaped(why.to_owned()));
+        return Err(SuperstepsError::NotShaped(why.to_owned()));
     }
     if arguments.on == Where::Veth && links == [Link::Shm] {
-        return Err(ProbeError::OnlyShm);
+        return Err(SuperstepsError::OnlyShm);
     }
     let mut seen = Vec::new();
     links.retain(|link| {
@@ -218,9 +231,9 @@ fn plan(arguments: &ProbeArgs, why_not: Option<&str>) -> Result<ProbePlan, Probe
     let mut ranks = arguments.ranks.clone();
     ranks.sort_unstable();
     ranks.dedup();
-    // About seventy measurements, some of which take longer than they should.
+    // There are about 70 measurements, some of which take longer than planned.
     let measuring = Duration::from_secs_f64(seconds * 70.0 * 4.0);
-    Ok(ProbePlan {
+    Ok(SuperstepsPlan {
         ranks,
         links,
         rounds: arguments.rounds.unwrap_or(rounds),
@@ -235,62 +248,62 @@ fn plan(arguments: &ProbeArgs, why_not: Option<&str>) -> Result<ProbePlan, Probe
     })
 }
 
-/// Measures and prints; with `json` one object a line. The status tells whether every
-/// measurement succeeded.
+/// Measures Dipole, prints, and saves the profiles of the links; with `json` one object per line.
+/// The exit code is success if every measurement succeeded.
 ///
 /// # Errors
 /// Nothing could be measured, or writing to `out` failed.
-pub fn probe(
-    arguments: &ProbeArgs,
+pub fn calibrate(
+    arguments: &SuperstepsArgs,
     json: bool,
-    out: &mut dyn std::io::Write,
+    out: &mut dyn Write,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let why_not = dipole_testbed::Testbed::why_not();
+    let wide = false;
+    let output = &mut Output { json, wide, out };
+    let testbed = Testbed::create(On::Node)?;
+    let (rows, has_failed) = measure(arguments, &testbed, &[], output)?;
+    if arguments.check {
+        check(&rows, output)?;
+    } else if !arguments.quick {
+        for file in save(&rows)? {
+            output.remark(&format!("saved in {}", file.display()))?;
+        }
+    }
+    match has_failed {
+        false => Ok(ExitCode::SUCCESS),
+        true => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// Measures Dipole and other contenders and prints the results. True if a measurement failed.
+///
+/// # Errors
+/// Nothing could be measured, or the results cannot be written.
+pub fn measure(
+    arguments: &SuperstepsArgs,
+    testbed: &Testbed,
+    others: &[Box<dyn Contender>],
+    output: &mut Output<'_>,
+) -> Result<(Vec<Row>, bool), Box<dyn Error>> {
+    let why_not = Network::why_not();
     let plan = plan(arguments, why_not.as_deref())?;
-    let report = &mut Report {
-        json,
-        wide: false,
-        out,
-    };
-    let file = arguments.page.as_deref().map(begin_page).transpose()?;
+    let file = arguments.page.as_deref().map(PageFile::open).transpose()?;
     let cores = Cores::choose()?;
     let stolen = machine::Stolen::since_now(cores);
-    let folder = Folder::make(On::Node)?;
-    report.note(&machine_line(cores))?;
+    output.remark(&machine_line(cores))?;
     if let (false, Some(why)) = (plan.is_apart, &why_not) {
-        report.note(&format!("links by loopback on one node: {why}"))?;
+        output.remark(&format!("links over loopback on one node: {why}"))?;
     }
-    let most = plan.ranks.iter().copied().max().unwrap_or(1);
-    let has_nodes = plan.is_apart && most > 1 && plan.links.iter().any(|link| *link != Link::Shm);
-    let testbed = match has_nodes {
-        true => {
-            let mut builder = dipole_testbed::Testbed::builder().nodes(most);
-            if let Some(rate) = arguments.rate_mbit {
-                let queue = arguments.queue_bytes;
-                builder = builder.rate_mbit(rate).queue_bytes(queue);
-            }
-            Some(builder.build()?)
-        }
-        false => None,
-    };
-    if let Some(testbed) = &testbed {
-        report.note(&format!("between nodes: {}", testbed.description()))?;
-    }
-    let mut peers = Vec::new();
-    for library in [Library::OpenMpi, Library::Mpich] {
-        if arguments.peers {
-            match Peer::prepare(library, folder.folder()) {
-                Ok(peer) => peers.push(peer),
-                Err(absent) => report.note(&absent)?,
-            }
-        }
+    let network = network(arguments, &plan)?;
+    if let Some(network) = &network {
+        output.remark(&format!("between nodes: {}", network.description()))?;
     }
     let run = Run {
         plan: &plan,
-        folder: &folder,
-        testbed: testbed.as_ref(),
+        testbed,
+        network: network.as_ref(),
         cores,
-        peers,
+        others,
     };
     let mut cache_line_ns = Vec::new();
     let (mut rows, mut failures) = (Vec::new(), 0);
@@ -300,37 +313,98 @@ pub fn probe(
         failures += failed;
     }
     row::complete(&mut rows);
-    if json {
-        for row in &rows {
-            report.object(row)?;
-        }
-    } else {
-        report.result(&table::all(&rows))?;
+    match output.json {
+        true => rows.iter().try_for_each(|row| output.print_json(row))?,
+        false => output.print(&table::all(&rows))?,
     }
     let closing = closing_line(&cache_line_ns, None, stolen);
-    report.note(&format!("\n{closing}"))?;
-    if !arguments.quick {
-        for file in save(&rows)? {
-            report.note(&format!("saved in {}", file.display()))?;
-        }
-    }
-    if let Some((path, file)) = file {
-        let between = testbed.as_ref().map(dipole_testbed::Testbed::description);
+    output.remark(&format!("\n{closing}"))?;
+    if let Some(file) = file {
+        let between = network.as_ref().map(Network::description);
         let cores = format!(
-            "{} and {}, a rank each; more are not bound",
+            "{} and {}, one rank each; further ranks are not pinned",
             cores.lead, cores.follow
         );
-        let facts = page::facts(between, cores, &closing, failures);
-        write_page(path, file, &page::of_supersteps(&facts, &rows))?;
-        report.note(&format!("figures and tables are in {}", path.display()))?;
+        let facts = facts(between, cores, &closing, failures);
+        file.write(&page::of_supersteps(&facts, &rows), output)?;
     }
-    match failures {
-        0 => Ok(ExitCode::SUCCESS),
-        _ => Ok(ExitCode::FAILURE),
+    Ok((rows, failures > 0))
+}
+
+/// Creates namespaces for ranks that share no memory, if they are needed.
+fn network(
+    arguments: &SuperstepsArgs,
+    plan: &SuperstepsPlan,
+) -> Result<Option<Network>, Box<dyn Error>> {
+    let most = plan.ranks.iter().copied().max().unwrap_or(1);
+    if !plan.is_apart || most < 2 || plan.links.iter().all(|link| *link == Link::Shm) {
+        return Ok(None);
+    }
+    let mut builder = Network::builder().nodes(most);
+    if let Some(rate) = arguments.rate_mbit {
+        let queue = arguments.queue_bytes;
+        builder = builder.rate_mbit(rate).queue_bytes(queue);
+    }
+    Ok(Some(builder.build()?))
+}
+
+/// Saved and measured parameters of one number of ranks.
+#[derive(Debug, Serialize)]
+struct CheckRow {
+    check: &'static str,
+    link: String,
+    p: u32,
+    nodes: u32,
+    saved_l_ns: f64,
+    measured_l_ns: f64,
+    saved_g_ns_per_byte: f64,
+    measured_g_ns_per_byte: f64,
+}
+
+impl Record for CheckRow {
+    const HEADINGS: &'static str =
+        "link|ranks|nodes|saved l, us|measured l, us|saved g, ns/B|measured g, ns/B";
+    const LABELS: usize = 1;
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.link.clone(),
+            self.p.to_string(),
+            self.nodes.to_string(),
+            format!("{:.2}", self.saved_l_ns * 1e-3),
+            format!("{:.2}", self.measured_l_ns * 1e-3),
+            format!("{:.3}", self.saved_g_ns_per_byte),
+            format!("{:.3}", self.measured_g_ns_per_byte),
+        ]
     }
 }
 
-/// Keeps what Dipole's supersteps cost in the profiles of their links.
+/// Compares the measured parameters with the saved profiles.
+fn check(rows: &[Row], output: &mut Output<'_>) -> Result<(), Box<dyn Error>> {
+    let mut checked = Vec::new();
+    for row in rows.iter().filter(|row| row.subject == "dipole") {
+        let costs = Profile::load(&row.link)?.map(|profile| profile.cost);
+        let mut costs = costs.into_iter().flatten();
+        if let Some(cost) = costs.find(|cost| (cost.p, cost.nodes) == (row.p, row.nodes)) {
+            checked.push(CheckRow {
+                check: "superstep",
+                link: row.link.clone(),
+                p: row.p,
+                nodes: row.nodes,
+                saved_l_ns: cost.l_ns,
+                measured_l_ns: row.l_ns,
+                saved_g_ns_per_byte: cost.g_ns_per_byte,
+                measured_g_ns_per_byte: row.g_ns_per_byte,
+            });
+        }
+    }
+    if checked.is_empty() {
+        return Err(SuperstepsError::NoProfile.into());
+    }
+    Ok(output.print_records("\n", &checked, "")?)
+}
+
+/// Saves the costs of Dipole's supersteps in the profiles of their links.
 fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
     let mut links: Vec<&str> = Vec::new();
     let own = rows.iter().filter(|row| row.subject == "dipole");
@@ -357,34 +431,35 @@ fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
     saved.collect()
 }
 
-/// What all measurements have in common.
+/// Everything that the measurements of a run share.
 struct Run<'a> {
-    plan: &'a ProbePlan,
-    folder: &'a Folder,
-    testbed: Option<&'a dipole_testbed::Testbed>,
+    plan: &'a SuperstepsPlan,
+    testbed: &'a Testbed,
+    network: Option<&'a Network>,
     cores: Cores,
-    peers: Vec<Peer>,
+    others: &'a [Box<dyn Contender>],
 }
 
-/// One subject by one link; no peer is Dipole.
-struct Turn<'a> {
-    peer: Option<&'a Peer>,
+/// The measurements of one contender over one link.
+struct Series<'a> {
+    contender: &'a dyn Contender,
     link: Link,
-    told: Vec<Told>,
-    /// It would take its time again.
+    output: Vec<RankOutput>,
+    /// A failed series is not continued, because failures can take long.
     has_failed: bool,
 }
 
 impl Run<'_> {
-    /// All subjects with so many ranks, in turns; and how many turns failed.
+    /// Measures all contenders in turns with this number of ranks. Returns also the number of
+    /// failures.
     fn measure(
         &self,
         ranks: u32,
         cache_line_ns: &mut Vec<f64>,
     ) -> Result<(Vec<Row>, usize), Box<dyn Error>> {
-        let mut turns = self.turns(ranks);
+        let mut all = self.series(ranks);
         let mut failures = 0;
-        // More ranks than cores are left to the scheduler, whoever starts them.
+        // More ranks than cores are left to the scheduler.
         let cores = [self.cores.lead, self.cores.follow];
         let cores = match ranks as usize <= cores.len() && !self.cores.are_one() {
             true => &cores[..ranks as usize],
@@ -392,51 +467,39 @@ impl Run<'_> {
         };
         for _ in 0..self.plan.rounds {
             cache_line_ns.extend(machine::cache_line_ns(self.cores)?);
-            for turn in turns.iter_mut().filter(|turn| !turn.has_failed) {
-                let place = self.place(turn.link, ranks);
-                let (plan, link) = (self.plan, turn.link);
+            for series in all.iter_mut().filter(|series| !series.has_failed) {
                 let job = Job {
-                    plan,
+                    plan: self.plan,
                     ranks,
-                    link,
-                    place,
+                    link: series.link,
+                    place: self.place(series.link, ranks),
                     cores,
                 };
-                let told = match turn.peer {
-                    None => job.dipole(),
-                    Some(peer) => job.peer(peer),
-                };
-                match told {
-                    Ok(told) => turn.told.extend(told),
+                match job.run(series.contender) {
+                    Ok(output) => series.output.extend(output),
                     Err(error) => {
                         failures += 1;
-                        turn.has_failed = true;
-                        let (name, link) = (turn.name(), link.name());
-                        eprintln!("dipole bsp probe: {name}, {ranks} ranks by {link}: {error}");
+                        series.has_failed = true;
+                        series.report(ranks, &error.to_string());
                     }
                 }
             }
         }
         let mut rows = Vec::new();
-        for turn in &turns {
-            let place = self.place(turn.link, ranks);
-            let (nodes, testbed) = (place.nodes(ranks), place.name(turn.link));
-            let (name, link) = (turn.name(), turn.link);
-            let row = Row::of(
-                &turn.told,
-                name,
-                ranks,
-                nodes,
-                (link, testbed),
-                !cores.is_empty(),
-            );
-            if row.is_none() && !turn.has_failed {
+        for series in &all {
+            let place = self.place(series.link, ranks);
+            let configuration = row::Configuration {
+                subject: series.contender.name(),
+                p: ranks,
+                nodes: place.nodes(ranks),
+                link: series.link,
+                testbed: place.name(series.link),
+                is_bound: !cores.is_empty(),
+            };
+            let row = Row::of(&series.output, &configuration);
+            if row.is_none() && !series.has_failed {
                 failures += 1;
-                let link = link.name();
-                eprintln!(
-                    "dipole bsp probe: {name}, {ranks} ranks by {link}: they ended before all was \
-                     measured, without an error"
-                );
+                series.report(ranks, "the ranks ended early without an error");
             }
             rows.extend(row);
         }
@@ -444,37 +507,38 @@ impl Run<'_> {
     }
 
     fn place(&self, link: Link, ranks: u32) -> Place<'_> {
-        match self.testbed {
-            Some(testbed) if link != Link::Shm && ranks > 1 => Place::Apart(testbed),
-            _ => Place::Here(self.folder.folder()),
+        match self.network {
+            Some(network) if link != Link::Shm && ranks > 1 => Place::Apart(network),
+            _ => Place::Here(self.testbed.folder()),
         }
     }
 
-    /// Dipole by every link, its peers by shared memory and by TCP.
-    fn turns(&self, ranks: u32) -> Vec<Turn<'_>> {
-        let of = |peer, link| Turn {
-            peer,
+    /// Dipole over every link, the others through shared memory and over TCP.
+    fn series(&self, ranks: u32) -> Vec<Series<'_>> {
+        let of = |contender, link| Series {
+            contender,
             link,
-            told: Vec::new(),
+            output: Vec::new(),
             has_failed: false,
         };
-        // One rank alone uses no link.
+        // A single rank uses no link.
         let used = if ranks == 1 { 1 } else { self.plan.links.len() };
         let links = &self.plan.links[..used];
-        let mut turns: Vec<Turn<'_>> = links.iter().map(|&link| of(None, link)).collect();
+        let mut all: Vec<Series<'_>> = links.iter().map(|&link| of(&Dipole, link)).collect();
         let has_memory = links.contains(&Link::Shm);
         let has_network = links.iter().any(|link| *link != Link::Shm);
         for (is_used, link) in [(has_memory, Link::Shm), (has_network, Link::Tcp)] {
-            let peers = self.peers.iter().filter(|_| is_used);
-            turns.extend(peers.map(|peer| of(Some(peer), link)));
+            let others = self.others.iter().filter(|_| is_used);
+            all.extend(others.map(|other| of(&**other, link)));
         }
-        turns
+        all
     }
 }
 
-impl Turn<'_> {
-    fn name(&self) -> &'static str {
-        self.peer.map_or("dipole", |peer| peer.library.name())
+impl Series<'_> {
+    fn report(&self, ranks: u32, error: &str) {
+        let (name, link) = (self.contender.name(), self.link.name());
+        eprintln!("dipole calibrate supersteps: {name}, {ranks} ranks over {link}: {error}");
     }
 }
 
@@ -487,10 +551,10 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        probe: ProbeArgs,
+        probe: SuperstepsArgs,
     }
 
-    fn planned(line: &str, why_not: Option<&str>) -> Result<ProbePlan, ProbeError> {
+    fn planned(line: &str, why_not: Option<&str>) -> Result<SuperstepsPlan, SuperstepsError> {
         let words = std::iter::once("probe").chain(line.split_whitespace());
         plan(&Line::parse_from(words).probe, why_not)
     }

@@ -1,23 +1,23 @@
-//! Which rank sends how much to which in a superstep. `peers/superstep.c` has the same.
+//! Communication patterns of supersteps. `peers/superstep.c` has the same.
 
 /// Who sends to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Nobody.
+    /// No rank sends.
     Nothing,
-    /// 8 bytes, everybody to the next.
+    /// Each rank sends 8 bytes to the next.
     Word,
-    /// Everybody to everybody.
+    /// Each rank sends to all others.
     Exchange,
-    /// All to rank 0.
+    /// All ranks send to rank 0.
     Gather,
-    /// Rank 0 to all.
+    /// Rank 0 sends to all.
     Scatter,
-    /// Drawn anew for each superstep.
+    /// Random, different in each superstep.
     Random,
 }
 
-/// A superstep's relation of so many bytes, `step` after the first.
+/// The relation of superstep number `step` with this pattern and h.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Relation {
     pub(crate) pattern: Pattern,
@@ -26,7 +26,7 @@ pub(crate) struct Relation {
 }
 
 impl Relation {
-    /// What everybody has of each other rank at most: where in an area its bytes begin.
+    /// Returns the most bytes that one rank sends to another: the distance of their slots.
     pub(crate) fn slot(&self) -> usize {
         match self.pattern {
             Pattern::Word => 8,
@@ -35,7 +35,7 @@ impl Relation {
         }
     }
 
-    /// What `from` sends to `to`; a rank alone sends to itself.
+    /// Returns the bytes that `from` sends to `to`. A single rank sends to itself.
     pub(crate) fn bytes(&self, step: u64, from: u32, to: u32) -> usize {
         if from == to && self.size > 1 {
             return 0;
@@ -56,7 +56,7 @@ impl Relation {
         }
     }
 
-    /// The most that a rank sends or receives.
+    /// Returns the most bytes that a rank sends or receives.
     pub(crate) fn h(&self, step: u64) -> usize {
         let sums = (0..self.size).map(|one| {
             let of = |way: &dyn Fn(u32) -> usize| (0..self.size).map(way).sum::<usize>();
@@ -67,7 +67,7 @@ impl Relation {
     }
 }
 
-/// The n-th number of a sequence that the ranks of all subjects share (SplitMix64).
+/// Returns the n-th number of a random sequence that is the same in all ranks (SplitMix64).
 fn mixed(n: u64) -> u64 {
     let n = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

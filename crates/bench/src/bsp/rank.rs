@@ -1,4 +1,4 @@
-//! A rank of `dipole bsp probe`: this program, started by `dipole run`.
+//! A rank of `dipole calibrate supersteps`: this program, started by `dipole run`.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -12,58 +12,57 @@ use dipole_bsp::area::{Area, PutMode};
 use dipole_bsp::superstep::schedule::Order;
 use dipole_proto::DropReason;
 
-use super::super::machine;
-use super::super::pingpong::nanoseconds;
-use super::super::statistics::as_float;
-use super::pattern::{Pattern, Relation};
-use super::sample::{Packets, Sample, Told, What};
+use crate::bsp::pattern::{Pattern, Relation};
+use crate::bsp::sample::{Metric, Packets, RankOutput, Sample};
+use crate::machine;
+use crate::statistics::as_float;
+use crate::statistics::nanoseconds;
 
-/// Length of the vectors that `s` is measured with.
+/// Length of the vectors for the measurement of s.
 const VECTOR: usize = 1024;
-/// Supersteps timed one by one, at most.
+/// Limit of supersteps that are timed one by one.
 const MOST_EACH: usize = 2000;
-/// Lengths and numbers of messages that are sprayed (thesis, figures 6.3 to 6.5).
+/// Lengths and numbers of messages in bursts (thesis, figures 6.3 to 6.5).
 pub(super) const SPRAYED_BYTES: [usize; 3] = [4, 256, 1400];
 const SPRAYED: [usize; 6] = [1, 4, 16, 64, 256, 1024];
-/// A relation's h, up to the largest.
+/// Smallest h, and the factor from one h to the next.
 const LEAST_H: usize = 64;
 const H_FACTOR: usize = 16;
-/// Lengths of the messages of total exchanges in several orders: 16k and 32k words (thesis, table
-/// 6.8).
+/// Message lengths of total exchanges in several orders: 16k and 32k words (thesis, table 6.8).
 const ORDERED_BYTES: [usize; 2] = [64 << 10, 128 << 10];
 pub(super) const LATIN_SQUARE: &str = "latin-square";
 pub(super) const BY_DESTINATION: &str = "destination";
-/// How often a superstep is tried before it is measured.
+/// Supersteps before a measurement.
 const TRIALS: usize = 3;
-/// What takes long is repeated less often, but as often as a confidence interval needs.
+/// Minimum of repetitions of long measurements, as needed for a confidence interval.
 const FEWEST_SAMPLES: usize = 6;
-/// A datagram not answered by then is lost.
+/// A datagram without a reply within this time is lost.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What a rank is to do.
+/// Options of a rank.
 #[derive(Args, Clone, Debug)]
 pub struct RankArgs {
     /// Seconds for each measurement
     #[arg(long)]
     pub(super) seconds: f64,
-    /// How often each is repeated
+    /// Number of repetitions
     #[arg(long)]
     pub(super) samples: usize,
     /// The largest h
     #[arg(long)]
     pub(super) most_bytes: usize,
-    /// Only supersteps timed one by one, so many of each relation
+    /// Measure only supersteps timed one by one, this many of each relation
     #[arg(long)]
     pub(super) each: Option<usize>,
-    /// Cores of the ranks, if they stay on them
+    /// Cores of the ranks, if they are pinned
     #[arg(long, value_delimiter = ',')]
     pub(super) cores: Vec<usize>,
-    /// Where ranks 0 and 1 may exchange bare datagrams
+    /// Addresses at which ranks 0 and 1 exchange bare datagrams
     #[arg(long, value_delimiter = ',')]
     pub(super) bare: Vec<SocketAddr>,
 }
 
-/// Takes part, and prints what was measured.
+/// Runs the rank and prints its measurements.
 ///
 /// # Errors
 /// The program cannot run, or its results cannot be printed.
@@ -72,7 +71,7 @@ pub fn rank(args: &RankArgs) -> Result<(), Box<dyn Error>> {
     if let Some(core) = args.cores.get(rank as usize) {
         machine::pin(*core)?;
     }
-    // Twice the largest h in what others put, and room for messages that are sprayed.
+    // Twice the largest h for puts, and room for bursts of messages.
     let sprayed = SPRAYED_BYTES[2] * SPRAYED[5];
     let area = Area::begin(2 * args.most_bytes + sprayed)?;
     let mut rank = Rank { args, area };
@@ -99,58 +98,58 @@ impl Rank<'_> {
         self.copies()?;
         let relation = |pattern, h| Relation { pattern, h, size };
         let empty = relation(Pattern::Nothing, 0);
-        self.supersteps(What::Sync, empty, PutMode::Buffered)?;
-        self.supersteps(What::EachSync, empty, PutMode::Buffered)?;
+        self.supersteps(Metric::Sync, empty, PutMode::Buffered)?;
+        self.supersteps(Metric::EachSync, empty, PutMode::Buffered)?;
         if size > 1 {
-            self.supersteps(What::Put, relation(Pattern::Word, 8), PutMode::Buffered)?;
+            self.supersteps(Metric::Put, relation(Pattern::Word, 8), PutMode::Buffered)?;
         }
         for copy in [PutMode::Buffered, PutMode::Unbuffered] {
             let smaller = std::iter::successors(Some(LEAST_H), |h| Some(h * H_FACTOR));
             for h in smaller.take_while(|h| *h < most) {
-                self.supersteps(What::Exchange, relation(Pattern::Exchange, h), copy)?;
+                self.supersteps(Metric::Exchange, relation(Pattern::Exchange, h), copy)?;
             }
             let before = self.packets();
-            self.supersteps(What::Exchange, relation(Pattern::Exchange, most), copy)?;
+            self.supersteps(Metric::Exchange, relation(Pattern::Exchange, most), copy)?;
             if let (Some(before), Some(after)) = (before, self.packets())
                 && copy == PutMode::Unbuffered
             {
                 let packets = after.combined(before, u64::saturating_sub);
-                tell(&Told::Packets { packets })?;
+                tell(&RankOutput::Packets { packets })?;
             }
             if size == 1 {
                 continue;
             }
             let patterns = [
-                (What::Gather, Pattern::Gather),
-                (What::Scatter, Pattern::Scatter),
-                (What::Random, Pattern::Random),
+                (Metric::Gather, Pattern::Gather),
+                (Metric::Scatter, Pattern::Scatter),
+                (Metric::Random, Pattern::Random),
             ];
             for (what, pattern) in patterns {
                 self.supersteps(what, relation(pattern, most), copy)?;
             }
         }
-        // Only what goes by messages has an order.
+        // The order of destinations matters only for links that send messages.
         if size > 2 && !self.args.bare.is_empty() {
             self.orders()?;
         }
         for bytes in SPRAYED_BYTES {
             for messages in SPRAYED.into_iter().filter(|_| size > 1) {
-                let what = self.sample(What::Spray, PutMode::Buffered, bytes, messages);
+                let what = self.sample(Metric::Spray, PutMode::Buffered, bytes, messages);
                 if let Some(sample) = self.time(what, |area, _| spray(area, bytes, messages))? {
-                    tell(&Told::Sample(sample))?;
+                    tell(&RankOutput::Sample(sample))?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Empty supersteps, total exchanges and random relations, each timed by itself.
+    /// Measures empty supersteps, total exchanges and random relations, each timed separately.
     fn one_by_one(&mut self, count: usize) -> Result<(), Failed> {
         let (size, h) = (self.area.size(), self.args.most_bytes);
         for (what, pattern) in [
-            (What::EachSync, Pattern::Nothing),
-            (What::Exchange, Pattern::Exchange),
-            (What::Random, Pattern::Random),
+            (Metric::EachSync, Pattern::Nothing),
+            (Metric::Exchange, Pattern::Exchange),
+            (Metric::Random, Pattern::Random),
         ] {
             let relation = Relation { pattern, h, size };
             let mut sample = self.sample(what, PutMode::Unbuffered, h, 0);
@@ -164,13 +163,13 @@ impl Rank<'_> {
                 }
             }
             if sample.rank == 0 {
-                tell(&Told::Sample(sample))?;
+                tell(&RankOutput::Sample(sample))?;
             }
         }
         Ok(())
     }
 
-    /// Total exchanges with and without the Latin square, in turns.
+    /// Measures total exchanges with and without the Latin square, in turns.
     fn orders(&mut self) -> Result<(), Failed> {
         let size = self.area.size();
         for bytes in ORDERED_BYTES {
@@ -182,14 +181,14 @@ impl Rank<'_> {
             let (square, naive) = (Order::LatinSquare, Order::Naive);
             for order in [square, naive, naive, square] {
                 self.area.set_order(order);
-                let mut sample = self.sample(What::Ordered, PutMode::Unbuffered, bytes, 0);
+                let mut sample = self.sample(Metric::Ordered, PutMode::Unbuffered, bytes, 0);
                 sample.call = match order {
                     Order::LatinSquare => LATIN_SQUARE.to_owned(),
                     _ => BY_DESTINATION.to_owned(),
                 };
                 let of = (relation, PutMode::Unbuffered);
                 if let Some(sample) = self.time(sample, |area, step| superstep(area, of, step))? {
-                    tell(&Told::Sample(sample))?;
+                    tell(&RankOutput::Sample(sample))?;
                 }
             }
         }
@@ -197,7 +196,7 @@ impl Rank<'_> {
         Ok(())
     }
 
-    fn sample(&self, what: What, copy: PutMode, bytes: usize, messages: usize) -> Sample {
+    fn sample(&self, what: Metric, copy: PutMode, bytes: usize, messages: usize) -> Sample {
         let call = match copy {
             PutMode::Buffered => "put",
             PutMode::Unbuffered => "hpput",
@@ -213,7 +212,12 @@ impl Rank<'_> {
         }
     }
 
-    fn supersteps(&mut self, what: What, relation: Relation, copy: PutMode) -> Result<(), Failed> {
+    fn supersteps(
+        &mut self,
+        what: Metric,
+        relation: Relation,
+        copy: PutMode,
+    ) -> Result<(), Failed> {
         let sample = self.sample(what, copy, relation.h, 0);
         let of = (relation, copy);
         let timed = self.time(sample, |area, step| superstep(area, of, step))?;
@@ -224,12 +228,12 @@ impl Rank<'_> {
                     .map(|step| as_float(relation.h(step) as u64))
                     .collect();
             }
-            tell(&Told::Sample(sample))?;
+            tell(&RankOutput::Sample(sample))?;
         }
         Ok(())
     }
 
-    /// Times what all ranks do together; rank 0 has the result.
+    /// Times a collective operation; rank 0 returns the sample.
     fn time(
         &mut self,
         mut sample: Sample,
@@ -247,10 +251,10 @@ impl Rank<'_> {
         let fewest = FEWEST_SAMPLES.min(self.args.samples);
         let samples = self.args.samples.min(fitting.max(fewest));
         let (samples, each) = match sample.what {
-            What::EachSync => (fitting.clamp(samples, MOST_EACH), 1),
-            What::Random => (samples, 1),
-            // Not two in one measurement: their deviation is looked at.
-            What::Ordered => (fitting.clamp(samples, self.args.samples), 1),
+            Metric::EachSync => (fitting.clamp(samples, MOST_EACH), 1),
+            Metric::Random => (samples, 1),
+            // Time supersteps one by one, because their deviation is of interest.
+            Metric::Ordered => (fitting.clamp(samples, self.args.samples), 1),
             _ => (samples, (fitting / samples).max(1)),
         };
         let plan = area.broadcast((samples as u64) << 32 | each as u64)?;
@@ -266,11 +270,11 @@ impl Rank<'_> {
         Ok((sample.rank == 0).then_some(sample))
     }
 
-    /// Multiplications and additions of y += a x.
+    /// Measures multiplications and additions of y += a x.
     fn flops(&mut self) -> Result<(), Failed> {
         let x: Vec<f64> = (0..VECTOR as u64).map(as_float).collect();
         let mut y = vec![1.0; VECTOR];
-        let mut sample = self.sample(What::Flops, PutMode::Buffered, 0, 0);
+        let mut sample = self.sample(Metric::Flops, PutMode::Buffered, 0, 0);
         let samples = self.args.samples;
         self.area.sync()?;
         let each = Duration::from_secs_f64(self.args.seconds) / u32::try_from(samples)?;
@@ -290,15 +294,15 @@ impl Rank<'_> {
                 .ns
                 .push(took / as_float(2 * VECTOR as u64 * turns.max(1)));
         }
-        tell(&Told::Sample(sample))?;
+        tell(&RankOutput::Sample(sample))?;
         Ok(())
     }
 
-    /// Every rank copies as much as it would put.
+    /// Measures copies by every rank, as long as its puts.
     fn copies(&mut self) -> Result<(), Failed> {
         let from = vec![1_u8; self.args.most_bytes];
         let mut into = vec![0_u8; self.args.most_bytes];
-        let mut sample = self.sample(What::Copy, PutMode::Buffered, self.args.most_bytes, 0);
+        let mut sample = self.sample(Metric::Copy, PutMode::Buffered, self.args.most_bytes, 0);
         for _ in 0..self.args.samples {
             self.area.sync()?;
             let begun = Instant::now();
@@ -307,15 +311,15 @@ impl Rank<'_> {
             sample.ns.push(as_float(nanoseconds(begun.elapsed())));
         }
         if sample.rank == 0 {
-            tell(&Told::Sample(sample))?;
+            tell(&RankOutput::Sample(sample))?;
         }
         Ok(())
     }
 
-    /// Half a round trip of a datagram of 64 bytes, both ranks spinning.
+    /// Measures half a round trip of a datagram of 64 bytes, both ranks spinning.
     fn one_way(&mut self, lead: SocketAddr, follow: SocketAddr) -> Result<(), Failed> {
         let rank = self.area.rank();
-        let mut sample = self.sample(What::OneWay, PutMode::Buffered, 64, 1);
+        let mut sample = self.sample(Metric::OneWay, PutMode::Buffered, 64, 1);
         let own = if rank == 0 { lead } else { follow };
         let socket = match rank {
             0 | 1 => Some(bare(own)?),
@@ -334,9 +338,9 @@ impl Rank<'_> {
                         sample.ns.push(took / 2.0);
                     }
                 }
-                // The first had to find its way.
+                // The first datagram triggers ARP.
                 sample.ns.drain(..1.min(sample.ns.len()));
-                tell(&Told::Sample(sample))?;
+                tell(&RankOutput::Sample(sample))?;
             }
             Some(socket) => {
                 for _ in 0..rounds {
@@ -362,7 +366,7 @@ impl Rank<'_> {
             repeats: protocol.repeats,
             received: protocol.units_received,
             explicit_acks: protocol.explicit_acks,
-            prods: protocol.prods,
+            ack_requests: protocol.ack_requests,
             implicit_acks: protocol.implicit_acks,
             duplicates,
             dropped: dropped - duplicates,
@@ -370,10 +374,10 @@ impl Rank<'_> {
     }
 }
 
-/// Why a rank gives up.
+/// Reason why a rank gives up.
 type Failed = Box<dyn Error>;
 
-/// One superstep of a relation; what others put lies in slots, by rank.
+/// Runs one superstep of a relation. The puts of other ranks go to slots, by rank.
 fn superstep(
     area: &mut Area,
     (relation, copy): (Relation, PutMode),
@@ -391,7 +395,7 @@ fn superstep(
     area.sync()
 }
 
-/// Rank 0 puts messages one by one, rank 1 returns them when it has them all.
+/// Rank 0 puts messages one by one, and rank 1 returns them when it has received all.
 fn spray(area: &mut Area, bytes: usize, messages: usize) -> Result<(), Failure> {
     for turn in 0..2 {
         if area.rank() == turn {
@@ -413,7 +417,7 @@ fn bare(own: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Who sent the next datagram; `None` if none comes.
+/// Receives a datagram and returns its sender. `None` after a timeout.
 fn await_datagram(socket: &UdpSocket) -> io::Result<Option<SocketAddr>> {
     let begun = Instant::now();
     let mut buffer = [0; 64];
@@ -427,8 +431,8 @@ fn await_datagram(socket: &UdpSocket) -> io::Result<Option<SocketAddr>> {
     Ok(None)
 }
 
-/// Prints a line at once, so that ranks do not mix theirs.
-fn tell(told: &Told) -> io::Result<()> {
+/// Prints a line with one write, so that the lines of ranks do not mix.
+fn tell(told: &RankOutput) -> io::Result<()> {
     let mut line = serde_json::to_vec(told)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
@@ -436,7 +440,7 @@ fn tell(told: &Told) -> io::Result<()> {
     out.flush()
 }
 
-/// So many whole ones.
+/// Converts a float to a count.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,132 +1,150 @@
-//! The parameters of one subject with so many ranks on one link, from what its ranks told.
+//! Computes the parameters of one contender from the output of its ranks.
 
 use serde::Serialize;
 
-use super::super::estimate::Estimate;
-use super::super::statistics::as_float;
 use super::Link;
-use super::sample::{Packets, Sample, Told, What};
+use crate::bsp::sample::{Metric, Packets, RankOutput, Sample};
+use crate::estimate::Estimate;
+use crate::statistics::as_float;
 
-/// One line of `--json`. Times are in nanoseconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Row {
-    /// `dipole`, or a peer's name.
-    pub(crate) subject: &'static str,
-    pub(crate) p: u32,
-    pub(crate) nodes: u32,
-    pub(crate) link: String,
-    /// What the link crosses: `veth`, `loopback`, or nothing (`node`).
-    pub(crate) testbed: &'static str,
-    /// Ranks stay on a core of their own.
-    pub(crate) is_bound: bool,
-    /// Speed of a rank while all compute.
-    pub(crate) s_mflops: f64,
-    /// An empty superstep: the median of batches.
-    pub(crate) l_ns: f64,
-    /// How far the 95 % confidence interval of the median reaches from it.
-    pub(crate) l_ci_ns: f64,
-    /// Of the longest total exchange by the better call: what h adds to the fastest empty
-    /// superstep, by h; the median.
-    pub(crate) g_ns_per_byte: f64,
-    /// Its standard deviation from superstep to superstep.
-    pub(crate) g_sd: f64,
-    /// The same in operations of the processor: l s, and g s for a byte.
-    pub(crate) l_flops: f64,
-    pub(crate) g_flops_per_byte: f64,
-    /// h whose transfer takes as long as the superstep around it: l / g. None where transfers
-    /// took no longer than an empty superstep.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) half_h_bytes: Option<f64>,
-    pub(crate) call: String,
-    /// Empty supersteps one by one.
-    pub(crate) sync_p50_ns: f64,
-    pub(crate) sync_p99_ns: f64,
-    /// A superstep in which everybody puts 8 bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) put_ns: Option<f64>,
-    /// What a rank needs to copy a byte of the same h, while all copy: the limit within a node.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) copy_ns_per_byte: Option<f64>,
-    /// What a bare datagram needs from node to node: the limit between nodes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) one_way_ns: Option<f64>,
-    pub(crate) empty: Vec<Empty>,
-    pub(crate) relations: Vec<Relation>,
-    /// Total exchanges in several orders of destinations.
-    pub(crate) orders: Vec<Ordered>,
-    pub(crate) spray: Vec<Spray>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) packets: Option<Packets>,
+/// Contender, ranks and placement of a measurement.
+pub struct Configuration {
+    pub subject: &'static str,
+    pub p: u32,
+    pub nodes: u32,
+    pub link: Link,
+    pub testbed: &'static str,
+    pub is_bound: bool,
 }
 
-/// Empty supersteps by one of the calls there are.
+/// Parameters of one contender with one number of ranks on one link. Times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Empty {
-    pub(crate) call: String,
-    pub(crate) ns: Estimate,
+pub struct Row {
+    /// `dipole` or the name of another contender.
+    pub subject: &'static str,
+    pub p: u32,
+    pub nodes: u32,
+    pub link: String,
+    /// The network of the link: `veth`, `loopback`, or none (`node`).
+    pub testbed: &'static str,
+    /// Each rank is pinned to a core.
+    pub is_bound: bool,
+    /// Speed of a rank while all ranks compute.
+    pub s_mflops: f64,
+    /// Time of an empty superstep: the median of batches.
+    pub l_ns: f64,
+    /// Half the width of the 95 % confidence interval of `l_ns`.
+    pub l_ci_ns: f64,
+    /// Time of the longest total exchange beyond the fastest empty superstep, per byte of h: the
+    /// median for the faster call.
+    pub g_ns_per_byte: f64,
+    /// Standard deviation of `g_ns_per_byte` between supersteps.
+    pub g_sd: f64,
+    /// l and g in operations of the processor: l s, and g s per byte.
+    pub l_flops: f64,
+    pub g_flops_per_byte: f64,
+    /// l / g: the h for which the transfer takes as long as an empty superstep. `None` if transfers
+    /// took no longer than an empty superstep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub half_h_bytes: Option<f64>,
+    pub call: String,
+    /// Empty supersteps, timed one by one.
+    pub sync_p50_ns: f64,
+    pub sync_p99_ns: f64,
+    /// Time of a superstep in which each rank puts 8 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub put_ns: Option<f64>,
+    /// Time per byte of copies of the same h by all ranks: the limit within a node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy_ns_per_byte: Option<f64>,
+    /// One-way time of a bare datagram between two nodes: the limit between nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub one_way_ns: Option<f64>,
+    pub empty: Vec<Empty>,
+    pub relations: Vec<Relation>,
+    /// Total exchanges by order of destinations.
+    pub orders: Vec<Ordered>,
+    pub spray: Vec<Spray>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packets: Option<Packets>,
+}
+
+/// Empty supersteps with one of the calls.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Empty {
+    pub call: String,
+    pub ns: Estimate,
 }
 
 /// Supersteps of one pattern, h and call.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Relation {
-    pub(crate) pattern: What,
-    pub(crate) call: String,
-    /// The largest, if it varies.
-    pub(crate) h_bytes: usize,
-    /// Of a superstep.
-    pub(crate) ns: Estimate,
-    /// Beyond the fastest empty superstep, by h.
-    pub(crate) g_ns_per_byte: Estimate,
+pub struct Relation {
+    pub pattern: Metric,
+    pub call: String,
+    /// The largest h, if it varies.
+    pub h_bytes: usize,
+    /// Time of a superstep.
+    pub ns: Estimate,
+    /// Time beyond the fastest empty superstep, per byte of h.
+    pub g_ns_per_byte: Estimate,
 }
 
-/// Total exchanges of messages of this length, in an order of destinations.
+/// Total exchanges of messages of one length in one order of destinations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Ordered {
-    pub(crate) order: String,
-    pub(crate) message_bytes: usize,
-    /// Of a superstep.
-    pub(crate) ns: Estimate,
+pub struct Ordered {
+    pub order: String,
+    pub message_bytes: usize,
+    /// Time of a superstep.
+    pub ns: Estimate,
 }
 
-/// Messages one after the other and back: half of the time, by their number.
+/// A burst of messages and its return: half of the time, divided by the number of messages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Spray {
-    pub(crate) call: String,
-    pub(crate) size_bytes: usize,
-    pub(crate) messages: usize,
-    pub(crate) ns: Estimate,
+pub struct Spray {
+    pub call: String,
+    pub size_bytes: usize,
+    pub messages: usize,
+    pub ns: Estimate,
 }
 
 impl Row {
-    /// `None` if something essential was not told.
-    pub(crate) fn of(
-        told: &[Told],
-        subject: &'static str,
-        p: u32,
-        nodes: u32,
-        (link, testbed): (Link, &'static str),
-        is_bound: bool,
-    ) -> Option<Row> {
-        let samples = Samples::of(told);
-        let sync = samples.first(What::Sync)?;
+    /// Computes the parameters. `None` if an essential sample is missing.
+    pub fn of(output: &[RankOutput], configuration: &Configuration) -> Option<Row> {
+        let &Configuration {
+            subject,
+            p,
+            nodes,
+            link,
+            testbed,
+            is_bound,
+        } = configuration;
+        let samples = Samples::of(output);
+        let sync = samples.first(Metric::Sync)?;
         let l = Estimate::of(sync.ns.iter().copied())?;
-        let each = Estimate::of(samples.first(What::EachSync)?.ns.iter().copied())?;
-        let flops = Estimate::of(samples.all(What::Flops).flat_map(|one| one.ns.clone()))?;
+        let each = Estimate::of(samples.first(Metric::EachSync)?.ns.iter().copied())?;
+        let flops = Estimate::of(samples.all(Metric::Flops).flat_map(|one| one.ns.clone()))?;
         let s_mflops = 1e3 / flops.median;
         let median = |what| {
             let sample = samples.first(what)?;
             Some(Estimate::of(sample.ns.iter().copied())?.median)
         };
-        let patterns = [What::Exchange, What::Gather, What::Scatter, What::Random];
+        let patterns = [
+            Metric::Exchange,
+            Metric::Gather,
+            Metric::Scatter,
+            Metric::Random,
+        ];
         let all = patterns.into_iter().flat_map(|what| samples.all(what));
         let relations: Vec<Relation> = all.filter_map(|one| relation(one, &samples)).collect();
-        let longest = relations.iter().filter(|one| one.pattern == What::Exchange);
+        let longest = relations
+            .iter()
+            .filter(|one| one.pattern == Metric::Exchange);
         let longest_h = longest.clone().map(|one| one.h_bytes).max()?;
         let best = longest
             .filter(|one| one.h_bytes == longest_h)
             .min_by(|a, b| a.g_ns_per_byte.median.total_cmp(&b.g_ns_per_byte.median))?;
         let g = best.g_ns_per_byte;
-        let spray = samples.all(What::Spray).filter_map(|one| {
+        let spray = samples.all(Metric::Spray).filter_map(|one| {
             let each = 2.0 * as_float(one.messages as u64);
             Some(Spray {
                 call: one.call.clone(),
@@ -135,14 +153,14 @@ impl Row {
                 ns: Estimate::of(one.ns.iter().map(|ns| ns / each))?,
             })
         });
-        let orders = samples.all(What::Ordered).filter_map(|one| {
+        let orders = samples.all(Metric::Ordered).filter_map(|one| {
             Some(Ordered {
                 order: one.call.clone(),
                 message_bytes: one.bytes,
                 ns: Estimate::of(one.ns.iter().copied())?,
             })
         });
-        let empty = samples.all(What::Sync).filter_map(|one| {
+        let empty = samples.all(Metric::Sync).filter_map(|one| {
             Some(Empty {
                 call: one.call.clone(),
                 ns: Estimate::of(one.ns.iter().copied())?,
@@ -166,12 +184,12 @@ impl Row {
             call: best.call.clone(),
             sync_p50_ns: each.median,
             sync_p99_ns: each.p99,
-            put_ns: median(What::Put),
-            copy_ns_per_byte: samples.first(What::Copy).and_then(|copy| {
+            put_ns: median(Metric::Put),
+            copy_ns_per_byte: samples.first(Metric::Copy).and_then(|copy| {
                 let bytes = as_float(copy.bytes as u64);
                 Some(Estimate::of(copy.ns.iter().copied())?.median / bytes)
             }),
-            one_way_ns: median(What::OneWay),
+            one_way_ns: median(Metric::OneWay),
             empty: empty.collect(),
             orders: orders.collect(),
             spray: spray.collect(),
@@ -182,13 +200,13 @@ impl Row {
 }
 
 fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
-    // The least that an empty superstep of the same call took: a stall among them would make long
-    // ones look as if they cost nothing.
-    let empty = [What::Sync, What::EachSync].into_iter();
+    // Subtract the fastest empty superstep of the same call: with a stall among them, long
+    // supersteps would seem to cost nothing.
+    let empty = [Metric::Sync, Metric::EachSync].into_iter();
     let empty = empty.flat_map(|what| samples.all(what));
     let same = empty.clone().filter(|one| one.call == sample.call);
     let least = |ns: f64, one: &Sample| one.ns.iter().copied().fold(ns, f64::min);
-    // By unbuffered puts an empty superstep is the same.
+    // Empty supersteps are the same for unbuffered puts.
     let l_ns = match same.fold(f64::INFINITY, least) {
         ns if ns.is_finite() => ns,
         _ => empty.fold(f64::INFINITY, least),
@@ -212,23 +230,23 @@ fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
     })
 }
 
-/// Samples of all rounds, those of the same thing joined.
+/// Samples of all rounds, with samples of the same measurement joined.
 struct Samples {
     samples: Vec<Sample>,
     packets: Option<Packets>,
 }
 
 impl Samples {
-    fn of(told: &[Told]) -> Samples {
+    fn of(told: &[RankOutput]) -> Samples {
         let mut samples: Vec<Sample> = Vec::new();
         let mut packets: Option<Packets> = None;
         for told in told {
             match told {
-                Told::Packets { packets: some } => {
+                RankOutput::Packets { packets: some } => {
                     let so_far = packets.unwrap_or_default();
                     packets = Some(so_far.combined(*some, u64::saturating_add));
                 }
-                Told::Sample(sample) => {
+                RankOutput::Sample(sample) => {
                     let is_same = |one: &&mut Sample| {
                         (one.what, &one.call, one.bytes, one.messages, one.rank)
                             == (
@@ -252,17 +270,17 @@ impl Samples {
         Samples { samples, packets }
     }
 
-    fn all(&self, what: What) -> impl Iterator<Item = &Sample> + Clone {
+    fn all(&self, what: Metric) -> impl Iterator<Item = &Sample> + Clone {
         self.samples.iter().filter(move |one| one.what == what)
     }
 
-    fn first(&self, what: What) -> Option<&Sample> {
+    fn first(&self, what: Metric) -> Option<&Sample> {
         self.all(what).next()
     }
 }
 
-/// Peers have the limits of the Dipole row beside them: they were measured in the same run.
-pub(crate) fn complete(rows: &mut [Row]) {
+/// Copies the limits from Dipole's row to those of other contenders in the same run.
+pub(super) fn complete(rows: &mut [Row]) {
     let own: Vec<Row> = (rows.iter())
         .filter(|row| row.subject == "dipole")
         .cloned()
@@ -279,8 +297,8 @@ pub(crate) fn complete(rows: &mut [Row]) {
 mod tests {
     use super::*;
 
-    fn sample(what: What, call: &str, bytes: usize, ns: &[f64]) -> Told {
-        Told::Sample(Sample {
+    fn sample(what: Metric, call: &str, bytes: usize, ns: &[f64]) -> RankOutput {
+        RankOutput::Sample(Sample {
             what,
             call: call.to_owned(),
             rank: 0,
@@ -291,28 +309,31 @@ mod tests {
         })
     }
 
-    fn told() -> Vec<Told> {
+    fn told() -> Vec<RankOutput> {
         let packets = Packets {
             sent: 10,
             units: 8,
             ..Packets::default()
         };
         let mut told = vec![
-            sample(What::Flops, "put", 0, &[0.5; 8]),
-            sample(What::Sync, "put", 0, &[90.0, 100.0, 100.0, 110.0]),
-            sample(What::Sync, "put", 0, &[100.0; 4]),
-            sample(What::EachSync, "put", 0, &[120.0; 8]),
-            sample(What::Exchange, "put", 10, &[300.0; 8]),
-            sample(What::Exchange, "put", 1000, &[2090.0; 8]),
-            sample(What::Exchange, "hpput", 1000, &[1090.0; 8]),
-            sample(What::Ordered, "latin-square", 64, &[500.0; 4]),
-            sample(What::Ordered, "destination", 64, &[900.0; 8]),
-            sample(What::Ordered, "latin-square", 64, &[700.0; 4]),
-            sample(What::Spray, "put", 4, &[800.0; 8]),
+            sample(Metric::Flops, "put", 0, &[0.5; 8]),
+            sample(Metric::Sync, "put", 0, &[90.0, 100.0, 100.0, 110.0]),
+            sample(Metric::Sync, "put", 0, &[100.0; 4]),
+            sample(Metric::EachSync, "put", 0, &[120.0; 8]),
+            sample(Metric::Exchange, "put", 10, &[300.0; 8]),
+            sample(Metric::Exchange, "put", 1000, &[2090.0; 8]),
+            sample(Metric::Exchange, "hpput", 1000, &[1090.0; 8]),
+            sample(Metric::Ordered, "latin-square", 64, &[500.0; 4]),
+            sample(Metric::Ordered, "destination", 64, &[900.0; 8]),
+            sample(Metric::Ordered, "latin-square", 64, &[700.0; 4]),
+            sample(Metric::Spray, "put", 4, &[800.0; 8]),
         ];
-        told.extend([Told::Packets { packets }, Told::Packets { packets }]);
-        told.push(Told::Sample(Sample {
-            what: What::Random,
+        told.extend([
+            RankOutput::Packets { packets },
+            RankOutput::Packets { packets },
+        ]);
+        told.push(RankOutput::Sample(Sample {
+            what: Metric::Random,
             call: "put".into(),
             rank: 0,
             bytes: 1000,
@@ -323,8 +344,16 @@ mod tests {
         told
     }
 
-    fn row(told: &[Told]) -> Option<Row> {
-        Row::of(told, "dipole", 2, 1, (Link::Shm, "node"), true)
+    fn row(told: &[RankOutput]) -> Option<Row> {
+        let configuration = Configuration {
+            subject: "dipole",
+            p: 2,
+            nodes: 1,
+            link: Link::Shm,
+            testbed: "node",
+            is_bound: true,
+        };
+        Row::of(told, &configuration)
     }
 
     #[test]
@@ -343,7 +372,7 @@ mod tests {
         );
         assert_eq!(row.packets.expect("told").sent, 20);
         let random = row.relations.last().expect("relations");
-        assert_eq!((random.pattern, random.h_bytes), (What::Random, 500));
+        assert_eq!((random.pattern, random.h_bytes), (Metric::Random, 500));
         assert_eq!(random.g_ns_per_byte.median, 2.0);
     }
 

@@ -1,13 +1,13 @@
-//! The parameters as text tables.
+//! The parameters as tables for terminals.
 
-use super::super::plan::size;
-use super::super::report::titled;
-use super::super::statistics::as_float;
-use super::rank::{BY_DESTINATION, LATIN_SQUARE};
-use super::row::{Ordered, Relation, Row};
-use super::sample::What;
+use crate::bsp::rank::{BY_DESTINATION, LATIN_SQUARE};
+use crate::bsp::row::{Ordered, Relation, Row};
+use crate::bsp::sample::Metric;
+use crate::output::new_table;
+use crate::statistics::as_float;
+use dipole_page::byte_size;
 
-/// All tables, one after the other.
+/// Returns all tables.
 pub(crate) fn all(rows: &[Row]) -> String {
     let tables = [
         parameters(rows),
@@ -23,7 +23,7 @@ pub(crate) fn all(rows: &[Row]) -> String {
 fn parameters(rows: &[Row]) -> String {
     let headings = "subject|link|p|nodes|s Mflop/s|l us|95 % of l|p50 us|p99 us|+8 B us|\
                     l / one way|g ns/B|sd|by|GB/s|copy / g|l/g";
-    let mut table = titled(headings, 2);
+    let mut table = new_table(headings, 2);
     for row in rows {
         table.add_row(vec![
             row.subject.to_owned(),
@@ -45,7 +45,7 @@ fn parameters(rows: &[Row]) -> String {
             row.copy_ns_per_byte
                 .filter(|_| row.nodes == 1)
                 .map_or_else(dash, |copy| format!("{:.2}", copy / row.g_ns_per_byte)),
-            (row.half_h_bytes).map_or_else(dash, |h| size(super::rank::whole(h))),
+            (row.half_h_bytes).map_or_else(dash, |h| byte_size(super::rank::whole(h))),
         ]);
     }
     format!(
@@ -55,9 +55,9 @@ fn parameters(rows: &[Row]) -> String {
     )
 }
 
-/// By other calls than the one that l is of.
+/// Table of empty supersteps with other calls than the one for l.
 fn empty(rows: &[Row]) -> String {
-    let mut table = titled("subject|link|p|call|us|95 %|p99 us of batches", 2);
+    let mut table = new_table("subject|link|p|call|us|95 %|p99 us of batches", 2);
     let mut is_empty = true;
     for row in rows {
         for one in row.empty.iter().skip(1) {
@@ -83,7 +83,7 @@ fn empty(rows: &[Row]) -> String {
 
 fn relations(rows: &[Row]) -> String {
     let headings = "subject|link|p|pattern|by|h|us|p99 us|g ns/B|95 %|mean|sd|sd %|GB/s";
-    let mut table = titled(headings, 2);
+    let mut table = new_table(headings, 2);
     for row in rows {
         for one in longest(row) {
             let g = one.g_ns_per_byte;
@@ -93,7 +93,7 @@ fn relations(rows: &[Row]) -> String {
                 row.p.to_string(),
                 pattern(one.pattern).to_owned(),
                 one.call.clone(),
-                size(one.h_bytes),
+                byte_size(one.h_bytes),
                 us(one.ns.median),
                 us(one.ns.p99),
                 digits(g.median),
@@ -110,7 +110,7 @@ fn relations(rows: &[Row]) -> String {
     )
 }
 
-/// The longest relation of each pattern and call.
+/// Returns the longest relation of each pattern and call.
 pub(crate) fn longest(row: &Row) -> impl Iterator<Item = &Relation> {
     row.relations.iter().filter(|one| {
         let mut same = row.relations.iter();
@@ -120,7 +120,7 @@ pub(crate) fn longest(row: &Row) -> impl Iterator<Item = &Relation> {
     })
 }
 
-/// Exchanges by the Latin square, and beside each the same in the order of destinations.
+/// Table of exchanges by Latin square and by order of destination.
 pub(crate) fn by_order(row: &Row) -> impl Iterator<Item = (&Ordered, &Ordered)> {
     let square = (row.orders.iter()).filter(|one| one.order == LATIN_SQUARE);
     square.filter_map(|square| {
@@ -134,12 +134,16 @@ pub(crate) fn by_order(row: &Row) -> impl Iterator<Item = (&Ordered, &Ordered)> 
 
 fn orders(rows: &[Row]) -> String {
     let headings = "link|p|message|Latin square us|95 %|sd %|by destination us|95 %|sd %|x";
-    let mut table = titled(headings, 1);
+    let mut table = new_table(headings, 1);
     let mut is_empty = true;
     for row in rows {
         for (square, naive) in by_order(row) {
             is_empty = false;
-            let mut cells = vec![link(row), row.p.to_string(), size(square.message_bytes)];
+            let mut cells = vec![
+                link(row),
+                row.p.to_string(),
+                byte_size(square.message_bytes),
+            ];
             for one in [square.ns, naive.ns] {
                 cells.push(us(one.median));
                 cells.push(format!("{}..{}", us(one.low), us(one.high)));
@@ -167,7 +171,7 @@ fn spray(rows: &[Row]) -> String {
     for count in &counts {
         headings += &format!("|{count}");
     }
-    let mut table = titled(&headings, 2);
+    let mut table = new_table(&headings, 2);
     for row in rows {
         let mut lines: Vec<(&str, usize)> = Vec::new();
         for one in &row.spray {
@@ -207,9 +211,9 @@ fn counts(rows: &[Row]) -> Vec<usize> {
 }
 
 fn packets(rows: &[Row]) -> String {
-    let headings = "link|p|packets|units|received|repeats|only acks|prods|implicit acks|duplicates|\
+    let headings = "link|p|packets|units|received|repeats|only acks|ack_requests|implicit acks|duplicates|\
                     dropped";
-    let mut table = titled(headings, 1);
+    let mut table = new_table(headings, 1);
     let mut is_empty = true;
     for row in rows {
         if let Some(packets) = row.packets {
@@ -226,7 +230,7 @@ fn packets(rows: &[Row]) -> String {
                 packets.received.to_string(),
                 share(packets.repeats),
                 share(packets.explicit_acks),
-                share(packets.prods),
+                share(packets.ack_requests),
                 share(packets.implicit_acks),
                 packets.duplicates.to_string(),
                 packets.dropped.to_string(),
@@ -242,12 +246,12 @@ fn packets(rows: &[Row]) -> String {
     }
 }
 
-pub(crate) fn pattern(what: What) -> &'static str {
+pub(crate) fn pattern(what: Metric) -> &'static str {
     match what {
-        What::Exchange => "exchange",
-        What::Gather => "gather",
-        What::Scatter => "scatter",
-        What::Random => "random",
+        Metric::Exchange => "exchange",
+        Metric::Gather => "gather",
+        Metric::Scatter => "scatter",
+        Metric::Random => "random",
         _ => "other",
     }
 }
@@ -270,7 +274,7 @@ fn percent(part: f64, whole: f64) -> String {
     }
 }
 
-/// Three digits that count; none of what was divided by nothing.
+/// Formats with three significant digits; `-` after a division by zero.
 fn digits(value: f64) -> String {
     match value.abs() {
         size if !size.is_finite() => dash(),

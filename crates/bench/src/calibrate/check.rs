@@ -1,27 +1,27 @@
-//! What the model predicts beside what is measured, by processes and at lengths of their own.
+//! Compares predictions with measurements by other processes, at other lengths.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use dipole_bsp::model::{PointToPoint, Regime};
+use dipole_model::{PointToPoint, Profile, Regime};
+use dipole_page::byte_size;
 use serde::Serialize;
 
-use super::super::control::{Carrier, Placement, name_of};
-use super::super::failure::RunError;
-use super::super::machine::{self, Cores};
-use super::super::plan::size;
-use super::super::report::titled;
-use super::super::statistics::Spread;
-use super::super::testbed::{On, Testbed};
-use super::super::{Report, machine_line, progress_bar};
-use super::placement;
-use super::side::What;
+use super::side::Metric;
+use super::{CalibrateError, placement};
+use crate::conditions::{machine_line, progress_bar};
+use crate::failure::RunError;
+use crate::machine::{self, Cores};
+use crate::output::{Output, Record};
+use crate::statistics::Spread;
+use crate::testbed::{On, Testbed};
+use crate::work::{Carrier, Placement, name_of};
 
-/// From 1 B to 4 MiB, few of them lengths that a calibration measures.
+/// Lengths from 1 B to 4 MiB, most of which are not calibrated.
 const BYTES: [usize; 20] = [
     1,
     16,
@@ -46,14 +46,14 @@ const BYTES: [usize; 20] = [
 ];
 const ROUNDS: usize = 5;
 const EACH: Duration = Duration::from_millis(20);
-/// The cores have moved if a cache line takes so many times as long, or as short, as before.
+/// If the time of a cache line changes by this factor, the host has moved the cores.
 const MOVED: f64 = 1.5;
 const QUICK_BYTES: [usize; 3] = [16, 6000, 100_000];
 const QUICK_EACH: Duration = Duration::from_millis(1);
 
-/// One length: a line of `--json`.
+/// Prediction and measurement of one length.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Line {
+struct CheckRow {
     check: &'static str,
     link: String,
     bytes: usize,
@@ -61,50 +61,63 @@ struct Line {
     predicted_low_ns: f64,
     predicted_high_ns: f64,
     regime: Regime,
-    /// Half a round trip: the median of rounds, each a median.
+    /// One-way time: the median over rounds of the median of a round.
     measured_ns: f64,
     measured_least_ns: f64,
     measured_most_ns: f64,
-    /// Of the measured.
+    /// Relative to the measurement.
     error: f64,
 }
 
-/// Measures single trips by the links of these names beside what their parameters predict, and
-/// prints both.
-///
-/// # Errors
-/// Nothing could be measured, or writing to `out` failed.
-pub fn check(
-    links: &[(String, PointToPoint)],
+/// Compares predictions of the saved profiles of these links, or of all, with new measurements.
+pub(super) fn check_saved(
+    links: &[Carrier],
     is_quick: bool,
-    json: bool,
-    out: &mut dyn Write,
+    output: &mut Output<'_>,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let report = &mut Report {
-        json,
-        wide: false,
-        out,
+    let links = match links.is_empty() {
+        true => Carrier::value_variants(),
+        false => links,
     };
+    let mut found = Vec::new();
+    for link in links {
+        let name = name_of(*link);
+        if let Some(saved) = Profile::load(&name)?.and_then(|profile| profile.point_to_point) {
+            found.push((*link, saved));
+        }
+    }
+    if found.is_empty() {
+        return Err(CalibrateError::NoProfile.into());
+    }
+    check(&found, is_quick, output)
+}
+
+/// Measures single trips over these links and compares them with predictions.
+fn check(
+    links: &[(Carrier, PointToPoint)],
+    is_quick: bool,
+    output: &mut Output<'_>,
+) -> Result<ExitCode, Box<dyn Error>> {
     let cores = Cores::choose()?;
-    let testbed = Testbed::make(On::Auto)?;
-    report.note(&machine_line(cores))?;
+    let testbed = Testbed::create(On::Auto)?;
+    output.remark(&machine_line(cores))?;
     let (bytes, rounds, each) = match is_quick {
         true => (&QUICK_BYTES[..], 1, QUICK_EACH),
         false => (&BYTES[..], ROUNDS, EACH),
     };
     let mut carriers = Vec::new();
-    for (name, found) in links {
-        let carrier = Carrier::from_str(name, false)?;
+    for (carrier, found) in links {
+        let (carrier, name) = (*carrier, name_of(*carrier));
         let place = testbed.name(placement(carrier));
         if found.place != place {
             let then = &found.place;
-            report.note(&format!(
+            output.remark(&format!(
                 "{name} was calibrated on {then} and is measured on {place} now: the figures do not \
                  belong together"
             ))?;
         }
         if carrier == Carrier::Bpf && testbed.name(Placement::TwoNodes) != "veth" {
-            report.note(&"bpf needs root and namespaces of its own: left out")?;
+            output.remark(&"bpf needs root and namespaces of its own: left out")?;
             continue;
         }
         carriers.push((carrier, found));
@@ -119,7 +132,7 @@ pub fn check(
             let samples = super::measure(*carrier, each, Some(bytes), (&testbed, cores), None)?;
             let trips = samples
                 .into_iter()
-                .filter(|sample| sample.what == What::Trip);
+                .filter(|sample| sample.what == Metric::Trip);
             for (sample, measured) in trips.zip(measured) {
                 measured.extend(Spread::of(sample.ns).map(|ns| ns.median));
             }
@@ -134,7 +147,7 @@ pub fn check(
             && (now > then * MOVED || then > now * MOVED)
         {
             let name = name_of(*carrier);
-            report.note(&format!(
+            output.remark(&format!(
                 "{name}: a cache line takes {now:.0} ns between the cores now and took {then:.0} ns when it \
                  was calibrated: the host has moved them, so the figures do not belong together; run \
                  dipole calibrate again"
@@ -145,21 +158,21 @@ pub fn check(
     for ((carrier, found), measured) in carriers.iter().zip(measured.chunks(bytes.len())) {
         lines.extend(beside(*carrier, found, bytes, measured));
     }
-    show(&lines, report)?;
+    show(&lines, output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was predicted beside what was measured: of each length the medians of rounds.
+/// Combines predictions with measurements, which are medians of rounds by length.
 fn beside(
     carrier: Carrier,
     found: &PointToPoint,
     bytes: &[usize],
     measured: &[Vec<f64>],
-) -> Vec<Line> {
+) -> Vec<CheckRow> {
     let lines = bytes.iter().zip(measured).filter_map(|(&bytes, measured)| {
         let predicted = found.predict(bytes)?;
         let measured = Spread::of(measured.iter().copied())?;
-        Some(Line {
+        Some(CheckRow {
             check: "message",
             link: name_of(carrier),
             bytes,
@@ -176,15 +189,44 @@ fn beside(
     lines.collect()
 }
 
-fn show(lines: &[Line], report: &mut Report<'_>) -> io::Result<()> {
-    match report.json {
-        true => lines.iter().try_for_each(|line| report.object(line)),
-        false => report.result(&table(lines)),
+fn show(rows: &[CheckRow], output: &mut Output<'_>) -> io::Result<()> {
+    let mut errors = String::from("\n");
+    let mut links: Vec<&str> = rows.iter().map(|row| &*row.link).collect();
+    links.dedup();
+    for link in links {
+        let of_link = rows.iter().filter(|row| row.link == link);
+        if let Some(error) = Spread::of(of_link.map(|row| 100.0 * row.error.abs())) {
+            errors += &format!(
+                "{link}: median error {:.1} %, at most {:.1} %\n",
+                error.median, error.most
+            );
+        }
+    }
+    output.print_records("", rows, &errors)
+}
+
+impl Record for CheckRow {
+    const HEADINGS: &'static str = "link|bytes|predicted us|measured us|least..most|error %";
+    const LABELS: usize = 1;
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.link.clone(),
+            byte_size(self.bytes),
+            us(self.predicted_ns),
+            us(self.measured_ns),
+            format!(
+                "{}..{}",
+                us(self.measured_least_ns),
+                us(self.measured_most_ns)
+            ),
+            format!("{:+.1}", 100.0 * self.error),
+        ]
     }
 }
 
-/// Single trips at the lengths of a check, in turns with a calibration: where the machine's speed
-/// drifts within minutes, what is predicted and what is measured belong to the same minutes.
+/// Measurements for a check in turns with a calibration. On machines whose speed drifts within
+/// minutes, predictions and measurements then belong to the same minutes.
 pub(super) struct Alongside {
     bytes: &'static [usize],
     each: Duration,
@@ -205,7 +247,7 @@ impl Alongside {
         }
     }
 
-    /// A round of one link.
+    /// Measures a round of one link.
     pub(super) fn measure(
         &mut self,
         (link, carrier): (usize, Carrier),
@@ -213,55 +255,24 @@ impl Alongside {
         profiles: &Path,
     ) -> Result<(), RunError> {
         let samples = super::measure(carrier, self.each, Some(self.bytes), place, Some(profiles))?;
-        let trips = samples.into_iter().filter(|it| it.what == What::Trip);
+        let trips = samples.into_iter().filter(|it| it.what == Metric::Trip);
         for (sample, all) in trips.zip(&mut self.measured[link]) {
             all.extend(Spread::of(sample.ns).map(|ns| ns.median));
         }
         Ok(())
     }
 
-    /// Prints all links, in the order in which they were measured.
+    /// Prints all links, in the order of measurement.
     pub(super) fn show<'a>(
         &self,
         found: impl Iterator<Item = (Carrier, &'a PointToPoint)>,
-        report: &mut Report<'_>,
+        output: &mut Output<'_>,
     ) -> io::Result<()> {
         let links = found.zip(&self.measured);
         let lines = links
             .flat_map(|((carrier, found), measured)| beside(carrier, found, self.bytes, measured));
-        show(&lines.collect::<Vec<_>>(), report)
+        show(&lines.collect::<Vec<_>>(), output)
     }
-}
-
-fn table(lines: &[Line]) -> String {
-    let mut table = titled("link|bytes|predicted us|measured us|least..most|error %", 1);
-    for line in lines {
-        table.add_row([
-            line.link.clone(),
-            size(line.bytes),
-            us(line.predicted_ns),
-            us(line.measured_ns),
-            format!(
-                "{}..{}",
-                us(line.measured_least_ns),
-                us(line.measured_most_ns)
-            ),
-            format!("{:+.1}", 100.0 * line.error),
-        ]);
-    }
-    let mut text = format!("{table}\n");
-    let mut links: Vec<&str> = lines.iter().map(|line| &*line.link).collect();
-    links.dedup();
-    for link in links {
-        let of_link = lines.iter().filter(|line| line.link == link);
-        if let Some(error) = Spread::of(of_link.map(|line| 100.0 * line.error.abs())) {
-            text += &format!(
-                "{link}: median error {:.1} %, at most {:.1} %\n",
-                error.median, error.most
-            );
-        }
-    }
-    text
 }
 
 fn us(ns: f64) -> String {

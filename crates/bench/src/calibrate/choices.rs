@@ -1,37 +1,38 @@
-//! At which lengths messages are to change their way on this machine: tried, not guessed.
+//! Finds the lengths at which messages should change their method on this machine, by trials.
 //!
-//! Every candidate is measured in single trips, in turns and by new processes, which read it from a
-//! profile as any program does. The best by the mean of ratios is taken if it beats what is built in by
-//! more than [`GAIN`], so that noise changes nothing.
+//! Every candidate is measured in single trips, in turns, by new processes that read it from a
+//! profile as any program does. The best one by geometric mean is chosen if it beats the built-in
+//! values by more than [`GAIN`], so that noise changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dipole_bsp::profile::{Profile, ProfileError};
-use dipole_node::Choices;
+use dipole_model::Choices;
+use dipole_model::{Profile, ProfileError};
 
-use super::super::control::{Carrier, name_of};
-use super::super::failure::RunError;
-use super::super::machine::Cores;
-use super::super::plan::size;
-use super::super::statistics::Spread;
-use super::super::testbed::Testbed;
-use super::{measure, side::What};
+use super::measure;
+use crate::calibrate::side::Metric;
+use crate::failure::RunError;
+use crate::machine::Cores;
+use crate::statistics::Spread;
+use crate::testbed::Testbed;
+use crate::work::{Carrier, name_of};
+use dipole_page::byte_size;
 
-/// How much faster than what is built in a candidate must be.
+/// Minimum gain of a candidate over the built-in values.
 const GAIN: f64 = 0.03;
 const ROUNDS: usize = 3;
 const EACH: Duration = Duration::from_millis(15);
-/// Up to where a message may go whole: at most what an edge may send before it is granted more.
+/// Candidates for the longest message in one piece; at most the initial credit of an edge.
 const EAGER_BYTES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 31 << 10];
-/// Lengths on both sides of each.
+/// Lengths below and above each candidate.
 const EAGER_LENGTHS: [usize; 5] = [1500, 3000, 6000, 12_000, 24_000];
 const PIECE_BYTES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const PIECE_LENGTHS: [usize; 3] = [96 << 10, 256 << 10, 1 << 20];
 const RUN_PACKETS: [usize; 4] = [1, 3, 6, 9];
 const RUN_LENGTHS: [usize; 4] = [3000, 6000, 10_000, 14_000];
 
-/// Why nothing was chosen.
+/// Reason why there is no choice.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChoiceError {
     #[error(transparent)]
@@ -40,7 +41,7 @@ pub(super) enum ChoiceError {
     Profile(#[from] ProfileError),
 }
 
-/// What tries candidates of one link.
+/// Trials of candidates on one link.
 pub(super) struct Trials<'a> {
     pub(super) carrier: Carrier,
     pub(super) testbed: &'a Testbed,
@@ -48,7 +49,7 @@ pub(super) struct Trials<'a> {
 }
 
 impl Trials<'_> {
-    /// The choices for this link.
+    /// Finds the choices for this link.
     pub(super) fn find(&self) -> Result<Choices, ChoiceError> {
         let none = Choices::default();
         if self.carrier != Carrier::Shm {
@@ -75,7 +76,7 @@ impl Trials<'_> {
         self.best_of(usual, &pieces, &PIECE_LENGTHS)
     }
 
-    /// The best of candidates, or what is usual.
+    /// Returns the best of the candidates, or the default.
     fn best_of(
         &self,
         usual: Choices,
@@ -86,7 +87,7 @@ impl Trials<'_> {
         Ok(all[best(&self.times(&all, lengths)?)])
     }
 
-    /// Of each candidate the single trip of each length: medians over rounds.
+    /// Measures single trips with each candidate at each length: medians over rounds.
     fn times(
         &self,
         candidates: &[Choices],
@@ -102,7 +103,7 @@ impl Trials<'_> {
             for (folder, candidate) in folders.iter().zip(&mut rounds) {
                 let place = (self.testbed, self.cores);
                 let samples = measure(self.carrier, EACH, Some(lengths), place, Some(folder))?;
-                let trips = samples.into_iter().filter(|it| it.what == What::Trip);
+                let trips = samples.into_iter().filter(|it| it.what == Metric::Trip);
                 for (sample, all) in trips.zip(candidate) {
                     all.extend(Spread::of(sample.ns).map(|ns| ns.median));
                 }
@@ -116,7 +117,7 @@ impl Trials<'_> {
     }
 }
 
-/// Saves choices as the profile of a link, in a folder of the sides' own.
+/// Saves choices as the profile of a link, in a folder for the sides.
 pub(super) fn keep(
     choices: Choices,
     carrier: Carrier,
@@ -127,8 +128,8 @@ pub(super) fn keep(
     profile.save_to(folder)
 }
 
-/// Up to which length a message is to go whole, from the times of both ways; `None` if what is built in
-/// is as good as any.
+/// Returns the longest message that should be sent in one piece, from the times of both methods.
+/// `None` if the built-in value is as good.
 fn crossover(lengths: &[usize], whole: &[f64], long: &[f64]) -> Option<usize> {
     let times = |limit: usize| -> Vec<f64> {
         let both = lengths.iter().zip(whole.iter().zip(long));
@@ -146,14 +147,14 @@ fn crossover(lengths: &[usize], whole: &[f64], long: &[f64]) -> Option<usize> {
     }
 }
 
-/// Which candidate takes the least time, by the mean of the logarithms over all lengths; the first
-/// unless another beats it clearly.
+/// Returns the candidate with the smallest geometric mean over all lengths, or the first one unless
+/// another is clearly faster.
 fn best(times: &[Vec<f64>]) -> usize {
     let cost = |times: &Vec<f64>| times.iter().map(|ns| ns.max(1.0).ln()).sum::<f64>();
     let costs: Vec<f64> = times.iter().map(cost).collect();
     let least = (0..costs.len()).min_by(|one, other| costs[*one].total_cmp(&costs[*other]));
     let Some(least) = least else { return 0 };
-    // A crossover moves few lengths: each that moves must gain that much.
+    // A crossover changes the method of a few lengths. Each of these must gain this much.
     let moved = times[least]
         .iter()
         .zip(&times[0])
@@ -165,7 +166,7 @@ fn best(times: &[Vec<f64>]) -> usize {
     }
 }
 
-/// What was chosen, in words; nothing if all stays as it is built in.
+/// Describes the choices.
 pub(super) fn told(choices: &Choices) -> String {
     let Choices {
         eager_bytes,
@@ -173,8 +174,8 @@ pub(super) fn told(choices: &Choices) -> String {
         run_packets,
     } = *choices;
     let words = [
-        eager_bytes.map(|bytes| format!("messages go whole up to {}", size(bytes))),
-        piece_bytes.map(|bytes| format!("longer ones in parts of {}", size(bytes))),
+        eager_bytes.map(|bytes| format!("messages go whole up to {}", byte_size(bytes))),
+        piece_bytes.map(|bytes| format!("longer ones in parts of {}", byte_size(bytes))),
         run_packets.map(|most| format!("up to {most} packets leave as one datagram")),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();
@@ -201,7 +202,7 @@ mod tests {
                 .map(|bytes| 300.0 + each * *bytes as f64)
                 .collect()
         };
-        // Equal at 2700 / (each - 0.05).
+        // Both methods are equal at 2700 / (each - 0.05).
         assert_eq!(crossover(lengths, &whole(0.7), &long), Some(4 << 10));
         assert_eq!(crossover(lengths, &whole(0.09), &long), Some(31 << 10));
         assert_eq!(

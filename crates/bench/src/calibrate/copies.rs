@@ -1,4 +1,4 @@
-//! Local data movement: what `memcpy` costs within each level of the memory hierarchy.
+//! Cost of `memcpy` within each level of the memory hierarchy.
 //!
 //! # Source
 //! Directed Point §3.2.
@@ -9,28 +9,29 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dipole_bsp::profile::Copying;
+use dipole_model::CopyCost;
 
-use super::super::estimate::Estimate;
-use super::super::machine::{self, Cores};
-use super::super::pingpong::nanoseconds;
-use super::super::statistics::as_float;
+use crate::estimate::Estimate;
+use crate::machine;
+use crate::machine::Cores;
+use crate::statistics::as_float;
+use crate::statistics::nanoseconds;
 
-/// How often each level is measured, and for how long each time.
+/// Number of samples per level, and their duration.
 const REPETITIONS: usize = 30;
 const EACH: Duration = Duration::from_millis(2);
 const QUICK_EACH: Duration = Duration::from_micros(50);
-/// What is copied in memory: so many times the last cache, within these.
+/// Copies in memory are this many times as long as the last cache, within these limits.
 const BEYOND: usize = 2;
 const LEAST_MEMORY: usize = 16 << 20;
 const MOST_MEMORY: usize = 64 << 20;
 const QUICK_MEMORY: usize = 4 << 20;
 
-/// Every level of this machine, on the core of the leading side.
-pub(crate) fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<Copying>> {
+/// Measures every level on the core of the leading side.
+pub fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<CopyCost>> {
     let levels = levels(Path::new("/sys/devices/system/cpu"), cores.lead);
     let largest = levels.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
-    // Source and target both fit into a level, with room for what else is there.
+    // Source and target fit into the level and leave room for other data.
     let mut all: Vec<(String, usize)> = levels
         .into_iter()
         .map(|(level, bytes)| (level, bytes / 4))
@@ -42,7 +43,7 @@ pub(crate) fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<Copying>> 
     };
     all.push(("memory".to_owned(), memory));
     let each = if is_quick { QUICK_EACH } else { EACH };
-    // Pinning is for good: it is a thread of its own that stays there.
+    // Pinning cannot be undone, so use a separate thread.
     std::thread::scope(|scope| {
         let copying = scope.spawn(|| {
             machine::pin(cores.lead)?;
@@ -56,7 +57,7 @@ pub(crate) fn measure(cores: Cores, is_quick: bool) -> io::Result<Vec<Copying>> 
     })
 }
 
-fn copy(level: String, bytes: usize, each: Duration) -> Option<Copying> {
+fn copy(level: String, bytes: usize, each: Duration) -> Option<CopyCost> {
     let (from, mut into) = (vec![1_u8; bytes], vec![0_u8; bytes]);
     let mut once = || {
         into.copy_from_slice(black_box(&from));
@@ -74,15 +75,15 @@ fn copy(level: String, bytes: usize, each: Duration) -> Option<Copying> {
         }
         as_float(nanoseconds(begun.elapsed())) / as_float(turns) / as_float(bytes as u64)
     }))?;
-    Some(Copying {
+    Some(CopyCost {
         level,
         bytes,
         ns_per_byte: estimate.measured(),
     })
 }
 
-/// The caches of data that a core has: names and sizes, the nearest first. None where the system
-/// does not tell.
+/// Returns name and size of the data caches of a core, the nearest first. Empty if the system does
+/// not publish them.
 fn levels(folder: &Path, core: usize) -> Vec<(String, usize)> {
     let folder = folder.join(format!("cpu{core}/cache"));
     let caches = (0..16).map_while(|index| {
@@ -96,7 +97,7 @@ fn levels(folder: &Path, core: usize) -> Vec<(String, usize)> {
         .collect()
 }
 
-/// A size as the kernel writes it: `32K`, `1M`.
+/// Parses a size in the kernel's format: `32K`, `1M`.
 fn bytes(size: &str) -> Option<usize> {
     let (number, shift) = match size.strip_suffix('K') {
         Some(number) => (number, 10),

@@ -1,32 +1,32 @@
-//! A calibration between the two processes of a job: of the network between the nodes on which they
-//! are.
+//! Calibration between the two processes of a job, and so of the network between their nodes.
 
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dipole_bsp::model::PointToPoint;
+use dipole_model::PointToPoint;
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, Endpoint, Node};
 
-use super::super::Report;
-use super::super::control::{Carrier, Role, name_of};
-use super::super::dipole::{SPIN, failed};
-use super::super::machine::{self, Cores};
-use super::super::pingpong::GIVE_UP;
-use super::super::progress_bar;
 use super::{CalibrateError, Link, MessagesArgs, copies, parameters, save, show, side};
+use crate::conditions::progress_bar;
+use crate::dipole::{SPIN, failed};
+use crate::machine;
+use crate::machine::Cores;
+use crate::output::Output;
+use crate::pingpong::GIVE_UP;
+use crate::work::{Carrier, Role, name_of};
 
-/// How long the other process may take to come, and to measure what copying costs.
+/// Time limit for the other process to start and to measure copies.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the profile says of where the processes were.
+/// Location of the processes in the profile.
 const PLACES: [&str; 2] = ["node", "nodes"];
 
-/// Measures as one of the two; rank 0 prints, both save.
+/// Measures as one of the two processes. Rank 0 prints, and both save.
 pub(super) fn calibrate(
     arguments: &MessagesArgs,
     (rounds, each): (u32, Duration),
-    report: &mut Report<'_>,
+    output: &mut Output<'_>,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let job = Job::from_env().map_err(|error| CalibrateError::NoJob(error.to_string()))?;
     if job.size != 2 {
@@ -42,7 +42,7 @@ pub(super) fn calibrate(
     };
     endpoint.target(other)?;
     let copies = copies::measure(Cores::choose()?, arguments.quick)?;
-    // Neither begins before the other is ready.
+    // Wait until both are ready.
     endpoint.send(&[])?;
     drop(endpoint.receive_timeout(PATIENCE)?);
     let progress = progress_bar(u64::from(rounds));
@@ -68,18 +68,18 @@ pub(super) fn calibrate(
         rounds: samples,
     };
     if role == Role::Lead {
-        report.note(&format!(
+        output.remark(&format!(
             "{}; from node {} to node {}",
             machine::description(),
             job.own_address().node,
             other.node
         ))?;
-        show(std::slice::from_ref(&link), &copies, report)?;
+        show(std::slice::from_ref(&link), &copies, output)?;
     }
     if !arguments.quick {
         let file = save(&link, &copies)?;
         if role == Role::Lead {
-            report.note(&format!("saved in {} on each node", file.display()))?;
+            output.remark(&format!("saved in {} on each node", file.display()))?;
         }
     }
     endpoint.drain(GIVE_UP)?;
@@ -88,7 +88,7 @@ pub(super) fn calibrate(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What has carried the messages.
+/// Returns the link that has carried the messages.
 fn carrier(node: &Node) -> Carrier {
     let stats = node.stats();
     match stats.local.is_some_and(|local| local.records_out > 0) {

@@ -1,19 +1,19 @@
-//! `dipole calibrate`: what a message costs, told apart as the parameters of a model.
+//! `dipole calibrate messages`: measures the parameters of the model of single messages.
 //!
-//! Two processes, pinned to a core each, exchange messages of many lengths by each link (`side`), in
-//! several rounds, each by new processes. `parameters` is what is made of their samples, `copies`
-//! the cost of moving data within the machine. All is saved in the profiles of the links, from which
-//! `dipole predict` computes.
+//! Two processes, each pinned to a core, exchange messages of many lengths over each link (`side`),
+//! in several rounds with new processes. `parameters` computes the parameters from their samples, and
+//! `copies` measures memory copies. The results are saved in the profiles of the links, which
+//! `dipole predict` reads.
 //!
 //! # Source
 //! Directed Point §3, §5.1; the four phases: Directed Point II §5.2.
 
 mod check;
 mod choices;
-pub(crate) mod copies;
+pub mod copies;
 mod job;
-pub(crate) mod parameters;
-pub(crate) mod side;
+pub mod parameters;
+pub mod side;
 mod table;
 
 use std::error::Error;
@@ -24,54 +24,65 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use check::Alongside;
-pub use check::check;
 use choices::{ChoiceError, Trials};
 use clap::Args;
-use dipole_bsp::model::PointToPoint;
-use dipole_bsp::profile::{Copying, Profile, ProfileError};
+use dipole_model::PointToPoint;
+use dipole_model::{CopyCost, Profile, ProfileError};
 use dipole_node::{Choices, variables};
 use serde::Serialize;
 
-use super::control::{Carrier, Kind, Placement, Ready, Role, Task, Workload, name_of};
-use super::estimate::Estimate;
-use super::failure::RunError;
-use super::launch::{self, Entry, SLACK, Worker};
-use super::machine::{self, Cores, Stolen};
-use super::subject::Subject;
-use super::testbed::{On, Testbed};
-use super::{Report, closing_line, machine_line, progress_bar};
+use crate::conditions::{closing_line, machine_line, progress_bar};
+use crate::control::{Ready, SIDE_ARGUMENTS, Task};
+use crate::estimate::Estimate;
+use crate::failure::RunError;
+use crate::launch;
+use crate::launch::{Entry, SLACK, Worker};
+use crate::machine;
+use crate::machine::{Cores, Stolen};
+use crate::output::Output;
+use crate::subject::Subject;
+use crate::testbed::{On, Testbed};
+use crate::work::{Carrier, Kind, Placement, Role, Workload, name_of};
 use side::Sample;
 
-/// How often everything is measured: the interval of a median of nine leaves out the least and the
-/// greatest.
+/// Number of rounds. The confidence interval of a median of nine excludes the two extremes.
 const ROUNDS: u32 = 9;
-/// How long the round trips of one length take in a round.
+/// Duration of the round trips of one length in a round.
 const EACH: Duration = Duration::from_millis(25);
 const QUICK_ROUNDS: u32 = 1;
 const QUICK_EACH: Duration = Duration::from_millis(1);
 
-/// Which links are calibrated, and where.
+/// Measure the cost of messages on this machine, and save it for `dipole predict`
+///
+/// Two processes measure the parameters of the model of messages over each link: the overheads of
+/// sending and receiving, the latency, and the gaps between messages, by length; and the cost of
+/// copying by level of the memory hierarchy. This takes less than a minute, in which nothing else
+/// should run. The results are saved in DIPOLE_PROFILE, by default ~/.config/dipole/profile.
 #[derive(Args, Clone, Debug)]
 pub struct MessagesArgs {
-    /// What carries the messages [default: those that can be opened here]
+    /// Links [default: those that are available here]
     #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
     link: Vec<Carrier>,
-    /// Where the two processes run whose messages go by udp or bpf
+    /// Where the two processes of udp and bpf run
     #[arg(long, value_enum, default_value_t = On::Auto)]
     on: On,
     /// Measure between the two processes of a job, started on two nodes by dipole run or another
-    /// launcher, by what DIPOLE_LINK says; saved on each node
+    /// launcher, over the link in DIPOLE_LINK; save on each node
     #[arg(long, conflicts_with_all = ["link", "on"])]
     job: bool,
-    /// Measure messages of other lengths in turns with it, and print how far predictions are off
+    /// Instead, measure messages of other lengths and compare them with the predictions of the saved
+    /// profiles
     #[arg(long, conflicts_with = "job")]
     check: bool,
+    /// With --check: calibrate in turns with the check, and save
+    #[arg(long, requires = "check")]
+    anew: bool,
     /// One short round, to see that everything works; nothing is saved
     #[arg(long)]
     quick: bool,
 }
 
-/// Why nothing can be calibrated.
+/// Reason why nothing can be calibrated.
 #[derive(Debug, thiserror::Error)]
 enum CalibrateError {
     #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
@@ -83,7 +94,9 @@ enum CalibrateError {
          each of two nodes"
     )]
     NotTwo(u32),
-    #[error("--on node is shared memory alone; say --link shm")]
+    #[error("there is no profile of messages; run dipole calibrate first")]
+    NoProfile,
+    #[error("--on node has shared memory only; use --link shm")]
     OnNode,
     #[error(
         "the two sides of {link} measured only a part; this is a fault of this program, please \
@@ -92,16 +105,16 @@ enum CalibrateError {
     Incomplete { link: String },
 }
 
-/// What was found of one link.
+/// Results of one link.
 struct Link {
     carrier: Carrier,
     found: PointToPoint,
-    /// What a node is to choose by it, if that was tried.
+    /// Crossover lengths, if they were measured.
     choices: Option<Choices>,
     rounds: Vec<Vec<Sample>>,
 }
 
-/// Measures, prints and saves; with `json` one object for each link.
+/// Measures, prints and saves; with `json` one object per link.
 ///
 /// # Errors
 /// Nothing could be measured, or writing to `out` or the profile failed.
@@ -110,7 +123,7 @@ pub fn calibrate(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let report = &mut Report {
+    let output = &mut Output {
         json,
         wide: false,
         out,
@@ -119,18 +132,21 @@ pub fn calibrate(
         true => (QUICK_ROUNDS, QUICK_EACH),
         false => (ROUNDS, EACH),
     };
+    if arguments.check && !arguments.anew {
+        return check::check_saved(&arguments.link, arguments.quick, output);
+    }
     if arguments.job {
-        return job::calibrate(arguments, (rounds, each), report);
+        return job::calibrate(arguments, (rounds, each), output);
     }
     let begun = Instant::now();
     let cores = Cores::choose()?;
-    let testbed = Testbed::make(arguments.on)?;
+    let testbed = Testbed::create(arguments.on)?;
     let carriers = carriers(arguments, &testbed)?;
-    report.note(&machine_line(cores))?;
+    output.remark(&machine_line(cores))?;
     let apart = testbed.description();
-    report.note(&format!("packets: {apart}; shm: within this node"))?;
-    if let Some(remark) = &testbed.remark {
-        report.note(&format!("not between namespaces: {remark}"))?;
+    output.remark(&format!("packets: {apart}; shm: within this node"))?;
+    if let Some(remark) = testbed.remark() {
+        output.remark(&format!("not between namespaces: {remark}"))?;
     }
     let stolen = Stolen::since_now(cores);
     let progress = progress_bar((u64::from(rounds) + 1) * carriers.len() as u64 + 1);
@@ -151,8 +167,8 @@ pub fn calibrate(
     }
     let mut cache_line_ns = Vec::new();
     let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
-    let mut alongside = (arguments.check).then(|| Alongside::new(carriers.len(), arguments.quick));
-    // The machine drifts: each link takes its turn in every round.
+    let mut alongside = (arguments.anew).then(|| Alongside::new(carriers.len(), arguments.quick));
+    // The machine drifts, so each link takes its turn in every round.
     for round in 1..=rounds {
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
         for (number, (carrier, samples)) in carriers.iter().zip(&mut samples).enumerate() {
@@ -181,13 +197,13 @@ pub fn calibrate(
             rounds,
         });
     }
-    show(&links, &copies, report)?;
+    show(&links, &copies, output)?;
     if let Some(alongside) = alongside {
-        alongside.show(links.iter().map(|link| (link.carrier, &link.found)), report)?;
+        alongside.show(links.iter().map(|link| (link.carrier, &link.found)), output)?;
     }
     for link in &links {
         if let Some(chosen) = &link.choices {
-            report.note(&format!(
+            output.remark(&format!(
                 "{}: {}",
                 name_of(link.carrier),
                 choices::told(chosen)
@@ -195,21 +211,21 @@ pub fn calibrate(
         }
     }
     let closing = closing_line(&cache_line_ns, None, stolen);
-    report.note(&format!(
+    output.remark(&format!(
         "{closing}; it took {:.0} s",
         begun.elapsed().as_secs_f64()
     ))?;
     if !arguments.quick {
         for link in &links {
             let file = save(link, &copies)?;
-            report.note(&format!("saved in {}", file.display()))?;
+            output.remark(&format!("saved in {}", file.display()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a node is to choose by this link, which the sides find in `profiles` from now on; a look that
-/// everything works changes nothing.
+/// Finds the choices for this link and saves them in `profiles`, where the sides read them. With
+/// `--quick` the built-in values stay.
 fn choose(
     (testbed, cores): (&Testbed, Cores),
     carrier: Carrier,
@@ -229,16 +245,16 @@ fn choose(
     Ok(chosen)
 }
 
-fn show(links: &[Link], copies: &[Copying], report: &mut Report<'_>) -> io::Result<()> {
+fn show(links: &[Link], copies: &[CopyCost], output: &mut Output<'_>) -> io::Result<()> {
     for link in links {
-        match report.json {
-            true => report.object(&Line::of(link, copies))?,
-            false => report.result(&table::of_link(link))?,
+        match output.json {
+            true => output.print_json(&Line::of(link, copies))?,
+            false => output.print(&table::of_link(link))?,
         }
     }
-    match report.json {
+    match output.json {
         true => Ok(()),
-        false => report.result(&table::of_copies(copies)),
+        false => output.print(&table::of_copies(copies)),
     }
 }
 
@@ -271,8 +287,8 @@ fn placement(carrier: Carrier) -> Placement {
     }
 }
 
-/// A round: all samples of one link by two new processes, or single trips alone. They go by the
-/// profiles in this folder, else by the user's.
+/// Measures a round of one link with two new processes: all samples, or single trips only. The
+/// processes use the profiles in this folder, or the user's.
 fn measure(
     carrier: Carrier,
     each: Duration,
@@ -299,7 +315,7 @@ fn measure(
     };
     let start = |role: Role| {
         let mut environment = testbed.environment(entry.place, role, carrier);
-        // That a side waits for its core is seen in the samples.
+        // Warnings about waiting for a core are unnecessary: the samples show it.
         environment.push(("DIPOLE_LOG", "error".into()));
         environment.extend(profiles.map(|folder| (variables::PROFILE, folder.into())));
         let task = Task::Calibrate(
@@ -307,7 +323,7 @@ fn measure(
             trips.map(<[_]>::to_vec),
         );
         let (who, _) = role.own_and_other("leading side", "following side");
-        Worker::start(who.to_owned(), &task, environment)
+        Worker::start(who.to_owned(), &SIDE_ARGUMENTS, &task, environment)
     };
     let (mut lead, mut follow) = (start(Role::Lead)?, start(Role::Follow)?);
     let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
@@ -315,11 +331,11 @@ fn measure(
     lead.send(&of_follow)?;
     match lead.recv(SLACK) {
         Ok(samples) => {
-            // It has nothing to tell, but must have come to its end.
+            // The following side returns no samples, but must have finished.
             follow.recv::<Vec<Sample>>(SLACK)?;
             Ok(samples)
         }
-        // Whichever fails says why; the other would only say that it waited in vain.
+        // The side that failed knows the reason; the other has only waited for it.
         Err(error) => Err(match follow.recv::<Vec<Sample>>(Duration::ZERO) {
             Err(first @ RunError::Failed { .. }) => first,
             _ => error,
@@ -327,15 +343,15 @@ fn measure(
     }
 }
 
-/// Keeps what was found in the link's profile, and the samples beside it.
-fn save(link: &Link, copies: &[Copying]) -> Result<PathBuf, Box<dyn Error>> {
+/// Saves the results in the link's profile, and the samples next to it.
+fn save(link: &Link, copies: &[CopyCost]) -> Result<PathBuf, Box<dyn Error>> {
     let name = name_of(link.carrier);
     let mut profile = Profile::load(&name)?.unwrap_or_else(|| Profile::new(&name));
     profile.point_to_point = Some(link.found.clone());
     profile.copies = copies.to_vec();
     profile.choices = link.choices.or(profile.choices);
     let file = profile.save()?;
-    // Of two processes on two nodes one has measured.
+    // Only one of two processes on two nodes has samples.
     if link.rounds.iter().any(|samples| !samples.is_empty()) {
         save_samples(&file.with_extension("samples.jsonl"), &link.rounds)?;
     }
@@ -366,7 +382,7 @@ fn save_samples(file: &Path, rounds: &[Vec<Sample>]) -> Result<(), ProfileError>
     })
 }
 
-/// A line of `--json`.
+/// Results of one link for `--json`.
 #[derive(Serialize)]
 struct Line<'a> {
     calibrate: &'static str,
@@ -375,13 +391,13 @@ struct Line<'a> {
     found: &'a PointToPoint,
     #[serde(skip_serializing_if = "Option::is_none")]
     choices: Option<Choices>,
-    copies: &'a [Copying],
+    copies: &'a [CopyCost],
     samples: usize,
     outliers: usize,
 }
 
 impl<'a> Line<'a> {
-    fn of(link: &'a Link, copies: &'a [Copying]) -> Self {
+    fn of(link: &'a Link, copies: &'a [CopyCost]) -> Self {
         let (outliers, samples) = parameters::outliers(&link.rounds);
         Self {
             calibrate: "link",

@@ -1,23 +1,23 @@
-//! From samples to parameters: of each round one value, of all rounds the median and its interval.
+//! Computes parameters from samples: one value per round, and the median over rounds with its
+//! interval.
 //!
-//! Nothing is left out as an outlier: medians within a round, and again over rounds, do not move
-//! for single stalls, and how many there were is counted.
+//! Outliers are not removed, because medians within and over rounds are insensitive to single stalls.
+//! They are counted.
 
-use dipole_bsp::model::{Long, Measured, PointToPoint, Short};
+use dipole_model::{Long, MedianInterval, PointToPoint, Short};
 
-use super::super::estimate::Estimate;
-use super::super::statistics::{Spread, as_float};
-use super::side::{FRAGMENT_BYTES, LONG_BYTES, SHORT_BYTES, Sample, What};
+use crate::calibrate::side::{FRAGMENT_BYTES, LONG_BYTES, Metric, SHORT_BYTES, Sample};
+use crate::estimate::Estimate;
+use crate::statistics::{Spread, as_float};
 
-/// From here on a value counts as an outlier: so many times the median of its sample.
+/// Values above this multiple of the median of their sample are outliers.
 const OUTLIER: f64 = 3.0;
 
-/// The parameters that all rounds together show, of processes whose cores are so far apart; `None` if
-/// rounds do not hold all measurements.
-pub(crate) fn of(
+/// Computes the parameters from all rounds. `None` if a round is incomplete.
+pub fn of(
     place: &str,
     rounds: &[Vec<Sample>],
-    cache_line_ns: Option<Measured>,
+    cache_line_ns: Option<MedianInterval>,
 ) -> Option<PointToPoint> {
     let over_rounds = |value: &dyn Fn(&Round<'_>) -> Option<f64>| {
         let values: Option<Vec<f64>> = rounds.iter().map(|round| value(&Round(round))).collect();
@@ -26,18 +26,18 @@ pub(crate) fn of(
     let short = |bytes: usize| {
         let mut short = Short {
             bytes,
-            trip_ns: over_rounds(&|round| round.median(What::Trip, bytes))?,
-            o_s_ns: over_rounds(&|round| round.median(What::Send, bytes))?,
+            trip_ns: over_rounds(&|round| round.median(Metric::Trip, bytes))?,
+            o_s_ns: over_rounds(&|round| round.median(Metric::Send, bytes))?,
             o_r_ns: over_rounds(&|round| Some(round.work(bytes)? - round.pick_up()?))?,
             u_r_ns: over_rounds(&|round| round.pick_up())?,
             l_ns: over_rounds(&|round| {
-                let trip = round.median(What::Trip, bytes)?;
-                Some(trip - round.median(What::Send, bytes)? - round.work(bytes)?)
+                let trip = round.median(Metric::Trip, bytes)?;
+                Some(trip - round.median(Metric::Send, bytes)? - round.work(bytes)?)
             })?,
-            g_s_ns: over_rounds(&|round| round.median(What::SendGap, bytes))?,
-            g_r_ns: over_rounds(&|round| round.median(What::ReceiveGap, bytes))?,
+            g_s_ns: over_rounds(&|round| round.median(Metric::SendGap, bytes))?,
+            g_r_ns: over_rounds(&|round| round.median(Metric::ReceiveGap, bytes))?,
         };
-        // Medians of parts need not add up to the median of the whole: L is what is left.
+        // Medians of parts need not add up to the median of the whole, so L is the rest.
         let others = [short.o_s_ns, short.o_r_ns, short.u_r_ns];
         let others: f64 = others.iter().map(|part| part.median).sum();
         let l_ns = &mut short.l_ns;
@@ -47,23 +47,23 @@ pub(crate) fn of(
     };
     let long = |bytes: usize| {
         let fragments = as_float(bytes as u64) / as_float(FRAGMENT_BYTES as u64);
-        // What each fragment adds to the first.
+        // Additional time per fragment.
         let added = |round: &Round<'_>, what| {
             let whole = round.median(what, bytes)?;
             Some((whole - round.median(what, FRAGMENT_BYTES)?) / (fragments - 1.0))
         };
-        // Looking again and again for the next fragment takes longer than waiting for it, but the
-        // receiver cannot work on a fragment for longer than it takes the next one to come.
+        // Polling for the next fragment takes longer than waiting for it, but the receiver cannot
+        // work on a fragment for longer than the time until the next one.
         let work = |round: &Round<'_>| {
-            let gap = added(round, What::Trip)?;
-            Some(added(round, What::Work)?.min(gap))
+            let gap = added(round, Metric::Trip)?;
+            Some(added(round, Metric::Work)?.min(gap))
         };
         Some(Long {
             bytes,
-            trip_ns: over_rounds(&|round| round.median(What::Trip, bytes))?,
+            trip_ns: over_rounds(&|round| round.median(Metric::Trip, bytes))?,
             work_ns: over_rounds(&work)?,
-            g_s_ns: over_rounds(&|round| added(round, What::Send))?,
-            g_r_ns: over_rounds(&|round| added(round, What::Trip))?,
+            g_s_ns: over_rounds(&|round| added(round, Metric::Send))?,
+            g_r_ns: over_rounds(&|round| added(round, Metric::Trip))?,
         })
     };
     Some(PointToPoint {
@@ -76,7 +76,7 @@ pub(crate) fn of(
     })
 }
 
-/// How many of all values are far above the median of their sample, and how many there are.
+/// Counts the outliers and all values.
 pub(super) fn outliers(rounds: &[Vec<Sample>]) -> (usize, usize) {
     let (mut far, mut all) = (0, 0);
     for sample in rounds.iter().flatten() {
@@ -89,24 +89,24 @@ pub(super) fn outliers(rounds: &[Vec<Sample>]) -> (usize, usize) {
     (far, all)
 }
 
-/// What one round has measured.
+/// The samples of one round.
 struct Round<'a>(&'a [Sample]);
 
 impl Round<'_> {
-    fn median(&self, what: What, bytes: usize) -> Option<f64> {
+    fn median(&self, what: Metric, bytes: usize) -> Option<f64> {
         let sample = (self.0.iter()).find(|it| (it.what, it.bytes) == (what, bytes))?;
         Some(Spread::of(sample.ns.iter().copied())?.median)
     }
 
-    /// Picking up costs the same whatever the length: nothing is copied.
+    /// Returns the time to pick up a message, which does not depend on the length, as nothing is copied.
     fn pick_up(&self) -> Option<f64> {
-        let all = self.0.iter().filter(|it| it.what == What::PickUp);
+        let all = self.0.iter().filter(|it| it.what == Metric::PickUp);
         Some(Spread::of(all.flat_map(|it| it.ns.iter().copied()))?.median)
     }
 
-    /// `O_r + U_r`: at least the pick-up, which is a part of it.
+    /// Returns `O_r + U_r`, at least the time of the pick-up, which is a part of it.
     fn work(&self, bytes: usize) -> Option<f64> {
-        Some(self.median(What::Work, bytes)?.max(self.pick_up()?))
+        Some(self.median(Metric::Work, bytes)?.max(self.pick_up()?))
     }
 }
 
@@ -114,7 +114,7 @@ impl Round<'_> {
 mod tests {
     use super::*;
 
-    /// A link that costs so much: what a calibration of it samples, with a stall among them.
+    /// Samples of a link with these costs, including a stall.
     fn samples(drift: f64) -> Vec<Sample> {
         let mut all = Vec::new();
         for bytes in SHORT_BYTES.into_iter().chain(LONG_BYTES) {
@@ -126,12 +126,12 @@ mod tests {
                 let ns = vec![ns, ns, ns * 50.0];
                 all.push(Sample { what, bytes, ns });
             };
-            tell(What::Trip, trip);
-            tell(What::Send, send);
-            tell(What::Work, work);
-            tell(What::SendGap, 700.0);
-            tell(What::ReceiveGap, 800.0);
-            tell(What::PickUp, 90.0);
+            tell(Metric::Trip, trip);
+            tell(Metric::Send, send);
+            tell(Metric::Work, work);
+            tell(Metric::SendGap, 700.0);
+            tell(Metric::ReceiveGap, 800.0);
+            tell(Metric::PickUp, 90.0);
         }
         all
     }
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_yields_nothing() {
         let mut incomplete = samples(0.0);
-        incomplete.retain(|sample| (sample.what, sample.bytes) != (What::Work, 64));
+        incomplete.retain(|sample| (sample.what, sample.bytes) != (Metric::Work, 64));
         assert_eq!(of("node", &[samples(0.0), incomplete], None), None);
         assert_eq!(of("node", &[], None), None);
     }

@@ -1,8 +1,8 @@
-//! The two processes of a calibration: the leading side commands and holds the clock, the following
-//! one does as told.
+//! The two processes of a calibration: the leading side sends commands and measures time, the
+//! following side executes them.
 //!
-//! All times are taken around calls of the application's interface, by threads that spin. What a
-//! reading of the clock costs is taken off.
+//! All times are of calls of the public API, by threads that spin, minus the cost of reading the
+//! clock.
 
 use std::hint::spin_loop;
 use std::io;
@@ -11,18 +11,21 @@ use std::time::{Duration, Instant};
 use dipole_node::{Address, Endpoint, EndpointId, Message};
 use serde::{Deserialize, Serialize};
 
-use super::super::channel::{broken, timed_out};
-use super::super::control::{Job, Role};
-use super::super::dipole::{check_carrier, endpoints, failed, open_node};
-use super::super::peers::Meet;
-use super::super::pingpong::{GIVE_UP, nanoseconds};
-use super::super::statistics::{Spread, as_float};
-use super::super::{machine, side};
+use crate::channel::{broken, timed_out};
+use crate::control::Job;
+use crate::dipole::{check_carrier, endpoints, failed, open_node};
+use crate::machine;
+use crate::peers::Meet;
+use crate::pingpong::GIVE_UP;
+use crate::statistics::nanoseconds;
+use crate::statistics::{Spread, as_float};
+use crate::stdio;
+use crate::work::Role;
 
-/// Lengths of messages that leave as one fragment, and of longer ones. Where a second packet, or a
-/// second fragment, begins there is a step: it has a length on each side.
-pub(crate) const FRAGMENT_BYTES: usize = 16 << 10;
-pub(crate) const SHORT_BYTES: [usize; 11] = [
+/// Lengths of messages of one fragment, and of longer ones. There are steps where a second packet or
+/// a second fragment begins, so there is a length on each side of a step.
+pub const FRAGMENT_BYTES: usize = 16 << 10;
+pub const SHORT_BYTES: [usize; 11] = [
     1,
     64,
     256,
@@ -35,7 +38,7 @@ pub(crate) const SHORT_BYTES: [usize; 11] = [
     12 << 10,
     FRAGMENT_BYTES,
 ];
-pub(crate) const LONG_BYTES: [usize; 7] = [
+pub const LONG_BYTES: [usize; 7] = [
     18 << 10,
     24 << 10,
     32 << 10,
@@ -44,59 +47,59 @@ pub(crate) const LONG_BYTES: [usize; 7] = [
     1 << 20,
     4 << 20,
 ];
-/// Repetitions of each measurement in a round, and those before that do not count.
+/// Repetitions of each measurement in a round, and of its warm-up.
 const LEAST: u32 = 16;
 const MOST: u32 = 400;
 const WARM_UP: u32 = 8;
-/// Messages of a burst, and bytes at most: many, since the receiver takes the first late.
+/// Messages and bytes of a burst: many, because the receiver reads the first ones late.
 const BURST: u32 = 256;
 const BURST_BYTES: usize = 1 << 20;
 const BURSTS: u32 = 8;
 /// Messages that are picked up together.
 const LYING: u32 = 32;
-/// How long a burst lies before it is picked up, by a receiver that makes no calls.
+/// Time between the arrival of a burst and its pick-up, in which the receiver makes no calls.
 const LIES: Duration = Duration::from_micros(600);
 const CLOCK_READINGS: u32 = 1000;
 
-/// What was measured.
+/// The quantity that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum What {
-    /// Half a round trip.
+pub enum Metric {
+    /// One-way time, half a round trip.
     Trip,
-    /// The call that sends.
+    /// Duration of the send call.
     Send,
-    /// What the receiver's calls take beyond looking in vain: `O_r + U_r`.
+    /// Time of the receiver's calls beyond those that find nothing: `O_r + U_r`.
     Work,
-    /// The call that takes a message from the pool.
+    /// Duration of the call that takes a message from the pool.
     PickUp,
-    /// From one message to the next of a burst, at the sender; and where they arrive.
+    /// Time between two messages of a burst at the sender, and at the receiver.
     SendGap,
     ReceiveGap,
 }
 
 /// All repetitions of a measurement in one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Sample {
-    pub(crate) what: What,
-    pub(crate) bytes: usize,
-    pub(crate) ns: Vec<f64>,
+pub struct Sample {
+    pub what: Metric,
+    pub bytes: usize,
+    pub ns: Vec<f64>,
 }
 
-/// What the leading side tells the following one to do; 24 bytes.
+/// Command from the leading to the following side; 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Command {
-    /// Send so many messages back.
+    /// Send this many messages back.
     Echo {
         bytes: usize,
         count: u32,
     },
-    /// Receive so many; answer how far apart they came.
+    /// Receive this many messages and reply with the time between them.
     Gaps {
         bytes: usize,
         count: u32,
     },
-    /// Let so many arrive, then answer how long each takes to pick up.
+    /// Let this many messages arrive, then reply with the time to pick up each.
     PickUp {
         bytes: usize,
         count: u32,
@@ -137,11 +140,11 @@ impl Command {
     }
 }
 
-/// Takes part as either side; the leading one tells the parent the samples: everything, or single
-/// trips of messages of some lengths.
-pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::Result<()> {
+/// Takes part as either side. The leading side sends the samples to the parent: all of them, or
+/// single trips of messages of some lengths.
+pub fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::Result<()> {
     if let Some(path) = &job.namespace {
-        side::enter(path)?;
+        machine::enter_namespace(path)?;
     }
     machine::pin(job.core)?;
     let node = open_node(job, |_| ())?;
@@ -162,10 +165,10 @@ pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::R
     check_carrier(Some(job.carrier), &node.stats())?;
     drop(endpoint);
     node.close(GIVE_UP).map_err(failed)?;
-    side::send(&samples)
+    stdio::send(&samples)
 }
 
-/// So many rounds over endpoints that point at each other; the leading side has the samples of each.
+/// Runs rounds over two connected endpoints. The leading side returns the samples of each round.
 pub(super) fn rounds(
     endpoint: &Endpoint,
     role: Role,
@@ -194,7 +197,7 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// For messages of these lengths, or a fragment's.
+    /// Creates a leader for messages up to these lengths.
     fn new(endpoint: &'a Endpoint, lengths: &[usize]) -> Self {
         let most = lengths.iter().copied().max().unwrap_or(0);
         Self {
@@ -205,26 +208,26 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// All measurements, each for about so long.
+    /// Makes all measurements, each for about this long.
     fn lead(&mut self, each: Duration) -> io::Result<()> {
-        // The first messages find the way.
+        // The first messages open the connection.
         self.round_trips(1, 50)?;
         let idle_ns = self.idle_ns()?;
         for bytes in SHORT_BYTES.into_iter().chain(LONG_BYTES) {
             let count = self.fitting(bytes, each)?;
             let trips = self.round_trips(bytes, count)?;
-            self.tell(What::Trip, bytes, trips.iter().map(|trip| trip.0));
-            self.tell(What::Send, bytes, trips.iter().map(|trip| trip.1));
+            self.tell(Metric::Trip, bytes, trips.iter().map(|trip| trip.0));
+            self.tell(Metric::Send, bytes, trips.iter().map(|trip| trip.1));
             let work = self.work(bytes, count.div_ceil(2).max(LEAST), idle_ns)?;
-            self.tell(What::Work, bytes, work);
+            self.tell(Metric::Work, bytes, work);
             if bytes <= FRAGMENT_BYTES {
                 let gaps = self.bursts(bytes)?;
-                self.tell(What::SendGap, bytes, gaps.iter().map(|gap| gap.0));
-                self.tell(What::ReceiveGap, bytes, gaps.iter().map(|gap| gap.1));
+                self.tell(Metric::SendGap, bytes, gaps.iter().map(|gap| gap.0));
+                self.tell(Metric::ReceiveGap, bytes, gaps.iter().map(|gap| gap.1));
             }
             if bytes <= 1400 {
                 let picked = self.picked_up(bytes)?;
-                self.tell(What::PickUp, bytes, picked);
+                self.tell(Metric::PickUp, bytes, picked);
             }
         }
         self.command(Command::End)
@@ -235,7 +238,7 @@ impl<'a> Place<'a> {
         for &bytes in lengths {
             let count = self.fitting(bytes, each)?;
             let trips = self.round_trips(bytes, count)?;
-            self.tell(What::Trip, bytes, trips.iter().map(|trip| trip.0));
+            self.tell(Metric::Trip, bytes, trips.iter().map(|trip| trip.0));
         }
         self.command(Command::End)
     }
@@ -270,7 +273,7 @@ impl<'a> Place<'a> {
                         took.push(self.since(begun));
                         drop(message);
                     }
-                    // The first had to look at the link.
+                    // The first call also polled the link.
                     took.remove(0);
                     self.answer(&took)?;
                 }
@@ -279,12 +282,12 @@ impl<'a> Place<'a> {
         }
     }
 
-    fn tell(&mut self, what: What, bytes: usize, ns: impl IntoIterator<Item = f64>) {
+    fn tell(&mut self, what: Metric, bytes: usize, ns: impl IntoIterator<Item = f64>) {
         let ns = ns.into_iter().collect();
         self.samples.push(Sample { what, bytes, ns });
     }
 
-    /// How many round trips take about so long.
+    /// Returns the number of round trips that take about this long.
     fn fitting(&self, bytes: usize, each: Duration) -> io::Result<u32> {
         let begun = Instant::now();
         self.round_trips(bytes, WARM_UP)?;
@@ -293,7 +296,7 @@ impl<'a> Place<'a> {
         Ok(u32::try_from(count).unwrap_or(MOST).clamp(LEAST, MOST))
     }
 
-    /// Of each half of the whole, and the call that sent.
+    /// Measures round trips: half of each, and the duration of the send call.
     fn round_trips(&self, bytes: usize, count: u32) -> io::Result<Vec<(f64, f64)>> {
         self.command(Command::Echo { bytes, count })?;
         let mut trips = Vec::with_capacity(count as usize);
@@ -308,7 +311,7 @@ impl<'a> Place<'a> {
         Ok(trips)
     }
 
-    /// How long the receiver's calls were at work on each message.
+    /// Measures how long the receiver's calls work on each message.
     fn work(&self, bytes: usize, count: u32, idle_ns: f64) -> io::Result<Vec<f64>> {
         self.command(Command::Echo { bytes, count })?;
         let mut all = Vec::with_capacity(count as usize);
@@ -324,7 +327,7 @@ impl<'a> Place<'a> {
                     all.push(work_ns + took);
                     break;
                 }
-                // Looks that take longer than those in vain have found a part.
+                // Calls that take longer than empty ones have received a part.
                 if took > 2.0 * idle_ns {
                     work_ns += took - idle_ns;
                 }
@@ -334,7 +337,7 @@ impl<'a> Place<'a> {
         Ok(all)
     }
 
-    /// What a look in vain costs.
+    /// Measures the duration of a call that finds nothing.
     fn idle_ns(&self) -> io::Result<f64> {
         let mut looks = Vec::new();
         for _ in 0..CLOCK_READINGS {
@@ -347,7 +350,7 @@ impl<'a> Place<'a> {
         Ok(Spread::of(looks).map_or(0.0, |spread| spread.median))
     }
 
-    /// Of each burst the gap at the sender and at the receiver.
+    /// Measures the gaps of bursts at the sender and at the receiver.
     fn bursts(&self, bytes: usize) -> io::Result<Vec<(f64, f64)>> {
         let count = u32::try_from(BURST_BYTES / bytes).unwrap_or(BURST);
         let count = count.min(BURST);
@@ -365,7 +368,7 @@ impl<'a> Place<'a> {
         Ok(gaps)
     }
 
-    /// How far apart so many messages come.
+    /// Receives messages and returns the time between them.
     fn gap_ns(&self, bytes: usize, count: u32) -> io::Result<f64> {
         self.receive_of(bytes)?;
         let begun = Instant::now();
@@ -375,7 +378,7 @@ impl<'a> Place<'a> {
         Ok(self.since(begun) / f64::from(count.saturating_sub(1).max(1)))
     }
 
-    /// What picking up takes, of messages that lie in the pool.
+    /// Measures the time to pick up messages that are already in the pool.
     fn picked_up(&self, bytes: usize) -> io::Result<Vec<f64>> {
         let mut all = Vec::new();
         for _ in 0..BURSTS {
@@ -424,7 +427,7 @@ impl<'a> Place<'a> {
         Ok(message)
     }
 
-    /// Nanoseconds since, without what reading the clock takes.
+    /// Returns the nanoseconds since `start` minus the cost of reading the clock.
     fn since(&self, begun: Instant) -> f64 {
         as_float(nanoseconds(begun.elapsed())) - self.clock_ns
     }
@@ -447,7 +450,7 @@ fn check(message: &Message, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// What reading the clock costs.
+/// Measures the cost of reading the clock.
 fn clock_ns() -> f64 {
     let readings = (0..CLOCK_READINGS).map(|_| as_float(nanoseconds(Instant::now().elapsed())));
     Spread::of(readings).map_or(0.0, |spread| spread.median)

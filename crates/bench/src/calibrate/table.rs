@@ -1,37 +1,37 @@
-//! What was calibrated, as tables: times in microseconds, with their intervals' reach in percent.
+//! Tables of calibration results: times in microseconds, confidence intervals in percent.
 
-use dipole_bsp::model::Measured;
-use dipole_bsp::profile::Copying;
+use dipole_model::CopyCost;
+use dipole_model::MedianInterval;
 
-use super::super::control::name_of;
-use super::super::plan::size;
-use super::super::report::titled;
-use super::super::statistics::as_float;
 use super::{Link, parameters};
+use crate::output::new_table;
+use crate::statistics::as_float;
+use crate::work::name_of;
+use dipole_page::byte_size;
 
 pub(super) fn of_link(link: &Link) -> String {
     let (found, name) = (&link.found, name_of(link.carrier));
-    let mut short = titled("bytes|trip|+-%|O_s|O_r|U_r|L|+-%|g_s|g_r", 1);
+    let mut short = new_table("bytes|trip|+-%|O_s|O_r|U_r|L|+-%|g_s|g_r", 1);
     for one in &found.short {
         short.add_row([
-            size(one.bytes),
+            byte_size(one.bytes),
             us(one.trip_ns),
             reach(one.trip_ns),
             us(one.o_s_ns),
             us(one.o_r_ns),
             us(one.u_r_ns),
             us(one.l_ns),
-            // Of the trip: L itself may be about nothing.
+            // Relative to the trip, because L itself may be close to 0.
             percent((one.l_ns.high - one.l_ns.low) / 2.0 / one.trip_ns.median),
             us(one.g_s_ns),
             us(one.g_r_ns),
         ]);
     }
-    let mut long = titled("bytes|trip|+-%|O_r + U_r|g_s|g_r|+-%|bound by", 1);
+    let mut long = new_table("bytes|trip|+-%|O_r + U_r|g_s|g_r|+-%|bound by", 1);
     for one in &found.long {
         let regime = found.predict(one.bytes).map(|it| it.regime);
         long.add_row([
-            size(one.bytes),
+            byte_size(one.bytes),
             us(one.trip_ns),
             reach(one.trip_ns),
             us(one.work_ns),
@@ -39,16 +39,16 @@ pub(super) fn of_link(link: &Link) -> String {
             us(one.g_r_ns),
             reach(one.g_r_ns),
             match regime {
-                Some(dipole_bsp::model::Regime::ReceiverBound) => "receiver".to_owned(),
+                Some(dipole_model::Regime::ReceiverBound) => "receiver".to_owned(),
                 _ => "network".to_owned(),
             },
         ]);
     }
-    let mut phases = titled("bytes|start-up|send|net|delivery|trip", 1);
+    let mut phases = new_table("bytes|start-up|send|net|delivery|trip", 1);
     let startup = found.short.first().map_or(0.0, |one| one.o_s_ns.median);
     for one in &found.short {
         phases.add_row([
-            size(one.bytes),
+            byte_size(one.bytes),
             in_us(startup),
             in_us(one.o_s_ns.median - startup),
             us(one.l_ns),
@@ -65,16 +65,16 @@ pub(super) fn of_link(link: &Link) -> String {
          left out",
         found.place,
         found.rounds,
-        size(found.fragment_bytes),
+        byte_size(found.fragment_bytes),
     )
 }
 
-pub(super) fn of_copies(copies: &[Copying]) -> String {
-    let mut table = titled("memcpy within|bytes|ns/byte|GB/s|+-%", 1);
+pub(super) fn of_copies(copies: &[CopyCost]) -> String {
+    let mut table = new_table("memcpy within|bytes|ns/byte|GB/s|+-%", 1);
     for one in copies {
         table.add_row([
             one.level.clone(),
-            size(one.bytes),
+            byte_size(one.bytes),
             format!("{:.4}", one.ns_per_byte.median),
             format!("{:.1}", 1.0 / one.ns_per_byte.median),
             reach(one.ns_per_byte),
@@ -83,7 +83,7 @@ pub(super) fn of_copies(copies: &[Copying]) -> String {
     format!("\n{table}")
 }
 
-fn us(ns: Measured) -> String {
+fn us(ns: MedianInterval) -> String {
     in_us(ns.median)
 }
 
@@ -91,7 +91,7 @@ fn in_us(ns: f64) -> String {
     format!("{:.2}", ns * 1e-3)
 }
 
-fn reach(of: Measured) -> String {
+fn reach(of: MedianInterval) -> String {
     percent((of.high - of.low) / 2.0 / of.median.abs().max(as_float(1) * 1e-9))
 }
 

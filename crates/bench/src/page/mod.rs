@@ -1,40 +1,37 @@
-//! The page of `dipole bench --html`: figures over message size, the tables
-//! behind them, and the machine they come from, in one file that needs
-//! neither a network nor a script.
+//! The page of `dipole bench --html`: figures over message length, the tables behind them, and the
+//! machine, in one file without scripts that needs no network.
 //!
-//! Every number comes from the [`Line`]s that `--json` prints; the page carries
-//! them too, as `application/json`. End-to-end throughput (a message's size by its
-//! one-way time) and transmission throughput (a stream) are different figures
-//! on different axes, and never meet in one (GAMMA §3.1, §3.2).
+//! Every number comes from the [`BenchRow`]s of `--json`, which the page also contains as
+//! `application/json`. End-to-end throughput (message length divided by one-way time) and transmission
+//! throughput (a stream) are different quantities and have separate figures (GAMMA §3.1, §3.2).
 
-mod supersteps;
 mod table;
 
-use dipole_page::{Heading, document, escape, section as part};
+use dipole_page::{Heading, document, section as part};
 use serde::Serialize;
 
-use super::control::{Kind, Placement, name_of};
-use super::machine;
-use super::plan::{Group, size};
-use super::report::{Line, Measured};
-use super::statistics::as_float;
-use super::subject::Subject;
-use super::testbed::Testbed;
-pub(super) use dipole_page::{Chart, Curve, Point, Scale};
-pub(super) use supersteps::of_supersteps;
-pub(super) use table::of_rows as table_of;
+use crate::machine;
+use crate::plan::Group;
+use crate::results::{BenchRow, Measurement};
+use crate::statistics::as_float;
+use crate::subject::Subject;
+use crate::testbed::Testbed;
+use crate::work::{Kind, Placement};
+use dipole_page::byte_size;
+pub use dipole_page::{Chart, Curve, Point, Scale};
+pub use table::of_rows as table_of;
 
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
-/// The size whose distribution is drawn.
+/// Length of the messages whose distribution is drawn.
 const DISTRIBUTION_BYTES: usize = 64;
 
-/// What a reader must know about the machine and the run, as names and values.
+/// Names and values that describe the machine and the run.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct RunInfo(Vec<(&'static str, String)>);
+pub struct RunInfo(Vec<(&'static str, String)>);
 
 impl RunInfo {
-    /// The same with what could not be measured.
-    pub(super) fn with(mut self, absent: &[String]) -> RunInfo {
+    /// Adds the subjects that were not measured.
+    pub fn with(mut self, absent: &[String]) -> RunInfo {
         if !absent.is_empty() {
             self.0.push(("Not measured", absent.join("; ")));
         }
@@ -42,23 +39,18 @@ impl RunInfo {
     }
 }
 
-/// All measurements, as the page embeds them.
+/// All measurements, for the JSON in the page.
 #[derive(Serialize)]
 struct Data<'a, T> {
     facts: &'a RunInfo,
     measurements: &'a [T],
 }
 
-/// Collects it; `between` is what joins nodes, `closing` what was found out during the run.
-pub(super) fn facts(
-    between: Option<String>,
-    cores: String,
-    closing: &str,
-    failures: usize,
-) -> RunInfo {
+/// Collects the facts of a run. `between` describes the network between nodes.
+pub fn facts(between: Option<String>, cores: String, closing: &str, failures: usize) -> RunInfo {
     let mut facts = vec![
         (
-            "Measured",
+            "Measurement",
             jiff::Timestamp::now().strftime("%F %R UTC").to_string(),
         ),
         ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
@@ -79,26 +71,22 @@ pub(super) fn facts(
     RunInfo(facts)
 }
 
-/// The whole page.
-pub(super) fn page(
-    facts: &RunInfo,
-    groups: &[(Group, Vec<Measured>)],
-    testbed: &Testbed,
-) -> String {
+/// Returns the whole page.
+pub fn page(facts: &RunInfo, groups: &[(Group, Vec<Measurement>)], testbed: &Testbed) -> String {
     let mut body = String::new();
     for place in [Placement::TwoNodes, Placement::OneNode] {
         body += &section(place, groups, testbed);
     }
     let lines = groups.iter().flat_map(|(_, measured)| measured);
-    let lines: Vec<Line> = lines.filter_map(|one| one.line(testbed)).collect();
+    let lines: Vec<BenchRow> = lines.filter_map(|one| one.row(testbed)).collect();
     let text = "Every subject did the same work, in turns, in one run: compare within this page \
                 only. Marks are medians over rounds; the bars through them reach from the best to \
                 the worst round. Point at a mark for its numbers.";
     measured_page(("Dipole beside its peers", text), facts, &body, &lines)
 }
 
-/// A page of measurements: what it is, how to read it, about the run, figures and tables.
-fn measured_page(
+/// Returns a page of measurements from title and text, facts, body and data.
+pub fn measured_page(
     words: (&str, &str),
     facts: &RunInfo,
     body: &str,
@@ -117,8 +105,8 @@ fn measured_page(
     document(heading, body, &data)
 }
 
-/// Curves that have points, with marks and colours in this order.
-pub(super) fn curves_in_order(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
+/// Assigns marks and colours in this order to curves that have points.
+pub fn curves_in_order(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
     const FAMILIES: [&str; 10] = [
         "dipole",
         "udp",
@@ -142,8 +130,8 @@ pub(super) fn curves_in_order(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
         .collect()
 }
 
-/// A page of figures, tables if there are any, and the data behind them.
-pub(super) fn figures_page(
+/// Returns a page of figures, tables if there are any, and the data behind them.
+pub fn figures_page(
     words: (&str, &str),
     facts: &[(&str, String)],
     charts: &[Chart],
@@ -160,20 +148,20 @@ pub(super) fn figures_page(
     document(heading, &body, data)
 }
 
-/// The figures and tables of one placement.
-fn section(place: Placement, groups: &[(Group, Vec<Measured>)], testbed: &Testbed) -> String {
+/// Returns the figures and tables of one placement.
+fn section(place: Placement, groups: &[(Group, Vec<Measurement>)], testbed: &Testbed) -> String {
     let here = || {
         let with_entry = |group: &Group| group.entries.first().map(|entry| entry.place);
         groups
             .iter()
             .filter(move |(group, _)| with_entry(group) == Some(place))
     };
-    let points = |kind: Kind| -> Vec<Line> {
+    let points = |kind: Kind| -> Vec<BenchRow> {
         let groups = here().filter(|(group, _)| group.is_point);
         groups
             .flat_map(|(_, measured)| measured)
             .filter(|one| one.entry.work.kind == kind)
-            .filter_map(|one| one.line(testbed))
+            .filter_map(|one| one.row(testbed))
             .collect()
     };
     let (latencies, streams) = (points(Kind::Pingpong), points(Kind::Stream));
@@ -189,10 +177,10 @@ fn section(place: Placement, groups: &[(Group, Vec<Measured>)], testbed: &Testbe
     let bench = pingpongs
         .first()
         .map(|(is_point, one)| (*is_point, &one.entry.bench));
-    let distribution: Vec<Line> = pingpongs
+    let distribution: Vec<BenchRow> = pingpongs
         .iter()
         .filter(|(is_point, one)| Some((*is_point, &one.entry.bench)) == bench)
-        .filter_map(|(_, one)| one.line(testbed))
+        .filter_map(|(_, one)| one.row(testbed))
         .collect();
     let mut figures = figures(testbed.name(place), &latencies, &streams, &distribution);
     let tables: String = here()
@@ -212,7 +200,12 @@ fn section(place: Placement, groups: &[(Group, Vec<Measured>)], testbed: &Testbe
     part(&title, &figures)
 }
 
-fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line]) -> String {
+fn figures(
+    testbed: &str,
+    latencies: &[BenchRow],
+    streams: &[BenchRow],
+    distribution: &[BenchRow],
+) -> String {
     let us = |ns: f64| ns * 1e-3;
     let latency = Chart {
         id: format!("latency-{testbed}"),
@@ -259,7 +252,7 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
             ))
         }),
     };
-    // On axes of decades a factor of two is easily overlooked.
+    // On logarithmic axes a factor of two is easily overlooked.
     let faster = Chart {
         id: format!("latency-ratio-{testbed}"),
         title: "Latency beside Dipole's".into(),
@@ -278,7 +271,10 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
     };
     let spread = Chart {
         id: format!("distribution-{testbed}"),
-        title: format!("Distribution of latencies of {}", size(DISTRIBUTION_BYTES)),
+        title: format!(
+            "Distribution of latencies of {}",
+            byte_size(DISTRIBUTION_BYTES)
+        ),
         text: "How long the given share of messages took at most, one way. Less is better.",
         x: (Scale::Nines, "share of messages, %"),
         y: (Scale::Number, "one-way latency, µs"),
@@ -287,7 +283,7 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
             .map(|line| distribution_curve(line, distribution))
             .collect(),
     };
-    let behind = |lines: &[Line]| {
+    let behind = |lines: &[BenchRow]| {
         format!(
             "<details><summary>Numbers behind this figure</summary>{}</details>\n",
             table::of_lines(lines)
@@ -307,10 +303,10 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
     .concat()
 }
 
-/// One curve for each subject, in the order in which they come: a value, the least, the most, its unit.
+/// Returns one curve for each subject. `figure` returns value, minimum, maximum and unit.
 fn curves(
-    lines: &[Line],
-    figure: impl Fn(&Line) -> Option<(f64, f64, f64, &'static str)>,
+    lines: &[BenchRow],
+    figure: impl Fn(&BenchRow) -> Option<(f64, f64, f64, &'static str)>,
 ) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for line in lines {
@@ -324,7 +320,7 @@ fn curves(
             note: format!(
                 "{}, {}: {} {unit} ({}..{})",
                 line.subject,
-                size(line.size_bytes),
+                byte_size(line.size_bytes),
                 table::digits(y),
                 table::digits(least),
                 table::digits(most)
@@ -343,16 +339,16 @@ fn curves(
     curves
 }
 
-/// The figure of all other curves by that of Dipole, by the first link of it that is there.
-fn ratios(lines: &[Line], figure: impl Fn(&Line) -> Option<f64>) -> Vec<Curve> {
-    let own = name_of(Subject::Dipole);
+/// Returns the figures of all other curves relative to Dipole over its first link.
+fn ratios(lines: &[BenchRow], figure: impl Fn(&BenchRow) -> Option<f64>) -> Vec<Curve> {
+    let own = Subject::Dipole.name();
     let Some(first) = lines.iter().find(|line| line.subject == own) else {
         return Vec::new();
     };
-    let is_base = |line: &Line| line.subject == own && line.link == first.link;
+    let is_base = |line: &BenchRow| line.subject == own && line.link == first.link;
     let mut curves: Vec<Curve> = Vec::new();
     for line in lines.iter().filter(|line| !is_base(line)) {
-        let same = |base: &&Line| is_base(base) && base.size_bytes == line.size_bytes;
+        let same = |base: &&BenchRow| is_base(base) && base.size_bytes == line.size_bytes;
         let base = lines.iter().find(same).and_then(&figure);
         let (Some(value), Some(base)) = (figure(line), base) else {
             continue;
@@ -364,7 +360,7 @@ fn ratios(lines: &[Line], figure: impl Fn(&Line) -> Option<f64>) -> Vec<Curve> {
             spread: None,
             note: format!(
                 "{name}, {}: {} times {}",
-                size(line.size_bytes),
+                byte_size(line.size_bytes),
                 table::digits(value / base),
                 curve_name(first, lines)
             ),
@@ -381,34 +377,34 @@ fn ratios(lines: &[Line], figure: impl Fn(&Line) -> Option<f64>) -> Vec<Curve> {
     curves
 }
 
-/// What a figure has by several links is told by its link, too, and Dipole always, which chooses one.
-fn curve_name(line: &Line, lines: &[Line]) -> String {
-    let chooses = line.subject == name_of(Subject::Dipole);
+/// Returns the name of a curve, with the link for Dipole and for subjects with several links.
+fn curve_name(line: &BenchRow, lines: &[BenchRow]) -> String {
+    let chooses = line.subject == Subject::Dipole.name();
     match chooses || is_by_several_links(line, lines) {
         true => format!("{} ({})", line.subject, link_of(line)),
         false => line.subject.clone(),
     }
 }
 
-/// The colour and mark of a line among others.
-fn family_of(line: &Line, lines: &[Line]) -> &'static str {
+/// Returns the class of colour and mark of a row.
+fn family_of(line: &BenchRow, lines: &[BenchRow]) -> &'static str {
     match family(&line.subject) {
         "dipole" if link_of(line) == "udp" && is_by_several_links(line, lines) => "dipole-udp",
         family => family,
     }
 }
 
-fn is_by_several_links(line: &Line, lines: &[Line]) -> bool {
+fn is_by_several_links(line: &BenchRow, lines: &[BenchRow]) -> bool {
     let mut same = lines.iter().filter(|one| one.subject == line.subject);
     same.any(|one| one.link != line.link)
 }
 
-/// Its link without the testbed.
-fn link_of(line: &Line) -> &str {
+/// Returns the link of a row without the testbed.
+fn link_of(line: &BenchRow) -> &str {
     line.link.split('/').next().unwrap_or(&line.link)
 }
 
-fn distribution_curve(line: &Line, lines: &[Line]) -> Curve {
+fn distribution_curve(line: &BenchRow, lines: &[BenchRow]) -> Curve {
     let points = line.percentiles.iter().map(|&(share, ns)| Point {
         x: share,
         y: ns * 1e-3,
@@ -427,7 +423,7 @@ fn distribution_curve(line: &Line, lines: &[Line]) -> Curve {
     }
 }
 
-/// The colour and mark of a subject, the same in every figure.
+/// Returns the class of colour and mark of a subject, the same in every figure.
 fn family(subject: &str) -> &'static str {
     const FAMILIES: [(&str, &str); 8] = [
         ("bpf", "bpf"),
@@ -439,11 +435,11 @@ fn family(subject: &str) -> &'static str {
         ("pipe", "pipe"),
         ("shm", "shm"),
     ];
-    if subject == name_of(Subject::Dipole) {
+    if subject == Subject::Dipole.name() {
         return "dipole";
     }
-    // What others are called is the name of their colour.
-    const INSTALLED: [&str; 9] = [
+    // External subjects have a colour of their own.
+    const EXTERNAL: [&str; 9] = [
         "open-mpi",
         "mpich",
         "libfabric",
@@ -454,7 +450,7 @@ fn family(subject: &str) -> &'static str {
         "iperf3",
         "sockperf",
     ];
-    if let Some(name) = INSTALLED.into_iter().find(|name| *name == subject) {
+    if let Some(name) = EXTERNAL.into_iter().find(|name| *name == subject) {
         return name;
     }
     let known = FAMILIES
@@ -470,24 +466,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_stands_in_one_figure_differs_in_colour() {
-        use super::super::subject::Waits;
+    fn subjects_in_one_figure_have_different_colours() {
+        use crate::subject::Waits;
         for place in [Placement::TwoNodes, Placement::OneNode] {
             for waits in [Waits::Spinning, Waits::Blocking] {
                 for kind in [Kind::Pingpong, Kind::Stream] {
                     let subjects = Subject::usual(kind, waits, place);
                     let families: std::collections::HashSet<_> = subjects
                         .iter()
-                        .map(|subject| family(&name_of(*subject)))
+                        .map(|subject| family(&subject.name()))
                         .collect();
                     assert_eq!(families.len(), subjects.len(), "{subjects:?}");
                 }
             }
         }
         for subject in Subject::value_variants() {
-            let is_known = family(&name_of(*subject)) == name_of(*subject);
-            assert!(is_known || subject.installed().is_none(), "{subject:?}");
-            assert!(dipole_page::STYLE.contains(&format!(".{}", family(&name_of(*subject)))));
+            let style = format!(".{}", family(&subject.name()));
+            assert!(dipole_page::STYLE.contains(&style), "{subject:?}");
         }
     }
 }

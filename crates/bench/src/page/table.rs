@@ -1,15 +1,21 @@
-//! Tables of the page. Each cell with a measured number carries it unrounded as
-//! `data-value`, in the unit of `--json`, with the name it has there as `data-field`.
+//! Tables of the page. Each cell with a measured number has its exact value as `data-value`, in the
+//! unit of `--json`, and its name there as `data-field`.
 
 pub(super) use dipole_page::digits;
 
-use super::super::plan::{Group, size};
-use super::super::report::{self, Line, Measured};
-use super::super::testbed::Testbed;
-use super::escape;
+use crate::plan::Group;
+use crate::results::{self, BenchRow, Measurement};
+use crate::testbed::Testbed;
+use dipole_page::byte_size;
+use dipole_page::escape;
 
-/// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
-type Column = (&'static str, &'static str, f64, fn(&Line) -> Option<f64>);
+/// A column: name in `--json`, heading, factor, value.
+type Column = (
+    &'static str,
+    &'static str,
+    f64,
+    fn(&BenchRow) -> Option<f64>,
+);
 
 const LATENCY: [Column; 9] = [
     ("p50_ns", "median, µs", 1e-3, |line| line.p50_ns),
@@ -53,17 +59,17 @@ const BY_CPU: Column = ("mbit_per_cpu_s", "Mbit/s per CPU", 1.0, |line| {
     line.mbit_per_cpu_s
 });
 
-/// One of the standard tables, with its ratios to the peers.
-pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) -> String {
-    let references: Vec<&Measured> = measured
+/// Returns a standard table with ratios to the peers.
+pub(super) fn of_group(group: &Group, measured: &[Measurement], testbed: &Testbed) -> String {
+    let references: Vec<&Measurement> = measured
         .iter()
         .enumerate()
         .filter(|(index, one)| one.is_reference(*index == 0))
         .map(|(_, one)| one)
         .collect();
-    let lines: Vec<(&Measured, Line)> = measured
+    let lines: Vec<(&Measurement, BenchRow)> = measured
         .iter()
-        .filter_map(|one| Some((one, one.line(testbed)?)))
+        .filter_map(|one| Some((one, one.row(testbed)?)))
         .collect();
     let Some((_, first)) = lines.first() else {
         return String::new();
@@ -74,7 +80,7 @@ pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) 
         headings += &format!("<th>× {}</th>", escape(&reference.label()));
     }
     let mut rows = String::new();
-    // Among rows of Dipole alone none stands out.
+    // Rows are only highlighted among rows of other subjects.
     let has_peers = lines.iter().any(|(_, line)| !is_own(line));
     for (one, line) in &lines {
         rows += &row(
@@ -91,7 +97,7 @@ pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) 
                 .collect::<String>(),
         );
     }
-    let remarks: String = report::remarks(measured)
+    let remarks: String = results::remarks(measured)
         .iter()
         .map(|remark| format!("<p class=\"remark\">{}</p>\n", escape(remark)))
         .collect();
@@ -102,8 +108,8 @@ pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) 
     )
 }
 
-/// The numbers behind a figure over sizes.
-pub(super) fn of_lines(lines: &[Line]) -> String {
+/// Returns the numbers behind a figure over lengths.
+pub(super) fn of_lines(lines: &[BenchRow]) -> String {
     let Some(first) = lines.first() else {
         return String::new();
     };
@@ -112,7 +118,7 @@ pub(super) fn of_lines(lines: &[Line]) -> String {
         .iter()
         .map(|line| {
             let labels = [
-                size(line.size_bytes),
+                byte_size(line.size_bytes),
                 line.subject.clone(),
                 line.link.clone(),
             ];
@@ -122,8 +128,8 @@ pub(super) fn of_lines(lines: &[Line]) -> String {
     table(&headings(columns, &["size", "subject", "link"]), &rows)
 }
 
-/// The numbers behind a distribution.
-pub(super) fn of_distribution(lines: &[Line]) -> String {
+/// Returns the numbers behind a distribution.
+pub(super) fn of_distribution(lines: &[BenchRow]) -> String {
     let mut headings = "<th>share of messages</th>".to_owned();
     for line in lines {
         headings += &format!("<th>{}, µs</th>", escape(&line.subject));
@@ -151,8 +157,8 @@ pub(super) fn of_distribution(lines: &[Line]) -> String {
     table(&headings, &rows)
 }
 
-/// Any table: a title, headings and cells.
-pub(in super::super) fn of_rows(title: &str, headings: &[&str], rows: &[Vec<String>]) -> String {
+/// Returns a table with a title, headings and cells.
+pub fn of_rows(title: &str, headings: &[&str], rows: &[Vec<String>]) -> String {
     let headings: String = headings
         .iter()
         .map(|heading| format!("<th>{}</th>", escape(heading)))
@@ -165,7 +171,7 @@ pub(in super::super) fn of_rows(title: &str, headings: &[&str], rows: &[Vec<Stri
     format!("<h3>{}</h3>\n{}", escape(title), table(&headings, &rows))
 }
 
-fn columns(line: &Line) -> &'static [Column] {
+fn columns(line: &BenchRow) -> &'static [Column] {
     if line.p50_ns.is_some() {
         &LATENCY
     } else {
@@ -183,11 +189,17 @@ fn headings(columns: &[Column], first: &[&str]) -> String {
         .collect()
 }
 
-fn is_own(line: &Line) -> bool {
+fn is_own(line: &BenchRow) -> bool {
     line.subject == "dipole"
 }
 
-fn row(line: &Line, stands_out: bool, columns: &[Column], labels: &[String], more: &str) -> String {
+fn row(
+    line: &BenchRow,
+    stands_out: bool,
+    columns: &[Column],
+    labels: &[String],
+    more: &str,
+) -> String {
     let class = if stands_out { " class=\"own\"" } else { "" };
     let mut row = format!(
         "<tr{class} data-bench=\"{}\" data-subject=\"{}\" data-link=\"{}\" data-testbed=\"{}\" \

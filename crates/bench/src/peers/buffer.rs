@@ -1,13 +1,13 @@
-//! Where peers receive.
+//! Receive buffers of peers.
 
 use std::ops::{Deref, DerefMut};
 
-/// Where a buffer begins. The kernel's copy takes four times as long on some processors (AMD's
-/// Zen 3) if it writes less than 32 bytes further into a page than it reads, as it would where
-/// the allocator puts long arrays. Dipole's link takes the same care.
+/// Alignment of buffers. On some processors (AMD Zen 3) the kernel's copy takes four times as long if
+/// the target is less than 32 bytes further into a page than the source, which is likely for long
+/// arrays from the allocator. Dipole's link does the same.
 const ALIGNMENT: usize = 64;
 
-/// A buffer that begins a cache line.
+/// A buffer that begins at a cache line.
 pub(super) struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -21,7 +21,7 @@ impl Buffer {
         Self { bytes, start }
     }
 
-    /// Another length; what fits stays.
+    /// Changes the length and keeps the contents that fit.
     pub(super) fn resize(&mut self, length: usize) {
         let mut other = Self::new(length);
         let kept = length.min(self.len());

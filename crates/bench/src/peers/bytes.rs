@@ -1,43 +1,41 @@
-//! A stream of bytes between two processes, used with care: what the peers on TCP,
-//! Unix sockets and pipes share; they differ in how the stream is opened.
+//! A byte stream between two processes, shared by the peers over TCP, Unix sockets and pipes, which
+//! differ in how the stream is opened.
 //!
-//! Work: the kernel copies each byte in and out once. A long message is
-//! received straight into the buffer where it is read; short ones are read
-//! many at a time and shown where they lie, and 64 that may wait for each
-//! other leave by one call. Fair: this is what a careful program on such a
-//! stream does; both sides know the length, so not even a length prefix is
-//! spent. The kernel keeps the stream reliable and in order, like ours.
+//! Work: the kernel copies each byte in and out once. A long message is received directly into the
+//! buffer where it is read; short ones are read many at a time and used in place, and up to 64 are
+//! sent with one call. This is what a careful program does. Both sides know the length, so there is
+//! no length prefix. The kernel keeps the stream reliable and in order.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::channel::{Channel, Manner};
-use super::buffer::Buffer;
 use super::not_now;
+use crate::channel::{Channel, SendMode};
+use crate::peers::buffer::Buffer;
 
-/// Messages that leave by one call where they may.
+/// Limit of short messages that are sent with one call.
 const MESSAGES_PER_CALL: usize = 64;
-/// From here on a message is received by itself, straight to its place.
+/// From this length on, a message is received separately, directly to its place.
 const LONG_BYTES: usize = 16 << 10;
 const GATHER_BYTES: usize = 64 << 10;
 
-/// One side's end: where it reads and where it writes.
+/// One side's end of the stream.
 pub(crate) struct Bytes<S> {
     reader: S,
     writer: S,
     spins: bool,
     gathered: Vec<u8>,
     gathered_messages: usize,
-    /// How much of what is on offer (gathered or one message) has left.
+    /// Number of bytes of the pending data that have been sent.
     left_bytes: usize,
     buffer: Buffer,
-    /// Where unread bytes begin and end in `buffer`.
+    /// Range of unread bytes in `buffer`.
     begin: usize,
     end: usize,
 }
 
 impl<S: Read + Write> Bytes<S> {
-    /// Both ends are non-blocking if `spins`, else blocking.
+    /// Creates an end. Both descriptors are non-blocking if `spins`, else blocking.
     pub(super) fn new(reader: S, writer: S, spins: bool) -> Self {
         Self {
             reader,
@@ -52,7 +50,7 @@ impl<S: Read + Write> Bytes<S> {
         }
     }
 
-    /// Reads once; false when nothing was there.
+    /// Reads once; false if nothing was available.
     fn read_more(&mut self) -> io::Result<bool> {
         let read = self.reader.read(&mut self.buffer[self.end..]);
         match not_now(self.spins, "waiting for bytes", read)? {
@@ -68,8 +66,8 @@ impl<S: Read + Write> Bytes<S> {
         }
     }
 
-    /// Makes room for a whole message of `length` bytes behind `begin`, and for
-    /// no more than it if it is long: the next one begins at the front again.
+    /// Makes room for a message of `length` bytes behind `begin`. Behind a long one there is no more
+    /// room, so that the next begins at the front again.
     fn make_room(&mut self, length: usize) {
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);
@@ -107,8 +105,8 @@ fn write_from<S: Write>(
 }
 
 impl<S: Read + Write + AsFd + From<OwnedFd>> Channel for Bytes<S> {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
-        if manner == Manner::More && payload.len() < LONG_BYTES {
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
+        if mode == SendMode::More && payload.len() < LONG_BYTES {
             let full = self.gathered_messages == MESSAGES_PER_CALL
                 || self.gathered.len() + payload.len() > GATHER_BYTES;
             if full && !self.try_flush()? {

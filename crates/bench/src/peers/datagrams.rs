@@ -1,33 +1,32 @@
-//! A pair of UDP sockets with a window, shared by the peers on UDP.
+//! A pair of UDP sockets with flow control, shared by the peers over UDP.
 //!
-//! UDP drops what the receiver has no room for, and a peer that loses
-//! messages does less work than one that delivers them. So the receiver
-//! counts the bytes that arrived and tells the count, eight bytes on a socket
-//! of its own, each time a quarter of the window has come in; the sender
-//! never has more than a window under way. Nothing is repeated.
+//! UDP drops datagrams for which the receiver has no room, and a peer that loses messages does less
+//! work. So the receiver reports its count of bytes, eight bytes on a separate socket, whenever a
+//! quarter of the window has arrived, and the sender has at most one window in flight. Nothing is
+//! retransmitted.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use rustix::net::sockopt;
 
-use super::super::channel::broken;
 use super::{Meet, PATIENCE, not_now};
+use crate::channel::broken;
 
-/// How many messages are under way at most.
+/// Limit of messages in flight.
 const WINDOW_MESSAGES: usize = 1024;
-/// More under way than this no longer fits the caches and only gets slower.
+/// Limit of bytes in flight: more does not fit the caches and is slower.
 const WINDOW_BYTES: usize = 1 << 20;
-/// Receive buffer asked for; without privileges the system's limit holds.
+/// Requested receive buffer. Without privileges the system's limit applies.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
-/// What the kernel accounts for a datagram beyond its bytes.
+/// Memory that the kernel accounts for a datagram in addition to its bytes.
 const OVERHEAD_BYTES: usize = 1024;
 
 pub(super) struct Datagrams {
     data: UdpSocket,
     counts: UdpSocket,
     spins: bool,
-    /// `None`: one message under way at a time, nothing to limit.
+    /// `None` if only one message is in flight at a time.
     window_bytes: Option<u64>,
     sent_bytes: u64,
     confirmed_bytes: u64,
@@ -36,7 +35,7 @@ pub(super) struct Datagrams {
 }
 
 impl Datagrams {
-    /// `size_bytes`: the messages' length; `unit_bytes`: what one call moves at most.
+    /// `size_bytes` is the message length, `unit_bytes` the limit of one call.
     pub(super) fn bind(
         ip: IpAddr,
         spins: bool,
@@ -84,7 +83,7 @@ impl Datagrams {
         self.counts.connect((other, counts))
     }
 
-    /// Sends one train of bytes if the window has room for it.
+    /// Sends one burst of bytes if the window has room for it.
     pub(super) fn try_send(&mut self, bytes: &[u8]) -> io::Result<bool> {
         if !self.has_room(bytes.len() as u64)? {
             return Ok(false);
@@ -96,7 +95,7 @@ impl Datagrams {
         Ok(sent.is_some())
     }
 
-    /// Receives what came in one datagram, or in one train of them.
+    /// Receives the contents of one datagram, or of one coalesced burst.
     pub(super) fn try_receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let received = self.data.recv(buffer);
         let Some(length) = not_now(self.spins, "waiting for a datagram", received)? else {
@@ -128,11 +127,11 @@ impl Datagrams {
     }
 }
 
-/// A window of 1024 messages, as far as caches and the receive buffer hold it,
-/// and of four units at least so that counts come in time.
+/// Returns a window of up to 1024 messages that fits the caches and the receive buffer, and of at
+/// least four units, so that counts arrive in time.
 fn window_bytes(buffer_bytes: usize, size_bytes: usize, unit_bytes: usize) -> usize {
     let wanted = size_bytes.saturating_mul(WINDOW_MESSAGES).min(WINDOW_BYTES);
-    // The kernel rounds a buffer up to a power of two at worst.
+    // In the worst case the kernel rounds a buffer up to a power of two.
     let held = buffer_bytes / (2 * unit_bytes + OVERHEAD_BYTES) * unit_bytes;
     wanted.min(held).max(4 * unit_bytes)
 }

@@ -1,11 +1,10 @@
-//! `bare-bpf` and `bare-xdp`: one frame a message, beside the kernel's sockets, spinning.
+//! `bare-bpf` and `bare-xdp`: one raw frame per message, bypassing the kernel's sockets, spinning.
 //!
-//! Work: `bare-bpf` has the kernel's program deposit each packet in a ring of the
-//! process and sends raw frames by an AF_PACKET socket: just the parts of our bpf link,
-//! without any protocol. `bare-xdp` has an AF_XDP socket for both ways. Fair: headers
-//! and UDP checksums are written, the payload is copied into the frame, and out of the ring
-//! into the receiver's buffer; nothing is acknowledged or repeated, so they are the limit for
-//! what is built on those ways.
+//! Work: for `bare-bpf` the kernel's program deposits each packet in a ring of the process, and raw
+//! frames are sent through an AF_PACKET socket: the parts of our bpf link without a protocol.
+//! `bare-xdp` has an AF_XDP socket for both directions. Headers and UDP checksums are written, and the
+//! payload is copied into the frame and out of the ring. There are no acknowledgements and
+//! retransmissions, so these are limits for protocols over such links.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,13 +16,13 @@ use dipole_bpf::{Bpf, BpfOptions, FastPath, interface_of};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::{Job, Outcome};
-use super::super::subject::Subject;
 use super::{Meet, only_port};
+use crate::channel::{Channel, SendMode, broken};
+use crate::control::{Job, Outcome};
+use crate::subject::Subject;
 
-/// What a send takes at least, by which time goes on for the routes: reading a clock is no
-/// part of what is measured.
+/// Assumed minimum duration of a send, which advances the clock of routes. Reading the real clock
+/// would be part of the measurement.
 const SEND_NS: u64 = 500;
 
 pub(crate) struct Frames {
@@ -31,7 +30,7 @@ pub(crate) struct Frames {
     own: SocketAddr,
     other: SocketAddr,
     now_ns: u64,
-    /// The message received last.
+    /// The last received message.
     message: Vec<u8>,
 }
 
@@ -40,13 +39,13 @@ enum Way {
     Xdp(Box<Xdp>),
 }
 
-/// An AF_XDP socket, and the UDP socket whose port it has.
+/// An AF_XDP socket and the UDP socket that reserves its port.
 struct Xdp {
     xsk: Xsk,
     neighbours: Neighbours,
     udp: Udp,
     _hook: XskHook,
-    /// Frames that went by it, each way.
+    /// Frames sent and received.
     sent: u64,
     received: u64,
 }
@@ -70,13 +69,13 @@ impl Frames {
     }
 }
 
-/// The kernel's ring, and raw frames.
+/// The kernel's ring and raw frames.
 fn by_ring(udp: Udp) -> io::Result<Way> {
     let fast_path = FastPath::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
     Ok(Way::Ring(Box::new(Bpf::new(udp, fast_path))))
 }
 
-/// One AF_XDP socket for both ways, in copy mode.
+/// One AF_XDP socket for both directions, in copy mode.
 fn by_xdp(udp: Udp, ip: IpAddr) -> io::Result<Way> {
     let (interface, _) = interface_of(ip)?;
     let xsk = Xsk::open(&interface, &XskOptions::default())?;
@@ -93,7 +92,7 @@ fn by_xdp(udp: Udp, ip: IpAddr) -> io::Result<Way> {
 }
 
 impl Channel for Frames {
-    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         let frame = Outgoing {
             class: Class::Small,
             to: self.other,
@@ -107,7 +106,7 @@ impl Channel for Frames {
             Way::Xdp(xdp) => {
                 xdp.neighbours.follow(self.now_ns);
                 let Some(route) = xdp.neighbours.route(self.now_ns, self.other.ip()) else {
-                    // The kernel looks for the neighbour.
+                    // The kernel resolves the neighbour.
                     return Ok(xdp.udp.send(self.now_ns, &[frame])? == 1);
                 };
                 let frame = RawFrame {

@@ -1,33 +1,32 @@
-//! The peers: small programs on plain sockets or plain memory that do the same
-//! work as Dipole in the same run.
+//! The peers: small programs on plain sockets or plain memory that do the same work as Dipole in the
+//! same run.
 //!
-//! Fair means: one copy in (from the sender's message) and one copy out (to
-//! where the receiver reads it), pinned alike, waiting alike, the contents
-//! checked alike by the same workload code, and each used as well as its
-//! interface allows (batches, segmentation, `TCP_NODELAY`, large buffers).
+//! For a fair comparison all copy in once (from the sender's message) and out once (to where the
+//! receiver reads it), are pinned alike, wait alike and check contents with the same code, and use
+//! their interface as well as possible (batches, segmentation, `TCP_NODELAY`, large buffers).
 
 mod buffer;
-pub(crate) mod bytes;
-pub(crate) mod datagrams;
-pub(crate) mod frames;
-pub(crate) mod pipe;
-pub(crate) mod readv;
-pub(crate) mod shm;
-pub(crate) mod tcp;
-pub(crate) mod udp;
-pub(crate) mod udp_gso;
-pub(crate) mod unix;
+pub mod bytes;
+pub mod datagrams;
+pub mod frames;
+pub mod pipe;
+pub mod readv;
+pub mod shm;
+pub mod tcp;
+pub mod udp;
+pub mod udp_gso;
+pub mod unix;
 
 use std::io;
 use std::time::Duration;
 
-use super::channel::broken;
+use crate::channel::broken;
 
-/// Tells the other side at which ports this one waits, once it does, and waits for its ports.
-pub(crate) type Meet = fn(Vec<u16>) -> io::Result<Vec<u16>>;
+/// Sends the ports of this side to the other side and waits for its ports.
+pub type Meet = fn(Vec<u16>) -> io::Result<Vec<u16>>;
 
-/// The one port that the other side is to wait at.
-pub(super) fn only_port(ports: &[u16]) -> io::Result<u16> {
+/// Returns the single port of the other side.
+pub fn only_port(ports: &[u16]) -> io::Result<u16> {
     match ports {
         [port] => Ok(*port),
         _ => Err(broken(format!(
@@ -36,11 +35,11 @@ pub(super) fn only_port(ports: &[u16]) -> io::Result<u16> {
     }
 }
 
-/// How long a blocking call waits for a datagram before it reports silence. A stream waits as
-/// long as anything may take: it repeats by itself.
+/// Time limit of a blocking call that waits for a datagram. Streams have none, because they
+/// retransmit.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// "Not now" of a non-blocking socket becomes `None`; of a blocking one it is a time-out.
+/// Converts "would block" of a non-blocking socket to `None`, and of a blocking one to a timeout.
 fn not_now<T>(spins: bool, doing: &str, result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

@@ -1,10 +1,10 @@
-//! `bare-readv`: one `process_vm_readv` a message between two pinned threads: what the kernel's
-//! copy from one address space to another can do.
+//! `bare-readv`: one `process_vm_readv` per message between two pinned threads, the kernel's copy
+//! between address spaces.
 //!
-//! Work: the sender shows where its message lies, the receiver has the kernel copy it once, and
-//! says that it has it. Short messages, which open and close a measurement, go by [`Shm`]. Fair:
-//! both threads belong to one process, which spares the kernel only the check of permissions; it
-//! finds and pins the sender's pages all the same. A limit to be seen, as [`Shm`] is.
+//! Work: the sender publishes the address of its message, and the receiver lets the kernel copy it
+//! once and confirms. Short messages, at the beginning and end of a measurement, use [`Shm`]. Both
+//! threads belong to one process, which only saves the permission check: the kernel still finds and
+//! pins the sender's pages. Like [`Shm`] this is an upper limit, not a competitor.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::getpid;
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::Workload;
-use super::shm::Shm;
+use crate::channel::{Channel, SendMode, broken};
+use crate::peers::shm::Shm;
+use crate::work::Workload;
 
-/// From here on messages are copied by the kernel.
+/// From this length on the kernel copies messages.
 const LONG_BYTES: usize = 2048;
 
-/// Where the message lies that waits to be copied; 0: there is none.
+/// Address of the pending message; 0 if there is none.
 #[repr(align(128))]
 struct Offer(AtomicUsize);
 
-/// One end.
+/// One end of the connection.
 pub(crate) struct Readv {
     short: Shm,
     out: Arc<Offer>,
@@ -34,7 +34,7 @@ pub(crate) struct Readv {
 }
 
 impl Readv {
-    /// The two ends for that work.
+    /// Creates the two ends for this work.
     pub(crate) fn pair(work: &Workload) -> (Self, Self) {
         let [there, back] = [(); 2].map(|()| Arc::new(Offer(AtomicUsize::new(0))));
         let (lead, follow) = Shm::pair(work);
@@ -50,16 +50,16 @@ impl Readv {
 }
 
 impl Channel for Readv {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
         if payload.len() < LONG_BYTES {
-            return self.short.try_send(payload, manner);
+            return self.short.try_send(payload, mode);
         }
         if !self.offered {
-            // Release: what lies there is written.
+            // Release: the message has been written.
             (self.out.0).store(payload.as_ptr().addr(), Ordering::Release);
             self.offered = true;
         }
-        // Acquire: it has been read before it is written again.
+        // Acquire: the message has been read before it is written again.
         self.offered = self.out.0.load(Ordering::Acquire) != 0;
         Ok(!self.offered)
     }
@@ -91,8 +91,8 @@ impl Channel for Readv {
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::control::Kind;
     use super::*;
+    use crate::work::Kind;
 
     #[test]
     fn a_message_is_copied_once_it_is_shown_and_sent_once_it_is_copied() {
@@ -110,10 +110,10 @@ mod tests {
         let sent: Vec<u8> = (0..5000_usize)
             .map(|index| index.to_le_bytes()[0])
             .collect();
-        assert!(!one.try_send(&sent, Manner::Now).expect("no error"));
+        assert!(!one.try_send(&sent, SendMode::Now).expect("no error"));
         let received = other.try_receive(5000, <[u8]>::to_vec).expect("no error");
         assert_eq!(received.as_ref(), Some(&sent));
-        assert!(one.try_send(&sent, Manner::Now).expect("no error"));
+        assert!(one.try_send(&sent, SendMode::Now).expect("no error"));
         assert_eq!(
             other.try_receive(5000, <[u8]>::len).expect("no error"),
             None

@@ -1,16 +1,13 @@
-//! `bare-shm`: rings in memory between two pinned threads, one producer and one
-//! consumer each: what the two cores can do without any kernel.
+//! `bare-shm`: rings in memory between two pinned threads, one producer and one consumer each: the
+//! limit of two cores without a kernel.
 //!
-//! Work: the sender copies a message in, the receiver copies it out into its
-//! own buffer, each exactly once. Short messages go through a ring of slots of
-//! two cache lines; a slot is published by storing its number into its own
-//! first word, so a short message costs no separate index line. Long ones go
-//! through a ring of bytes ([`rtrb`]) by plain `memcpy`, in pieces, so that the
-//! receiver copies out while the sender still copies in; the ring is a narrow or a wide one,
-//! whichever is faster for the work. Fair: no program
-//! between these two cores gets below it by much; it is a limit to be seen
-//! beside the others, not a rival over a network. Safe Rust: every word of a slot
-//! is an atomic, ordered by the slot's number.
+//! Work: the sender copies a message in and the receiver copies it out into its own buffer, each
+//! once. Short messages use a ring of slots of two cache lines. The first word of a slot is its
+//! sequence number, so there is no separate index line. Long messages use a ring of bytes ([`rtrb`])
+//! with `memcpy` in pieces, so that the receiver copies out while the sender still copies in. The
+//! ring is narrow or wide, whichever is faster for the work. No program between these two cores can
+//! be much faster, so this is an upper limit, not a competitor over a network. In safe Rust, every
+//! word of a slot is an atomic, ordered by the slot's number.
 
 use std::io;
 use std::sync::Arc;
@@ -18,44 +15,43 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::super::channel::{Channel, Manner};
-use super::super::control::{Kind, Workload};
+use crate::channel::{Channel, SendMode};
+use crate::work::{Kind, Workload};
 
-/// Slots of the ring: the window of 1024 messages.
+/// Slots of the ring, for the window of 1024 messages.
 const SLOTS: usize = 1024;
 const WORD_BYTES: usize = 8;
-/// Words of payload in a slot; with the number two lines of 64 bytes.
+/// Words of payload in a slot; with the number they fill two lines of 64 bytes.
 const SLOT_WORDS: usize = 15;
 const SLOT_BYTES: usize = SLOT_WORDS * WORD_BYTES;
 
-/// From here on `memcpy` through the ring of bytes wins over words through slots.
+/// From this length on `memcpy` through the ring of bytes is faster than words through slots.
 const LONG_BYTES: usize = 2048;
-/// From here on a stream goes through the wide ring.
+/// From this length on a stream uses the wide ring.
 const WIDE_BYTES: usize = 64 << 10;
 
-/// A ring of bytes and the pieces in which a long message is published.
+/// A ring of bytes, and the pieces in which a long message is published.
 #[derive(Clone, Copy)]
 struct Shape {
     ring_bytes: usize,
     piece_bytes: usize,
 }
 
-/// Stays in the first-level caches, which hand lines to each other up to twice as fast
-/// as the second-level ones do (measured with rings of 8 KiB to 8 MiB).
+/// Fits the first-level caches, which transfer lines up to twice as fast as the second-level caches
+/// (measured with rings of 8 KiB to 8 MiB).
 const NARROW: Shape = Shape {
     ring_bytes: 8 << 10,
     piece_bytes: 2 << 10,
 };
-/// Larger than the second-level caches: a stream of long messages passes through the
-/// shared third level, up to three times as fast as from core to core where these are far
-/// apart.
+/// Exceeds the second-level caches: a stream of long messages passes through the shared third level,
+/// up to three times as fast as from core to core where these are far apart.
 const WIDE: Shape = Shape {
     ring_bytes: 8 << 20,
     piece_bytes: 256 << 10,
 };
 
 impl Shape {
-    /// The faster one for the work.
+    /// Returns the faster ring for the work.
     fn of(work: &Workload) -> Self {
         if work.kind != Kind::Pingpong && work.size_bytes >= WIDE_BYTES {
             WIDE
@@ -67,12 +63,12 @@ impl Shape {
 
 #[repr(align(128))]
 struct Slot {
-    /// One more than the position of what lies here; smaller: not yet written.
+    /// Position of the contents plus one; smaller if not yet written.
     number: AtomicU64,
     words: [AtomicU64; SLOT_WORDS],
 }
 
-/// How many slots the consumer has given back, on lines of its own.
+/// Number of slots that the consumer has returned, on a line of its own.
 #[repr(align(128))]
 struct Consumed(AtomicU64);
 
@@ -107,7 +103,7 @@ pub(crate) struct Shm {
     shape: Shape,
     out: Arc<Ring>,
     produced: u64,
-    /// The last known value of `out.consumed`.
+    /// Last known value of `out.consumed`.
     known_consumed: u64,
     left_bytes: usize,
     long_out: Producer<u8>,
@@ -119,12 +115,12 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    /// The two ends for that work.
+    /// Creates the two ends for this work.
     pub(crate) fn pair(work: &Workload) -> (Self, Self) {
         Self::pair_of(work.size_bytes, Shape::of(work))
     }
 
-    /// The two ends, for messages of up to `size_bytes`.
+    /// Creates the two ends for messages of up to `size_bytes`.
     fn pair_of(size_bytes: usize, shape: Shape) -> (Self, Self) {
         let (there, back) = (Ring::new(), Ring::new());
         let (long_there, long_at_follow) = RingBuffer::new(shape.ring_bytes);
@@ -148,7 +144,7 @@ impl Shm {
         )
     }
 
-    /// True when all of a long message lies in the ring of bytes.
+    /// True if all of a long message is in the ring of bytes.
     fn send_long(&mut self, payload: &[u8]) -> bool {
         while self.left_bytes < payload.len() {
             let end = payload.len().min(self.left_bytes + self.shape.piece_bytes);
@@ -164,7 +160,7 @@ impl Shm {
         true
     }
 
-    /// True when all of a long message has been copied out of the ring of bytes.
+    /// True if all of a long message has been copied out of the ring of bytes.
     fn receive_long(&mut self, length: usize) -> bool {
         while self.got_bytes < length {
             let end = length.min(self.got_bytes + self.shape.piece_bytes);
@@ -189,13 +185,13 @@ impl Shm {
 }
 
 impl Channel for Shm {
-    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         if payload.len() >= LONG_BYTES {
             return Ok(self.send_long(payload));
         }
         while self.left_bytes < payload.len() {
             if self.produced - self.known_consumed == SLOTS as u64 {
-                // Acquire: the consumer has read the slots it gives back.
+                // Acquire: the consumer has read the slots that it returns.
                 self.known_consumed = self.out.consumed.0.load(Ordering::Acquire);
                 if self.produced - self.known_consumed == SLOTS as u64 {
                     return Ok(false);
@@ -248,7 +244,7 @@ impl Channel for Shm {
             }
             self.got_bytes = end;
             self.consumed += 1;
-            // Giving back in quarters keeps this line from travelling with every message.
+            // Returning slots in quarters keeps this line from moving with every message.
             if self.consumed.is_multiple_of(SLOTS as u64 / 4) {
                 self.give_back();
             }
@@ -269,7 +265,7 @@ mod tests {
             let sent: Vec<u8> = (0..length)
                 .map(|index| (index * 7 + length).to_le_bytes()[0])
                 .collect();
-            assert!(one.try_send(&sent, Manner::Now).expect("no error"));
+            assert!(one.try_send(&sent, SendMode::Now).expect("no error"));
             let received = other.try_receive(length, <[u8]>::to_vec).expect("no error");
             assert_eq!(received.as_ref(), Some(&sent));
         }
@@ -293,7 +289,7 @@ mod tests {
         let mut taken = false;
         while received.is_none() {
             if !taken {
-                taken = one.try_send(&sent, Manner::Now).expect("no error");
+                taken = one.try_send(&sent, SendMode::Now).expect("no error");
             }
             received = other.try_receive(length, <[u8]>::to_vec).expect("no error");
         }
@@ -305,7 +301,7 @@ mod tests {
         let (mut one, mut other) = Shm::pair_of(SLOT_BYTES, NARROW);
         let mut sent = 0_usize;
         while one
-            .try_send(&[1; SLOT_BYTES], Manner::Now)
+            .try_send(&[1; SLOT_BYTES], SendMode::Now)
             .expect("no error")
         {
             sent += 1;
@@ -318,7 +314,7 @@ mod tests {
             ));
         }
         assert!(
-            one.try_send(&[1; SLOT_BYTES], Manner::Now)
+            one.try_send(&[1; SLOT_BYTES], SendMode::Now)
                 .expect("no error")
         );
     }
@@ -330,7 +326,7 @@ mod tests {
             scope.spawn(move || {
                 for number in 0..100_000_u64 {
                     let message = [number; 8].map(u64::to_le_bytes).concat();
-                    while !one.try_send(&message, Manner::Now).expect("no error") {
+                    while !one.try_send(&message, SendMode::Now).expect("no error") {
                         std::thread::yield_now();
                     }
                 }

@@ -1,22 +1,22 @@
-//! `bare-tcp-spin` and `bare-tcp-block`: one TCP connection with
-//! `TCP_NODELAY`; they differ in one flag, whether calls wait. The work is
-//! that of [`super::bytes`].
+//! `bare-tcp-spin` and `bare-tcp-block`: one TCP connection with `TCP_NODELAY`, with non-blocking or
+//! blocking calls. The work is that of [`super::bytes`].
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::super::control::{Job, Role};
-use super::super::pingpong::GIVE_UP;
-use super::bytes::Bytes;
 use super::{Meet, only_port};
+use crate::control::Job;
+use crate::peers::bytes::Bytes;
+use crate::pingpong::GIVE_UP;
+use crate::work::Role;
 
-/// Connects the two sides; the following one listens.
+/// Connects the two sides. The following side listens.
 pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Bytes<TcpStream>> {
     let [stream] = connect(job, meet)?;
     prepare(stream, job)
 }
 
-/// [`open`], with two connections.
+/// Like [`open`], with two connections.
 pub(crate) fn open_two(job: &Job, meet: Meet) -> io::Result<(Bytes<TcpStream>, Bytes<TcpStream>)> {
     let [one, other] = connect(job, meet)?;
     Ok((prepare(one, job)?, prepare(other, job)?))
@@ -41,7 +41,7 @@ fn connect<const COUNT: usize>(job: &Job, meet: Meet) -> io::Result<[TcpStream; 
         Role::Follow => {
             let listener = TcpListener::bind((job.own, 0))?;
             meet(vec![listener.local_addr()?.port()])?;
-            // They come in the order in which they were made: one after the other.
+            // Connections arrive in the order in which they were opened.
             let accept = |_| Ok(listener.accept()?.0);
             (0..COUNT).map(accept).collect::<io::Result<Vec<_>>>()?
         }

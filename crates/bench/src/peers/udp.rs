@@ -1,19 +1,19 @@
-//! `bare-udp-spin` and `bare-udp-block`: connected UDP sockets, one `send` and
-//! one `recv` a message; they differ in one flag, whether `recv` waits.
+//! `bare-udp-spin` and `bare-udp-block`: connected UDP sockets, one `send` and one `recv` per message,
+//! where `recv` waits or not.
 //!
-//! Work: the kernel copies each message in and out once, checksums are the
-//! kernel's business. Fair: this is what a careful program on sockets does
-//! for latency; it has no header, no acknowledgement and no repeat, so it
-//! is a limit for anything reliable built on UDP sockets. In streams the
-//! counting window of [`super::datagrams`] keeps it from losing anything.
+//! Work: the kernel copies each message in and out once and computes checksums. A careful program does
+//! this for low latency. There is no header, acknowledgement or retransmission, so this is a limit for
+//! everything reliable over UDP sockets. In streams the flow control of [`super::datagrams`] prevents
+//! losses.
 
 use std::io;
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::{Job, Kind};
 use super::Meet;
-use super::buffer::Buffer;
-use super::datagrams::Datagrams;
+use crate::channel::{Channel, SendMode, broken};
+use crate::control::Job;
+use crate::peers::buffer::Buffer;
+use crate::peers::datagrams::Datagrams;
+use crate::work::Kind;
 
 pub(crate) struct Udp {
     datagrams: Datagrams,
@@ -34,7 +34,7 @@ impl Udp {
 }
 
 impl Channel for Udp {
-    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+    fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         self.datagrams.try_send(payload)
     }
 

@@ -1,41 +1,39 @@
 //! `bare-udp-gso`: UDP sockets with `UDP_SEGMENT` and `UDP_GRO`, spinning.
 //!
-//! Work: a long message goes out in super-packets of up to 64 KiB that the
-//! kernel (or the interface) cuts into packets of an Ethernet's size, and comes in
-//! by as few calls; short messages go 40 to a call. The kernel copies each
-//! byte in and out once; short messages are gathered in a buffer first, as
-//! anything that packs them must. Fair: it is the fastest that UDP sockets
-//! can do, with no header, checksum of its own or repeat; the counting window
-//! of [`super::datagrams`] keeps it from losing anything. On a veth pair
-//! the super-packet travels whole, which a wire would not do.
+//! Work: a long message is sent in super-packets of up to 64 KiB, which the kernel (or the interface)
+//! cuts into Ethernet packets, and is received with as few calls. Up to 40 short messages share a
+//! call and are first gathered in a buffer. The kernel copies each byte in and out once. This is the
+//! fastest use of UDP sockets, without header, additional checksum or retransmission; the flow control
+//! of [`super::datagrams`] prevents losses. On a veth pair super-packets are not cut, unlike on a
+//! wire.
 
 use std::io;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::super::channel::{Channel, Manner, broken};
-use super::super::control::Job;
 use super::Meet;
-use super::buffer::Buffer;
-use super::datagrams::Datagrams;
+use crate::channel::{Channel, SendMode, broken};
+use crate::control::Job;
+use crate::peers::buffer::Buffer;
+use crate::peers::datagrams::Datagrams;
 
 /// UDP payload of a packet on an Ethernet of MTU 1500.
 const SEGMENT_BYTES: usize = 1472;
-/// Longest UDP payload, so longest train in bytes.
+/// Longest UDP payload, and so the longest burst in bytes.
 const TRAIN_BYTES: usize = 65_507;
-/// Short messages a call.
+/// Short messages per call.
 const MESSAGES_PER_CALL: usize = 40;
 
 pub(crate) struct UdpGso {
     datagrams: Datagrams,
-    /// What one call sends at most.
+    /// Limit of bytes per call.
     train_bytes: usize,
     /// Short messages that wait for more.
     gathered: Vec<u8>,
-    /// How much of the long message on offer has left.
+    /// Number of bytes of the pending long message that have been sent.
     left_bytes: usize,
     buffer: Buffer,
-    /// Where unread messages begin and end in `buffer`.
+    /// Range of unread messages in `buffer`.
     begin: usize,
     end: usize,
 }
@@ -70,8 +68,8 @@ impl UdpGso {
 }
 
 impl Channel for UdpGso {
-    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
-        if manner == Manner::More && payload.len() <= SEGMENT_BYTES {
+    fn try_send(&mut self, payload: &[u8], mode: SendMode) -> io::Result<bool> {
+        if mode == SendMode::More && payload.len() <= SEGMENT_BYTES {
             if self.gathered.len() + payload.len() > self.train_bytes && !self.try_flush()? {
                 return Ok(false);
             }

@@ -1,6 +1,5 @@
-//! `bare-unix-spin` and `bare-unix-block`: one Unix stream socket between two
-//! processes; they differ in one flag, whether calls wait. The work is that of
-//! [`super::bytes`].
+//! `bare-unix-spin` and `bare-unix-block`: one Unix stream socket between two processes, with
+//! non-blocking or blocking calls. The work is that of [`super::bytes`].
 
 use std::fs;
 use std::io;
@@ -8,16 +7,17 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::sockopt;
 
-use super::super::control::{Job, Role};
-use super::super::pingpong::GIVE_UP;
 use super::Meet;
-use super::bytes::Bytes;
+use crate::control::Job;
+use crate::peers::bytes::Bytes;
+use crate::pingpong::GIVE_UP;
+use crate::work::Role;
 
-/// Bytes under way: more than the system's usual 208 KiB lets fewer calls carry more, and
-/// this still fits the second-level cache.
+/// Bytes in flight. More than the default of 208 KiB needs fewer calls, and this still fits the
+/// second-level cache.
 const SEND_BUFFER_BYTES: usize = 512 << 10;
 
-/// Connects the two sides; the following one listens.
+/// Connects the two sides. The following side listens.
 pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Bytes<UnixStream>> {
     let name = job.meeting.with_extension("socket");
     let stream = match job.role {
@@ -26,7 +26,7 @@ pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Bytes<UnixStream>> {
             UnixStream::connect(name)?
         }
         Role::Follow => {
-            // A measurement that failed may have left it.
+            // A failed measurement may have left it.
             let _may_not_exist = fs::remove_file(&name);
             let listener = UnixListener::bind(&name)?;
             meet(Vec::new())?;

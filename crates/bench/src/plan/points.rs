@@ -1,16 +1,15 @@
 //! The points of the page's figures.
 
-use super::{
-    BenchArgs, Group, Kind, Placement, PlanError, Variation, asked_place, carrier, duration,
-    keep_asked, rounds,
-};
+use super::{Group, PlanError, Setup, Variation, keep_subjects};
+use crate::subject::Subject;
+use crate::work::{Kind, Placement};
 
-/// Seconds a point takes.
+/// Seconds per point.
 const SECONDS: f64 = 0.05;
-/// So many rounds, less where the first agree.
-pub(super) const ROUNDS: u32 = 3;
-pub(super) const LEAST_ROUNDS: u32 = 2;
-/// Sizes of messages in the figures.
+/// Maximum of rounds; fewer if the first agree.
+pub const ROUNDS: u32 = 3;
+pub const LEAST_ROUNDS: u32 = 2;
+/// Message lengths in the figures.
 const SIZES_BYTES: [usize; 12] = [
     1,
     4,
@@ -27,50 +26,56 @@ const SIZES_BYTES: [usize; 12] = [
 ];
 const QUICK_SIZES_BYTES: [usize; 4] = [4, 64, 4 << 10, 1 << 20];
 
-/// The points of the page's figures: one kind of work over all sizes.
-pub(super) fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
-    let sizes = if arguments.quick {
+/// Work of the figures.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PointWork {
+    pub(crate) kind: Kind,
+    pub(crate) block: bool,
+    pub(crate) unreliable: bool,
+}
+
+/// Returns one kind of work over all lengths. With `both_places` the figures also show the inside
+/// of a node, even if the table is for two nodes only.
+pub(crate) fn points(
+    work: PointWork,
+    setup: &Setup,
+    both_places: bool,
+    subjects: &[Subject],
+) -> Result<Vec<Group>, PlanError> {
+    let sizes = if setup.quick {
         &QUICK_SIZES_BYTES[..]
     } else {
         &SIZES_BYTES
     };
-    let asked = asked_place(arguments)?;
+    let only = setup.placement()?;
+    let shows_both = both_places && only == Some(Placement::TwoNodes) && !setup.is_remote;
     let mut groups = Vec::new();
     for place in [Placement::TwoNodes, Placement::OneNode] {
-        // Over a network and within a node stand side by side unless one was asked for.
-        if asked.is_some_and(|asked| asked != place)
-            && !(arguments.kind.is_none()
-                && asked == Some(Placement::TwoNodes)
-                && arguments.remote.to.is_none())
-        {
+        if only.is_some_and(|only| only != place) && !shows_both {
             continue;
         }
         for &size_bytes in sizes {
             let variation = Variation {
-                kind,
+                kind: work.kind,
                 size_bytes,
-                duration: duration(arguments, SECONDS),
-                block: arguments.block,
-                unreliable: arguments.unreliable,
+                duration: setup.duration(SECONDS),
+                block: work.block,
+                unreliable: work.unreliable,
                 two_threads_a_side: false,
                 place,
-                carrier: carrier(arguments, place),
-                rounds: rounds(arguments, LEAST_ROUNDS, ROUNDS),
+                carrier: setup.carrier(place),
+                rounds: setup.rounds(LEAST_ROUNDS, ROUNDS),
             };
             let mut group = variation.usual();
             (group.is_point, group.is_table) = (true, false);
-            // One line of ours in a figure.
-            group
-                .entries
-                .retain(|entry| entry.carrier == variation.carrier);
-            // Sizes that a kind of work does not have are no points.
-            group
-                .entries
-                .retain(|entry| entry.subject.refuses(&entry.work).is_none());
+            // A figure has one curve for Dipole, and no points for impossible lengths.
+            group.entries.retain(|entry| {
+                entry.carrier == variation.carrier && entry.subject.refuses(&entry.work).is_none()
+            });
             groups.push(group);
         }
     }
     groups.retain(|group| !group.entries.is_empty());
-    keep_asked(&mut groups, arguments);
+    keep_subjects(&mut groups, subjects);
     Ok(groups)
 }

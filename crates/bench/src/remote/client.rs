@@ -1,4 +1,4 @@
-//! The side that asks for a bench between two hosts.
+//! The client of a bench between two hosts.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -11,28 +11,28 @@ use dipole_node::{
 };
 use serde::Serialize;
 
-use super::super::control::{Job, Task};
-use super::super::failure::RunError;
 use super::{
     ASK_EVERY, Answer, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER, VERSION, plain,
     to_bytes,
 };
+use crate::control::{Job, Task};
+use crate::failure::RunError;
 
-/// How long a server may take to appear and to answer.
+/// Time limit for a server to appear and to reply.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// A server on another node that has taken us.
-pub(crate) struct Remote {
-    pub(crate) own: (NodeId, IpAddr),
-    pub(crate) other: (NodeId, IpAddr),
-    pub(crate) machine: Machine,
-    /// What the processes of this side find in their environment.
-    pub(crate) environment: Vec<(&'static str, OsString)>,
+/// A server on another node that works for this process.
+pub struct Remote {
+    pub own: (NodeId, IpAddr),
+    pub other: (NodeId, IpAddr),
+    pub machine: Machine,
+    /// Additional environment variables for the processes of this side.
+    pub environment: Vec<(&'static str, OsString)>,
     talk: Arc<Talk>,
     jobs: Cell<u64>,
 }
 
-/// The conversation with it.
+/// Connection to the server.
 struct Talk {
     server: NodeId,
     edge: Edge,
@@ -41,9 +41,9 @@ struct Talk {
 }
 
 impl Remote {
-    /// Finds the server of that node, which then works for this process alone.
+    /// Connects to the server of a node, which then works for this process only.
     pub(crate) fn connect(args: &RemoteArgs, node: NodeId) -> Result<Remote, RemoteError> {
-        let mut config = args.configure()?;
+        let mut config = args.identity().configure()?;
         config.connect_timeout = CONNECT;
         if node == config.node {
             return Err(RemoteError::Self_(node));
@@ -70,22 +70,22 @@ impl Remote {
             Ok(Answer::Welcome(machine)) => machine,
             Ok(Answer::Refused { why }) => return Err(RemoteError::Refused { node, why }),
             Ok(other) => {
-                let heard = format!("said {other:?} instead of a welcome");
-                return Err(RemoteError::Silent { node, heard });
+                let event = format!("said {other:?} instead of a welcome");
+                return Err(RemoteError::Silent { node, event });
             }
-            Err(heard) => return Err(RemoteError::Silent { node, heard }),
+            Err(event) => return Err(RemoteError::Silent { node, event }),
         };
         Ok(Remote {
             own,
             other,
             machine,
-            environment: args.environment(),
+            environment: args.identity().environment(),
             talk: Arc::new(talk),
             jobs: Cell::new(0),
         })
     }
 
-    /// Has the server start the following side of a job.
+    /// Lets the server start the following side of a job.
     pub(crate) fn start(&self, task: &Task) -> Result<RemoteWorker, RunError> {
         let Task::Side(job) = task else {
             unreachable!("only sides are started on other hosts");
@@ -104,13 +104,13 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // A server that does not hear it finds out by our end.
+        // If this is lost, the server notices that this process exits.
         let _ = self.talk.send(&Request::Bye);
         let _ = self.talk.edge.flush(ASK_EVERY);
     }
 }
 
-/// The address of a node, also of one that has joined since the configuration was read.
+/// Returns the address of a node, even if it has joined after the configuration was read.
 pub(super) fn address_of(config: &Config, node: NodeId) -> Option<IpAddr> {
     let known = config.hosts.get(node).map(|host| host.address);
     known.or_else(|| Some(config.hosts.reload()?.get(node)?.address))
@@ -146,7 +146,7 @@ impl Talk {
         self.edge.send_timeout(&to_bytes(request), PATIENCE)
     }
 
-    /// The next answer that says something; what happened instead.
+    /// Returns the next reply other than `Alive`, or why there is none.
     fn receive(&self, limit: Duration) -> Result<Answer, String> {
         let begun = Instant::now();
         loop {
@@ -162,7 +162,7 @@ impl Talk {
                         Err(error) => return Err(format!("is gone: {error}")),
                     }
                 }
-                Err(error) => return Err(format!("cannot be heard: {error}")),
+                Err(error) => return Err(format!("cannot be event: {error}")),
             };
             if message.source() != Address::new(self.server.0, SERVER) {
                 continue;
@@ -178,8 +178,8 @@ impl Talk {
     }
 }
 
-/// The process of one job on the other host; dropping it ends it.
-pub(crate) struct RemoteWorker {
+/// The process of one job on the other host; dropping it kills it.
+pub struct RemoteWorker {
     talk: Arc<Talk>,
     number: u64,
 }
@@ -191,10 +191,10 @@ impl RemoteWorker {
             .map_err(|error| self.lost(format!("is gone: {error}")))
     }
 
-    fn lost(&self, heard: String) -> RunError {
+    fn lost(&self, event: String) -> RunError {
         RunError::LostThere {
             node: self.talk.server,
-            heard,
+            event,
         }
     }
 
@@ -208,7 +208,7 @@ impl RemoteWorker {
         let begun = Instant::now();
         loop {
             let left = limit.saturating_sub(begun.elapsed());
-            match self.talk.receive(left).map_err(|heard| self.lost(heard))? {
+            match self.talk.receive(left).map_err(|event| self.lost(event))? {
                 Answer::Line { number, line } if number == self.number => return Ok(line),
                 Answer::Ended { number, how } if number == self.number => {
                     return Err(self.lost(how));

@@ -1,8 +1,8 @@
-//! Benches between two hosts: `dipole bench --server` on one, `dipole bench --to NODE` on the other.
+//! Benches between two hosts: `dipole bench server` on one, `dipole bench --to NODE` on the other.
 //!
-//! The two talk by messages of Dipole itself, JSON objects: so whoever may send to the node may
-//! measure with it, and nobody else. The side that is asked for starts its processes itself, with
-//! addresses of its own hosts file; of the job it takes only what is to be measured.
+//! The two exchange JSON objects in Dipole messages, so every program that may send to the node may
+//! use it for measurements, and no other. The server starts its processes itself, with addresses of
+//! its own hosts file. It takes only the work from the client's job.
 
 mod client;
 mod server;
@@ -15,59 +15,82 @@ use dipole_node::hosts::Hosts;
 use dipole_node::{Config, ConfigError, FileError, NodeId, OpenError};
 use serde::{Deserialize, Serialize};
 
-use super::control::Job;
-pub(crate) use client::{Remote, RemoteWorker};
+use crate::control::Job;
+pub use client::{Remote, RemoteWorker};
 pub(crate) use server::serve;
 
-/// Endpoints of a bench on a node that others use lie from here on.
-pub(crate) const FIRST_ENDPOINT: u32 = 0xfeb0_0000;
-/// Where a server receives.
+/// First endpoint of a bench on a node that other programs use.
+pub const FIRST_ENDPOINT: u32 = 0xfeb0_0000;
+/// Endpoint of the server.
 const SERVER: u32 = FIRST_ENDPOINT;
-/// How often each side asks whether the other lives, while it waits.
+/// Interval at which a waiting side checks whether the other is alive.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long a message may take to be read.
+/// Time limit for sending a message.
 const PATIENCE: Duration = Duration::from_secs(10);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The other host of a bench, or this one as that.
+/// The other host of a bench.
 #[derive(Args, Debug)]
-pub(crate) struct RemoteArgs {
-    /// Take part in benches that other nodes ask for, one after the other, until a signal
-    #[arg(long, conflicts_with_all = ["to", "kind", "on", "html"])]
-    pub(crate) server: bool,
-    /// Measure between this node and that one, where `dipole bench --server` runs
+pub struct RemoteArgs {
+    /// Measure between this node and that one, where `dipole bench server` runs
     #[arg(long, value_name = "NODE", conflicts_with = "on")]
     pub(crate) to: Option<NodeId>,
-    /// Hosts file, with --to or --server [default: $DIPOLE_HOSTS]
+    /// Hosts file [default: $DIPOLE_HOSTS]
+    #[arg(long, value_name = "FILE", requires = "to")]
+    hosts: Option<PathBuf>,
+    /// Id of this node [default: $DIPOLE_NID, else 1]
+    #[arg(long, value_name = "NID", requires = "to")]
+    nid: Option<NodeId>,
+}
+
+/// Options of `dipole bench server`.
+#[derive(Args, Debug)]
+pub struct ServerArgs {
+    /// Hosts file [default: $DIPOLE_HOSTS]
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
-    /// Number of this node, with --to or --server [default: $DIPOLE_NID, else 1]
+    /// Id of this node [default: $DIPOLE_NID, else 1]
     #[arg(long, value_name = "NID")]
     nid: Option<NodeId>,
 }
 
 impl RemoteArgs {
-    /// An option that means nothing without another host.
-    pub(crate) fn needless(&self) -> Option<&'static str> {
-        let is_remote = self.server || self.to.is_some();
-        match (is_remote, &self.hosts, self.nid) {
-            (false, Some(_), _) => Some("--hosts"),
-            (false, None, Some(_)) => Some("--nid"),
-            _ => None,
+    fn identity(&self) -> Identity<'_> {
+        Identity {
+            hosts: self.hosts.as_ref(),
+            nid: self.nid,
         }
     }
+}
 
-    /// The configuration of environment and options; options win.
+impl ServerArgs {
+    fn identity(&self) -> Identity<'_> {
+        Identity {
+            hosts: self.hosts.as_ref(),
+            nid: self.nid,
+        }
+    }
+}
+
+/// Hosts file and node id from the command line.
+#[derive(Clone, Copy)]
+struct Identity<'a> {
+    hosts: Option<&'a PathBuf>,
+    nid: Option<NodeId>,
+}
+
+impl Identity<'_> {
+    /// Returns the configuration from the environment, overridden by the options.
     fn configure(&self) -> Result<Config, RemoteError> {
         let mut config = Config::from_env().map_err(RemoteError::Config)?;
         if let Some(node) = self.nid {
-            config.act_as(node).map_err(RemoteError::Config)?;
+            config.set_node(node).map_err(RemoteError::Config)?;
         }
-        if let Some(file) = &self.hosts {
+        if let Some(file) = self.hosts {
             config.hosts = Hosts::load(file).map_err(RemoteError::Hosts)?;
         }
         if self.nid.is_some() || self.hosts.is_some() {
-            config.settle();
+            config.apply_hosts_file();
         }
         if config.hosts.is_local_only() {
             return Err(RemoteError::Alone);
@@ -75,9 +98,9 @@ impl RemoteArgs {
         Ok(config)
     }
 
-    /// What the processes of this side find in their environment beside that of this one.
+    /// Returns additional environment variables for the processes of this side.
     fn environment(&self) -> Vec<(&'static str, std::ffi::OsString)> {
-        let hosts = self.hosts.iter().map(|file| {
+        let hosts = self.hosts.into_iter().map(|file| {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
             ("DIPOLE_HOSTS", file.into())
         });
@@ -86,9 +109,9 @@ impl RemoteArgs {
     }
 }
 
-/// Why there is no bench between two hosts.
+/// Reason why a bench between two hosts is impossible.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RemoteError {
+pub enum RemoteError {
     #[error(transparent)]
     Config(ConfigError),
     #[error(transparent)]
@@ -105,57 +128,57 @@ pub(crate) enum RemoteError {
     #[error(transparent)]
     Open(OpenError),
     #[error(
-        "another `dipole bench --server` runs on this node (process {process}); end it, or use it"
+        "another `dipole bench server` runs on this node (process {process}); end it, or use it"
     )]
     Taken { process: u32 },
     #[error("no bench with node {node}: {why}")]
     Unreachable { node: NodeId, why: String },
-    #[error("found no `dipole bench --server` on node {node}; start one there. {why}")]
+    #[error("found no `dipole bench server` on node {node}; start one there. {why}")]
     NoServer { node: NodeId, why: String },
     #[error("node {node} refuses the bench: {why}")]
     Refused { node: NodeId, why: String },
     #[error(
-        "the bench server of node {node} {heard}; start it again, with the version of this side"
+        "the bench server of node {node} {event}; start it again, with the version of this side"
     )]
-    Silent { node: NodeId, heard: String },
+    Silent { node: NodeId, event: String },
     #[error("cannot watch for signals: {0}")]
     Signals(std::io::Error),
     #[error("cannot write: {0}")]
     Output(#[from] std::io::Error),
 }
 
-/// From the side that asks to the server.
+/// Message from the client to the server.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// The first one.
+    /// The first message.
     Hello { version: String },
     /// Be the following side of this job.
     Start { number: u64, job: Job },
-    /// A line for the process of that job.
+    /// A line for the process of this job.
     Line { number: u64, line: String },
-    /// That job is over.
+    /// This job is over.
     Stop { number: u64 },
-    /// Whoever sends this is there.
+    /// The sender is alive.
     Alive,
-    /// The last one.
+    /// The last message.
     Bye,
 }
 
-/// From the server to the side that asks.
+/// Message from the server to the client.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// It is free, and as described.
+    /// The server is free and has this machine.
     Welcome(Machine),
-    /// It does not take part, and why.
+    /// The server does not take part, for this reason.
     Refused {
         why: String,
     },
-    /// A line of the process of a job.
+    /// A line from the process of a job.
     Line {
         number: u64,
         line: String,
     },
-    /// That process is gone.
+    /// The process has exited.
     Ended {
         number: u64,
         how: String,
@@ -164,7 +187,7 @@ enum Answer {
 }
 
 impl Answer {
-    /// The same, with nothing in its texts that does something to a terminal.
+    /// Replaces control characters in texts, which could manipulate a terminal.
     fn plain(self) -> Answer {
         match self {
             Answer::Welcome(machine) => Answer::Welcome(Machine {
@@ -176,30 +199,30 @@ impl Answer {
                 number,
                 how: plain(&how),
             },
-            // A line is read by this program.
+            // Lines are parsed by this program and not printed.
             other @ (Answer::Line { .. } | Answer::Alive) => other,
         }
     }
 }
 
-/// A text of the other side as it is shown.
+/// Replaces control characters.
 fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
 }
 
-/// What a reader of figures must know of the other machine.
+/// Facts about the other machine that readers of figures must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Machine {
-    pub(crate) description: String,
-    /// Its side runs here.
-    pub(crate) core: usize,
-    /// The bpf link can be used there.
-    pub(crate) has_bpf: bool,
+pub struct Machine {
+    pub description: String,
+    /// Core of its side.
+    pub core: usize,
+    /// The bpf link is available there.
+    pub has_bpf: bool,
 }
 
-/// Why those of another version do not take part, if so.
+/// Returns why a client of another version is rejected, if it is.
 fn other_version(theirs: &str) -> Option<String> {
     (theirs != VERSION).then(|| {
         format!(

@@ -1,4 +1,4 @@
-//! `dipole bench --server`: takes part in the benches that other nodes ask for, one at a time.
+//! `dipole bench server`: takes part in the benches that other nodes ask for, one at a time.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -13,14 +13,17 @@ use dipole_node::{
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::super::control::{Job, Role, Task, name_of};
-use super::super::machine::{self, Cores};
-use super::super::{Report, SIDE_ARGUMENTS, has_bpf};
-use super::client::address_of;
 use super::{
-    ASK_EVERY, Answer, FIRST_ENDPOINT, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER,
+    ASK_EVERY, Answer, FIRST_ENDPOINT, Machine, PATIENCE, RemoteError, Request, SERVER, ServerArgs,
     other_version, plain, to_bytes,
 };
+use crate::control::{Job, SIDE_ARGUMENTS, Task};
+use crate::machine;
+use crate::machine::Cores;
+use crate::machine::has_bpf;
+use crate::output::Output;
+use crate::remote::client::address_of;
+use crate::work::{Role, name_of};
 
 /// How often it is looked whether a signal has come.
 const LOOK: Duration = Duration::from_millis(200);
@@ -29,8 +32,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const MOST_BYTES: usize = 1 << 30;
 
 /// Serves until a signal comes.
-pub(crate) fn serve(args: &RemoteArgs, report: &mut Report<'_>) -> Result<(), RemoteError> {
-    let mut config = args.configure()?;
+pub(crate) fn serve(args: &ServerArgs, output: &mut Output<'_>) -> Result<(), RemoteError> {
+    let mut config = args.identity().configure()?;
     config.connect_timeout = PATIENCE;
     let own = address_of(&config, config.node).ok_or(RemoteError::NotListed(config.node))?;
     let ended = Arc::new(AtomicBool::new(false));
@@ -50,12 +53,12 @@ pub(crate) fn serve(args: &RemoteArgs, report: &mut Report<'_>) -> Result<(), Re
         core: Cores::choose()?.follow,
         has_bpf: has_bpf() && !own.is_loopback(),
     };
-    report.note(&format!(
+    output.remark(&format!(
         "node {} at {own} takes part in benches: `dipole bench --to {}` on another node; {}, side on \
          core {}",
         config.node, config.node, machine.description, machine.core
     ))?;
-    report.flush()?;
+    output.flush()?;
     let mut server = Server {
         args,
         config,
@@ -65,8 +68,8 @@ pub(crate) fn serve(args: &RemoteArgs, report: &mut Report<'_>) -> Result<(), Re
     };
     while !ended.load(Ordering::Relaxed) {
         if let Some(line) = server.step()? {
-            report.note(&line)?;
-            report.flush()?;
+            output.remark(&line)?;
+            output.flush()?;
         }
     }
     drop(server);
@@ -76,7 +79,7 @@ pub(crate) fn serve(args: &RemoteArgs, report: &mut Report<'_>) -> Result<(), Re
 }
 
 struct Server<'a> {
-    args: &'a RemoteArgs,
+    args: &'a ServerArgs,
     config: Config,
     endpoint: Endpoint,
     machine: Machine,
@@ -189,7 +192,7 @@ impl Server<'_> {
     fn start(&self, from: Address, number: u64, job: Job) -> Result<Side, String> {
         let work = &job.work;
         if work.duration > LONGEST || work.size_bytes > MOST_BYTES || job.subject.is_threads() {
-            let subject = name_of(job.subject);
+            let subject = job.subject.name();
             return Err(format!("refuses {subject} with {work:?}"));
         }
         if let Some(why) = job.subject.refuses(work) {
@@ -211,7 +214,7 @@ impl Server<'_> {
             meeting: PathBuf::new(),
             ..job
         };
-        let mut environment = self.args.environment();
+        let mut environment = self.args.identity().environment();
         environment.push(("DIPOLE_LINK", name_of(job.carrier).into()));
         let client = self.client.as_ref().ok_or("has no client")?;
         let edge = Arc::clone(&client.edge);

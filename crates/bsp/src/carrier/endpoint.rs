@@ -124,7 +124,7 @@ impl Endpoints {
             Completion::Filled { .. } | Completion::NotFilled { .. } => return Ok(None),
         };
         let to = u32::try_from((context & !WRITE) >> 40).unwrap_or(u32::MAX);
-        if let Some(error @ SendError::NotDone { .. }) = error {
+        if let Some(error @ SendError::OperationFailed { .. }) = error {
             // It had left, so it has been counted already.
             return Err(failed(to, error));
         }
@@ -289,7 +289,7 @@ impl Carrier for Endpoints {
 
     fn counters(&self) -> (u64, u64) {
         let protocol = self.node.stats().protocol;
-        (protocol.repeats, protocol.prods)
+        (protocol.repeats, protocol.ack_requests)
     }
 
     fn reclaim_memory(&mut self) {

@@ -244,7 +244,7 @@ impl<'a> SyncBlock<'a> {
         })
     }
 
-    /// Whether memory is copied until the superstep ends, and the encoded collective calls.
+    /// True if memory is copied until the superstep ends; and the encoded collective calls.
     #[inline]
     pub(crate) fn flags(&self, epoch: u32) -> (bool, Option<Source<'a>>) {
         let line = SyncBlock::line(epoch);
@@ -265,7 +265,7 @@ impl<'a> SyncBlock<'a> {
             .then(|| self.window.source(line + INLINE_RECORDS, bytes))
     }
 
-    /// Writes inline replies for the only rank of the node that has asked, or removes them.
+    /// Writes inline replies for a single rank of the node, or removes them.
     pub(crate) fn set_inline_replies(&self, inline: Option<(usize, Source<'_>)>) {
         let mut word = 0;
         if let Some((local_rank, replies)) = inline {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::record_buffer::CHUNK_BYTES;
 use crate::superstep::exchange::Outgoing;
-use crate::superstep::pace::{Pace, Slots};
+use crate::superstep::pace::Pace;
+use dipole_model::Slots;
 
 /// A chunk that has its slot.
 #[derive(Debug)]
@@ -89,7 +90,7 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::superstep::pace::Medium;
+    use dipole_model::Medium;
 
     #[test]
     fn a_chunk_keeps_its_slot_until_it_is_due() {

@@ -34,7 +34,7 @@ pub(super) struct RemoteCalls {
 }
 
 /// See the module. `send_to` contains every rank for which there is a record or a write, wherever
-/// that is kept; `get_from` contains every rank that a get asks by a record.
+/// that is kept; `get_from` contains every rank that a record asks for data.
 #[derive(Debug)]
 pub(super) struct PendingCalls {
     send_to: Ranks,
@@ -129,7 +129,7 @@ impl PendingCalls {
         self.writes[to as usize].extend(writes);
     }
 
-    /// Adds a get whose reply comes as a record. Returns the ticket that the reply must carry.
+    /// Adds a get with a reply in a record. Returns the ticket that the reply must carry.
     pub(super) fn add_get(&mut self, from: u32, get: PendingGet) -> u64 {
         self.get_from.insert(from);
         self.gets.push(get);

@@ -17,17 +17,15 @@ use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp, link_name};
 use crate::failure::Failure;
 use crate::local::{LocalRanks, WindowOffer};
 use crate::misuse::Misuse;
-use crate::model::Machine;
-use crate::profile::Profile;
 use crate::slow_wait::SlowWaitLog;
 use crate::superstep::collective::Ending;
 use crate::superstep::exchange::Exchange;
 use crate::superstep::message::{Head, Kind};
 use crate::superstep::node_map::NodeMap;
-use crate::superstep::pace::Slots;
 use crate::superstep::queue::Queue;
 use crate::superstep::record::Malformed;
 use crate::trace::{ProcessInfo, Tracer};
+use dipole_model::{Machine, Profile, Slots};
 
 /// Empty supersteps that compare the clocks of nodes before a traced program begins.
 const CLOCK_ROUNDS: u32 = 8;

@@ -211,7 +211,7 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         }
     }
 
-    /// True if the summary covers all nodes. Only leaders find out this way.
+    /// True if the summary covers all nodes. Only leaders may use this.
     #[must_use]
     #[inline]
     pub fn is_known(&self) -> bool {

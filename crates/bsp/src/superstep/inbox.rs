@@ -7,7 +7,7 @@ use std::ops::Deref;
 /// senders. Further messages are copied.
 const MAX_BORROWED_BYTES: usize = 128 << 10;
 
-/// Chunks from one rank. The first one tells how many there are.
+/// Counts the chunks from one rank. Each chunk carries their total number.
 #[derive(Clone, Copy, Debug, Default)]
 struct ChunkCount {
     received: u32,
@@ -131,7 +131,7 @@ impl<M: Deref<Target = [u8]>> Inbox<M> {
         }
     }
 
-    /// Keeps a message where it is, or copies it if too many are kept.
+    /// Keeps a message where it is, or copies it if too many bytes are kept.
     pub(super) fn hold(&mut self, message: M) -> MessageBytes<M> {
         let length = message.len();
         if self.borrowed + length <= MAX_BORROWED_BYTES {

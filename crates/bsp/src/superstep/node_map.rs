@@ -1,4 +1,4 @@
-//! Which ranks share memory, and which rank leads each node.
+//! A map from ranks to nodes. Ranks of one node share memory, and one of them leads it.
 
 /// See the module. The leader of a node is its lowest rank.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,60 +5,9 @@
 //! it. The capacity and length of a slot are measured ([`Slots`]). Without a measurement, or where
 //! pacing gains nothing, everything leaves at once. Thesis ch. 4.
 
+use dipole_model::Slots;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use serde::{Deserialize, Serialize};
-
-/// The network resource that concurrent senders share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Medium {
-    /// Nothing: a switch with a full-duplex link to each node. Q = 1.
-    Switch,
-    /// One medium for all nodes. Q is the number of senders.
-    Bus,
-}
-
-/// Slots of a network, as measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slots {
-    /// Payload bytes of a full slot, and the longest chunk that should be sent.
-    pub bytes: u32,
-    /// Duration of a full slot.
-    pub epsilon_ns: u64,
-    /// What senders share.
-    pub medium: Medium,
-}
-
-impl Slots {
-    /// Number of slots in a cycle if `senders` processes send.
-    #[must_use]
-    pub fn in_cycle(&self, senders: u32) -> u32 {
-        let most = match self.medium {
-            Medium::Switch => 1,
-            Medium::Bus => u32::MAX,
-        };
-        senders.clamp(1, most)
-    }
-
-    /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) if so many processes
-    /// exchange chunks: two rounds, in which each process has slots for every other one, so that
-    /// acknowledgements travel with data. The minimum timeout must be longer, preferably twice as
-    /// long, or packets that have arrived are sent again.
-    #[must_use]
-    pub fn acknowledgement_delay_ns(&self, processes: u32) -> u64 {
-        let rounds = u64::from(processes).saturating_mul(2);
-        self.epsilon_ns.saturating_mul(rounds)
-    }
-
-    /// Duration of the slot for a chunk, in proportion to its bytes.
-    #[must_use]
-    pub fn epsilon_ns(&self, bytes: usize) -> u64 {
-        let full = u128::from(self.bytes.max(1));
-        let ns = u128::from(self.epsilon_ns) * bytes as u128 / full;
-        u64::try_from(ns).unwrap_or(u64::MAX)
-    }
-}
 
 /// The pace of one process in one superstep.
 #[derive(Clone, Debug)]
@@ -108,6 +57,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dipole_model::Medium;
 
     const BUS: Slots = Slots {
         bytes: 1000,
@@ -175,18 +125,5 @@ mod tests {
         // Very late.
         let late = [900_000; 3].map(|now_ns| pace.next(now_ns, 1000));
         assert_eq!(late, [900_000, 900_000, 910_000]);
-    }
-
-    #[test]
-    fn acknowledgements_may_wait_for_two_rounds() {
-        assert_eq!(SWITCH.acknowledgement_delay_ns(8), 160_000);
-    }
-
-    #[test]
-    fn the_medium_decides_how_many_slots_make_a_cycle() {
-        let in_cycle = |medium, senders| Slots { medium, ..BUS }.in_cycle(senders);
-        assert_eq!(in_cycle(Medium::Bus, 7), 7);
-        assert_eq!(in_cycle(Medium::Switch, 7), 1);
-        assert_eq!(in_cycle(Medium::Bus, 0), 1);
     }
 }

@@ -47,7 +47,7 @@ enum Action {
 }
 
 impl Action {
-    /// What a rank may change as soon as it has left the superstep: rank, area and range.
+    /// Memory that a rank may change as soon as it has left the superstep: rank, area and range.
     fn freed(&self) -> Option<(usize, usize, Range<usize>)> {
         match self {
             Action::Get {
@@ -137,6 +137,75 @@ impl Ranges {
     }
 }
 
+/// The ranks of a call, an area, and the sizes of their parts.
+struct Ends {
+    by: usize,
+    other: usize,
+    area: usize,
+    own_bytes: usize,
+    other_bytes: usize,
+}
+
+impl Ends {
+    /// A random call of rank `by`; `None` if the area has no unused range left.
+    fn random_action(
+        &self,
+        rng: &mut ChaCha8Rng,
+        written: &mut Ranges,
+        has_gets: bool,
+        tag_bytes: usize,
+    ) -> Option<Action> {
+        let &Ends {
+            by,
+            other,
+            area,
+            own_bytes,
+            other_bytes,
+        } = self;
+        let is_unbuffered = rng.random_bool(0.4);
+        Some(match rng.random_range(0..3) {
+            0 => {
+                let length = some_length(rng, other_bytes);
+                Action::Put {
+                    by,
+                    to: other,
+                    area,
+                    at: written.take(area, other, length, other_bytes)?,
+                    bytes: random_bytes(rng, length),
+                    is_unbuffered,
+                }
+            }
+            1 if has_gets => {
+                let length = some_length(rng, other_bytes.min(own_bytes));
+                let into = written.take(area, by, length, own_bytes)?;
+                // The source of an unbuffered get must not change in the superstep.
+                let at = match is_unbuffered {
+                    true => written.take(area, other, length, other_bytes)?,
+                    false => rng.random_range(0..=other_bytes - length),
+                };
+                Action::Get {
+                    by,
+                    of: other,
+                    area,
+                    at,
+                    length,
+                    into,
+                    is_unbuffered,
+                }
+            }
+            _ => {
+                let length = some_length(rng, LONGEST_BYTES);
+                Action::Send {
+                    by,
+                    to: other,
+                    tag: random_bytes(rng, tag_bytes),
+                    payload: random_bytes(rng, length),
+                }
+            }
+        })
+    }
+}
+
 impl Program {
     /// A program with so many ranks and supersteps, derived from a seed.
     pub fn random(seed: u64, size: usize, supersteps: usize) -> Program {
@@ -204,54 +273,16 @@ impl Program {
             );
             let area = alive[rng.random_range(0..alive.len())];
             let bytes = |rank: usize| state.memory[area][rank].len();
-            let is_unbuffered = rng.random_bool(0.4);
-            let action = match rng.random_range(0..3) {
-                0 => {
-                    let length = some_length(rng, bytes(other));
-                    let Some(at) = written.take(area, other, length, bytes(other)) else {
-                        continue;
-                    };
-                    Action::Put {
-                        by,
-                        to: other,
-                        area,
-                        at,
-                        bytes: random_bytes(rng, length),
-                        is_unbuffered,
-                    }
-                }
-                1 if has_gets => {
-                    let length = some_length(rng, bytes(other).min(bytes(by)));
-                    let Some(into) = written.take(area, by, length, bytes(by)) else {
-                        continue;
-                    };
-                    // The source of an unbuffered get must not change in the superstep.
-                    let (at, is_unbuffered) = match is_unbuffered {
-                        true => match written.take(area, other, length, bytes(other)) {
-                            Some(at) => (at, true),
-                            None => continue,
-                        },
-                        false => (rng.random_range(0..=bytes(other) - length), false),
-                    };
-                    Action::Get {
-                        by,
-                        of: other,
-                        area,
-                        at,
-                        length,
-                        into,
-                        is_unbuffered,
-                    }
-                }
-                _ => {
-                    let length = some_length(rng, LONGEST_BYTES);
-                    Action::Send {
-                        by,
-                        to: other,
-                        tag: random_bytes(rng, tag_bytes),
-                        payload: random_bytes(rng, length),
-                    }
-                }
+            let ends = Ends {
+                by,
+                other,
+                area,
+                own_bytes: bytes(by),
+                other_bytes: bytes(other),
+            };
+            let action = ends.random_action(rng, &mut written, has_gets, tag_bytes);
+            let Some(action) = action else {
+                continue;
             };
             // Sometimes also puts to the destination of the get: the put must win.
             if let Action::Get {

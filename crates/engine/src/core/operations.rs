@@ -1,4 +1,4 @@
-//! Operations of other processes, done as they arrive.
+//! Executes peers' memory operations as they arrive.
 
 use std::ops::Range;
 
@@ -11,10 +11,12 @@ use super::Core;
 use crate::dispatch::{MessagePart, Source};
 use crate::gone::GoneReason;
 use crate::inbox::{Charge, NOTICE_BYTES};
-use crate::operations::{ANSWERS, Answer, AnswerData, Arriving, OperationResult, fill, place_in};
+use crate::operations::{
+    ANSWER_ENDPOINT, Answer, AnswerData, IncomingOperation, OperationResult, fill, memory_offset,
+};
 
 impl Core {
-    /// A whole operation, next in the order of its edge.
+    /// Executes a whole operation that is next in its edge's order.
     pub(crate) fn on_operation(
         &mut self,
         edge: EdgeId,
@@ -25,7 +27,7 @@ impl Core {
         let data = bytes.start + OPERATION_BYTES..bytes.end;
         let total = data.len() as u64;
         let operation = parse_head(bytes.start, total, source);
-        let mut arrived = Arriving {
+        let mut arrived = IncomingOperation {
             edge,
             sequence: 0,
             target,
@@ -38,7 +40,7 @@ impl Core {
         match operation.kind {
             OperationKind::Put => {
                 let checked = operations.check(target, &operation, total);
-                let (at, length) = (place_in(operation.offset, 0), data.len());
+                let (at, length) = (memory_offset(operation.offset, 0), data.len());
                 let copy = |place: &mut [u8]| source.copy(data, place);
                 let put = checked.and_then(|memory| fill(memory, at, length, copy));
                 arrived.refused = put.err();
@@ -53,7 +55,7 @@ impl Core {
         self.conclude_operation(from, &arrived);
     }
 
-    /// A piece of an operation, or one that earlier ones of its edge must precede.
+    /// Stores a piece of an operation, or an operation that must wait for earlier ones.
     pub(crate) fn hold_operation(
         &mut self,
         part: MessagePart,
@@ -72,7 +74,7 @@ impl Core {
         let data = bytes.start + head..bytes.end;
         let operations = &mut self.operations;
         let index = operations.find(edge, sequence).unwrap_or_else(|| {
-            operations.arriving.push(Arriving {
+            operations.arriving.push(IncomingOperation {
                 edge,
                 sequence,
                 target,
@@ -88,7 +90,7 @@ impl Core {
         }
     }
 
-    /// All of an operation has come, and all before it on its edge.
+    /// Executes an operation that is complete and next in order.
     pub(crate) fn complete_operation(&mut self, edge: EdgeId, from: u32, sequence: u64) {
         if let Some(index) = self.operations.find(edge, sequence) {
             let arrived = self.operations.arriving.swap_remove(index);
@@ -96,9 +98,9 @@ impl Core {
         }
     }
 
-    /// Does what is left of an operation whose data are in their place, and answers.
-    fn conclude_operation(&mut self, from: u32, arrived: &Arriving) {
-        let Arriving {
+    /// Finishes an operation whose data is in place, and queues the answer.
+    fn conclude_operation(&mut self, from: u32, arrived: &IncomingOperation) {
+        let IncomingOperation {
             edge,
             target,
             ref operation,
@@ -108,10 +110,10 @@ impl Core {
         let operations = &mut self.operations;
         if let OperationKind::Answer(outcome) = operation.kind {
             operations.consumed.push(edge);
-            if target == ANSWERS {
+            if target == ANSWER_ENDPOINT {
                 let key = operations
                     .requests
-                    .answered(edge.peer, operation, outcome, total);
+                    .on_answer(edge.peer, operation, outcome, total);
                 key.into_iter().for_each(|key| self.ready.notify(key));
             }
             return;
@@ -128,7 +130,7 @@ impl Core {
             let arrival = self.arrival(edge.peer, from, target, Charge::Edge(edge));
             let notice = notice_bytes(operation, total);
             let ready = &mut self.ready;
-            // The notice holds the credit until it is read.
+            // The notice holds the credit until it has been received.
             if self.dispatch.deliver_notice(&arrival, &notice, ready) {
                 charge = None;
             }
@@ -141,23 +143,23 @@ impl Core {
             operation: operation.answer((from, target), outcome, value),
             data,
             charge,
-            asked: target,
+            target,
         };
         self.operations.answers.push(edge.peer, answer);
     }
 
-    /// Messages and operations of an edge were not taken; the latter only where the receiver
-    /// has no room for the edge, or a rule was broken.
+    /// Fails operations of an edge that were not delivered: the receiver has no room for the edge,
+    /// or a protocol rule was violated.
     pub(crate) fn refuse_operations(&mut self, edge: EdgeId, reason: RefusedReason) {
         if matches!(reason, RefusedReason::NoEndpoint | RefusedReason::Closed) {
             return;
         }
         let requests = &mut self.operations.requests;
-        let keys = requests.fail(|it| it == edge, || OperationResult::NotTaken(reason));
+        let keys = requests.fail(|it| it == edge, || OperationResult::NotDelivered(reason));
         keys.into_iter().for_each(|key| self.ready.notify(key));
     }
 
-    /// A peer is gone: what it was asked fails, what it asked is forgotten.
+    /// A peer is gone: its own operations are dropped, and those sent to it fail.
     pub(crate) fn forget_operations(&mut self, peer: PeerId, reason: GoneReason) {
         let operations = &mut self.operations;
         operations.arriving.retain(|it| it.edge.peer != peer);
@@ -170,8 +172,8 @@ impl Core {
     }
 }
 
-/// What stands for an operation that cannot be read: it is done, and changes nothing.
-const NONSENSE: Wire = Wire {
+/// Stands for an operation that cannot be parsed; executing it has no effect.
+const UNREADABLE: Wire = Wire {
     kind: OperationKind::Answer(Outcome::NoRegion),
     wants_answer: false,
     gives_notice: false,
@@ -184,10 +186,10 @@ const NONSENSE: Wire = Wire {
 fn parse_head(at: usize, total: u64, source: &(impl Source + ?Sized)) -> Wire {
     let mut head = [0; OPERATION_BYTES];
     source.copy(at..at + OPERATION_BYTES, &mut head);
-    Wire::parse(&head, total).unwrap_or(NONSENSE)
+    Wire::parse(&head, total).unwrap_or(UNREADABLE)
 }
 
-/// What the owner is told: the region's key, where, how much, and the initiator's value.
+/// Encodes a notice: the region's key, offset, length, and the sender's value.
 fn notice_bytes(operation: &Wire, length: u64) -> [u8; NOTICE_BYTES] {
     let words = [operation.key, operation.offset, length, operation.value];
     let mut bytes = [0; NOTICE_BYTES];

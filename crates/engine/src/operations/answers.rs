@@ -1,8 +1,8 @@
-//! Answers to operations of others, on their way back.
+//! Answers to peers' memory operations.
 //!
-//! They go by one hidden edge to each process, from and to [`EndpointId::ANY`], in the order of
-//! the questions. Until an answer has been sent its question holds the credit of its edge: who
-//! does not take answers asks no more.
+//! They use one hidden edge per peer, from and to [`EndpointId::ANY`], in the order of the
+//! requests. Until its answer has been sent, a request holds credit, so that a peer that does not
+//! read answers cannot send more requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,40 +14,39 @@ use rustc_hash::FxHashMap;
 use crate::address::EndpointId;
 use crate::inbox::{Buffer, Buffers};
 use crate::long_messages::LongSend;
-use crate::posted::Part;
+use crate::posted::RegionPart;
 use crate::target::Blocked;
 
-/// Both ends of the edges by which answers go.
-pub(crate) const ANSWERS: u32 = EndpointId::ANY.0;
-/// An edge for answers that nobody has asked for is closed after this long.
+/// Both ends of the hidden edges.
+pub(crate) const ANSWER_ENDPOINT: u32 = EndpointId::ANY.0;
+/// A hidden edge is closed after being idle for this long.
 pub(crate) const IDLE_NS: u64 = 10_000_000_000;
-/// Answers that found no room are tried again after this long whatever has happened, then after
-/// twice as long, up to the longest.
+/// Answers that found no room are retried after this time; it doubles up to the maximum.
 pub(crate) const RETRY_NS: u64 = 1_000_000;
-pub(crate) const LONGEST_RETRY_NS: u64 = 250_000_000;
+pub(crate) const MAX_RETRY_NS: u64 = 250_000_000;
 
-/// An answer that has not been sent.
+/// A pending answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) operation: Operation,
     pub(crate) data: AnswerData,
-    /// The edge of the question, whose credit it holds until it is sent.
+    /// The edge of the request, which holds credit until the answer has been sent.
     pub(crate) charge: Option<EdgeId>,
-    /// The endpoint that was asked.
-    pub(crate) asked: u32,
+    /// The endpoint that the request was sent to.
+    pub(crate) target: u32,
 }
 
 #[derive(Debug)]
 pub(crate) enum AnswerData {
     None,
-    /// They are read when there is room to send them.
-    Region(Part),
-    /// What a region held when it was closed in the middle of the answer.
+    /// Read from the region when there is room to send.
+    Region(RegionPart),
+    /// Copied because the region was closed while the answer was being sent.
     Copy(Buffer),
 }
 
 impl Answer {
-    /// Shows its data to `send`.
+    /// Passes its data to `send`.
     pub(crate) fn with_data(
         &self,
         send: impl FnOnce(&[u8]) -> Result<Option<LongSend>, Blocked>,
@@ -55,12 +54,12 @@ impl Answer {
         match &self.data {
             AnswerData::None => send(&[]),
             AnswerData::Copy(buffer) => send(buffer.bytes()),
-            // Memory is revoked only after its region was closed.
-            AnswerData::Region(part) => part.show(send).unwrap_or(Err(Blocked::Gone(None))),
+            // Memory is revoked only after its region has been closed.
+            AnswerData::Region(part) => part.with_bytes(send).unwrap_or(Err(Blocked::Gone(None))),
         }
     }
 
-    /// Its region is closed. An answer that is on its way goes on from a copy.
+    /// Handles the closing of its region. An answer that is being sent continues from a copy.
     fn close_region(&mut self, closed: u64, has_begun: bool, buffers: &Arc<Buffers>) {
         let AnswerData::Region(part) = &self.data else {
             return;
@@ -70,7 +69,7 @@ impl Answer {
         }
         self.data = if has_begun {
             let mut copy = buffers.take(part.length);
-            let _gone = part.show(|bytes| copy.bytes_mut().copy_from_slice(bytes));
+            let _gone = part.with_bytes(|bytes| copy.bytes_mut().copy_from_slice(bytes));
             AnswerData::Copy(copy)
         } else {
             self.operation.kind = OperationKind::Answer(Outcome::NoRegion);
@@ -79,25 +78,25 @@ impl Answer {
     }
 }
 
-/// The answers to one process.
+/// The answers to one peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerAnswers {
     pub(crate) edge: Option<EdgeId>,
     pub(crate) queue: VecDeque<Answer>,
-    /// The first of the queue, if it is on its way in pieces.
+    /// The first answer of the queue, if it is being sent in pieces.
     pub(crate) long: Option<LongSend>,
     pub(crate) used_at: Instant,
-    /// In the list of those that have some to send.
+    /// It is in the list of peers with pending answers.
     pub(crate) is_busy: bool,
 }
 
-/// See the module.
+/// Answers to all peers.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     pub(crate) peers: FxHashMap<PeerId, PeerAnswers>,
-    /// Those with answers to be sent.
+    /// Peers with pending answers.
     pub(crate) busy: Vec<PeerId>,
-    /// Nothing has been sent for so long.
+    /// The current retry interval.
     pub(crate) retry_ns: u64,
     pub(crate) retry_at: Instant,
 }
@@ -132,15 +131,15 @@ impl Answers {
         }
     }
 
-    /// An endpoint is closed: the machine has taken back the credit of its edges.
+    /// An endpoint was closed, and the protocol has taken back the credit of its edges.
     pub(crate) fn close_endpoint(&mut self, endpoint: u32) {
         let queues = self.peers.values_mut().map(|answers| &mut answers.queue);
-        for answer in queues.flatten().filter(|it| it.asked == endpoint) {
+        for answer in queues.flatten().filter(|it| it.target == endpoint) {
             answer.charge = None;
         }
     }
 
-    /// Edges that nobody has used for long; when to look again.
+    /// Takes edges that have long been idle, and returns when to check again.
     pub(crate) fn take_idle(&mut self, now: Instant) -> (Vec<EdgeId>, Instant) {
         let (mut idle, mut next) = (Vec::new(), Instant::NEVER);
         self.peers.retain(|_, answers| {

@@ -1,4 +1,4 @@
-//! What this process asks of others' memory, until it is answered.
+//! This process's operations on peers' memory, until they are answered.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,113 +12,113 @@ use crate::dispatch::Source;
 use crate::gone::GoneReason;
 use crate::inbox::Buffer;
 use crate::operation::Data;
-use crate::posted::Posted;
+use crate::posted::PostedOperation;
 use dipole_driver::WaitKey;
 
-/// A process that owes an answer for so long is asked whether it lives.
+/// A peer is probed if it owes an answer for this long.
 pub(crate) const WATCH_AFTER_NS: u64 = 500_000_000;
 
-/// Names an operation of this process that waits for its answer.
+/// Identifies an operation that waits for its answer.
 pub type OperationId = u32;
 
-/// Where the data of an answer go.
+/// Where the data of an answer is stored.
 #[derive(Debug)]
-pub enum AnswerPlace {
-    /// There are none.
+pub enum AnswerBuffer {
+    /// There is no data.
     None,
-    /// Into a buffer, which the asker takes.
-    Buffer(Buffer),
-    /// Into memory of the caller's.
-    Memory {
+    /// In a buffer, which the caller takes.
+    Owned(Buffer),
+    /// In the caller's memory.
+    Caller {
         /// The memory.
         memory: Memory,
-        /// How much of it.
+        /// Number of bytes.
         length: usize,
     },
 }
 
-impl AnswerPlace {
+impl AnswerBuffer {
     fn bytes(&self) -> usize {
         match self {
-            AnswerPlace::None => 0,
-            AnswerPlace::Buffer(buffer) => buffer.bytes().len(),
-            AnswerPlace::Memory { length, .. } => *length,
+            AnswerBuffer::None => 0,
+            AnswerBuffer::Owned(buffer) => buffer.bytes().len(),
+            AnswerBuffer::Caller { length, .. } => *length,
         }
     }
 
-    /// Lets `write` have a part of it, which lies inside; `None` if it is gone.
+    /// Lets `write` fill a part, within bounds; `None` if the memory is gone.
     fn fill(&mut self, at: usize, length: usize, write: impl FnOnce(&mut [u8])) -> Option<()> {
         match self {
-            AnswerPlace::None => None,
-            AnswerPlace::Buffer(buffer) => {
+            AnswerBuffer::None => None,
+            AnswerBuffer::Owned(buffer) => {
                 write(&mut buffer.bytes_mut()[at..at + length]);
                 Some(())
             }
-            // Memory that is revoked belongs to somebody who no longer waits.
-            AnswerPlace::Memory { memory, .. } => memory.fill(at, length, write).ok(),
+            // Memory is revoked when its owner no longer waits.
+            AnswerBuffer::Caller { memory, .. } => memory.fill(at, length, write).ok(),
         }
     }
 }
 
-/// What an operation of this process came to.
+/// The result of an operation.
 #[derive(Debug)]
 pub enum OperationResult {
-    /// It was done: a word, or what was got.
+    /// Success: a word, and the data of a get.
     Done(u64, Data),
-    /// The owner refused it.
+    /// The owner of the memory refused it.
     Refused(Outcome),
-    /// Nobody took it.
-    NotTaken(RefusedReason),
-    /// Its process is gone.
+    /// The target's process did not accept it.
+    NotDelivered(RefusedReason),
+    /// The target's process is gone.
     Gone(Option<GoneReason>),
 }
 
-/// An operation that waits for its answer, or whose asker has not taken it.
+/// An operation without an answer, or whose result has not been taken.
 #[derive(Debug)]
 struct Pending {
     edge: EdgeId,
     is_fence: bool,
-    place: AnswerPlace,
+    place: AnswerBuffer,
     result: Option<OperationResult>,
-    /// Unless a thread waits for it.
-    posted: Option<Posted>,
-    /// When it was begun, or its process last asked whether it lives.
+    /// Set for posted operations, for which no thread waits.
+    posted: Option<PostedOperation>,
+    /// When it was started, or when its peer was last probed.
     asked_at: Instant,
 }
 
-/// Puts on an edge that nobody waits for.
+/// Puts without an answer on an edge.
 #[derive(Debug)]
-struct Unanswered {
-    /// Source and target, as answers name them.
+struct UnansweredPuts {
+    /// Source and target, as in answers.
     ends: u64,
-    /// Why the first was refused that was, since the last fence.
+    /// Why the first refused one was refused, since the last fence.
     refused: Option<Outcome>,
-    /// Who posted the last, to be told if one is refused.
-    posted: Option<Posted>,
+    /// The latest posted put, which is completed if one is refused.
+    posted: Option<PostedOperation>,
 }
 
-/// See the module.
+/// All operations that wait for answers.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pending: FxHashMap<OperationId, Pending>,
     last_id: OperationId,
-    unanswered: FxHashMap<EdgeId, Unanswered>,
-    /// Posted ones that have their results.
+    unanswered: FxHashMap<EdgeId, UnansweredPuts>,
+    /// Posted operations with results.
     finished: VecDeque<OperationId>,
-    /// Those that nobody waited for and that were refused.
-    refused: VecDeque<(Posted, Outcome)>,
+    /// Posted puts without an answer that were refused.
+    refused: VecDeque<(PostedOperation, Outcome)>,
 }
 
 impl Requests {
-    /// The next operation on an edge waits for an answer under the id that this returns.
+    /// Registers an operation that waits for an answer, and returns its id.
     pub(crate) fn expect(
         &mut self,
         now: Instant,
         edge: EdgeId,
-        (is_fence, place): (bool, AnswerPlace),
-        posted: Option<Posted>,
+        (is_fence, place): (bool, AnswerBuffer),
+        posted: Option<PostedOperation>,
     ) -> OperationId {
-        // Answers to operations that nobody waits for have none.
+        // Id 0 is for operations without an answer.
         let id = loop {
             self.last_id = self.last_id.wrapping_add(1).max(1);
             if !self.pending.contains_key(&self.last_id) {
@@ -137,15 +137,14 @@ impl Requests {
         id
     }
 
-    /// Puts that nobody waits for are about to be sent on an edge; `posted` is whoever is told at
-    /// once if one is refused.
-    pub(crate) fn note_unanswered(
+    /// Announces puts without an answer on an edge; `posted` is completed if one is refused.
+    pub(crate) fn track_unanswered_puts(
         &mut self,
         edge: EdgeId,
         (source, target): (u32, u32),
-        posted: Option<Posted>,
+        posted: Option<PostedOperation>,
     ) {
-        let unanswered = self.unanswered.entry(edge).or_insert(Unanswered {
+        let unanswered = self.unanswered.entry(edge).or_insert(UnansweredPuts {
             ends: u64::from(source) << 32 | u64::from(target),
             refused: None,
             posted: None,
@@ -153,19 +152,19 @@ impl Requests {
         unanswered.posted = posted.or(unanswered.posted);
     }
 
-    /// What one came to, once that is known.
+    /// Takes the result of an operation, if it is known.
     pub(crate) fn take(&mut self, id: OperationId) -> Option<OperationResult> {
         self.pending.get(&id)?.result.as_ref()?;
         self.pending.remove(&id)?.result
     }
 
-    /// Nobody waits for one any more; its place, whose it is again.
-    pub(crate) fn forget(&mut self, id: OperationId) -> Option<AnswerPlace> {
+    /// Removes an operation and returns its buffer.
+    pub(crate) fn forget(&mut self, id: OperationId) -> Option<AnswerBuffer> {
         Some(self.pending.remove(&id)?.place)
     }
 
-    /// The next posted one that has its result.
-    pub(crate) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
+    /// Takes the next posted operation with a result.
+    pub(crate) fn next_finished(&mut self) -> Option<(PostedOperation, OperationResult)> {
         if let Some((posted, outcome)) = self.refused.pop_front() {
             return Some((posted, OperationResult::Refused(outcome)));
         }
@@ -183,14 +182,19 @@ impl Requests {
         !self.finished.is_empty() || !self.refused.is_empty()
     }
 
-    /// The one that an answer of so many bytes is for.
-    fn asked(&mut self, peer: PeerId, answer: &Operation, total: u64) -> Option<&mut Pending> {
+    /// The operation that an answer of `total` bytes belongs to.
+    fn pending_for(
+        &mut self,
+        peer: PeerId,
+        answer: &Operation,
+        total: u64,
+    ) -> Option<&mut Pending> {
         let pending = self.pending.get_mut(&answer.id)?;
-        let is_it = pending.edge.peer == peer && pending.place.bytes() as u64 == total;
-        is_it.then_some(pending)
+        let matches = pending.edge.peer == peer && pending.place.bytes() as u64 == total;
+        matches.then_some(pending)
     }
 
-    /// Puts a whole answer where its asker wants it.
+    /// Stores a whole answer.
     pub(crate) fn place(
         &mut self,
         answer: (PeerId, &Operation, u64),
@@ -201,19 +205,19 @@ impl Requests {
         let _gone = self.fill(answer, all, |place| source.copy(bytes, place));
     }
 
-    /// Lets `write` fill a part of where an answer goes; `None` if nobody wants it.
+    /// Lets `write` fill a part of an answer; `None` if no operation waits for it.
     pub(crate) fn fill(
         &mut self,
         (peer, answer, total): (PeerId, &Operation, u64),
         (at, length): (usize, usize),
         write: impl FnOnce(&mut [u8]),
     ) -> Option<()> {
-        let pending = self.asked(peer, answer, total)?;
+        let pending = self.pending_for(peer, answer, total)?;
         pending.place.fill(at, length, write)
     }
 
-    /// An answer is complete; the key of who waits for it.
-    pub(crate) fn answered(
+    /// Completes the operation of an answer; returns the key to notify.
+    pub(crate) fn on_answer(
         &mut self,
         peer: PeerId,
         answer: &Operation,
@@ -222,12 +226,12 @@ impl Requests {
     ) -> Option<WaitKey> {
         let pending = self.pending.get_mut(&answer.id);
         let Some(pending) = pending.filter(|pending| pending.edge.peer == peer) else {
-            self.note_refused(peer, answer.key, outcome);
+            self.record_refusal(peer, answer.key, outcome);
             return None;
         };
         let mut outcome = outcome;
         if outcome == Outcome::Done && pending.place.bytes() as u64 != total {
-            // The owner answers something else than it was asked.
+            // The answer does not match the request.
             outcome = Outcome::OutOfBounds;
         }
         if pending.is_fence {
@@ -235,9 +239,9 @@ impl Requests {
             let refused = before.and_then(|before| before.refused.take());
             outcome = refused.unwrap_or(outcome);
         }
-        let place = std::mem::replace(&mut pending.place, AnswerPlace::None);
+        let place = std::mem::replace(&mut pending.place, AnswerBuffer::None);
         let result = match (outcome, place) {
-            (Outcome::Done, AnswerPlace::Buffer(buffer)) => {
+            (Outcome::Done, AnswerBuffer::Owned(buffer)) => {
                 OperationResult::Done(answer.value, Data::new(buffer))
             }
             (Outcome::Done, _) => OperationResult::Done(answer.value, Data::default()),
@@ -246,8 +250,8 @@ impl Requests {
         self.finish(answer.id, result)
     }
 
-    /// A put that nobody waits for was refused; or somebody has given up waiting.
-    fn note_refused(&mut self, peer: PeerId, ends: u64, outcome: Outcome) {
+    /// Records the refusal of a put without an answer, or of an operation whose caller gave up.
+    fn record_refusal(&mut self, peer: PeerId, ends: u64, outcome: Outcome) {
         let mut unanswered = self.unanswered.iter_mut();
         let found = unanswered.find(|(edge, found)| edge.peer == peer && found.ends == ends);
         if let Some((_, found)) = found
@@ -259,7 +263,7 @@ impl Requests {
         }
     }
 
-    /// One has its result; the key of who waits for it.
+    /// Stores the result of an operation; returns the key to notify.
     fn finish(&mut self, id: OperationId, result: OperationResult) -> Option<WaitKey> {
         let pending = self.pending.get_mut(&id)?;
         if pending.result.is_some() {
@@ -273,20 +277,20 @@ impl Requests {
         Some(WaitKey::Operation(id))
     }
 
-    /// All whose edge `is_it` fail; the keys of those who wait for them.
+    /// Fails all operations on edges that match; returns the keys to notify.
     pub(crate) fn fail(
         &mut self,
-        is_it: impl Fn(EdgeId) -> bool,
+        matches: impl Fn(EdgeId) -> bool,
         why: impl Fn() -> OperationResult,
     ) -> Vec<WaitKey> {
         let waiting = self.pending.iter();
-        let waiting = waiting.filter(|(_, it)| it.result.is_none() && is_it(it.edge));
+        let waiting = waiting.filter(|(_, it)| it.result.is_none() && matches(it.edge));
         let ids: Vec<OperationId> = waiting.map(|(id, _)| *id).collect();
         let keys = ids.into_iter().filter_map(|id| self.finish(id, why()));
         keys.collect()
     }
 
-    /// An edge of ours is over: nobody asks any more what became of its puts.
+    /// Forgets a closed edge and its puts.
     pub(crate) fn forget_edge(&mut self, edge: EdgeId) {
         self.unanswered.remove(&edge);
     }
@@ -295,19 +299,19 @@ impl Requests {
         self.unanswered.retain(|edge, _| edge.peer != peer);
     }
 
-    /// The processes that have owed answers for long, each once in a while; when to look again.
-    pub(crate) fn owing(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
-        let (mut owing, mut next) = (Vec::new(), Instant::NEVER);
+    /// Takes the peers with overdue answers, at intervals; returns when to check again.
+    pub(crate) fn overdue_peers(&mut self, now: Instant) -> (Vec<PeerId>, Instant) {
+        let (mut overdue_peers, mut next) = (Vec::new(), Instant::NEVER);
         for pending in self.pending.values_mut() {
             if pending.result.is_some() {
                 continue;
             }
             if now.since(pending.asked_at) >= WATCH_AFTER_NS {
                 pending.asked_at = now;
-                owing.push(pending.edge.peer);
+                overdue_peers.push(pending.edge.peer);
             }
             next = next.min(pending.asked_at.after(WATCH_AFTER_NS));
         }
-        (owing, next)
+        (overdue_peers, next)
     }
 }

@@ -1,8 +1,8 @@
-//! What a record that has arrived changes.
+//! Handles arrived records.
 
 use dipole_link::shm::Payload;
 use dipole_proto::wire::{PIPE_WORDS, PipeKind, PipeTag};
-use dipole_proto::{Instant, Misbehaved, PeerId};
+use dipole_proto::{Instant, PeerId, ProtocolViolation};
 
 use crate::address::{Address, EndpointId, NodeId};
 use crate::core::Core;
@@ -10,7 +10,7 @@ use crate::dispatch::Arrival;
 use crate::inbox::{Charge, Message, Origin};
 use crate::reader::{Arriving, Reader};
 
-/// A whole message in a ring: which process sent it, and on which of its edges.
+/// A whole message in a ring: its sender and edge.
 #[derive(Clone, Copy)]
 pub(super) struct PipeMessage<'a> {
     pub(super) peer: PeerId,
@@ -21,7 +21,7 @@ pub(super) struct PipeMessage<'a> {
 }
 
 impl PipeMessage<'_> {
-    /// An endpoint of the process that sent it.
+    /// The address of an endpoint of the sender.
     #[inline]
     fn source(&self, endpoint: u32) -> Address {
         Address {
@@ -31,7 +31,7 @@ impl PipeMessage<'_> {
     }
 }
 
-/// A whole message for an endpoint whose reader waits, if nothing waits to be read before it.
+/// Takes a message directly for a waiting reader, if its inbox is empty.
 #[inline]
 pub(super) fn hand_over(
     core: &mut Core,
@@ -56,9 +56,9 @@ pub(super) fn hand_over(
     Some((state.inbox).message(Origin { source, peer }, payload.len(), place))
 }
 
-/// The same for a reader that takes it where it lies; false if it is none for it.
+/// Passes a message to a reader in place; false if it is not for this reader.
 #[inline]
-pub(super) fn read_there(
+pub(super) fn read_in_place(
     core: &mut Core,
     now: Instant,
     message: &PipeMessage<'_>,
@@ -91,13 +91,13 @@ pub(super) fn read_there(
     true
 }
 
-/// A whole message: straight into its inbox where it is next in order.
+/// Handles a message record: delivers it directly if it is next in order.
 #[inline]
 pub(super) fn on_message(
     core: &mut Core,
     now: Instant,
     message: &PipeMessage<'_>,
-) -> Result<(), Misbehaved> {
+) -> Result<(), ProtocolViolation> {
     let PipeMessage {
         peer,
         number,
@@ -129,21 +129,21 @@ pub(super) fn on_message(
     Ok(())
 }
 
-/// Any other record. The words of a control record are copied before they are read: the peer
-/// could change them meanwhile.
+/// Handles any other record. A control record is copied before it is parsed, because the peer
+/// could change it meanwhile.
 pub(super) fn on_record(
     core: &mut Core,
     now: Instant,
     peer: PeerId,
     tag: PipeTag,
     payload: &Payload<'_>,
-) -> Result<(), Misbehaved> {
+) -> Result<(), ProtocolViolation> {
     let mut words = [0; 8 * PIPE_WORDS];
     let control: &[u8] = match tag.kind {
         PipeKind::Piece | PipeKind::Unreliable | PipeKind::Operation => &[],
         _ => {
             let words = words.get_mut(..payload.len());
-            let words = words.ok_or(Misbehaved("a control record that is too long"))?;
+            let words = words.ok_or(ProtocolViolation("a control record that is too long"))?;
             payload.copy_to(words);
             words
         }

@@ -1,9 +1,9 @@
-//! Long messages between processes of a node, through the ring or fetched: see `transfer.rs`.
+//! Long messages between processes of a node: through the ring or by fetching, see `transfer.rs`.
 //!
-//! Through the ring a message is announced and comes in pieces. To be fetched it is offered
-//! where it lies: the receiver copies it into a buffer of its own, a part in each turn. Where
-//! the kernel does not allow that, it asks for the message, which then comes in pieces. What is
-//! left of a message whose sender will not wait is copied first.
+//! Through the ring, a message is announced and sent in pieces. For fetching, the sender offers
+//! the message in its own memory, and the receiver copies it into a buffer, part by part. If the
+//! kernel does not permit that, the receiver requests the message in pieces. If the sender does
+//! not wait, the rest of the message is copied first.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,21 +18,21 @@ use super::{SharedMemory, find_mut};
 use crate::content::Content;
 use crate::core::Core;
 use crate::inbox::Buffers;
-use crate::long_messages::{LongId, LongNews};
+use crate::long_messages::{LongEvent, LongId};
 use crate::packer::blocked;
-use crate::posted::{Keep, Rest};
+use crate::posted::{PayloadOwner, Remainder};
 use crate::target::Blocked;
 
-/// Bytes of a long message fetched in one turn, so that others get theirs.
+/// Bytes of a long message fetched per poll, so that messages share the time.
 const FETCH_BYTES: usize = 1 << 20;
-/// Parts of a long message that go through the ring, so that the first is copied out while the
-/// others are copied in; and how long they are at least.
+/// Pieces per message sent through the ring, so that the receiver copies one out while the sender
+/// copies the next one in; and their minimum length.
 const PIECES: usize = 8;
 const MIN_PIECE_BYTES: usize = 16 << 10;
-/// Shorter parts would cost more than they save, whatever a profile says.
-const LEAST_PIECE_BYTES: usize = 1 << 10;
+/// Lower limit for the value from a profile.
+const PROFILE_MIN_PIECE_BYTES: usize = 1 << 10;
 
-/// A message that is being copied from a peer's memory.
+/// A message being fetched from a peer's memory.
 #[derive(Debug)]
 struct Fetch {
     edge: EdgeId,
@@ -40,10 +40,10 @@ struct Fetch {
     number: u32,
     total: u64,
     address: u64,
-    got: u64,
+    fetched_bytes: u64,
 }
 
-/// Messages to be copied from peers' memory, in turn.
+/// Messages to fetch, in turn.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
     waiting: VecDeque<Fetch>,
@@ -60,52 +60,52 @@ impl Fetches {
     }
 }
 
-/// A message of ours that the peer has not taken, or that has not gone to its last piece.
+/// An outgoing message that the peer has not fetched, or that has not been sent completely.
 #[derive(Debug)]
 struct Outgoing {
     length: usize,
-    /// How much has gone by the ring; `None` while the peer may fetch it.
+    /// Bytes sent through the ring; `None` while the peer may fetch it.
     streamed: Option<usize>,
-    /// What is left of it, where its sender does not wait.
-    rest: Option<Rest>,
-    /// Its region was closed while the peer might fetch it.
+    /// The rest of the message, if it is sent in the background.
+    rest: Option<Remainder>,
+    /// Its region was closed while the peer might be fetching it.
     withdrawn: bool,
     begun_ns: u64,
 }
 
-/// Long messages of ours that are under way.
+/// All outgoing long messages.
 #[derive(Debug, Default)]
 pub(super) struct OutgoingLong {
     messages: FxHashMap<LongId, Outgoing>,
-    /// Bytes of copies among them.
+    /// Bytes of their copies.
     copied_bytes: usize,
-    /// How many are withdrawn.
+    /// Number of withdrawn messages.
     withdrawn: usize,
-    /// Parts in which they go through the ring, if that was measured.
+    /// Length of pieces in the ring, if it was measured.
     piece_bytes: Option<usize>,
-    /// Those that go in pieces though their senders do not wait, in the order in which that was decided.
+    /// Background messages sent in pieces, in order.
     streams: Vec<LongId>,
 }
 
 impl OutgoingLong {
-    /// True if copies go in pieces.
+    /// True if any background messages are sent in pieces.
     #[inline]
     pub(super) fn has_streams(&self) -> bool {
         !self.streams.is_empty()
     }
 
-    /// Sends parts of this length, where the ring takes them.
-    pub(super) fn choose(&mut self, piece_bytes: Option<usize>) {
+    /// Sets the length of pieces in the ring.
+    pub(super) fn set_piece_bytes(&mut self, piece_bytes: Option<usize>) {
         self.piece_bytes =
-            piece_bytes.map(|bytes| bytes.clamp(LEAST_PIECE_BYTES, MAX_RECORD_BYTES));
+            piece_bytes.map(|bytes| bytes.clamp(PROFILE_MIN_PIECE_BYTES, MAX_RECORD_BYTES));
     }
 
-    /// Bytes of copies for one peer.
+    /// Bytes copied for one peer.
     fn copied_to(&self, peer: PeerId) -> usize {
         let messages = self.messages.iter();
         let of = messages.filter(|((edge, _), _)| edge.peer == peer);
         of.filter_map(|(_, message)| message.rest.as_ref())
-            .map(Rest::copied_bytes)
+            .map(Remainder::copied_bytes)
             .sum()
     }
 
@@ -118,7 +118,7 @@ impl OutgoingLong {
         Some(message)
     }
 
-    /// A peer is gone: so are the messages to it.
+    /// Drops the messages to a peer that is gone.
     pub(super) fn forget(&mut self, peer: PeerId, core: &mut Core) {
         let gone: Vec<LongId> = self.messages.keys().copied().collect();
         for id in gone.into_iter().filter(|(edge, _)| edge.peer == peer) {
@@ -131,19 +131,18 @@ impl OutgoingLong {
 }
 
 impl SharedMemory {
-    /// Begins a long message, which must stay where it is until
-    /// [`continue_long`](Self::continue_long) says that it is no longer needed, unless what is
-    /// left of it is to be kept.
+    /// Begins a long message. Its bytes must stay valid until
+    /// [`continue_long`](Self::continue_long) returns true, unless `keep` provides for them.
     pub(crate) fn begin_long(
         &mut self,
         machine: &mut Machine,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
-        keep: Keep<'_>,
+        keep: PayloadOwner<'_>,
     ) -> Result<LongId, Blocked> {
         let (payload, total) = (content.payload, content.payload.len() as u64);
-        // Before the message has begun: it could not be taken back.
+        // Checked first, because a message that has begun cannot be taken back.
         let connection = self.connection(edge.peer).ok_or(Blocked::Gone(None))?;
         let begun = machine.begin(now, edge, content.charged_bytes());
         if begun.is_err() {
@@ -164,7 +163,7 @@ impl SharedMemory {
             self.push_records(machine);
             message.streamed = Some(0);
             if self.push_pieces(machine, (connection, id), &mut message, (payload, 0)) {
-                self.note_streamed(machine, (connection, id), &message);
+                self.on_streamed(machine, (connection, id), &message);
                 self.wake_peers();
                 return Ok(id);
             }
@@ -172,15 +171,15 @@ impl SharedMemory {
         }
         let skipped = message.streamed.unwrap_or(0);
         message.rest = match keep {
-            Keep::No => None,
-            Keep::Copy(buffers) => Some(Rest::copy(payload, skipped, buffers)),
-            Keep::Shared(bytes, posted) => Some(Rest::shared(bytes, posted)),
-            Keep::Region(part) => Some(Rest::region(part)),
+            PayloadOwner::Caller => None,
+            PayloadOwner::Copy(buffers) => Some(Remainder::copy(payload, skipped, buffers)),
+            PayloadOwner::Shared(bytes, posted) => Some(Remainder::shared(bytes, posted)),
+            PayloadOwner::Region(part) => Some(Remainder::region(part)),
         };
         let rest = message.rest.as_ref();
-        self.outgoing.copied_bytes += rest.map_or(0, Rest::copied_bytes);
+        self.outgoing.copied_bytes += rest.map_or(0, Remainder::copied_bytes);
         if transfer == Transfer::Fetch {
-            let lies = rest.and_then(Rest::copied).unwrap_or(payload);
+            let lies = rest.and_then(Remainder::copied).unwrap_or(payload);
             let place = (total, self.hub.address_of(lies));
             machine.offer(edge, begun, place, content.head);
             self.push_records(machine);
@@ -192,8 +191,8 @@ impl SharedMemory {
         Ok(id)
     }
 
-    /// How the next long message of an edge goes. While one is offered, whose pieces might be
-    /// asked for, no other can come in pieces.
+    /// Chooses how to send the next long message of an edge. While an earlier one is offered, whose
+    /// pieces may be requested, later ones must not use the ring.
     fn transfer(&self, connection: ConnId, edge: EdgeId) -> Transfer {
         let mut others = self.outgoing.messages.iter();
         if others.any(|((other, _), message)| *other == edge && message.streamed.is_none()) {
@@ -203,37 +202,37 @@ impl SharedMemory {
         found.map_or(Transfer::Fetch, |found| found.transfer.current())
     }
 
-    /// A message has gone to its last piece, all of it from where its caller has it.
-    fn note_streamed(
+    /// A message was sent completely through the ring from the caller's memory.
+    fn on_streamed(
         &mut self,
         machine: &mut Machine,
         (connection, id): (ConnId, LongId),
         message: &Outgoing,
     ) {
-        machine.streamed(id.0, id.1);
-        self.note_time(connection, Transfer::Ring, message);
+        machine.pieces_sent(id.0, id.1);
+        self.record_time(connection, Transfer::Ring, message);
     }
 
-    fn note_time(&mut self, connection: ConnId, transfer: Transfer, message: &Outgoing) {
+    fn record_time(&mut self, connection: ConnId, transfer: Transfer, message: &Outgoing) {
         let ns = self.hub.now_ns().saturating_sub(message.begun_ns);
         if let Some(found) = find_mut(&mut self.connections, connection) {
             found.transfer.note(transfer, message.length, ns);
         }
     }
 
-    /// True if nothing is left of a long message that has begun.
+    /// True if a message has been sent completely.
     pub(crate) fn has_sent(&self, id: LongId) -> bool {
         !self.outgoing.messages.contains_key(&id)
     }
 
-    /// Whether a copy of so many more bytes may be kept for a peer, of `most` in all.
-    pub(crate) fn may_keep(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
+    /// Whether so many more bytes may be copied for a peer, with a total limit of `most`.
+    pub(crate) fn can_copy(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
         let all = self.outgoing.copied_bytes;
         let left = most.saturating_sub(all);
         all == 0 || all + bytes <= left || self.outgoing.copied_to(peer) + bytes <= left
     }
 
-    /// Goes on with a long message; true once the caller's is no longer needed.
+    /// Continues a long message; true once the caller's bytes are no longer needed.
     pub(crate) fn continue_long(
         &mut self,
         machine: &mut Machine,
@@ -254,7 +253,7 @@ impl SharedMemory {
             return Ok(true);
         };
         if self.push_pieces(machine, (connection, id), &mut message, (payload, 0)) {
-            self.note_streamed(machine, (connection, id), &message);
+            self.on_streamed(machine, (connection, id), &message);
             return Ok(true);
         }
         self.outgoing.messages.insert(id, message);
@@ -262,8 +261,8 @@ impl SharedMemory {
         Ok(false)
     }
 
-    /// The caller of a long message gives up waiting though its memory may be read, or pieces
-    /// are missing: the connection must end.
+    /// The caller abandons a long message that may be read from its memory or lacks pieces, so the
+    /// connection must end.
     pub(crate) fn abandon(&mut self, id: LongId, core: &mut Core) {
         if self.outgoing.messages.contains_key(&id)
             && let Some(connection) = self.connection(id.0.peer)
@@ -273,25 +272,25 @@ impl SharedMemory {
         }
     }
 
-    /// Takes the machine's news of long messages and goes on with those under way.
+    /// Handles events of long messages and continues those in progress.
     #[inline]
     pub(super) fn poll_long(&mut self, now: Instant, core: &mut Core) {
-        if !core.long_news.is_empty() {
-            self.take_news(core);
+        if !core.long_events.is_empty() {
+            self.handle_long_events(core);
         }
         if self.outgoing.has_streams() {
-            self.stream_rests(core);
+            self.stream_background(core);
         }
         if !self.fetches.is_empty() {
             self.fetch(now, core);
         }
     }
 
-    fn take_news(&mut self, core: &mut Core) {
-        let mut all = std::mem::take(&mut core.long_news);
-        for news in all.drain(..) {
-            match news {
-                LongNews::Fetch {
+    fn handle_long_events(&mut self, core: &mut Core) {
+        let mut all = std::mem::take(&mut core.long_events);
+        for event in all.drain(..) {
+            match event {
+                LongEvent::Fetch {
                     edge,
                     sequence,
                     number,
@@ -303,30 +302,30 @@ impl SharedMemory {
                     number,
                     total,
                     address,
-                    got: 0,
+                    fetched_bytes: 0,
                 }),
-                LongNews::Taken { edge, sequence } => {
+                LongEvent::Taken { edge, sequence } => {
                     let Some(mut message) = self.outgoing.remove((edge, sequence)) else {
                         continue;
                     };
-                    // Of a copy it would be the time to make that, too.
+                    // For a copied message the time would include copying it.
                     let is_whole = message.rest.as_ref().is_none_or(|it| it.key().is_some());
                     if is_whole && let Some(connection) = self.connection(edge.peer) {
-                        self.note_time(connection, Transfer::Fetch, &message);
+                        self.record_time(connection, Transfer::Fetch, &message);
                     }
                     if let Some(rest) = message.rest.take() {
                         rest.release(edge, true, &core.peers, &mut core.sent_posts);
                     }
                 }
-                LongNews::Stream { edge, sequence } => self.stream_wanted((edge, sequence)),
+                LongEvent::Stream { edge, sequence } => self.on_stream_wanted((edge, sequence)),
             }
         }
-        core.long_news = all;
-        self.show_again();
+        core.long_events = all;
+        self.allow_fetch_again();
     }
 
-    /// A region is closed. What is on its way from there goes on from a copy; what a peer has
-    /// been offered there, or fetches just now, it will ask for.
+    /// Handles the closing of a region. Messages being sent from it continue from a copy. If a peer
+    /// was offered one or is fetching it, it will request it in pieces.
     pub(crate) fn close_region(&mut self, key: u64, buffers: &Arc<Buffers>) {
         let OutgoingLong {
             messages,
@@ -339,28 +338,29 @@ impl SharedMemory {
                 continue;
             };
             let skipped = message.streamed.unwrap_or(0);
-            let copy = rest.show(|bytes| Rest::copy(bytes, skipped, buffers));
+            let copy = rest.with_bytes(|bytes| Remainder::copy(bytes, skipped, buffers));
             if message.streamed.is_none() {
                 self.hub.block_pulls();
                 message.withdrawn = true;
                 *withdrawn += 1;
             }
             *copied_bytes -= rest.copied_bytes();
-            // Of memory that was revoked before nothing is left.
-            *rest = copy.unwrap_or_else(|| Rest::copy(&vec![0; message.length], skipped, buffers));
+            // Nothing is left of memory that was revoked before.
+            *rest =
+                copy.unwrap_or_else(|| Remainder::copy(&vec![0; message.length], skipped, buffers));
             *copied_bytes += rest.copied_bytes();
         }
     }
 
-    /// Peers may fetch again once they have asked for all that was withdrawn, or had fetched it.
-    pub(super) fn show_again(&mut self) {
+    /// Allows fetching again once peers have requested or fetched all withdrawn messages.
+    pub(super) fn allow_fetch_again(&mut self) {
         if self.outgoing.withdrawn == 0 {
             self.hub.allow_pulls();
         }
     }
 
-    /// The peer cannot fetch a message.
-    fn stream_wanted(&mut self, id: LongId) {
+    /// The peer cannot fetch a message and requests it in pieces.
+    fn on_stream_wanted(&mut self, id: LongId) {
         let connection = self.connection(id.0.peer);
         if let Some(found) = connection.and_then(|id| find_mut(&mut self.connections, id)) {
             found.transfer.cannot_fetch();
@@ -376,7 +376,7 @@ impl SharedMemory {
         }
     }
 
-    /// Copies a part of the message whose turn it is.
+    /// Fetches a part of the next message.
     fn fetch(&mut self, now: Instant, core: &mut Core) {
         let Some(mut fetch) = self.fetches.waiting.pop_front() else {
             return;
@@ -391,10 +391,10 @@ impl SharedMemory {
             total,
             ..
         } = fetch;
-        let begin = usize::try_from(fetch.got).expect("a position in memory");
-        let left = usize::try_from(total).expect("a length in memory") - begin;
+        let begin = usize::try_from(fetch.fetched_bytes).expect("offsets fit into memory");
+        let left = usize::try_from(total).expect("lengths fit into memory") - begin;
         let length = left.min(FETCH_BYTES);
-        let address = fetch.address.wrapping_add(fetch.got);
+        let address = fetch.address.wrapping_add(fetch.fetched_bytes);
         let mut fetched = Ok(());
         let hub = &mut self.hub;
         let pull = |room: &mut [u8]| {
@@ -407,23 +407,23 @@ impl SharedMemory {
             true => (core.operations).fill((edge, sequence), (begin, length), pull),
             false => (core.dispatch).fill((edge, sequence), (begin, length), pull),
         };
-        fetch.got = match room {
-            Some(()) => fetch.got + length as u64,
+        fetch.fetched_bytes = match room {
+            Some(()) => fetch.fetched_bytes + length as u64,
             // Its endpoint was closed, or the operation is not allowed.
             None => total,
         };
         match fetched {
-            Ok(()) if fetch.got < total => self.fetches.waiting.push_front(fetch),
+            Ok(()) if fetch.fetched_bytes < total => self.fetches.waiting.push_front(fetch),
             Ok(()) => {
-                core.machine.fetched(now, edge, number, sequence);
+                core.machine.fetch_completed(now, edge, number, sequence);
                 core.handle_events(&[][..]);
             }
-            Err(_) => core.machine.cannot_fetch(edge, number, sequence, total),
+            Err(_) => core.machine.fetch_failed(edge, number, sequence, total),
         }
     }
 
-    /// Sends pieces of long messages that were kept.
-    fn stream_rests(&mut self, core: &mut Core) {
+    /// Sends pieces of background messages.
+    fn stream_background(&mut self, core: &mut Core) {
         let mut waiting: Vec<LongId> = Vec::new();
         for id in std::mem::take(&mut self.outgoing.streams) {
             let Some(connection) = self.connection(id.0.peer) else {
@@ -436,15 +436,15 @@ impl SharedMemory {
                 continue;
             };
             let machine = &mut core.machine;
-            let has_gone = rest.show(|bytes| {
+            let has_gone = rest.with_bytes(|bytes| {
                 let left = (bytes, rest.skipped);
                 self.push_pieces(machine, (connection, id), &mut message, left)
             });
             if has_gone == Some(true) {
                 self.outgoing.copied_bytes -= rest.copied_bytes();
-                machine.streamed(id.0, id.1);
+                machine.pieces_sent(id.0, id.1);
                 if rest.key().is_some() {
-                    self.note_time(connection, Transfer::Ring, &message);
+                    self.record_time(connection, Transfer::Ring, &message);
                 }
                 rest.release(id.0, true, &core.peers, &mut core.sent_posts);
                 continue;
@@ -457,8 +457,8 @@ impl SharedMemory {
         self.outgoing.streams = waiting;
     }
 
-    /// Pushes as much of a long message as the ring takes, `payload` without the bytes that are
-    /// `skipped`; true when all of it has gone.
+    /// Sends as much of a long message as the ring has room for. `payload` is the message without
+    /// its first `skipped` bytes. True when all of it has been sent.
     fn push_pieces(
         &mut self,
         machine: &Machine,
@@ -466,7 +466,7 @@ impl SharedMemory {
         message: &mut Outgoing,
         (payload, skipped): (&[u8], usize),
     ) -> bool {
-        // Pieces of an edge come one message after the other, behind what announces them.
+        // An edge's long messages are sent one after the other, each after its announcement.
         let mut others = self.outgoing.messages.iter();
         let is_next = others.all(|((edge, sequence), other)| {
             *edge != id.0 || *sequence > id.1 || other.streamed.is_none()
@@ -486,7 +486,7 @@ impl SharedMemory {
                 // Its end is reported by `poll_connections`.
                 Err(_) => break,
             }
-            // It is copied out while the next is copied in.
+            // The receiver copies it out while the next one is copied in.
             self.hub.wake_peer(connection);
         }
         *streamed == message.length

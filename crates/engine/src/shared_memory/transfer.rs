@@ -1,35 +1,35 @@
-//! How long messages go to a process of this node: through the ring, copied in by the sender
-//! and out by the receiver while more is copied in, or fetched by the receiver in one copy,
-//! for which the kernel must look up every page.
+//! Chooses how long messages are sent within a node: through the ring, where sender and receiver
+//! copy concurrently, or by a fetch of the receiver, which is a single copy but needs the kernel
+//! to look up every page.
 //!
-//! Two copies by cores that share a cache are up to four times as fast as one by the kernel;
-//! between cores that are far apart the one is up to three times as fast as the two. A guest
-//! cannot see where its cores are, and they move. So both ways are timed now and then.
+//! Two copies by cores that share a cache are up to four times as fast as one by the kernel.
+//! Between distant cores the single copy is up to three times as fast. A virtual machine cannot
+//! see where its cores are, and they move, so both methods are timed now and then.
 
-/// Bytes after which a way has been timed.
+/// Bytes per timed trial.
 const TRIAL_BYTES: u64 = 256 << 10;
-/// Trials of the better way between two of the other.
+/// Trials of the faster method between two of the other one.
 const TRIALS_BETWEEN: u32 = 256;
-/// A best time that is no longer reached comes closer to what is, by this part of itself.
+/// If the best time is not reached again, it moves towards the current one by this fraction.
 const FORGETTING: u64 = 8;
 
-/// See the module.
+/// How a long message is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transfer {
     Ring,
     Fetch,
 }
 
-/// Which way long messages take on one connection.
+/// The choice for one connection.
 #[derive(Debug)]
 pub(super) struct TransferChoice {
     current: Transfer,
-    /// Of the trial that is under way.
+    /// Bytes in the current trial.
     bytes: u64,
     ns: u64,
-    /// Nanoseconds for [`TRIAL_BYTES`], by the ring and fetched; the best of late.
+    /// Recent best times in nanoseconds for [`TRIAL_BYTES`], through the ring and by fetching.
     best: [Option<u64>; 2],
-    /// Trials since the other way was tried.
+    /// Trials since the other method was last tried.
     trials: u32,
 }
 
@@ -46,12 +46,12 @@ impl Default for TransferChoice {
 }
 
 impl TransferChoice {
-    /// The way of the next message.
+    /// How to send the next message.
     pub(super) fn current(&self) -> Transfer {
         self.current
     }
 
-    /// A message of so many bytes kept its sender for so long.
+    /// Records the time that a message took.
     pub(super) fn note(&mut self, transfer: Transfer, bytes: usize, ns: u64) {
         if transfer != self.current {
             return;
@@ -65,7 +65,7 @@ impl TransferChoice {
         self.tried(transfer, u64::try_from(took).unwrap_or(u64::MAX));
     }
 
-    /// The peer cannot fetch: what is offered goes through the ring after all.
+    /// The peer cannot fetch, so the offered message goes through the ring.
     pub(super) fn cannot_fetch(&mut self) {
         self.best[Transfer::Fetch as usize] = Some(u64::MAX);
         self.choose();
@@ -104,7 +104,7 @@ impl TransferChoice {
 mod tests {
     use super::*;
 
-    /// Sends messages that take so many nanoseconds each way; how many went by the ring.
+    /// Sends messages with these times per method; returns how many used the ring.
     fn send(choice: &mut TransferChoice, count: u32, ring_ns: u64, fetch_ns: u64) -> u32 {
         let mut by_ring = 0;
         for _ in 0..count {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nearly_all_messages_go_the_faster_way() {
+    fn nearly_all_messages_use_the_faster_method() {
         for (ring_ns, fetch_ns) in [(20, 80), (300, 80)] {
             let mut choice = TransferChoice::default();
             let by_ring = send(&mut choice, 10_000, 1000 * ring_ns, 1000 * fetch_ns);
@@ -128,12 +128,15 @@ mod tests {
                 true => 10_000 - by_ring,
                 false => by_ring,
             };
-            assert!((1..100).contains(&slower), "{slower} went the slower way");
+            assert!(
+                (1..100).contains(&slower),
+                "{slower} used the slower method"
+            );
         }
     }
 
     #[test]
-    fn when_the_cores_move_the_way_changes() {
+    fn the_choice_changes_when_the_cores_move() {
         let mut choice = TransferChoice::default();
         send(&mut choice, 1000, 20_000, 80_000);
         assert!(send(&mut choice, 1000, 300_000, 80_000) < 100);
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_fetched_the_ring_is_taken_and_fetching_tried_seldom() {
+    fn without_fetching_the_ring_is_used_and_fetching_is_rarely_retried() {
         let mut choice = TransferChoice::default();
         let mut fetched = 0;
         for _ in 0..1000 {
@@ -165,13 +168,17 @@ mod tests {
     }
 
     #[test]
-    fn short_ones_are_timed_together() {
+    fn short_messages_are_timed_together() {
         let mut choice = TransferChoice::default();
         for _ in 0..15 {
             choice.note(Transfer::Ring, 17 << 10, 1000);
             assert_eq!(choice.current(), Transfer::Ring);
         }
         choice.note(Transfer::Ring, 17 << 10, 1000);
-        assert_eq!(choice.current(), Transfer::Fetch, "the other is tried");
+        assert_eq!(
+            choice.current(),
+            Transfer::Fetch,
+            "the other method is tried"
+        );
     }
 }

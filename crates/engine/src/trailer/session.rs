@@ -1,8 +1,8 @@
-//! Keys of sessions, and the trailers made with them. Spec §2.7.
+//! Session keys and the trailers made with them. Spec §2.7.
 //!
-//! Each direction of a session has keys of its own, and a counter that never repeats: it is the
-//! nonce. Its high bits say which key: each key is derived from the one before, which is then
-//! forgotten, so that who finds a key cannot read what was sent before it.
+//! Each direction of a session has its own keys and a counter that never repeats and is the nonce.
+//! Its high bits select the key. Each key is derived from the previous one, which is then wiped, so
+//! that a stolen key does not decrypt earlier packets.
 
 use aegis::aegis128l::Aegis128L;
 use curve25519_dalek::MontgomeryPoint;
@@ -12,24 +12,24 @@ use zeroize::Zeroize;
 
 use crate::key::KEY_BYTES;
 
-/// What the two sides have told each other, as the first chain of a direction.
+/// Context for the first chain of a direction, derived from both key shares.
 const SESSION: &str = "dipole 2026 session";
-/// The secret behind a process's share.
+/// Context for the secret behind a process's share.
 const SHARE: &str = "dipole 2026 key share";
-/// A key of a direction, from its chain.
+/// Context for the key of a chain.
 const KEY: &str = "dipole 2026 packet key";
-/// The chain behind a chain.
+/// Context for the next chain.
 const NEXT: &str = "dipole 2026 next packet key";
-/// Packets with one key: 2^28.
+/// log2 of the number of packets per key.
 const PACKET_BITS: u32 = 28;
-/// Packets that may overtake one that is still taken.
+/// Reordering window: how many packets may overtake one that is still accepted.
 const WINDOW: u64 = 64 * WINDOW_WORDS as u64;
 const WINDOW_WORDS: usize = 32;
 
 type Chain = [u8; KEY_BYTES];
 type Key = [u8; 16];
 
-/// The keys of a process's sessions.
+/// Keys of all sessions of a process.
 pub(super) struct SessionKeys {
     secret: [u8; SHARE_BYTES],
     /// By [`Agreement::index`].
@@ -51,15 +51,15 @@ struct Sending {
 struct Receiving {
     chain: Chain,
     key: Key,
-    /// Of packets that were overtaken by the first with the present key.
+    /// The previous key, for packets overtaken by the first one with the current key.
     before: Option<Key>,
     number: u64,
     window: Window,
 }
 
-/// Counters seen lately.
+/// Counters received recently.
 struct Window {
-    /// Above all that were seen.
+    /// One more than the highest counter received.
     end: u64,
     seen: [u64; WINDOW_WORDS],
 }
@@ -71,7 +71,7 @@ impl std::fmt::Debug for SessionKeys {
 }
 
 impl Session {
-    /// Leaves nothing of the keys in memory.
+    /// Erases the keys from memory.
     fn wipe(&mut self) {
         self.out.chain.zeroize();
         self.out.key.zeroize();
@@ -94,7 +94,7 @@ impl Drop for SessionKeys {
 }
 
 impl SessionKeys {
-    /// For a process; `random` is known to nobody else.
+    /// Creates a process's secret; `random` must be secret.
     pub(super) fn new(random: [u64; 2]) -> SessionKeys {
         let [low, high] = random.map(u64::to_le_bytes);
         SessionKeys {
@@ -103,12 +103,12 @@ impl SessionKeys {
         }
     }
 
-    /// What this process tells its peers.
+    /// The public key share, which is sent to peers.
     pub(super) fn share(&self) -> [u8; SHARE_BYTES] {
         MontgomeryPoint::mul_base_clamped(self.secret).to_bytes()
     }
 
-    /// Makes the keys of a session that has opened.
+    /// Derives the keys of a session that has opened.
     #[cold]
     pub(super) fn agree(&mut self, agreement: &Agreement) {
         let (own, remote) = (&agreement.own, &agreement.remote);
@@ -146,7 +146,7 @@ impl SessionKeys {
         }));
     }
 
-    /// Wipes the keys of a session that is over.
+    /// Wipes the keys of a session that has ended.
     #[cold]
     pub(super) fn forget(&mut self, index: u32, serial: u64) {
         if self.session(index, serial).is_some() {
@@ -160,8 +160,8 @@ impl SessionKeys {
         (session.serial == serial).then_some(session)
     }
 
-    /// Appends counter, tag and sum to the first `length` bytes of a packet, whose records are
-    /// encrypted if wanted. False if the session is over, and its keys are gone.
+    /// Adds counter, tag and checksum after the first `length` bytes of a packet, and encrypts its
+    /// records if requested. False if the session has ended and its keys are gone.
     #[inline]
     pub(super) fn seal(
         &mut self,
@@ -189,8 +189,8 @@ impl SessionKeys {
         true
     }
 
-    /// Checks counter and tag behind the first `length` bytes of a packet. If its records are
-    /// encrypted, `plain` is afterwards the packet as it was.
+    /// Checks counter and tag after the first `length` bytes of a packet. If its records are
+    /// encrypted, `plain` then contains the decrypted packet.
     #[inline]
     pub(super) fn open(
         &mut self,
@@ -260,7 +260,7 @@ impl SessionKeys {
 }
 
 impl Sending {
-    /// The counter of the next packet, and its key.
+    /// Counter and key of the next packet.
     #[inline]
     fn next(&mut self) -> u64 {
         let counter = self.counter;
@@ -281,7 +281,7 @@ impl Window {
         }
     }
 
-    /// The word and bit of a counter.
+    /// Word and bit of a counter.
     #[inline]
     fn place(counter: u64) -> (usize, u64) {
         let at = (counter % WINDOW) as usize;
@@ -318,8 +318,8 @@ fn key_of(chain: &Chain) -> Key {
     key
 }
 
-/// What ends a packet with a tag: tells damage from forgery at less cost than a CRC, since the tag
-/// refuses both.
+/// The checksum after the tag, which distinguishes damage from forgery. It is cheaper than a CRC
+/// because the tag detects both.
 #[inline]
 fn sum(bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks::<4>();
@@ -335,8 +335,7 @@ fn is_whole(packet: &[u8], length: usize) -> bool {
     split.is_some_and(|(summed, rest)| rest.starts_with(&sum(summed).to_le_bytes()))
 }
 
-/// Whether records are encrypted is part of it, so that neither kind passes for the other.
-#[inline]
+/// The nonce includes whether records are encrypted, so that neither kind passes for the other.
 fn nonce(counter: u64, encrypts: bool) -> [u8; 16] {
     let mut nonce = [0; 16];
     nonce[..8].copy_from_slice(&counter.to_le_bytes());
@@ -362,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Two processes that have opened a session.
+    /// Two processes with an open session.
     fn pair(random: [u64; 2]) -> [SessionKeys; 2] {
         let mut pair = random.map(|random| SessionKeys::new([random, 5]));
         let parties = [party(1, &pair[0]), party(2, &pair[1])];
@@ -399,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_seals_the_other_opens_once_and_nobody_else() {
+    fn a_sealed_packet_is_opened_once_and_only_by_the_peer() {
         for encrypts in [false, true] {
             let [mut one, mut two] = pair([1, 2]);
             let packet = sealed(&mut one, encrypts);
@@ -410,7 +409,7 @@ mod tests {
                 opened(&mut two, &packet, !encrypts),
                 Err(DropReason::Forged)
             );
-            // Sent back to its sender it is nothing.
+            // Rejected if it is sent back to its sender.
             assert_eq!(opened(&mut one, &packet, encrypts), Err(DropReason::Forged));
             assert_eq!(opened(&mut two, &packet, encrypts), Ok(text));
             assert_eq!(
@@ -427,10 +426,10 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_wiped_when_their_session_is_over_and_not_with_another() {
+    fn keys_are_wiped_with_their_own_session_only() {
         let [mut one, mut two] = pair([1, 2]);
         let packet = sealed(&mut one, true);
-        // A later session has the index.
+        // A later session has the same index.
         two.forget(SESSION.0, SESSION.1 - 1);
         assert!(opened(&mut two, &packet, true).is_ok());
         two.forget(SESSION.0, SESSION.1);
@@ -440,7 +439,7 @@ mod tests {
             opened(&mut two, &packet, true),
             Err(DropReason::UnknownConnection)
         );
-        // What happens to a session that is dropped, on one that can still be looked at.
+        // Like a dropped session, but one that can still be inspected.
         let session = one.session(SESSION.0, SESSION.1).expect("open");
         session.incoming.before = Some([7; 16]);
         session.wipe();
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_is_noticed_and_a_right_sum_does_not_help() {
+    fn every_changed_bit_is_detected_even_with_a_correct_checksum() {
         for encrypts in [false, true] {
             let [mut one, mut two] = pair([1, 2]);
             let packet = sealed(&mut one, encrypts);
@@ -471,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_change_and_what_they_overtake_is_still_taken() {
+    fn packets_of_the_previous_key_are_accepted_after_a_key_change() {
         let [mut one, mut two] = pair([1, 2]);
         let last = (1 << PACKET_BITS) - 1;
         one.session(3, 9).expect("open").out.counter = last;
@@ -487,7 +486,7 @@ mod tests {
         );
     }
 
-    /// A packet of the specification.
+    /// An example packet of the specification.
     fn documented(name: &str) -> Vec<u8> {
         let specification = include_str!("../../../../docs/design/protocol.md");
         let begin = format!("```vector {name}\n");
@@ -501,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packets_are_as_documented() {
+    fn packets_match_the_examples_in_the_specification() {
         let count = |from: u8| std::array::from_fn(|at| from + u8::try_from(at).unwrap());
         let mut keys = [0, 32].map(|from| {
             let mut keys = SessionKeys::new([0, 0]);
@@ -539,7 +538,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_window_takes_each_counter_once(counters in proptest::collection::vec(0..3 * WINDOW, 0..500)) {
+        fn a_window_accepts_each_counter_once(counters in proptest::collection::vec(0..3 * WINDOW, 0..500)) {
             let (mut window, mut seen, mut end) = (Window::new(), HashSet::new(), 0);
             for counter in counters {
                 let new = counter + WINDOW >= end && !seen.contains(&counter);

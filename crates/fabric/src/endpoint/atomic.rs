@@ -72,11 +72,11 @@ unsafe fn pieces(Vector(vector, count): Vector, size: usize) -> Result<Pieces, F
         iov_base: ptr::null_mut(),
         iov_len: 0,
     }; MAX_PIECES];
-    for (index, place) in bytes[..count].iter_mut().enumerate() {
+    for (index, buffer) in bytes[..count].iter_mut().enumerate() {
         // SAFETY: `count` elements by contract.
         let ioc = unsafe { crate::ffi::read_at(vector, index) };
-        place.iov_base = ioc.addr;
-        place.iov_len = ioc.count.checked_mul(size).ok_or(Failure(FI_EINVAL))?;
+        buffer.iov_base = ioc.addr;
+        buffer.iov_len = ioc.count.checked_mul(size).ok_or(Failure(FI_EINVAL))?;
     }
     // SAFETY: the contract is the same.
     unsafe { Pieces::many(bytes.as_ptr(), count)?.non_null() }

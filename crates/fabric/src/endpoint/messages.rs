@@ -106,7 +106,7 @@ fn untagged(to: u64, data: Option<u64>) -> Label {
 
 unsafe extern "C" fn recv(
     fid: *mut FidEp,
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: usize,
     _: *mut c_void,
     from: u64,
@@ -114,7 +114,7 @@ unsafe extern "C" fn recv(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
-        let (ep, to) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, to) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.receive(to, from, context, ep.receive.flags())
     })
 }
@@ -146,7 +146,7 @@ unsafe extern "C" fn recvmsg(fid: *mut FidEp, message: *const Msg, flags: u64) -
 
 unsafe extern "C" fn send(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     _: *mut c_void,
     to: u64,
@@ -154,7 +154,7 @@ unsafe extern "C" fn send(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.send(
             from,
             untagged(to, None),
@@ -202,20 +202,20 @@ unsafe extern "C" fn sendmsg(fid: *mut FidEp, message: *const Msg, flags: u64) -
 
 unsafe extern "C" fn inject(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     to: u64,
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that is readable during the call.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.inject(from, untagged(to, None))
     })
 }
 
 unsafe extern "C" fn senddata(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     _: *mut c_void,
     data: u64,
@@ -224,7 +224,7 @@ unsafe extern "C" fn senddata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `send`.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.send(
             from,
             untagged(to, Some(data)),
@@ -236,14 +236,14 @@ unsafe extern "C" fn senddata(
 
 unsafe extern "C" fn injectdata(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     data: u64,
     to: u64,
 ) -> isize {
     call(|| {
         // SAFETY: as in `inject`.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.inject(from, untagged(to, Some(data)))
     })
 }

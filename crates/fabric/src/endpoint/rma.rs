@@ -87,7 +87,7 @@ impl Ep {
 
 unsafe extern "C" fn read(
     fid: *mut FidEp,
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: usize,
     _: *mut c_void,
     peer: u64,
@@ -97,7 +97,7 @@ unsafe extern "C" fn read(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.read(local, target, context, ep.transmit.default_mode())
     })
@@ -157,7 +157,7 @@ unsafe extern "C" fn readmsg(fid: *mut FidEp, message: *const MsgRma, flags: u64
 
 unsafe extern "C" fn write(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     _: *mut c_void,
     peer: u64,
@@ -167,7 +167,7 @@ unsafe extern "C" fn write(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.write(local, target, None, context, ep.transmit.default_mode())
     })
@@ -203,7 +203,7 @@ unsafe extern "C" fn writemsg(fid: *mut FidEp, message: *const MsgRma, flags: u6
 
 unsafe extern "C" fn inject(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     peer: u64,
     offset: u64,
@@ -211,7 +211,7 @@ unsafe extern "C" fn inject(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that is readable during the call.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.write(
             local,
@@ -225,7 +225,7 @@ unsafe extern "C" fn inject(
 
 unsafe extern "C" fn writedata(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     _: *mut c_void,
     data: u64,
@@ -236,7 +236,7 @@ unsafe extern "C" fn writedata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `write`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.write(
             local,
@@ -250,7 +250,7 @@ unsafe extern "C" fn writedata(
 
 unsafe extern "C" fn injectdata(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     data: u64,
     peer: u64,
@@ -259,7 +259,7 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `inject`.
-        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?.non_null()?) };
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?.non_null()?) };
         let target = RemoteTarget { peer, offset, key };
         ep.write(
             local,

@@ -84,7 +84,7 @@ fn tagged(to: u64, tag: u64, data: Option<u64>) -> Label {
 
 unsafe extern "C" fn recv(
     fid: *mut FidEp,
-    place: *mut c_void,
+    buffer: *mut c_void,
     length: usize,
     _: *mut c_void,
     from: u64,
@@ -94,7 +94,7 @@ unsafe extern "C" fn recv(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that belongs to the operation until it completes.
-        let (ep, to) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, to) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         let criteria = ep.criteria(from, tag, ignore)?;
         ep.receive_tagged(to, criteria, context, ep.receive.flags())
     })
@@ -131,7 +131,7 @@ unsafe extern "C" fn recvmsg(fid: *mut FidEp, message: *const MsgTagged, flags: 
 
 unsafe extern "C" fn send(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     _: *mut c_void,
     to: u64,
@@ -140,7 +140,7 @@ unsafe extern "C" fn send(
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that stays valid until the operation completes.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.send(
             from,
             tagged(to, tag, None),
@@ -185,21 +185,21 @@ unsafe extern "C" fn sendmsg(fid: *mut FidEp, message: *const MsgTagged, flags: 
 
 unsafe extern "C" fn inject(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     to: u64,
     tag: u64,
 ) -> isize {
     call(|| {
         // SAFETY: an endpoint, and a buffer that is readable during the call.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.inject(from, tagged(to, tag, None))
     })
 }
 
 unsafe extern "C" fn senddata(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     _: *mut c_void,
     data: u64,
@@ -209,7 +209,7 @@ unsafe extern "C" fn senddata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `send`.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         let label = tagged(to, tag, Some(data));
         ep.send(from, label, context, ep.transmit.default_mode())
     })
@@ -217,7 +217,7 @@ unsafe extern "C" fn senddata(
 
 unsafe extern "C" fn injectdata(
     fid: *mut FidEp,
-    place: *const c_void,
+    buffer: *const c_void,
     length: usize,
     data: u64,
     to: u64,
@@ -225,7 +225,7 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     call(|| {
         // SAFETY: as in `inject`.
-        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(buffer, length)?) };
         ep.inject(from, tagged(to, tag, Some(data)))
     })
 }

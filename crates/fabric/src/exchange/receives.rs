@@ -35,7 +35,7 @@ pub(crate) struct ReceiveRequest {
     pub(crate) min_room: Option<usize>,
 }
 
-/// How the program looks at an unexpected message without receiving it.
+/// How the program inspects an unexpected message without receiving it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeekMode {
     Peek,

@@ -15,7 +15,7 @@ const PEER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Schedule {
     polls: u32,
-    /// Number of times the program has asked for progress.
+    /// Number of times the program has called for progress.
     round: u64,
     /// Start of the period without messages through shared memory.
     idle_since: Option<Instant>,

@@ -129,7 +129,7 @@ fn an_endpoint_is_opened_before_anybody_finds_it_and_only_by_who_gets_it() {
 }
 
 #[test]
-fn a_taken_endpoint_names_its_holder() {
+fn opening_a_taken_endpoint_names_its_owner() {
     let folder = tempfile::tempdir().unwrap();
     let registry = registry(folder.path());
     let first = registry.register(ports(1)).unwrap();

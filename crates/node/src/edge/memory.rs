@@ -10,16 +10,19 @@ use crate::error::{SendError, operation_result};
 use crate::process::ProcessState;
 use crate::region::RegionMemory;
 use dipole_driver::{Timeout, WaitError, WaitKey};
-use dipole_engine::{AnswerPlace, Content, Data, MAX_GET_BYTES, Operation, OperationId, RegionKey};
+use dipole_engine::{
+    AnswerBuffer, Content, Data, MAX_GET_BYTES, Operation, OperationId, RegionKey,
+};
 
-/// What is got through a buffer of the engine's and copied: cheaper than lending memory.
+/// Gets up to this length use a buffer of the engine and a copy, which is cheaper than lending
+/// memory.
 const COPIED_BYTES: usize = 4 << 10;
 
 impl Edge {
-    /// Puts bytes at an offset of a region of the target. Returns when they are on their way, as
-    /// [`send`](Self::send) does; that they lie in their place, or were refused, is told by the
-    /// next [`flush`](Self::flush). Puts have no order among each other; a message that is sent
-    /// later on this edge arrives after they are done.
+    /// Writes bytes to a region of the target. Returns when they have been sent, like
+    /// [`send`](Self::send); the next [`flush`](Self::flush) reports whether they are in place or
+    /// were refused. Puts are not ordered among each other, but a message sent later on this edge
+    /// arrives after them.
     ///
     /// # Errors
     /// Those of [`send`](Self::send).
@@ -30,8 +33,8 @@ impl Edge {
         self.put_until(key, offset, (data, None), Timeout::Infinite)
     }
 
-    /// Like [`put`](Self::put), and tells the owner once all of the data are there, and all that
-    /// was sent on this edge before: its endpoint receives a [notice](crate::Message::notice).
+    /// Like [`put`](Self::put), but also notifies the owner once these data and everything sent
+    /// earlier on this edge are there: its endpoint receives a [notice](crate::Message::notice).
     ///
     /// # Errors
     /// Those of [`put`](Self::put).
@@ -45,8 +48,8 @@ impl Edge {
         self.put_until(key, offset, (data, Some(value)), Timeout::Infinite)
     }
 
-    /// [`put`](Self::put), or [`put_notify`](Self::put_notify) with a value, within `timeout`: as
-    /// [`send_timeout`](Self::send_timeout).
+    /// [`put`](Self::put), or [`put_notify`](Self::put_notify) if there is a value, within `timeout`
+    /// as in [`send_timeout`](Self::send_timeout).
     ///
     /// # Errors
     /// [`SendError::TimedOut`] and those of [`put`](Self::put).
@@ -61,8 +64,8 @@ impl Edge {
         self.put_until(key, offset, (data, notice), Timeout::After(timeout))
     }
 
-    /// [`put`](Self::put), or [`put_notify`](Self::put_notify) with a value, without blocking:
-    /// as [`try_send`](Self::try_send).
+    /// [`put`](Self::put), or [`put_notify`](Self::put_notify) if there is a value, without blocking
+    /// as in [`try_send`](Self::try_send).
     ///
     /// # Errors
     /// [`SendError::Full`] and those of [`put`](Self::put).
@@ -89,7 +92,7 @@ impl Edge {
             let target = self.inner.wait_target(self.id, self.to, until)?;
             let ends = (source, self.to.endpoint.0);
             let note =
-                |state: &mut ProcessState, _| state.engine.note_unanswered(target.edge, ends);
+                |state: &mut ProcessState, _| state.engine.track_unanswered_puts(target.edge, ends);
             self.inner.driver.with_last(note);
             self.has_put.store(true, Ordering::Relaxed);
         }
@@ -108,12 +111,12 @@ impl Edge {
             .send_along(source, (self.id, self.to), content, until)
     }
 
-    /// Fills `into` with bytes at an offset of a region of the target, within `timeout`. What
-    /// was put on this edge before is there already.
+    /// Fills `into` from a region of the target within `timeout`. Earlier puts on this edge are
+    /// visible.
     ///
     /// # Errors
-    /// [`SendError::NotDone`], [`SendError::TimedOut`] and those of [`send`](Self::send); then
-    /// `into` may hold any part of the bytes.
+    /// [`SendError::OperationFailed`], [`SendError::TimedOut`] and those of [`send`](Self::send). On
+    /// error, `into` may be partly overwritten.
     pub fn get(
         &self,
         key: RegionKey,
@@ -133,7 +136,7 @@ impl Edge {
                 offset,
                 length,
             };
-            let (_, got) = self.ask(operation, AnswerPlace::Buffer(buffer), until)?;
+            let (_, got) = self.request(operation, AnswerBuffer::Owned(buffer), until)?;
             into.copy_from_slice(&got);
             return Ok(());
         }
@@ -141,7 +144,7 @@ impl Edge {
         for part in into.chunks_mut(MAX_GET_BYTES) {
             let length = part.len();
             RegionMemory::lend(part, |memory| {
-                let place = AnswerPlace::Memory {
+                let place = AnswerBuffer::Caller {
                     memory: memory.clone(),
                     length,
                 };
@@ -150,19 +153,19 @@ impl Edge {
                     offset: at,
                     length,
                 };
-                self.ask(operation, place, until.after(begun.elapsed()))
+                self.request(operation, place, until.after(begun.elapsed()))
             })?;
             at = at.saturating_add(length as u64);
         }
         Ok(())
     }
 
-    /// Adds `value` to the 64-bit word at an offset of a region of the target, wrapping around,
-    /// in one step for all who do; what it was.
+    /// Atomically adds `value` to a 64-bit word of a region of the target, wrapping around; returns
+    /// the previous value.
     ///
     /// # Errors
-    /// [`SendError::NotDone`] and those of [`send`](Self::send): it was not done.
-    /// [`SendError::TimedOut`], [`SendError::PeerGone`]: it may have been, or be later.
+    /// [`SendError::OperationFailed`] and those of [`send`](Self::send): it was not executed.
+    /// [`SendError::TimedOut`], [`SendError::PeerGone`]: it may have been, or may still be.
     pub fn fetch_add(
         &self,
         key: RegionKey,
@@ -171,12 +174,12 @@ impl Edge {
         timeout: Duration,
     ) -> Result<u64, SendError> {
         let operation = Operation::FetchAdd { key, offset, value };
-        let (word, _) = self.ask(operation, AnswerPlace::None, Timeout::After(timeout))?;
+        let (word, _) = self.request(operation, AnswerBuffer::None, Timeout::After(timeout))?;
         Ok(word)
     }
 
-    /// Sets the 64-bit word at an offset of a region of the target to `new` if it is `expected`,
-    /// in one step; what it was.
+    /// Atomically replaces a 64-bit word of a region of the target by `new` if it equals
+    /// `expected`; returns the previous value.
     ///
     /// # Errors
     /// Those of [`fetch_add`](Self::fetch_add).
@@ -194,11 +197,11 @@ impl Edge {
             expected,
             new,
         };
-        let (word, _) = self.ask(operation, AnswerPlace::None, Timeout::After(timeout))?;
+        let (word, _) = self.request(operation, AnswerBuffer::None, Timeout::After(timeout))?;
         Ok(word)
     }
 
-    /// Waits until all operations on this edge are done.
+    /// Waits until all operations on this edge have completed.
     pub(super) fn fence(&self, until: Timeout) -> Result<(), SendError> {
         let head = wire::Operation {
             kind: OperationKind::Fence,
@@ -209,30 +212,31 @@ impl Edge {
             offset: 0,
             value: 0,
         };
-        self.ask_with(head, &[], AnswerPlace::None, until).map(drop)
+        self.run_operation(head, &[], AnswerBuffer::None, until)
+            .map(drop)
     }
 
-    fn ask(
+    fn request(
         &self,
         operation: Operation,
-        place: AnswerPlace,
+        place: AnswerBuffer,
         until: Timeout,
     ) -> Result<(u64, Data), SendError> {
         let word = operation.word();
         let data = word.as_ref().map_or(&[][..], |word| &word[..]);
         match operation.head() {
-            Some(head) => self.ask_with(head, data, place, until),
+            Some(head) => self.run_operation(head, data, place, until),
             None => Ok((0, Data::default())),
         }
     }
 
-    /// Asks something of the target's memory and waits for the answer: a word, and what was got
-    /// if that goes to a buffer.
-    fn ask_with(
+    /// Sends a request to the target and waits for the answer: a word, and the data read if they
+    /// go to a buffer.
+    fn run_operation(
         &self,
         head: wire::Operation,
         data: &[u8],
-        place: AnswerPlace,
+        place: AnswerBuffer,
         until: Timeout,
     ) -> Result<(u64, Data), SendError> {
         self.check_usable()?;
@@ -240,11 +244,11 @@ impl Edge {
         let mut place = Some(place);
         let asked = driver.sending(|state, clock| {
             let (engine, edges, _) = state.parts();
-            edges.ask_fast(engine, self.id, (head, data), &mut place, clock)
+            edges.start_operation_fast(engine, self.id, (head, data), &mut place, clock)
         });
         let id = match asked.map_err(SendError::Broken)? {
             Some(id) => id,
-            None => self.ask_slowly(head, data, place, until)?,
+            None => self.start_operation_slow(head, data, place, until)?,
         };
         let what = |_: &ProcessState| format!("endpoint {} to answer", self.to);
         let left = until.after(begun.elapsed());
@@ -267,18 +271,18 @@ impl Edge {
         }
     }
 
-    /// Asks once the edge is open and there is room.
-    fn ask_slowly(
+    /// Sends the request once the edge is open and there is room.
+    fn start_operation_slow(
         &self,
         mut head: wire::Operation,
         data: &[u8],
-        place: Option<AnswerPlace>,
+        place: Option<AnswerBuffer>,
         until: Timeout,
     ) -> Result<OperationId, SendError> {
         let begun = Instant::now();
         let target = self.inner.wait_target(self.id, self.to, until)?;
         let is_fence = head.kind == OperationKind::Fence;
-        let place = place.unwrap_or(AnswerPlace::None);
+        let place = place.unwrap_or(AnswerBuffer::None);
         let driver = &self.inner.driver;
         let id = driver.with_last(|state, now| {
             state

@@ -1,9 +1,9 @@
-//! Finds the processes of endpoints behind the callers: files and other nodes' directories
-//! are read on threads of their own, never under the driver's lock.
+//! Finds the processes of endpoints in the background. Files and other nodes' directories are read
+//! on separate threads, never under the driver's lock.
 //!
-//! A target is asked for again and again, with growing pauses, until it is found or the
-//! node's patience is over. Each question is short, so that one node that does not answer
-//! keeps nobody else waiting for long; at most [`MAX_THREADS`] run at once.
+//! A lookup is repeated with growing pauses until the target is found or the connect time-out
+//! expires. Each query is short, so that a node that does not answer does not delay other lookups;
+//! at most [`MAX_THREADS`] run concurrently.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -18,22 +18,22 @@ use crate::key::ClusterKey;
 use crate::registry::{KnownBy, Ports, Registry, ResolveError, resolve};
 use dipole_driver::nanoseconds;
 
-/// Threads that ask at once.
+/// Limit of lookup threads.
 const MAX_THREADS: usize = 16;
-/// First pause between two questions about one target; it doubles up to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LAST_PAUSE: Duration = Duration::from_millis(200);
-/// How long one question to another node lasts at most.
-const QUESTION: Duration = Duration::from_millis(500);
+/// First pause between two queries for a target; it doubles up to the maximum.
+const MIN_PAUSE: Duration = Duration::from_millis(2);
+const MAX_PAUSE: Duration = Duration::from_millis(200);
+/// Time limit of one query to another node.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What decides how a process is met.
+/// The configuration that decides how to connect to a process.
 #[derive(Debug)]
 pub(crate) struct Policy {
     pub(crate) node: NodeId,
     pub(crate) links: Links,
     pub(crate) key: Option<ClusterKey>,
     may_share_memory: bool,
-    patience: Duration,
+    connect_timeout: Duration,
     hosts: Hosts,
     registry: Registry,
 }
@@ -45,19 +45,18 @@ impl Policy {
             links: config.links,
             key: config.key.clone(),
             may_share_memory: config.may_share_memory(),
-            patience: config.connect_timeout,
+            connect_timeout: config.connect_timeout,
             hosts: config.hosts.clone(),
             registry: registry.clone(),
         }
     }
 
-    /// Of the cluster key, if there is one.
+    /// Fingerprint of the cluster key, if there is one.
     pub(crate) fn fingerprint(&self) -> Option<String> {
         self.key.as_ref().map(ClusterKey::fingerprint)
     }
 
-    /// Where to meet the owner of an endpoint in shared memory, if it is of this node
-    /// and offers it.
+    /// The shared-memory socket of an endpoint's process, if it is on this node and offers one.
     pub(crate) fn socket_of(&self, target: Address, incarnation: u64) -> Option<PathBuf> {
         if target.node != self.node || !self.may_share_memory {
             return None;
@@ -67,66 +66,66 @@ impl Policy {
     }
 }
 
-/// An edge whose target is to be found.
+/// A lookup of an edge's target.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct Lookup {
     edge: EdgeRef,
     to: Address,
-    begun: Instant,
+    started_at: Instant,
     due: Instant,
     pause: Duration,
 }
 
-impl Job {
-    pub(crate) fn new(edge: EdgeRef, to: Address) -> Job {
+impl Lookup {
+    pub(crate) fn new(edge: EdgeRef, to: Address) -> Lookup {
         let now = Instant::now();
-        Job {
+        Lookup {
             edge,
             to,
-            begun: now,
+            started_at: now,
             due: now,
-            pause: FIRST_PAUSE,
+            pause: MIN_PAUSE,
         }
     }
 
-    /// What was found is gone already.
-    pub(crate) fn again(edge: EdgeRef, to: Address) -> Job {
-        let job = Job::new(edge, to);
-        Job {
-            due: job.due + FIRST_PAUSE,
-            ..job
+    /// A new lookup because the process found earlier is gone.
+    pub(crate) fn retry(edge: EdgeRef, to: Address) -> Lookup {
+        let lookup = Lookup::new(edge, to);
+        Lookup {
+            due: lookup.due + MIN_PAUSE,
+            ..lookup
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct Jobs {
-    waiting: Vec<Job>,
+struct Lookups {
+    waiting: Vec<Lookup>,
     threads: usize,
     idle: usize,
     stop: bool,
 }
 
-/// What takes answers.
-type Tell = Box<dyn Fn(EdgeRef, Answer) + Send + Sync>;
+/// Receives the results.
+type Callback = Box<dyn Fn(EdgeRef, Resolution) + Send + Sync>;
 
 struct Shared {
-    jobs: Mutex<Jobs>,
+    lookups: Mutex<Lookups>,
     changed: Condvar,
     policy: Arc<Policy>,
-    tell: OnceLock<Tell>,
+    callback: OnceLock<Callback>,
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
-            .field("jobs", &self.jobs)
+            .field("lookups", &self.lookups)
             .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }
 
-/// See the module. Dropping it ends its threads.
+/// Runs lookups on its own threads, which end when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Connector {
     shared: Arc<Shared>,
@@ -136,33 +135,36 @@ impl Connector {
     pub(crate) fn new(policy: Policy) -> Connector {
         Connector {
             shared: Arc::new(Shared {
-                jobs: Mutex::default(),
+                lookups: Mutex::default(),
                 changed: Condvar::new(),
                 policy: Arc::new(policy),
-                tell: OnceLock::new(),
+                callback: OnceLock::new(),
             }),
         }
     }
 
-    /// What takes answers, called on the threads here; set once, before the first job.
-    pub(crate) fn set_tell(&self, tell: impl Fn(EdgeRef, Answer) + Send + Sync + 'static) {
-        let _first = self.shared.tell.set(Box::new(tell));
+    /// Sets the callback for results, which runs on the lookup threads; once, before the first lookup.
+    pub(crate) fn set_callback(
+        &self,
+        callback: impl Fn(EdgeRef, Resolution) + Send + Sync + 'static,
+    ) {
+        let _first = self.shared.callback.set(Box::new(callback));
     }
 
     pub(crate) fn policy(&self) -> &Arc<Policy> {
         &self.shared.policy
     }
 
-    /// How long a target is looked for.
-    pub(crate) fn patience_ns(&self) -> u64 {
-        nanoseconds(self.shared.policy.patience)
+    /// Time limit of a lookup.
+    pub(crate) fn timeout_ns(&self) -> u64 {
+        nanoseconds(self.shared.policy.connect_timeout)
     }
 
-    /// Looks for a target; never blocks.
-    pub(crate) fn resolve(&self, job: Job) {
-        let mut jobs = self.shared.lock();
-        jobs.waiting.push(job);
-        if jobs.idle > 0 || jobs.threads >= MAX_THREADS {
+    /// Starts a lookup; never blocks.
+    pub(crate) fn resolve(&self, lookup: Lookup) {
+        let mut lookups = self.shared.lock();
+        lookups.waiting.push(lookup);
+        if lookups.idle > 0 || lookups.threads >= MAX_THREADS {
             self.shared.changed.notify_one();
             return;
         }
@@ -171,9 +173,9 @@ impl Connector {
             .name("dipole-connect".into())
             .spawn(move || shared.run());
         match spawned {
-            Ok(_) => jobs.threads += 1,
-            Err(cause) if jobs.threads == 0 => {
-                tracing::error!("endpoints cannot be looked for: {cause}");
+            Ok(_) => lookups.threads += 1,
+            Err(cause) if lookups.threads == 0 => {
+                tracing::error!("cannot look up endpoints: {cause}");
             }
             Err(_) => {}
         }
@@ -188,73 +190,78 @@ impl Drop for Connector {
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Lookups> {
+        self.lookups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers questions until there are none.
+    /// Runs lookups until the connector is dropped.
     fn run(&self) {
-        while let Some(job) = self.next() {
-            match self.ask(&job) {
-                Some(answer) => {
-                    if let Some(tell) = self.tell.get() {
-                        tell(job.edge, answer);
+        while let Some(lookup) = self.next() {
+            match self.resolve_once(&lookup) {
+                Some(resolution) => {
+                    if let Some(callback) = self.callback.get() {
+                        callback(lookup.edge, resolution);
                     }
                 }
                 None => {
-                    let pause = job.pause;
-                    self.lock().waiting.push(Job {
+                    let pause = lookup.pause;
+                    self.lock().waiting.push(Lookup {
                         due: Instant::now() + pause,
-                        pause: (pause * 2).min(LAST_PAUSE),
-                        ..job
+                        pause: (pause * 2).min(MAX_PAUSE),
+                        ..lookup
                     });
                 }
             }
         }
     }
 
-    /// The next job when it is due; `None` ends the thread.
-    fn next(&self) -> Option<Job> {
-        let mut jobs = self.lock();
+    /// Waits for the next lookup that is due; `None` ends the thread.
+    fn next(&self) -> Option<Lookup> {
+        let mut lookups = self.lock();
         loop {
             let now = Instant::now();
-            let first = (jobs.waiting.iter().enumerate()).min_by_key(|(_, job)| job.due);
-            let first = first.map(|(at, job)| (at, job.due));
+            let first = (lookups.waiting.iter().enumerate()).min_by_key(|(_, lookup)| lookup.due);
+            let first = first.map(|(at, lookup)| (at, lookup.due));
             match first {
-                Some((at, due)) if due <= now && !jobs.stop => {
-                    return Some(jobs.waiting.swap_remove(at));
+                Some((at, due)) if due <= now && !lookups.stop => {
+                    return Some(lookups.waiting.swap_remove(at));
                 }
-                Some((_, due)) if !jobs.stop => {
-                    jobs.idle += 1;
-                    let woken = self.changed.wait_timeout(jobs, due - now);
-                    jobs = woken.unwrap_or_else(PoisonError::into_inner).0;
-                    jobs.idle -= 1;
+                Some((_, due)) if !lookups.stop => {
+                    lookups.idle += 1;
+                    let woken = self.changed.wait_timeout(lookups, due - now);
+                    lookups = woken.unwrap_or_else(PoisonError::into_inner).0;
+                    lookups.idle -= 1;
                 }
                 _ => {
-                    jobs.threads -= 1;
+                    lookups.threads -= 1;
                     return None;
                 }
             }
         }
     }
 
-    /// One question; `None`: ask again.
-    fn ask(&self, job: &Job) -> Option<Answer> {
+    /// Makes one query; `None` means try again later.
+    fn resolve_once(&self, lookup: &Lookup) -> Option<Resolution> {
         let policy = &self.policy;
-        let waited = job.begun.elapsed();
-        let left = policy.patience.saturating_sub(waited);
-        let here = job.to.node == policy.node;
-        let question = if here { Duration::ZERO } else { QUESTION };
-        let found = resolve(&policy.registry, &policy.hosts, job.to, question.min(left));
-        let target = job.to;
+        let waited = lookup.started_at.elapsed();
+        let left = policy.connect_timeout.saturating_sub(waited);
+        let here = lookup.to.node == policy.node;
+        let timeout = if here { Duration::ZERO } else { QUERY_TIMEOUT };
+        let found = resolve(
+            &policy.registry,
+            &policy.hosts,
+            lookup.to,
+            timeout.min(left),
+        );
+        let target = lookup.to;
         let cause = match found {
             Ok(ports) => {
                 let socket = policy.socket_of(target, ports.incarnation);
-                return Some(Answer::Found(ports, socket));
+                return Some(Resolution::Found(ports, socket));
             }
             Err(cause) => cause,
         };
-        let may_come = matches!(
+        let may_appear = matches!(
             cause,
             ResolveError::NoSuchEndpoint { .. }
                 | ResolveError::NoAnswer { .. }
@@ -263,10 +270,10 @@ impl Shared {
                     ..
                 }
         );
-        if may_come && !left.is_zero() {
+        if may_appear && !left.is_zero() {
             return None;
         }
-        Some(Answer::Failed(match cause {
+        Some(Resolution::Failed(match cause {
             ResolveError::OtherCluster {
                 mismatch,
                 fingerprint,
@@ -278,26 +285,26 @@ impl Shared {
             },
             other => TargetError::Unresolved {
                 target,
-                cause: waited_in_all(other, waited).to_string(),
+                cause: with_total_wait(other, waited).to_string(),
             },
         }))
     }
 }
 
-/// What has become known of a target.
+/// Result of a lookup.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    /// Where its process is, and where to meet it in shared memory.
+pub(crate) enum Resolution {
+    /// The process's ports, and its shared-memory socket if it has one.
     Found(Ports, Option<PathBuf>),
-    /// It cannot be reached.
+    /// The target cannot be reached.
     Failed(TargetError),
 }
 
-/// Says how long all questions together lasted.
-fn waited_in_all(mut error: ResolveError, in_all: Duration) -> ResolveError {
+/// Puts the total duration of all queries into the error.
+fn with_total_wait(mut error: ResolveError, total: Duration) -> ResolveError {
     match &mut error {
         ResolveError::NoSuchEndpoint { waited, .. } | ResolveError::NoAnswer { waited, .. } => {
-            *waited = in_all;
+            *waited = total;
         }
         _ => {}
     }

@@ -1,17 +1,17 @@
-//! The number of an edge in the table.
+//! Identifies an edge in the table.
 
 use dipole_driver::WaitKey;
 
-/// An edge of the table; one that is closed is found no more.
+/// Index of an edge in the table, with a generation so that closed edges are not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EdgeRef {
     pub(super) index: u32,
-    pub(super) life: u32,
+    pub(super) generation: u32,
 }
 
 impl EdgeRef {
-    /// Becomes ready when the edge is open, has failed, or nothing waits on it any more.
+    /// Becomes ready when the edge opens, fails, or has no more posted operations.
     pub(crate) fn key(self) -> WaitKey {
-        WaitKey::Connecting(u64::from(self.life) << 32 | u64::from(self.index))
+        WaitKey::Connecting(u64::from(self.generation) << 32 | u64::from(self.index))
     }
 }

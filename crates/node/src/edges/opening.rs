@@ -1,4 +1,4 @@
-//! How the process of an edge is met, and why it would not be.
+//! Connects an edge to its target's process, or explains why it cannot.
 
 use std::path::PathBuf;
 
@@ -13,24 +13,24 @@ use crate::config::Links;
 use crate::error::TargetError;
 use crate::registry::Ports;
 
-/// What a process says that has as many peers as it may.
-const FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers);
-/// What a process says that protects packets in another way.
+/// The reset sent by a process that has reached its limit of peers.
+const PEER_FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers);
+/// The reset sent by a process with another security setting.
 const OTHER_SECURITY: GoneReason = GoneReason::Reset(wire::ResetReason::Security);
-/// Without a hosts file packets prove the node's own key, with one the cluster's.
-const OTHER_VIEW: &str = "of its process and this one only one has a hosts file, so they do not \
+/// Without a hosts file packets use the node's own key, with one the cluster's.
+const HOSTS_FILE_MISMATCH: &str = "of its process and this one only one has a hosts file, so they do not \
                           talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
                           memory (DIPOLE_LINK=auto)";
 
-/// How a process is met.
+/// An attempt to connect to a process.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
     Memory(ConnId),
     Packets(PeerId),
 }
 
-/// Begins to meet a process; `None` if it has gone meanwhile.
-pub(super) fn begin(
+/// Starts connecting to a process; `None` if it has gone meanwhile.
+pub(super) fn connect(
     engine: &mut Engine,
     policy: &Policy,
     to: Address,
@@ -74,24 +74,24 @@ pub(super) fn begin(
     Ok(Some(Attempt::Packets(peer)))
 }
 
-/// Why it is of no use to look for the process again.
-pub(super) fn refusal(
+/// Why another lookup would not help, if so.
+pub(super) fn permanent_failure(
     policy: &Policy,
     target: Address,
     reason: Option<GoneReason>,
     by_packets: bool,
 ) -> Option<TargetError> {
     match reason? {
-        FULL => Some(TargetError::PeerFull { target }),
+        PEER_FULL => Some(TargetError::PeerFull { target }),
         OTHER_SECURITY => Some(TargetError::OtherSecurity { target }),
-        // One of our node has another view of where the others are.
+        // A process of this node that has another hosts file than this one, or none.
         GoneReason::Key(_) if by_packets && target.node == policy.node && policy.key.is_none() => {
             Some(TargetError::Unresolved {
                 target,
-                cause: OTHER_VIEW.to_owned(),
+                cause: HOSTS_FILE_MISMATCH.to_owned(),
             })
         }
-        // No other process will come that is of our cluster.
+        // Another process at this address would not belong to our cluster either.
         GoneReason::Key(mismatch) => Some(TargetError::OtherCluster {
             target,
             mismatch,

@@ -1,4 +1,4 @@
-//! What was posted to an edge and has not begun.
+//! Operations posted to an edge that have not started.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,35 +10,36 @@ use dipole_proto::Instant;
 use crate::address::Address;
 use crate::error::{SendError, TargetError};
 use crate::queues::{Completion, QueueTable};
-use dipole_engine::{Begun, Blocked, Context, Engine, Operation, Posted, QueueRef, Target};
+use dipole_engine::{
+    Blocked, Context, Engine, Operation, OperationStart, PostedOperation, QueueRef, Target,
+};
 use dipole_link::Region as RegionMemory;
 
-/// Operations that wait on one edge at most.
+/// Limit of posted operations per edge.
 const MAX_POSTED: usize = 1024;
-/// Bytes that posted operations hold copies of at most, waiting or begun; one edge has no more
-/// than it leaves to the others.
+/// Limit of bytes copied by posted operations of a process, waiting or started. One edge may use at
+/// most as much as it leaves to the others.
 const MAX_POSTED_BYTES: usize = 32 << 20;
 
-/// The bytes of an operation that is posted.
+/// The bytes of a posted operation.
 pub(crate) enum PostedBytes {
-    /// Copied from the caller's.
+    /// A copy of the caller's bytes.
     Copied(Vec<u8>),
-    /// Shared with the caller, who keeps them as they are.
+    /// Shared with the caller, who must not change them.
     Shared(Bytes),
-    /// None: of a get, where its data go.
+    /// None; for a get, where its data is stored.
     Into(RegionMemory),
 }
 
-/// An operation that is to be posted.
+/// An operation to post.
 pub(crate) struct NewPost {
     pub(crate) operation: Operation,
     pub(crate) bytes: PostedBytes,
-    /// The number that its completion carries.
+    /// The caller's number, returned with the completion.
     pub(crate) context: Context,
 }
 
-/// Bytes that were copied when they were posted, counted among those of the process and of their
-/// edge until they are no longer needed.
+/// Copied bytes, counted for the process and the edge while they exist.
 struct Copied {
     bytes: Vec<u8>,
     counters: [Arc<AtomicUsize>; 2],
@@ -67,13 +68,13 @@ impl Drop for Copied {
     }
 }
 
-/// An operation that waits for its turn.
+/// A posted operation.
 #[derive(Debug)]
 struct Post {
     operation: Operation,
     context: Context,
     bytes: Bytes,
-    /// Of a get, where its data go; else they come with the completion.
+    /// For a get, where its data is stored; otherwise the completion contains the data.
     into: Option<RegionMemory>,
 }
 
@@ -84,26 +85,26 @@ impl Post {
         target: &Target,
         queue: Option<QueueRef>,
         now: Instant,
-    ) -> Result<Begun, Blocked> {
-        let posted = Posted {
+    ) -> Result<OperationStart, Blocked> {
+        let posted = PostedOperation {
             context: self.context,
             queue,
             to: target.address,
         };
         let what = (&self.operation, &self.bytes, self.into.as_ref());
-        let begun = engine.begin_posted(now, target.edge, what, Some(posted))?;
+        let started_at = engine.begin_posted(now, target.edge, what, Some(posted))?;
         target.sent.count(self.bytes.len());
-        Ok(begun)
+        Ok(started_at)
     }
 }
 
-/// See the module.
+/// All operations posted to an edge.
 #[derive(Debug, Default)]
 pub(super) struct Posts {
     waiting: VecDeque<Post>,
-    /// Where completions go.
+    /// The attached queue or counter.
     queue: Option<QueueRef>,
-    /// Bytes of copies of what was posted.
+    /// Bytes copied by this edge's operations.
     copied_bytes: Option<Arc<AtomicUsize>>,
 }
 
@@ -113,18 +114,18 @@ impl Posts {
         self.waiting.is_empty()
     }
 
-    /// Completions of what is posted from now on go there.
+    /// Attaches a queue or counter for operations posted from now on.
     pub(super) fn attach(&mut self, queue: QueueRef) {
         self.queue = Some(queue);
     }
 
-    /// True if completions go anywhere.
+    /// True if a queue or counter is attached.
     pub(super) fn is_attached(&self) -> bool {
         self.queue.is_some()
     }
 
-    /// Adds one behind the others; false if as much waits as may, where `all` counts the bytes
-    /// of copies of all edges.
+    /// Adds an operation; false if too much is waiting. `all` counts the bytes copied by all
+    /// edges.
     pub(super) fn push(&mut self, post: NewPost, all: &Arc<AtomicUsize>) -> bool {
         let NewPost {
             operation,
@@ -162,7 +163,7 @@ impl Posts {
         all == 0 || all + more <= left || own + more <= left
     }
 
-    /// Withdraws what was posted with this context; true if anything was.
+    /// Cancels an operation with this context; true if there was one.
     pub(super) fn cancel(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -173,22 +174,22 @@ impl Posts {
         if found.and_then(|at| self.waiting.remove(at)).is_none() {
             return false;
         }
-        self.withdrawn((engine, queues), to, context);
+        self.complete_cancelled((engine, queues), to, context);
         true
     }
 
-    /// Withdraws all: the edge is closed.
+    /// Cancels all operations of an edge that is being closed.
     pub(super) fn cancel_all(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
         to: Address,
     ) {
         while let Some(post) = self.waiting.pop_front() {
-            self.withdrawn((&mut *engine, &mut *queues), to, post.context);
+            self.complete_cancelled((&mut *engine, &mut *queues), to, post.context);
         }
     }
 
-    fn withdrawn(
+    fn complete_cancelled(
         &self,
         (engine, queues): (&mut Engine, &mut QueueTable),
         to: Address,
@@ -198,8 +199,8 @@ impl Posts {
         queues.push(engine, self.queue, Completion::Failed { context, error });
     }
 
-    /// Begins all that can begin along an edge to `to`; where that has failed all fails likewise.
-    /// True if anything did.
+    /// Starts all operations that can start on an edge to `to`, or fails them all if the edge has
+    /// failed. True if there was any change.
     pub(super) fn advance(
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
@@ -210,19 +211,21 @@ impl Posts {
         let mut moved = false;
         while let Some(post) = self.waiting.front() {
             let (context, length) = (post.context, post.bytes.len());
-            let begun = match target {
+            let started_at = match target {
                 Err(cause) => Err(SendError::Unreachable(Arc::clone(cause))),
                 Ok(target) => match post.begin(engine, target, self.queue, now) {
                     Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break,
-                    begun => begun.map_err(|why| SendError::from_blocked(why, to, length)),
+                    started_at => {
+                        started_at.map_err(|why| SendError::from_blocked(why, to, length))
+                    }
                 },
             };
             self.waiting.pop_front();
             moved = true;
-            let completion = match begun {
-                Ok(Begun::Sent) => Completion::Sent { context },
-                // The engine says when it is done.
-                Ok(Begun::GoesOn | Begun::Asked(_)) => continue,
+            let completion = match started_at {
+                Ok(OperationStart::Sent) => Completion::Sent { context },
+                // The engine completes it later.
+                Ok(OperationStart::InBackground | OperationStart::AwaitsAnswer(_)) => continue,
                 Err(error) => Completion::Failed { context, error },
             };
             queues.push(engine, self.queue, completion);

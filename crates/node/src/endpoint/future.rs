@@ -1,7 +1,7 @@
-//! The asynchronous face: futures that need no runtime of their own.
+//! The asynchronous API: futures that work with any runtime.
 //!
-//! A future that is not ready registers its task for the keys it waits for; the thread
-//! that finds them ready wakes it. The progress thread steps the engine meanwhile.
+//! A pending future registers its task for the keys it waits for, and the thread that finds them
+//! ready wakes it. The progress thread steps the engine meanwhile.
 
 use std::future::{Future, poll_fn};
 use std::task::{Context, Poll};
@@ -11,8 +11,8 @@ use crate::{Endpoint, Message};
 use dipole_driver::WaitKey;
 
 impl Endpoint {
-    /// The next message, without blocking the thread: for any executor. Dropping the
-    /// future before it is ready loses nothing.
+    /// Receives the next message without blocking the thread, in any executor. Dropping the
+    /// future loses no message.
     ///
     /// # Errors
     /// [`ReceiveError::Ended`], [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -20,7 +20,7 @@ impl Endpoint {
         poll_fn(|context| self.poll_receive(context))
     }
 
-    /// [`receive_async`](Self::receive_async) for callers who write their own futures.
+    /// Poll-based version of [`receive_async`](Self::receive_async), for custom futures.
     pub fn poll_receive(&self, context: &mut Context<'_>) -> Poll<Result<Message, ReceiveError>> {
         if self.inner.is_forked() {
             return Poll::Ready(Err(ReceiveError::Forked));
@@ -36,7 +36,7 @@ impl Endpoint {
                 return Some(Err(ReceiveError::Ended));
             }
             let message = state.engine.take(now, id)?;
-            // Credit that the sender waits for leaves with it.
+            // Send credit that the sender may be waiting for.
             Some(match state.engine.transmit(now) {
                 Ok(()) => Ok(message),
                 Err(cause) => Err(ReceiveError::Broken(cause)),

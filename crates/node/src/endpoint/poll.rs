@@ -1,4 +1,4 @@
-//! Messages for those who look without waiting.
+//! Receiving by polling, without ever waiting.
 
 use std::io;
 
@@ -7,17 +7,17 @@ use dipole_proto::Instant;
 use super::Endpoint;
 use crate::error::{ReceiveError, SendError};
 use crate::process::ProcessState;
-use dipole_driver::{Polled, Want};
-use dipole_engine::{Reader, Taking};
+use dipole_driver::{Polled, WaitCondition};
+use dipole_engine::{Reader, ReaderSink};
 
-/// Messages that a poll takes out of the inbox.
-const MOST_POLLED: usize = 64;
+/// Messages taken from the inbox per poll.
+const MAX_POLLED: usize = 64;
 
 impl Endpoint {
-    /// Gives the messages that have come to a reader, which may read those in shared memory where
-    /// they lie: how many. Never waits: it is for those who ask again and again, and do something
-    /// else between. Looks at shared memory; also at the network, which costs more, if it is told
-    /// to, as it has to be now and then.
+    /// Passes arrived messages to a reader, which may read those in shared memory in place;
+    /// returns their number. Never waits: meant for programs that poll in a loop and do other work
+    /// in between. Polls shared memory, and with `at_network` also the network, which is more
+    /// expensive but must happen now and then.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`], [`ReceiveError::Forked`] and [`ReceiveError::Ended`].
@@ -29,20 +29,20 @@ impl Endpoint {
         if self.is_ended() {
             return Err(ReceiveError::Ended);
         }
-        let polling = Polling {
+        let condition = PollCondition {
             endpoint: self,
             id: self.id().0,
             reader,
         };
-        match self.inner.driver.glance(at_network, polling) {
+        match self.inner.driver.poll_once(at_network, condition) {
             Err(cause) | Ok(Some(Err(cause))) => Err(ReceiveError::Broken(cause)),
             Ok(Some(Ok(count))) => Ok(count),
             Ok(None) => Ok(0),
         }
     }
 
-    /// What was queued by [`Edge::try_send_more`](crate::Edge::try_send_more) leaves, as far as
-    /// windows allow: of all edges of this process.
+    /// Sends everything queued by [`Edge::try_send_more`](crate::Edge::try_send_more) on all edges
+    /// of this process, as far as the windows allow.
     ///
     /// # Errors
     /// [`SendError::Broken`] and [`SendError::Forked`].
@@ -56,17 +56,17 @@ impl Endpoint {
     }
 }
 
-/// What comes goes to a reader.
-struct Polling<'a, R> {
+/// Passes arriving messages to a reader.
+struct PollCondition<'a, R> {
     endpoint: &'a Endpoint,
     id: u32,
     reader: &'a mut R,
 }
 
-impl<R> Polling<'_, R> {
-    /// Credit that senders wait for leaves with what was taken.
+impl<R> PollCondition<'_, R> {
+    /// Sends credit for what was taken, since the senders may be waiting for it.
     #[inline]
-    fn taken(&self, state: &mut ProcessState, count: usize) -> io::Result<usize> {
+    fn send_credit(&self, state: &mut ProcessState, count: usize) -> io::Result<usize> {
         if state.engine.has_transmit() {
             state.engine.transmit(self.endpoint.inner.driver.now())?;
         }
@@ -74,8 +74,8 @@ impl<R> Polling<'_, R> {
     }
 }
 
-impl<R: Reader> Want<ProcessState> for Polling<'_, R> {
-    type Got = io::Result<usize>;
+impl<R: Reader> WaitCondition<ProcessState> for PollCondition<'_, R> {
+    type Output = io::Result<usize>;
 
     #[inline]
     fn attempt(&mut self, state: &mut ProcessState, now: Instant) -> Option<io::Result<usize>> {
@@ -84,16 +84,16 @@ impl<R: Reader> Want<ProcessState> for Polling<'_, R> {
         }
         let count = state
             .engine
-            .take_many(now, self.id, MOST_POLLED, &mut Taking(self.reader));
-        Some(self.taken(state, count))
+            .take_many(now, self.id, MAX_POLLED, &mut ReaderSink(self.reader));
+        Some(self.send_credit(state, count))
     }
 
     #[inline]
     fn poll_memory(&mut self, state: &mut ProcessState) -> Polled<io::Result<usize>> {
         match state.poll_memory_to(self.id, self.reader) {
             Polled::Nothing => Polled::Nothing,
-            Polled::Came => Polled::Came,
-            Polled::Got(count) => Polled::Got(self.taken(state, count)),
+            Polled::Progress => Polled::Progress,
+            Polled::Ready(count) => Polled::Ready(self.send_credit(state, count)),
         }
     }
 }

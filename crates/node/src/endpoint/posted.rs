@@ -1,4 +1,4 @@
-//! Receives that an endpoint's owner posts.
+//! Posting receives to an endpoint.
 
 use dipole_engine::Context;
 
@@ -9,19 +9,19 @@ use crate::receives::PostedReceive;
 use crate::region::RegionMemory;
 
 impl Endpoint {
-    /// Posts memory for the next message that none posted before takes; returns at once. The
-    /// message is put there as [`receive_into`](Self::receive_into) does it, and `context` appears
-    /// in the queue with it. A long message keeps the memory in which it has begun to arrive:
-    /// messages of several sources may fill what was posted in another order. Timeout then, or until the queue or the endpoint is closed, the memory
-    /// is to be left alone. Posted receives go before messages of an attached endpoint; who else
-    /// receives here meanwhile may be first.
+    /// Posts memory for a later message and returns at once. Messages fill posted memory in order,
+    /// as by [`receive_into`](Self::receive_into), and `context` then appears in the queue. A long
+    /// message keeps the memory in which its arrival began, so messages of several sources may
+    /// fill posted memory out of order. The memory must not be touched until the completion, or
+    /// until the queue or the endpoint is closed. Posted receives take precedence over the
+    /// messages of an attached endpoint; other concurrent receives may come first.
     ///
     /// # Errors
-    /// [`ReceiveError::TooManyPosted`]: 1024 wait. [`ReceiveError::Ended`],
-    /// [`ReceiveError::Forked`], [`ReceiveError::Broken`]: no threads are left.
+    /// [`ReceiveError::TooManyPosted`] if 1024 are waiting. [`ReceiveError::Ended`],
+    /// [`ReceiveError::Forked`]. [`ReceiveError::Broken`] if no thread can start.
     ///
     /// # Source
-    /// The destination that a receiver names before data come, GAMMA §2.
+    /// Destinations named by the receiver before data arrive, GAMMA §2.
     pub fn post_receive(
         &self,
         memory: RegionMemory,
@@ -38,7 +38,7 @@ impl Endpoint {
             queue: queue.id(),
         };
         self.inner.driver.with(|state, now| {
-            // Under the lock: it may be ended meanwhile.
+            // Checked under the lock, because another thread may close it.
             if self.is_ended() {
                 return Err(ReceiveError::Ended);
             }
@@ -48,8 +48,8 @@ impl Endpoint {
         })
     }
 
-    /// Withdraws the receive that was posted with this context first: it completes as
-    /// [`ReceiveError::Cancelled`], and its memory is the caller's again. False if there is none.
+    /// Cancels the oldest posted receive with this context. It completes as
+    /// [`ReceiveError::Cancelled`], and its memory is free again. False if there is none.
     #[must_use]
     pub fn cancel_receive(&self, context: Context) -> bool {
         if self.inner.is_forked() {

@@ -1,9 +1,9 @@
-//! Messages taken from an endpoint: at once, within a time, into memory of the caller's.
+//! Receives messages: without waiting, within a time limit, or into the caller's memory.
 
 use std::io;
 use std::time::Duration;
 
-use dipole_driver::{Polled, Stepper, Timeout, WaitError, WaitKey, Want};
+use dipole_driver::{Polled, Stepper, Timeout, WaitCondition, WaitError, WaitKey};
 use dipole_engine::Message;
 use dipole_proto::Instant;
 
@@ -13,12 +13,11 @@ use crate::error::ReceiveError;
 use crate::process::ProcessState;
 use crate::region::RegionMemory;
 
-/// Memory up to this length is not offered for what arrives, but copied to.
+/// Buffers up to this length get a copy of the message, instead of being offered to the engine.
 const COPIED_BYTES: usize = 4 << 10;
 
 impl Endpoint {
-    /// Waits for the next message. It is read where it lies; dropping it gives the
-    /// memory back.
+    /// Waits for the next message. It is not copied; dropping it frees its memory.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -26,7 +25,7 @@ impl Endpoint {
         self.receive_until(Timeout::Infinite)
     }
 
-    /// Waits for the next message, at most `timeout`; with none it looks at the network once.
+    /// Waits for the next message for at most `timeout`; zero polls the network once.
     ///
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive`.
@@ -34,7 +33,7 @@ impl Endpoint {
         self.receive_until(Timeout::from(timeout))
     }
 
-    /// The next message if there is one; looks at the network once.
+    /// Returns the next message if there is one; polls the network once.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
@@ -46,14 +45,14 @@ impl Endpoint {
         }
     }
 
-    /// The next message if it has come, or lies in memory shared with its sender: costs much less
-    /// than [`try_receive`](Self::try_receive), which has to be called now and then besides, since
-    /// nothing here looks at the network.
+    /// Returns the next message if it has already arrived or is in memory shared with its sender.
+    /// This is much cheaper than [`try_receive`](Self::try_receive), which must still be called
+    /// now and then, because this function does not poll the network.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`], [`ReceiveError::Forked`] and [`ReceiveError::Ended`].
     #[inline]
-    pub fn glance(&self) -> Result<Option<Message>, ReceiveError> {
+    pub fn try_receive_local(&self) -> Result<Option<Message>, ReceiveError> {
         if self.inner.is_forked() {
             return Err(ReceiveError::Forked);
         }
@@ -62,25 +61,25 @@ impl Endpoint {
         }
         let id = self.id().0;
         let mut taken = None;
-        let reading = Reading {
+        let condition = ReceiveCondition {
             endpoint: self,
             taken: &mut taken,
             attempt: |state: &mut ProcessState, now| state.engine.take(now, id),
             hand_over: |state: &mut ProcessState| state.poll_memory_for(id),
         };
-        match self.inner.driver.glance(false, reading) {
+        match self.inner.driver.poll_once(false, condition) {
             Err(cause) | Ok(Some(Err(cause))) => Err(ReceiveError::Broken(cause)),
             Ok(Some(Ok(())) | None) => Ok(taken),
         }
     }
 
-    /// Waits for the next message and has it in memory of the caller's: its length and source. A
-    /// short one is copied; a long one that arrives meanwhile comes there straight from the link,
-    /// or from its sender's memory in another process of this node.
+    /// Waits for the next message and stores it in `buffer`; returns its length and source. Short
+    /// messages are copied. A long message that arrives during the call goes into `buffer`
+    /// directly, from the link or from the memory of a sender on this node.
     ///
     /// # Errors
-    /// [`ReceiveError::TooShort`] leaves the message in place; those of `receive`. The memory may
-    /// then hold a part of a message that is still to be received.
+    /// [`ReceiveError::TooShort`] leaves the message in the queue; those of `receive`. On error,
+    /// the buffer may contain parts of a message that has not been received.
     ///
     /// # Source
     /// Single copy, Nectar §2.1 and §3.1.
@@ -88,7 +87,8 @@ impl Endpoint {
         self.receive_into_until(buffer, Timeout::Infinite)
     }
 
-    /// The same, waiting at most `timeout`; with none it looks at the network once.
+    /// Like [`receive_into`](Self::receive_into), for at most `timeout`; zero polls the network
+    /// once.
     ///
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive_into`.
@@ -108,13 +108,13 @@ impl Endpoint {
         if buffer.len() > COPIED_BYTES {
             return RegionMemory::lend(buffer, |memory| self.receive_to(memory, until));
         }
-        let message = self.receive_fitting_until(buffer.len(), until)?;
+        let message = self.receive_max_until(buffer.len(), until)?;
         buffer[..message.len()].copy_from_slice(&message);
         Ok((message.len(), message.source()))
     }
 
-    /// Like [`receive_into_timeout`](Self::receive_into_timeout), into memory that others may
-    /// reach, too.
+    /// Like [`receive_into_timeout`](Self::receive_into_timeout), but stores the message in memory
+    /// that may be shared.
     ///
     /// # Errors
     /// Those of `receive_into_timeout`.
@@ -131,7 +131,7 @@ impl Endpoint {
         memory: &RegionMemory,
         until: Timeout,
     ) -> Result<(usize, Address), ReceiveError> {
-        /// Takes the memory back, whatever ends the wait.
+        /// Withdraws the offer however the wait ends.
         struct Offer<'a>(&'a Endpoint, &'a RegionMemory);
         impl Drop for Offer<'_> {
             fn drop(&mut self) {
@@ -155,20 +155,16 @@ impl Endpoint {
         })?
     }
 
-    /// Waits for the next message, at most `timeout`, and takes it if it has at most `bytes`
-    /// bytes; a longer one stays where it is.
+    /// Waits for the next message for at most `timeout` and takes it if it is not longer than
+    /// `bytes`; a longer message stays in the queue.
     ///
     /// # Errors
     /// [`ReceiveError::TooShort`], [`ReceiveError::TimedOut`] and those of `receive`.
-    pub fn receive_fitting(
-        &self,
-        bytes: usize,
-        timeout: Duration,
-    ) -> Result<Message, ReceiveError> {
-        self.receive_fitting_until(bytes, Timeout::from(timeout))
+    pub fn receive_max(&self, bytes: usize, timeout: Duration) -> Result<Message, ReceiveError> {
+        self.receive_max_until(bytes, Timeout::from(timeout))
     }
 
-    fn receive_fitting_until(&self, bytes: usize, until: Timeout) -> Result<Message, ReceiveError> {
+    fn receive_max_until(&self, bytes: usize, until: Timeout) -> Result<Message, ReceiveError> {
         let id = self.id().0;
         self.wait_message(until, |state, now| {
             let needed = state.engine.next_length(id)?;
@@ -180,8 +176,8 @@ impl Endpoint {
         })?
     }
 
-    /// Waits for a message and takes all that wait, at most `limit`, oldest first: at less cost
-    /// than one by one. How many; none only where `limit` is 0.
+    /// Waits for a message and takes all that are waiting, at most `limit`, oldest first. This is
+    /// cheaper than taking them one by one. Returns their number, which is 0 only if `limit` is.
     ///
     /// # Errors
     /// Those of [`receive`](Self::receive); nothing was taken.
@@ -193,7 +189,8 @@ impl Endpoint {
         self.receive_many_until(messages, limit, Timeout::Infinite)
     }
 
-    /// The same, waiting at most `timeout`; with none it looks at the network once.
+    /// Like [`receive_into`](Self::receive_into), for at most `timeout`; zero polls the network
+    /// once.
     ///
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive_many`.
@@ -225,7 +222,7 @@ impl Endpoint {
     fn receive_until(&self, until: Timeout) -> Result<Message, ReceiveError> {
         let id = self.id().0;
         let hand_over = |state: &mut ProcessState| state.poll_memory_for(id);
-        self.wait_reading(until, |state, now| state.engine.take(now, id), hand_over)
+        self.wait_receive(until, |state, now| state.engine.take(now, id), hand_over)
     }
 
     fn wait_message<R>(
@@ -234,12 +231,12 @@ impl Endpoint {
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
     ) -> Result<R, ReceiveError> {
         let look = |state: &mut ProcessState| state.poll_memory().into();
-        self.wait_reading(until, attempt, look)
+        self.wait_receive(until, attempt, look)
     }
 
-    /// Waits for what `attempt` finds, or `hand_over` brings out of shared memory.
+    /// Waits for the result of `attempt`, or of `hand_over`, which polls shared memory.
     #[inline]
-    fn wait_reading<R>(
+    fn wait_receive<R>(
         &self,
         until: Timeout,
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
@@ -268,16 +265,16 @@ impl Endpoint {
             }
         };
         let mut taken = None;
-        let reading = Reading {
+        let condition = ReceiveCondition {
             endpoint: self,
             taken: &mut taken,
             attempt,
             hand_over,
         };
         let keys = [WaitKey::Endpoint(self.id().0)];
-        let waited = (self.inner.driver).wait_for(until, &keys, &what, reading);
+        let waited = (self.inner.driver).wait_for(until, &keys, &what, condition);
         match waited {
-            // Closed by another thread while this one waited.
+            // Another thread closed the endpoint during the wait.
             Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
             Err(WaitError::TimedOut { waited }) => Err(ReceiveError::TimedOut {
@@ -288,19 +285,19 @@ impl Endpoint {
     }
 }
 
-/// What a reader waits for: what its attempts find, or that its endpoint ends.
-struct Reading<'a, R, A, H> {
+/// Waits for a result of `attempt`, or for the endpoint to be closed.
+struct ReceiveCondition<'a, R, A, H> {
     endpoint: &'a Endpoint,
-    /// Not by way of the wait's result: it would be moved there several times.
+    /// Stored here because returning it through the wait would move it several times.
     taken: &'a mut Option<R>,
     attempt: A,
     hand_over: H,
 }
 
-impl<R, A, H> Reading<'_, R, A, H> {
-    /// Credit that a sender waits for leaves with what was taken.
+impl<R, A, H> ReceiveCondition<'_, R, A, H> {
+    /// Sends credit for what was taken, since its sender may be waiting for it.
     #[inline]
-    fn give_credit(&self, state: &mut ProcessState) -> io::Result<()> {
+    fn send_credit(&self, state: &mut ProcessState) -> io::Result<()> {
         match state.engine.has_transmit() {
             true => state.engine.transmit(self.endpoint.inner.driver.now()),
             false => Ok(()),
@@ -308,12 +305,12 @@ impl<R, A, H> Reading<'_, R, A, H> {
     }
 }
 
-impl<R, A, H> Want<ProcessState> for Reading<'_, R, A, H>
+impl<R, A, H> WaitCondition<ProcessState> for ReceiveCondition<'_, R, A, H>
 where
     A: FnMut(&mut ProcessState, Instant) -> Option<R>,
     H: FnMut(&mut ProcessState) -> Polled<R>,
 {
-    type Got = io::Result<()>;
+    type Output = io::Result<()>;
 
     #[inline]
     fn attempt(&mut self, state: &mut ProcessState, now: Instant) -> Option<io::Result<()>> {
@@ -322,17 +319,17 @@ where
         }
         *self.taken = (self.attempt)(state, now);
         self.taken.as_ref()?;
-        Some(self.give_credit(state))
+        Some(self.send_credit(state))
     }
 
     #[inline]
     fn poll_memory(&mut self, state: &mut ProcessState) -> Polled<io::Result<()>> {
         match (self.hand_over)(state) {
             Polled::Nothing => Polled::Nothing,
-            Polled::Came => Polled::Came,
-            Polled::Got(taken) => {
+            Polled::Progress => Polled::Progress,
+            Polled::Ready(taken) => {
                 *self.taken = Some(taken);
-                Polled::Got(self.give_credit(state))
+                Polled::Ready(self.send_credit(state))
             }
         }
     }

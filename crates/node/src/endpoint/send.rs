@@ -1,4 +1,4 @@
-//! The way of a message out: at once if it can, else waiting for its turn.
+//! Sends messages: at once if possible, otherwise after waiting for room.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use crate::process::ProcessState;
 use dipole_driver::WaitError;
 use dipole_engine::{Blocked, Content, LongSend, wait_keys};
 
-/// How a message is to be sent.
+/// Whether more messages follow, so that this one may wait to share their packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
-    Comes,
+    Yes,
     No,
 }
 
@@ -31,7 +31,7 @@ impl Endpoint {
         let sent = self.inner.driver.sending(|state, clock| {
             state
                 .engine
-                .send_fast(id, payload, more == More::Comes, clock)
+                .send_fast(id, payload, more == More::Yes, clock)
         });
         if sent.map_err(SendError::Broken)? {
             return Ok(());
@@ -40,14 +40,14 @@ impl Endpoint {
         if matches!(sent, Err(SendError::Full { .. })) {
             self.inner
                 .driver
-                .with_last(|state, _| state.engine.note_blocked(id));
+                .with_last(|state, _| state.engine.set_send_blocked(id));
         }
         sent
     }
 
     fn send_to_each(&self, payload: &[u8], until: Timeout, more: More) -> Result<(), SendError> {
-        for target in self.some_targets()?.iter() {
-            let (id, more) = (self.id().0, more == More::Comes);
+        for target in self.require_targets()?.iter() {
+            let (id, more) = (self.id().0, more == More::Yes);
             self.inner
                 .send_to_target(id, target, payload.into(), until, more)?;
         }
@@ -65,7 +65,7 @@ impl Endpoint {
 }
 
 impl Inner {
-    /// Sends along one edge, once it is open.
+    /// Sends along one edge, waiting until it is open.
     pub(crate) fn send_along(
         &self,
         source: u32,
@@ -87,8 +87,8 @@ impl Inner {
         });
         if matches!(sent, Err(SendError::Full { .. })) {
             self.driver.with_last(|state, _| {
-                state.engine.refused(source);
-                state.engine.note_blocked(source);
+                state.engine.record_refused_send(source);
+                state.engine.set_send_blocked(source);
             });
         }
         sent
@@ -116,7 +116,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A long message, or one that has to wait for room.
+    /// Sends a long message, or one that must wait for room.
     fn send_waiting(
         &self,
         id: u32,
@@ -136,7 +136,7 @@ impl Inner {
             } else {
                 let begun = match until {
                     Timeout::Zero => state.engine.begin_long_at_once(now, edge, content),
-                    // Who will not wait for its end gives a copy where it would be needed.
+                    // The payload is copied, because the caller may return before it is sent.
                     Timeout::After(_) => state.engine.begin_long(now, edge, content, true),
                     Timeout::Infinite => state.engine.begin_long(now, edge, content, false),
                 };
@@ -148,7 +148,7 @@ impl Inner {
                 Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
                     why = blocked;
                     if until == Timeout::Zero {
-                        state.engine.refused(id);
+                        state.engine.record_refused_send(id);
                     }
                     None
                 }
@@ -158,16 +158,16 @@ impl Inner {
         match begun {
             Ok(result) => result?,
             Err(error) => {
-                // Of one that may not wait the wish stands: news of credit make its
-                // descriptor writable.
+                // Non-blocking: leave the credit request pending; the descriptor becomes writable
+                // when credit arrives.
                 if until != Timeout::Zero {
                     driver.with(|state, now| {
                         state.engine.cancel(edge);
-                        // Who tries again and again never waits long enough to find out by that.
+                        // Retrying calls never wait long enough to detect a dead peer.
                         state.engine.watch(now, edge.peer);
                     });
                 }
-                return Err(not_begun(error, until, why, target.address));
+                return Err(start_error(error, until, why, target.address));
             }
         }
         match long {
@@ -176,8 +176,8 @@ impl Inner {
         }
     }
 
-    /// The rest of a long message that has begun. It will be sent whole: what is left when
-    /// time is up goes on by itself.
+    /// Sends the rest of a long message that has started. After a time-out, the remainder is sent
+    /// in the background.
     fn send_rest(
         &self,
         target: &Target,
@@ -215,7 +215,7 @@ impl Inner {
             Ok(result) => result,
             Err(WaitError::TimedOut { .. }) => {
                 let kept = driver.with(|state, now| {
-                    state.engine.keep_long(send, payload);
+                    state.engine.continue_in_background(send, payload);
                     state.engine.transmit(now)
                 });
                 kept.map_err(SendError::Broken)
@@ -227,18 +227,18 @@ impl Inner {
         }
     }
 
-    /// Waits until a target's process has acknowledged everything, or is gone.
+    /// Waits until the target's process has acknowledged everything, or is gone.
     pub(crate) fn wait_acknowledged(
         &self,
         target: &Target,
         until: Timeout,
     ) -> Result<(), SendError> {
-        let what = |_: &ProcessState| format!("acknowledgements of {}", target.address);
+        let what = |_: &ProcessState| format!("acknowledgements from {}", target.address);
         let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
         let waited = self.driver.wait(until, &keys, &what, |state, _| {
             match state.engine.is_open(peer) {
-                // It may have taken everything and ended in order.
-                Err(_) if state.engine.left_acknowledged(peer) => Some(Ok(())),
+                // The peer may have acknowledged everything before it left.
+                Err(_) if state.engine.acknowledged_before_leaving(peer) => Some(Ok(())),
                 Err(blocked) => Some(Err(send_error(blocked, target, 0))),
                 Ok(_) => state.engine.is_peer_acknowledged(peer).then_some(Ok(())),
             }
@@ -247,8 +247,8 @@ impl Inner {
     }
 }
 
-/// Why a message could not begin in time.
-fn not_begun(error: WaitError, until: Timeout, why: Blocked, target: Address) -> SendError {
+/// Converts the error of a message that could not start in time.
+fn start_error(error: WaitError, until: Timeout, why: Blocked, target: Address) -> SendError {
     match error {
         WaitError::TimedOut { .. } if until == Timeout::Zero => SendError::Full {
             target,

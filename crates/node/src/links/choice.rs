@@ -1,17 +1,17 @@
-//! Which links a process has opened, and why not better ones.
+//! Which links a process has opened, and why not faster ones.
 
 use std::net::IpAddr;
 
 use crate::config::{Config, Links, variables};
 
-/// What was opened, and why not better: for those who ask.
+/// The opened links, and the reasons against faster ones.
 #[derive(Debug)]
 pub(crate) struct LinkChoice {
-    /// Why no memory is shared, if it is not for what a variable says.
+    /// Why shared memory is not available, unless a variable forbids it.
     pub(crate) memory: Option<String>,
-    /// The variable because of which none may be shared.
+    /// The variable that forbids shared memory.
     pub(crate) packets_only: Option<&'static str>,
-    /// Why small packets of an interface take its socket; interfaces with a fast path are missing.
+    /// Interfaces without a fast path, and why their small packets use the socket.
     pub(crate) sockets: Vec<(IpAddr, String)>,
 }
 

@@ -1,4 +1,4 @@
-//! Which links a process opens: what the configuration says and the machine permits.
+//! Opens the links that the configuration requests and the machine permits.
 
 use dipole_bpf::grant::GrantError;
 use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, has_capabilities};
@@ -14,8 +14,8 @@ use crate::error::{OpenError, out_of_descriptors};
 use crate::hosts::{Host, MAX_INTERFACES};
 use dipole_driver::Clock;
 
-/// Opens the link of a node: on one interface or several, with the fast path, capture and faults
-/// that the configuration asks for.
+/// Opens a node's link on one or more interfaces, with the configured fast path, capture and fault
+/// injection.
 pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkChoice), OpenError> {
     let mut choice = LinkChoice::new(config);
     let directory = config.hosts.get(config.node).map(Host::directory);
@@ -75,9 +75,9 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
                 cause: cause.to_string(),
             });
         }
-        // Without a broker the fast path was never set up: nothing to report.
+        // Without a broker there was no attempt to set up the fast path.
         Some(BpfError::NotGranted(GrantError::NoBroker { .. })) | None => {}
-        Some(cause) => tracing::info!("small packets take UDP sockets: {cause}"),
+        Some(cause) => tracing::info!("small packets use UDP sockets: {cause}"),
     }
     if let Some(file) = &config.capture {
         let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
@@ -94,24 +94,24 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
     Ok((link, choice))
 }
 
-/// Logs what a process may not expect who asked for busy polling.
+/// Logs how well busy polling works, if it was requested.
 fn tell_of_polling(udp: &Udp) {
     let at = udp.local(Class::Small).ip();
     match udp.busy_polling() {
         BusyPolling::Off | BusyPolling::Preferred => {}
         BusyPolling::WithInterrupts => tracing::info!(
-            "the receive queue of {at} is polled, interrupts come as well: keeping them off needs \
+            "the receive queue of {at} is polled, but interrupts still arrive: suppressing them needs \
              CAP_NET_ADMIN and Linux 5.11"
         ),
         BusyPolling::Refused(cause) => tracing::warn!(
-            "{} has no effect at {at}, packets come by interrupts: the kernel refuses: {cause}",
+            "{} has no effect at {at}, packets arrive by interrupts: the kernel refuses: {cause}",
             variables::BUSY_POLL
         ),
     }
 }
 
-/// Opens the fast path for an interface's small packets if the configuration wants it and it can
-/// be had; else says why not.
+/// Opens the fast path for an interface's small packets if it is configured and available; returns
+/// the reason if not.
 fn add_fast_path(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
     match config.links {
         Links::Shm | Links::Udp => return (udp.into(), None),
@@ -124,7 +124,7 @@ fn add_fast_path(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
     }
 }
 
-/// Takes a broker's ring where one is granted, since all processes then share one program; else
+/// Uses a broker's ring if one is granted, because all processes then share one program; otherwise
 /// opens the fast path with this process's own capabilities.
 fn fast_path(udp: &Udp, config: &Config) -> Result<FastPath, BpfError> {
     let options = BpfOptions {
@@ -133,18 +133,18 @@ fn fast_path(udp: &Udp, config: &Config) -> Result<FastPath, BpfError> {
         send: config.send,
         ..BpfOptions::default()
     };
-    // A broker grants rings filled by its own program, nothing else.
+    // A broker only grants rings filled by its own program.
     if (options.receive, options.send) != (RxMode::default(), TxMode::default()) {
         return FastPath::open(udp, &options);
     }
     match FastPath::request(udp, &config.broker, &options) {
         Ok(mut fast_path) => {
-            // A process that may send any frame needs no broker's socket for it.
+            // A process that may send raw frames itself does not need the broker's socket.
             if !fast_path.can_send()
                 && has_capabilities()
                 && let Err(cause) = fast_path.open_tx(udp, &options)
             {
-                tracing::info!("small packets are sent by the UDP socket: {cause}");
+                tracing::info!("small packets are sent through the UDP socket: {cause}");
             }
             Ok(fast_path)
         }

@@ -1,6 +1,7 @@
-//! Hostile initiators and owners: operations that no honest process sends, by a ring and by
-//! packets (to sockets and to the bpf link). Nothing outside a region, or outside the memory that
-//! an answer is for, changes; the victim lives on and serves others. Specification §4.3, §5.9.
+//! Attackers on both sides of memory operations: they send operations that no correct process
+//! sends, through a ring and as packets (to sockets and to the bpf link). Nothing outside a region,
+//! or outside an answer's buffer, may change; the victim survives and keeps serving others.
+//! Specification §4.3, §5.9.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -23,20 +24,20 @@ use packets::Packets;
 use records::Records;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long what must not happen is waited for.
+/// How long a test waits for things that must not happen.
 const MOMENT: Duration = Duration::from_millis(30);
 const VICTIM: u32 = 7;
 const ATTACKER: u32 = 5;
 const BYTES: usize = 4096;
 const ENDS: Ends = (ATTACKER, VICTIM);
-/// Both ends of the edges that answers go by.
+/// Both ends of the edges that carry answers.
 const ANSWERS: Ends = (u32::MAX, u32::MAX);
 const GUARD: u8 = 0xA5;
 
 type Ends = (u32, u32);
 type Head = [u8; OPERATION_BYTES];
 
-/// A part of an operation.
+/// A piece of an operation.
 struct Piece {
     head: Head,
     offset: u64,
@@ -51,9 +52,9 @@ trait Carrier {
     fn message(&mut self, ends: Ends, bytes: &[u8]);
     fn whole(&mut self, ends: Ends, head: Head, data: &[u8]);
     fn pieces(&mut self, ends: Ends, pieces: &[Piece]);
-    /// Moves what is to be moved, both ways.
+    /// Moves pending data in both directions.
     fn turn(&mut self);
-    /// Something that it was asked.
+    /// Takes a request that the victim sent.
     fn asked(&mut self) -> Option<Operation>;
 }
 
@@ -68,11 +69,11 @@ fn run(carrier: &mut dyn Carrier, time: Duration) {
 struct Victim {
     node: Node,
     endpoint: Endpoint,
-    /// Whoever has its key may do all in it.
+    /// Its key permits everything.
     open: Region,
-    /// Nobody may do anything but get.
+    /// Its key permits gets only.
     readable: Region,
-    /// Of another endpoint.
+    /// A region of another endpoint.
     elsewhere: Region,
     _other: Endpoint,
     links: Links,
@@ -81,8 +82,8 @@ struct Victim {
     folder: tempfile::TempDir,
 }
 
-/// A node with a hosts file of its own, so that packets need no key; `None` where the machine
-/// allows no such link.
+/// A node with a hosts file, so that packets need no key; `None` if the machine does not support
+/// this link.
 fn node(folder: &Path, bind: IpAddr, links: Links) -> Option<Node> {
     let mut config = Config::local(NodeId(1), folder.join("runtime"));
     if links != Links::Shm {
@@ -105,7 +106,7 @@ fn region(endpoint: &Endpoint, rights: Rights) -> Region {
     endpoint.open_region(memory, rights).expect("open")
 }
 
-/// Two nodes with interfaces: the bpf link has none on loopback.
+/// Two nodes with interfaces, because the bpf link does not work on loopback.
 fn testbed() -> Option<Testbed> {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED by Bpf: {why}");
@@ -114,7 +115,7 @@ fn testbed() -> Option<Testbed> {
     Some(Testbed::builder().build().expect("a testbed can be made"))
 }
 
-/// Calls a function where the victim is.
+/// Calls a function in the victim's network namespace.
 fn inside<T: Send>(bed: Option<&Testbed>, function: impl FnOnce() -> T + Send) -> T {
     match bed {
         Some(bed) => bed.inside(1, function).expect("the node"),
@@ -164,7 +165,7 @@ impl Victim {
         })
     }
 
-    /// An attacker that the victim knows as a peer.
+    /// An attacker that has a session with the victim.
     fn attacker(&self) -> Box<dyn Carrier> {
         let mut carrier: Box<dyn Carrier> = match self.links {
             Links::Shm => Box::new(Records::new(&self.folder.path().join("runtime"))),
@@ -173,7 +174,7 @@ impl Victim {
         let begun = Instant::now();
         while !carrier.is_open() {
             carrier.turn();
-            // It answers though its program makes no calls.
+            // The victim replies even though its program makes no calls.
             assert!(begun.elapsed() < PATIENCE, "no answer by {:?}", self.links);
         }
         carrier
@@ -189,7 +190,7 @@ impl Victim {
         Packets::new(socket.expect("the node"), port)
     }
 
-    /// What nobody may change is as it was, and an honest process is served.
+    /// Checks that protected memory is unchanged and that a correct process is served.
     fn is_well(&self) {
         for region in [&self.readable, &self.elsewhere] {
             is_guarded(region.memory(), 0..BYTES);
@@ -218,7 +219,7 @@ impl Victim {
         assert_eq!(&got, b"honest");
         self.open.memory().write(8, &[GUARD; 6]).expect("inside");
         edge.send_timeout(b"hello", PATIENCE).expect("it is there");
-        // What attackers asked to be told of comes, too.
+        // Notices that attackers requested arrive as well.
         while &*self.endpoint.receive_timeout(PATIENCE).expect("sent") != b"hello" {}
     }
 }
@@ -242,7 +243,7 @@ fn head(kind: OperationKind, key: u64, offset: u64, value: u64) -> Operation {
     }
 }
 
-/// By each link that there is.
+/// Runs a test over each available link.
 fn each(test: impl Fn(Victim)) {
     for links in [Links::Shm, Links::Udp, Links::Bpf] {
         if let Some(victim) = Victim::new(links) {
@@ -253,7 +254,7 @@ fn each(test: impl Fn(Victim)) {
 }
 
 #[test]
-fn an_initiator_reaches_nothing_that_it_may_not() {
+fn an_attacker_cannot_access_memory_beyond_its_rights() {
     each(|victim| {
         let mut attacker = victim.attacker();
         let closed = (victim.endpoint)
@@ -300,14 +301,14 @@ fn an_initiator_reaches_nothing_that_it_may_not() {
                 wrong.push((head(OperationKind::Get, key, offset, bytes).to_bytes(), &[]));
             }
         }
-        // Words that begin between words; fences that repeat an id; answers to nothing.
+        // Misaligned words, fences that reuse an id, answers to nothing.
         for _ in 0..20 {
             wrong.push((head(OperationKind::FetchAdd, open, 4, 1).to_bytes(), &[]));
             wrong.push((head(OperationKind::Fence, 0, 0, 0).to_bytes(), &[]));
             let answer = OperationKind::Answer(Outcome::Done);
             wrong.push((head(answer, open, 0, 0).to_bytes(), &[1; 8]));
         }
-        // No heads at all.
+        // Invalid heads.
         for (at, value) in [(0, 6), (0, 255), (1, 255), (2, 1), (2, 9), (3, 1)] {
             let mut bytes = head(OperationKind::Put, open, 0, 0).to_bytes();
             bytes[at] = value;
@@ -330,9 +331,9 @@ fn an_initiator_reaches_nothing_that_it_may_not() {
     });
 }
 
-/// What is allowed is done: so what is not was at least understood.
+/// Permitted operations succeed, which shows that the others were understood.
 #[test]
-fn what_keeps_the_rules_is_done() {
+fn permitted_operations_succeed() {
     each(|victim| {
         let mut attacker = victim.attacker();
         let key = victim.open.key().0;
@@ -372,7 +373,7 @@ fn put_in_two(open: u64, second: Head, offset: u64, total: u64) -> [Piece; 2] {
 }
 
 #[test]
-fn pieces_go_where_their_first_head_says_or_nowhere() {
+fn pieces_are_written_only_where_their_first_head_permits() {
     each(|victim| {
         let open = victim.open.key().0;
         let put = |key, offset| head(OperationKind::Put, key, offset, 0).to_bytes();
@@ -384,7 +385,7 @@ fn pieces_go_where_their_first_head_says_or_nowhere() {
             (put(open, u64::MAX), 512, 1024),
             (answer, 512, 1024),
             ([0xFF; OPERATION_BYTES], 512, 1024),
-            // Pieces that do not fit their whole.
+            // Pieces that do not fit the total length.
             (put(open, 0), 600, 1024),
             (put(open, 0), 1024, 1024),
             (put(open, 0), 1 << 40, 1024),
@@ -392,13 +393,13 @@ fn pieces_go_where_their_first_head_says_or_nowhere() {
             (put(open, 0), 3000, 1 << 30),
             (put(open, 0), u64::MAX - 100, u64::MAX),
         ] {
-            // Who breaks a rule is cut off.
+            // A peer that breaks a rule is disconnected.
             let mut attacker = victim.attacker();
             attacker.pieces(ENDS, &put_in_two(open, second, offset, total));
             run(&mut *attacker, MOMENT);
             is_guarded(victim.open.memory(), 1024..BYTES);
         }
-        // Longer than what it is put into, from its first piece on.
+        // Longer than its destination, from the first piece on.
         let short = region(&victim.endpoint, Rights::ALL);
         let key = short.key().0;
         let mut pieces = put_in_two(key, put(key, 0), 512, 1 << 20);
@@ -412,7 +413,7 @@ fn pieces_go_where_their_first_head_says_or_nowhere() {
 }
 
 #[test]
-fn a_piece_that_comes_after_its_region_was_closed_changes_nothing() {
+fn a_piece_that_arrives_after_its_region_was_closed_changes_nothing() {
     each(|mut victim| {
         let mut attacker = victim.attacker();
         let memory = RegionMemory::new(BYTES).expect("memory");
@@ -424,7 +425,7 @@ fn a_piece_that_comes_after_its_region_was_closed_changes_nothing() {
         let key = open.key().0;
         let put = head(OperationKind::Put, key, 0, 0).to_bytes();
         let [first, second] = put_in_two(key, put, 512, 1024);
-        // Of one operation; the second is queued when the first is there.
+        // Pieces of one operation; the second is sent once the first has arrived.
         let mut pieces = vec![first];
         if victim.links != Links::Shm {
             pieces.push(Piece {
@@ -463,7 +464,7 @@ fn a_piece_that_comes_after_its_region_was_closed_changes_nothing() {
     });
 }
 
-/// What the attacker, asked for 1000 bytes, answers.
+/// The attacker's answers to a get of 1000 bytes.
 fn answers(asked: &Operation, attacker: &mut dyn Carrier, how: usize) {
     let answer = |id| Operation {
         id,
@@ -481,27 +482,27 @@ fn answers(asked: &Operation, attacker: &mut dyn Carrier, how: usize) {
         // Too long, too short.
         0 => attacker.whole(ANSWERS, bytes, &[1; 1200]),
         1 => attacker.whole(ANSWERS, bytes, &[1; 10]),
-        // To somebody else's question, then to this one twice.
+        // To another request, then to this one twice.
         2 => {
             for id in [asked.id + 1, asked.id, asked.id, 0, u32::MAX] {
                 attacker.whole(ANSWERS, answer(id).to_bytes(), &[1; 1000]);
             }
         }
-        // Pieces of another whole, beyond their whole, and beyond all.
+        // Pieces with another total length, beyond the total, and far out of range.
         3 => attacker.pieces(ANSWERS, &[piece(0, 1200, true), piece(600, 1200, false)]),
         4 => attacker.pieces(ANSWERS, &[piece(0, 1000, true), piece(600, 1000, false)]),
         5 => attacker.pieces(
             ANSWERS,
             &[piece(0, 1000, true), piece(u64::MAX - 9, 1000, false)],
         ),
-        // By an edge on which nothing was asked.
+        // On an edge without a request.
         6 => attacker.whole(ENDS, bytes, &[1; 1200]),
         _ => attacker.pieces(ENDS, &[piece(0, 1 << 30, true), piece(600, 1 << 30, false)]),
     }
 }
 
 #[test]
-fn an_owner_answers_into_the_memory_that_the_answer_is_for_and_no_further() {
+fn answers_are_only_written_to_their_own_buffer() {
     each(|victim| {
         for how in 0..8 {
             let mut attacker = victim.attacker();
@@ -515,7 +516,7 @@ fn an_owner_answers_into_the_memory_that_the_answer_is_for_and_no_further() {
             let mut place = vec![GUARD; 3000];
             let key = victim.open.key();
             let into = &mut place[1000..2000];
-            // Nothing ends most of these but time: more of it until the question has come through.
+            // Most of these only end with a time-out, which starts once the request has arrived.
             let mut wait = if how == 2 { PATIENCE } else { 10 * MOMENT };
             let mut has_answered = false;
             while !has_answered {
@@ -544,7 +545,7 @@ fn an_owner_answers_into_the_memory_that_the_answer_is_for_and_no_further() {
 }
 
 #[test]
-fn an_answer_that_comes_after_its_asker_gave_up_changes_nothing() {
+fn an_answer_after_the_time_out_of_its_request_changes_nothing() {
     each(|victim| {
         let mut attacker = victim.attacker();
         attacker.message(ENDS, b"ask me");
@@ -556,7 +557,7 @@ fn an_answer_that_comes_after_its_asker_gave_up_changes_nothing() {
             .expect("its process is known");
         let mut place = vec![GUARD; 1000];
         let key = victim.open.key();
-        // On a busy machine the asker may have given up before it asked.
+        // On a busy machine the request may time out before it is sent.
         let begun = Instant::now();
         let asked = loop {
             let into = &mut place[..];
@@ -583,7 +584,7 @@ fn an_answer_that_comes_after_its_asker_gave_up_changes_nothing() {
         attacker.whole(ANSWERS, answer, &[1; 1000]);
         run(&mut *attacker, MOMENT);
         assert!(place.iter().all(|byte| *byte == GUARD));
-        assert_eq!(victim.node.departed(), []);
+        assert_eq!(victim.node.take_departures(), []);
         victim.is_well();
     });
 }

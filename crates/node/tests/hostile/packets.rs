@@ -1,5 +1,5 @@
-//! A process that sends what it likes in packets, after an honest handshake, by a socket of its
-//! own. Specification §2, §4.
+//! A process that sends arbitrary packets after a correct handshake, from its own socket.
+//! Specification §2, §4.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::Range;
@@ -68,8 +68,7 @@ fn wire_address(address: SocketAddr) -> Address {
     }
 }
 
-/// A UDP port at an address of this machine that takes packets of sessions: any but that of
-/// its directory.
+/// A UDP port at an address of this machine that accepts session packets; not the directory's port.
 pub(crate) fn port_at(directory: SocketAddr) -> SocketAddr {
     let IpAddr::V4(ip) = directory.ip() else {
         panic!("{directory} is not of version 4");
@@ -85,7 +84,7 @@ pub(crate) fn port_at(directory: SocketAddr) -> SocketAddr {
 }
 
 impl Packets {
-    /// One that says hello to the process that has this port.
+    /// Starts a handshake with the process at this port.
     pub(crate) fn new(socket: UdpSocket, to: SocketAddr) -> Packets {
         socket.set_nonblocking(true).expect("a socket");
         let address = wire_address(socket.local_addr().expect("bound"));
@@ -94,7 +93,7 @@ impl Packets {
             bulk,
             address,
         });
-        // Each is of another node, so that the victim knows whom it answers.
+        // Each attacker has another node id, so that the victim can tell them apart.
         static LAST: AtomicU32 = AtomicU32::new(1);
         let config = Config {
             node: 1 + LAST.fetch_add(1, Ordering::Relaxed),

@@ -1,4 +1,4 @@
-//! A process of this node that writes what it likes into its ring. Specification §9.
+//! A process of this node that writes arbitrary records into its ring. Specification §9.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use super::{Carrier, Ends, Head, Piece};
 pub(crate) struct Records {
     hub: Hub,
     to: ConnId,
-    /// Edges that have been introduced, by their numbers.
+    /// Edges that have been announced, by number.
     edges: Vec<Ends>,
-    /// Records for which there may be no room yet.
+    /// Records waiting for room.
     waiting: VecDeque<(u64, Vec<u8>)>,
     asked: Vec<Operation>,
     is_open: bool,
     _directory: tempfile::TempDir,
 }
 
-/// Where the only other process of a node listens.
+/// The socket of the only other process of a node.
 fn socket_of(runtime: &Path) -> PathBuf {
     let entries = std::fs::read_dir(runtime.join("node-1")).expect("a registry");
     let mut paths = entries.map(|entry| entry.expect("an entry").path());
@@ -102,7 +102,7 @@ impl Carrier for Records {
         );
     }
 
-    /// The second piece has no head of its own here.
+    /// The second piece does not start with a head.
     fn pieces(&mut self, ends: Ends, pieces: &[Piece]) {
         let number = self.edge(ends);
         for piece in pieces {
@@ -123,7 +123,7 @@ impl Carrier for Records {
             .iter()
             .any(|event| matches!(event, ShmEvent::Opened { .. }));
         while let Some((tag, bytes)) = self.waiting.front() {
-            // Who was cut off may say what it likes.
+            // An attacker that was disconnected may send anything.
             if self.is_open && self.hub.push(self.to, *tag, bytes).is_err() {
                 break;
             }

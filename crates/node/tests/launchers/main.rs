@@ -1,6 +1,6 @@
-//! Jobs that other launchers than `dipole run` start: real Slurm daemons, a real `mpirun`,
-//! and the environment of an indexed Kubernetes job. Every rank checks each byte it gets.
-//! What is not installed is said and skipped.
+//! Jobs started by other launchers than `dipole run`: real Slurm daemons, a real `mpirun`, and the
+//! environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
+//! that are not installed are reported and skipped.
 
 mod slurm;
 
@@ -9,13 +9,13 @@ use std::process::{Child, Command, Output, Stdio};
 
 use slurm::Cluster;
 
-/// The program all launchers start: `examples/all_to_all.rs`, beside this test.
+/// The program that all launchers start: `examples/all_to_all.rs`.
 fn all_to_all() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.parent().and_then(Path::parent).unwrap();
     let program = profile.join("examples/all_to_all");
     if !program.exists() {
-        // `cargo test` builds examples unless told to build this test alone.
+        // `cargo test` builds examples, except when it builds this test alone.
         let mut build = Command::new(env!("CARGO"));
         build.args([
             "build",
@@ -33,7 +33,7 @@ fn all_to_all() -> PathBuf {
     program
 }
 
-/// A command without the variables of whatever launched this test.
+/// A command without the variables of the launcher that started this test.
 fn clean(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     let launchers = [
@@ -76,7 +76,7 @@ fn has_all(programs: &[&str], package: &str) -> bool {
     }
 }
 
-/// Fails unless every rank has said that all it got was right.
+/// Checks that every rank reported success.
 fn assert_all_right(output: &Output, ranks: usize) {
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
@@ -95,7 +95,7 @@ fn assert_all_right(output: &Output, ranks: usize) {
 }
 
 #[test]
-fn a_slurm_step_is_a_job_on_nodes_known_by_their_names() {
+fn a_slurm_step_is_a_job_on_named_nodes() {
     let daemons = ["slurmctld", "slurmd", "srun", "munged"];
     if !has_all(&daemons, "slurm-wlm munge") || !slurm::may_start() {
         return;
@@ -120,7 +120,7 @@ fn a_slurm_step_is_a_job_on_nodes_known_by_their_names() {
             .and_then(|rest| rest.split(' ').next());
         assert_all_right(&output, ranks.unwrap().parse().unwrap());
     }
-    // Two jobs of one user on the same nodes at once.
+    // Two simultaneous jobs of one user on the same nodes.
     let both: Vec<Child> = (0..2)
         .map(|_| {
             let mut step = cluster.srun();
@@ -132,7 +132,7 @@ fn a_slurm_step_is_a_job_on_nodes_known_by_their_names() {
     for step in both {
         assert_all_right(&step.wait_with_output().unwrap(), 4);
     }
-    // And by a hosts file that knows Slurm's names, in another order.
+    // With a hosts file that uses Slurm's node names in another order.
     let hosts = cluster.folder().join("hosts-file");
     std::fs::write(
         &hosts,
@@ -145,7 +145,7 @@ fn a_slurm_step_is_a_job_on_nodes_known_by_their_names() {
         .env("DIPOLE_RUNTIME_DIR", &runtime);
     let output = step.args(["-N4", "-n8"]).arg(&program).output().unwrap();
     assert_all_right(&output, 8);
-    // A deal that cannot be told from outside is refused with what to do.
+    // A distribution that other ranks cannot compute is refused with advice.
     let output = cluster
         .srun()
         .args(["-N2", "-n3", "--distribution=arbitrary", "-w", "n1,n1,n2"])
@@ -160,7 +160,7 @@ fn a_slurm_step_is_a_job_on_nodes_known_by_their_names() {
 fn mpirun(ranks: usize, program: &mut dyn FnMut(&mut Command)) -> Output {
     let mut command = clean("mpirun");
     let ranks = ranks.to_string();
-    // Root may be the only user there is where tests run.
+    // The tests may run as root.
     command.args(["-n", &ranks, "--oversubscribe", "--allow-run-as-root"]);
     program(&mut command);
     command.output().unwrap()
@@ -179,7 +179,7 @@ fn has_open_mpi() -> bool {
 }
 
 #[test]
-fn mpirun_as_a_launcher_makes_a_job_on_one_node() {
+fn mpirun_starts_a_job_on_one_node() {
     if !has_open_mpi() {
         return;
     }
@@ -191,7 +191,7 @@ fn mpirun_as_a_launcher_makes_a_job_on_one_node() {
 }
 
 #[test]
-fn mpirun_with_a_hosts_file_that_contradicts_it_is_refused_with_what_to_do() {
+fn mpirun_with_a_contradicting_hosts_file_is_refused_with_advice() {
     if !has_open_mpi() {
         return;
     }
@@ -209,7 +209,7 @@ fn mpirun_with_a_hosts_file_that_contradicts_it_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn mpiexec_of_hydra_makes_a_job_also_when_a_shell_stands_between() {
+fn mpiexec_of_hydra_starts_a_job_even_through_a_shell() {
     if !has_all(&["mpiexec.hydra"], "mpich") {
         return;
     }
@@ -223,12 +223,12 @@ fn mpiexec_of_hydra_makes_a_job_also_when_a_shell_stands_between() {
 }
 
 #[test]
-fn pods_of_an_indexed_job_find_each_other_by_the_pattern_of_their_names() {
+fn pods_of_an_indexed_job_find_each_other_by_their_host_names() {
     let program = all_to_all();
     let folder = tempfile::tempdir().unwrap();
     let pods: Vec<Child> = (0..3)
         .map(|index: u32| {
-            // A pod sees no file of another.
+            // Pods do not share files.
             let runtime = folder.path().join(format!("pod-{index}"));
             clean(&program)
                 .env("JOB_COMPLETION_INDEX", index.to_string())

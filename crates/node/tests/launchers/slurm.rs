@@ -1,5 +1,5 @@
-//! A Slurm cluster of its own on this machine: munged, slurmctld and a slurmd per node
-//! name, each ended with this value.
+//! A private Slurm cluster on this machine: munged, slurmctld, and a slurmd per node name. All of
+//! them end when this value is dropped.
 
 use std::fmt::Write;
 use std::fs::Permissions;
@@ -14,7 +14,8 @@ use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A new mount and process namespace for what follows; its processes end with `unshare`.
+/// Starts the following command in new mount and process namespaces, whose processes end with
+/// `unshare`.
 const APART: [&str; 6] = [
     "unshare",
     "--mount",
@@ -30,7 +31,7 @@ pub(crate) struct Cluster {
     folder: TempDir,
 }
 
-/// Slurm's daemons need root, and names of nodes that are known to nobody else.
+/// Slurm's daemons need root, and node names that are not used elsewhere.
 pub(crate) fn may_start() -> bool {
     let apart = ending_with_us().args(APART).arg("true").output();
     let may = rustix::process::geteuid().is_root() && apart.is_ok_and(|done| done.status.success());
@@ -44,7 +45,7 @@ impl Cluster {
     pub(crate) fn start(nodes: usize) -> Cluster {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        // Whoever runs a step must reach the socket and the program's files.
+        // Job steps must be able to reach the socket and the program's files.
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         let names: Vec<String> = (1..=nodes).map(|node| format!("n{node}")).collect();
         let system_hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
@@ -69,7 +70,7 @@ impl Cluster {
         cluster.daemon("slurmctld", &mut controller);
         for name in &names {
             let mut node = ending_with_us();
-            // The directory of root's jobs is another one, so that none is left behind.
+            // Root's jobs use another directory, so that none is left behind.
             node.args(APART).args(["sh", "-c"]).arg(format!(
                 "mkdir -p -m 0700 /tmp/dipole-0 && mount --bind {at}/user /tmp/dipole-0 && \
                  mount --bind {at}/hosts /etc/hosts && exec slurmd -D -N {name}",
@@ -95,7 +96,7 @@ impl Cluster {
         self.folder.path()
     }
 
-    /// `srun`, with a limit so that nothing waits for ever.
+    /// `srun` with a time limit.
     pub(crate) fn srun(&self) -> Command {
         let mut command = super::clean("srun");
         self.with_environment(&mut command);
@@ -141,7 +142,7 @@ impl Cluster {
                     self.nodes
                 );
             }
-            // The daemons tell nobody when they are ready.
+            // The daemons do not report when they are ready.
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -149,8 +150,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The nodes first: their processes end with the first one of their namespace,
-        // which `unshare` waits for.
+        // Slurmd first: its processes end with the first process of their namespace, which
+        // `unshare` waits for.
         for (_, daemon) in self.daemons.iter_mut().rev() {
             let child = only_child(daemon.id());
             if child.is_none_or(|child| kill_process(child, Signal::KILL).is_err()) {
@@ -167,7 +168,7 @@ fn only_child(process: u32) -> Option<Pid> {
     Pid::from_raw(children.trim().parse().ok()?)
 }
 
-/// What runs another program, which ends at the latest when this process does.
+/// Starts another program that is killed when this process ends.
 fn ending_with_us() -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]);
@@ -190,7 +191,7 @@ fn munged(folder: &Path) -> Command {
 }
 
 fn configuration(folder: &Path, names: &[String]) -> String {
-    // All held at once, so that they differ.
+    // All are open at once, so that their ports differ.
     let listeners: Vec<TcpListener> = (0..=names.len())
         .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
         .collect();

@@ -1,4 +1,4 @@
-//! The applications: endpoints that read, each in its way, and what becomes of flows whose peer is gone.
+//! The applications: endpoints with different ways of receiving, and flows whose peer is gone.
 
 mod flow;
 mod send;
@@ -15,19 +15,19 @@ use crate::taker::Taker;
 use crate::trace::What;
 use crate::world::{Process, Stage, World};
 
-/// Pause before a flow tries again what was refused or gone.
+/// Pause before a flow retries after a refusal or a lost peer.
 const RETRY_NS: u64 = 5 * MILLISECOND;
-/// Memory of a reader; some messages are longer.
+/// Memory that a receiver offers; some messages are longer.
 const OFFERED_BYTES: usize = 48 << 10;
 
-/// A receiving endpoint of the running process.
+/// A receiving endpoint of a running process.
 #[derive(Debug)]
 pub struct Inlet {
     pub plan: EndpointPlan,
     pub is_open: bool,
     taken: u32,
     next_ns: u64,
-    /// Memory that its reader offers for what comes.
+    /// Memory that its receiver offers.
     offered: Option<RegionMemory>,
 }
 
@@ -44,14 +44,14 @@ impl Inlet {
 }
 
 impl World {
-    /// Tells the flows of a node which of their peers are gone.
+    /// Tells the flows of a node which peers are gone.
     pub fn departures(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         for gone in process.engine.take_departures() {
             let Departure { node, reason, .. } = gone;
             self.totals.add_gone(reason);
             self.trace
                 .note(self.now_ns, index, What::Gone { peer: node, reason });
-            if reason == GoneReason::Misbehaved {
+            if reason == GoneReason::ProtocolViolation {
                 return Err(format!("cut off node {node}, yet all peers are honest"));
             }
             if self.scenario.keeps_peers {
@@ -59,11 +59,11 @@ impl World {
                     "gave up node {node} though nothing happened: {reason}"
                 ));
             }
-            // Sessions hurt by the last faults may end a while after them;
-            // idle ones, which nobody misses, when they are asked whether they live.
+            // Sessions damaged by the last faults may end some time later. Idle ones, which carry
+            // no traffic, end when they are probed.
             let grace_ns = 25 * SECOND;
             let was_idle = self.stage == Stage::Closed && self.has_lost_sessions();
-            // One that is stopped is rightly given up.
+            // A process that is stopped may be given up.
             let was_stopped = self.scenario.stuck.is_some_and(|stuck| {
                 let there = self.scenario.nodes[stuck.node].config.node;
                 !stuck.is_stepped && (stuck.node == index || node == there)
@@ -88,7 +88,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends what a flow has in its session, which is gone.
+    /// Ends the session state of a flow whose session is gone.
     pub fn give_up(&mut self, flow: usize) {
         let state = &self.flows[flow];
         if let Some(bytes) = state.offered() {
@@ -114,7 +114,7 @@ impl World {
         node.app_at_ns = node.app_at_ns.min(at_ns);
     }
 
-    /// Opens or closes an endpoint when its time has come.
+    /// Opens or closes an endpoint at its scheduled time.
     fn attend(
         &mut self,
         index: usize,
@@ -156,7 +156,7 @@ impl World {
                 memory.revoke();
             }
             if let Some(memory) = self.regions.close((index, id)) {
-                // Who was about to copy from there must not.
+                // A peer that was about to fetch from there must not.
                 let (node, socket) = (self.memory(index), self.scenario.nodes[index].socket());
                 let overwritten =
                     memory.show(0, memory.bytes(), |bytes| node.overwrite(&socket, bytes));
@@ -205,7 +205,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads one message, if there is one.
+    /// Receives one message if there is one.
     fn take(&mut self, index: usize, endpoint: u32, process: &mut Process) -> Result<bool, String> {
         if endpoint.is_multiple_of(2)
             && !self.scenario.has_regions
@@ -220,7 +220,7 @@ impl World {
         Ok(true)
     }
 
-    /// Reads one message into memory that is offered for it beforehand; `None` if it does not fit.
+    /// Receives one message into memory offered beforehand; `None` if it does not fit.
     fn take_into(
         &mut self,
         index: usize,
@@ -233,7 +233,7 @@ impl World {
         };
         let new = || RegionMemory::new(OFFERED_BYTES).expect("memory");
         let memory = inlet.offered.get_or_insert_with(new).clone();
-        // Now and then it stops waiting.
+        // Now and then the receiver stops waiting.
         if self.turns.is_multiple_of(16) {
             process.engine.withdraw(endpoint, &memory);
         }
@@ -254,8 +254,8 @@ impl World {
         Ok(Some(true))
     }
 
-    /// A reader that waits at one of the endpoints looks at shared memory: it may have what
-    /// comes at once.
+    /// A receiver that waits at one of the endpoints polls shared memory, and may get its message
+    /// directly.
     pub fn read_at_once(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         let inlets = &self.nodes[index].inlets;
         if inlets.is_empty() || self.nodes[index].is_stuck {
@@ -270,14 +270,14 @@ impl World {
         if turn % 3 == 0 {
             return self.read_in_place(index, endpoint, process);
         }
-        while let Polled::Got(message) = process.engine.poll_memory(Some(endpoint)) {
+        while let Polled::Ready(message) = process.engine.poll_memory(Some(endpoint)) {
             self.totals.read_at_once += 1;
             self.note_message(index, endpoint, process, &message)?;
         }
         Ok(())
     }
 
-    /// The same for a reader that takes all that comes, and some of it where it lies.
+    /// The same for a reader that takes all messages, some of them in place.
     fn read_in_place(
         &mut self,
         index: usize,
@@ -285,7 +285,7 @@ impl World {
         process: &mut Process,
     ) -> Result<(), String> {
         let mut taker = Taker::default();
-        while let Polled::Got(count) = process.engine.poll_memory_to(endpoint, &mut taker) {
+        while let Polled::Ready(count) = process.engine.poll_memory_to(endpoint, &mut taker) {
             let taken = std::mem::take(&mut taker.taken);
             if taken.len() != count {
                 return Err(format!("{} messages came, {count} were told", taken.len()));

@@ -1,4 +1,6 @@
-//! How a scenario is drawn from its seed.
+//! Generates a scenario from its seed.
+
+mod flows;
 
 use std::collections::BTreeSet;
 
@@ -14,8 +16,9 @@ use crate::scenario::{
     EndpointPlan, FIRST_SOURCE, Fault, FlowPlan, MICROSECOND, MILLISECOND, Narrow, NodePlan, Place,
     Presence, Reader, SECOND, Scenario, Stuck,
 };
+use flows::flows;
 
-/// Packets that one seed may take, about.
+/// Approximate number of packets per seed.
 const PACKETS: u64 = 4000;
 /// One seed in this many has a cluster key.
 const KEY_EVERY: u64 = 3;
@@ -25,12 +28,12 @@ const REGIONS_EVERY: u64 = 4;
 const STUCK_EVERY: u64 = 9;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
-/// Tells a second generator from the first: what it decides leaves the rest as it is.
+/// Selects a second random generator, whose choices do not affect those of the first.
 const APART: u64 = 0x0A9A_0000_0000_0000;
-/// Drawn apart: what the network's packet sizes do.
+/// Generator for changes of the network's packet size.
 const NARROW: u64 = 0x0A9B_0000_0000_0000;
 const WITHDRAW: u64 = 0x0B9B_0000_0000_0000;
-/// Which process gets stuck.
+/// Generator for the process that gets stuck.
 const STUCK: u64 = 0x0A9C_0000_0000_0000;
 
 pub struct Draw(pub ChaCha8Rng);
@@ -48,7 +51,7 @@ impl Draw {
         self.0.random_range(0..nodes)
     }
 
-    /// Evenly over orders of magnitude.
+    /// Uniformly distributed over orders of magnitude.
     pub fn scale(&mut self, low: u64, high: u64) -> u64 {
         let (low_log, high_log) = ((low.max(1) as f64).ln(), (high.max(low).max(1) as f64).ln());
         let drawn = (low_log + (high_log - low_log) * self.0.random::<f64>()).exp();
@@ -61,7 +64,7 @@ impl Draw {
         drawn.clamp(low, high)
     }
 
-    /// A probability, or none.
+    /// A probability, or zero.
     pub fn share(&mut self, percent: u32, most: f64) -> f64 {
         if self.chance(percent) {
             most * self.0.random::<f64>()
@@ -72,26 +75,15 @@ impl Draw {
 }
 
 impl Scenario {
-    /// What this seed means.
+    /// Generates the scenario of a seed.
     pub fn draw(seed: u64) -> Scenario {
         let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed));
-        let count = match seed % CROWD_EVERY {
-            49 => 16 + draw.node(49),
-            _ => [2, 2, 2, 3, 3, 4, 5, 6][draw.node(8)],
-        };
+        let count = count(seed, &mut draw);
         let network = NetworkConfig {
-            join: match seed % 3 {
-                0 => 0.0,
-                1 => 0.5,
-                _ => 1.0,
-            },
+            join: join(seed),
             ..network(&mut draw)
         };
-        let calm_path = PathConfig {
-            latency_ns: network.path.latency_ns,
-            jitter_ns: network.path.jitter_ns,
-            ..PathConfig::default()
-        };
+        let calm_path = calm(&network.path);
         let mut calm_at_ns = draw.scale(MILLISECOND, 3 * SECOND);
         let mut endpoints: Vec<Vec<EndpointPlan>> = (0..count)
             .map(|_| endpoints(&mut draw, calm_at_ns))
@@ -101,7 +93,7 @@ impl Scenario {
         let mut apart = Draw(ChaCha8Rng::seed_from_u64(seed ^ APART));
         let (places, memory) = places(&mut apart, count);
         for (process, place) in places.iter().enumerate() {
-            // Processes of a node have its interfaces.
+            // Processes of a node share its interfaces.
             let first = process - place.rank;
             interfaces[process] = interfaces[first].clone();
         }
@@ -114,19 +106,10 @@ impl Scenario {
                     place: places[node],
                     shares_memory: several && apart.chance(85),
                     config: Config {
-                        // Half of the seeds see numbers outgrow 32 bits, sooner or later.
-                        first_number: match seed % 4 {
-                            0 | 1 => 0,
-                            2 => u32::MAX - 40,
-                            _ => u32::MAX - 2_000,
-                        },
+                        first_number: first_number(seed),
                         ..config(&mut draw, node, &network, &endpoints, incoming)
                     },
-                    busy_ns: if draw.chance(15) {
-                        draw.scale(10 * MICROSECOND, 3 * MILLISECOND)
-                    } else {
-                        0
-                    },
+                    busy_ns: busy_ns(&mut draw),
                     interfaces: interfaces[node].clone(),
                     watches: draw.chance(30),
                     closes_unread: apart.chance(50),
@@ -143,22 +126,10 @@ impl Scenario {
             &mut network,
         );
         let mut faults = faults(&mut draw, &nodes, &mut calm_at_ns);
-        if let Some((at_ns, lost)) = lost_network {
-            faults.push((at_ns, Fault::LoseNetwork(lost)));
-            faults.sort_by_key(|(at_ns, _)| *at_ns);
-        }
+        lose(lost_network, &mut faults);
         let flows = flows(&mut draw, &ends, &nodes, &network, calm_at_ns);
         let (nodes, mut flows) = number_endpoints(nodes, flows);
-        for flow in &mut flows {
-            let mut endpoints = nodes[flow.to].endpoints.iter();
-            // What a closed edge was refused, nobody could be told of.
-            let suits = endpoints.any(|endpoint| {
-                endpoint.id == flow.target && endpoint.presence == Presence::Always
-            });
-            if apart.chance(30) && suits {
-                flow.edge_messages = small(apart.scale(1, 100));
-            }
-        }
+        close_edges(&mut apart, &nodes, &mut flows);
         let stuck = match seed % STUCK_EVERY {
             4 => stick(seed, &flows, calm_at_ns, &mut faults),
             _ => None,
@@ -166,18 +137,9 @@ impl Scenario {
         let keeps_peers = network.path.bursts.begin == 0.0
             && faults.iter().all(|(_, fault)| fault.is_harmless(&nodes));
         narrow(seed, network.max_frame_bytes, calm_at_ns, &mut faults);
-        let has_key = seed.is_multiple_of(KEY_EVERY);
-        if has_key {
+        if has_key(seed) {
             withdraw(seed, count, calm_at_ns, &mut faults);
         }
-        // Half of them, with each way of using it.
-        let is_exchanged = seed / KEY_EVERY % 6 >= 3;
-        let keys = (0..count)
-            .filter(|_| has_key)
-            .map(|node| match is_exchanged {
-                true => exchanged(seed, node),
-                false => key(seed),
-            });
         Scenario {
             seed,
             network,
@@ -189,15 +151,93 @@ impl Scenario {
             calm_at_ns,
             keeps_peers,
             lost_network,
-            keys: keys.collect(),
+            keys: keys(seed, count),
             has_regions: seed % REGIONS_EVERY == 3,
             stuck,
         }
     }
 }
 
-/// Which process of the cluster runs where, and what the memory of a node does. Half the
-/// clusters have one process on each node.
+fn count(seed: u64, draw: &mut Draw) -> usize {
+    match seed % CROWD_EVERY {
+        49 => 16 + draw.node(49),
+        _ => [2, 2, 2, 3, 3, 4, 5, 6][draw.node(8)],
+    }
+}
+
+fn join(seed: u64) -> f64 {
+    match seed % 3 {
+        0 => 0.0,
+        1 => 0.5,
+        _ => 1.0,
+    }
+}
+
+/// The path after the last fault.
+fn calm(path: &PathConfig) -> PathConfig {
+    PathConfig {
+        latency_ns: path.latency_ns,
+        jitter_ns: path.jitter_ns,
+        ..PathConfig::default()
+    }
+}
+
+/// In half of the seeds, numbers exceed 32 bits at some point.
+fn first_number(seed: u64) -> u32 {
+    match seed % 4 {
+        0 | 1 => 0,
+        2 => u32::MAX - 40,
+        _ => u32::MAX - 2_000,
+    }
+}
+
+fn busy_ns(draw: &mut Draw) -> u64 {
+    match draw.chance(15) {
+        true => draw.scale(10 * MICROSECOND, 3 * MILLISECOND),
+        false => 0,
+    }
+}
+
+/// Adds the loss of a network to the faults, in order of time.
+fn lose(lost_network: Option<(u64, u8)>, faults: &mut Vec<(u64, Fault)>) {
+    if let Some((at_ns, lost)) = lost_network {
+        faults.push((at_ns, Fault::LoseNetwork(lost)));
+        faults.sort_by_key(|(at_ns, _)| *at_ns);
+    }
+}
+
+/// Some flows start a new edge now and then.
+fn close_edges(apart: &mut Draw, nodes: &[NodePlan], flows: &mut [FlowPlan]) {
+    for flow in flows {
+        let mut endpoints = nodes[flow.to].endpoints.iter();
+        // Refusals on an edge that was closed cannot be reported.
+        let suits = endpoints
+            .any(|endpoint| endpoint.id == flow.target && endpoint.presence == Presence::Always);
+        if apart.chance(30) && suits {
+            flow.edge_messages = small(apart.scale(1, 100));
+        }
+    }
+}
+
+fn has_key(seed: u64) -> bool {
+    seed.is_multiple_of(KEY_EVERY)
+}
+
+/// The key of each node, if the cluster has one.
+fn keys(seed: u64, count: usize) -> Vec<ClusterKey> {
+    // Half of them exchange the key, with each security setting.
+    let is_exchanged = seed / KEY_EVERY % 6 >= 3;
+    let keys = (0..count)
+        .filter(|_| has_key(seed))
+        .map(|node| match is_exchanged {
+            true => exchanged(seed, node),
+            false => key(seed),
+        });
+    keys.collect()
+}
+
+/// Which process of the cluster runs on which node, and the properties of shared memory. Half of
+/// the clusters have one process per node.
 fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig) {
     let mut places = vec![Place::default()];
     let share = [0, 0, 50, 90][draw.node(4)];
@@ -226,7 +266,7 @@ fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig)
     (places, memory)
 }
 
-/// Endpoints of a node have different numbers, whichever process they belong to.
+/// Gives the endpoints of a node distinct numbers across its processes.
 fn number_endpoints(
     mut nodes: Vec<NodePlan>,
     mut flows: Vec<FlowPlan>,
@@ -239,7 +279,7 @@ fn number_endpoints(
         let first = node.place.endpoints();
         node.config.node = u32::try_from(node.place.node + 1).expect("small");
         if node.shares_memory {
-            // What comes through memory cannot be refused: the pool has room for it.
+            // Records in shared memory cannot be refused, so the pool must have room for them.
             let most =
                 u64::from(node.config.initial_credit_bytes).max(node.config.edge_window_bytes);
             node.config.pool_bytes += flows.len() as u64 * (most + LONGEST_BYTES as u64 + 64);
@@ -251,7 +291,7 @@ fn number_endpoints(
     (nodes, flows)
 }
 
-/// Keys go while messages flow: processes make each other prove anew that they are members.
+/// Withdraws keys while messages flow, so that processes must prove their membership again.
 fn withdraw(seed: u64, nodes: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ WITHDRAW));
     for node in 0..nodes {
@@ -262,8 +302,8 @@ fn withdraw(seed: u64, nodes: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fau
     faults.sort_by_key(|(at_ns, _)| *at_ns);
 }
 
-/// The same key as nodes hold it while it is exchanged: every other one proves with the old key
-/// still, and all take both.
+/// The key as nodes hold it during its exchange: every other node still uses the old key for its
+/// proofs, and all accept both.
 pub fn exchanged(number: u64, node: usize) -> ClusterKey {
     let (old, new) = (key(number), key(number ^ 1 << 63));
     let digits = |key: &ClusterKey| key.text()[..2 * KEY_BYTES].to_owned();
@@ -280,7 +320,7 @@ pub fn exchanged(number: u64, node: usize) -> ClusterKey {
     ClusterKey::parse(&text).expect("as a file has it")
 }
 
-/// A key that every number has for its own, and uses in one of three ways.
+/// The key of a cluster, with one of three security settings.
 pub fn key(number: u64) -> ClusterKey {
     let mut bytes = [0; KEY_BYTES];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -320,7 +360,7 @@ fn network(draw: &mut Draw) -> NetworkConfig {
             draw.scale(4_000_000, 3_000_000_000)
         },
         transmit_queue_bytes: draw.scale(2 << 10, 1 << 20),
-        // A few packets at least: with fewer, every burst loses its tail for ever.
+        // A few packets at least; with fewer, every burst would lose its tail for ever.
         switch_queue_bytes: draw.scale(6 * max_frame_bytes as u64, 1 << 20),
         receive_queue_frames: usize::try_from(draw.scale(16, 1024)).expect("small"),
         path,
@@ -358,7 +398,7 @@ fn endpoints(draw: &mut Draw, calm_at_ns: u64) -> Vec<EndpointPlan> {
         .collect()
 }
 
-/// Sender, its endpoint, receiver, its endpoint.
+/// Sender and its endpoint, receiver and its endpoint.
 type Ends = (usize, u32, usize, u32);
 
 fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
@@ -368,7 +408,7 @@ fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
     let wanted = if nodes > 6 { nodes } else { 1 + draw.node(12) };
     for index in 0..wanted {
         let (from, to) = match shape {
-            // A ring, many to one, anybody to anybody (sometimes itself).
+            // A ring, many to one, or random (sometimes to itself).
             0 => (index % nodes, (index + 1) % nodes),
             1 => (1 + index % (nodes - 1), 0),
             _ => (draw.node(nodes), draw.node(nodes)),
@@ -401,10 +441,10 @@ fn config(
     };
     let edge_window_bytes = draw.scale(initial, 1 << 20);
     let idle = endpoints.iter().any(|endpoint| endpoint.reader.is_idle());
-    // The reserve holds the longest pooled message and the packet it begins in.
+    // The reserve holds the longest pooled message and the packet in which it begins.
     let longest = edge_window_bytes.min(LONGEST_BYTES as u64 + 64);
     let reserve = longest + costliest_packet(packet_bytes);
-    // What idle readers may hold at first, and as much again for the others.
+    // What idle receivers may hold initially, and as much again for the others.
     let held = if idle || draw.chance(70) {
         2 * incoming * initial
     } else {
@@ -434,7 +474,7 @@ fn config(
     }
 }
 
-/// What a packet full of empty messages takes from the pool.
+/// Pool bytes used by a packet full of empty messages.
 fn costliest_packet(packet_bytes: usize) -> u64 {
     (packet_bytes / 16 * 64 + packet_bytes) as u64
 }
@@ -469,7 +509,7 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
             }
             3..5 => faults.push((at_ns, Fault::Pause { node, for_ns })),
             5..9 => {
-                // One end per node, or a process would begin twice.
+                // At most one end per node, or a process would start twice.
                 if busy.insert(node) {
                     let orderly = draw.chance(30);
                     faults.push((at_ns, Fault::End { node, orderly }));
@@ -501,8 +541,7 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
     faults
 }
 
-/// A process to which others send, while others yet have to do with each other, gets stuck: its
-/// application, or all of it.
+/// A process gets stuck, its application or all of it, while others send to it and to each other.
 fn stick(
     seed: u64,
     flows: &[FlowPlan],
@@ -529,10 +568,11 @@ fn stick(
     Some(stuck)
 }
 
-/// Some seeds' network takes shorter packets for a time. Small ones pass, so no peer is lost.
+/// In some seeds the network temporarily accepts only shorter packets. Small packets pass, so that
+/// no peer is lost.
 fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ NARROW));
-    let least = Config::default().least_packet_bytes;
+    let least = Config::default().base_packet_bytes;
     if most <= least || !draw.chance(25) {
         return;
     }
@@ -548,100 +588,6 @@ fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)
         faults.push((over_ns, Fault::Narrow { bytes: most, by }));
     }
     faults.sort_by_key(|(at_ns, _)| *at_ns);
-}
-
-fn flows(
-    draw: &mut Draw,
-    ends: &[Ends],
-    nodes: &[NodePlan],
-    network: &NetworkConfig,
-    calm_at_ns: u64,
-) -> Vec<FlowPlan> {
-    // Small pools and long paths move little per round trip.
-    let rate = if network.bytes_per_second == 0 {
-        u64::MAX
-    } else {
-        network.bytes_per_second
-    };
-    let round_ns = 2 * (network.path.latency_ns + network.path.jitter_ns)
-        + nodes.iter().map(|node| node.busy_ns).sum::<u64>()
-        + MILLISECOND;
-    let at_once = nodes.iter().map(|node| {
-        let config = &node.config;
-        let packets = u64::from(config.frames.min(config.window_packets));
-        packets
-            .min(config.pool_bytes / config.packet_bytes as u64)
-            .max(1)
-    });
-    let packets = PACKETS.min(5 * SECOND / round_ns * at_once.min().unwrap_or(1));
-    let shortest = nodes.iter().map(|node| node.config.packet_bytes).min();
-    let each = shortest.unwrap_or(256).min(1472) as u64;
-    let budget = (packets * each).min(rate) / ends.len() as u64;
-    ends.iter()
-        .map(|&(from, source, to, target)| {
-            let endpoint = nodes[to]
-                .endpoints
-                .iter()
-                .find(|endpoint| endpoint.id == target);
-            let endpoint = endpoint.expect("drawn from them");
-            let mut bytes = match draw.below(6) {
-                0 => (0, 64),
-                1 => (0, 1400),
-                2 => (0, 9000),
-                3 => (1000, 40_000),
-                4 => (0, LONGEST_BYTES),
-                _ => {
-                    let length = draw.node(LONGEST_BYTES);
-                    (length, length)
-                }
-            };
-            // A single message may well be all that fits.
-            let most = usize::try_from(budget).unwrap_or(LONGEST_BYTES).max(64);
-            bytes = (bytes.0.min(most), bytes.1.min(most));
-            if endpoint.presence != Presence::Always {
-                bytes = (bytes.0.max(TAG_BYTES), bytes.1.max(TAG_BYTES));
-            }
-            let average = (bytes.0 + bytes.1) as u64 / 2 + 100;
-            let mut messages = (budget / average).clamp(1, 300);
-            if let Reader::Slow { every_ns } = endpoint.reader {
-                messages = messages.min((2 * SECOND / every_ns).max(1));
-            }
-            if nodes.len() > 6 {
-                messages = messages.min(20);
-            }
-            FlowPlan {
-                from,
-                source,
-                to,
-                target,
-                messages: small(messages),
-                bytes,
-                unreliable_permille: if draw.chance(70) {
-                    0
-                } else {
-                    small(draw.below(1000))
-                },
-                impatient_permille: if draw.chance(85) {
-                    0
-                } else {
-                    small(draw.below(60))
-                },
-                more_permille: if draw.chance(60) {
-                    0
-                } else {
-                    small(draw.below(1000))
-                },
-                gap_ns: if draw.chance(35) {
-                    0
-                } else {
-                    draw.below(calm_at_ns.min(20 * SECOND) / messages)
-                },
-                early: draw.chance(20),
-                particular: draw.chance(20),
-                edge_messages: 0,
-            }
-        })
-        .collect()
 }
 
 fn small(value: u64) -> u32 {

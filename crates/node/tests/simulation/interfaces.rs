@@ -1,12 +1,12 @@
-//! Which interfaces nodes have, and between which of their addresses nothing ever passes.
+//! The interfaces of nodes, and pairs of addresses between which nothing ever passes.
 
 use dipole_link::sim::{NetworkConfig, PathConfig};
 
 use crate::draw::Draw;
 use crate::scenario::{BULK_NETWORK, Place, interface_address};
 
-/// The networks of each node's interfaces, and one that is lost for good. All are on network 0,
-/// and on network 1 if one is lost; the order is anybody's.
+/// The networks of each node's interfaces, one of which may be lost for good. All nodes are on
+/// network 0, and on network 1 if one is lost, in any order.
 pub fn interfaces(
     draw: &mut Draw,
     nodes: usize,
@@ -34,7 +34,7 @@ pub fn interfaces(
     ((0..nodes).map(|_| of_one(draw)).collect(), lost)
 }
 
-/// Pairs of addresses between which nothing ever passes, some one way only. On network 0,
+/// Pairs of addresses between which nothing ever passes, some in one direction only. On network 0,
 /// and on network 1 if one may be lost, all pairs work.
 pub fn hopeless_pairs(
     draw: &mut Draw,
@@ -56,7 +56,7 @@ pub fn hopeless_pairs(
                 .iter()
                 .flat_map(|one| theirs.iter().map(move |it| (*one, *it)))
             {
-                // What is routed to a network that the sender is not on may get there or not.
+                // Packets routed to a network that the sender is not on may or may not arrive.
                 if !(sound(one) && sound(other)) && draw.chance(share) {
                     let pair = (
                         interface_address(from, one),

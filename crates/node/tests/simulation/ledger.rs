@@ -1,46 +1,46 @@
-//! What was accepted, what arrived, and what the sender was told: the oracle of
-//! "exactly once, whole, in order, or told" (specification §8, invariants 1 and 2).
+//! Tracks which messages were accepted, which arrived, and what the sender was told: the oracle for
+//! "exactly once, whole, in order, or reported" (specification §8, invariants 1 and 2).
 //!
-//! A *stream* is what one edge carries during one session of its sender.
+//! A *stream* is the traffic of one edge during one session of its sender.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::payload::{TAG_BYTES, Tag};
 
-/// A process: its node, and which life of it.
+/// A process: its node and a counter of restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Life {
     pub node: usize,
     pub life: u32,
 }
 
-/// One stream. See the module.
+/// A stream of messages.
 #[derive(Debug)]
 struct Stream {
     from: Life,
     source: u32,
-    /// The receiving node, and the process there when the stream began.
+    /// The receiving node, and its process when the stream began.
     to: Life,
     target: u32,
-    /// The receiver may refuse.
+    /// The receiver may refuse messages.
     may_refuse: bool,
-    /// Somebody reads only at the very end.
+    /// Some receiver reads only at the very end.
     idle_reader: bool,
     lengths: Vec<u32>,
-    /// Messages below this arrived or were passed over.
+    /// Messages below this have arrived or were skipped.
     next: u32,
-    /// Messages below this may be missing: the sender was told "refused".
+    /// Messages below this may be missing, because the sender was told of a refusal.
     refused_below: u32,
     /// Messages below this must be covered by `refused_below`.
     owed_below: u32,
-    /// The sender was told that the session ended, or it ended itself.
+    /// The session has ended, and the sender knows.
     over: bool,
     receiver: Option<Life>,
     unreliable_sent: u32,
     unreliable_seen: BTreeSet<u32>,
 }
 
-/// Who speaks to whom when a stream begins.
+/// Both ends of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     pub from: Life,
@@ -51,19 +51,46 @@ pub struct Ends {
     pub idle_reader: bool,
 }
 
-/// See the module.
+/// All streams of a run.
 #[derive(Debug, Default)]
 pub struct Ledger {
     streams: Vec<Stream>,
-    /// The newest stream seen by a receiver on an edge.
+    /// The latest stream of an edge that a receiver has seen.
     current: BTreeMap<(Life, usize, u32, u32), u32>,
     lives: BTreeMap<usize, u32>,
     /// First stream that may still be open.
     settled: usize,
 }
 
+impl Stream {
+    /// Checks a reliable message, which must be the next in order.
+    fn take_next(&mut self, tag: &Tag, length: usize, here: &str) -> Result<(), String> {
+        match self.lengths.get(tag.index as usize) {
+            None => return Err(format!("{here}: never accepted")),
+            Some(sent) if *sent as usize != length => {
+                return Err(format!("{here}: sent with {sent} bytes"));
+            }
+            Some(_) => {}
+        }
+        if tag.index < self.next {
+            return Err(format!("{here}: delivered twice or out of order"));
+        }
+        if tag.index > self.next {
+            if !self.may_refuse {
+                return Err(format!(
+                    "{here}: message {} is missing before it",
+                    self.next
+                ));
+            }
+            self.owed_below = tag.index;
+        }
+        self.next = tag.index + 1;
+        Ok(())
+    }
+}
+
 impl Ledger {
-    /// A process begins; what its forerunner sent is nobody's business any more.
+    /// A process starts; messages of its predecessor no longer matter.
     pub fn born(&mut self, process: Life) {
         self.lives.insert(process.node, process.life);
         for stream in &mut self.streams {
@@ -71,7 +98,7 @@ impl Ledger {
         }
     }
 
-    /// A flow has got an edge in a session.
+    /// A flow has opened an edge in a session.
     pub fn begin(&mut self, ends: Ends) -> u32 {
         self.streams.push(Stream {
             from: ends.from,
@@ -92,7 +119,7 @@ impl Ledger {
         u32::try_from(self.streams.len() - 1).expect("streams are few")
     }
 
-    /// The tag that the next message of a stream must bear.
+    /// The tag of the next message of a stream.
     pub fn next_tag(&self, stream: u32, unreliable: bool) -> Tag {
         let entry = &self.streams[stream as usize];
         let index = if unreliable {
@@ -124,8 +151,8 @@ impl Ledger {
         self.streams[stream as usize].over = true;
     }
 
-    /// An endpoint was closed without having been read: what was under way to it may be
-    /// missing without a word, as it may have arrived.
+    /// An endpoint was closed with unread messages: messages in flight to it may be missing without
+    /// an error, as they may have arrived.
     pub fn dropped_unread(&mut self, node: usize, endpoint: u32) {
         for stream in &mut self.streams {
             if (stream.to.node, stream.target) == (node, endpoint) {
@@ -135,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// The sender was told that the receiver takes nothing.
+    /// The sender was told that the receiver refuses messages.
     pub fn told_refused(&mut self, stream: u32) -> Result<(), String> {
         let entry = &mut self.streams[stream as usize];
         entry.refused_below = u32::try_from(entry.lengths.len()).expect("messages are few");
@@ -149,7 +176,7 @@ impl Ledger {
         ))
     }
 
-    /// An application has read a message; which one it was.
+    /// An application has received a message; returns which one.
     pub fn received(
         &mut self,
         at: Life,
@@ -204,26 +231,7 @@ impl Ledger {
             }
             return Ok(tag);
         }
-        match entry.lengths.get(tag.index as usize) {
-            None => return Err(format!("{here}: never accepted")),
-            Some(length) if *length as usize != message.len() => {
-                return Err(format!("{here}: sent with {length} bytes"));
-            }
-            Some(_) => {}
-        }
-        if tag.index < entry.next {
-            return Err(format!("{here}: delivered twice or out of order"));
-        }
-        if tag.index > entry.next {
-            if !entry.may_refuse {
-                return Err(format!(
-                    "{here}: message {} is missing before it",
-                    entry.next
-                ));
-            }
-            entry.owed_below = tag.index;
-        }
-        entry.next = tag.index + 1;
+        entry.take_next(&tag, message.len(), &here)?;
         let newest = self.current.entry(edge).or_insert(tag.stream);
         if *newest > tag.stream {
             return Err(format!(
@@ -234,12 +242,12 @@ impl Ledger {
         Ok(tag)
     }
 
-    /// True if all of a stream has arrived or its sender was told.
+    /// True if all messages of a stream have arrived or were reported.
     pub fn is_settled(&self, stream: u32) -> bool {
         self.unsettled(&self.streams[stream as usize]).is_none()
     }
 
-    /// What is still open: of all streams, or of those whose reader reads.
+    /// Describes what is still open, in all streams or only in those whose receivers read.
     pub fn open(&mut self, with_idle_readers: bool) -> Option<String> {
         while let Some(stream) = self.streams.get(self.settled)
             && stream.over
@@ -258,8 +266,8 @@ impl Ledger {
     }
 
     fn unsettled(&self, stream: &Stream) -> Option<String> {
-        // A process that crashed took with it what it had acknowledged and not read; what it
-        // had not, its peers must give up before all is quiet.
+        // A crashed process loses what it had acknowledged but not read. Its peers must give up
+        // what it had not acknowledged before the run is quiet.
         let receiver = stream.receiver.unwrap_or(stream.to);
         let receiver_lives = self.lives.get(&receiver.node) == Some(&receiver.life);
         if stream.over || !receiver_lives {

@@ -1,13 +1,13 @@
 //! Clusters of real engines on a simulated network, in virtual time, by seed.
 //!
-//! A seed decides everything: network, processes, traffic and what goes wrong
-//! (`scenario.rs`). `world.rs` moves it, `app.rs` sends and reads, `ledger.rs`
-//! knows what must arrive, `memory.rs` what regions may hold. After the last fault everything must get through in a
-//! bounded virtual time, and all memory must come back.
+//! A seed decides everything: network, processes, traffic and faults (`scenario.rs`). `world.rs`
+//! runs it, `app.rs` sends and receives, `ledger.rs` checks which messages arrive, and `memory.rs`
+//! checks the contents of regions. After the last fault, everything must arrive within a bounded
+//! virtual time, and all memory must be released.
 //!
-//! `DIPOLE_SEED=n` runs one seed and tells all; `DIPOLE_SEEDS` says how many to
-//! run (2000), `DIPOLE_SEED_FROM` from which on (0), `DIPOLE_FAILURES` after how many
-//! violations to stop (10).
+//! `DIPOLE_SEED=n` runs one seed with a full trace. `DIPOLE_SEEDS` is the number of seeds to run
+//! (2000), `DIPOLE_SEED_FROM` the first one (0), and `DIPOLE_FAILURES` the number of violations
+//! after which to stop (10).
 
 #![allow(missing_docs, unreachable_pub, reason = "a test")]
 
@@ -33,7 +33,7 @@ use scenario::Scenario;
 use totals::Totals;
 use world::Outcome;
 
-/// Seeds that may fail before the others are spared, unless `DIPOLE_FAILURES` says how many.
+/// Failing seeds after which the rest is skipped, unless `DIPOLE_FAILURES` is set.
 const MOST_FAILURES: u64 = 10;
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -45,7 +45,7 @@ fn from_environment(name: &str) -> Option<u64> {
     )
 }
 
-/// Runs one seed; what went wrong, ready to be printed.
+/// Runs one seed; the error is ready to be printed.
 fn run_seed(seed: u64, verbose: bool) -> Result<Outcome, String> {
     let run = catch_unwind(AssertUnwindSafe(|| {
         world::run(Scenario::draw(seed), verbose)
@@ -77,7 +77,7 @@ fn run_seed(seed: u64, verbose: bool) -> Result<Outcome, String> {
     ))
 }
 
-/// Runs seeds on all cores; their sum, or the failures in the order of seeds.
+/// Runs seeds on all cores; returns their totals, or the failures in the order of seeds.
 fn run_seeds(from: u64, count: u64, progress: bool) -> Result<Totals, Vec<String>> {
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let failures = Mutex::new(Vec::new());
@@ -126,13 +126,13 @@ fn run_seeds(from: u64, count: u64, progress: bool) -> Result<Totals, Vec<String
     Err(failures.into_iter().map(|(_, failure)| failure).collect())
 }
 
-/// Shown at once, also where tests are captured: this takes a while.
+/// Prints immediately, even if the test's output is captured, because this takes a while.
 fn say(text: &str) {
     let _nobody_listens = writeln!(std::io::stderr(), "{text}");
 }
 
 #[test]
-fn two_thousand_seeds_break_no_rule() {
+fn two_thousand_seeds_violate_no_rule() {
     if let Some(seed) = from_environment("DIPOLE_SEED") {
         match run_seed(seed, true) {
             Ok(outcome) => say(&outcome.totals.report()),
@@ -153,42 +153,42 @@ fn two_thousand_seeds_break_no_rule() {
     }
 }
 
-/// Seeds beyond the first two thousand that once broke a rule.
+/// Seeds after the first two thousand that once violated a rule.
 const ONCE_BROKEN: [u64; 15] = [
-    // Repeats went round six units and three lanes in step: the next one always by a dead interface.
+    // Retransmissions cycled through six units and three lanes in step, so that the next unit always used a dead interface.
     177_882_200_406_223,
-    // A prod just before each tail time-out kept the blame from a dead interface's lane.
+    // An ack request just before each tail time-out kept a dead interface's lane from being blamed.
     1_006_703,
-    // The goodbye of a process was lost: its idle peer finds out after some minutes.
+    // The goodbye of a process was lost; its idle peer takes some minutes to notice.
     9_001_128,
-    // Each wish that overtook its messages got an edge another window, until the pool was full.
+    // Each credit request that overtook its messages got an edge another window, until the pool was full.
     9_001_222,
     9_001_286,
-    // Of an unreliable message a piece was put together with one 64 lives of its edge older.
+    // A piece of an unreliable message was combined with one from 64 uses of its edge earlier.
     400, // Ended lives of an edge that was not read filled the pool.
     7_001_118,
-    // Who waited for the end of an edge's earlier life gave its peer up as silent.
+    // A sender that waited for the end of an edge's earlier use gave up its peer as silent.
     7_000_887,
-    // The end of an edge after message 2^32 - 1 overtook all of them: it was taken for one
-    // without messages.
+    // The end of an edge after message 2^32 - 1 overtook all messages, and the edge was taken for
+    // one without messages.
     5_000_654,
-    // A silent peer was given up after four lost prods: they were repeated too seldom.
+    // A silent peer was given up after four lost ack requests, which were repeated too rarely.
     200_000_049,
-    // What a crashed process left in its ring was read after messages of its successor.
+    // Records that a crashed process left in its ring were read after messages of its successor.
     158_392_211_339_038,
-    // A new session drew the connection id of the one before, and was taken to be gone.
+    // A new session got the connection id of the previous one and was taken to be gone.
     36_458_691_290_869,
-    // What a window had free while its grant was not renewed yet was given to another window,
-    // until both were full and the pool with them.
+    // The free part of a window whose grant had not been renewed was given to another window,
+    // until both were full and with them the pool.
     77_000_000_825,
-    // Who was asked to prove anew that it has the key had given the session up, and answered for
-    // the next one: that was called a violation.
+    // A peer that was asked to renew its proof had given the session up and answered for the next
+    // one, which was counted as a violation.
     3249,
     3795,
 ];
 
 #[test]
-fn seeds_that_once_broke_a_rule_break_none() {
+fn seeds_that_once_violated_a_rule_pass() {
     for seed in ONCE_BROKEN {
         if let Err(failure) = run_seed(seed, false) {
             panic!("{failure}");
@@ -210,30 +210,30 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
-    // Credit keeps the pool from being full: only first credits beyond its size fill it, as at
-    // one of these seeds.
+fn every_kind_of_fault_and_drop_reason_occurs() {
+    // Credit keeps the pool from filling up. Only initial credits that exceed its size can fill it,
+    // as in one of these seeds.
     let totals = run_seeds(2_500, 300, false).unwrap_or_else(|failures| {
         panic!("{}", failures.join("\n"));
     });
     let honest = [
-        // The engine sends nothing empty.
+        // The engine sends no empty packets.
         "lost Empty",
-        // No network here is a medium that all share.
+        // None of these networks is a shared medium.
         "lost Collisions",
-        // No process has so many holes, and nobody cheats.
+        // No process has so many gaps, and all are honest.
         "dropped untracked",
         "dropped violation",
         // No node has so many processes.
         "memory full",
         // Nor so many edges.
         "dropped edges-full",
-        // Nobody changes packets, or has the key with another setting.
+        // No process changes packets, or uses the key with another setting.
         "dropped forged",
         "dropped security",
-        // Takes thousands of hellos a second: seen in some crowds only.
+        // Takes thousands of hellos per second, which only happens in some large clusters.
         "dropped throttled",
-        // Everybody keeps the rules of a pipe, and its tables have room.
+        // All processes follow the rules for pipes, and the tables have room.
         "gone misbehaved",
         "memory full",
     ];
@@ -246,7 +246,7 @@ fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
 }
 
 #[test]
-fn a_loss_of_one_percent_costs_at_most_1_2_repeats_per_loss() {
+fn a_loss_of_one_percent_costs_at_most_1_2_retransmissions_per_loss() {
     let outcome = world::run(Scenario::lossy_stream(7), false)
         .unwrap_or_else(|violation| panic!("{}\n{}", violation.what, violation.trace));
     let totals = &outcome.totals;

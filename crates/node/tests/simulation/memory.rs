@@ -1,12 +1,12 @@
-//! Regions and what flows do with them: put, get, add, and what must not be done.
+//! Regions and the operations of flows on them: put, get, add, and forbidden ones.
 //!
-//! Each endpoint that a flow leads to has a region while it is open. A flow has a word and a
-//! slot of its own there, of which this module knows what they may hold. Nothing else of the
-//! region ever changes, nor anything of a region that is closed.
+//! Each endpoint that is the target of a flow has a region while it is open. Each flow has a word
+//! and a slot in it, and this module knows what they may contain. Nothing else in a region ever
+//! changes, and nothing in a closed one.
 
 use std::collections::BTreeMap;
 
-use dipole_engine::{Begun, Blocked, Engine, OperationId, OperationResult};
+use dipole_engine::{Blocked, Engine, OperationId, OperationResult, OperationStart};
 use dipole_node::{Message, Operation, Outcome, RegionKey, RegionMemory, Rights};
 use dipole_proto::{EdgeId, Instant};
 use rand::Rng;
@@ -16,46 +16,46 @@ use crate::payload::Tag;
 
 /// Longest put of a flow.
 const SLOT_BYTES: usize = 20 << 10;
-/// Between slots, never written.
+/// Unused bytes between slots.
 const GUARD_BYTES: usize = 64;
-/// Before the first slot: words.
+/// Bytes for words, before the first slot.
 const WORDS_BYTES: usize = 1 << 10;
-/// Operations that a flow has open at once.
+/// Limit of concurrent operations per flow.
 const MOST_OPEN: usize = 3;
 
 fn slot_of(flow: usize) -> usize {
     WORDS_BYTES + GUARD_BYTES + flow * (SLOT_BYTES + GUARD_BYTES)
 }
 
-/// What a flow has put.
+/// A put of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Put {
     index: u32,
     length: usize,
 }
 
-/// What a flow may have done to a region.
+/// What a flow has written to a region.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
-    /// Additions that were answered, and those whose fate is unknown.
+    /// Additions that were answered; those with unknown outcome are counted separately.
     added: u64,
     uncertain: u64,
     last_put: Option<Put>,
-    /// Its session ended in the middle of something: the slot may hold anything of it.
+    /// Its session ended during an operation, so the slot may contain any part of it.
     tainted: bool,
 }
 
-/// A region and what flows know of it.
+/// A region and what flows know about it.
 #[derive(Debug)]
 struct Opened {
     memory: RegionMemory,
     cells: Vec<Cell>,
     is_open: bool,
-    /// What it held when it was closed.
+    /// Its contents when it was closed.
     left: Vec<u8>,
 }
 
-/// What a flow has asked.
+/// An operation of a flow.
 #[derive(Debug)]
 struct Asked {
     id: OperationId,
@@ -68,11 +68,11 @@ enum What {
     Put,
     Get(Option<Put>),
     Add,
-    /// It must not be done.
+    /// It must be refused.
     Wrong(Outcome),
 }
 
-/// The operations of a flow that are under way.
+/// A flow's pending operations.
 #[derive(Debug, Default)]
 pub struct Asking {
     asked: Vec<Asked>,
@@ -94,12 +94,28 @@ impl Asking {
 #[derive(Debug, Default)]
 pub struct Regions {
     by_key: BTreeMap<u64, Opened>,
-    /// The open one of an endpoint: process and number.
+    /// The open region of an endpoint, by process and number.
     open: BTreeMap<(usize, u32), u64>,
 }
 
+/// The edge that an operation takes.
+pub struct By<'a> {
+    pub engine: &'a mut Engine,
+    pub edge: EdgeId,
+    pub now: Instant,
+}
+
+/// Mostly a short length.
+fn draw_length(dice: &mut ChaCha8Rng) -> usize {
+    let length = dice.random_range(0..=SLOT_BYTES);
+    match dice.random_range(0..3) {
+        0 => length,
+        _ => length / 64,
+    }
+}
+
 impl Regions {
-    /// An endpoint has been opened.
+    /// Opens the region of an endpoint.
     pub fn open(&mut self, at: (usize, u32), flows: usize, engine: &mut Engine) {
         let memory = RegionMemory::new(slot_of(flows)).expect("memory");
         let key = engine.open_region(at.1, memory.clone(), Rights::ALL);
@@ -113,7 +129,7 @@ impl Regions {
         self.open.insert(at, key);
     }
 
-    /// An endpoint is closed, or its process has ended; its memory.
+    /// Closes the region of an endpoint, or of a process that ended; returns its memory.
     pub fn close(&mut self, at: (usize, u32)) -> Option<RegionMemory> {
         let opened = self.by_key.get_mut(&self.open.remove(&at)?)?;
         opened.is_open = false;
@@ -121,7 +137,7 @@ impl Regions {
         Some(opened.memory.clone())
     }
 
-    /// All endpoints of a process are closed.
+    /// Closes the regions of all endpoints of a process.
     pub fn close_all(&mut self, process: usize) {
         let of = |at: &&(usize, u32)| at.0 == process;
         let closed: Vec<(usize, u32)> = self.open.keys().filter(of).copied().collect();
@@ -130,14 +146,15 @@ impl Regions {
         }
     }
 
-    /// Begins something on the region of a flow's target, unless enough is under way.
+    /// Starts an operation on the region of a flow's target, unless enough are pending.
     pub fn ask(
         &mut self,
         (flow, asking): (usize, &mut Asking),
         at: (usize, u32),
-        (engine, edge, now): (&mut Engine, EdgeId, Instant),
+        by: By<'_>,
         dice: &mut ChaCha8Rng,
     ) {
+        let By { engine, edge, now } = by;
         if asking.asked.len() >= MOST_OPEN {
             return;
         }
@@ -147,12 +164,7 @@ impl Regions {
         let cell = cell.unwrap_or_default();
         let region = RegionKey(key);
         let (slot, word) = (slot_of(flow) as u64, 8 * flow as u64);
-        let length = dice.random_range(0..=SLOT_BYTES);
-        let length = if dice.random_range(0..3) == 0 {
-            length
-        } else {
-            length / 64
-        };
+        let length = draw_length(dice);
         let mut bytes = Vec::new();
         let index = asking.puts;
         let get = |length| Operation::Get {
@@ -172,7 +184,7 @@ impl Regions {
         };
         let end = slot_of(0) as u64 + (1 << 30);
         let (operation, what) = match dice.random_range(0..10) {
-            // Puts have no order among each other.
+            // Puts are not ordered among each other.
             0..4 if !asking.is_putting() => {
                 bytes = contents(flow, index, length);
                 let told = dice.random_range(0..2) == 0;
@@ -198,7 +210,7 @@ impl Regions {
             false => What::Wrong(Outcome::NoRegion),
         };
         match engine.begin_operation(now, edge, &operation, &bytes.clone().into()) {
-            Ok(Begun::Asked(id)) => {
+            Ok(OperationStart::AwaitsAnswer(id)) => {
                 if matches!(what, What::Put)
                     && let Some(opened) = self.by_key.get_mut(&key)
                 {
@@ -208,14 +220,14 @@ impl Regions {
                 }
                 asking.asked.push(Asked { id, key, what });
             }
-            Ok(Begun::Sent | Begun::GoesOn) => {}
-            // Nobody waits for credit here.
+            Ok(OperationStart::Sent | OperationStart::InBackground) => {}
+            // No operation waits for credit here.
             Err(Blocked::NoCredit) => engine.cancel(edge),
             Err(_) => {}
         }
     }
 
-    /// Takes the answers that have come; how many.
+    /// Handles the answers that have arrived; returns their number.
     pub fn answers(
         &mut self,
         (flow, asking): (usize, &mut Asking),
@@ -243,7 +255,7 @@ impl Regions {
         let closed = opened.as_ref().is_none_or(|opened| !opened.is_open);
         let cell = opened.map(|opened| &mut opened.cells[flow]);
         match (result, asked.what, cell) {
-            (OperationResult::Done(..), What::Wrong(_), _) => Err("it was done".into()),
+            (OperationResult::Done(..), What::Wrong(_), _) => Err("it succeeded".into()),
             (OperationResult::Done(word, _), What::Add, Some(cell)) => {
                 let most = cell.added + cell.uncertain;
                 if word < cell.added || word > most {
@@ -254,11 +266,11 @@ impl Regions {
             }
             (OperationResult::Done(_, got), What::Get(Some(put)), Some(cell)) => {
                 let right = contents(flow, put.index, put.length) == *got;
-                // A later put may have come before the answer was sent.
+                // A later put may have arrived before the answer was sent.
                 let last = cell.last_put == Some(put);
                 match right || cell.tainted || !last {
                     true => Ok(()),
-                    false => Err(format!("it got something else than {put:?}")),
+                    false => Err(format!("it read something else than {put:?}")),
                 }
             }
             (OperationResult::Done(..), ..) => Ok(()),
@@ -275,7 +287,7 @@ impl Regions {
                 }
                 Ok(())
             }
-            (other, ..) => Err(format!("it came to {other:?}")),
+            (other, ..) => Err(format!("it ended as {other:?}")),
         }
     }
 
@@ -284,20 +296,20 @@ impl Regions {
         cell.tainted |= matches!(what, What::Put);
     }
 
-    /// A flow's session is over, and with it whatever was not answered.
+    /// A flow's session has ended, and with it all operations without an answer.
     pub fn forget(&mut self, flow: usize, asking: &mut Asking) {
         for asked in asking.asked.drain(..) {
             if let Some(opened) = self.by_key.get_mut(&asked.key) {
                 Regions::lost(&mut opened.cells[flow], asked.what);
             }
         }
-        // Of what it was told was done something may still be on its way again.
+        // Even operations that were confirmed may still be retransmitted.
         for opened in self.by_key.values_mut() {
             opened.cells[flow].tainted = true;
         }
     }
 
-    /// A notice was read: all of its data must be there, unless they were overwritten since.
+    /// Checks a notice: all of its data must be there, unless it was overwritten since.
     pub fn noticed(&self, at: (usize, u32), message: &Message) -> Result<bool, String> {
         let Some(notice) = message.notice() else {
             return Ok(false);
@@ -307,10 +319,10 @@ impl Regions {
         let opened = self.by_key.get(&notice.key.0);
         let cell = opened.and_then(|opened| Some((opened, opened.cells.get(flow)?)));
         let Some((opened, cell)) = cell.filter(|_| key == Some(notice.key.0)) else {
-            // Of a region that its endpoint had before.
+            // It may belong to an earlier region of its endpoint.
             return match self.by_key.contains_key(&notice.key.0) {
                 true => Ok(true),
-                false => Err(format!("a notice of no region: {notice:?}")),
+                false => Err(format!("a notice for no region: {notice:?}")),
             };
         };
         let index = u32::try_from(notice.value & u64::from(u32::MAX)).expect("32 bits");
@@ -327,7 +339,7 @@ impl Regions {
         }
     }
 
-    /// What must hold of all regions in the end.
+    /// Checks all regions at the end.
     pub fn check(&self) -> Result<(), String> {
         self.by_key.values().try_for_each(Opened::check)
     }
@@ -348,7 +360,7 @@ impl Opened {
         for (flow, cell) in self.cells.iter().enumerate() {
             let word = self.memory.load(8 * flow).expect("a word");
             let most = cell.added + cell.uncertain;
-            // What was answered after the region was closed had been done before.
+            // An operation answered after the region was closed had been executed before.
             if word < cell.added || word > most {
                 return Err(format!(
                     "flow {flow} has added {} to {most}, the word is {word}",
@@ -357,14 +369,14 @@ impl Opened {
             }
             let guard = slot_of(flow) - GUARD_BYTES;
             if all[guard..slot_of(flow)].iter().any(|byte| *byte != 0) {
-                return Err(format!("what lies before flow {flow} was written to"));
+                return Err(format!("bytes before the slot of flow {flow} were changed"));
             }
         }
         Ok(())
     }
 }
 
-/// What a flow puts.
+/// The data of a put.
 fn contents(flow: usize, index: u32, length: usize) -> Vec<u8> {
     let tag = Tag {
         unreliable: false,

@@ -1,30 +1,30 @@
-//! Messages that tell who they are: any byte out of place shows.
+//! Messages that identify themselves, so that any misplaced byte is detected.
 
 use std::sync::OnceLock;
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// The longest message of any scenario.
+/// The longest message in any scenario.
 pub const LONGEST_BYTES: usize = 200 << 10;
-/// Messages of at least this length carry their whole tag.
+/// Messages of at least this length contain their whole tag.
 pub const TAG_BYTES: usize = 9;
-/// Offsets into the noise at which contents may begin.
+/// Offsets in the noise at which contents may begin.
 const OFFSETS: usize = 256 << 10;
 
-/// Which message this is.
+/// Identifies a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// Sent unreliably.
     pub unreliable: bool,
-    /// The stream it belongs to, see the ledger.
+    /// The stream it belongs to; see the ledger.
     pub stream: u32,
     /// Its position in the stream.
     pub index: u32,
 }
 
 impl Tag {
-    /// The tag of a message long enough to carry one.
+    /// The tag of a message that is long enough to contain one.
     pub fn of(message: &[u8]) -> Option<Tag> {
         let (head, _) = message.split_first_chunk::<TAG_BYTES>()?;
         let unreliable = match head[0] {
@@ -49,7 +49,7 @@ impl Tag {
         bytes
     }
 
-    /// True if `message` is what [`message`](Self::message) made.
+    /// True if `message` is the result of [`message`](Self::message).
     pub fn made(self, message: &[u8]) -> bool {
         let head = message.len().min(TAG_BYTES);
         message[..head] == self.head()[..head]
@@ -63,7 +63,7 @@ impl Tag {
         head
     }
 
-    /// A piece of noise that no other tag nearby begins with.
+    /// A piece of noise that differs from those of nearby tags.
     fn contents(self, length: usize) -> &'static [u8] {
         let mixed = (u64::from(self.stream) << 32 | u64::from(self.index))
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)

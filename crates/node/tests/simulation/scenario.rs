@@ -1,7 +1,7 @@
-//! What a seed means: a network, processes, who sends what to whom, what goes wrong.
+//! Everything that a seed decides: network, processes, traffic and faults.
 //!
-//! A *node* is a machine with its interfaces; several processes may run on it. Processes are
-//! counted through the cluster.
+//! A *node* is a machine with its interfaces, on which several processes may run. Processes are
+//! numbered across the cluster.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,43 +15,43 @@ pub const MICROSECOND: u64 = 1_000;
 pub const MILLISECOND: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000_000_000;
 
-/// Everything that a seed decides.
+/// A scenario.
 #[derive(Debug)]
 pub struct Scenario {
     pub seed: u64,
-    /// The network while faults last.
+    /// The network while there are faults.
     pub network: NetworkConfig,
     /// The path afterwards.
     pub calm_path: PathConfig,
-    /// The memory that processes of one node share.
+    /// The shared memory of processes of one node.
     pub memory: SharedMemoryConfig,
     pub nodes: Vec<NodePlan>,
     pub flows: Vec<FlowPlan>,
     /// In order of time.
     pub faults: Vec<(u64, Fault)>,
-    /// No faults from here on.
+    /// There are no faults after this time.
     pub calm_at_ns: u64,
-    /// Nothing happens that entitles anybody to give a peer up.
+    /// No fault justifies giving up a peer.
     pub keeps_peers: bool,
-    /// A network that nothing crosses from this time on, not even in the end.
+    /// A network that fails at this time and never recovers.
     pub lost_network: Option<(u64, u8)>,
-    /// What each node holds, if they share one; then a stranger with another one tries to get in.
+    /// The key of each node, if there is one. A stranger with another key then tries to connect.
     pub keys: Vec<ClusterKey>,
-    /// Endpoints have regions, and flows work on them.
+    /// Endpoints have regions, on which flows perform operations.
     pub has_regions: bool,
-    /// Gets stuck, by a fault, until all others are done.
+    /// A process that a fault stops until all others have finished.
     pub stuck: Option<Stuck>,
 }
 
-/// A process that is stuck.
+/// A process that gets stuck.
 #[derive(Clone, Copy, Debug)]
 pub struct Stuck {
     pub node: usize,
-    /// Its application makes no calls, but its engine is stepped; else nothing is.
+    /// Only its application makes no calls, and its engine is still stepped.
     pub is_stepped: bool,
 }
 
-/// Where a process runs: its node, and how many others there come before it.
+/// Where a process runs: its node, and its position among the node's processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     pub node: usize,
@@ -59,7 +59,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The first of the numbers that endpoints of this process have and no others of its node.
+    /// The first endpoint number of this process; numbers are unique within its node.
     pub fn endpoints(self) -> u32 {
         u32::try_from(self.rank).expect("few processes") * ENDPOINTS_PER_PROCESS
     }
@@ -69,20 +69,20 @@ impl Place {
 #[derive(Debug)]
 pub struct NodePlan {
     pub place: Place,
-    /// It meets others of its node in shared memory.
+    /// It uses shared memory with other processes of its node.
     pub shares_memory: bool,
     pub config: Config,
-    /// The process computes this long between two steps; 0 for one that waits.
+    /// Time it computes between two steps; 0 if it waits.
     pub busy_ns: u64,
-    /// The network of each of its interfaces, the first one first.
+    /// The network of each interface, starting with the first.
     pub interfaces: Vec<u8>,
     pub watches: bool,
-    /// It closes endpoints without reading what they hold.
+    /// It closes endpoints without reading their messages.
     pub closes_unread: bool,
     pub endpoints: Vec<EndpointPlan>,
 }
 
-/// One receiving endpoint.
+/// A receiving endpoint.
 #[derive(Clone, Debug)]
 pub struct EndpointPlan {
     pub id: u32,
@@ -93,13 +93,13 @@ pub struct EndpointPlan {
 /// How an application reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// At once.
+    /// Immediately.
     Eager,
-    /// A message now and then.
+    /// One message per interval.
     Slow { every_ns: u64 },
-    /// Not until all others have finished.
+    /// Only after all others have finished.
     Never,
-    /// At once, and from this message on not until all others have finished.
+    /// Immediately, but from this message on only after all others have finished.
     Stops { after: u32 },
 }
 
@@ -115,7 +115,7 @@ impl Reader {
 pub enum Presence {
     Always,
     Never,
-    /// Changes sides at these times, closed at first; open in the end.
+    /// Opens and closes at these times; closed at first and open at the end.
     Changing(Vec<u64>),
 }
 
@@ -131,7 +131,7 @@ impl Presence {
     }
 }
 
-/// Messages from one endpoint to another.
+/// A flow of messages from one endpoint to another.
 #[derive(Clone, Debug)]
 pub struct FlowPlan {
     pub from: usize,
@@ -139,63 +139,63 @@ pub struct FlowPlan {
     pub to: usize,
     pub target: u32,
     pub messages: u32,
-    /// Shortest and longest message.
+    /// Length of the shortest and longest message.
     pub bytes: (usize, usize),
-    /// One message in a thousand that is sent unreliably, times this.
+    /// Share of messages sent unreliably, in thousandths.
     pub unreliable_permille: u32,
-    /// Of a thousand waits for credit, how many are given up.
+    /// Share of waits for credit that are given up, in thousandths.
     pub impatient_permille: u32,
-    /// Of a thousand messages, how many may wait for others.
+    /// Share of messages that may wait for others, in thousandths.
     pub more_permille: u32,
-    /// Pause between messages; 0 for as fast as they go.
+    /// Pause between messages; 0 for none.
     pub gap_ns: u64,
-    /// Sends before the session is open.
+    /// It sends before the session is open.
     pub early: bool,
-    /// Means the very process that is there when it connects.
+    /// It only connects to the process that is there at first.
     pub particular: bool,
-    /// Messages after which it closes its edge and opens it again; 0 for never.
+    /// Messages after which it closes and reopens its edge; 0 for never.
     pub edge_messages: u32,
 }
 
-/// Numbers of the endpoints that read, and of those that only send, in each process.
+/// Numbers of the receiving endpoints and of the sending ones in each process.
 const ENDPOINTS_PER_PROCESS: u32 = 10;
 pub const FIRST_SOURCE: u32 = 100;
 
-/// Something that goes wrong, or is mended.
+/// A fault or its repair.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// These nodes and the others no longer hear each other.
+    /// These nodes and the others can no longer reach each other.
     Partition(Vec<usize>),
-    /// The first no longer reaches the second.
+    /// The first node can no longer reach the second.
     Cut(usize, usize),
     /// Ends partitions and cuts.
     Heal,
-    /// An interface, by its place among the node's, dies or comes back.
+    /// An interface of a node, by its index, fails or recovers.
     Interface {
         node: usize,
         interface: usize,
         alive: bool,
     },
-    /// Nothing crosses a network any more.
+    /// A network fails for good.
     LoseNetwork(u8),
-    /// Packets may only be so long, or as long as at first again: the interfaces refuse longer
-    /// ones, or the switch drops them.
+    /// Changes the maximum packet length: the interfaces refuse longer packets, or the switch drops
+    /// them.
     Narrow { bytes: usize, by: Narrow },
     /// A process is not stepped for this long.
     Pause { node: usize, for_ns: u64 },
     /// A process gets stuck.
     Stick(Stuck),
-    /// A process ends, with a goodbye or without.
+    /// A process ends, with or without a goodbye.
     End { node: usize, orderly: bool },
-    /// Another begins on the same ports.
+    /// A new process starts on the same ports.
     Begin { node: usize },
-    /// All clocks jump while nobody is stepped.
+    /// All clocks jump while no process is stepped.
     Jump { by_ns: u64 },
-    /// A process takes one of its cluster keys no more.
+    /// A process withdraws one of its cluster keys.
     Withdraw { node: usize },
 }
 
-/// Who does not take long packets.
+/// What rejects long packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Narrow {
     Interfaces,
@@ -203,8 +203,8 @@ pub enum Narrow {
 }
 
 impl Fault {
-    /// True if it entitles nobody to give a peer up: a process that was not stepped, or
-    /// whose clock jumped, knows that it was absent itself.
+    /// True if the fault does not justify giving up a peer. A process that was not stepped, or whose
+    /// clock jumped, knows that it was absent itself.
     pub fn is_harmless(&self, nodes: &[NodePlan]) -> bool {
         let timeouts = nodes.iter().map(|node| node.config.peer_timeout_ns);
         match self {
@@ -216,7 +216,7 @@ impl Fault {
     }
 }
 
-/// The network of the bulk port of a node with one interface, if it has a device of its own.
+/// The network of the bulk port of a node with one interface, if it has its own device.
 pub const BULK_NETWORK: u8 = 9;
 
 /// The address of a node's interface on a network.
@@ -253,14 +253,14 @@ impl NodePlan {
         }
     }
 
-    /// The socket at which others of the node meet it.
+    /// The shared-memory socket of the process.
     pub fn socket(&self) -> PathBuf {
         PathBuf::from(format!("process-{}", self.place.rank))
     }
 }
 
 impl Scenario {
-    /// The process that an endpoint which sends belongs to.
+    /// The process of a sending endpoint.
     pub fn sender(&self, node: u32, source: u32) -> Option<usize> {
         let rank = source.checked_sub(FIRST_SOURCE)? / ENDPOINTS_PER_PROCESS;
         let place = Place {
@@ -270,7 +270,7 @@ impl Scenario {
         self.nodes.iter().position(|process| process.place == place)
     }
 
-    /// True if two different processes meet in shared memory.
+    /// True if two different processes use shared memory with each other.
     pub fn share_memory(&self, one: usize, other: usize) -> bool {
         let (one_plan, other_plan) = (&self.nodes[one], &self.nodes[other]);
         one != other
@@ -279,8 +279,8 @@ impl Scenario {
             && other_plan.shares_memory
     }
 
-    /// By which network a node's directory answers, as it is asked on all: its first interface
-    /// on one that works.
+    /// The network on which a node's directory answers, since all are queried: that of its first
+    /// interface on a working network.
     pub fn way_to(&self, node: usize, now_ns: u64) -> u8 {
         let works = |network: &&u8| match self.lost_network {
             None => **network == 0,
@@ -290,8 +290,8 @@ impl Scenario {
         *interfaces.find(works).expect("all are on these networks")
     }
 
-    /// Long messages from one node to another, of whose packets one in a hundred
-    /// is lost on the way there, to the end.
+    /// Long messages from one node to another, with a loss of one packet in a hundred in this
+    /// direction until the end.
     pub fn lossy_stream(seed: u64) -> Scenario {
         let ip = |node| interface_address(node, 0);
         let mut network = NetworkConfig::default();

@@ -1,4 +1,4 @@
-//! Somebody without the cluster's key, at an address of its own, who knocks at every node.
+//! A stranger without the cluster's key, which requests sessions from every node.
 
 use std::net::SocketAddr;
 
@@ -12,24 +12,24 @@ use dipole_proto::{Config, Instant, PeerId};
 use crate::draw::key;
 use crate::scenario::{Place, Scenario, address};
 
-/// See the module.
+/// A process that does not belong to the cluster.
 pub struct Stranger {
     engine: Engine,
     addresses: [SocketAddr; 2],
-    /// Who was asked for a session and has not refused it yet.
+    /// Peers that have not refused its request yet.
     knocked: Vec<PeerId>,
     mismatch: KeyMismatch,
     deadline_ns: u64,
 }
 
 impl Stranger {
-    /// Attaches to the network and asks all nodes for a session: with another key, or with none.
+    /// Joins the network and requests a session from all nodes, with another key or with none.
     pub fn come(scenario: &Scenario, network: &Network, now_ns: u64) -> Stranger {
         let place = Place {
             node: scenario.nodes.len(),
             rank: 0,
         };
-        // On a network that is there to the end.
+        // On a network that never fails.
         let lost = scenario.lost_network.map(|(_, lost)| lost);
         let home = u8::from(lost == Some(0));
         let addresses = [Class::Small, Class::Bulk].map(|class| address(place, class, home));
@@ -76,7 +76,7 @@ impl Stranger {
         if waiting { 0 } else { self.deadline_ns }
     }
 
-    /// One turn; an error if it got in, or is not told why it does not.
+    /// Steps it once; an error if it got a session, or was refused for another reason.
     pub fn turn(&mut self, now_ns: u64) -> Result<(), String> {
         let now = Instant(now_ns);
         self.engine
@@ -87,7 +87,10 @@ impl Stranger {
         }
         for departure in self.engine.take_departures() {
             if departure.reason != GoneReason::Key(self.mismatch) {
-                return Err(format!("a stranger hears: {}", departure.reason));
+                return Err(format!(
+                    "a stranger was refused because {}",
+                    departure.reason
+                ));
             }
             self.knocked.retain(|peer| *peer != departure.peer);
         }
@@ -96,7 +99,7 @@ impl Stranger {
         Ok(())
     }
 
-    /// What is still to be done.
+    /// Describes requests that have not been refused yet.
     pub fn open(&self) -> Option<String> {
         let count = self.knocked.len();
         (count > 0).then(|| format!("{count} nodes have not refused a stranger"))

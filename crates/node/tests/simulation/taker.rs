@@ -1,8 +1,8 @@
-//! A reader of an endpoint that takes messages as they come.
+//! A reader that takes messages as they arrive.
 
 use dipole_node::{Address, Arriving, Message, Reader};
 
-/// Takes messages with their sources, those of an even length where they lie.
+/// Takes messages with their sources; those of even length are read in place.
 #[derive(Debug, Default)]
 pub struct Taker {
     pub taken: Vec<(Address, Vec<u8>, bool)>,

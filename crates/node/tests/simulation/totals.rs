@@ -1,4 +1,4 @@
-//! Sums over all seeds: that every fault really happens is checked too.
+//! Totals over all seeds, which also show that every kind of fault occurs.
 
 use dipole_link::sim::{self, NetworkStats};
 use dipole_node::GoneReason;
@@ -14,7 +14,7 @@ const GONE_REASONS: [&str; 6] = [
     "misbehaved",
 ];
 
-/// What happened in one run or in many.
+/// Event counts of one or more runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub runs: u64,
@@ -60,7 +60,7 @@ pub struct Totals {
     pub repeats: u64,
     pub tail_repeats: u64,
     pub acks: u64,
-    pub prods: u64,
+    pub ack_requests: u64,
     pub lanes_lost: u64,
     pub dropped: [u64; DropReason::ALL.len()],
 }
@@ -82,7 +82,7 @@ impl Totals {
         self.repeats += stats.repeats;
         self.tail_repeats += stats.tail_repeats;
         self.acks += stats.explicit_acks;
-        self.prods += stats.prods;
+        self.ack_requests += stats.ack_requests;
         self.lanes_lost += stats.lanes_lost;
         self.probes += stats.probes;
         for (sum, (_, count)) in self.dropped.iter_mut().zip(stats.drops()) {
@@ -97,13 +97,13 @@ impl Totals {
             GoneReason::Restarted => 2,
             GoneReason::Reset(_) => 3,
             GoneReason::Died => 4,
-            GoneReason::Misbehaved => 5,
+            GoneReason::ProtocolViolation => 5,
             GoneReason::Key(_) => unreachable!("all take both keys"),
         };
         self.sessions_gone[index] += 1;
     }
 
-    /// Frames lost one by one, by chance.
+    /// Frames lost individually, by chance.
     pub fn lost_by_chance(&self) -> u64 {
         self.lost[sim::DropReason::Loss as usize]
     }
@@ -115,7 +115,7 @@ impl Totals {
         }
     }
 
-    /// All of them, with names.
+    /// All counts with names.
     fn numbers(&mut self) -> Vec<(String, &mut u64)> {
         let mut all: Vec<(String, &mut u64)> = Vec::new();
         macro_rules! plain {
@@ -165,7 +165,7 @@ impl Totals {
             repeats,
             tail_repeats,
             acks,
-            prods,
+            ack_requests,
             lanes_lost,
         );
         for (name, value) in GONE_REASONS.iter().zip(&mut self.sessions_gone) {
@@ -180,7 +180,7 @@ impl Totals {
         all
     }
 
-    /// Those that are zero.
+    /// Names of the counts that are zero.
     pub fn missing(&self) -> Vec<String> {
         let mut copy = self.clone();
         let numbers = copy.numbers();
@@ -191,7 +191,7 @@ impl Totals {
             .collect()
     }
 
-    /// A few to a line.
+    /// All counts, a few per line.
     pub fn report(&self) -> String {
         let mut copy = self.clone();
         let texts: Vec<String> = copy

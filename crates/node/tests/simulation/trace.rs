@@ -1,4 +1,4 @@
-//! What happened, in order: the last of it for a report, all of it as a hash.
+//! The events of a run: the last ones for a report, and a hash of all of them.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -7,21 +7,21 @@ use std::hash::{Hash, Hasher};
 use dipole_node::GoneReason;
 use rustc_hash::FxHasher;
 
-/// Notes that a report shows.
+/// Events in a report.
 const KEPT: usize = 60;
 
-/// One thing that happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
-    /// A process began, for the n-th time on this node.
+    /// A process started; `life` counts the starts on this node.
     Began { life: u32 },
-    /// It crashed.
+    /// The process crashed.
     Crashed,
-    /// It said goodbye and left.
+    /// The process disconnected and ended.
     Left,
-    /// It is not stepped for a while.
+    /// The process is not stepped for a while.
     Paused { until_ns: u64 },
-    /// It makes no calls, or is not stepped, until all others are done.
+    /// The process is stuck until all others have finished.
     Stuck,
     /// All clocks jumped.
     Jumped { by_ns: u64 },
@@ -31,7 +31,7 @@ pub enum What {
     Opened { endpoint: u32 },
     /// An endpoint closed.
     Closed { endpoint: u32 },
-    /// A flow asks for a session.
+    /// A flow requests a session.
     Connecting { flow: usize, to: usize },
     /// A flow begins a stream.
     Stream { flow: usize, stream: u32 },
@@ -41,7 +41,7 @@ pub enum What {
         index: u32,
         bytes: usize,
     },
-    /// A wish was taken back.
+    /// A credit request was withdrawn.
     Cancelled { stream: u32, bytes: usize },
     /// An unreliable message was accepted.
     SentLoose {
@@ -49,17 +49,17 @@ pub enum What {
         index: u32,
         bytes: usize,
     },
-    /// The sender was told that the receiver takes nothing.
+    /// The sender was told of a refusal.
     Refused { stream: u32 },
     /// A peer is gone.
     Gone { peer: u32, reason: GoneReason },
-    /// A message was read.
+    /// A message was received.
     Read {
         stream: u32,
         index: u32,
         bytes: usize,
     },
-    /// The next stage of the run.
+    /// The run's next stage began.
     Stage(&'static str),
 }
 
@@ -70,7 +70,7 @@ struct Note {
     what: What,
 }
 
-/// See the module.
+/// The trace of a run.
 pub struct Trace {
     last: VecDeque<Note>,
     hasher: FxHasher,
@@ -103,7 +103,7 @@ impl Trace {
         self.hasher.finish()
     }
 
-    /// The last notes, one a line.
+    /// The last events, one per line.
     pub fn report(&self) -> String {
         let mut report = String::new();
         for note in &self.last {

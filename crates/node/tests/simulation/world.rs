@@ -1,6 +1,6 @@
-//! The cluster: engines on one simulated network, virtual time, faults, and the
-//! order in which all of it moves.
+//! The cluster: engines on a simulated network, virtual time, faults, and the order of events.
 
+mod faults;
 mod turn;
 
 use std::net::SocketAddr;
@@ -23,24 +23,24 @@ use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
 
-/// Virtual time within which something must be read, once faults have stopped, or all be done. (A
-/// pool that holds one message and interfaces that overtake each other cost a time-out per
-/// message.)
+/// Virtual time within which some message must be received, or everything be finished, once faults
+/// have stopped. (A pool that holds one message, together with interfaces that reorder packets,
+/// costs a time-out per message.)
 const PROGRESS_NS: u64 = 60 * SECOND;
-/// How far a run has come.
+/// Stages of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Faults happen.
+    /// Faults occur.
     Storm,
-    /// No faults any more; idle readers still do not read.
+    /// No more faults; idle receivers still do not read.
     Calm,
-    /// Everybody reads.
+    /// All receivers read.
     AllRead,
-    /// Nothing is sent any more; all memory must come back.
+    /// Nothing is sent any more; all memory must be released.
     Quiet,
-    /// All edges were closed; both sides must forget them, and all credit comes back.
+    /// All edges were closed; both sides must forget them, and all credit must return.
     Closed,
-    /// Everybody has said goodbye.
+    /// All processes have disconnected.
     Over,
 }
 
@@ -57,7 +57,7 @@ impl Stage {
     }
 }
 
-/// A run that broke a rule.
+/// A run that violated a rule.
 #[derive(Debug)]
 pub struct Violation {
     pub at_ns: u64,
@@ -65,7 +65,7 @@ pub struct Violation {
     pub trace: String,
 }
 
-/// A run that did not.
+/// A successful run.
 #[derive(Debug)]
 pub struct Outcome {
     pub totals: Totals,
@@ -80,21 +80,21 @@ pub struct Node {
     paused_until_ns: u64,
     /// Its application makes no calls.
     pub is_stuck: bool,
-    /// Busy until then.
+    /// Busy until this time.
     free_at_ns: u64,
-    /// When its application wants to do something.
+    /// When its application must be called.
     pub app_at_ns: u64,
     pub inlets: Vec<Inlet>,
-    /// Bytes of credit that it may have out at most.
+    /// Upper limit of credit that it may have granted.
     credit_bound: u64,
     activations: (u64, u32),
 }
 
-/// See the module.
+/// The whole simulation.
 pub struct World {
     pub scenario: Scenario,
     pub network: Network,
-    /// The memory of each node.
+    /// The shared memory of each node.
     memories: Vec<SharedMemory>,
     pub now_ns: u64,
     pub nodes: Vec<Node>,
@@ -107,11 +107,11 @@ pub struct World {
     pub totals: Totals,
     pub stage: Stage,
     pub stage_since_ns: u64,
-    /// When a message that was to arrive was last read.
+    /// When an expected message was last received.
     pub read_at_ns: u64,
     next_fault: usize,
     pub turns: u64,
-    /// Comes to a cluster with a key when the storm is over.
+    /// Tries to join a cluster with a key when the faults are over.
     stranger: Option<Stranger>,
     pub dice: ChaCha8Rng,
 }
@@ -135,7 +135,7 @@ pub fn run(scenario: Scenario, verbose: bool) -> Result<Outcome, Violation> {
 }
 
 impl World {
-    /// The state of every protocol machine, for who replays a seed.
+    /// Prints the state of every protocol machine, when a seed is replayed.
     fn tell_machines(&self) {
         for (index, node) in self.nodes.iter().enumerate() {
             if let Some(process) = &node.process {
@@ -157,17 +157,17 @@ impl World {
             .enumerate()
             .map(|(index, plan)| {
                 let flows = || scenario.flows.iter().filter(|flow| flow.to == index);
-                // A window, or a message beyond it once all before have been read.
+                // A window, or a message beyond it once all earlier ones have been read.
                 let window =
                     u64::from(plan.config.initial_credit_bytes).max(plan.config.edge_window_bytes);
                 let edge_bound = window.max(LONGEST_BYTES as u64 + 64);
-                // Who has given a peer up comes again by another interface, as another session,
-                // while the peer has no reason to give up the old one.
+                // A process that gave up a peer reconnects over another interface with another
+                // session, while the peer has no reason to give up the old one.
                 let sessions = 1 + u64::from(scenario.lost_network.is_some());
-                // An edge that ended may not be read when its next life begins.
+                // A closed edge may have unread messages when it is reopened.
                 let lives = 1 + u64::from(flows().any(|flow| flow.edge_messages > 0));
                 let edge_bound = sessions * lives * edge_bound;
-                // Answers come by edges of their own, one from each process.
+                // Answers have their own edges, one from each process.
                 let answering = match scenario.has_regions {
                     true => scenario.nodes.len() as u64 * lives * sessions,
                     false => 0,
@@ -235,7 +235,7 @@ impl World {
         self.farewell()
     }
 
-    /// When something happens next.
+    /// Time of the next event.
     fn next_ns(&self) -> u64 {
         let fault = self.scenario.faults.get(self.next_fault).map(|(at, _)| *at);
         let stage = match self.stage {
@@ -271,7 +271,7 @@ impl World {
         wanted.max(node.free_at_ns).max(node.paused_until_ns)
     }
 
-    /// The memory of the node that a process runs on.
+    /// The shared memory of a process's node.
     pub fn memory(&self, index: usize) -> &SharedMemory {
         &self.memories[self.scenario.nodes[index].place.node]
     }
@@ -307,14 +307,14 @@ impl World {
                     Stage::Closed
                 }
                 Some(what) if self.is_late() => {
-                    return Err(format!("everything has arrived, yet {what}"));
+                    return Err(format!("everything has arrived, but {what}"));
                 }
                 Some(_) => return Ok(()),
             },
             Stage::Closed => match self.unforgotten().or_else(|| self.unquiet()) {
                 None => Stage::Over,
                 Some(what) if self.is_late() => {
-                    return Err(format!("all edges were closed, yet {what}"));
+                    return Err(format!("all edges were closed, but {what}"));
                 }
                 Some(_) => return Ok(()),
             },
@@ -337,7 +337,7 @@ impl World {
     }
 
     fn progress_due_ns(&self) -> u64 {
-        // A session that its peer has lost is found out when it has long been idle.
+        // A session that the peer has lost is detected only after a long idle time.
         let idle_ns = match self.stage == Stage::Closed && self.has_lost_sessions() {
             true => {
                 let configs = self.scenario.nodes.iter().map(|node| &node.config);
@@ -349,8 +349,8 @@ impl World {
         self.stage_since_ns.max(self.read_at_ns) + PROGRESS_NS + idle_ns
     }
 
-    /// True if a process may have a session that its peer no longer has: it has ended, with a
-    /// goodbye that may be lost, or has given the session up.
+    /// True if a process may have a session that its peer no longer has, because the peer has ended,
+    /// with a goodbye that may be lost, or has given up the session.
     pub fn has_lost_sessions(&self) -> bool {
         let gone = self.totals.sessions_gone.iter().sum::<u64>();
         self.totals.crashes + self.totals.goodbyes + gone > 0
@@ -373,7 +373,7 @@ impl World {
         self.scenario.stuck.is_some_and(|stuck| stuck.node == node)
     }
 
-    /// True if nobody sends, or reads, all of this flow before the end.
+    /// True if this flow is not completely sent or received before the end.
     pub fn is_idle_flow(&self, flow: &Flow) -> bool {
         if self.sticks(flow.plan.from) || self.sticks(flow.plan.to) {
             return true;
@@ -416,7 +416,7 @@ impl World {
         }
     }
 
-    /// What a process still holds that it held nothing of when it began.
+    /// Describes resources that a process holds now but did not hold at its start.
     fn unforgotten(&self) -> Option<String> {
         let nodes = self.nodes.iter().enumerate();
         nodes
@@ -428,7 +428,7 @@ impl World {
             .next()
     }
 
-    /// Everybody says goodbye; nothing may be left behind.
+    /// All processes disconnect; nothing may be left behind.
     fn farewell(&mut self) -> Result<(), String> {
         self.regions.check()?;
         for index in 0..self.nodes.len() {
@@ -436,7 +436,7 @@ impl World {
                 continue;
             };
             let now = Instant(self.now_ns);
-            process.engine.say_goodbye();
+            process.engine.send_goodbye();
             process
                 .engine
                 .step(now, true)
@@ -451,7 +451,7 @@ impl World {
             );
             if left != (0, 0, 0, 0) {
                 return Err(format!(
-                    "node {} said goodbye and keeps (frames, pool, credit, peers) {left:?}",
+                    "node {} disconnected but keeps (frames, pool, credit, peers) {left:?}",
                     index + 1
                 ));
             }
@@ -475,7 +475,7 @@ impl World {
         let port = self
             .network
             .attach_interfaces(&self.addresses[index])
-            .expect("the forerunner has left");
+            .expect("the previous process has left");
         let node = &mut self.nodes[index];
         node.lives += 1;
         let salt = self.scenario.seed << 16 ^ (index as u64) << 8 ^ u64::from(node.lives);
@@ -493,13 +493,13 @@ impl World {
             let memory = &self.memories[plan.place.node];
             engine
                 .open_simulated(memory, &plan.socket())
-                .expect("the forerunner has left");
+                .expect("the previous process has left");
         }
         node.process = Some(Process {
             engine,
             life: node.lives,
             incarnation,
-            found: 0,
+            hits_in_row: 0,
             deadline_ns: 0,
         });
         node.app_at_ns = self.now_ns;
@@ -519,7 +519,7 @@ impl World {
             return;
         };
         if orderly {
-            process.engine.say_goodbye();
+            process.engine.send_goodbye();
             let _lost_anyway = process.engine.step(Instant(self.now_ns), true);
             self.totals.goodbyes += 1;
             self.trace.note(self.now_ns, index, What::Left);
@@ -540,7 +540,7 @@ impl World {
         }
     }
 
-    /// Does what is due.
+    /// Applies the faults that are due.
     fn faults(&mut self) {
         while let Some((at_ns, fault)) = self.scenario.faults.get(self.next_fault)
             && *at_ns <= self.now_ns
@@ -548,115 +548,6 @@ impl World {
             let fault = fault.clone();
             self.next_fault += 1;
             self.strike(fault);
-        }
-    }
-
-    fn strike(&mut self, fault: Fault) {
-        let now_ns = self.now_ns;
-        match fault {
-            Fault::Partition(group) => {
-                let group: Vec<usize> = group.iter().map(|it| self.node_of(*it)).collect();
-                let (these, those): (Vec<_>, Vec<_>) = self
-                    .interfaces()
-                    .into_iter()
-                    .partition(|(node, _)| group.contains(node));
-                let ips = |interfaces: Vec<(usize, std::net::IpAddr)>| -> Vec<_> {
-                    interfaces.into_iter().map(|(_, ip)| ip).collect()
-                };
-                let (these, those) = (ips(these), ips(those));
-                self.network
-                    .change(|config| config.partition(&these, &those));
-                self.totals.partitions += 1;
-                self.trace.note(now_ns, 0, What::Network("partition"));
-            }
-            Fault::Cut(from, to) => {
-                let (from, to) = (self.node_of(from), self.node_of(to));
-                for (_, from_ip) in self
-                    .interfaces()
-                    .into_iter()
-                    .filter(|interface| interface.0 == from)
-                {
-                    for (_, to_ip) in self
-                        .interfaces()
-                        .into_iter()
-                        .filter(|interface| interface.0 == to)
-                    {
-                        self.network.change(|config| config.cut(from_ip, to_ip));
-                    }
-                }
-                self.totals.partitions += 1;
-                self.trace.note(now_ns, from, What::Network("cut"));
-            }
-            Fault::Heal => {
-                self.network.change(|config| config.heal());
-                self.trace.note(now_ns, 0, What::Network("healed"));
-            }
-            Fault::Interface {
-                node,
-                interface,
-                alive,
-            } => {
-                let network = self.scenario.nodes[node].interfaces[interface];
-                let ip = interface_address(self.node_of(node), network);
-                self.network
-                    .change(|config| config.set_interface(ip, alive));
-                self.totals.interfaces += 1;
-                let what = if alive {
-                    "interface back"
-                } else {
-                    "interface dead"
-                };
-                self.trace.note(now_ns, node, What::Network(what));
-            }
-            Fault::LoseNetwork(lost) => {
-                self.lose_network(lost);
-                self.totals.networks += 1;
-                self.trace.note(now_ns, 0, What::Network("lost"));
-            }
-            Fault::Narrow { bytes, by } => {
-                self.network.change(|config| match by {
-                    Narrow::Interfaces => config.max_frame_bytes = bytes,
-                    Narrow::Switch => config.switch_frame_bytes = bytes,
-                });
-                self.totals.narrowings += 1;
-                self.trace
-                    .note(now_ns, 0, What::Network("takes packets of another length"));
-            }
-            Fault::Pause { node, for_ns } => {
-                let until_ns = now_ns + for_ns;
-                self.nodes[node].paused_until_ns = until_ns;
-                self.totals.pauses += 1;
-                self.trace.note(now_ns, node, What::Paused { until_ns });
-            }
-            Fault::Stick(Stuck { node, is_stepped }) => {
-                if is_stepped {
-                    self.nodes[node].is_stuck = true;
-                    self.totals.stuck += 1;
-                } else {
-                    self.nodes[node].paused_until_ns = u64::MAX;
-                    self.totals.stopped += 1;
-                }
-                self.trace.note(now_ns, node, What::Stuck);
-            }
-            Fault::End { node, orderly } => self.end(node, orderly),
-            Fault::Begin { node } => {
-                if self.nodes[node].process.is_none() {
-                    self.begin(node);
-                }
-            }
-            Fault::Withdraw { node } => {
-                let now = Instant(now_ns);
-                if let Some(process) = &mut self.nodes[node].process {
-                    process.engine.renew_proofs(now);
-                    self.totals.withdrawals += 1;
-                }
-            }
-            Fault::Jump { by_ns } => {
-                self.now_ns += by_ns;
-                self.network.advance(self.now_ns);
-                self.totals.jumps += 1;
-                self.trace.note(self.now_ns, 0, What::Jumped { by_ns });
-            }
         }
     }
 
@@ -676,7 +567,7 @@ impl World {
         self.scenario.nodes[index].place.node
     }
 
-    /// All interfaces of a network die.
+    /// Disables all interfaces of a network.
     fn lose_network(&mut self, lost: u8) {
         for node in 0..self.nodes.len() {
             let ip = interface_address(node, lost);
@@ -685,7 +576,7 @@ impl World {
         }
     }
 
-    /// Everything is mended.
+    /// Repairs everything.
     fn end_storm(&mut self) {
         let calm_path = self.scenario.calm_path;
         self.network.change(|config| {
@@ -709,7 +600,7 @@ impl World {
         }
     }
 
-    /// True once in a thousand, times this.
+    /// True with a probability of `share` thousandths.
     pub fn permille(&mut self, share: u32) -> bool {
         share > 0 && self.dice.random_range(0..1000) < share
     }

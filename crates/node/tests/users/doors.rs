@@ -1,4 +1,4 @@
-//! What Bob tries, and what he must hear each time.
+//! Bob's attacks, and the error that each of them must get.
 
 use std::io::ErrorKind;
 use std::io::IoSliceMut;
@@ -23,7 +23,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 
 use crate::{ALICE, Facts, config};
 
-/// Every door, by the name that is said when it was found shut.
+/// Every attack, by the name that is printed once it has been refused.
 pub(crate) const DOORS: [&str; 9] = [
     "the registry",
     "the sockets",
@@ -36,7 +36,7 @@ pub(crate) const DOORS: [&str; 9] = [
     "the session table",
 ];
 
-/// Sessions asked for, each from a port of its own.
+/// Number of sessions requested, each from its own port.
 const SESSIONS: usize = 40;
 const FORGED: u32 = 20_000;
 
@@ -60,7 +60,7 @@ pub(crate) fn try_all(runtime: &Path, victim: &Facts) {
     }
 }
 
-/// Neither its files nor its endpoints can be had.
+/// Bob cannot access the registry's files or use its endpoints.
 fn registry(runtime: &Path) {
     let denied = |path: &Path| {
         let error = std::fs::read_dir(path).expect_err("not ours");
@@ -90,15 +90,15 @@ fn registry(runtime: &Path) {
     );
 }
 
-/// Its name is known (`/proc/net/unix` shows it), the socket cannot be reached.
+/// The socket's name is known (`/proc/net/unix` shows it), but it cannot be reached.
 fn sockets(runtime: &Path, victim: &Facts) {
     let path = runtime.join(format!("node-1/shm-{:016x}", victim.incarnation));
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None);
     let address = SocketAddrUnix::new(&path).expect("a short path");
     let error = rustix::net::connect(socket.expect("a socket"), &address).expect_err("not ours");
     assert_eq!(error, rustix::io::Errno::ACCESS);
-    // Nor has it a socket without a file, which modes would not guard: whoever connects could also
-    // send descriptors (SCM_RIGHTS).
+    // There is no socket without a file either; file modes would not protect it, and anyone who
+    // connects could also send descriptors (SCM_RIGHTS).
     let known = std::fs::read_to_string("/proc/net/unix").expect("all may read it");
     let names = known.lines().filter_map(|line| line.split_once('@'));
     for (_, name) in names {
@@ -108,7 +108,7 @@ fn sockets(runtime: &Path, victim: &Facts) {
     }
 }
 
-/// Descriptors, and with them shared memory, stay where they are.
+/// Descriptors, and with them shared memory, cannot be obtained.
 fn proc(victim: &Facts) {
     let of = |name: &str| format!("/proc/{}/{name}", victim.pid);
     for folder in ["fd", "map_files", "fdinfo"] {
@@ -148,7 +148,7 @@ fn signals(victim: &Facts) {
     }
 }
 
-/// Its ports cannot be shared or taken, whatever is asked of the socket.
+/// The ports cannot be shared or taken over, with any socket option.
 fn ports(victim: &Facts) {
     for address in [victim.small, victim.bulk] {
         for share in [false, true] {
@@ -162,7 +162,7 @@ fn ports(victim: &Facts) {
     }
 }
 
-/// Asks as the library does, with a key or without, until it is refused.
+/// Requests sessions like the library, with or without a key, until they are refused.
 fn sessions(victim: &Facts, key: Option<&ClusterKey>, mismatch: KeyMismatch) {
     let link = AnyLink::from(Udp::bind(victim.small.ip(), &UdpOptions::default()).expect("ports"));
     let config = dipole_proto::Config::default();
@@ -186,7 +186,7 @@ fn sessions(victim: &Facts, key: Option<&ClusterKey>, mismatch: KeyMismatch) {
     }
 }
 
-/// With keys of his own, from many ports: none takes a place among Alice's peers.
+/// Requests sessions from many ports with other keys; none takes a slot of Alice's peers.
 fn table(victim: &Facts) {
     for index in 0..SESSIONS {
         let key = ClusterKey::new([u8::try_from(index).expect("few"); 32]);
@@ -194,12 +194,12 @@ fn table(victim: &Facts) {
     }
 }
 
-/// Messages and goodbyes for connections that might be, with checksums that fit.
+/// Sends messages and goodbyes with valid checksums for guessed connections.
 fn forge(victim: &Facts) {
     let socket = UdpSocket::bind((victim.small.ip(), 0)).expect("a port");
     let mut random = 0_u32;
     for count in 0..FORGED {
-        // Low bits are an index, of which the first few are in use.
+        // The low bits are an index, of which only the first few are in use.
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let connection = (random & !0x3fff) | (count % 4);
         let bytes = match count % 2 {
@@ -219,7 +219,7 @@ fn forge(victim: &Facts) {
             victim.small
         };
         socket.send_to(&bytes, to).expect("loopback takes it");
-        // Room for Alice's own packets in her queue: a flood is another matter.
+        // Leaves room for Alice's own packets in her queue; this is not a flooding test.
         if count % 100 == 0 {
             std::thread::sleep(Duration::from_micros(500));
         }
@@ -251,14 +251,14 @@ fn packet(first: u8, flags: u8, connection: u32, number: u32, lanes: u8, body: &
     bytes
 }
 
-/// Makes what Alice would make, before she does.
+/// Creates what Alice would create, before she does.
 pub(crate) fn prepare(folder: &Path) {
     std::fs::create_dir(folder.join("made")).expect("everybody may");
     std::fs::create_dir(folder.join("elsewhere")).expect("everybody may");
     symlink(folder.join("elsewhere"), folder.join("linked")).expect("everybody may");
 }
 
-/// Tries to move Alice's directory out of the way.
+/// Tries to move Alice's directory away.
 pub(crate) fn steal(folder: &Path) {
     let moved = std::fs::rename(folder.join("own"), folder.join("gone"));
     assert_eq!(
@@ -272,7 +272,7 @@ pub(crate) fn steal(folder: &Path) {
     );
 }
 
-/// Tells whoever answers for node 1 to make way.
+/// Asks the process that answers for node 1 to make way.
 pub(crate) fn ask_to_yield(address: SocketAddr) {
     let socket = UdpSocket::bind((address.ip(), 0)).expect("a port");
     let header = Header {
@@ -286,10 +286,10 @@ pub(crate) fn ask_to_yield(address: SocketAddr) {
     }
 }
 
-/// The incarnation that a liar names.
+/// The incarnation in the false answers.
 pub(crate) const LIE: u64 = 0x11e;
 
-/// Answers every look-up, at a port that should be a directory's.
+/// Sends false answers to all look-ups, from a directory's port.
 pub(crate) struct Liar {
     address: SocketAddr,
     ended: Arc<AtomicBool>,
@@ -309,7 +309,7 @@ impl Liar {
                 let Ok((length, from)) = socket.recv_from(&mut buffer) else {
                     continue;
                 };
-                // An authenticated question shows its nonce all the same.
+                // Even an authenticated query shows its nonce.
                 let question = &buffer[..length];
                 let nonce = u64::from_le_bytes(question[20..28].try_into().expect("a question"));
                 let header = Header {
@@ -340,7 +340,7 @@ impl std::ops::Drop for Liar {
 }
 
 #[test]
-fn forged_packets_are_packets_of_the_protocol() {
+fn forged_packets_are_valid_packets() {
     use dipole_proto::wire::Packet;
     let bye = packet(0x19, 0, 5 << 14, 0, 0xff, &[1; 8]);
     for bytes in [data(5 << 14, 9), bye] {

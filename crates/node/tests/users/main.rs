@@ -1,5 +1,5 @@
-//! Two users on one node: what one's processes say to each other, the other can neither
-//! read, forge nor stop, by whatever door. Needs root, to be both.
+//! Two users on one node: neither can read, forge or stop the traffic between the other's
+//! processes, by any means. Needs root, in order to act as both.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -21,22 +21,22 @@ use dipole_node::registry::{DirectoryLock, Owner, Registry};
 use dipole_node::{ClusterKey, Config, NodeId};
 use tempfile::TempDir;
 
-/// Neither is anybody on a usual system.
+/// Unused user ids.
 const ALICE: u32 = 60_001;
 const BOB: u32 = 60_002;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a process started by a test is to do, and with what.
+/// Role and arguments of a process started by a test.
 const ROLE: &str = "DIPOLE_USERS_ROLE";
 const ARGUMENTS: &str = "DIPOLE_USERS_ARGUMENTS";
 
-/// A folder that all may enter, with this program and a folder of each user.
+/// A directory that all may enter, with this program and a directory for each user.
 struct Stage {
     folder: TempDir,
 }
 
 impl Stage {
-    /// `None`, said aloud, without the means to be two users.
+    /// Prints a note and returns `None` if the test cannot act as two users.
     fn set() -> Option<Stage> {
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED: only root can be two users");
@@ -45,8 +45,8 @@ impl Stage {
         let folder = tempfile::tempdir().expect("a folder");
         let stage = Stage { folder };
         open_to(&stage.path(""), 0o755);
-        // By another process, so that none that a test beside this one starts inherits the open
-        // copy: what is open for writing cannot be executed.
+        // Copied by another process, so that no process started by a concurrent test inherits the
+        // open file: a file that is open for writing cannot be executed.
         let this = std::env::current_exe().expect("this");
         let copied = Command::new("cp")
             .args([this, stage.path("program")])
@@ -64,7 +64,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// This program in a role, as a user.
+    /// Starts this program in a role, as a user.
     fn start(&self, uid: u32, role: &str, arguments: &[&str]) -> Process {
         let child = Command::new(self.path("program"))
             .args(["--exact", "roles", "--nocapture"])
@@ -80,7 +80,7 @@ impl Stage {
         Process { child }
     }
 
-    /// The same until it ends well; what it said.
+    /// Runs this program in a role until it succeeds; returns its output.
     fn run(&self, uid: u32, role: &str, arguments: &[&str]) -> String {
         let mut process = self.start(uid, role, arguments);
         let mut said = String::new();
@@ -96,7 +96,7 @@ fn open_to(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("root may");
 }
 
-/// Ends with the test.
+/// A process that is killed when the test ends.
 struct Process {
     child: Child,
 }
@@ -108,7 +108,7 @@ impl Drop for Process {
     }
 }
 
-/// What is known of one of Alice's processes; more than Bob could find out.
+/// Facts about one of Alice's processes; more than Bob could find out.
 #[derive(Clone, Debug)]
 struct Facts {
     pid: u32,
@@ -117,7 +117,7 @@ struct Facts {
     incarnation: u64,
 }
 
-/// Reads them as only root and Alice can.
+/// Reads facts that only root and Alice can read.
 fn facts(node: &Path) -> Vec<Facts> {
     let entries = std::fs::read_dir(node).expect("root may");
     let owners = entries.map(|entry| entry.expect("an entry").path());
@@ -135,7 +135,7 @@ fn facts(node: &Path) -> Vec<Facts> {
     parsed.collect()
 }
 
-/// Not a test by itself: what the processes do that the tests start.
+/// Entry point of the processes that the tests start; not a test itself.
 #[test]
 fn roles() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -181,7 +181,7 @@ fn parsed(links: &str) -> Links {
     links.parse().expect("auto, shm or udp")
 }
 
-/// Takes the seat of node 1's agent, says so, and holds it until the input ends.
+/// Becomes node 1's agent, prints that, and stays until the input ends.
 fn seat(runtime: &Path, hosts: &Path, key: &str) {
     let hosts = Hosts::load(hosts).expect("a hosts file");
     let key = (key != "-").then(|| ClusterKey::load(key.as_ref()).expect("a key"));
@@ -197,7 +197,7 @@ fn seat(runtime: &Path, hosts: &Path, key: &str) {
     }
 }
 
-/// Alice's processes talk, all to all, while Bob tries every door.
+/// Alice's processes exchange messages, all to all, while Bob tries every attack.
 fn alice_talks_while_bob_intrudes(links: &str) {
     let Some(stage) = Stage::set() else { return };
     let runtime = stage.path("alice/dipole");
@@ -225,7 +225,7 @@ fn alice_talks_while_bob_intrudes(links: &str) {
             assert!(said.contains(&format!("shut: {door}")), "{door}: {said}");
         }
     }
-    // It goes on after all of it.
+    // The traffic continues afterwards.
     talk::wait_for_rounds(&ranks, 20);
     let ends = talk::finish(&mut ranks);
     for end in ends {
@@ -241,12 +241,12 @@ fn alice_talks_while_bob_intrudes(links: &str) {
 }
 
 #[test]
-fn in_shared_memory_one_user_talks_on_whatever_another_tries() {
+fn a_user_in_shared_memory_is_not_disturbed_by_another() {
     alice_talks_while_bob_intrudes("auto");
 }
 
 #[test]
-fn by_packets_one_user_talks_on_whatever_another_tries() {
+fn a_user_on_the_network_is_not_disturbed_by_another() {
     alice_talks_while_bob_intrudes("udp");
 }
 
@@ -273,7 +273,7 @@ fn directories_that_another_user_prepared_or_could_replace_are_refused() {
         loose_one.contains("could be replaced by others"),
         "{loose_one}"
     );
-    // One that a group can write to, though Alice's own lies in it already.
+    // A directory that a group can write to, even though Alice's own is already inside.
     let shared = stage.path("shared");
     let inner = shared.join("own");
     std::fs::create_dir_all(&inner).expect("a folder");
@@ -288,7 +288,7 @@ fn directories_that_another_user_prepared_or_could_replace_are_refused() {
     );
     open_to(&shared, 0o755);
     assert!(open(&inner).contains("OPEN"));
-    // In a sticky folder what is Alice's stays where it is.
+    // In a sticky directory, other users cannot move Alice's.
     let own = open(&sticky.join("own"));
     assert!(own.contains("OPEN"), "{own}");
     stage.run(BOB, "steal", &[&sticky.to_string_lossy()]);
@@ -296,7 +296,7 @@ fn directories_that_another_user_prepared_or_could_replace_are_refused() {
 }
 
 #[test]
-fn a_directory_port_that_another_user_holds_is_said_to_be_theirs() {
+fn a_directory_port_held_by_another_user_is_reported() {
     let Some(stage) = Stage::set() else { return };
     let free = UdpSocket::bind("127.0.0.1:0").expect("loopback");
     let address = free.local_addr().expect("bound");
@@ -312,7 +312,7 @@ fn a_directory_port_that_another_user_holds_is_said_to_be_theirs() {
     assert!(said.contains("a process of user 60002 has it"), "{said}");
     assert!(said.contains("port="), "{said}");
     drop(thief);
-    // The seat is taken as soon as the port is free, and nobody else's word ends it.
+    // The agent starts as soon as the port is free, and no other user can end it.
     let mut seat = stage.start(ALICE, "seat", &[&runtime, &hosts, "-"]);
     wait_for(&mut seat, "SEATED");
     stage.run(BOB, "yield", &[&address.to_string()]);
@@ -321,7 +321,7 @@ fn a_directory_port_that_another_user_holds_is_said_to_be_theirs() {
 }
 
 #[test]
-fn a_look_up_with_the_cluster_key_believes_no_other_users_directory() {
+fn a_look_up_with_the_cluster_key_ignores_another_users_directory() {
     let Some(stage) = Stage::set() else { return };
     let key = ClusterKey::random().expect("randomness");
     let liar = doors::Liar::start();
@@ -336,7 +336,7 @@ fn a_look_up_with_the_cluster_key_believes_no_other_users_directory() {
         let registry = open(key);
         dipole_node::registry::resolve(&registry, &hosts, wanted, Duration::from_millis(300))
     };
-    // Without a key whoever has the port is believed; that is what the key is for.
+    // Without a key, the owner of the port is trusted; that is what the key is for.
     assert_eq!(resolve(None).expect("an answer").incarnation, doors::LIE);
     let error = resolve(Some(&key)).expect_err("a lie").to_string();
     assert!(error.contains("nobody answered"), "{error}");

@@ -1,4 +1,4 @@
-//! Alice's traffic: every process sends to every other in rounds, and checks all it gets.
+//! Alice's traffic: in each round, every process sends to every other one and checks what it gets.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::{PATIENCE, Process, config};
 pub(crate) const RANKS: u32 = 3;
 const LONGEST: usize = 20_000;
 
-/// How a process ended.
+/// Final report of a process.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) departed: usize,
@@ -25,7 +25,7 @@ pub(crate) struct End {
     pub(crate) unknown: u64,
 }
 
-/// A message: its sender, its round, whether there are more, and bytes that follow from that.
+/// A message: its sender, its round, whether more follow, and bytes derived from these.
 fn message(rank: u32, round: u32, last: bool) -> Vec<u8> {
     let mut bytes = [rank.to_le_bytes(), round.to_le_bytes()].concat();
     bytes.push(u8::from(last));
@@ -35,7 +35,7 @@ fn message(rank: u32, round: u32, last: bool) -> Vec<u8> {
     bytes
 }
 
-/// A rank's part, until the first one's input ends.
+/// Body of a rank, until the first rank's input ends.
 pub(crate) fn talk(runtime: &Path, links: Links, rank: u32) {
     let node = Node::open(config(runtime, links)).expect("a node");
     let own = node.endpoint(EndpointId(rank + 1)).expect("free");
@@ -54,13 +54,13 @@ pub(crate) fn talk(runtime: &Path, links: Links, rank: u32) {
     let mut departed = 0;
     let mut round = 0;
     while last_round.is_none_or(|last| round <= last) {
-        // The first one says when it is over, two rounds ahead: nobody is further.
+        // Rank 0 announces the end two rounds ahead, because no rank is further ahead than that.
         if rank == 0 && last_round.is_none() && told_to_end.load(Ordering::Relaxed) {
             last_round = Some(round + 2);
         }
-        // Nobody leaves before everybody has begun the last round.
+        // No rank leaves before all have begun the last round.
         if last_round == Some(round) {
-            departed = node.departed().len();
+            departed = node.take_departures().len();
         }
         let last = rank == 0 && last_round == Some(round + 2);
         let bytes = message(rank, round, last);
@@ -89,7 +89,7 @@ pub(crate) fn talk(runtime: &Path, links: Links, rank: u32) {
     );
 }
 
-/// One of them, as the test sees it.
+/// A rank's process, as seen by the test.
 pub(crate) struct Rank {
     process: Process,
     rounds: Arc<AtomicU64>,
@@ -131,7 +131,7 @@ impl Rank {
     }
 }
 
-/// Until each has done so many more.
+/// Waits until each rank has completed so many more rounds.
 pub(crate) fn wait_for_rounds(ranks: &[Rank], more: u64) {
     let now: Vec<u64> = (ranks.iter())
         .map(|rank| rank.rounds.load(Ordering::Relaxed))
@@ -145,7 +145,7 @@ pub(crate) fn wait_for_rounds(ranks: &[Rank], more: u64) {
     }
 }
 
-/// Lets them end, all in order.
+/// Lets the ranks end in order.
 pub(crate) fn finish(ranks: &mut [Rank]) -> Vec<End> {
     drop(ranks[0].process.child.stdin.take());
     let ends = ranks.iter_mut().map(|rank| {

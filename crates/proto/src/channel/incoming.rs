@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use super::MessagePiece;
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
-use crate::wire::{EdgeKey, Wish};
+use crate::wire::{CreditRequest, EdgeKey};
 
 /// Messages of one edge that may be waiting for an earlier one.
 const MAX_AHEAD: u64 = 1 << 17;
@@ -83,17 +83,17 @@ pub(crate) struct EdgeIn {
     unpooled: Vec<u64>,
     /// How far ahead of `consumed` grants go; grows when the peer has to wait.
     window: u64,
-    /// What the peer said it waits for, and what it had charged when it said so.
+    /// Cumulative bytes that the peer requested, and what it had charged at that time.
     wanted: u64,
     begun: u64,
-    /// It has said so since the window was last looked at: it had to wait, even if what it
+    /// It has requested credit since the window was last checked: it had to wait, even if what it
     /// waits for has been granted meanwhile.
     asked: bool,
     /// It was granted a message longer than the window.
     pub(crate) in_turn: bool,
     /// A refusal is on its way to the peer: further ones say nothing new.
     pub(crate) refusal_due: bool,
-    /// The number after the last message, once the peer has said so.
+    /// The number after the last message, once the peer has sent it.
     end: Option<u64>,
     draining: bool,
     /// Whether the endpoint is open, and the generation of the endpoint table
@@ -355,7 +355,7 @@ impl EdgeIn {
 
     /// Notes what the peer waits for; false if no message can need that much, or it has
     /// charged more than it was granted.
-    pub(crate) fn want(&mut self, wish: Wish) -> bool {
+    pub(crate) fn want(&mut self, wish: CreditRequest) -> bool {
         let message = u64::from(wish.message);
         match wish.need.checked_sub(message) {
             Some(begun) if begun <= self.granted && message <= charge(MAX_MESSAGE_BYTES) => {
@@ -528,7 +528,7 @@ mod tests {
     }
 
     fn want(edge: &mut EdgeIn, need: u64, message: u32) -> bool {
-        edge.want(Wish { need, message })
+        edge.want(CreditRequest { need, message })
     }
 
     fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {

@@ -21,7 +21,7 @@ use core::ops::Range;
 
 use crate::event::{EdgeId, PeerId};
 use crate::shared::Shared;
-use crate::wire::{EdgeKey, RefusedReason, Wish};
+use crate::wire::{CreditRequest, EdgeKey, RefusedReason};
 use incoming::EdgeIn;
 use outgoing::EdgeOut;
 use table::EdgeTable;
@@ -47,11 +47,11 @@ pub(crate) enum Notice {
     Forgotten { key: EdgeKey },
 }
 
-/// How soon the peer should hear of a grant.
+/// How soon a grant must be sent to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Tell {
+pub(crate) enum Urgency {
     /// Nothing new.
-    Nothing,
+    None,
     /// With the next packets, or a little later.
     Soon,
     /// At once: the peer waits.
@@ -60,7 +60,7 @@ pub(crate) enum Tell {
 
 /// A message that may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
+pub struct MessageStart {
     /// Its edge.
     pub key: EdgeKey,
     /// Its number on the edge.
@@ -144,7 +144,7 @@ pub(crate) struct Channel {
     strays: usize,
     /// Outgoing edges that wait for credit.
     wanting: Vec<u32>,
-    pub(crate) wants_due: bool,
+    pub(crate) credit_requests_due: bool,
 }
 
 impl Channel {
@@ -165,7 +165,7 @@ impl Channel {
             notices: VecDeque::new(),
             strays: 0,
             wanting: Vec::new(),
-            wants_due: false,
+            credit_requests_due: false,
         }
     }
 
@@ -272,19 +272,19 @@ impl Channel {
     pub(crate) fn want(
         &mut self,
         position: usize,
-    ) -> Option<Option<(EdgeId, EdgeKey, Wish, bool)>> {
+    ) -> Option<Option<(EdgeId, EdgeKey, CreditRequest, bool)>> {
         let index = *self.wanting.get(position)?;
         let id = self.outgoing_id(index);
         let edge = self.outgoing.get_mut(index);
         Some(edge.and_then(|edge| {
             let known = edge.is_known();
-            Some((id, edge.key(), edge.wish_told()?, known))
+            Some((id, edge.key(), edge.take_credit_request()?, known))
         }))
     }
 
     /// `told` wishes were told: the others come first next time.
-    pub(crate) fn wants_told(&mut self, told: usize) {
-        self.wants_due = false;
+    pub(crate) fn credit_requests_sent(&mut self, told: usize) {
+        self.credit_requests_due = false;
         if !self.wanting.is_empty() {
             let turn = told % self.wanting.len();
             self.wanting.rotate_left(turn);
@@ -310,6 +310,6 @@ impl Channel {
         use core::hash::Hash;
         (&self.incoming, &self.outgoing, self.initial_credit).hash(hasher);
         (&self.grants_due, &self.notices, self.strays).hash(hasher);
-        (&self.wanting, self.wants_due, &self.reserving).hash(hasher);
+        (&self.wanting, self.credit_requests_due, &self.reserving).hash(hasher);
     }
 }

@@ -2,7 +2,7 @@
 //! was granted, and ends. Spec §5.5, §5.6.
 
 use crate::config::charge;
-use crate::wire::{EdgeKey, RefusedReason, Wish};
+use crate::wire::{CreditRequest, EdgeKey, RefusedReason};
 
 /// How far the life of an edge has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ pub(crate) enum Closed {
     /// The peer never heard of it: it can be forgotten at once.
     Forget,
     /// The peer must be told the end.
-    Tell,
+    Urgency,
 }
 
 impl EdgeOut {
@@ -95,7 +95,7 @@ impl EdgeOut {
                     return Closed::Forget;
                 }
                 self.state = State::Ending { reopened: 0 };
-                Closed::Tell
+                Closed::Urgency
             }
             State::Ending { reopened } => {
                 *reopened = match all {
@@ -171,15 +171,15 @@ impl EdgeOut {
         self.next -= 1;
     }
 
-    /// What is wanted beyond the limit. The peer is about to hear of it.
-    pub(crate) fn wish_told(&mut self) -> Option<Wish> {
+    /// What is wanted beyond the limit. The request is about to be sent.
+    pub(crate) fn take_credit_request(&mut self) -> Option<CreditRequest> {
         let need = self.need.filter(|need| *need > self.limit)?;
         if self.is_ending() {
             return None;
         }
         self.is_known = true;
         let message = u32::try_from(need - self.charged).unwrap_or(u32::MAX);
-        Some(Wish { need, message })
+        Some(CreditRequest { need, message })
     }
 
     /// True if a message waits for credit or for the edge to begin anew.
@@ -230,11 +230,15 @@ mod tests {
     fn an_edge_opened_again_while_it_ends_begins_anew_with_its_first_credit() {
         let mut edge = edge();
         assert_eq!(edge.begin(900), Some(0));
-        assert_eq!(edge.close(false), Closed::Tell);
+        assert_eq!(edge.close(false), Closed::Urgency);
         edge.open_again();
         assert_eq!(edge.begin(900), None, "the peer has not forgotten it yet");
         assert!(edge.is_waiting());
-        assert_eq!(edge.wish_told(), None, "no wish of the life that ended");
+        assert_eq!(
+            edge.take_credit_request(),
+            None,
+            "no wish of the life that ended"
+        );
         assert_eq!(edge.forgotten(4, 1000, 0), Some(true));
         assert_eq!((edge.key().life, edge.begin(900)), (4, Some(0)));
     }

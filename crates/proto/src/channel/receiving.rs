@@ -4,14 +4,14 @@
 use alloc::vec::Vec;
 
 use super::incoming::{self, EdgeIn, Place};
-use super::{Channel, MAX_EDGES, MAX_STRAYS, MessagePiece, Notice, Placed, Tell};
+use super::{Channel, MAX_EDGES, MAX_STRAYS, MessagePiece, Notice, Placed, Urgency};
 use crate::config::charge;
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;
 use crate::shared::{Oversize, Shared};
 use crate::stats::DropReason;
 use crate::time::Instant;
-use crate::wire::{EdgeKey, Fragment, MessageRun, RefusedReason, Wish};
+use crate::wire::{CreditRequest, EdgeKey, Fragment, MessageRun, RefusedReason};
 
 impl Channel {
     /// The incoming edge with this key.
@@ -133,7 +133,7 @@ impl Channel {
         total: u64,
         now: Instant,
         shared: &mut Shared,
-    ) -> Option<Tell> {
+    ) -> Option<Urgency> {
         let charge = charge(total);
         let incoming = self.incoming.get_exact(edge.index, edge.generation)?;
         let expected = is_known_open(incoming, shared)
@@ -148,7 +148,7 @@ impl Channel {
         shared.committed = shared.committed + incoming.committed() - before;
         Some(match incoming.may_regrant() {
             true => self.regrant(edge.index, now, shared),
-            false => Tell::Nothing,
+            false => Urgency::None,
         })
     }
 
@@ -225,9 +225,9 @@ impl Channel {
         piece: MessagePiece,
         now: Instant,
         shared: &mut Shared,
-    ) -> (Placed, Tell) {
+    ) -> (Placed, Urgency) {
         let Some(edge) = self.incoming.get_mut(index) else {
-            return (Placed::Violation, Tell::Nothing);
+            return (Placed::Violation, Urgency::None);
         };
         let refusal = refusal_for(edge, &piece, shared);
         let (held, committed) = (edge.held(), edge.committed());
@@ -238,7 +238,7 @@ impl Channel {
         }
         if place == Ok(Place::Deliver) {
             shared.stats.messages_delivered += 1;
-            return (Placed::Deliver, Tell::Nothing);
+            return (Placed::Deliver, Urgency::None);
         }
         self.place_rare(index, piece, place, refusal, committed, now, shared)
     }
@@ -256,7 +256,7 @@ impl Channel {
         committed: u64,
         now: Instant,
         shared: &mut Shared,
-    ) -> (Placed, Tell) {
+    ) -> (Placed, Urgency) {
         let id = self.incoming_id(index);
         let placed = match place {
             Ok(Place::Hold) => {
@@ -285,16 +285,22 @@ impl Channel {
                 if violation == incoming::Violation::OverCredit {
                     self.refuse(index, piece.sequence, RefusedReason::OverCredit);
                 }
-                return (Placed::Violation, Tell::Nothing);
+                return (Placed::Violation, Urgency::None);
             }
         };
         (placed, self.advance(index, committed, now, shared))
     }
 
     /// Hands over what has become complete and renews the grant; the edge may be over.
-    fn advance(&mut self, index: u32, committed: u64, now: Instant, shared: &mut Shared) -> Tell {
+    fn advance(
+        &mut self,
+        index: u32,
+        committed: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Urgency {
         self.hand_over_complete(index, shared);
-        let mut tell = Tell::Nothing;
+        let mut tell = Urgency::None;
         if let Some(edge) = self.incoming.get(index)
             && edge.committed() != committed
         {
@@ -326,9 +332,9 @@ impl Channel {
         sequence: u64,
         now: Instant,
         shared: &mut Shared,
-    ) -> Tell {
+    ) -> Urgency {
         let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
-            return Tell::Nothing;
+            return Urgency::None;
         };
         let committed = incoming.committed();
         incoming.fill(sequence);
@@ -459,9 +465,9 @@ impl Channel {
         total: u64,
         now: Instant,
         shared: &mut Shared,
-    ) -> Tell {
+    ) -> Urgency {
         let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
-            return Tell::Nothing;
+            return Urgency::None;
         };
         let before = incoming.committed();
         let freed = incoming.consumed(total);
@@ -475,19 +481,24 @@ impl Channel {
             }
             if incoming.is_over() {
                 self.check_over(edge.index, shared);
-                return Tell::Nothing;
+                return Urgency::None;
             }
         }
         match incoming.may_regrant() {
             true => self.regrant(edge.index, now, shared),
-            false => Tell::Nothing,
+            false => Urgency::None,
         }
     }
 
     /// An endpoint was closed: gives back what its edges held. Whose messages had
     /// arrived in part is told that they are not taken.
-    pub(crate) fn close_target(&mut self, target: u32, now: Instant, shared: &mut Shared) -> Tell {
-        let mut tell = Tell::Nothing;
+    pub(crate) fn close_target(
+        &mut self,
+        target: u32,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Urgency {
+        let mut tell = Urgency::None;
         let concerned: Vec<u32> = match self.draining {
             0 => self.incoming.range(target).collect(),
             _ => {
@@ -532,11 +543,11 @@ impl Channel {
 
     // ---- grants ------------------------------------------------------------------
 
-    /// Renews an edge's credit; how soon the peer should hear of it.
-    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Tell {
+    /// Renews an edge's credit; how soon the peer must be told.
+    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Urgency {
         let id = self.incoming_id(index);
         let Some(edge) = self.incoming.get_mut(index) else {
-            return Tell::Nothing;
+            return Urgency::None;
         };
         let before = edge.committed();
         let wanting = edge.is_wanting();
@@ -570,7 +581,7 @@ impl Channel {
                     tell = true;
                 } else if !endpoint.waiting.contains(&id) {
                     endpoint.waiting.push_back(id);
-                    shared.someone_waits = true;
+                    shared.edges_waiting = true;
                 }
             }
         } else if edge.wants_oversize() {
@@ -580,20 +591,25 @@ impl Channel {
         }
         shared.committed = shared.committed + edge.committed() - before;
         if !tell {
-            return Tell::Nothing;
+            return Urgency::None;
         }
         self.grant_due(index);
         match wanting {
-            true => Tell::Now,
-            false => Tell::Soon,
+            true => Urgency::Now,
+            false => Urgency::Soon,
         }
     }
 
     /// Looks again at an edge that waited for another's over-long message.
-    pub(crate) fn retry_grant(&mut self, edge: EdgeId, now: Instant, shared: &mut Shared) -> Tell {
+    pub(crate) fn retry_grant(
+        &mut self,
+        edge: EdgeId,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Urgency {
         match self.incoming.get_exact(edge.index, edge.generation) {
             Some(_) => self.regrant(edge.index, now, shared),
-            None => Tell::Nothing,
+            None => Urgency::None,
         }
     }
 
@@ -616,37 +632,37 @@ impl Channel {
     }
 
     /// A wish for credit. `may_open` unless it may be one of an edge that was forgotten.
-    pub(crate) fn on_credit_wanted(
+    pub(crate) fn on_credit_request(
         &mut self,
         key: EdgeKey,
-        wish: Wish,
+        wish: CreditRequest,
         may_open: bool,
         now: Instant,
         shared: &mut Shared,
-    ) -> Tell {
+    ) -> Urgency {
         let index = match self.find_in(key) {
             Some(index) => Some(index),
             None if may_open => self.open_in(key, shared),
             None => None,
         };
         let Some(index) = index else {
-            return Tell::Nothing;
+            return Urgency::None;
         };
         let Some(edge) = self.incoming.get_mut(index) else {
-            return Tell::Nothing;
+            return Urgency::None;
         };
         if edge.key() != key {
             // One of an earlier life came late.
-            return Tell::Nothing;
+            return Urgency::None;
         }
         if !edge.want(wish) {
             shared.count(DropReason::Violation);
-            return Tell::Nothing;
+            return Urgency::None;
         }
         self.regrant(index, now, shared);
         // Whatever was granted may have been lost on the way: say it again.
         self.grant_due(index);
-        Tell::Now
+        Urgency::Now
     }
 
     /// The peer sends nothing from `sequence` on.

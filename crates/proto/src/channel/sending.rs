@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::outgoing::{Closed, EdgeOut};
-use super::{Begun, Channel, MAX_EDGES, Notice};
+use super::{Channel, MAX_EDGES, MessageStart, Notice};
 use crate::error::{BeginError, EdgeError};
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;
@@ -67,7 +67,7 @@ impl Channel {
 
     /// Begins a message of `total` bytes.
     #[inline]
-    pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
+    pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<MessageStart, BeginError> {
         let out = (self.outgoing).get_exact(edge.index, edge.generation);
         let out = out.ok_or(BeginError::Gone)?;
         if let Some(reason) = out.refused() {
@@ -80,7 +80,7 @@ impl Channel {
             if !self.wanting.is_empty() {
                 self.wanting.retain(|wanting| *wanting != edge.index);
             }
-            return Ok(Begun {
+            return Ok(MessageStart {
                 key,
                 sequence,
                 space: 0,
@@ -91,7 +91,7 @@ impl Channel {
         let (left, is_ending) = (out.left(), out.is_ending());
         if !self.wanting.contains(&edge.index) {
             self.wanting.push(edge.index);
-            self.wants_due |= !is_ending;
+            self.credit_requests_due |= !is_ending;
         }
         Err(BeginError::NoCredit { left })
     }
@@ -125,7 +125,7 @@ impl Channel {
     }
 
     /// After a refusal: the edge may be used again.
-    pub(crate) fn forgive(&mut self, edge: EdgeId) {
+    pub(crate) fn clear_refusal(&mut self, edge: EdgeId) {
         // A handle more and one less leave only that.
         if let Some(out) = self.out_mut(edge) {
             out.open_again();
@@ -162,7 +162,7 @@ impl Channel {
         };
         let (key, sequence) = (out.key(), out.next());
         match closed {
-            Closed::Tell => self.notices.push_back(Notice::End { key, sequence }),
+            Closed::Urgency => self.notices.push_back(Notice::End { key, sequence }),
             Closed::Forget => self.forget_outgoing(index, shared),
             Closed::No => {}
         }

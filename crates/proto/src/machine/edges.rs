@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::Machine;
 use super::peers::Peer;
-use crate::channel::{Begun, Tell};
+use crate::channel::{MessageStart, Urgency};
 use crate::config::MAX_MESSAGE_BYTES;
 use crate::error::{BeginError, EdgeError};
 use crate::event::{EdgeId, PeerId};
@@ -52,7 +52,7 @@ impl Machine {
     }
 
     /// A number that nobody can guess, for the key of a region.
-    pub fn draw_key(&mut self) -> u64 {
+    pub fn new_random_key(&mut self) -> u64 {
         u64::from(self.next_random()) << 32 | u64::from(self.next_random())
     }
 
@@ -84,7 +84,12 @@ impl Machine {
     /// [`BeginError`]; after `NoCredit` the peer is asked for credit until
     /// [`Event::Credit`](crate::Event::Credit) or [`cancel`](Self::cancel).
     #[inline]
-    pub fn begin(&mut self, now: Instant, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        total: u64,
+    ) -> Result<MessageStart, BeginError> {
         if total > MAX_MESSAGE_BYTES {
             return Err(BeginError::TooLong {
                 limit: MAX_MESSAGE_BYTES,
@@ -138,9 +143,9 @@ impl Machine {
     }
 
     /// After a refusal: the edge may be used again.
-    pub fn forgive(&mut self, edge: EdgeId) {
+    pub fn clear_refusal(&mut self, edge: EdgeId) {
         if let Some(peer) = self.peers.get_mut(edge.peer) {
-            peer.channel_mut().forgive(edge);
+            peer.channel_mut().clear_refusal(edge);
         }
     }
 
@@ -198,14 +203,14 @@ impl Machine {
             Some(Peer::Session(session)) => session.consumed(edge, total, now, shared),
             Some(Peer::Pipe(pipe)) => {
                 let tell = pipe.channel.consumed(edge, total, now, shared);
-                tell != Tell::Nothing || pipe.channel.has_notice()
+                tell != Urgency::None || pipe.channel.has_notice()
             }
             None => false,
         };
         if tells {
             self.reschedule(edge.peer);
         }
-        if self.shared.someone_waits {
+        if self.shared.edges_waiting {
             self.retry_oversize(now);
         }
     }

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use crate::event::{Event, GoneReason, INDEX_BITS, KeyMismatch, PeerId};
-use crate::handshake::{HelloBody, Letter};
+use crate::handshake::{HandshakePacket, HelloBody};
 use crate::key::{Agreement, Party, Seal};
 use crate::machine::{Machine, session_index};
 use crate::session::{Phase, Session};
@@ -23,7 +23,7 @@ pub struct Addressed<'a> {
     /// right goes to [`Machine::on_packet`].
     pub seal: Seal,
     /// True if it matters whether its proof is right.
-    pub wants_proof: bool,
+    pub requests_proof: bool,
     /// For the caller to set: its proof was checked and is right.
     pub proven: bool,
     peer: Option<PeerId>,
@@ -55,7 +55,10 @@ impl Machine {
             Err(error) => return Err(self.malformed(error)),
         };
         let header = packet.header();
-        let in_session = matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod | Kind::Bye);
+        let in_session = matches!(
+            header.kind,
+            Kind::Data | Kind::Ack | Kind::AckRequest | Kind::Bye
+        );
         if !in_session {
             let proven = header.flags.has(Flags::PROVEN);
             let seal = if proven { Seal::Proof } else { Seal::OPEN };
@@ -64,7 +67,7 @@ impl Machine {
             return Ok(Addressed {
                 packet,
                 seal,
-                wants_proof: proven && self.wants_proof(now, from, &packet),
+                requests_proof: proven && self.requests_proof(now, from, &packet),
                 proven: false,
                 peer: None,
             });
@@ -82,7 +85,7 @@ impl Machine {
         Ok(Addressed {
             packet,
             seal,
-            wants_proof: false,
+            requests_proof: false,
             proven: false,
             peer: Some(peer),
         })
@@ -90,7 +93,7 @@ impl Machine {
 
     /// True if a proven packet outside sessions is worth the check: what strangers can send
     /// at will, they shall not make us compute for.
-    fn wants_proof(&self, now: Instant, from: Address, packet: &Packet<'_>) -> bool {
+    fn requests_proof(&self, now: Instant, from: Address, packet: &Packet<'_>) -> bool {
         if !self.shared.config.keyed {
             return false;
         }
@@ -110,7 +113,7 @@ impl Machine {
     ///
     /// # Errors
     /// The reason for which the packet's unit was dropped; it has been counted.
-    /// What else the packet said has been used.
+    /// The other records of the packet have been used.
     pub fn on_packet(
         &mut self,
         now: Instant,
@@ -120,7 +123,7 @@ impl Machine {
         let packet = &addressed.packet;
         self.shared.assembled = None;
         let taken = match (packet.header().kind, addressed.peer) {
-            (Kind::Data | Kind::Ack | Kind::Prod, Some(peer)) => {
+            (Kind::Data | Kind::Ack | Kind::AckRequest, Some(peer)) => {
                 self.on_session_packet(now, from, peer, packet)
             }
             (Kind::Bye, Some(peer)) => self.on_bye(peer, packet),
@@ -178,12 +181,12 @@ impl Machine {
             && whole
             && let Ok(header) = Header::parse(bytes)
         {
-            let letter = Letter::Reset(Reset {
+            let packet = HandshakePacket::Reset(Reset {
                 connection: header.connection,
                 reason: ResetReason::UnknownConnection,
                 echo: None,
             });
-            if !self.outbox.answer(now, from, letter) {
+            if !self.outbox.answer(now, from, packet) {
                 self.shared.count(DropReason::Throttled);
             }
         }
@@ -202,12 +205,12 @@ impl Machine {
         // First of all, so that nothing else goes to who did not ask.
         if !self.cookies.check(now, from, &hello) {
             let cookie = self.cookies.make(now, from, &hello);
-            let letter = Letter::Challenge(hello.connection, (cookie, hello.incarnation));
+            let packet = HandshakePacket::Challenge(hello.connection, (cookie, hello.incarnation));
             if proven {
                 // Members get theirs however many strangers ask.
-                self.outbox.push(from, letter);
+                self.outbox.push(from, packet);
             } else {
-                self.answer(now, from, letter)?;
+                self.answer(now, from, packet)?;
             }
             return if hello.cookie == 0 {
                 Ok(())
@@ -246,12 +249,12 @@ impl Machine {
         reason: ResetReason,
     ) -> Result<(), DropReason> {
         let keys_matter = reason == ResetReason::Key || self.shared.config.keyed;
-        let letter = Letter::Reset(Reset {
+        let packet = HandshakePacket::Reset(Reset {
             connection: hello.connection,
             reason,
             echo: keys_matter.then_some(hello.incarnation),
         });
-        self.answer(now, to, letter)
+        self.answer(now, to, packet)
     }
 
     /// A hello from somebody who receives at `from`.
@@ -268,7 +271,7 @@ impl Machine {
         };
         // It may ask from another of its addresses than the one it was met at.
         let met = session(self.by_incarnation.get(&hello.incarnation));
-        let met = met.filter(|(_, phase, remote)| *phase == Phase::Open && remote.said(hello));
+        let met = met.filter(|(_, phase, remote)| *phase == Phase::Open && remote.matches(hello));
         let existing = met.or_else(|| session(self.by_home.get(&from)));
         let peer = match existing {
             Some((peer, Phase::Open, remote))
@@ -276,12 +279,12 @@ impl Machine {
                     && remote.connection == hello.connection =>
             {
                 // Our welcome was lost, or it wants to see a proof again.
-                let letter = self.welcome(peer, hello);
+                let packet = self.welcome(peer, hello);
                 if keyed && self.cookies.spend(now, hello.cookie) {
-                    self.outbox.push(from, letter);
+                    self.outbox.push(from, packet);
                     return Ok(());
                 }
-                return self.answer(now, from, letter);
+                return self.answer(now, from, packet);
             }
             // Each handshake has a connection of its own, so this one was seen before.
             _ if keyed && !self.cookies.spend(now, hello.cookie) => {
@@ -301,8 +304,8 @@ impl Machine {
         };
         let trailer = self.trailer_with(hello);
         self.open(peer, hello, trailer, now);
-        let letter = self.welcome(peer, hello);
-        self.outbox.push(from, letter);
+        let packet = self.welcome(peer, hello);
+        self.outbox.push(from, packet);
         Ok(())
     }
 
@@ -316,11 +319,11 @@ impl Machine {
         match self.add_session(from, phase, now) {
             Some(peer) => Ok(peer),
             // It says hello again; by then there may be room.
-            None if self.is_making_room(now) => Err(DropReason::Throttled),
+            None if self.make_room(now) => Err(DropReason::Throttled),
             None => {
                 self.refuse(now, from, hello, ResetReason::TooManyPeers)?;
-                if now >= self.tell_full_at {
-                    self.tell_full_at = now.after(SECOND);
+                if now >= self.report_full_at {
+                    self.report_full_at = now.after(SECOND);
                     self.shared.event(Event::TooManyPeers { from });
                 }
                 Err(DropReason::Throttled)
@@ -372,7 +375,7 @@ impl Machine {
         self.wake(peer);
     }
 
-    fn welcome(&self, peer: PeerId, hello: &Hello) -> Letter {
+    fn welcome(&self, peer: PeerId, hello: &Hello) -> HandshakePacket {
         let mut welcome = self.own_hello(peer);
         welcome.echo = hello.incarnation;
         welcome.trailer = self.trailer_with(hello);
@@ -380,7 +383,7 @@ impl Machine {
             // Of an earlier handshake it would be another.
             welcome.cookie = hello.cookie;
         }
-        Letter::Hello(Box::new((
+        HandshakePacket::Hello(Box::new((
             Kind::Welcome,
             hello.connection,
             HelloBody(welcome),
@@ -407,7 +410,7 @@ impl Machine {
             }
             if challenge.cookie != renewal.cookie {
                 renewal.cookie = challenge.cookie;
-                self.say_hello(peer, challenge.cookie);
+                self.send_hello(peer, challenge.cookie);
             }
             return Ok(());
         }
@@ -431,7 +434,7 @@ impl Machine {
             retry_at: now.after(retry_ns),
             retry_ns,
         };
-        self.say_hello(peer, challenge.cookie);
+        self.send_hello(peer, challenge.cookie);
         Ok(())
     }
 
@@ -462,7 +465,7 @@ impl Machine {
         if renewed.is_some() {
             // Who stood between two members can pass on what both say, but not as its own. A peer
             // that has given this session up answers for the one that it opens instead.
-            let is_peer = session.remote.said(&welcome);
+            let is_peer = session.remote.matches(&welcome);
             let session = self.session_mut(peer).filter(|_| is_peer);
             session.ok_or(DropReason::UnknownConnection)?.renewal = None;
             self.refresh_deadline(peer);
@@ -501,7 +504,7 @@ impl Machine {
             && let Some(session) = self.session_mut(PeerId(reset.connection))
             && let Some(renewal) = &mut session.renewal
         {
-            // The reason why there will be no proof; anybody can have said it.
+            // The reason why there will be no proof; anybody can have sent it.
             renewal.refused = true;
             return Ok(());
         }
@@ -550,8 +553,13 @@ impl Machine {
             .map(|session| session.id)
     }
 
-    fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> Result<(), DropReason> {
-        if self.outbox.answer(now, to, letter) {
+    fn answer(
+        &mut self,
+        now: Instant,
+        to: Address,
+        packet: HandshakePacket,
+    ) -> Result<(), DropReason> {
+        if self.outbox.answer(now, to, packet) {
             Ok(())
         } else {
             Err(DropReason::Throttled)
@@ -559,8 +567,8 @@ impl Machine {
     }
 }
 
-pub(super) fn hello_letter(hello: Hello) -> Letter {
-    Letter::Hello(Box::new((Kind::Hello, 0, HelloBody(hello))))
+pub(super) fn hello_packet(hello: Hello) -> HandshakePacket {
+    HandshakePacket::Hello(Box::new((Kind::Hello, 0, HelloBody(hello))))
 }
 
 const _: () = assert!(INDEX_BITS < 32, "a connection id has room for randomness");

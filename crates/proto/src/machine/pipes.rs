@@ -2,8 +2,8 @@
 
 use alloc::boxed::Box;
 
-use crate::channel::Begun;
-use crate::error::{BeginError, ConnectError, Misbehaved};
+use crate::channel::MessageStart;
+use crate::error::{BeginError, ConnectError, ProtocolViolation};
 use crate::event::{EdgeId, Event, GoneReason, PeerId};
 use crate::machine::{Machine, Peer};
 use crate::pipe::{Delivery, Pipe};
@@ -70,7 +70,7 @@ impl Machine {
     /// wants it.
     ///
     /// # Errors
-    /// [`Misbehaved`]: the pipe must be closed.
+    /// [`ProtocolViolation`]: the pipe must be closed.
     #[inline]
     pub fn on_pipe_message(
         &mut self,
@@ -78,7 +78,7 @@ impl Machine {
         peer: PeerId,
         number: u32,
         length: usize,
-    ) -> Result<Option<Delivery>, Misbehaved> {
+    ) -> Result<Option<Delivery>, ProtocolViolation> {
         let Some(Peer::Pipe(pipe)) = self.peers.get_mut(peer) else {
             return Ok(None);
         };
@@ -109,7 +109,7 @@ impl Machine {
         if tells {
             self.wake_pipe(peer);
         }
-        if self.shared.someone_waits {
+        if self.shared.edges_waiting {
             self.retry_oversize(now);
         }
         Some(delivery)
@@ -119,7 +119,7 @@ impl Machine {
     /// piece or an unreliable message is known by its `length`.
     ///
     /// # Errors
-    /// [`Misbehaved`]: the pipe must be closed.
+    /// [`ProtocolViolation`]: the pipe must be closed.
     pub fn on_pipe_record(
         &mut self,
         now: Instant,
@@ -127,7 +127,7 @@ impl Machine {
         tag: PipeTag,
         payload: &[u8],
         length: usize,
-    ) -> Result<(), Misbehaved> {
+    ) -> Result<(), ProtocolViolation> {
         if let Some(pipe) = self.peers.pipe_mut(peer) {
             let taken = pipe.on_record(tag, payload, length, now, &mut self.shared);
             self.wake_pipe(peer);
@@ -208,12 +208,12 @@ impl Machine {
     }
 
     /// A long message that has begun, or the data of an operation with this `head`, lies at an address and stays
-    /// there until [`Event::Taken`], or until [`streamed`](Self::streamed) after
-    /// [`Event::StreamWanted`].
+    /// there until [`Event::OfferDone`], or until [`pieces_sent`](Self::pieces_sent) after
+    /// [`Event::PiecesRequested`].
     pub fn offer(
         &mut self,
         edge: EdgeId,
-        begun: Begun,
+        begun: MessageStart,
         (total, address): (u64, u64),
         head: Option<&[u8; OPERATION_BYTES]>,
     ) {
@@ -224,12 +224,12 @@ impl Machine {
     }
 
     /// A long message that has begun comes in pieces, which are pushed behind all records
-    /// that wait, those of one edge message by message; then [`streamed`](Self::streamed). Not
+    /// that wait, those of one edge message by message; then [`pieces_sent`](Self::pieces_sent). Not
     /// while an earlier one of its edge is offered: its pieces might be asked for meanwhile.
     pub fn announce(
         &mut self,
         edge: EdgeId,
-        begun: Begun,
+        begun: MessageStart,
         total: u64,
         head: Option<&[u8; OPERATION_BYTES]>,
     ) {
@@ -240,25 +240,25 @@ impl Machine {
     }
 
     /// All pieces of a message have been pushed.
-    pub fn streamed(&mut self, edge: EdgeId, sequence: u64) {
+    pub fn pieces_sent(&mut self, edge: EdgeId, sequence: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
-            pipe.streamed(edge, sequence);
+            pipe.pieces_sent(edge, sequence);
             self.wake_pipe(edge.peer);
         }
     }
 
     /// The message of an [`Event::Fetch`] is here.
-    pub fn fetched(&mut self, now: Instant, edge: EdgeId, number: u32, sequence: u64) {
+    pub fn fetch_completed(&mut self, now: Instant, edge: EdgeId, number: u32, sequence: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
-            pipe.fetched(edge, number, sequence, now, &mut self.shared);
+            pipe.fetch_completed(edge, number, sequence, now, &mut self.shared);
             self.wake_pipe(edge.peer);
         }
     }
 
     /// The message of an [`Event::Fetch`] cannot be copied from where it lies.
-    pub fn cannot_fetch(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
+    pub fn fetch_failed(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
-            pipe.cannot_fetch(edge, number, sequence, total);
+            pipe.fetch_failed(edge, number, sequence, total);
             self.wake_pipe(edge.peer);
         }
     }

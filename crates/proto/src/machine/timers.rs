@@ -20,9 +20,9 @@ impl Machine {
         }
         self.shared.grants.stepped(now);
         while let Some(peer) = self.shared.grants.next_news() {
-            self.with(peer, |session, _| session.tell_window());
+            self.with(peer, |session, _| session.announce_window());
         }
-        if self.shared.someone_waits {
+        if self.shared.edges_waiting {
             self.retry_oversize(now);
         }
     }
@@ -50,7 +50,7 @@ impl Machine {
         let peer = session.id;
         if let Some(reason) = session.on_timers(now, &mut self.shared) {
             if session.renewal.is_some() {
-                self.say_bye(peer);
+                self.send_bye(peer);
             }
             self.remove(peer, reason);
             return;
@@ -80,7 +80,7 @@ impl Machine {
         self.timers.arm(index, session.deadline(&self.shared));
         self.wake(peer);
         if let Some(cookie) = hello {
-            self.say_hello(peer, cookie);
+            self.send_hello(peer, cookie);
         }
     }
 

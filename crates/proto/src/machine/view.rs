@@ -29,12 +29,12 @@ impl Machine {
         }
     }
 
-    /// Feeds what all sessions share to `hasher`: pool, endpoints, letters.
+    /// Feeds what all sessions share to `hasher`: pool, endpoints, packets.
     pub fn hash_shared(&self, hasher: &mut impl Hasher) {
         let shared = &self.shared;
         (&shared.pool, shared.processes, shared.committed).hash(hasher);
         (&shared.endpoints, &shared.grants).hash(hasher);
         (&self.ready, self.random, self.peers.len()).hash(hasher);
-        self.outbox.letters().hash(hasher);
+        self.outbox.packets().hash(hasher);
     }
 }

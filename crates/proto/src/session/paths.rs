@@ -13,7 +13,7 @@ use siphasher::sip::SipHasher24;
 
 use crate::event::{Event, PathChange};
 use crate::lane::Lane;
-use crate::reach::LaneState;
+use crate::path_state::LaneState;
 use crate::session::{Backoff, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
@@ -89,7 +89,7 @@ impl Paths {
     /// What a probe of a lane carries: whoever does not receive it cannot know it.
     pub(super) fn token(&self, lane: &Lane) -> u64 {
         let mut hasher = SipHasher24::new_with_keys(self.secret, 0);
-        hasher.write(&[lane.id, lane.reach.round()]);
+        hasher.write(&[lane.id, lane.path.round()]);
         hasher.finish()
     }
 
@@ -188,9 +188,9 @@ impl Session {
             only_ours.map(|lane| Lane::new(lane.lane, lane.bulk, home, LaneState::Missing, first));
         self.lanes = lanes.chain(only_ours).collect();
         let mut lanes = self.lanes.iter();
-        let home = lanes.position(|lane| !lane.bulk && lane.reach.is_proven());
+        let home = lanes.position(|lane| !lane.bulk && lane.path.is_proven());
         self.heard_on = home.unwrap_or(0);
-        if self.lanes.iter().any(|lane| lane.reach.is_in_question()) {
+        if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             let first = self.probe_pause_ns(shared);
             self.paths.timer.start(now, first);
         }
@@ -199,12 +199,12 @@ impl Session {
 
     /// What is known of the lanes towards the peer.
     pub(crate) fn lane_states(&self) -> impl Iterator<Item = LaneStatus> + '_ {
-        let there = |lane: &&Lane| lane.reach.state() != LaneState::Missing;
+        let there = |lane: &&Lane| lane.path.state() != LaneState::Missing;
         self.lanes.iter().filter(there).map(|lane| LaneStatus {
             lane: lane.id,
             bulk: lane.bulk,
             to: lane.to,
-            state: lane.reach.state(),
+            state: lane.path.state(),
             asked: self.paths.settled,
         })
     }
@@ -237,10 +237,10 @@ impl Session {
     pub(super) fn probe_lanes(&mut self, now: Instant, shared: &mut Shared) {
         self.paths.due = 0;
         for (index, lane) in self.lanes.iter().enumerate() {
-            self.paths.due |= u16::from(lane.reach.is_in_question()) << index;
+            self.paths.due |= u16::from(lane.path.is_in_question()) << index;
         }
         if self.paths.rounds > 0 {
-            self.tell_settled(shared);
+            self.report_settled(shared);
             let rest = LANE_REST * shared.config.max_timeout_ns;
             self.paths.timer.again(now, rest);
         } else {
@@ -253,7 +253,7 @@ impl Session {
     /// A lane was given up: it is asked until it answers.
     pub(super) fn lane_lost(&mut self, index: usize, now: Instant, shared: &mut Shared) {
         let lane = &mut self.lanes[index];
-        lane.reach.give_up();
+        lane.path.give_up();
         let id = lane.id;
         shared.stats.lanes_lost += 1;
         self.paths
@@ -275,14 +275,12 @@ impl Session {
         let bulk = asked.bulk;
         let back = |alike: bool| {
             self.lanes.iter().position(|lane| {
-                lane.reach.may_lead_there()
-                    && lane.to.ip == from.ip
-                    && (!alike || lane.bulk == bulk)
+                lane.path.may_lead_there() && lane.to.ip == from.ip && (!alike || lane.bulk == bulk)
             })
         };
         // The same class, so that bulk's port is tried too; the pair of addresses counts.
         let back = back(true).or_else(|| back(false));
-        let back = back.or_else(|| self.lanes.iter().position(|lane| lane.reach.is_proven()));
+        let back = back.or_else(|| self.lanes.iter().position(|lane| lane.path.is_proven()));
         let echo = Echo {
             lane,
             token,
@@ -308,21 +306,21 @@ impl Session {
         }
         self.sizing.size.answered(index, length);
         let id = lane.id;
-        if lane.reach.is_in_question() && usize::from(length) < self.sizing.size.bytes() {
+        if lane.path.is_in_question() && usize::from(length) < self.sizing.size.bytes() {
             // Somebody is there: a probe as long as packets get may follow.
-            if !lane.reach.is_heard() {
-                lane.reach.hear();
+            if !lane.path.is_heard() {
+                lane.path.on_packet();
                 self.paths.due |= 1 << index;
             }
             return;
         }
-        let Some(before) = lane.reach.answer() else {
+        let Some(before) = lane.path.answer() else {
             return;
         };
         if before == LaneState::Silent || self.paths.settled {
             shared.event(Event::Paths {
                 peer: self.id,
-                change: PathChange::Back { lane: id },
+                change: PathChange::Restored { lane: id },
             });
         }
         self.settle_paths(shared);
@@ -330,7 +328,7 @@ impl Session {
 
     /// Packets are of another length now: lanes that did not answer may do so.
     pub(super) fn ask_lanes_again(&mut self, now: Instant, shared: &Shared) {
-        if self.lanes.iter().any(|lane| lane.reach.is_in_question()) {
+        if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             let pause = self.probe_pause_ns(shared);
             self.paths.timer.start(now, pause);
         }
@@ -339,7 +337,7 @@ impl Session {
     /// Notes what leaves by a lane; false if it must not: its address has never answered, and
     /// enough has gone there.
     pub(super) fn charge_unproven(&mut self, index: usize, bytes: usize) -> bool {
-        if self.lanes[index].reach.is_heard() {
+        if self.lanes[index].path.is_heard() {
             return true;
         }
         let may = bytes <= self.paths.unproven_left();
@@ -351,15 +349,15 @@ impl Session {
 
     /// Asks no more once all have answered.
     fn settle_paths(&mut self, shared: &mut Shared) {
-        if self.lanes.iter().any(|lane| lane.reach.is_in_question()) {
+        if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             return;
         }
         self.paths.timer = Backoff::OFF;
         self.paths.due = 0;
-        self.tell_settled(shared);
+        self.report_settled(shared);
     }
 
-    fn tell_settled(&mut self, shared: &mut Shared) {
+    fn report_settled(&mut self, shared: &mut Shared) {
         if !self.paths.settled {
             self.paths.settled = true;
             shared.event(Event::Paths {

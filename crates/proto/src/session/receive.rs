@@ -1,9 +1,9 @@
 //! What an arriving packet does to a session.
 
-use crate::channel::{MessagePiece, Placed, Tell};
+use crate::channel::{MessagePiece, Placed, Urgency};
 use crate::event::Event;
 use crate::holes::{Arrival, widen};
-use crate::lane::{Lane, Strikes};
+use crate::lane::{Lane, LaneTimeouts};
 use crate::parts::PartArrival;
 use crate::pool::Admission;
 use crate::send::Flight;
@@ -93,14 +93,14 @@ impl Session {
             Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => {
                 self.pending_ack.now = true
             }
-            // No room, but its sender must hear that we live.
+            // No room, but its sender must know that we live.
             Err(_) if header.flags.has(Flags::REPEAT) => self.pending_ack.now = true,
             Err(_) => {}
         }
-        if header.kind == Kind::Prod {
-            self.on_prod(now);
+        if header.kind == Kind::AckRequest {
+            self.on_ack_request(now);
         }
-        self.arm_prod(now, shared);
+        self.arm_ack_request(now, shared);
         verdict.map(|_| ())
     }
 
@@ -197,7 +197,7 @@ impl Session {
             return;
         }
         let leads_back =
-            |lane: &Lane| !lane.bulk && lane.to.ip == from.ip && lane.reach.may_lead_there();
+            |lane: &Lane| !lane.bulk && lane.to.ip == from.ip && lane.path.may_lead_there();
         if let Some(index) = self.lanes.iter().position(leads_back) {
             self.heard_on = index;
         }
@@ -328,15 +328,15 @@ impl Session {
         let sender = (self.id, self.sender_period);
         let left = self.backlog_left();
         self.sender_period = shared.grants.arrived(sender, left, now);
-        // News: prods start again at their shortest pause (MaximiseProdPaceTo).
-        self.prod = super::Backoff::OFF;
+        // News: ack requests start again at their shortest pause (MaximiseProdPaceTo).
+        self.ack_request = super::Backoff::OFF;
         self.pending_ack.packets += 1;
         if header.flags.has(Flags::REPEAT) {
             self.pending_ack.now = true;
             shared.grants.lost();
         }
         if header.flags.has(Flags::ACK_WANTED)
-            && self.pending_ack.packets >= shared.packets_per_ack(self.told_window)
+            && self.pending_ack.packets >= shared.packets_per_ack(self.announced_window)
         {
             self.pending_ack.now = true;
         }
@@ -372,13 +372,13 @@ impl Session {
                     self.want = super::Backoff::OFF;
                 }
             }
-            Record::CreditWanted { key, wish } => {
+            Record::CreditRequest { key, wish } => {
                 // An earlier one may be of an edge that has ended since.
                 let number = widen(header.number, self.control_seen.top());
-                let may_open = header.lane == CONTROL_LANE && number >= self.wishes_from;
+                let may_open = header.lane == CONTROL_LANE && number >= self.credit_requests_from;
                 let tell = self
                     .channel
-                    .on_credit_wanted(key, wish, may_open, now, shared);
+                    .on_credit_request(key, wish, may_open, now, shared);
                 self.tell(tell, now, shared);
             }
             Record::Window { packets } => {
@@ -414,7 +414,7 @@ impl Session {
                 control,
             } => {
                 let control = widen(control, self.control_seen.top());
-                self.wishes_from = self.wishes_from.max(control);
+                self.credit_requests_from = self.credit_requests_from.max(control);
                 self.channel.on_end(key, sequence, shared);
             }
             Record::EdgeForgotten { key } => self.channel.on_forgotten(key, shared),
@@ -429,7 +429,7 @@ impl Session {
             }
             Record::LaneAck(_)
             | Record::Credit { .. }
-            | Record::CreditWanted { .. }
+            | Record::CreditRequest { .. }
             | Record::Window { .. }
             | Record::Probe { .. }
             | Record::Echo { .. }
@@ -512,7 +512,7 @@ impl Session {
             }
             Placed::Discarded | Placed::Violation => {}
         }
-        if tell != Tell::Nothing {
+        if tell != Urgency::None {
             self.tell(tell, now, shared);
         }
     }
@@ -606,13 +606,13 @@ impl Session {
     ) {
         let lane = &mut self.lanes[index];
         if lane.out.is_news(to) {
-            lane.strikes = Strikes::default();
+            lane.timeouts = LaneTimeouts::default();
             if let Some(ns) = lane.out.round_trip(to, now) {
                 self.trip.sample(ns);
             }
             if lane.out.is_marked(to) {
                 for lane in &mut self.lanes {
-                    lane.strikes.arrived_elsewhere(now);
+                    lane.timeouts.arrived_elsewhere(now);
                 }
             }
         }
@@ -664,8 +664,8 @@ impl Session {
         }
     }
 
-    /// Somebody wants to know where we are (thesis §5.2, prods).
-    fn on_prod(&mut self, now: Instant) {
+    /// Somebody wants to know where we are (thesis §5.2, ack requests).
+    fn on_ack_request(&mut self, now: Instant) {
         let news = self.window.has_next(u32::MAX);
         if !news && self.window.flying() > 0 {
             let fresh = self.trip.smoothed_ns().unwrap_or(0);

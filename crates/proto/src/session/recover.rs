@@ -1,7 +1,7 @@
-//! What a session does when time has passed: prods, lost tails, dead lanes, silence.
+//! What a session does when time has passed: ack requests, lost tails, dead lanes, silence.
 
 use crate::event::{Event, GoneReason, KeyMismatch};
-use crate::lane::{Lane, Strikes};
+use crate::lane::{Lane, LaneTimeouts};
 use crate::session::{Backoff, Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
@@ -11,7 +11,10 @@ impl Session {
     pub(crate) fn deadline(&self, shared: &Shared) -> Instant {
         let patience_ns = match self.doubted {
             true => shared.config.peer_timeout_ns,
-            false => shared.config.peer_timeout_ns.min(shared.config.quiet_ns),
+            false => shared
+                .config
+                .peer_timeout_ns
+                .min(shared.config.suspect_after_ns),
         };
         let silence = self
             .asked_at
@@ -21,7 +24,7 @@ impl Session {
         }
         [
             self.pending_ack.due,
-            self.prod.at,
+            self.ack_request.at,
             self.tail.at,
             self.want.at,
             self.keepalive_at,
@@ -45,11 +48,11 @@ impl Session {
         }
         if let Some(asked) = self.asked_at
             && !self.doubted
-            && now >= asked.after(shared.config.quiet_ns)
+            && now >= asked.after(shared.config.suspect_after_ns)
         {
             self.doubted = true;
             if self.is_open() {
-                shared.event(Event::Quiet { peer: self.id });
+                shared.event(Event::Suspected { peer: self.id });
             }
         }
         if !self.is_open() {
@@ -65,10 +68,10 @@ impl Session {
             self.pending_ack.due = Instant::NEVER;
             self.pending_ack.now = true;
         }
-        if now >= self.prod.at {
-            self.prod_due = true;
+        if now >= self.ack_request.at {
+            self.ack_request_due = true;
             self.ask(now);
-            self.prod.again(now, shared.config.max_timeout_ns);
+            self.ack_request.again(now, shared.config.max_timeout_ns);
         }
         if now >= self.tail.at {
             self.on_tail(now, shared);
@@ -80,9 +83,9 @@ impl Session {
             self.on_sizing(now, shared);
         }
         if now >= self.want.at {
-            self.channel.wants_due = self.channel.is_wanting();
+            self.channel.credit_requests_due = self.channel.is_wanting();
             self.want.again(now, shared.config.max_timeout_ns);
-            if !self.channel.wants_due {
+            if !self.channel.credit_requests_due {
                 self.want = Backoff::OFF;
             }
         }
@@ -99,7 +102,7 @@ impl Session {
     /// Asks the peer whether it lives. The question or its answer may be lost, so it is asked
     /// again and again before it counts as gone; more seldom if others say that it lives.
     pub(super) fn ask_for_life(&mut self, now: Instant, shared: &Shared) {
-        self.prod_due = true;
+        self.ack_request_due = true;
         self.ask(now);
         let rest_ns = self.keepalive_ns(shared);
         let asked_ns = now.since(self.last_heard.after(rest_ns));
@@ -129,19 +132,19 @@ impl Session {
     }
 
     /// Something is missing or expected: ask for it, not sooner than a round trip.
-    pub(super) fn arm_prod(&mut self, now: Instant, shared: &Shared) {
+    pub(super) fn arm_ack_request(&mut self, now: Instant, shared: &Shared) {
         let missing = self.expecting
             || self.window.flying() == 0 && self.is_held()
             || !self.units.is_whole()
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole());
         if !missing {
-            self.prod = Backoff::OFF;
-        } else if self.prod.is_off() {
+            self.ack_request = Backoff::OFF;
+        } else if self.ack_request.is_off() {
             let config = &shared.config;
             let pause = self
                 .trip
                 .timeout_ns(config.min_timeout_ns / 4, config.max_timeout_ns);
-            self.prod.start(now, pause);
+            self.ack_request.start(now, pause);
         }
     }
 
@@ -151,7 +154,7 @@ impl Session {
             self.tail = Backoff::OFF;
             self.forced = 0;
         } else if self.tail.is_off()
-            || self.tail_arrivals != self.window.arrivals() && !self.is_struck()
+            || self.tail_arrivals != self.window.arrivals() && !self.has_timed_out()
         {
             let config = &shared.config;
             let pause = self
@@ -205,12 +208,12 @@ impl Session {
 
     /// True if the lane that is waited for has let a time-out pass: what arrives by others
     /// neither hurries it nor gives it more time.
-    fn is_struck(&self) -> bool {
-        let is_struck = |lane: &Lane| !lane.strikes.is_none();
-        self.lanes.iter().any(is_struck)
+    fn has_timed_out(&self) -> bool {
+        let has_timed_out = |lane: &Lane| !lane.timeouts.is_none();
+        self.lanes.iter().any(has_timed_out)
             && self
                 .blamed()
-                .is_some_and(|index| is_struck(&self.lanes[index]))
+                .is_some_and(|index| has_timed_out(&self.lanes[index]))
     }
 
     /// The lane of the oldest flight, if it is in use.
@@ -220,29 +223,29 @@ impl Session {
             .first_and_last_flying()
             .and_then(|(first, _)| self.window.lane_of(first))
             .or_else(|| self.window.oldest_lane())?;
-        let blamed = |lane: &Lane| lane.id == oldest && lane.reach.is_proven();
+        let blamed = |lane: &Lane| lane.id == oldest && lane.path.is_proven();
         self.lanes.iter().position(blamed)
     }
 
     /// Blames the lane of the oldest flight; a lane that stays silent while the
-    /// peer answers elsewhere hands its units to the others. If a prod has just queued all
+    /// peer answers elsewhere hands its units to the others. If an ack request has just queued all
     /// flights for repetition, the lane of the oldest unit's last flight is blamed.
     fn strike(&mut self, now: Instant, shared: &mut Shared) {
         let Some(index) = self.blamed() else {
             return;
         };
         let mut others = self.lanes.iter().enumerate();
-        let spare = others.any(|(other, lane)| other != index && lane.reach.is_proven());
-        if self.lanes[index].strikes.is_none() {
+        let spare = others.any(|(other, lane)| other != index && lane.path.is_proven());
+        if self.lanes[index].timeouts.is_none() {
             self.lanes.iter_mut().for_each(|lane| lane.out.mark());
         }
         let lane = &mut self.lanes[index];
-        lane.strikes.add(now);
+        lane.timeouts.add(now);
         // The next repeats of first and last try another lane: if the peer answers
         // those, it is this lane that is dead.
-        self.detour = lane.strikes.is_suspect() && spare;
-        if lane.strikes.is_dead() && spare {
-            lane.strikes = Strikes::default();
+        self.detour = lane.timeouts.is_suspect() && spare;
+        if lane.timeouts.is_dead() && spare {
+            lane.timeouts = LaneTimeouts::default();
             self.lane_lost(index, now, shared);
         }
     }

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::event::{Event, PathChange};
-use crate::lane::Strikes;
+use crate::lane::LaneTimeouts;
 use crate::session::{Backoff, Session};
 use crate::shared::Shared;
 use crate::size::PacketSize;
@@ -84,7 +84,7 @@ impl Session {
         self.sizing.due.clear();
         self.sizing.asked = 0;
         for (index, lane) in self.lanes.iter().enumerate() {
-            if lane.reach.is_proven() {
+            if lane.path.is_proven() {
                 self.sizing.asked |= 1 << index;
                 let probes = lengths.iter().map(|bytes| (index, *bytes));
                 self.sizing.due.extend(probes);
@@ -108,7 +108,7 @@ impl Session {
             }
             for index in 0..self.lanes.len() {
                 let mut lanes = self.lanes.iter().enumerate();
-                let spare = lanes.any(|(other, lane)| other != index && lane.reach.is_proven());
+                let spare = lanes.any(|(other, lane)| other != index && lane.path.is_proven());
                 if outcome.too_short & 1 << index != 0 && spare {
                     self.lane_lost(index, now, shared);
                 }
@@ -141,7 +141,7 @@ impl Session {
         self.window
             .repeat_longer(u16::try_from(bytes).unwrap_or(u16::MAX));
         for lane in &mut self.lanes {
-            lane.strikes = Strikes::default();
+            lane.timeouts = LaneTimeouts::default();
         }
         self.detour = false;
         self.progress(now, shared);

@@ -13,9 +13,9 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, CREDIT_BYTES, CREDIT_WANTED_BYTES, ECHO_BYTES, EDGE_END_BYTES, Flags,
+    Address, CONTROL_LANE, CREDIT_BYTES, CREDIT_REQUEST_BYTES, ECHO_BYTES, EDGE_END_BYTES, Flags,
     HEADER_BYTES, Header, Kind, PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_backlog, emit_credit,
-    emit_credit_wanted, emit_echo, emit_edge_end, emit_edge_forgotten, emit_lane_ack, emit_probe,
+    emit_credit_request, emit_echo, emit_edge_end, emit_edge_forgotten, emit_lane_ack, emit_probe,
     emit_refused, emit_window,
 };
 
@@ -72,14 +72,14 @@ impl Session {
     pub(crate) fn has_transmit(&self) -> bool {
         self.is_open()
             && (self.pending_ack.now
-                || self.prod_due
-                || self.channel.wants_due
+                || self.ack_request_due
+                || self.channel.credit_requests_due
                 || self.paths.has_transmit()
                 || self.sizing.has_transmit()
                 || self.channel.has_notice()
                 || !self.unreliable.is_empty()
                 || self.window.has_next(self.allowed())
-                || self.must_tell_backlog())
+                || self.must_announce_backlog())
     }
 
     fn allowed(&self) -> u32 {
@@ -99,10 +99,10 @@ impl Session {
 
     /// True if the peer does not know how much waits for its grants, or all that it knows of
     /// has been sent.
-    fn must_tell_backlog(&self) -> bool {
+    fn must_announce_backlog(&self) -> bool {
         self.is_held()
-            && self.told_backlog <= self.window.top()
-            && self.told_backlog < self.window.end()
+            && self.announced_backlog <= self.window.top()
+            && self.announced_backlog < self.window.end()
     }
 
     /// The next packet of this session.
@@ -126,14 +126,14 @@ impl Session {
         }
         let lane_open = self.lanes.iter().all(|lane| lane.out.is_open());
         let has_unit = lane_open && self.window.has_next(self.allowed());
-        if self.prod_due
-            || self.channel.wants_due
+        if self.ack_request_due
+            || self.channel.credit_requests_due
             || self.pending_ack.now && self.needs_own_packet(has_unit)
-            || self.must_tell_backlog()
+            || self.must_announce_backlog()
         {
             let packet = self.control(frames, shared);
             // What is told may be lost, and so may the grant.
-            self.arm_prod(now, shared);
+            self.arm_ack_request(now, shared);
             return packet;
         }
         if has_unit && let Some(next) = self.next_piece(frames) {
@@ -164,8 +164,8 @@ impl Session {
         frames: &mut impl Frames,
         shared: &mut Shared,
     ) -> Option<Transmit> {
-        let others_wait = self.prod_due
-            || self.channel.wants_due
+        let others_wait = self.ack_request_due
+            || self.channel.credit_requests_due
             || self.paths.has_transmit()
             || self.sizing.has_transmit()
             || self.channel.has_notice()
@@ -319,21 +319,25 @@ impl Session {
         self.leaving(index, Frame::Loose(slot), end)
     }
 
-    /// A packet of acknowledgement state: an Ack, or a Prod if an answer is wanted.
+    /// A packet of acknowledgement state: an Ack, or an AckRequest if an answer is wanted.
     fn control(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
-        let kind = if self.prod_due { Kind::Prod } else { Kind::Ack };
+        let kind = if self.ack_request_due {
+            Kind::AckRequest
+        } else {
+            Kind::Ack
+        };
         match kind {
-            Kind::Prod => shared.stats.prods += 1,
+            Kind::AckRequest => shared.stats.ack_requests += 1,
             _ => shared.stats.explicit_acks += 1,
         }
-        self.prod_due = false;
+        self.ack_request_due = false;
         let floor = match kind {
-            Kind::Ack => self.lanes.iter().position(Lane::must_tell_floor),
+            Kind::Ack => self.lanes.iter().position(Lane::must_send_floor),
             _ => None,
         };
         // Any way will do to say that a lane which is dead leaves nothing to wait for.
-        let by_itself = floor.filter(|index| self.lanes[*index].reach.is_proven());
+        let by_itself = floor.filter(|index| self.lanes[*index].path.is_proven());
         let index = by_itself.unwrap_or_else(|| self.pick_control_lane(kind));
         let mut header = match floor {
             Some(index) => self.floor_header(index),
@@ -342,7 +346,7 @@ impl Session {
         self.acknowledge_in(&mut header, shared);
         // No longer than any path carries: these tell how the others fare.
         let mut limit = bytes.len().min(CONTROL_BYTES);
-        if !self.lanes[index].reach.is_heard() {
+        if !self.lanes[index].path.is_heard() {
             limit = limit.min(self.paths.unproven_left());
         }
         let limit = limit - self.seals.out.bytes();
@@ -357,7 +361,7 @@ impl Session {
         }
         self.acknowledged();
         self.pending_ack.now =
-            self.channel.has_grant() || self.lanes.iter().any(Lane::must_tell_floor);
+            self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
         self.charge_unproven(index, end + self.seals.out.bytes());
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))
@@ -401,7 +405,7 @@ impl Session {
         while let Some(index) = self.paths.next_question() {
             // As long as packets get, so that a way for shorter ones is not taken; but short
             // at first: the address may be that of somebody who has nothing to do with us.
-            let length = match self.lanes[index].reach.is_heard() {
+            let length = match self.lanes[index].path.is_heard() {
                 true => self.packet_bytes() - around,
                 false => PROBE_BYTES,
             };
@@ -502,33 +506,33 @@ impl Session {
     }
 
     fn put_wants(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
-        if !self.channel.wants_due {
+        if !self.channel.credit_requests_due {
             return end;
         }
         let mut told = 0;
-        while end + CREDIT_WANTED_BYTES <= limit
+        while end + CREDIT_REQUEST_BYTES <= limit
             && let Some(want) = self.channel.want(told)
         {
             told += 1;
             if let Some((_, key, wish, _)) = want {
-                end += emit_credit_wanted(&mut bytes[end..], key, wish);
+                end += emit_credit_request(&mut bytes[end..], key, wish);
             }
         }
         // Those that did not fit come first next time.
-        self.channel.wants_told(told);
+        self.channel.credit_requests_sent(told);
         end
     }
 
     fn put_window(&mut self, bytes: &mut [u8], shared: &Shared) -> usize {
         let window = shared.grants.window(self.id);
-        let told = self.told_window;
+        let told = self.announced_window;
         let small_change = u64::from(window.abs_diff(told)) * 4 <= u64::from(told);
         self.window_due = false;
         // One that is lost must not stay so where much depends on it.
         if small_change && !shared.grants.is_limited() || bytes.len() < 8 {
             return 0;
         }
-        self.told_window = window;
+        self.announced_window = window;
         emit_window(bytes, window)
     }
 
@@ -536,8 +540,8 @@ impl Session {
         if !self.is_held() || bytes.len() < 8 {
             return 0;
         }
-        self.told_backlog = self.window.end();
-        emit_backlog(bytes, low(self.told_backlog))
+        self.announced_backlog = self.window.end();
+        emit_backlog(bytes, low(self.announced_backlog))
     }
 
     /// True while notices wait for a frame.
@@ -582,8 +586,8 @@ impl Session {
         if !bulk
             && let Some(lane) = self.lanes.first()
             && !lane.bulk
-            && lane.reach.is_proven()
-            && !(detour.is_some() && lane.strikes.is_suspect())
+            && lane.path.is_proven()
+            && !(detour.is_some() && lane.timeouts.is_suspect())
         {
             return 0;
         }
@@ -592,7 +596,7 @@ impl Session {
         let order = (0..count).map(|step| (first + step) % count);
         let usable = |index: &usize| {
             let lane = &self.lanes[*index];
-            lane.reach.is_proven() && !(detour.is_some() && lane.strikes.is_suspect())
+            lane.path.is_proven() && !(detour.is_some() && lane.timeouts.is_suspect())
         };
         let chosen = order
             .clone()
@@ -602,7 +606,7 @@ impl Session {
                 let before = self.lanes.iter().position(|lane| Some(lane.id) == detour);
                 let first = before.map_or(first, |index| index + 1);
                 let mut order = (0..count).map(|step| (first + step) % count);
-                order.find(|index| self.lanes[*index].reach.is_proven())
+                order.find(|index| self.lanes[*index].path.is_proven())
             })
             .unwrap_or(0);
         if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
@@ -613,11 +617,11 @@ impl Session {
 
     /// The lane for a packet without a number of its own. Nobody acknowledges it, so a dead
     /// interface would swallow one after the other unseen: an answer goes back by the interface
-    /// that was heard last, and prods and wishes that nobody answers try all of them.
+    /// that was heard last, and ack requests and wishes that nobody answers try all of them.
     fn pick_control_lane(&mut self, kind: Kind) -> usize {
-        let may_go = self.paths.unproven_left() >= LEAST_UNPROVEN;
+        let may_go = self.paths.unproven_left() >= MIN_UNPROVEN_BYTES;
         let leads_there = |lane: &Lane| {
-            !lane.bulk && lane.reach.may_lead_there() && (may_go || lane.reach.is_heard())
+            !lane.bulk && lane.path.may_lead_there() && (may_go || lane.path.is_heard())
         };
         let interfaces = self.lanes.iter().filter(|lane| leads_there(lane)).count();
         if interfaces < 2 {
@@ -628,7 +632,7 @@ impl Session {
         let heard = small.clone().position(|(index, _)| index == self.heard_on);
         let first = heard.unwrap_or(0);
         // Wishes for credit are questions too.
-        let asks = kind == Kind::Prod || self.channel.wants_due;
+        let asks = kind == Kind::AckRequest || self.channel.credit_requests_due;
         let step = if asks { self.unanswered } else { 0 };
         let chosen = small.nth((first + step) % interfaces);
         let chosen = chosen.map_or(0, |(index, _)| index);
@@ -674,7 +678,7 @@ impl Session {
 
     /// Where the packet goes that ends the session: there are no answers to look for.
     pub(crate) fn bye_address(&self) -> Address {
-        let proven = |lane: &&Lane| !lane.bulk && lane.reach.is_proven();
+        let proven = |lane: &&Lane| !lane.bulk && lane.path.is_proven();
         let lane = self.lanes.iter().find(proven);
         lane.map_or(self.home, |lane| lane.to)
     }
@@ -686,7 +690,7 @@ impl Session {
 }
 
 /// A control packet goes to an address that has never answered only if it may be so long.
-const LEAST_UNPROVEN: usize = 128;
+const MIN_UNPROVEN_BYTES: usize = 128;
 /// Longest control packet.
 const CONTROL_BYTES: usize = 1200;
 /// The longest record of a notice.

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
 
 use crate::holes::Hole;
-use crate::reach::LaneState;
+use crate::path_state::LaneState;
 use crate::replay::Replay;
 use crate::send::Slot;
 use crate::session::{Phase, Session};
@@ -95,7 +95,7 @@ pub struct View {
     pub units_top: u64,
     /// The next number of the control lane.
     pub control_next: u64,
-    /// Timers: acknowledgement, prod, tail, wish for credit, keepalive, hello,
+    /// Timers: acknowledgement, ack request, tail, wish for credit, keepalive, hello,
     /// silence, probe, end of a round of probes; [`Instant::NEVER`] where none runs.
     pub timers: [Instant; 9],
     /// The smoothed round trip, zero if none was measured.
@@ -126,7 +126,7 @@ impl Session {
                 top: holes.top(),
                 missing: holes.missing().collect(),
                 asked_below,
-                state: lane.reach.state(),
+                state: lane.path.state(),
             }
         });
         let hello = match self.phase {
@@ -149,7 +149,7 @@ impl Session {
             control_next: self.control_number,
             timers: [
                 self.pending_ack.due,
-                self.prod.at,
+                self.ack_request.at,
                 self.tail.at,
                 self.want.at,
                 self.keepalive_at,
@@ -178,15 +178,15 @@ impl Session {
         self.assemblies.hash(hasher);
         for lane in &self.lanes {
             (lane.id, lane.bulk, lane.to, lane.incoming.dirty).hash(hasher);
-            // Strikes matter only where another lane could take over, and of what flies there
+            // LaneTimeouts matter only where another lane could take over, and of what flies there
             // only whether it left after them.
             if self.lanes.len() > 1 {
-                lane.strikes.view().hash(hasher);
+                lane.timeouts.view().hash(hasher);
             }
-            if self.lanes.iter().any(|lane| !lane.strikes.is_none()) {
+            if self.lanes.iter().any(|lane| !lane.timeouts.is_none()) {
                 lane.out.view_mark().hash(hasher);
             }
-            lane.reach.hash(hasher);
+            lane.path.hash(hasher);
             (lane.floor_due, lane.told < lane.out.floor()).hash(hasher);
         }
         if self.lanes.len() > 1 {
@@ -200,21 +200,21 @@ impl Session {
                 .hash(hasher);
         }
         self.unreliable.hash(hasher);
-        let per_ack = shared.packets_per_ack(self.told_window);
+        let per_ack = shared.packets_per_ack(self.announced_window);
         let owed = self.pending_ack.packets.min(per_ack);
         (owed, self.pending_ack.now).hash(hasher);
         self.channel.hash_state(hasher);
-        let wishes = match self.wishes_from {
+        let wishes = match self.credit_requests_from {
             0 => None,
             from => Some(i128::from(from) - i128::from(self.control_seen.top())),
         };
-        (wishes, self.prod_due).hash(hasher);
-        for question in [&self.prod, &self.tail, &self.want] {
+        (wishes, self.ack_request_due).hash(hasher);
+        for question in [&self.ack_request, &self.tail, &self.want] {
             question.pause_ns.hash(hasher);
         }
         (self.tail_arrivals == self.window.arrivals()).hash(hasher);
-        (self.forced, self.detour, self.told_window).hash(hasher);
-        let told = self.told_backlog.saturating_sub(self.window.base());
+        (self.forced, self.detour, self.announced_window).hash(hasher);
+        let told = self.announced_backlog.saturating_sub(self.window.base());
         (self.window_due, told, self.backlog_left()).hash(hasher);
         if self.lanes.len() > 2 {
             (self.heard_on, self.unanswered).hash(hasher);

@@ -9,7 +9,7 @@ use super::cursor::{put, u16_at, u32_at};
 pub const HEADER_BYTES: usize = 32;
 /// The protocol version spoken here.
 pub const VERSION: u8 = 1;
-/// The lane of packets that no hole is kept for: acknowledgements, prods, datagrams.
+/// The lane of packets that no hole is kept for: acknowledgements, ack requests, datagrams.
 pub const CONTROL_LANE: u8 = 15;
 
 /// What a packet is for. Spec §2.3.
@@ -26,7 +26,7 @@ pub enum Kind {
     /// Acknowledgement state only.
     Ack,
     /// Acknowledgement state, and the wish for an answer.
-    Prod,
+    AckRequest,
     /// The connection named in the body is unknown here.
     Reset,
     /// A node asks another where an endpoint lives.
@@ -46,7 +46,7 @@ impl Kind {
             2 => Kind::Welcome,
             3 => Kind::Data,
             4 => Kind::Ack,
-            5 => Kind::Prod,
+            5 => Kind::AckRequest,
             6 => Kind::Reset,
             7 => Kind::Lookup,
             8 => Kind::Found,

@@ -33,11 +33,11 @@ pub use pipe::{
 pub(crate) use pipe::{ends_to_word, key_from_word, reason_from_extra};
 pub(crate) use record::operation_bytes;
 pub use record::{
-    CREDIT_BYTES, CREDIT_WANTED_BYTES, ECHO_BYTES, EDGE_END_BYTES, EDGE_FORGOTTEN_BYTES, EdgeKey,
-    FRAGMENT_BYTES, MESSAGE_BYTES, PROBE_BYTES, REFUSED_BYTES, Record, Records, RefusedReason,
-    Wish, emit_backlog, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end,
-    emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message, emit_probe, emit_refused,
-    emit_window,
+    CREDIT_BYTES, CREDIT_REQUEST_BYTES, CreditRequest, ECHO_BYTES, EDGE_END_BYTES,
+    EDGE_FORGOTTEN_BYTES, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, PROBE_BYTES, REFUSED_BYTES,
+    Record, Records, RefusedReason, emit_backlog, emit_credit, emit_credit_request, emit_echo,
+    emit_edge_end, emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message, emit_probe,
+    emit_refused, emit_window,
 };
 pub use run::{Fragment, MessageRun, Payloads};
 

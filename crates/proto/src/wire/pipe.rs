@@ -29,7 +29,7 @@ pub enum PipeKind {
     /// Cumulative bytes that an edge may send.
     Credit,
     /// Cumulative bytes that the next message of an edge needs.
-    CreditWanted,
+    CreditRequest,
     /// Messages of an edge are not taken, from a sequence on.
     Refused,
     /// An edge sends nothing from a sequence on.
@@ -39,9 +39,9 @@ pub enum PipeKind {
     /// A long message lies in the sender's memory: length, address; the head of an operation.
     Offer,
     /// An offered message has been fetched, or is not wanted.
-    Taken,
+    OfferDone,
     /// An offered message cannot be fetched: send it in pieces.
-    Stream,
+    RequestPieces,
     /// A long message of this length comes in pieces, unasked; the head of an operation.
     Announce,
     /// The next bytes of a message that comes in pieces.
@@ -57,13 +57,13 @@ const KINDS: [PipeKind; 15] = [
     PipeKind::Message,
     PipeKind::Unreliable,
     PipeKind::Credit,
-    PipeKind::CreditWanted,
+    PipeKind::CreditRequest,
     PipeKind::Refused,
     PipeKind::End,
     PipeKind::Forgotten,
     PipeKind::Offer,
-    PipeKind::Taken,
-    PipeKind::Stream,
+    PipeKind::OfferDone,
+    PipeKind::RequestPieces,
     PipeKind::Announce,
     PipeKind::Piece,
     PipeKind::Bye,

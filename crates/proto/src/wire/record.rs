@@ -16,7 +16,7 @@ pub const FRAGMENT_BYTES: usize = 32;
 /// Bytes of a credit.
 pub const CREDIT_BYTES: usize = 20;
 /// Bytes of a wish for credit.
-pub const CREDIT_WANTED_BYTES: usize = 24;
+pub const CREDIT_REQUEST_BYTES: usize = 24;
 /// Bytes of a refusal.
 pub const REFUSED_BYTES: usize = 20;
 /// Bytes of an edge's end.
@@ -35,7 +35,7 @@ const REFUSED: u8 = 0x07;
 const EDGE_FORGOTTEN: u8 = 0x08;
 const LANE_ACK: u8 = 0x10;
 const CREDIT: u8 = 0x11;
-const CREDIT_WANTED: u8 = 0x12;
+const CREDIT_REQUEST: u8 = 0x12;
 const WINDOW: u8 = 0x13;
 const PROBE: u8 = 0x14;
 const ECHO: u8 = 0x15;
@@ -182,11 +182,11 @@ pub enum Record<'a> {
         limit: u64,
     },
     /// An edge waits for credit.
-    CreditWanted {
+    CreditRequest {
         /// The edge.
         key: EdgeKey,
         /// What for.
-        wish: Wish,
+        wish: CreditRequest,
     },
     /// Packets that the receiver of this record may have in flight.
     Window {
@@ -225,7 +225,7 @@ impl Record<'_> {
             Record::EdgeEnd { .. } | Record::EdgeForgotten { .. } | Record::Refused { .. } => true,
             Record::LaneAck(_)
             | Record::Credit { .. }
-            | Record::CreditWanted { .. }
+            | Record::CreditRequest { .. }
             | Record::Window { .. }
             | Record::Probe { .. }
             | Record::Echo { .. }
@@ -236,7 +236,7 @@ impl Record<'_> {
 
 /// What an edge waits for: that its next message may be charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Wish {
+pub struct CreditRequest {
     /// Cumulative bytes charged once that message is.
     pub need: u64,
     /// What the message itself is charged. The rest of `need` was charged before, though
@@ -373,11 +373,11 @@ fn parse_body(
                 limit: u64_at(body, 8),
             }
         }
-        CREDIT_WANTED => {
+        CREDIT_REQUEST => {
             need(20)?;
-            Record::CreditWanted {
+            Record::CreditRequest {
                 key: EdgeKey::parse(flags, body),
-                wish: Wish {
+                wish: CreditRequest {
                     need: u64_at(body, 8),
                     message: u32_at(body, 16),
                 },
@@ -581,14 +581,14 @@ pub fn emit_credit(bytes: &mut [u8], key: EdgeKey, limit: u64) -> usize {
     CREDIT_BYTES
 }
 
-/// Writes a wish for credit; returns its bytes, [`CREDIT_WANTED_BYTES`].
-pub fn emit_credit_wanted(bytes: &mut [u8], key: EdgeKey, wish: Wish) -> usize {
-    let size = CREDIT_WANTED_BYTES - PREFIX_BYTES;
-    prefix(bytes, CREDIT_WANTED, key.flags(), size);
+/// Writes a wish for credit; returns its bytes, [`CREDIT_REQUEST_BYTES`].
+pub fn emit_credit_request(bytes: &mut [u8], key: EdgeKey, wish: CreditRequest) -> usize {
+    let size = CREDIT_REQUEST_BYTES - PREFIX_BYTES;
+    prefix(bytes, CREDIT_REQUEST, key.flags(), size);
     key.emit(bytes);
     put(bytes, 12, &wish.need.to_le_bytes());
     put(bytes, 20, &wish.message.to_le_bytes());
-    CREDIT_WANTED_BYTES
+    CREDIT_REQUEST_BYTES
 }
 
 /// Writes a window; returns its bytes.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use dipole_proto::config::MAX_MESSAGE_BYTES;
 use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress, OPERATION_BYTES, Payloads};
 use dipole_proto::{
-    Begun, Config, DropReason, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot,
+    Config, DropReason, EdgeId, Event, Frame, Frames, Instant, Machine, MessageStart, PeerId, Slot,
 };
 
 /// The endpoint that both applications have open.
@@ -174,7 +174,7 @@ impl Host {
                     self.edge = self.machine.edge(peer, 1, TARGET).ok()
                 }
                 Event::Gone { peer, .. } => self.forget(peer),
-                Event::Quiet { .. } | Event::Paths { .. } | Event::TooManyPeers { .. } => {}
+                Event::Suspected { .. } | Event::Paths { .. } | Event::TooManyPeers { .. } => {}
                 Event::Deliver { edge, bytes, .. } => {
                     let message = Arrived::Whole(packet[bytes].to_vec());
                     self.unread.push_back((edge, message));
@@ -220,8 +220,8 @@ impl Host {
                 }
                 Event::EdgeForgotten { .. }
                 | Event::Fetch { .. }
-                | Event::Taken { .. }
-                | Event::StreamWanted { .. }
+                | Event::OfferDone { .. }
+                | Event::PiecesRequested { .. }
                 | Event::Credit { .. }
                 | Event::Refused { .. } => {}
             }
@@ -309,7 +309,8 @@ impl Host {
         if space <= head || self.ledger.free.len() < frames {
             return;
         }
-        let Ok(Begun { key, sequence, .. }) = self.machine.begin(now, edge, length as u64) else {
+        let Ok(MessageStart { key, sequence, .. }) = self.machine.begin(now, edge, length as u64)
+        else {
             return;
         };
         let low = u32::try_from(sequence).expect("scripts are short");

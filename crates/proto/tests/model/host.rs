@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
-    Begun, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId,
-    Seal, Slot, Transmit, UnitState, config,
+    Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, MessageStart,
+    PeerId, Seal, Slot, Transmit, UnitState, config,
 };
 
 use super::scenario::{Scenario, Thread};
@@ -217,7 +217,7 @@ impl Host {
             seal: Seal::OPEN,
             peer: self.peer,
         };
-        self.machine.refused(self.now, &refused);
+        self.machine.packet_too_long(self.now, &refused);
         self.events(&[])
     }
 
@@ -269,7 +269,7 @@ impl Host {
                     self.peer = Some(peer);
                 }
                 Event::Gone { peer, reason, .. } => self.on_gone(peer, reason)?,
-                Event::Quiet { .. } => return Err("silence is not modelled".into()),
+                Event::Suspected { .. } => return Err("silence is not modelled".into()),
                 Event::Paths { .. } => {}
                 Event::Deliver {
                     edge,
@@ -387,7 +387,8 @@ impl Host {
             let edge = self.machine.edge(peer, plan.source, plan.target);
             edge.expect("the session is open")
         });
-        let Ok(Begun { key, sequence, .. }) = self.machine.begin(self.now, edge, PAYLOAD_BYTES)
+        let Ok(MessageStart { key, sequence, .. }) =
+            self.machine.begin(self.now, edge, PAYLOAD_BYTES)
         else {
             return false;
         };

@@ -68,7 +68,7 @@ impl<'a> Parsed<'a> {
     fn new(flight: &'a Flight) -> Option<Parsed<'a>> {
         let packet = Packet::parse(&flight.bytes, CRC_BYTES).ok()?;
         let header = packet.header();
-        matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod).then_some(Parsed {
+        matches!(header.kind, Kind::Data | Kind::Ack | Kind::AckRequest).then_some(Parsed {
             from: usize::from(flight.from),
             header,
             packet,
@@ -128,7 +128,7 @@ impl<'a> Parsed<'a> {
                     self.packet.covered()[payload].hash(hasher);
                 }
                 Record::Credit { key, limit } => (2, key, limit).hash(hasher),
-                Record::CreditWanted { key, wish } => (3, key, wish).hash(hasher),
+                Record::CreditRequest { key, wish } => (3, key, wish).hash(hasher),
                 other => format!("{other:?}").hash(hasher),
             }
         }

@@ -82,7 +82,7 @@ pub struct Asking {
     waiting: BTreeMap<u32, Ask>,
     /// Additions that were answered as done.
     added: u64,
-    /// An answer said that there is no such region any more.
+    /// An answer reported that the region no longer exists.
     told_revoked: bool,
 }
 

@@ -31,7 +31,7 @@ pub static READ_AT_ONCE: AtomicU64 = AtomicU64::new(0);
 /// What one application does, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Sends a message from endpoint 1 to this one; long if so said.
+    /// Sends a message from endpoint 1 to this one; a long one if the flag is set.
     Send {
         target: u32,
         long: bool,
@@ -239,7 +239,7 @@ impl Pipes {
         }
         if let Some(at) = done {
             let kept = process.kept.remove(at);
-            process.machine.streamed(kept.edge, kept.sequence);
+            process.machine.pieces_sent(kept.edge, kept.sequence);
             return self.pump(index);
         }
         if process.push_answer(ring, slots) {
@@ -296,7 +296,7 @@ impl Pipes {
             .collect();
         let process = &mut self.processes[index];
         if refused {
-            process.machine.cannot_fetch(edge, number, sequence, total);
+            process.machine.fetch_failed(edge, number, sequence, total);
             return process.events(&[]);
         }
         let of = (edge.index, sequence);
@@ -311,7 +311,7 @@ impl Pipes {
             }
             (held.mark, held.got) = (mark, total);
         }
-        process.machine.fetched(NOW, edge, number, sequence);
+        process.machine.fetch_completed(NOW, edge, number, sequence);
         process.events(&[])
     }
 

@@ -113,7 +113,7 @@ impl Scenario {
                 ack_delay_ns: 0,
                 min_timeout_ns: TIMEOUT_NS,
                 max_timeout_ns: TIMEOUT_NS,
-                quiet_ns: u64::MAX,
+                suspect_after_ns: u64::MAX,
                 peer_timeout_ns: u64::MAX,
                 idle_check_ns: u64::MAX,
                 ..Config::default()
@@ -172,7 +172,7 @@ impl Scenario {
     /// Once, at any moment, units become too long and are cut into two parts.
     pub fn with_narrowing(mut self) -> Scenario {
         // Header, two thirds of a message's record, checksum.
-        self.config.least_packet_bytes = 32 + 12 + 4;
+        self.config.base_packet_bytes = 32 + 12 + 4;
         self.narrowings = 1;
         self
     }

@@ -351,7 +351,7 @@ fn describe(bytes: &[u8]) -> String {
         return "unreadable".into();
     };
     let mut text = header.to_string();
-    if matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod)
+    if matches!(header.kind, Kind::Data | Kind::Ack | Kind::AckRequest)
         && let Ok(packet) = dipole_proto::wire::Packet::parse(bytes, dipole_proto::wire::CRC_BYTES)
     {
         for record in packet.records().flatten() {

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
-    BeginError, Begun, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant,
-    Machine, PathChange, PeerId, Seal, Slot,
+    BeginError, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
+    MessageStart, PathChange, PeerId, Seal, Slot,
 };
 
 /// A small deterministic generator (SplitMix64): the tests need no better.
@@ -73,7 +73,7 @@ impl Pool {
     }
 
     /// A frame with one whole message, if there is one.
-    pub fn pack(&mut self, begun: &Begun, payload: &[u8]) -> Option<Slot> {
+    pub fn pack(&mut self, begun: &MessageStart, payload: &[u8]) -> Option<Slot> {
         let slot = self.free.pop()?;
         let frame = &mut self.frames[slot as usize];
         let (sequence, at) = (begun.sequence as u32, wire::HEADER_BYTES);
@@ -396,7 +396,7 @@ impl Wire {
             let mut bytes = bytes;
             close(&mut bytes, transmit.seal, host.secret());
             if self.refused_above.is_some_and(|most| bytes.len() > most) {
-                host.machine.refused(now, &transmit);
+                host.machine.packet_too_long(now, &transmit);
                 host.events(&[]);
                 continue;
             }
@@ -497,7 +497,7 @@ impl Host {
                 Seal::Session { .. } => (covered.len() + wire::COUNTER_BYTES + wire::TAG_BYTES, 0),
             };
             if bytes[rest..rest + wire::CRC_BYTES] == (sum(&bytes[..rest]) ^ mask).to_le_bytes() {
-                addressed.proven = addressed.wants_proof
+                addressed.proven = addressed.requests_proof
                     && bytes[covered.len()..rest] == proof(covered, self.secret());
                 let end = covered.len() + wire::COUNTER_BYTES;
                 let forged = matches!(addressed.seal, Seal::Session { .. })
@@ -527,7 +527,7 @@ impl Host {
             match event {
                 Event::Connected { peer, .. } => self.connected.push(peer),
                 Event::Gone { peer, reason, .. } => self.gone.push((peer, reason)),
-                Event::Quiet { peer } => self.quiet.push(peer),
+                Event::Suspected { peer } => self.quiet.push(peer),
                 Event::TooManyPeers { from } => self.turned_away.push(from),
                 Event::Paths { change, .. } => self.changes.push(change),
                 Event::Deliver { edge, bytes, .. } => {
@@ -575,7 +575,9 @@ impl Host {
                 Event::Refused { sequence, .. } => self.refused.push(sequence),
                 Event::Credit { .. } => self.credits += 1,
                 Event::EdgeForgotten { .. } => self.forgotten += 1,
-                pipe @ (Event::Fetch { .. } | Event::Taken { .. } | Event::StreamWanted { .. }) => {
+                pipe @ (Event::Fetch { .. }
+                | Event::OfferDone { .. }
+                | Event::PiecesRequested { .. }) => {
                     panic!("{pipe:?} of a session")
                 }
             }
@@ -606,7 +608,7 @@ impl Host {
         }
         let total = payload.len() as u64;
         let begun = self.machine.begin(now, edge, total)?;
-        let Begun { key, sequence, .. } = begun;
+        let MessageStart { key, sequence, .. } = begun;
         let low = sequence as u32;
         if whole {
             let slot = self.pool.pack(&begun, payload).expect("counted");

@@ -2,8 +2,8 @@
 //! `tests/wire.rs` and the fuzzer.
 
 use dipole_proto::wire::{
-    self, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, OPERATION_BYTES, Range, Record, RefusedReason,
-    Wish,
+    self, CreditRequest, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, OPERATION_BYTES, Range, Record,
+    RefusedReason,
 };
 
 /// A record to emit, and what parsing it must say; an own type, because
@@ -17,7 +17,7 @@ pub enum Sample {
     Refused((u32, u32), u32, RefusedReason),
     LaneAck(u8, (u32, u32), Vec<(u32, u16)>),
     Credit(EdgeKey, u64),
-    CreditWanted(EdgeKey, Wish),
+    CreditRequest(EdgeKey, CreditRequest),
     Window(u32),
     /// Lane, round, bytes of the whole record.
     Probe(u8, u64, usize),
@@ -62,7 +62,9 @@ impl Sample {
                 wire::emit_lane_ack(&mut bytes, *lane, *numbers, &ranges)
             }
             Sample::Credit(edge, limit) => wire::emit_credit(&mut bytes, *edge, *limit),
-            Sample::CreditWanted(edge, wish) => wire::emit_credit_wanted(&mut bytes, *edge, *wish),
+            Sample::CreditRequest(edge, wish) => {
+                wire::emit_credit_request(&mut bytes, *edge, *wish)
+            }
             Sample::Window(packets) => wire::emit_window(&mut bytes, *packets),
             Sample::Probe(lane, token, length) => {
                 wire::emit_probe(&mut bytes[..*length], *lane, *token)
@@ -113,7 +115,7 @@ impl Sample {
                 Sample::LaneAck(ack.lane, (ack.next, ack.top), ranges.collect())
             }
             Record::Credit { key, limit } => Sample::Credit(key, limit),
-            Record::CreditWanted { key, wish } => Sample::CreditWanted(key, wish),
+            Record::CreditRequest { key, wish } => Sample::CreditRequest(key, wish),
             Record::Window { packets } => Sample::Window(packets),
             Record::Probe { lane, token } => Sample::Probe(lane, token, wire::PROBE_BYTES),
             Record::Echo {

@@ -1,4 +1,4 @@
-"""A plain HTTP server of a folder's files, to which files can be put: prints its port, ends with its input."""
+"""A plain HTTP server for the files of a folder, which clients can also put. Prints its port, and ends with its input."""
 import http.server
 import os
 import sys

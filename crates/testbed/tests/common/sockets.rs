@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dipole_testbed::Testbed;
 
-/// A socket inside a node, on its address of a network.
+/// Opens a socket inside a node, on its address of a network.
 pub(crate) fn socket(testbed: &Testbed, node: u32, network: usize) -> UdpSocket {
     let address = testbed.node(node).addresses[network];
     let socket = testbed.inside(node, || UdpSocket::bind((address, 0)));

@@ -1,47 +1,44 @@
-//! Which slots are the best of those that were tried.
+//! Selects the best slots.
 
-use dipole_bsp::superstep::pace::Slots;
+use dipole_bench::statistics::mean_and_deviation;
+use dipole_model::Slots;
 use serde::Serialize;
 
-/// Pacing that gains less is left out.
+/// Minimum benefit of pacing.
 const LEAST_GAIN: f64 = 0.02;
 
-/// What supersteps took that were paced by some slots, or not.
+/// Times of supersteps with certain slots, or without pacing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Trial {
     pub(super) slots: Option<Slots>,
-    /// Time per byte of the h-relation, mean and standard deviation.
+    /// Mean time per byte of the h-relation, followed by its standard deviation.
     pub(super) g_ns_per_byte: f64,
     pub(super) g_sd: f64,
-    /// Packets sent again, by all.
+    /// Ratio of retransmissions to packets.
     pub(super) repeats: f64,
 }
 
 impl Trial {
-    /// Of supersteps that moved `h` bytes each and took so long.
+    /// Creates a trial from the times of supersteps with an h-relation of `h` bytes.
     pub(super) fn new(slots: Option<Slots>, times_ns: &[u64], h: usize, repeats: f64) -> Trial {
         #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
         let g = times_ns.iter().map(|ns| *ns as f64 / h as f64);
-        let g: Vec<f64> = g.collect();
-        #[allow(clippy::cast_precision_loss, reason = "few")]
-        let count = g.len() as f64;
-        let mean = g.iter().sum::<f64>() / count;
-        let squares = g.iter().map(|g| (g - mean).powi(2)).sum::<f64>();
+        let (g_ns_per_byte, g_sd) = mean_and_deviation(&g.collect::<Vec<f64>>());
         Trial {
             slots,
-            g_ns_per_byte: mean,
-            g_sd: (squares / (count - 1.0).max(1.0)).sqrt(),
+            g_ns_per_byte,
+            g_sd,
             repeats,
         }
     }
 
-    /// Short and nearly always the same: who waits for the slowest feels the scatter too.
+    /// Mean plus two standard deviations, because all processes wait for the slowest.
     fn cost(&self) -> f64 {
         self.g_ns_per_byte + 2.0 * self.g_sd
     }
 }
 
-/// The best trial; one that is not paced unless pacing gains something.
+/// Returns the best trial. A paced one must beat the unpaced ones by [`LEAST_GAIN`].
 pub(super) fn best(trials: &[Trial]) -> Option<&Trial> {
     let least = |paced: bool| {
         let own = trials.iter().filter(|trial| trial.slots.is_some() == paced);
@@ -57,7 +54,7 @@ pub(super) fn best(trials: &[Trial]) -> Option<&Trial> {
 
 #[cfg(test)]
 mod tests {
-    use dipole_bsp::superstep::pace::Medium;
+    use dipole_model::Medium;
 
     use super::*;
 
@@ -78,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn scatter_counts_as_well_as_time() {
+    fn variation_counts_as_well_as_time() {
         let all = [
             trial(0, &[900, 1500, 1400]),
             trial(8, &[900, 1200, 960]),
@@ -90,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn pacing_is_off_where_it_gains_nothing() {
+    fn pacing_without_benefit_is_not_chosen() {
         let all = [trial(0, &[1000, 1000, 1000]), trial(9, &[990, 990, 990])];
         assert_eq!(chosen(&all), None);
         let all = [trial(0, &[1000, 1000, 1000]), trial(9, &[970, 970, 970])];
@@ -98,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_tells_time_per_byte_and_its_deviation() {
+    fn a_trial_has_time_per_byte_and_its_deviation() {
         let trial = trial(0, &[100, 300]);
         assert_eq!(trial.g_ns_per_byte, 2.0);
         assert!((trial.g_sd - 2.0_f64.sqrt()).abs() < 1e-12);

@@ -1,12 +1,13 @@
-//! One process of a job that exchanges supersteps for measuring: a barrier, chunks in turn and at a
-//! pace, until all that was expected has come.
+//! One process of a job that measures supersteps: a barrier, then paced chunks, until all expected
+//! data has arrived.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use dipole_bsp::superstep::pace::{Pace, Slots};
+use dipole_bsp::superstep::pace::Pace;
 use dipole_bsp::superstep::schedule::{Order, RoundRobin};
 use dipole_group::{Combine, Group, Members};
+use dipole_model::Slots;
 use dipole_node::job::Job;
 use dipole_node::{
     Address, Bytes, Config, Edge, Endpoint, EndpointId, Links, Node, Operation, ReceiveError,
@@ -15,27 +16,27 @@ use dipole_node::{
 
 use crate::output::Failure;
 
-/// Longer than any of these supersteps takes.
+/// Longer than any of these supersteps.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// After an edge that takes no more.
+/// Wait after an edge was full.
 const RETRY: Duration = Duration::from_millis(1);
-/// What a chunk holds where nothing else is known.
+/// Default length of a chunk.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
 
-/// Who sends how much to whom.
+/// Number of bytes from one rank to another.
 pub(super) type Relation<'a> = &'a dyn Fn(usize, usize) -> usize;
 
-/// What supersteps took, the same at all members.
+/// Times of supersteps, the same at all members.
 #[derive(Default)]
 pub(super) struct Measured {
-    /// Of each superstep, what its slowest process took.
+    /// Time of the slowest process in each superstep.
     pub(super) times_ns: Vec<u64>,
-    /// Packets sent again, and for the first time.
+    /// Retransmissions, and packets sent for the first time.
     packets: [u64; 2],
 }
 
 impl Measured {
-    /// More of the same.
+    /// Appends more supersteps.
     pub(super) fn add(&mut self, more: Measured) {
         self.times_ns.extend(more.times_ns);
         for (packets, more) in self.packets.iter_mut().zip(more.packets) {
@@ -43,14 +44,14 @@ impl Measured {
         }
     }
 
-    /// Packets sent again, by all packets.
+    /// Ratio of retransmissions to packets.
     #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
     pub(super) fn repeats(&self) -> f64 {
         self.packets[0] as f64 / self.packets[1].max(1) as f64
     }
 }
 
-/// This process as one of the job's.
+/// This process as a member of the job.
 pub(super) struct Member {
     job: Job,
     node: Node,
@@ -64,19 +65,19 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Joins the others of the job; each must be on a node of its own.
+    /// Joins the other processes of the job. Each must be on its own node.
     pub(super) fn join() -> Result<Member, Failure> {
         let job = Job::from_env().map_err(|error| {
             format!(
                 "{error}; calibrate pacing with a process on each node: \
-                 dipole run -n N --hosts FILE dipole calibrate --pacing"
+                 dipole run -n N --hosts FILE dipole calibrate pacing"
             )
         })?;
         let nodes: BTreeSet<_> = job.addresses.iter().map(|address| address.node).collect();
         if nodes.len() < job.addresses.len() || nodes.len() < 2 {
             return Err(format!(
-                "{} processes are on {} nodes; only what passes between nodes is paced: start one \
-                 process on each of two nodes or more",
+                "{} processes are on {} nodes, but only traffic between nodes is paced: start one \
+                 process on each of two or more nodes",
                 job.addresses.len(),
                 nodes.len()
             )
@@ -87,7 +88,7 @@ impl Member {
         let node = Node::open(config)?;
         let link = match links {
             Links::Shm => {
-                return Err("shared memory is not paced; leave DIPOLE_LINK to udp or bpf".into());
+                return Err("shared memory is not paced; set DIPOLE_LINK to udp or bpf".into());
             }
             Links::Udp => "udp",
             Links::Bpf => "bpf",
@@ -100,7 +101,7 @@ impl Member {
             let is_self = rank == job.rank as usize;
             edges.push((!is_self).then(|| inbox.edge(*address)).transpose()?);
         }
-        // The job's own endpoints come first.
+        // The endpoints of the job come first.
         let above = job.addresses[0].endpoint.0 + job.size;
         let ports = job.addresses.iter().zip(above..);
         let ports = ports.map(|(address, endpoint)| Address {
@@ -121,7 +122,7 @@ impl Member {
         })
     }
 
-    /// Processes of the job.
+    /// Number of processes of the job.
     pub(super) fn size(&self) -> usize {
         self.edges.len()
     }
@@ -130,12 +131,12 @@ impl Member {
         self.job.rank as usize
     }
 
-    /// What carries packets: a name for the profile.
+    /// Name of the link, as in its profile.
     pub(super) fn link(&self) -> &'static str {
         self.link
     }
 
-    /// So many supersteps, all members at once.
+    /// Runs supersteps together with all members.
     pub(super) fn measure(
         &mut self,
         relation: Relation<'_>,
@@ -160,7 +161,7 @@ impl Member {
         Ok(Measured { times_ns, packets })
     }
 
-    /// How long it took here.
+    /// Runs one superstep and returns its time in this process.
     fn exchange(&mut self, relation: Relation<'_>, slots: Option<Slots>) -> Result<u64, Failure> {
         let (rank, size) = (self.rank(), self.size());
         let sends = |rank: usize| (0..size).map(|to| relation(rank, to)).sum::<usize>();
@@ -206,7 +207,7 @@ impl Member {
         }
     }
 
-    /// False if the edge takes no more now.
+    /// Sends a chunk. False if the edge is full.
     fn post(&self, to: usize, bytes: usize) -> Result<bool, Failure> {
         let Some(edge) = &self.edges[to] else {
             return Ok(true);
@@ -219,7 +220,7 @@ impl Member {
         }
     }
 
-    /// Leaves after the others.
+    /// Leaves the job together with the others.
     pub(super) fn leave(mut self) -> Result<(), Failure> {
         Ok(self.group.barrier(PATIENCE)?)
     }

@@ -1,262 +1,47 @@
-//! `dipole calibrate`: what messages cost, by `dipole_bench`; with `--pacing` what supersteps should know
-//! of the links between nodes.
-//!
-//! The latter is a program of a job, with one process on each node. [`exchange`] moves the supersteps,
-//! [`choice`] decides. All members see the same numbers, so they agree on every step without
-//! saying so.
+//! `dipole calibrate`: measures the parameters of the cost model and saves them in profiles, or checks
+//! saved ones.
 
 mod choice;
 mod exchange;
+mod pacing;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Args;
-use dipole_bsp::profile::{Pacing, Profile};
-use dipole_bsp::superstep::pace::{Medium, Slots};
-use serde_json::json;
+use clap::{Args, Subcommand};
 
-use crate::output::{Failure, table};
-use choice::{Trial, best};
-use exchange::{Measured, Member};
+use crate::output::Failure;
 
-/// Bytes of a slot. Short queues lose some of what is longer.
-const SLOT_BYTES: [u32; 3] = [32 << 10, 16 << 10, 8 << 10];
-/// Lengths of slots by what their bytes need.
-const FACTORS: [f64; 8] = [0.9, 1.0, 1.03, 1.06, 1.1, 1.15, 1.25, 1.4];
-/// A superstep is long enough once it takes so long, or moves so much between two.
-const LEAST_NS: u64 = 10_000_000;
-const LEAST_BYTES: usize = 128 << 10;
-const MOST_BYTES: usize = 2 << 20;
-/// Supersteps of which the shortest shows what the links carry.
-const LEARNING: u32 = 8;
-/// Every trial takes its turn so often: networks and machines drift.
-const TURNS: u32 = 2;
-
-/// Measure what messages cost on this machine, and save it for `dipole predict`
+/// Measure the cost of messages and supersteps, and save it for `dipole predict`
 ///
-/// By each link, two processes find the parameters of the model of messages: the overheads of sending
-/// and receiving, the latency, and the gaps between messages, by length; and what copying costs by
-/// level of the memory hierarchy. That takes less than a minute, in which nothing else should run.
-/// Saved in DIPOLE_PROFILE, by default ~/.config/dipole/profile, with all samples beside. With --job
-/// the same between two nodes.
-///
-/// With --pacing it runs in every process of a job with one process on each node, and finds how
-/// supersteps should send: dipole run -n 8 --hosts FILE dipole calibrate --pacing
+/// Without a kind: messages.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct CalibrateArgs {
+    #[command(subcommand)]
+    kind: Option<Kind>,
     #[command(flatten)]
     messages: dipole_bench::MessagesArgs,
-    /// Instead, find the length of slots in which the processes of a job send; saved on each node
-    #[arg(long, conflicts_with_all = ["link", "on", "quick", "job"])]
-    pacing: bool,
-    /// How many supersteps each trial has
-    #[arg(long, requires = "pacing", default_value_t = 20,
-          value_parser = clap::value_parser!(u32).range(2..=10_000))]
-    rounds: u32,
 }
 
-/// Does what the command line asks; with `json` one object a line.
+#[derive(Subcommand, Debug)]
+enum Kind {
+    Messages(dipole_bench::MessagesArgs),
+    Supersteps(dipole_bench::SuperstepsArgs),
+    Pacing(pacing::PacingArgs),
+}
+
+/// Executes the command; with `json` one object per line.
 pub(crate) fn execute(
     arguments: &CalibrateArgs,
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    if !arguments.pacing {
-        return dipole_bench::calibrate(&arguments.messages, json, out)
-            .map_err(|error| Failure::with_status(2, error));
-    }
-    let mut member = Member::join()?;
-    let (bytes, trials) = trials(&mut member, arguments.rounds)?;
-    let Some(chosen) = best(&trials) else {
-        return Err("nothing was measured".into());
+    let done = match &arguments.kind {
+        None => dipole_bench::calibrate_messages(&arguments.messages, json, out),
+        Some(Kind::Messages(args)) => dipole_bench::calibrate_messages(args, json, out),
+        Some(Kind::Supersteps(args)) => dipole_bench::calibrate_supersteps(args, json, out),
+        Some(Kind::Pacing(args)) => return pacing::execute(args, json, out),
     };
-    let unpaced = &trials[0];
-    let mut profile = match Profile::load(member.link())? {
-        Some(profile) => profile,
-        None => Profile::new(member.link()),
-    };
-    profile.pacing = Some(Pacing {
-        slots: chosen.slots,
-        processes: u32::try_from(member.size())?,
-        g_ns_per_byte: chosen.g_ns_per_byte,
-        g_sd: chosen.g_sd,
-        unpaced_g_ns_per_byte: unpaced.g_ns_per_byte,
-        unpaced_g_sd: unpaced.g_sd,
-    });
-    let file = profile.save()?;
-    if member.rank() == 0 {
-        if json {
-            print_json(out, &member, &trials, chosen)?;
-        } else {
-            writeln!(
-                out,
-                "total exchange of {bytes} bytes, {} processes by {}\n{}\n{}; saved in {} on each node",
-                member.size(),
-                member.link(),
-                show(&trials),
-                conclusion(chosen),
-                file.display()
-            )?;
-        }
-    }
-    member.leave()?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The first is not paced. How long messages are, and what was tried.
-fn trials(member: &mut Member, rounds: u32) -> Result<(usize, Vec<Trial>), Failure> {
-    let size = member.size();
-    let total = |bytes: usize| move |from: usize, to: usize| if from == to { 0 } else { bytes };
-    let mut bytes = LEAST_BYTES;
-    loop {
-        let measured = member.measure(&total(bytes), None, LEARNING)?;
-        let least_ns = measured.times_ns.iter().min().copied().unwrap_or(0);
-        if least_ns >= LEAST_NS || bytes >= MOST_BYTES {
-            break;
-        }
-        bytes *= 2;
-    }
-    let h = bytes * (size - 1);
-    // One alone, then everybody to the next: what they share shows.
-    let least = |member: &mut Member, relation: exchange::Relation<'_>| {
-        let measured = member.measure(relation, None, LEARNING)?;
-        Ok::<u64, Failure>(measured.times_ns.into_iter().min().unwrap_or(1))
-    };
-    let alone_ns = least(member, &|from, to| if (from, to) == (0, 1) { h } else { 0 })?;
-    let all_ns = least(member, &|from, to| {
-        if to == (from + 1) % size { h } else { 0 }
-    })?;
-    let medium = medium(alone_ns, all_ns, size);
-    let mut plans = vec![None];
-    for slot_bytes in SLOT_BYTES {
-        let need = u128::from(alone_ns) * u128::from(slot_bytes) / h as u128;
-        for factor in FACTORS {
-            #[allow(
-                clippy::cast_possible_truncation,
-                clippy::cast_precision_loss,
-                clippy::cast_sign_loss,
-                reason = "times far below 2^53 ns"
-            )]
-            let epsilon_ns = (need as f64 * factor).round() as u64;
-            plans.push(Some(Slots {
-                bytes: slot_bytes,
-                epsilon_ns,
-                medium,
-            }));
-        }
-    }
-    let mut measured: Vec<Measured> = plans.iter().map(|_| Measured::default()).collect();
-    for _ in 0..TURNS {
-        for (slots, so_far) in plans.iter().zip(&mut measured) {
-            so_far.add(member.measure(&total(bytes), *slots, rounds.div_ceil(TURNS))?);
-        }
-    }
-    let both = plans.into_iter().zip(&measured);
-    let trials = both.map(|(slots, all)| Trial::new(slots, &all.times_ns, h, all.repeats()));
-    let trials = trials.collect();
-    Ok((bytes, trials))
-}
-
-/// What the processes share, by how long one alone takes and all at once.
-fn medium(alone_ns: u64, all_ns: u64, processes: usize) -> Medium {
-    // On a switch about as long, on a bus so many times as long.
-    let times = u64::try_from(processes).unwrap_or(u64::MAX);
-    match all_ns.saturating_mul(4) > alone_ns.saturating_mul(times).saturating_mul(3) {
-        true => Medium::Bus,
-        false => Medium::Switch,
-    }
-}
-
-fn slot(slots: Option<Slots>) -> [String; 2] {
-    match slots {
-        None => ["-".to_owned(), "not paced".to_owned()],
-        Some(slots) => [
-            slots.bytes.to_string(),
-            format!("{:.1}", in_us(slots.epsilon_ns)),
-        ],
-    }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "far below 2^53 ns")]
-fn in_us(ns: u64) -> f64 {
-    ns as f64 * 1e-3
-}
-
-fn show(trials: &[Trial]) -> String {
-    let mut rows = table([
-        "slot, bytes",
-        "epsilon, us",
-        "g, ns/byte",
-        "deviation, %",
-        "repeats, %",
-    ]);
-    for trial in trials {
-        let [bytes, epsilon] = slot(trial.slots);
-        rows.add_row([
-            bytes,
-            epsilon,
-            format!("{:.3}", trial.g_ns_per_byte),
-            format!("{:.1}", trial.g_sd / trial.g_ns_per_byte * 100.0),
-            format!("{:.2}", trial.repeats * 100.0),
-        ]);
-    }
-    rows.to_string()
-}
-
-fn conclusion(chosen: &Trial) -> String {
-    match chosen.slots {
-        None => "pacing gains nothing here".to_owned(),
-        Some(slots) => format!(
-            "{} bytes every {:.1} us, on a {}",
-            slots.bytes,
-            in_us(slots.epsilon_ns),
-            match slots.medium {
-                Medium::Switch => "switch",
-                Medium::Bus => "bus: each process in one slot of as many as send",
-            }
-        ),
-    }
-}
-
-fn print_json(
-    out: &mut dyn Write,
-    member: &Member,
-    trials: &[Trial],
-    chosen: &Trial,
-) -> Result<(), Failure> {
-    for trial in trials {
-        let line = json!({
-            "calibrate": "pacing",
-            "link": member.link(),
-            "processes": member.size(),
-            "slots": trial.slots,
-            "g_ns_per_byte": trial.g_ns_per_byte,
-            "g_sd": trial.g_sd,
-            "repeats": trial.repeats,
-            "chosen": trial == chosen,
-        });
-        writeln!(out, "{line}")?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bus_takes_longer_the_more_send_and_a_switch_does_not() {
-        assert_eq!(medium(100, 110, 8), Medium::Switch);
-        assert_eq!(medium(100, 790, 8), Medium::Bus);
-        assert_eq!(medium(100, 105, 2), Medium::Switch);
-        assert_eq!(medium(100, 200, 2), Medium::Bus);
-    }
-
-    #[test]
-    fn chunks_are_no_longer_than_what_they_are_cut_from() {
-        for bytes in SLOT_BYTES {
-            assert!(bytes as usize <= exchange::CHUNK_BYTES);
-        }
-    }
+    done.map_err(|error| Failure::with_status(2, error))
 }

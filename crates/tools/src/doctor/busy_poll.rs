@@ -1,5 +1,5 @@
-//! Whether it helps to poll the network card instead of waiting for its interrupts
-//! (`DIPOLE_BUSY_POLL`), measured with answers of another node.
+//! Measures whether polling the network card instead of waiting for interrupts
+//! (`DIPOLE_BUSY_POLL`) shortens round trips to another node.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,25 +11,25 @@ use super::finding::Finding;
 use super::kernel::{may, read};
 
 const NAME: &str = "busy polling";
-/// Questions in a row of one kind, and how often the kinds take turns.
+/// Consecutive probes of one kind before the kinds alternate.
 const RUN: u32 = 8;
 const TURNS: u32 = 8;
 
-/// What the interface does with interrupts while its queue is polled.
+/// How the interface handles interrupts while its queue is polled.
 #[derive(Debug)]
 struct Interrupts {
     /// `napi_defer_hard_irqs` and `gro_flush_timeout` are set.
     deferred: bool,
-    /// This process may ask for it.
+    /// This process has the capability to set them.
     allowed: bool,
 }
 
-/// What asking has shown.
+/// Result of the measurement.
 #[derive(Debug)]
 enum Measured {
-    /// Answers come by no receive queue that a process could poll.
+    /// Replies arrive on no receive queue that a process could poll.
     NoQueue,
-    /// Too few answers came, or the kernel does not poll.
+    /// Too few replies arrived, or the kernel does not poll.
     TooLittle,
     /// Medians of round trips.
     RoundTrips {
@@ -38,7 +38,7 @@ enum Measured {
     },
 }
 
-/// Asks by a socket that has had answers: by interrupts and by polling in turn.
+/// Probes with a socket that has had replies, alternating between interrupts and polling.
 pub(super) fn examine(prober: &Prober, device: &str, patience: Duration) -> Finding {
     let set = |name: &str| {
         let file = Path::new("/sys/class/net").join(device).join(name);
@@ -57,7 +57,7 @@ pub(super) fn examine(prober: &Prober, device: &str, patience: Duration) -> Find
     finding.advise(advice)
 }
 
-/// Medians of round trips by interrupts and by polling, if enough answers came.
+/// Medians of round trips with interrupts and with polling, if enough replies arrived.
 fn measure(prober: &Prober, patience: Duration) -> Option<Measured> {
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..TURNS {

@@ -1,5 +1,5 @@
-//! The other ranks, where `dipole run` starts the doctor on each node: somebody must answer on a
-//! node while the others examine it, so none begins or ends before all do.
+//! The other ranks if `dipole run` starts the doctor on each node. Each rank replies while the others
+//! examine its node, so none starts or ends before all do.
 
 use std::time::Duration;
 
@@ -7,28 +7,28 @@ use dipole_group::{Group, Members};
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, EndpointId, Node};
 
-/// How long the others may take to begin, and to end. Where messages do not get through nobody is
-/// heard, and each goes on alone.
+/// How long to wait for the others at the start and at the end. If messages do not get through, each
+/// rank continues alone.
 const PATIENCE: Duration = Duration::from_secs(10);
 const EXAMINED: Duration = Duration::from_secs(60);
-/// How long a rank that did not hear of the others goes on answering.
+/// How long a rank without contact to the others keeps replying.
 const LONGER: Duration = Duration::from_secs(2);
 
-/// This process as one of the job's, which answers for its node.
+/// This rank and its group; it replies for its node.
 pub(super) struct Company {
     node: Node,
     group: Option<Group>,
 }
 
 impl Company {
-    /// Meets the others; `None` without a job, or where a process of Dipole cannot start.
+    /// Joins the others; `None` without a job, or if no node can be opened.
     pub(super) fn meet(config: &Config) -> Option<Company> {
         let job = Job::from_env().ok()?;
         if job.size < 2 || job.own_address().node != config.node {
             return None;
         }
         let node = Node::open(config.clone()).ok()?;
-        // The job's own endpoints come first.
+        // The job's own endpoints have lower numbers.
         let above = job.addresses[0].endpoint.0.checked_add(job.size)?;
         let ports = job.addresses.iter().zip(above..);
         let ports = ports.map(|(address, endpoint)| Address {
@@ -40,10 +40,10 @@ impl Company {
         Some(Company { node, group })
     }
 
-    /// Goes on answering until the others have ended, too.
+    /// Keeps replying until the others have finished.
     pub(super) fn part(self) {
         match self.group {
-            // Who is gone or late is not waited for.
+            // Ranks that are gone or late are not waited for.
             Some(mut group) => drop(group.barrier(EXAMINED)),
             None => std::thread::sleep(LONGER),
         }

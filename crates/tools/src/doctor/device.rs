@@ -1,4 +1,4 @@
-//! The device that has this node's address: what it is, its link, speed and MTU.
+//! The device with this node's address: its kind, link state, speed and MTU.
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::finding::Finding;
 use super::kernel::read;
 use super::pause;
 
-/// The device of an address.
+/// The device with an address.
 pub(super) fn of(address: IpAddr, all: &[InterfaceAddress]) -> Option<&InterfaceAddress> {
     let exact = all.iter().find(|one| one.ip == address);
     exact.or_else(|| all.iter().find(|one| one.loopback && address.is_loopback()))
@@ -31,14 +31,14 @@ pub(super) fn examine(device: &InterfaceAddress) -> Vec<Finding> {
         findings.push(pause::examine(&device.name));
     }
     let named = findings.into_iter().map(|finding| {
-        // Advice that can be typed as it stands.
+        // The user can paste this advice into a shell.
         let advice = finding.advice.replace("DEVICE", &device.name);
         finding.advise(advice).about(&device.name)
     });
     named.collect()
 }
 
-/// Whether a device that is up can send; its state follows the carrier by up to a second.
+/// Whether a device that is up can send. Its state lags behind the carrier by up to a second.
 fn runs(carrier: Option<String>, state: Option<String>) -> bool {
     // A loopback or virtual device may have no state of its own.
     let can_send = |state: String| ["up", "unknown"].contains(&&*state);

@@ -1,18 +1,18 @@
-//! One result of an examination, how it is printed, and what all of them mean.
+//! Findings: how they are printed, and the exit status.
 
 use serde::Serialize;
 
-/// What a finding means for messages.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
-    /// Nothing to do.
+    /// No action is needed.
     Good,
     /// It cannot be determined from here.
     Unknown,
-    /// Everything works, slower than necessary.
+    /// Works, but slower than necessary.
     Slow,
-    /// Messages will not get through, or the configuration is wrong.
+    /// Messages will not get through, or the configuration is invalid.
     Broken,
 }
 
@@ -27,22 +27,22 @@ impl Verdict {
     }
 }
 
-/// One result.
+/// A result of the examination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) name: &'static str,
-    /// The node or the device that it is about.
+    /// The node or device concerned.
     pub(super) subject: String,
     pub(super) verdict: Verdict,
     pub(super) fact: String,
-    /// What to do; empty if nothing.
+    /// What to do; may be empty.
     pub(super) advice: String,
-    /// Nobody was there who could have answered, so that it is not known whether messages get through.
+    /// No process replied, so it is unknown whether messages get through.
     #[serde(skip)]
     unanswered: bool,
 }
 
-/// The subject of findings about this machine as a whole.
+/// Subject of findings about this machine as a whole.
 pub(super) const HERE: &str = "this machine";
 
 impl Finding {
@@ -90,7 +90,7 @@ impl Finding {
         Finding::here(name, Verdict::Unknown, fact, advice)
     }
 
-    /// What is not known because nobody answers: no reason to say that all is well.
+    /// A finding that is unknown because no process replies, which is not reported as success.
     pub(super) fn unanswered(
         name: &'static str,
         fact: impl Into<String>,
@@ -102,13 +102,13 @@ impl Finding {
         }
     }
 
-    /// The same about something else.
+    /// Sets the subject.
     pub(super) fn about(mut self, subject: impl Into<String>) -> Finding {
         self.subject = subject.into();
         self
     }
 
-    /// The same with words on what could be done.
+    /// Sets the advice.
     pub(super) fn advise(mut self, advice: impl Into<String>) -> Finding {
         self.advice = advice.into();
         self
@@ -120,10 +120,10 @@ fn count(findings: &[Finding], verdict: Verdict) -> usize {
     same.count()
 }
 
-/// Nothing is broken, but of a node it is not known whether messages reach it.
+/// Nothing is broken, but some node did not reply, so it is unknown whether it can be reached.
 const UNANSWERED: u8 = 3;
 
-/// The exit status that findings deserve.
+/// The exit status for these findings.
 pub(super) fn status(findings: &[Finding], strict: bool) -> u8 {
     let has = |verdict| findings.iter().any(|finding| finding.verdict == verdict);
     if has(Verdict::Broken) || (strict && has(Verdict::Slow)) {
@@ -135,8 +135,8 @@ pub(super) fn status(findings: &[Finding], strict: bool) -> u8 {
     }
 }
 
-/// Findings as text: the worst first, each with what to do in the same line; of what is good only the
-/// names, unless `all` facts are wanted.
+/// Formats findings, the worst first, each with its advice on the same line. Good ones are listed by
+/// name only, unless `all` is set.
 pub(super) fn text(findings: &[Finding], all: bool, colours: bool) -> String {
     let (good, mut shown): (Vec<&Finding>, Vec<&Finding>) = findings
         .iter()
@@ -185,7 +185,7 @@ pub(super) fn text(findings: &[Finding], all: bool, colours: bool) -> String {
     text
 }
 
-/// The names of findings about each subject, without repetition, in the order of the first.
+/// Names of the findings about each subject, without duplicates, in order of appearance.
 fn by_subject<'a>(findings: &[&'a Finding]) -> Vec<(&'a str, Vec<&'static str>)> {
     let mut groups: Vec<(&str, Vec<&'static str>)> = Vec::new();
     for one in findings {

@@ -1,5 +1,4 @@
-//! Rules of the host's firewall for packets that come in: what the bpf link takes is gone
-//! before they are looked at.
+//! Firewall rules for incoming packets. Packets received by the bpf link bypass them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,15 +8,15 @@ use serde_json::Value;
 use super::finding::Finding;
 
 const NAME: &str = "firewall";
-/// Where packets that come in pass; the bpf link takes them before all of these.
+/// Hooks for incoming packets; the bpf link receives packets before all of them.
 const HOOKS: [&str; 3] = ["ingress", "prerouting", "input"];
 
-/// What can be known of the rules.
+/// The firewall's rules, as far as they can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rules {
-    /// Chains with rules, or that drop what no rule lets through.
+    /// Chains that have rules or drop by default.
     Known(Vec<String>),
-    /// Why they cannot be read.
+    /// Why the rules cannot be read.
     Hidden(String),
 }
 
@@ -52,7 +51,7 @@ fn judge(nft: Rules, legacy: Vec<String>) -> Finding {
     }
 }
 
-/// Rules as `nft` tells them, those made by `iptables-nft` included.
+/// Rules reported by `nft`, including those made by `iptables-nft`.
 fn nft() -> Rules {
     let output = match Command::new("nft").args(["-j", "list", "ruleset"]).output() {
         Ok(output) => output,
@@ -69,7 +68,7 @@ fn nft() -> Rules {
     }
 }
 
-/// The chains for incoming packets that have rules or drop.
+/// Chains for incoming packets that have rules or drop by default.
 fn chains(json: &[u8]) -> Option<Vec<String>> {
     let ruleset: Value = serde_json::from_slice(json).ok()?;
     let all = ruleset.get("nftables")?.as_array()?;
@@ -100,7 +99,7 @@ fn chains(json: &[u8]) -> Option<Vec<String>> {
     Some(found)
 }
 
-/// Tables of the old iptables that are in use; those of `iptables-nft` are none.
+/// Tables of legacy iptables that are in use, not including those of `iptables-nft`.
 fn legacy() -> Vec<String> {
     let kinds = [
         ("iptables", "ip_tables_names"),

@@ -1,4 +1,4 @@
-//! The kernel and the processor: version, clock, frequency, cores, capabilities.
+//! Kernel and processor: version, clock source, frequency, cores, capabilities.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ pub(super) fn examine() -> Vec<Finding> {
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 const PROCESSORS: &str = "/sys/devices/system/cpu";
 
-/// A file of one line; `None` if there is none or it says nothing.
+/// The contents of a one-line file; `None` if it does not exist or is empty.
 pub(super) fn read(path: impl AsRef<std::path::Path>) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.trim();
@@ -86,7 +86,7 @@ fn clock(source: Option<&str>) -> Finding {
     }
 }
 
-/// What governs the frequency of each processor, where something does.
+/// The frequency governors of all processors.
 fn governors() -> Vec<String> {
     let Ok(entries) = fs::read_dir(PROCESSORS) else {
         return Vec::new();

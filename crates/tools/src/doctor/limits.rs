@@ -1,5 +1,6 @@
-//! What the kernel grants a process: socket queues, segmentation, memory, descriptors.
+//! Limits that the kernel sets for processes: socket buffers, segmentation, memory, descriptors.
 
+use dipole_page::byte_size;
 use std::io;
 use std::net::UdpSocket;
 
@@ -68,7 +69,7 @@ fn offload(gso: bool, gro: bool) -> Finding {
     )
 }
 
-/// Asks as the link does and reads back what was granted; the kernel reports it doubled.
+/// Requests a receive buffer like the link does, and returns its size; the kernel reports twice that.
 fn granted_receive(socket: &UdpSocket, wanted: usize) -> io::Result<usize> {
     if sockopt::set_socket_recv_buffer_size_force(socket, wanted).is_err() {
         sockopt::set_socket_recv_buffer_size(socket, wanted)?;
@@ -98,45 +99,35 @@ fn queue(
         Err(cause) => Finding::unknown(name, format!("the kernel refuses a length: {cause}"), ""),
         Ok(granted) if granted >= wanted => Finding::good(
             name,
-            format!("{} a socket are granted ({limit})", amount(wanted)),
+            format!("{} a socket are granted ({limit})", byte_size(wanted)),
         ),
         Ok(granted) => Finding::slow(
             name,
             format!(
                 "{} a socket of {} asked for ({limit}): shorter windows, slower streams",
-                amount(granted),
-                amount(wanted)
+                byte_size(granted),
+                byte_size(wanted)
             ),
             format!("`sysctl -w net.core.{which}_max={}`", 2 * wanted),
         ),
     }
 }
 
-/// So many bytes in a unit in which they are a whole number.
-fn amount(bytes: impl TryInto<u64>) -> String {
-    let bytes = bytes.try_into().unwrap_or(u64::MAX);
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
-        _ => format!("{bytes} bytes"),
-    }
-}
-
 fn locked_memory(limit: Option<u64>) -> Finding {
     const NAME: &str = "locked memory";
-    /// What kernels since 5.16 allow everybody.
+    /// The default limit since Linux 5.16.
     const USUAL_BYTES: u64 = 8 << 20;
     match limit {
         None => Finding::good(NAME, "may be locked without limit; Dipole locks none"),
         Some(bytes) if bytes >= USUAL_BYTES => Finding::good(
             NAME,
-            format!("{} may be locked; Dipole locks none", amount(bytes)),
+            format!("{} may be locked; Dipole locks none", byte_size(bytes)),
         ),
         Some(bytes) => Finding::good(
             NAME,
             format!(
                 "only {} may be locked (RLIMIT_MEMLOCK); Dipole locks none",
-                amount(bytes)
+                byte_size(bytes)
             ),
         )
         .advise(
@@ -148,9 +139,9 @@ fn locked_memory(limit: Option<u64>) -> Finding {
 
 fn open_files(limit: Option<u64>) -> Finding {
     const NAME: &str = "open files";
-    /// Room for some hundred peers and endpoints.
+    /// Enough for a few hundred peers and endpoints.
     const USUAL: u64 = 1024;
-    /// Below this a node with one peer and one endpoint does not open.
+    /// Fewer are not enough for a node with one peer and one endpoint.
     const LEAST: u64 = 32;
     const ADVICE: &str = "`ulimit -n 65536` (/etc/security/limits.conf: nofile); a peer of this \
                           node takes one, an endpoint opened from C two";

@@ -1,5 +1,5 @@
-//! What processes of this node share: the runtime directory, memory, and reading each
-//! other's.
+//! What processes of this node share: the runtime directory, shared memory, and access to each
+//! other's memory.
 
 use std::io::{self, IoSliceMut};
 
@@ -16,7 +16,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let directory = runtime_directory(config);
     let usable = directory.verdict == super::finding::Verdict::Good;
     let mut findings = vec![directory];
-    // Without the directory the rest would only say so again.
+    // Without the directory, the other checks would only repeat the error.
     if usable {
         findings.push(shared_memory(config));
         let scope = read("/proc/sys/kernel/yama/ptrace_scope");
@@ -29,7 +29,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// An error's text at its last semicolon: what happened, and what to do.
+/// Splits an error's text at its last semicolon into the fact and the advice.
 fn split(error: &str) -> (&str, &str) {
     error.split_once("; ").unwrap_or((error, ""))
 }
@@ -94,7 +94,7 @@ fn cannot_share(links: Links, why: &str) -> Finding {
     }
 }
 
-/// Makes memory as the link does, with the newest seal that it uses.
+/// Creates memory like the link does, with the latest seal that it uses.
 fn seal() -> io::Result<()> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("dipole-doctor", flags)?;
@@ -103,7 +103,7 @@ fn seal() -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(&file, seals)?)
 }
 
-/// Whether the call that reads another process's memory is there at all.
+/// Checks whether the system call for reading another process's memory is available.
 fn own_memory_is_read() -> io::Result<()> {
     let source = [7_u8; 8];
     let mut copy = [0_u8; 8];

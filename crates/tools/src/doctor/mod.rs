@@ -1,10 +1,11 @@
-//! `dipole doctor`: looks at this machine and, from here, at every node of the hosts
-//! file, and says what will be used, why not better, and what to do.
+//! `dipole doctor`: examines this machine and, from here, every node in the hosts file. Reports what
+//! will be used, why nothing faster is, and what to do.
 //!
-//! Each part reads the system in one function and judges in another, which is tested
-//! alone: [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`],
-//! [`pause`], [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`], [`busy_poll`] and
-//! [`verdict`] for the others; [`company`] has the other ranks of a job. Nothing is changed but what every program makes: the runtime directory.
+//! Each part reads the system in one function and judges in another, which is tested separately:
+//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`], [`pause`], [`shortcut`] and
+//! [`firewall`] for this machine; [`peer`], [`paths`], [`busy_poll`] and [`verdict`] for the others.
+//! [`company`] coordinates the ranks of a job. The only change it makes is to create the runtime
+//! directory, as every program does.
 
 mod busy_poll;
 mod company;
@@ -35,7 +36,7 @@ use dipole_node::{Config, NodeId};
 use crate::output::Failure;
 use finding::Finding;
 
-/// Nodes asked at the same time.
+/// Nodes examined concurrently.
 const AT_ONCE: usize = 32;
 
 /// Check this machine and its peers: what will be used, why not better, what to do
@@ -70,7 +71,7 @@ fn patience(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Examines and prints; with `json` one object a line.
+/// Examines and prints; with `json`, one object per line.
 pub(crate) fn execute(
     arguments: DoctorArgs,
     json: bool,
@@ -79,7 +80,7 @@ pub(crate) fn execute(
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
     let company = company::Company::meet(&config);
-    // Of one that cannot be used the cause is there already.
+    // If the key is unusable, its cause has already been reported.
     if !findings.iter().any(|one| one.name == setup::CLUSTER_KEY) {
         findings.extend(setup::cluster_key(&config));
     }
@@ -107,7 +108,7 @@ pub(crate) fn execute(
     Ok(ExitCode::from(status))
 }
 
-/// This node's address and device, and the other nodes.
+/// Examines this node's address and device, and the other nodes.
 fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     if config.hosts.is_local_only() {
         return Vec::new();
@@ -121,7 +122,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         ));
         Vec::new()
     });
-    // Of a node that the file does not list no address is known; that is said elsewhere.
+    // A node that is not in the hosts file has no known address, which is reported elsewhere.
     let listed = config.hosts.get(config.node);
     let here = listed.and_then(|_| device::of(config.bind, &devices));
     let own = peer::Own {

@@ -1,4 +1,4 @@
-//! Whether the MPI libraries of this machine would run over Dipole.
+//! Checks whether this machine's MPI libraries would run over Dipole.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,15 +8,15 @@ use crate::mpi::{self, FOLDER, Library};
 
 const NAME: &str = "mpi";
 
-/// What is known of a library.
+/// Facts about an MPI library.
 struct Seen {
     library: Library,
     version: String,
-    /// It was built for libfabric.
+    /// It was built with libfabric.
     by_libfabric: bool,
 }
 
-/// One finding for each library that is on the path.
+/// One finding for each library on the path.
 pub(super) fn examine() -> Vec<Finding> {
     let variable = |name: &str| std::env::var(name).ok();
     let provider = mpi::provider();
@@ -55,7 +55,7 @@ fn mpich() -> Option<Seen> {
     })
 }
 
-/// What a program prints; `None` if it cannot be started.
+/// The output of a program; `None` if it cannot be started.
 fn ask(program: &str, argument: &str) -> Option<String> {
     let mut command = Command::new(program);
     if !argument.is_empty() {
@@ -110,7 +110,7 @@ fn judge(
     }
 }
 
-/// Nothing is wrong with that: programs may want no MPI over Dipole.
+/// A finding about MPI without Dipole, which is not an error: programs may not want it.
 fn without(fact: String, advice: &str) -> Finding {
     Finding::good(NAME, fact).advise(advice)
 }

@@ -1,5 +1,5 @@
-//! The pairs of addresses between this node and another where one of them has several
-//! interfaces: which of them sessions will use.
+//! The address pairs between this node and another if one of them has several interfaces, and which
+//! of them sessions will use.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use dipole_node::registry::{ProbeLength, ProbeResult, Prober};
 use super::finding::Finding;
 use super::peer::{Answer, Own, TRIES, headers, who};
 
-/// What became of asking one of a node's addresses.
+/// Result of probing one of a node's addresses.
 #[derive(Debug)]
 enum Outcome {
-    /// This node has it too.
+    /// This node has the same address.
     Own,
-    /// The node answers there, to packets of so many bytes (IP packets).
+    /// The node replies to IP packets of this length.
     Answers(usize),
-    /// It answers, but not to packets of so many bytes.
+    /// It replies, but not to packets of this length.
     Short(usize),
-    /// It does not answer; what does.
+    /// It does not reply correctly.
     Not(Answer),
 }
 
-/// Asks a node at each of its addresses; `interfaces` are those of this node.
+/// Probes each address of a node; `interfaces` are those of this node.
 pub(super) fn examine(host: &Host, own: Own<'_>, interfaces: &[IpAddr]) -> Vec<Finding> {
     let patience = own.patience;
     if interfaces.len() < 2 && host.interfaces.is_empty() && host.control.is_none() {
@@ -53,7 +53,7 @@ fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
         Answer::Right => {}
         other => return Outcome::Not(other),
     }
-    // What both devices take, as sessions agree on it.
+    // The longest packet for both devices, as sessions would agree on it.
     let longest = dipole_link::udp::longest_frame_bytes(ours).unwrap_or(0);
     let theirs = match prober.probe(ProbeLength::SHORTEST, patience) {
         ProbeResult::Answered(presence, _) if presence.max_packet_bytes != 0 => {
@@ -71,7 +71,7 @@ fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
     Outcome::Short(bytes)
 }
 
-/// A network for questions: no message goes there, so its MTU does not matter.
+/// Judges a network for queries only; its MTU does not matter because messages do not use it.
 fn judge_control(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
     const NAME: &str = "control network";
     let from = ours.map_or_else(|| "somewhere".to_owned(), |ours| ours.to_string());
@@ -129,7 +129,7 @@ fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
             MEND,
         ),
         Outcome::Not(Answer::Silent) => ("no answer, will not be used".to_owned(), MEND),
-        // After the right answer it is asked for its longest packet, see above.
+        // After a correct reply the longest packet is probed, see above.
         Outcome::Not(Answer::Wrong | Answer::Right) => (
             "another node answers, so it will not be used".to_owned(),
             MEND,

@@ -1,4 +1,4 @@
-//! Pause frames (802.3x) of a device, as `ethtool` tells them.
+//! Pause frames (802.3x) of a device, as reported by `ethtool`.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ pub(super) fn examine(device: &str) -> Finding {
 }
 
 fn asked(device: &str) -> Option<String> {
-    // Users' search paths often lack the first two.
+    // Users' search paths often lack the first two directories.
     let places = ["/usr/sbin/ethtool", "/sbin/ethtool", "/usr/bin/ethtool"];
     let program = places
         .iter()
@@ -25,7 +25,7 @@ fn asked(device: &str) -> Option<String> {
     (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Reads what `ethtool -a` prints.
+/// Parses the output of `ethtool -a`.
 fn pause(told: Option<&str>) -> Finding {
     const NAME: &str = "pause frames";
     let state = |direction: &str| {

@@ -1,7 +1,6 @@
-//! Another node, seen from here: route, directory, loss, round trip, packet size.
+//! Examines another node from here: route, directory, loss, round trip, packet size.
 //!
-//! [`examine`] asks over the network, [`verdict`] says what the answers
-//! mean.
+//! [`examine`] probes over the network, and [`verdict`] judges the replies.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -16,48 +15,48 @@ use super::busy_poll;
 use super::finding::Finding;
 use super::verdict::{self, Size};
 
-/// Questions by which loss and round trip are measured.
+/// Number of probes for loss and round trip.
 const ROUNDS: u32 = 20;
-/// Tries of each length; one is enough on a path without loss.
+/// Attempts per length; one is enough on a path without loss.
 pub(super) const TRIES: u32 = 3;
 
-/// A kernel that has refused some packets in a row refuses one a second (`net.ipv4.icmp_ratelimit`).
+/// The kernel's interval between ICMP errors after a burst (`net.ipv4.icmp_ratelimit`).
 const REFUSES_AGAIN: Duration = Duration::from_millis(1100);
 
-/// Among these ports the kernel chooses, unless an administrator says otherwise.
+/// The kernel's default range of ephemeral ports.
 const DATA_PORTS: (u16, u16) = (32_768, 60_999);
-/// Of these, so many are asked at once if the first did not refuse: of a few that are set apart, processes may have most.
+/// Ports probed at once if the first did not refuse; in a small range, most may be in use.
 const PORTS_ASKED: usize = 8;
 
-/// What this side knows of itself.
+/// Facts about this node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
-    /// What questions and answers must prove, if anything.
+    /// The cluster key, if probes and replies need a proof.
     pub(super) key: Option<&'a ClusterKey>,
     /// The address that programs bind; `None` if this machine does not have it.
     pub(super) address: Option<IpAddr>,
-    /// The device that has it.
+    /// The device with that address.
     pub(super) device: Option<&'a str>,
-    /// The ports of all processes, if they are set apart.
+    /// The configured port range of all processes, if any.
     pub(super) ports: Option<PortRange>,
-    /// How long an answer is waited for.
+    /// How long to wait for a reply.
     pub(super) patience: Duration,
 }
 
-/// Who answers at a directory.
+/// What replies at a directory.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// The node that was asked.
+    /// The expected node.
     Right,
     /// Another node.
     Wrong,
-    /// Somebody with another cluster key.
+    /// A process with another cluster key.
     Stranger(KeyMismatch),
-    /// Nobody.
+    /// Nothing.
     Silent,
-    /// The host itself: nobody has the port.
+    /// The host's kernel: the port is closed.
     Refused,
-    /// The question did not leave.
+    /// The probe could not be sent.
     Failed(io::Error),
 }
 
@@ -83,7 +82,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
     findings.push(verdict::directory(&answer, host, own.key));
     match answer {
         Answer::Right => findings.extend(converse(&prober, host, own, source)),
-        // Its kernel refuses what comes for closed ports, so the others can be asked all the same.
+        // The kernel refuses packets to closed ports, so other ports can still be probed.
         Answer::Refused => {
             let ports = asked_ports(own.address.unwrap_or(source), host, own);
             findings.push(verdict::data_ports(ports, own.ports, host));
@@ -93,7 +92,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
     findings.into_iter().map(subject).collect()
 }
 
-/// Asks for some endpoint, several times; whoever answers says whether it is the node.
+/// Looks up some endpoint several times, to find out which node replies.
 pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
     let mut last = Answer::Silent;
     for _ in 0..TRIES {
@@ -102,7 +101,7 @@ pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
             ProbeResult::Answered(..) => return Answer::Right,
             ProbeResult::Stranger(mismatch) => return Answer::Stranger(mismatch),
             ProbeResult::Silent => last,
-            // Nobody has the port. Kernels refuse a few times in a row only.
+            // The port is closed. Kernels only refuse a few packets in a row.
             ProbeResult::Refused => return Answer::Refused,
             ProbeResult::TooLong => Answer::Failed(rustix::io::Errno::MSGSIZE.into()),
             ProbeResult::Failed(cause) => Answer::Failed(cause),
@@ -111,11 +110,11 @@ pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
     last
 }
 
-/// What a node that answers can tell.
+/// Examines a node that replies.
 fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<Finding> {
     let mut presence: Option<Presence> = None;
     let mut times = Vec::new();
-    // The first answer sets how long the others are waited for.
+    // The first reply determines how long to wait for the others.
     let mut patience = own.patience;
     for _ in 0..ROUNDS {
         if let ProbeResult::Answered(told, took) = prober.probe(ProbeLength::SHORTEST, patience) {
@@ -138,7 +137,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
         usize::from(presence.max_packet_bytes),
         patience,
     );
-    // Last, since it leaves the socket spinning.
+    // Last, because it leaves the socket in busy polling.
     let polling = own
         .device
         .map(|device| busy_poll::examine(prober, device, patience));
@@ -151,13 +150,13 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
     findings.into_iter().chain(polling).collect()
 }
 
-/// Whether packets reach the ports of a node that processes have: a closed one refuses, which one
-/// that a firewall guards does not.
+/// Whether packets reach the ports that processes use: a closed port refuses, unless a firewall drops
+/// the packet.
 fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
     let ports = own.ports.or(PortRange::new(DATA_PORTS.0, DATA_PORTS.1));
     let ports = ports.map(|ports| ports.without(host.directory().port()));
     for round in 0..TRIES {
-        // Many at once use up what a kernel refuses in a row, so that who asks next hears nothing.
+        // Too many at once exhaust the kernel's burst of refusals, so that later probes get none.
         let count = if round == 0 { 1 } else { PORTS_ASKED };
         if round > 0 {
             std::thread::sleep(REFUSES_AGAIN);
@@ -168,7 +167,7 @@ fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
             let socket = UdpSocket::bind((from, 0))?;
             socket.connect((host.address, port))?;
             socket.set_nonblocking(true)?;
-            // What cannot be sent is not refused either.
+            // A packet that cannot be sent is not refused either.
             let _sent = socket.send(&[]);
             asked.push(socket);
         }
@@ -187,12 +186,12 @@ fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Bytes of IP and UDP headers.
+/// Length of the IP and UDP headers.
 pub(super) fn headers(to: IpAddr) -> usize {
     if to.is_ipv4() { 20 + 8 } else { 40 + 8 }
 }
 
-/// Finds the longest packet that gets through, there and back.
+/// Finds the longest packet that passes in both directions.
 fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> Size {
     let full = ProbeLength::nearest(ours).bytes();
     let passes = |length: usize| -> Option<bool> {
@@ -224,7 +223,7 @@ fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> S
         }
     }
     size.longest = good;
-    // What the kernel learnt from the route, or from a router's refusal.
+    // From the route, or from a router's ICMP error.
     let path = prober.path_mtu_bytes().ok();
     size.known = path.filter(|mtu| first.is_none() || *mtu < full);
     size
@@ -237,13 +236,13 @@ fn copied(cause: &io::Error) -> io::Error {
     }
 }
 
-/// Whether somebody answers at this node's own directory port.
+/// Whether a process replies at this node's own directory port.
 pub(super) fn examine_own(host: &Host, own: Own<'_>) -> Finding {
     let answer = match Prober::open(None, host.directory(), host.node, own.key) {
         Ok(prober) => who(&prober, own.patience),
         Err(cause) => Answer::Failed(cause),
     };
-    // Only when nobody answers may the port be tried.
+    // The port is tried only if nothing replies.
     let free = match answer {
         Answer::Right | Answer::Wrong | Answer::Stranger(_) => Ok(()),
         _ => UdpSocket::bind(host.directory()).map(drop),

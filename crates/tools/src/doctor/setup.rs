@@ -1,4 +1,4 @@
-//! The configuration: environment, hosts file, and whether this node is what they say.
+//! The configuration: environment, hosts file, and whether this node matches them.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -11,8 +11,7 @@ use dipole_node::{Config, ConfigError, Links, NodeId, variables};
 
 use super::finding::Finding;
 
-/// The configuration that programs would have, as far as there is one, and what is
-/// wrong with it.
+/// The configuration that programs would get, as far as it is valid, and the problems found.
 pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config, Vec<Finding>) {
     let mut findings = Vec::new();
     let mut config = Config::from_env().unwrap_or_else(|error| {
@@ -27,7 +26,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
         Config::local(NodeId(1), environment::default_runtime_dir())
     });
     if let Some(node) = node
-        && let Err(error) = config.act_as(node)
+        && let Err(error) = config.set_node(node)
     {
         findings.push(Finding::broken(
             "hosts file",
@@ -49,14 +48,14 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
         findings.push(hosts(&config));
     }
     if !config.hosts.is_local_only() {
-        config.settle();
+        config.apply_hosts_file();
     }
     (config, findings)
 }
 
 pub(super) const CLUSTER_KEY: &str = "cluster key";
 
-/// Whether strangers are told from members; nothing to say of a node on its own.
+/// Whether a cluster key separates members from strangers; nothing for a single node.
 pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
     let file = environment::variable(variables::KEY);
     if let Some(key) = &config.key {
@@ -118,7 +117,7 @@ fn hosts(config: &Config) -> Finding {
     Finding::good(NAME, format!("{count} {nodes}; this is node {node}"))
 }
 
-/// Whether this node's address is one of this machine, and others can use it.
+/// Whether this machine has this node's address, and others can use it.
 pub(super) fn own_address(
     host: &Host,
     hosts: &Hosts,

@@ -1,5 +1,5 @@
-//! Whether small packets can go around the socket at an interface (the bpf link), and what else is
-//! attached there.
+//! Whether the bpf link can be used at an interface, so that small packets bypass the socket, and
+//! which other programs are attached there.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -14,16 +14,16 @@ use super::finding::Finding;
 
 const NAME: &str = "bpf link";
 
-/// What lets this process use the fast path of an interface.
+/// What gives this process access to the fast path of an interface.
 #[derive(Debug)]
 enum Access {
-    /// This process has the capabilities.
+    /// The process's own capabilities.
     Own,
-    /// What an agent that grants says.
+    /// A reply of the ring broker.
     Granted(Result<Granted, GrantError>),
 }
 
-/// What is found at the interface with an address; the second is true if it can be used.
+/// Examines the interface with an address; the second result is true if the link can be used.
 pub(super) fn examine(address: IpAddr, config: &Config) -> (Vec<Finding>, bool) {
     let Ok((interface, _)) = interface_of(address) else {
         return (Vec::new(), false);
@@ -34,7 +34,7 @@ pub(super) fn examine(address: IpAddr, config: &Config) -> (Vec<Finding>, bool) 
         false => Access::Granted(preview(path, address, config.ring_bytes)),
     };
     let programs = attached(&interface).ok();
-    // The kernel that can be asked for them has the place for ours.
+    // A kernel that can list programs also has TCX.
     let has_tcx = programs.is_some() || !matches!(access, Access::Own);
     let finding = judge(&access, has_tcx, path);
     let usable = has_tcx && matches!(access, Access::Own | Access::Granted(Ok(_)));
@@ -94,7 +94,7 @@ fn judge(access: &Access, has_tcx: bool, path: &Path) -> Finding {
     }
 }
 
-/// Programs at TCX, ours included; they run one after another.
+/// Programs attached at TCX, including ours; they run one after another.
 fn others(programs: &[Attached]) -> Option<Finding> {
     let told = programs.iter().map(|one| {
         let side = match one.side {
@@ -111,7 +111,7 @@ fn others(programs: &[Attached]) -> Option<Finding> {
     })
 }
 
-/// A program at XDP, which sees packets before all others.
+/// A program attached at XDP, which sees packets before all others.
 fn xdp(interface: &InterfaceId) -> Option<Finding> {
     let output = std::process::Command::new("ip")
         .args(["-j", "link", "show", "dev", &interface.name])
@@ -124,7 +124,7 @@ fn xdp(interface: &InterfaceId) -> Option<Finding> {
     )
 }
 
-/// The number of a program that `ip -j link` tells of.
+/// The id of an XDP program in the output of `ip -j link`.
 fn xdp_of(json: &[u8]) -> Option<u64> {
     let links: serde_json::Value = serde_json::from_slice(json).ok()?;
     links.get(0)?.get("xdp")?.get("prog")?.get("id")?.as_u64()

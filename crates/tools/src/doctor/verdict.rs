@@ -1,4 +1,4 @@
-//! What the answers of another node mean. Nothing here asks anybody.
+//! Judges the replies of another node. Nothing here sends packets.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,14 +10,14 @@ use dipole_node::{ClusterKey, KeyMismatch, PortRange};
 use super::finding::Finding;
 use super::peer::Answer;
 
-/// Lengths of UDP payloads towards a node.
+/// Lengths of UDP payloads to a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
-    /// The longest that this side's device takes.
+    /// The longest that this node's device can send.
     pub(super) ours: usize,
-    /// The longest that the other side's takes, if it says so.
+    /// The longest for the other node's device, if it reports that.
     pub(super) theirs: Option<usize>,
-    /// The longest that came back.
+    /// The longest that was echoed.
     pub(super) longest: usize,
     /// The MTU of the path, if this kernel knows one that forbids longer packets.
     pub(super) known: Option<usize>,
@@ -36,7 +36,7 @@ pub(super) fn route(source: &io::Result<IpAddr>, own: Option<IpAddr>, host: &Hos
             format!("{shown}; correct the address in the hosts file, or add a route"),
         ),
         Ok(source) => match own {
-            // All loopback addresses are one device's.
+            // All loopback addresses belong to one device.
             Some(own) if own != *source && !(own.is_loopback() && source.is_loopback()) => {
                 Finding::slow(
                     NAME,
@@ -52,7 +52,7 @@ pub(super) fn route(source: &io::Result<IpAddr>, own: Option<IpAddr>, host: &Hos
     }
 }
 
-/// The name of what is found when a node does not take us for one of its cluster.
+/// Name of the finding that a node does not accept this one as a member of its cluster.
 const WRONG_KEY: &str = "wrong key";
 
 pub(super) fn directory(answer: &Answer, host: &Host, key: Option<&ClusterKey>) -> Finding {
@@ -156,10 +156,10 @@ pub(super) fn own_directory(answer: &Answer, free: io::Result<()>, host: &Host) 
     }
 }
 
-/// Of some hundred microseconds most are the other side's waking up.
+/// Longer round trips are slow. Most of some hundred microseconds is the other side's wake-up time.
 const FAR: Duration = Duration::from_millis(2);
 
-/// `times` are sorted.
+/// Judges round trips; `times` are sorted.
 pub(super) fn round_trip(times: &[Duration], asked: u32) -> Finding {
     const NAME: &str = "round trip";
     let lost = usize::try_from(asked)
@@ -205,7 +205,7 @@ pub(super) fn version(theirs: [u16; 3], ours: [u16; 3], host: &Host) -> Finding 
     )
 }
 
-/// A node that answers look-ups but no probes.
+/// A node that answers look-ups but not probes.
 pub(super) fn old(host: &Host) -> Finding {
     Finding::unknown(
         "packet size",
@@ -272,7 +272,7 @@ pub(super) fn size(size: &Size, headers: usize, host: &Host) -> Finding {
     }
 }
 
-/// Whether a closed port of the node refused a packet.
+/// Judges whether a closed port of the node refused a packet.
 pub(super) fn data_ports(
     refused: io::Result<bool>,
     ports: Option<PortRange>,

@@ -1,8 +1,8 @@
-//! `dipole graph`: a directed point graph (DP §2) as a file: checked, printed, drawn,
-//! played by processes of this machine, and compared with what runs.
+//! `dipole graph`: checks, prints and draws a directed point graph (DP §2) from a file, runs it with
+//! processes on this machine, and compares it with what is running.
 //!
-//! [`model`] is the graph and its rules, [`mod@print`] and [`svg`] show it, [`play`] runs
-//! it, [`watch`] shows what the registry of this machine's nodes knows.
+//! [`model`] has the graph and its rules, [`mod@print`] and [`svg`] show it, [`play`] runs it, and
+//! [`watch`] shows the endpoints and edges in the registries of this machine's nodes.
 
 mod model;
 mod play;
@@ -66,7 +66,7 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Does what the command line asks; with `json` one object a line.
+/// Executes the command; with `json`, one object per line.
 pub(crate) fn execute(
     arguments: &GraphArgs,
     json: bool,
@@ -95,7 +95,7 @@ pub(crate) fn execute(
     }
 }
 
-/// Reads a graph file; a failure has a line for each fault.
+/// Reads a graph file; an error has one line per fault.
 fn load(file: &Path) -> Result<Graph, Failure> {
     Graph::load(file).map_err(|errors| {
         let faults = if errors.len() == 1 { "fault" } else { "faults" };

@@ -1,8 +1,8 @@
 //! The graph and its rules. Source: DP §2, DP-II §2.
 //!
-//! `DPG = (N, EP, NID, P, E)`: nodes, endpoints, processes, which node a process is on,
-//! edges. Two processes of one node share no endpoint, and an edge joins endpoints of
-//! different processes. All faults of a file are told at once, each with its line.
+//! `DPG = (N, EP, NID, P, E)`: nodes, endpoints, processes, the node of each process, and edges. Two
+//! processes of one node share no endpoint, and an edge joins endpoints of different processes. All
+//! faults of a file are reported at once, each with its line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use dipole_node::Address;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-/// A process: a set of endpoints on a node.
+/// A process: a node and its endpoints on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Process {
     pub(super) name: String,
@@ -21,14 +21,14 @@ pub(super) struct Process {
     pub(super) endpoints: Vec<u32>,
 }
 
-/// A channel from one endpoint to another.
+/// An edge from one endpoint to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Edge {
     pub(super) from: Address,
     pub(super) to: Address,
 }
 
-/// A graph that keeps the rules.
+/// A valid graph.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
     pub(super) file: PathBuf,
@@ -38,7 +38,7 @@ pub(super) struct Graph {
     pub(super) warnings: Vec<Fault>,
 }
 
-/// What is wrong in a file, where, and what to do.
+/// A fault in a file, with its line and advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     file: PathBuf,
@@ -86,7 +86,7 @@ impl Graph {
         Graph::parse(path, &text)
     }
 
-    /// Checks a text.
+    /// Parses and checks a text.
     pub(super) fn parse(path: &Path, text: &str) -> Result<Graph, Vec<Fault>> {
         let mut check = Check {
             path,
@@ -134,7 +134,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// All endpoints, and which process has them.
+    /// All endpoints with the index of their process.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = (usize, Address)> {
         self.processes
             .iter()
@@ -148,14 +148,14 @@ impl Graph {
             })
     }
 
-    /// The process that has an endpoint.
+    /// The process of an endpoint.
     pub(super) fn owner(&self, address: Address) -> Option<usize> {
         self.endpoints()
             .find(|(_, found)| *found == address)
             .map(|(index, _)| index)
     }
 
-    /// Where an endpoint's messages go.
+    /// The targets of an endpoint.
     pub(super) fn targets(&self, from: Address) -> impl Iterator<Item = Address> {
         self.edges
             .iter()
@@ -163,7 +163,7 @@ impl Graph {
             .map(|edge| edge.to)
     }
 
-    /// Whose messages come to an endpoint.
+    /// The sources of an endpoint.
     pub(super) fn sources(&self, to: Address) -> impl Iterator<Item = Address> {
         self.edges
             .iter()
@@ -171,7 +171,8 @@ impl Graph {
             .map(|edge| edge.from)
     }
 
-    /// Those who broadcast, having several edges, and those to whom several reduce.
+    /// Endpoints that broadcast, with several outgoing edges, and endpoints of reductions, with several
+    /// incoming ones.
     pub(super) fn groups(&self) -> (Vec<Address>, Vec<Address>) {
         let all = || self.endpoints().map(|(_, address)| address);
         let roots = all().filter(|address| self.targets(*address).count() > 1);
@@ -198,7 +199,7 @@ struct Check<'a> {
     faults: Vec<Fault>,
 }
 
-/// Whose an endpoint is.
+/// The process of each endpoint.
 type Owners = BTreeMap<Address, usize>;
 
 impl Check<'_> {

@@ -1,8 +1,8 @@
-//! Plays a graph: a process for each of its processes, all on this machine, each on
-//! a node of the right NID; every edge carries numbered messages that are checked.
+//! Runs a graph: starts each of its processes on this machine, on a node with the right NID. Every
+//! edge carries numbered messages, which are checked.
 //!
-//! Each NID gets a loopback address of its own. Processes of one node talk by shared
-//! memory, those of different nodes by UDP, as they would on a cluster.
+//! Each NID gets its own loopback address. Processes of one node use shared memory, and those of
+//! different nodes UDP, as on a cluster.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,13 +18,13 @@ use super::Done;
 use super::model::Graph;
 use crate::output::table;
 
-/// How long a process waits for what must come.
+/// Time limit for expected events.
 const PATIENCE: Duration = Duration::from_secs(30);
 const MESSAGE_BYTES: usize = 16;
-/// In a message's first word: the last one of its sender.
+/// Flag in a message's first word: the last message of its sender.
 const LAST: u64 = 1 << 63;
 
-/// What a player tells of one edge that ends at it.
+/// A player's report about one of its incoming edges.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct EdgeResult {
     from: String,
@@ -35,10 +35,10 @@ struct EdgeResult {
     seconds: f64,
 }
 
-/// Starts all processes and checks what they tell.
+/// Starts all processes and checks their reports.
 pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut dyn Write) -> Done {
     let mut hosts = NamedTempFile::new()?;
-    // A number of our own, so that several graphs can be played at once.
+    // A port per run, so that several graphs can run at once.
     let port = 20_000 + std::process::id() % 20_000;
     for (index, node) in graph.nodes.iter().enumerate() {
         writeln!(hosts, "{node} {} port={port}", loopback(index)?)?;
@@ -59,7 +59,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
             .env("DIPOLE_NID", process.node.to_string())
             .env("DIPOLE_HOSTS", hosts.path())
             .env_remove("DIPOLE_BIND")
-            // Closed when we die, which ends the players.
+            // Closed when this process dies, which ends the players.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -116,7 +116,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
     Ok(complete)
 }
 
-/// A process that does not outlive us.
+/// A process that is killed with this one.
 struct Player {
     name: String,
     child: Child,
@@ -138,7 +138,7 @@ fn loopback(index: usize) -> Result<Ipv4Addr, Box<dyn std::error::Error>> {
     Ok(Ipv4Addr::new(127, 0, high, low))
 }
 
-/// Is one process of the graph.
+/// Body of one process of the graph.
 pub(super) fn play(
     graph: &Graph,
     index: usize,
@@ -148,7 +148,7 @@ pub(super) fn play(
 ) -> Done {
     let process = graph.processes.get(index).ok_or("no such process")?;
     std::thread::spawn(|| {
-        // The end of this input means that our parent is gone.
+        // The end of this input means that the parent is gone.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(3);
     });
@@ -201,7 +201,7 @@ struct Pace {
     between: Duration,
 }
 
-/// Sends numbered messages until the time is over, and says which is the last.
+/// Sends numbered messages until the time is over, then marks the last one.
 fn send_all(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
     let mut next = Instant::now();
     let mut number = 0_u64;
@@ -217,7 +217,7 @@ fn send_all(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
         number += 1;
         if last {
             return match endpoint.drain(PATIENCE) {
-                // A receiver that has its last message may leave; what it received decides.
+                // A receiver that has its last message may leave; its own report counts.
                 Ok(()) | Err(SendError::PeerGone { .. }) => Ok(()),
                 Err(error) => Err(error.to_string()),
             };
@@ -229,7 +229,7 @@ fn send_all(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
     }
 }
 
-/// Receives until every source has sent its last.
+/// Receives until every source has sent its last message.
 fn receive_all(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<EdgeResult>, String> {
     let begun = Instant::now();
     let mut received: BTreeMap<Address, EdgeResult> = sources

@@ -1,4 +1,4 @@
-//! A graph as a table, and as facts for scripts.
+//! Prints a graph as a table, and as JSON for scripts.
 
 use dipole_node::Address;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::model::{Graph, Process};
 use crate::output;
 
-/// What a graph is, for `--json`.
+/// A graph, for `--json`.
 #[derive(Debug, Serialize)]
 pub(super) struct GraphSummary<'a> {
     nodes: &'a [u32],

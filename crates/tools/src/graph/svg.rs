@@ -1,9 +1,9 @@
-//! A graph as a picture, like figure 1 of the paper: nodes are boxes, processes circles
-//! in them, endpoints vertices on the circles, edges arrows. Who broadcasts and to whom others reduce
-//! has a ring.
+//! Draws a graph like figure 1 of the paper: nodes are boxes, processes are circles inside, endpoints
+//! are vertices on the circles, and edges are arrows. Endpoints of broadcasts and reductions have a
+//! ring.
 //!
-//! Nodes stand in a grid, their processes in a grid of their own. Each endpoint sits
-//! where its circle faces the endpoints it is joined to, kept apart from its neighbours.
+//! Nodes are arranged in a grid, and so are the processes of a node. Each endpoint is placed where its
+//! circle faces the endpoints it is connected to, at a distance from its neighbours.
 
 use std::collections::HashMap;
 use std::f64::consts::{PI, TAU};
@@ -11,19 +11,21 @@ use std::fmt::Write;
 
 use dipole_node::Address;
 
+use dipole_page::escape;
+
 use super::model::Graph;
 
 const LEAST_RADIUS: f64 = 46.0;
-/// Length of rim that an endpoint needs.
+/// Length of the circle's rim per endpoint.
 const RIM: f64 = 30.0;
 const GAP: f64 = 70.0;
 const MARGIN: f64 = 30.0;
 const TITLE: f64 = 26.0;
-/// Height of the legend, and width of each of its parts.
+/// Height of the legend, and width of its items.
 const LEGEND: f64 = 30.0;
 const LEGEND_ITEM: f64 = 240.0;
 const VERTEX: f64 = 11.0;
-/// How often endpoints move to where those that they are joined to have moved.
+/// Iterations in which endpoints move towards those that they are connected to.
 const ROUNDS: usize = 4;
 
 #[derive(Clone, Copy)]
@@ -55,7 +57,7 @@ fn columns(count: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// The picture.
+/// Draws the graph.
 pub(super) fn draw(graph: &Graph) -> String {
     let (boxes, circles, width, height) = layout(graph);
     let vertices = position_endpoints(graph, &circles);
@@ -103,7 +105,7 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
             r#"<circle class="process" cx="{x:.1}" cy="{y:.1}" r="{:.1}"/><text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
             circle.radius,
             y + 4.0,
-            escaped(&process.name)
+            escape(&process.name)
         );
     }
     let at = |address: Address| {
@@ -162,7 +164,7 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
     out
 }
 
-/// Nodes in a grid, processes in a grid inside each.
+/// Arranges nodes in a grid, and processes in a grid inside each.
 fn layout(graph: &Graph) -> (Vec<NodeBox>, Vec<Circle>, f64, f64) {
     let radius = |index: usize| {
         let rim = float(graph.processes[index].endpoints.len()) * RIM / TAU;
@@ -212,8 +214,8 @@ fn layout(graph: &Graph) -> (Vec<NodeBox>, Vec<Circle>, f64, f64) {
     (boxes, circles, width, y - GAP + MARGIN)
 }
 
-/// Each endpoint on the rim of its process: first where it faces the circles of those that it is joined
-/// to, then these themselves, one process after the other, so that edges do not cross for nothing.
+/// Places the endpoints on the rims of their processes: first facing the circles that they are
+/// connected to, then the endpoints themselves, one process after the other, to avoid crossings.
 fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)> {
     let mut at = HashMap::new();
     for (index, _) in circles.iter().enumerate() {
@@ -231,7 +233,7 @@ fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)
         .collect()
 }
 
-/// Those of a process.
+/// Places the endpoints of a process.
 fn position_facing(
     graph: &Graph,
     circles: &[Circle],
@@ -260,7 +262,7 @@ fn position_facing(
     placed.collect()
 }
 
-/// The direction of what an endpoint is joined to.
+/// Direction of the endpoints that an endpoint is connected to.
 fn facing(
     graph: &Graph,
     at: &dyn Fn(Address) -> Option<Point>,
@@ -280,8 +282,8 @@ fn facing(
     (any && x.hypot(y) > 1e-6).then(|| y.atan2(x).rem_euclid(TAU))
 }
 
-/// Moves sorted angles apart until neighbours are `least` from each other, or evenly if
-/// there is no room for that.
+/// Moves sorted angles apart until neighbours differ by at least `least`, or evenly if there is not
+/// enough room.
 fn spread(wanted: &[f64], least: f64) -> Vec<f64> {
     let count = wanted.len();
     if count < 2 {
@@ -308,7 +310,7 @@ fn spread(wanted: &[f64], least: f64) -> Vec<f64> {
     angles
 }
 
-/// Circles that an edge neither begins nor ends at.
+/// Circles other than those at both ends of an edge.
 fn obstacles_between<'a>(
     graph: &Graph,
     circles: &'a [Circle],
@@ -323,8 +325,8 @@ fn obstacles_between<'a>(
         .collect()
 }
 
-/// An arrow that bends a little, so that two in opposite directions do not coincide, and
-/// more where that leads it around what is in its way.
+/// A slightly bent arrow, so that two edges in opposite directions do not coincide; bent more if that
+/// leads it around obstacles.
 fn curve(from: Point, to: Point, obstacles: &[&Circle]) -> String {
     let (dx, dy) = (to.x - from.x, to.y - from.y);
     let length = dx.hypot(dy).max(1.0);
@@ -361,7 +363,7 @@ fn curve(from: Point, to: Point, obstacles: &[&Circle]) -> String {
         .find(is_free)
         .unwrap_or(slight);
     let middle = middle(bend);
-    // It begins and ends at the rims of the vertices.
+    // Starts and ends at the rims of the vertices.
     let shorten = |end: Point| {
         let (ex, ey) = (middle.x - end.x, middle.y - end.y);
         let distance = ex.hypot(ey).max(1.0);
@@ -378,12 +380,6 @@ fn curve(from: Point, to: Point, obstacles: &[&Circle]) -> String {
     )
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -398,7 +394,7 @@ mod tests {
         assert_eq!(picture.matches("class=\"process\"").count(), 3);
         assert_eq!(picture.matches("class=\"vertex\"").count(), 9);
         assert_eq!(picture.matches("class=\"edge\"").count(), 4);
-        // A ring, and one in the legend.
+        // One ring for the endpoint and one in the legend.
         assert_eq!(picture.matches("class=\"broadcast\"").count(), 2);
         assert_eq!(picture.matches("class=\"reduction\"").count(), 2);
     }

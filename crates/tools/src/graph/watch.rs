@@ -1,5 +1,5 @@
-//! What exists now on this machine's nodes: endpoints and edges as they come and go, with
-//! the traffic of each edge since the last look.
+//! Shows the endpoints and edges that exist on this machine's nodes, with the traffic of each edge
+//! since the last sample.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
@@ -15,12 +15,12 @@ use super::Done;
 use super::model::Graph;
 use crate::output::table;
 
-/// One look.
+/// A sample.
 #[derive(Debug, Serialize)]
 struct Look {
     endpoints: Vec<SeenEndpoint>,
     edges: Vec<SeenEdge>,
-    /// Of the graph given, what does not exist now.
+    /// Parts of the given graph that do not exist now.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     missing: Vec<String>,
 }
@@ -30,7 +30,7 @@ struct SeenEndpoint {
     endpoint: String,
     pid: u32,
     command: String,
-    /// Whether the graph given has it.
+    /// Whether it is part of the given graph.
     #[serde(skip_serializing_if = "Option::is_none")]
     expected: Option<bool>,
 }
@@ -48,7 +48,7 @@ struct SeenEdge {
     expected: Option<bool>,
 }
 
-/// Looks every so often, until interrupted or `times` times.
+/// Samples at intervals, until interrupted or `times` times.
 pub(super) fn watch(
     graph: Option<&Graph>,
     every: Duration,
@@ -66,7 +66,7 @@ pub(super) fn watch(
             registry.watch()?;
         }
         if looks == 0 {
-            // The first look asks; what it asked for is there a little later.
+            // The first sample only requests statistics, which are available a little later.
             std::thread::sleep(every.min(Duration::from_millis(500)));
         }
         let seconds = last.elapsed().as_secs_f64();
@@ -83,7 +83,7 @@ pub(super) fn watch(
             writeln!(out, "{}", serde_json::to_string(&look)?)?;
         } else {
             if redraw {
-                // Home, and everything below away.
+                // Moves the cursor home and clears the rest of the screen.
                 write!(out, "\x1b[H\x1b[J")?;
             }
             writeln!(out, "{}", text(&look, graph.is_some()))?;
@@ -101,7 +101,7 @@ pub(super) fn watch(
     }
 }
 
-/// Those of the graph's nodes, or of all that the runtime directory has.
+/// The registries of the graph's nodes, or of all nodes in the runtime directory.
 fn registries(
     runtime: &Path,
     graph: Option<&Graph>,
@@ -163,7 +163,7 @@ fn look(
     for ((from, to), edge) in &now {
         let old = before.get(&(*from, *to));
         let rate = |count: fn(&EdgeTraffic) -> u64| match (old, seconds) {
-            // Made anew since: it counts from zero.
+            // It was opened again since and counts from zero.
             (Some(old), Some(seconds)) if seconds > 0.0 => {
                 let more = count(edge).checked_sub(count(old)).unwrap_or(count(edge));
                 #[allow(clippy::cast_precision_loss, reason = "a rate for a reader")]
@@ -237,7 +237,7 @@ fn text(look: &Look, has_graph: bool) -> String {
     text
 }
 
-/// A command that fits a table: its end tells commands of one program apart.
+/// Shortens a command for a table; its end distinguishes commands of the same program.
 fn shortened(command: &str) -> String {
     const BEGIN: usize = 16;
     const END: usize = 31;

@@ -136,15 +136,7 @@ pub(super) fn notes(page: &str) -> Notes {
                 ),
                 ("dipole --json bench rate", "the same for scripts"),
                 (
-                    "sudo dipole bench --peers --html peers.html",
-                    "beside the MPIs, UCX, libfabric, ZeroMQ, iperf3 and others that are installed",
-                ),
-                (
-                    "sudo dipole bench crossings",
-                    "how often a byte crosses memory",
-                ),
-                (
-                    "dipole bench --server --hosts hosts --nid 2",
+                    "dipole bench server --hosts hosts --nid 2",
                     "on node 2: takes part when another node measures",
                 ),
                 (
@@ -155,14 +147,6 @@ pub(super) fn notes(page: &str) -> Notes {
             MEASURED,
             &["dipole-doctor"],
         ),
-        "dipole-bsp" | "dipole-bsp-probe" => notes(
-            &[(
-                "dipole bsp probe --quick",
-                "s, l and g of the BSP model, roughly",
-            )],
-            MEASURED,
-            &["dipole-calibrate"],
-        ),
         "dipole-calibrate" => notes(
             &[
                 (
@@ -171,16 +155,24 @@ pub(super) fn notes(page: &str) -> Notes {
                 ),
                 ("dipole calibrate --link udp", "one of them"),
                 (
+                    "dipole calibrate --check",
+                    "compares predictions with new measurements, from 1 byte to 4 MiB",
+                ),
+                (
+                    "dipole calibrate supersteps",
+                    "s, l and g of the BSP model, by number of ranks",
+                ),
+                (
                     "dipole run -n 2 --hosts hosts dipole calibrate --job",
                     "between two nodes",
                 ),
                 (
-                    "dipole run -n 8 --hosts hosts dipole calibrate --pacing",
+                    "dipole run -n 8 --hosts hosts dipole calibrate pacing",
                     "the pace of supersteps, with one process on each node",
                 ),
             ],
             CALIBRATED,
-            &["dipole-predict", "dipole-run", "dipole-bsp-probe"],
+            &["dipole-predict", "dipole-run"],
         ),
         "dipole-predict" => notes(
             &[
@@ -189,16 +181,12 @@ pub(super) fn notes(page: &str) -> Notes {
                     "how long a message of 4 KiB takes",
                 ),
                 (
-                    "dipole predict --check",
-                    "predicted beside measured, from 1 byte to 4 MiB",
-                ),
-                (
                     "dipole predict --ranks 2,4,8,16 --link shm --work-seconds 0.5 --volume 8000000 --supersteps 3",
                     "a program of three supersteps that exchange 8 MB each, and its speed-up",
                 ),
             ],
             PREDICTED,
-            &["dipole-calibrate", "dipole-bsp-probe"],
+            &["dipole-calibrate", "dipole-calibrate"],
         ),
         "dipole-graph" => notes(
             &[

@@ -1,5 +1,5 @@
-//! Where a receiver writes: standard output, a device or a pipe as they are, and files by another
-//! name until they are whole.
+//! Where a receiver writes: directly to standard output, a device or a pipe; or to a regular file, which
+//! has a temporary name until it is complete.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -15,29 +15,29 @@ use rustix::process::geteuid;
 use super::frame::{FileFacts, Sum};
 use super::{PipeError, failed_at};
 
-/// Appended to the name of a file that is not whole yet.
+/// Suffix of incomplete files.
 const PART: &str = ".part";
-/// Read at once to sum what is there already.
+/// Bytes read at once to checksum existing contents.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Who has chosen the name of a file.
+/// Who has chosen a file's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NamedBy {
-    /// The user of this program, who may mean a device or what a link leads to.
+    /// The user of this program, who may name a device or a symbolic link.
     Receiver,
-    /// The other side, which gets a plain file in the directory and nothing else.
+    /// The sender, for which only regular files in the directory are created.
     Sender,
 }
 
-/// A file that is being received.
+/// A file being received.
 pub(super) struct Destination {
     file: File,
-    /// Its names until it is whole and then; `None` for what is no regular file.
+    /// Its temporary and final names; `None` if it is not a regular file.
     names: Option<(PathBuf, PathBuf)>,
 }
 
 impl Destination {
-    /// Opens it; what an earlier transfer left is kept with `resume`, else dropped.
+    /// Opens the file. What an earlier transfer left is kept with `resume`, and otherwise dropped.
     pub(super) fn open(
         path: &Path,
         named_by: NamedBy,
@@ -58,7 +58,7 @@ impl Destination {
                 names: None,
             });
         }
-        // Through a link, so that what it leads to is replaced and not the link.
+        // Follows a symbolic link, so that its target is replaced and not the link.
         let whole = match named_by {
             NamedBy::Receiver => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
             NamedBy::Sender => path.to_owned(),
@@ -84,7 +84,7 @@ impl Destination {
         })
     }
 
-    /// Sums what is there of a file that is to have `length_bytes`.
+    /// Checksums the existing contents of a file that will have `length_bytes`.
     pub(super) fn sum(&mut self, length_bytes: u64) -> Result<Sum, PipeError> {
         let mut sum = Sum::new();
         let Some((part, _)) = &self.names else {
@@ -98,7 +98,7 @@ impl Destination {
         Ok(sum)
     }
 
-    /// The file, to be written from here on.
+    /// The file, for writing from the current position.
     pub(super) fn begin_at(&mut self, offset_bytes: u64) -> io::Result<File> {
         if self.names.is_some() {
             self.file.set_len(offset_bytes)?;
@@ -107,14 +107,14 @@ impl Destination {
         self.file.try_clone()
     }
 
-    /// It is whole: gives it its mode, time and name.
+    /// Completes the file: sets its mode, time and name.
     pub(super) fn finish(self, facts: Option<&FileFacts<'_>>) -> Result<(), PipeError> {
         let Some((part, whole)) = self.names else {
             return Ok(());
         };
         let set = || {
             if let Some(facts) = facts {
-                // A program that runs as its owner does not become one of the receiver's.
+                // A set-user-ID program must not become one of the receiver's.
                 let mode = Permissions::from_mode(facts.mode & 0o777);
                 self.file.set_permissions(mode)?;
                 let since = Duration::from_nanos(facts.modified_ns.unsigned_abs());
@@ -129,7 +129,7 @@ impl Destination {
         set().map_err(failed_at("finishing the file", &whole))
     }
 
-    /// It will not become whole now: says what is left of it.
+    /// Describes what is left of a file that will not be completed now.
     pub(super) fn abandon(self) -> Option<(PathBuf, u64)> {
         let (part, _) = self.names?;
         let bytes = self.file.metadata().map_or(0, |found| found.len());
@@ -142,7 +142,7 @@ impl Destination {
 }
 
 /// Opens the file of a transfer: a new one, or what an earlier transfer of this user left. In a
-/// directory that others can write to, anything may lie there by that name.
+/// directory that other users can write to, anything may exist under that name.
 fn open_part(part: &Path) -> Result<File, PipeError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -167,7 +167,7 @@ fn open_part(part: &Path) -> Result<File, PipeError> {
     is_ours(&found).then_some(file).ok_or_else(refused)
 }
 
-/// Sums the first bytes of a file and leaves it behind them.
+/// Checksums the first bytes of a file and stops after them.
 pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     let mut sum = Sum::new();
     file.seek(SeekFrom::Start(0))?;
@@ -184,8 +184,8 @@ pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     Ok(sum)
 }
 
-/// The place of a file with this name in a directory; `None` if the name would lead elsewhere, or
-/// holds characters that do something to a terminal.
+/// The path of a file with this name in a directory; `None` if the name would lead elsewhere, or
+/// contains control characters.
 pub(super) fn place_in(directory: &Path, name: &[u8]) -> Option<PathBuf> {
     let is_name = !matches!(name, b"" | b"." | b"..")
         && !name.contains(&b'/')
@@ -246,7 +246,7 @@ mod tests {
         }
         assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
         assert!(!at("nowhere").exists());
-        // What the receiver names is what they mean, but the file of the transfer is theirs alone.
+        // The receiver's own name is used as it is, but the file of the transfer must be private.
         let meant = Destination::open(&at("link"), NamedBy::Receiver, false).unwrap();
         meant.finish(None).unwrap();
         assert!(at("link").is_symlink() && std::fs::read(&precious).unwrap().is_empty());

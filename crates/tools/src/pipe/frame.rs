@@ -3,7 +3,7 @@
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
 
-/// What is known of a file beside its content.
+/// Metadata of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileFacts<'a> {
     /// The last part of its path.
@@ -11,7 +11,7 @@ pub(super) struct FileFacts<'a> {
     pub(super) name: &'a [u8],
     /// Permission bits.
     pub(super) mode: u32,
-    /// When it was last changed, in nanoseconds since 1970.
+    /// Time of its last modification, in nanoseconds since 1970.
     pub(super) modified_ns: i64,
     pub(super) length_bytes: u64,
 }
@@ -19,45 +19,45 @@ pub(super) struct FileFacts<'a> {
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind<'a> {
-    /// A file begins, or a stream that is none.
+    /// A file begins, or a stream without a file.
     Begin {
         #[serde(borrow)]
         file: Option<FileFacts<'a>>,
         lines: bool,
-        /// Another one follows this one.
+        /// Another file follows.
         more: bool,
     },
-    /// Receiver to sender: go on; the bytes before this message's offset are there from an
-    /// earlier transfer, with this CRC32C.
+    /// From the receiver: continue. The bytes before this message's offset exist from an earlier
+    /// transfer and have this CRC32C.
     Ready { crc: u32 },
-    /// What follows begins at this offset: that of `Ready` if these bytes are the same here, else 0.
+    /// Data starts at this offset: that of `Ready` if the sender has the same bytes, otherwise 0.
     From,
-    /// A piece of a stream of bytes.
+    /// A piece of a byte stream.
     Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
     /// A line without its line break.
     Line(#[serde(with = "serde_bytes")] &'a [u8]),
-    /// It ends at this offset, with this CRC32C of all bytes before.
+    /// The stream ends at this offset; the CRC32C covers all bytes before.
     End { crc: u32 },
-    /// Whoever sends this is there, but has nothing to send for now.
+    /// The sender is alive but has nothing to send.
     Alive,
-    /// Receiver to sender: everything has arrived and is stored.
+    /// From the receiver: everything has arrived and is stored.
     Complete,
-    /// The transfer has failed, and why.
+    /// The transfer has failed, with the reason.
     Failed(&'a str),
 }
 
 /// A message of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Frame<'a> {
-    /// Random, so that two transfers are never mistaken for one.
+    /// Random number of the transfer.
     pub(super) stream: u64,
-    /// Bytes of the file or stream before this message.
+    /// Offset of this message in the file or stream.
     pub(super) offset_bytes: u64,
     #[serde(borrow)]
     pub(super) kind: Kind<'a>,
 }
 
-/// What stands before the payload of a piece at most: three numbers of ten bytes, and one of its kind.
+/// Maximum length of a message's header: three numbers of ten bytes, and a byte for its kind.
 pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5;
 
 /// Why a message does not belong to a stream.
@@ -68,7 +68,7 @@ pub(super) enum FrameError {
          send` of this version?"
     )]
     Malformed { length_bytes: usize },
-    /// A piece is missing or was received twice.
+    /// A piece is missing or duplicate.
     #[error("a piece that begins at byte {found_bytes} where byte {expected_bytes} was next")]
     Offset {
         expected_bytes: u64,
@@ -77,14 +77,13 @@ pub(super) enum FrameError {
 }
 
 impl<'a> Frame<'a> {
-    /// Replaces the contents of `to` by the message.
+    /// Encodes the message into `to`.
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         to.clear();
         *to = postcard::to_extend(self, std::mem::take(to)).expect("a vector takes all");
     }
 
-    /// A piece or a line as a message: `buffer` has room for [`HEADROOM_BYTES`] and then the payload,
-    /// which stays where it is.
+    /// Encodes a piece or a line in place: `buffer` has [`HEADROOM_BYTES`] of room before the payload.
     pub(super) fn around(lines: bool, stream: u64, offset_bytes: u64, buffer: &mut [u8]) -> &[u8] {
         let kind = match lines {
             true => Kind::Line(&[]),
@@ -97,7 +96,7 @@ impl<'a> Frame<'a> {
         };
         let mut head = Vec::with_capacity(HEADROOM_BYTES);
         frame.write(&mut head);
-        // The length is what comes last: here of nothing, so one byte.
+        // The encoding ends with the payload's length, here a single zero byte.
         head.pop();
         let payload_bytes = buffer.len() - HEADROOM_BYTES;
         head = postcard::to_extend(&payload_bytes, head).expect("a vector takes all");

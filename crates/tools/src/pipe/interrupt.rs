@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: the other side is told before this process ends.
+//! Handles Ctrl-C and SIGTERM: notifies the other side before this process ends.
 
 use std::io;
 use std::process::exit;
@@ -11,11 +11,11 @@ use signal_hook::iterator::Signals;
 use super::LAST_ACK;
 use super::frame::{Frame, Kind};
 
-/// With whom there is a transfer, and its number, while there is one.
+/// The partner and number of the current transfer, if any.
 pub(super) type Partner = Arc<Mutex<Option<(Address, u64)>>>;
 
-/// From now on a signal ends the process as it would anyway, after a word to the partner and a
-/// goodbye to all, so that nobody waits for answers.
+/// From now on, a signal first notifies the partner and disconnects from all peers, so that none of
+/// them waits; then it ends the process as usual.
 pub(super) fn watch(
     node: Weak<Node>,
     endpoint: Weak<Endpoint>,
@@ -39,14 +39,14 @@ pub(super) fn watch(
                 kind: Kind::Failed(reason),
             }
             .write(&mut message);
-            // Who does not take it finds out by this process's end.
+            // A partner that does not get the message notices the end of this process.
             let _ = endpoint.edge(to).and_then(|edge| {
                 edge.send_timeout(&message, LAST_ACK)?;
                 edge.flush(LAST_ACK)
             });
         }
         if let Some(node) = node.upgrade() {
-            node.say_goodbye();
+            node.send_goodbye();
         }
         exit(128 + signal);
     });

@@ -170,13 +170,13 @@ fn failed_at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Pipe
 fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     let mut config = Config::from_env().map_err(PipeError::Config)?;
     if let Some(node) = args.nid {
-        config.act_as(node).map_err(PipeError::Config)?;
+        config.set_node(node).map_err(PipeError::Config)?;
     }
     if let Some(file) = &args.hosts {
         config.hosts = Hosts::load(file).map_err(PipeError::Hosts)?;
     }
     if (args.nid.is_some() || args.hosts.is_some()) && !config.hosts.is_local_only() {
-        config.settle();
+        config.apply_hosts_file();
     }
     let hosts = &config.hosts;
     if !hosts.is_local_only() && !hosts.is_from_agent() && hosts.get(config.node).is_none() {

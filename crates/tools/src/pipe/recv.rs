@@ -449,7 +449,7 @@ impl Transfer<'_, '_> {
 
     /// Finds out whether a sender that says nothing lives.
     fn ask(&mut self) {
-        if self.listener.node.departed().is_empty() && self.asked.elapsed() < ASK_EVERY {
+        if self.listener.node.take_departures().is_empty() && self.asked.elapsed() < ASK_EVERY {
             return;
         }
         self.asked = Instant::now();

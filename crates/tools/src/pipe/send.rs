@@ -337,7 +337,7 @@ impl Sender<'_> {
     /// Says that this side is there if it has said nothing for long. If the process that is gone
     /// was the receiver's, this is an error.
     fn keep_alive(&mut self) -> Result<(), PipeError> {
-        match !self.node.departed().is_empty() || self.last.elapsed() >= ALIVE {
+        match !self.node.take_departures().is_empty() || self.last.elapsed() >= ALIVE {
             true => self.send(Kind::Alive),
             false => Ok(()),
         }

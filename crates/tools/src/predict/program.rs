@@ -6,8 +6,8 @@
 
 use std::path::Path;
 
-use dipole_bsp::model::Parameters;
 use dipole_bsp::trace::total;
+use dipole_model::Parameters;
 
 use crate::output::Failure;
 use crate::trace::{self, Run, float, load};
@@ -109,8 +109,8 @@ impl Superstep {
 
 #[cfg(test)]
 mod tests {
-    use dipole_bsp::model::Basis;
     use dipole_bsp::trace::{Header, Site, State, Step, TraceFile};
+    use dipole_model::Basis;
 
     use super::*;
 

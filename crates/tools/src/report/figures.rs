@@ -1,7 +1,7 @@
 //! The figures of a report.
 
-use dipole_bsp::model::{Machine, Measured, PointToPoint};
-use dipole_bsp::profile::Profile;
+use dipole_model::Profile;
+use dipole_model::{Machine, MedianInterval, PointToPoint};
 use dipole_page::{Chart, Curve, Point, Scale, behind, digits};
 
 use super::tables;
@@ -74,10 +74,10 @@ fn float(count: usize) -> f64 {
 }
 
 /// What a message of some lengths takes: as it was measured, and on the way between as it is predicted.
-fn trips(model: &PointToPoint) -> Vec<(usize, Measured, &'static str)> {
+fn trips(model: &PointToPoint) -> Vec<(usize, MedianInterval, &'static str)> {
     let short = model.short.iter().map(|one| (one.bytes, one.trip_ns));
     let long = model.long.iter().map(|one| (one.bytes, one.trip_ns));
-    let measured: Vec<(usize, Measured)> = short.chain(long).collect();
+    let measured: Vec<(usize, MedianInterval)> = short.chain(long).collect();
     let lengths = (0..=LONGEST.trailing_zeros()).map(|power| 1_usize << power);
     let between = lengths.filter(|bytes| measured.iter().all(|(known, _)| known != bytes));
     let between = between.filter_map(|bytes| Some((bytes, model.predict(bytes)?.ns, "predicted")));
@@ -173,7 +173,7 @@ fn phases(profile: &Profile) -> String {
     let Some(model) = &profile.point_to_point else {
         return String::new();
     };
-    type Phase = fn(&dipole_bsp::model::Short) -> Measured;
+    type Phase = fn(&dipole_model::Short) -> MedianInterval;
     let phases: [(&str, &str, Phase); 4] = [
         ("O_s, the call that sends", "dipole", |short| short.o_s_ns),
         ("L, the network", "udp", |short| short.l_ns),

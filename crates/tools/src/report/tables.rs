@@ -1,7 +1,7 @@
 //! The numbers of a report as tables: in the page behind their figures, and as CSV beside it.
 
-use dipole_bsp::model::Measured;
-use dipole_bsp::profile::Profile;
+use dipole_model::MedianInterval;
+use dipole_model::Profile;
 
 use crate::output::Failure;
 use crate::trace::{Run, Summary};
@@ -58,7 +58,7 @@ fn number(value: f64) -> String {
     format!("{value:.3}")
 }
 
-fn three(measured: Measured) -> [String; 3] {
+fn three(measured: MedianInterval) -> [String; 3] {
     [measured.median, measured.low, measured.high].map(number)
 }
 
@@ -147,7 +147,7 @@ pub(super) fn copies(profiles: &[Profile]) -> Table {
         .map_or(&[][..], |it| &it.copies)
     {
         let mut row = vec![copy.level.clone(), copy.bytes.to_string()];
-        let Measured { median, low, high } = copy.ns_per_byte;
+        let MedianInterval { median, low, high } = copy.ns_per_byte;
         row.extend([median, low, high].map(|value| format!("{value:.5}")));
         table.rows.push(row);
     }

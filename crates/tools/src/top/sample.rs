@@ -77,7 +77,7 @@ struct Counts {
     out: u64,
     inward: u64,
     repeats: u64,
-    prods: u64,
+    ack_requests: u64,
 }
 
 /// An edge: the node and the process that it begins in, its endpoint there, and what it carries.
@@ -108,7 +108,7 @@ impl Counts {
             out: both("sent"),
             inward: both("received"),
             repeats: found.value("units repeated"),
-            prods: found.value("prods"),
+            ack_requests: found.value("ack requests"),
         }
     }
 }
@@ -171,7 +171,7 @@ impl Sampler {
                 bytes_out_per_s: per_s(|counts| counts.out),
                 bytes_in_per_s: per_s(|counts| counts.inward),
                 repeats_per_s: per_s(|counts| counts.repeats),
-                prods_per_s: per_s(|counts| counts.prods),
+                prods_per_s: per_s(|counts| counts.ack_requests),
                 unread_bytes: one.value("unread bytes"),
                 links,
                 why,

@@ -1,8 +1,9 @@
 //! What supersteps take by the BSP model beside what they took, and why they differ.
 
-use dipole_bsp::model::{Basis, Machine, Parameters};
-use dipole_bsp::profile::Profile;
+use dipole_bench::statistics::median;
 use dipole_bsp::trace::total;
+use dipole_model::Profile;
+use dipole_model::{Basis, Machine, Parameters};
 use serde::Serialize;
 
 use super::run::{Run, Superstep, float, is_at_least, milliseconds};
@@ -70,7 +71,7 @@ impl Predictions {
         Predictions {
             predicted_ns: all.clone().map(predicted).sum(),
             measured_ns: all.map(measured).sum(),
-            median_error: median(errors.collect()),
+            median_error: median(errors).unwrap_or(0.0),
             largest: told
                 .map(|at| {
                     let superstep = &run.supersteps[at];
@@ -117,7 +118,7 @@ fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
     let found = machine.and_then(|machine| machine.at(head.size));
     let found = found.ok_or_else(|| {
         format!(
-            "nothing was measured of supersteps of {} ranks by {link}; run `dipole bsp probe --ranks \
+            "nothing was measured of supersteps of {} ranks by {link}; run `dipole calibrate supersteps --ranks \
              {} --link {link}` first",
             head.size, head.size
         )
@@ -143,12 +144,8 @@ fn medians(run: &Run<'_>) -> Vec<f64> {
     for superstep in &run.supersteps {
         by_call[superstep.call].push(float(superstep.communicate_ns()));
     }
-    by_call.into_iter().map(median).collect()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+    let medians = by_call.into_iter().map(median);
+    medians.map(|median| median.unwrap_or(0.0)).collect()
 }
 
 /// Where most of what a superstep took beyond a balanced one went, in words, and what would help.

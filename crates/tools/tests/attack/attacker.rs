@@ -1,4 +1,4 @@
-//! The attacker: several threads in a node of its own, each with one trick, as fast as it goes.
+//! The attacker: several threads in a node of its own, one per attack, as fast as possible.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -13,14 +13,14 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket}
 
 use crate::packets::{self, Membership, Random};
 
-/// What the attacker has found out; everything but the key.
+/// What the attacker knows: everything except the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Victim {
     pub(crate) node: u32,
     pub(crate) small: SocketAddrV4,
     pub(crate) bulk: SocketAddrV4,
     pub(crate) directory: SocketAddrV4,
-    /// What packets of its session carry.
+    /// The connection id in packets of its session.
     pub(crate) connection: u32,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Sent {
 
 impl Sent {
     fn note(&self, kind: &'static str, count: u64) {
-        let mut counts = self.counts.lock().expect("nobody panics");
+        let mut counts = self.counts.lock().expect("a lock that is not poisoned");
         match counts.iter_mut().find(|(name, _)| *name == kind) {
             Some((_, sum)) => *sum += count,
             None => counts.push((kind, count)),
@@ -41,11 +41,14 @@ impl Sent {
     }
 
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
-        self.counts.lock().expect("nobody panics").clone()
+        self.counts
+            .lock()
+            .expect("a lock that is not poisoned")
+            .clone()
     }
 }
 
-/// A socket by which whole IP packets leave, their source whatever they say.
+/// A socket that sends complete IP packets with any source address.
 pub(crate) struct Raw(OwnedFd);
 
 impl Raw {
@@ -54,7 +57,7 @@ impl Raw {
         Raw(raw.expect("root may"))
     }
 
-    /// True if it left; the device's queue may be full.
+    /// Sends a packet; false if the queue of the device is full.
     fn send(&self, to: Ipv4Addr, packet: &[u8]) -> bool {
         let to = SocketAddr::from((to, 0));
         sendto(&self.0, packet, SendFlags::DONTWAIT, &to).is_ok()
@@ -66,7 +69,7 @@ impl Raw {
     }
 }
 
-/// Attacks two victims until told to end.
+/// Attacks two victims until told to stop.
 pub(crate) fn attack(
     testbed: &Testbed,
     node: u32,
@@ -85,7 +88,7 @@ pub(crate) fn attack(
     });
 }
 
-/// Hellos to the processes' ports, completing the exchange of cookies.
+/// Hellos to the processes' ports, with complete cookie exchanges.
 fn say_hello(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     let sockets: Vec<UdpSocket> = (0..4)
         .map(|_| UdpSocket::bind("0.0.0.0:0").expect("a free port"))
@@ -121,7 +124,7 @@ fn say_hello(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// All packets of an earlier session, again and again.
+/// Replays all packets of an earlier session, again and again.
 fn replay(recorded: &[(Ipv4Addr, Vec<u8>)], over: &AtomicBool, sent: &Sent) {
     let raw = Raw::open();
     while !over.load(Ordering::Relaxed) {
@@ -132,7 +135,7 @@ fn replay(recorded: &[(Ipv4Addr, Vec<u8>)], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// Session packets with right and wrong connection ids, and nonsense, in the partner's name.
+/// Session packets with right and wrong connection ids, and random bytes, from the peer's address.
 fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     let raw = Raw::open();
     let mut random = Random(2);
@@ -163,7 +166,7 @@ fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
             }
             2 => {
                 let proven = high % 8 == 2;
-                // Each is told that the other does not know the connection.
+                // Reports to each that the other does not know the connection.
                 let reset = packets::reset(&mut random, back, proven);
                 counts[2] += raw.forge(from.small, to.small, &reset);
                 let reset = packets::reset(&mut random, connection, proven);
@@ -187,7 +190,7 @@ fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// Directory packets and membership packets, from here and in the other's name.
+/// Directory packets and membership packets, from its own and from the peer's address.
 fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     let raw = Raw::open();
     let own = UdpSocket::bind("0.0.0.0:0").expect("a free port");
@@ -210,7 +213,7 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
                     incarnation: random.next(),
                 };
                 for answer in [Response::Found(lie), Response::Ended] {
-                    // Where a process that asks may wait for its answer.
+                    // The port at which a querying process may wait for its reply.
                     let port = u16::try_from(32_768 + random.next() % 28_000).expect("a port");
                     let to = SocketAddrV4::new(*to.small.ip(), port);
                     let bytes = packets::control(&mut random, &answer, nodes, proven);
@@ -235,7 +238,7 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
     }
 }
 
-/// Lets the attack go on for a while.
+/// Lets the attack run for some time.
 pub(crate) fn for_a_while(time: Duration, over: &AtomicBool) {
     std::thread::sleep(time);
     over.store(true, Ordering::Relaxed);

@@ -303,7 +303,7 @@ fn connection(seen: &[Vec<u8>], victim: &Victim) -> u32 {
         };
         udp && to_it(bytes) && bytes[28] == packets::DATA
     });
-    let bytes = data.expect("somebody sends it messages");
+    let bytes = data.expect("packets to the process");
     u32::from_le_bytes([bytes[32], bytes[33], bytes[34], bytes[35]])
 }
 
@@ -340,7 +340,7 @@ fn attackers_without_the_key_cannot_harm_members() {
     let two = scene.open(2);
     let second = two.endpoint(EndpointId(7)).expect("free");
     scene.meet(&first, &second);
-    let earlier = one.departed();
+    let earlier = one.take_departures();
     assert_eq!(earlier.len(), 1, "{earlier:?}");
     let mut victims = [scene.victim(1, 7), scene.victim(2, 7)];
     // Assume that the attacker has guessed the connection ids.
@@ -416,7 +416,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         }
         assert_eq!(
             stats.peers, 1,
-            "node {id} has its partner for a peer and nobody else"
+            "node {id} has exactly its partner as a peer"
         );
         assert!(
             dropped(&stats, "wrong-key") > 0,
@@ -424,7 +424,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         );
         assert!(dropped(&stats, "unknown-connection") > 0);
         // Only members that left in an orderly way are gone.
-        for departure in node.departed() {
+        for departure in node.take_departures() {
             assert_eq!(
                 departure.reason,
                 GoneReason::Closed,
@@ -446,7 +446,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         ("replayed", "recorded packets"),
     ] {
         let count = dropped(&one.stats(), name) + dropped(&two.stats(), name);
-        assert!(count > 0, "{what} are found out");
+        assert!(count > 0, "{what} were sent and detected");
     }
     for node in [1, 2] {
         let status = scene.status(node, true).expect("the agent lives");

@@ -209,7 +209,11 @@ fn an_off_path_attacker_cannot_insert_end_or_shorten_anything_over_ipv6() {
         let route = String::from_utf8_lossy(&route.expect("ip").stdout).into_owned();
         println!("{}", route.trim());
         for node in [&one, &two] {
-            assert!(node.departed().is_empty(), "{:?}", node.departed());
+            assert!(
+                node.take_departures().is_empty(),
+                "{:?}",
+                node.take_departures()
+            );
             assert_eq!(node.stats().peers, 1);
         }
         let bound: IpAddr = address(1).into();

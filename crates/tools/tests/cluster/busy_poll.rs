@@ -42,7 +42,7 @@ fn node(testbed: &Testbed, number: u32, busy_poll: bool) -> Node {
     let directory = testbed.node(number).runtime_dir.join("busy-poll");
     let mut config = Config::local(NodeId(number), directory.clone());
     config.hosts = hosts;
-    config.settle();
+    config.apply_hosts_file();
     config.runtime_dir = directory;
     config.links = Links::Udp;
     config.busy_poll = busy_poll;

@@ -120,7 +120,7 @@ fn type_words(
         scope.spawn(move || {
             let mut word = [0; WORD_BYTES];
             while theirs.read_exact(&mut word).is_ok() {
-                theirs.write_all(&word).expect("somebody asks");
+                theirs.write_all(&word).expect("a client");
             }
         });
         let mut word = [7; WORD_BYTES];
@@ -193,7 +193,10 @@ fn share_the_network(from_dipole: &[u32], from_tcp: u32) {
         "Dipole has too little"
     );
     assert!(tcp > least, "TCP has too little");
-    assert!(typed.len() > 10, "whoever types waits for seconds");
+    assert!(
+        typed.len() > 10,
+        "the interactive connection stalls for seconds"
+    );
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn node(testbed: &Testbed, number: u32) -> Node {
     let directory = testbed.node(number).runtime_dir.join("first");
     let mut config = Config::local(NodeId(number), directory.clone());
     config.hosts = hosts;
-    config.settle();
+    config.apply_hosts_file();
     config.runtime_dir = directory;
     let opened = testbed.inside(number, || Node::open(config));
     opened.expect("a namespace").expect("a node")

@@ -73,13 +73,13 @@ impl Job {
     }
 
     pub(crate) fn count(&self, text: &str) -> usize {
-        let lines = self.lines.lock().expect("nobody panicked");
+        let lines = self.lines.lock().expect("a lock that is not poisoned");
         lines.iter().filter(|line| line.contains(text)).count()
     }
 
     /// The numbers between these words, one per line.
     pub(crate) fn numbers(&self, before: &str, after: &str) -> Vec<f64> {
-        let lines = self.lines.lock().expect("nobody panicked");
+        let lines = self.lines.lock().expect("a lock that is not poisoned");
         let number = |line: &String| {
             let (head, _) = line.split_once(after)?;
             head.rsplit_once(before)?.1.parse().ok()
@@ -128,5 +128,8 @@ fn listen(
 fn note(begun: Instant, lines: &Mutex<Vec<String>>, line: &str) {
     let line = format!("{:7.3}  {line}", begun.elapsed().as_secs_f64());
     println!("{line}");
-    lines.lock().expect("nobody panicked").push(line);
+    lines
+        .lock()
+        .expect("a lock that is not poisoned")
+        .push(line);
 }

@@ -23,7 +23,11 @@ fn survivors_lose_nothing_while_an_interface_and_then_a_node_fail_and_return() {
     // Each of the six other ranks reports both processes there.
     job.wait_for(12, "10.0.0.2 answers no longer: not used");
     thread::sleep(phase);
-    assert_eq!(job.count("is lost"), 0, "an interface is no node");
+    assert_eq!(
+        job.count("is lost"),
+        0,
+        "the loss of an interface is not the loss of a node"
+    );
     let before = job.count("10.0.0.2 small and bulk");
     job.note("node 2: the first interface is put back");
     testbed.set_interface(2, 0, true).expect("an interface");

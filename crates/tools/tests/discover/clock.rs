@@ -52,7 +52,7 @@ impl Late {
         compiler.args(["-shared", "-fPIC", "-O1", "-o"]);
         let compiled = compiler.arg(cluster.path("clock.so")).arg(source).status();
         if !compiled.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: there is no C compiler, by which clocks are set back");
+            eprintln!("SKIPPED: no C compiler, which is needed to set clocks back");
             return None;
         }
         if has_key {

@@ -29,7 +29,7 @@ impl Place {
 
     fn command(&self, program: &str) -> Command {
         cleaned(
-            Command::new(program),
+            dipole_testbed::isolated_command(program),
             &self.directory.path().join("runtime"),
         )
     }

@@ -1,7 +1,7 @@
 //! An agent of another version: a real one behind a relay that changes the version it reports.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use dipole_naming::envelope::Authenticator;
@@ -43,7 +43,7 @@ fn relay(at: &UdpSocket, directory: SocketAddr) {
             other => other,
         };
         let answer = keyless.seal_to_length(opened.header, &answer, length);
-        at.send_to(&answer, from).expect("somebody asked");
+        at.send_to(&answer, from).expect("a client");
     }
 }
 
@@ -59,7 +59,10 @@ fn every_path_of_a_node_with_several_addresses_is_tried_with_a_cluster_key() {
     let text = format!("1 127.0.0.2\n2 127.0.0.1 port={port} interfaces=127.0.0.3\n");
     std::fs::write(place("hosts"), text).expect("our own directory");
     let dipole = |runtime, node| {
-        let mut command = cleaned(Command::new(env!("CARGO_BIN_EXE_dipole")), &place(runtime));
+        let mut command = cleaned(
+            dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole")),
+            &place(runtime),
+        );
         command
             .env("DIPOLE_NID", node)
             .env("DIPOLE_KEY", place("key"));
@@ -84,7 +87,12 @@ fn every_path_of_a_node_with_several_addresses_is_tried_with_a_cluster_key() {
 fn an_agent_of_another_version_is_detected() {
     let directory = tempfile::tempdir().expect("a directory");
     let place = |name: &str| directory.path().join(name);
-    let dipole = |runtime| cleaned(Command::new(env!("CARGO_BIN_EXE_dipole")), &place(runtime));
+    let dipole = |runtime| {
+        cleaned(
+            dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole")),
+            &place(runtime),
+        )
+    };
     let free = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let theirs = free.local_addr().expect("it is bound");
     drop(free);

@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn dipole() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DIPOLE_") {
             command.env_remove(name);

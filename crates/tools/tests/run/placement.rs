@@ -96,7 +96,7 @@ fn bound_ranks_run_on_separate_cores_which_are_printed() {
         assert!(err(&output).contains(&told), "{told}: {}", err(&output));
         used.extend(own);
     }
-    assert_eq!(used.len(), all, "every core is somebody's");
+    assert_eq!(used.len(), all, "every core is used");
     let crowd = (all + 1).to_string();
     let output = run(&["-n", &crowd, "--bind", "true"]);
     assert!(

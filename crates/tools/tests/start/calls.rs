@@ -47,7 +47,7 @@ fn an_agent_without_a_key_reports_that_and_accepts_no_calls() {
     let mut command = node.dipole(&["agent"]);
     command.env_remove("DIPOLE_KEY");
     let _agent = crate::process::Process::start(&mut command, "starts no work");
-    assert!(TcpListener::bind(node.address).is_ok(), "nobody listens");
+    assert!(TcpListener::bind(node.address).is_ok(), "the port is free");
     let said = node.call("key");
     assert!(!said.contains("dipole-shim"), "{said}");
     let refuses = node.status()["refuses"].to_string();

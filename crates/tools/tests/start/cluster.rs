@@ -324,7 +324,9 @@ fn a_job_ends_soon_after_its_nodes_know_that_a_host_is_lost() {
         let (status, said) = job.ends_saying();
         (status, said, cut.elapsed())
     });
-    wait_for("news of the loss", || (state(3)? == "down").then_some(()));
+    wait_for("the report of the loss", || {
+        (state(3)? == "down").then_some(())
+    });
     let known = cut.elapsed();
     let (status, said, ended) = ended.join().expect("no panic");
     println!(

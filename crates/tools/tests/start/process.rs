@@ -124,7 +124,7 @@ impl Node {
     }
 
     pub(crate) fn dipole(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+        let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("DIPOLE_") {
                 command.env_remove(name);

@@ -107,7 +107,7 @@ fn loss_on_a_link_is_reported_and_clocks_of_nodes_are_compared() {
     }
     let basis = summary["predictions"]["basis"].as_str();
     assert!(
-        basis.is_some_and(|basis| basis.contains("dipole bsp probe")),
+        basis.is_some_and(|basis| basis.contains("dipole calibrate supersteps")),
         "{summary:#}"
     );
 }

@@ -97,7 +97,7 @@ impl Job {
 
     /// The command that runs it with traces, by so many ranks here.
     pub(crate) fn command(&self, ranks: u32, arguments: &[&str]) -> Command {
-        let mut command = Command::new(PROGRAM);
+        let mut command = dipole_testbed::isolated_command(PROGRAM);
         command
             .args(["run", "-n", &ranks.to_string()])
             .env("DIPOLE_RUNTIME_DIR", self.path("runtime"))
@@ -121,7 +121,7 @@ impl Job {
         assert!(output.status.success(), "{}", text(&output));
     }
 
-    /// The same with the ranks on the nodes of a testbed, by UDP.
+    /// The same with the ranks on the nodes of a testbed, over UDP.
     pub(crate) fn run_on(&self, testbed: &Testbed, ranks: u32, arguments: &[&str]) {
         let mut command = testbed.command(1, PROGRAM);
         command.args(["run", "-n", &ranks.to_string(), "--hosts"]);
@@ -134,7 +134,7 @@ impl Job {
 
     /// `dipole trace` of the last run.
     pub(crate) fn trace(&self, arguments: &[&str]) -> String {
-        let output = Command::new(PROGRAM)
+        let output = dipole_testbed::isolated_command(PROGRAM)
             .arg("trace")
             .arg(self.traces())
             .args(arguments)

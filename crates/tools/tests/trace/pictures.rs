@@ -1,7 +1,5 @@
 //! The page, the report and the timeline of a run.
 
-use std::process::Command;
-
 use serde_json::Value;
 
 use crate::browser::{browser, open};
@@ -25,7 +23,7 @@ fn the_page_shows_each_superstep_and_opens_in_a_browser_without_a_network() {
     let page = job.path("page.html");
     let timeline = job.path("timeline.perfetto-trace");
     let arguments = ["--html", "--perfetto"];
-    let mut command = Command::new(PROGRAM);
+    let mut command = dipole_testbed::isolated_command(PROGRAM);
     command.args(["--json", "trace"]).arg(job.traces());
     command.arg(arguments[0]).arg(&page);
     command.arg(arguments[1]).arg(&timeline);
@@ -46,7 +44,7 @@ fn the_page_shows_each_superstep_and_opens_in_a_browser_without_a_network() {
             "slow rank: ",
             "wait for rank 1;",
             "main &gt; exchange",
-            "dipole bsp probe",
+            "dipole calibrate supersteps",
             "slowed.c:",
         ] {
             assert!(dom.contains(part), "{part}");
@@ -98,7 +96,7 @@ fn a_report_has_figures_of_profiles_and_trace_and_the_same_as_json_and_csv() {
     std::fs::create_dir_all(job.path("profile")).expect("a folder");
     std::fs::write(job.path("profile/shm.json"), profile().to_string()).expect("a file");
     let report = |arguments: &[&str]| {
-        let mut command = Command::new(PROGRAM);
+        let mut command = dipole_testbed::isolated_command(PROGRAM);
         command
             .arg("report")
             .arg(job.path("report"))

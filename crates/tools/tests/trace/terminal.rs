@@ -31,7 +31,7 @@ fn running(job: &Job) -> Running {
 /// Two processes with Dipole nodes, one of which sends to the other over the network from time to time.
 fn transfer(job: &Job) -> [Running; 2] {
     let dipole = |arguments: &[&str]| {
-        let mut command = Command::new(PROGRAM);
+        let mut command = dipole_testbed::isolated_command(PROGRAM);
         command.args(arguments).env("DIPOLE_LINK", "udp");
         command.env("DIPOLE_RUNTIME_DIR", job.path("runtime"));
         command
@@ -66,7 +66,7 @@ fn until(what: &str, is_so: impl Fn() -> Result<(), String>) {
 }
 
 fn top(job: &Job, arguments: &[&str]) -> Output {
-    let mut command = Command::new(PROGRAM);
+    let mut command = dipole_testbed::isolated_command(PROGRAM);
     command.arg("top").args(arguments).stdin(Stdio::null());
     command.env("DIPOLE_RUNTIME_DIR", job.path("runtime"));
     command.output().expect("it starts")
@@ -114,7 +114,7 @@ fn with_once_it_prints_processes_and_ranks_and_without_a_terminal_it_says_what_t
         text(&output)
     );
     // The same counters for Prometheus.
-    let mut stats = Command::new(PROGRAM);
+    let mut stats = dipole_testbed::isolated_command(PROGRAM);
     stats.args(["stats", "--prometheus"]);
     stats.env("DIPOLE_RUNTIME_DIR", job.path("runtime"));
     let told = text(&stats.output().expect("it starts"));

@@ -46,8 +46,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a lost credit request is not repeated",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Simulator,
-        snippet: "self.channel.wants_due = self.channel.is_wanting();",
-        replacement: "self.channel.wants_due = false;",
+        snippet: "self.channel.credit_requests_due = self.channel.is_wanting();",
+        replacement: "self.channel.credit_requests_due = false;",
     },
     Mutant {
         name: "window-told-once",
@@ -96,8 +96,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "data is sent to addresses that have never responded",
         file: "crates/proto/src/session/transmit.rs",
         suite: Suite::Simulator,
-        snippet: "lane.reach.is_proven() && !(detour.is_some()",
-        replacement: "lane.reach.may_lead_there() && !(detour.is_some()",
+        snippet: "lane.path.is_proven() && !(detour.is_some()",
+        replacement: "lane.path.may_lead_there() && !(detour.is_some()",
     },
     Mutant {
         name: "detours-by-one-lane",
@@ -120,8 +120,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a peer that does not run for a while loses the lane that was waited for",
         file: "crates/proto/src/lane.rs",
         suite: Suite::Protocol("paths"),
-        snippet: "self.count >= MAX_STRIKES && self.elsewhere.is_some_and(known)",
-        replacement: "self.count >= MAX_STRIKES || self.elsewhere.is_some_and(known)",
+        snippet: "self.count >= MAX_LANE_TIMEOUTS && self.elsewhere.is_some_and(known)",
+        replacement: "self.count >= MAX_LANE_TIMEOUTS || self.elsewhere.is_some_and(known)",
     },
     Mutant {
         name: "one-lane-after-the-other",
@@ -228,7 +228,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "crates/proto/src/pipe.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "        self.channel.filled(edge, sequence, now, shared);
-        self.answer(PipeKind::Taken, number, sequence);
+        self.answer(PipeKind::OfferDone, number, sequence);
     }
 
     /// The message offered under",
@@ -255,7 +255,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "",
     },
     Mutant {
-        name: "prods-repeat-at-once",
+        name: "ack-requests-repeat-at-once",
         effect: "requested packets are retransmitted although they were sent less than a round trip ago",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Protocol("recovery"),
@@ -392,22 +392,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a long message without a reader keeps its sender's memory",
         file: "crates/proto/src/pipe.rs",
         suite: Suite::Simulator,
-        snippet: "                self.answer(PipeKind::Taken, number, sequence);
+        snippet: "                self.answer(PipeKind::OfferDone, number, sequence);
             }
         }",
         replacement: "            }
         }",
     },
     Mutant {
-        name: "prods-off",
+        name: "ack-requests-off",
         effect: "missing packets are not requested",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Protocol("model_check"),
-        snippet: "            self.prod_due = true;
+        snippet: "            self.ack_request_due = true;
             self.ask(now);
-            self.prod.again",
+            self.ack_request.again",
         replacement: "            self.ask(now);
-            self.prod.again",
+            self.ack_request.again",
     },
     Mutant {
         name: "run-out-of-order",

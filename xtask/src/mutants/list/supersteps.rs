@@ -5,7 +5,7 @@ use crate::mutants::suite::Suite;
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
-        name: "supersteps-puts-before-answers",
+        name: "supersteps-puts-before-replies",
         effect: "results of a rank's gets overwrite what other ranks put there",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
@@ -52,15 +52,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "        if self.exchange.summary().has_pulls() && epoch == 0 {",
     },
     Mutant {
-        name: "supersteps-answers-unawaited",
+        name: "supersteps-replies-unawaited",
         effect: "results of local ranks are read before they have been written",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "Event::new(local_rank, SyncPhase::Replied, epoch)",
-        replacement: "Event::new(local_rank, SyncPhase::Arrived, epoch)",
+        snippet: "            self.wait_for(Event::new(local_rank, SyncPhase::Replied, epoch), None)?;",
+        replacement: "            self.wait_for(Event::new(local_rank, SyncPhase::Arrived, epoch), None)?;",
     },
     Mutant {
-        name: "supersteps-parcels-incomplete",
+        name: "supersteps-records-incomplete",
         effect: "a rank reads for other ranks before all of their gets have arrived",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
@@ -76,7 +76,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "        let _kept = &self.queue;",
     },
     Mutant {
-        name: "supersteps-parcels-kept",
+        name: "supersteps-records-kept",
         effect: "records of a superstep are applied again in the next one",
         file: "crates/bsp/src/process/shared_memory.rs",
         suite: Suite::Supersteps,
@@ -85,7 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-first-chunk-is-all",
-        effect: "a parcel counts as complete after its first chunk",
+        effect: "records count as complete after their first chunk",
         file: "crates/bsp/src/superstep/inbox.rs",
         suite: Suite::Supersteps,
         snippet: "self.total == Some(self.received)",
@@ -93,7 +93,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "supersteps-counts-kept",
-        effect: "parcels of a superstep count for the next one",
+        effect: "chunks of a superstep count for the next one",
         file: "crates/bsp/src/superstep/inbox.rs",
         suite: Suite::Supersteps,
         snippet: "        self.records.counts.fill(ChunkCount::default());",
@@ -112,11 +112,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "only gets without a copy report that memory is read",
         file: "crates/bsp/src/process/pending.rs",
         suite: Suite::Supersteps,
-        snippet: "        self.is_pulled || !self.pulls.is_empty()",
-        replacement: "        !self.pulls.is_empty()",
+        snippet: "self.is_pulled || !self.pulls.is_empty()",
+        replacement: "!self.pulls.is_empty()",
     },
     Mutant {
-        name: "supersteps-placed-early",
+        name: "supersteps-writes-early",
         effect: "bytes are written while their owner is still in the previous superstep",
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
@@ -127,7 +127,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
 ",
     },
     Mutant {
-        name: "supersteps-lent-memory-left",
+        name: "supersteps-program-memory-left",
         effect: "a rank exits while its memory is still read",
         file: "crates/bsp/src/process/sync/transmit.rs",
         suite: Suite::Supersteps,
@@ -135,7 +135,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "        Ok(true)",
     },
     Mutant {
-        name: "supersteps-kept-too-late",
+        name: "supersteps-replies-not-held",
         effect: "results of gets overwrite data that has not been read yet",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,

@@ -1,4 +1,4 @@
-//! A flow: messages from one endpoint to another, and what carries them.
+//! A flow of messages between two endpoints, and the session and edge it uses.
 
 use dipole_engine::{Blocked, LongSend};
 use dipole_link::shm::ConnId;
@@ -10,7 +10,7 @@ use crate::memory::Asking;
 use crate::payload::Tag;
 use crate::scenario::FlowPlan;
 
-/// A message on its way into the engine.
+/// A message being passed to the engine.
 pub(super) struct Pending {
     pub(super) tag: Tag,
     pub(super) bytes: Vec<u8>,
@@ -23,36 +23,36 @@ impl std::fmt::Debug for Pending {
     }
 }
 
-/// What carries a flow.
+/// The session and edge of a flow.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Carrier {
     Packets { peer: PeerId },
     Memory { conn: ConnId, incarnation: u64 },
 }
 
-/// A flow as it runs.
+/// A running flow.
 #[derive(Debug)]
 pub struct Flow {
     pub plan: FlowPlan,
     pub stream: Option<u32>,
     pub(super) carrier: Option<Carrier>,
     pub edge: Option<EdgeId>,
-    /// Whom its first edge led to: two processes may have two connections, and no order
-    /// holds between them.
+    /// The peer of its first edge. Two processes may have two connections, between which there is
+    /// no order.
     pub(super) peer: Option<PeerId>,
-    /// Messages dealt with: accepted, given up, or told.
+    /// Messages that were accepted, given up, or reported as lost.
     pub(super) done: u32,
     pub(super) pending: Option<Pending>,
-    /// A message that its sender goes on with.
+    /// A long message that its sender continues.
     pub(super) long: Option<LongSend>,
-    /// Not before this moment.
+    /// It does nothing before this time.
     pub(super) at_ns: u64,
     /// When the next message is due.
     pub(super) due_ns: u64,
-    /// Why it last could not go on.
+    /// Why it was last blocked.
     pub(super) blocked: Option<Blocked>,
     refused: bool,
-    /// What it has asked of its target's memory.
+    /// Its operations on the target's memory.
     pub asking: Asking,
 }
 
@@ -75,7 +75,7 @@ impl Flow {
         }
     }
 
-    /// All messages planned have been dealt with.
+    /// True if all planned messages have been handled.
     pub fn is_done(&self) -> bool {
         self.has_sent_all() && self.asking.is_idle()
     }
@@ -84,14 +84,14 @@ impl Flow {
         self.done >= self.plan.messages && self.long.is_none()
     }
 
-    /// What others may still fetch of a message that is given up.
+    /// The bytes of an abandoned message that peers may still fetch.
     pub fn offered(&self) -> Option<&[u8]> {
         let pending = self.pending.as_ref()?;
         let in_memory = matches!(self.carrier, Some(Carrier::Memory { .. }));
         (in_memory && self.long.is_some()).then_some(&pending.bytes)
     }
 
-    /// True if it goes to the peer that is gone.
+    /// True if it leads to the peer that is gone.
     pub(super) fn leads_to(&self, gone: &Departure) -> bool {
         match self.carrier {
             None => false,
@@ -103,7 +103,7 @@ impl Flow {
         }
     }
 
-    /// The session is gone, or its process.
+    /// Forgets a session whose peer is gone.
     pub fn forget_session(&mut self, now_ns: u64) {
         self.stream = None;
         self.carrier = None;

@@ -1,4 +1,4 @@
-//! Flows that send: sessions and edges made, messages sent whole, long, shared or unreliably.
+//! Sending flows: opens sessions and edges, and sends short, long, shared and unreliable messages.
 
 use std::path::PathBuf;
 
@@ -13,17 +13,18 @@ use rand::Rng;
 use super::RETRY_NS;
 use super::flow::{Carrier, Pending};
 use crate::ledger::{Ends, Life};
+use crate::memory::By;
 use crate::payload::TAG_BYTES;
 use crate::scenario::{MILLISECOND, Presence, address};
 use crate::trace::What;
 use crate::world::{Process, Stage, World};
 
-/// Messages that one flow sends before others have their turn.
+/// Messages that a flow sends in a row.
 const BURST: u32 = 64;
-/// Pause between questions whether what is missing was refused.
+/// Pause between probes whether missing messages were refused.
 const PROBE_NS: u64 = 50 * MILLISECOND;
 
-/// A message that the engine shares: when it has let go, others no longer find it there.
+/// A message whose bytes the engine shares; they are overwritten once it releases them.
 struct Lent {
     bytes: Vec<u8>,
     socket: PathBuf,
@@ -43,7 +44,7 @@ impl Drop for Lent {
 }
 
 impl World {
-    /// Lets the flows of a node send what they can.
+    /// Lets a node's flows send what they can.
     pub fn send(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         if self.stage >= Stage::Quiet {
             return Ok(());
@@ -51,7 +52,7 @@ impl World {
         if self.scenario.nodes[index].watches {
             process.engine.watch_peers(Instant(self.now_ns), true);
         }
-        // Not always the same first.
+        // Rotate which one is first.
         let count = self.flows.len();
         let first = self.dice.random_range(0..count);
         for step in 0..count {
@@ -63,8 +64,8 @@ impl World {
         Ok(())
     }
 
-    /// Sends what is left of messages that have begun: no call returns in the middle of one, so
-    /// no application gets stuck there.
+    /// Continues long messages that have begun. A real call does not return in the middle of one, so
+    /// an application cannot get stuck there.
     pub fn send_rest(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         for flow in 0..self.flows.len() {
             if self.flows[flow].plan.from == index && self.flows[flow].long.is_some() {
@@ -115,7 +116,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the answers to what a flow has asked.
+    /// Handles the answers to a flow's operations.
     fn take_answers(&mut self, flow: usize, process: &mut Process) -> Result<(), String> {
         let asking = (flow, &mut self.flows[flow].asking);
         let taken = self.regions.answers(asking, &mut process.engine)?;
@@ -126,7 +127,7 @@ impl World {
         Ok(())
     }
 
-    /// Asks something of the memory of a flow's target now and then.
+    /// Starts an operation on the memory of a flow's target now and then.
     fn ask(&mut self, flow: usize, process: &mut Process) {
         let state = &mut self.flows[flow];
         let at = (state.plan.to, state.plan.target);
@@ -134,20 +135,23 @@ impl World {
             && state.done < state.plan.messages
             && self.dice.random_range(0..3) == 0
         {
-            let by = (&mut process.engine, edge, Instant(self.now_ns));
+            let by = By {
+                engine: &mut process.engine,
+                edge,
+                now: Instant(self.now_ns),
+            };
             let asking = (flow, &mut state.asking);
             self.regions.ask(asking, at, by, &mut self.dice);
         }
     }
 
-    /// Makes a session and an edge; false while that takes time.
+    /// Opens a session and an edge; false while that takes time.
     fn has_edge(
         &mut self,
         index: usize,
         flow: usize,
         process: &mut Process,
     ) -> Result<bool, String> {
-        let now = Instant(self.now_ns);
         let plan = self.flows[flow].plan.clone();
         let carrier = match self.flows[flow].carrier {
             Some(carrier) => carrier,
@@ -158,37 +162,37 @@ impl World {
         };
         self.flows[flow].carrier = Some(carrier);
         let edge = self.flows[flow].edge;
-        let early = plan.early;
         let reached = |peer, early| {
             let is_open = process.engine.is_open(peer)?;
             Ok((is_open || early).then_some(peer))
         };
-        let known = self.flows[flow].peer;
-        let peer = match (carrier, known) {
-            (Carrier::Packets { peer }, _) => reached(peer, early),
-            // Two that connect to each other at once may use either connection.
+        let peer = match (carrier, self.flows[flow].peer) {
+            (Carrier::Packets { peer }, _) => reached(peer, plan.early),
+            // Two processes that connect to each other at once may use either connection.
             (Carrier::Memory { .. }, Some(peer)) => reached(peer, false),
             (Carrier::Memory { conn, .. }, None) => process.engine.memory_peer(conn),
         };
         let peer = match (peer, carrier) {
             (Ok(Some(peer)), _) => peer,
             (Ok(None), _) => return Ok(false),
-            // It has never been open: nobody is told of that.
+            // It was never open, so no error is reported.
             (Err(Blocked::Gone(_)), Carrier::Memory { .. })
                 if self.flows[flow].stream.is_none() =>
             {
-                self.flows[flow].forget_session(now.0);
-                self.wake_app(index, now.0 + RETRY_NS);
+                self.flows[flow].forget_session(self.now_ns);
+                self.wake_app(index, self.now_ns + RETRY_NS);
                 return Ok(false);
             }
             (Err(blocked), _) => {
-                return Err(format!("flow {flow} lost its peer untold: {blocked:?}"));
+                return Err(format!(
+                    "flow {flow} lost its peer without an error: {blocked:?}"
+                ));
             }
         };
         if edge.is_none() {
             let edge = process.engine.edge(peer, plan.source, plan.target);
             let edge = edge.map_err(|error| {
-                format!("flow {flow}: no edge though the peer is there: {error}")
+                format!("flow {flow}: no edge although the peer is there: {error}")
             })?;
             (self.flows[flow].edge, self.flows[flow].peer) = (Some(edge), Some(peer));
         }
@@ -223,7 +227,7 @@ impl World {
         Ok(true)
     }
 
-    /// A flow begins a new edge now and then.
+    /// Reopens a flow's edge now and then.
     fn close_old_edge(&mut self, flow: usize, process: &mut Process) {
         let state = &mut self.flows[flow];
         let (every, sent) = (state.plan.edge_messages, state.done);
@@ -237,7 +241,7 @@ impl World {
         }
     }
 
-    /// Begins a session with the process that a flow leads to.
+    /// Opens a session with the process of a flow's target.
     fn connect(
         &mut self,
         index: usize,
@@ -261,7 +265,7 @@ impl World {
                         .note(self.now_ns, index, What::Connecting { flow, to });
                     return Ok(Some(Carrier::Memory { conn, incarnation }));
                 }
-                // Then by packets.
+                // Then use the network.
                 Some((_, Err(ShmError::TooMany { .. }))) => self.totals.memory_full += 1,
                 _ => {
                     self.flows[flow].at_ns = self.now_ns + RETRY_NS;
@@ -284,101 +288,29 @@ impl World {
         Ok(Some(Carrier::Packets { peer }))
     }
 
-    /// Sends a message, or a part; false if it has to wait.
+    /// Sends a message or a part of it; false if it has to wait.
     fn send_one(
         &mut self,
         index: usize,
         flow: usize,
         process: &mut Process,
     ) -> Result<bool, String> {
-        let now = Instant(self.now_ns);
         self.prepare(flow);
-        let node_memory = self.memory(index).clone();
-        let state = &mut self.flows[flow];
+        let state = &self.flows[flow];
         let (Some(carrier), Some(edge), Some(pending)) =
             (state.carrier, state.edge, &state.pending)
         else {
             return Ok(false);
         };
         let (tag, length) = (pending.tag, pending.bytes.len());
-        let engine = &mut process.engine;
-        if let Some(long) = &mut state.long {
-            return match engine.continue_long(long, &pending.bytes) {
-                Ok(true) => {
-                    self.keep_no_longer(index, flow);
-                    self.dealt_with(flow);
-                    Ok(true)
-                }
-                Ok(false) => {
-                    state.blocked = Some(Blocked::NoFrame);
-                    Ok(false)
-                }
-                Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
-            };
+        if state.long.is_some() {
+            return self.continue_one(index, flow, process);
         }
         if tag.unreliable {
-            let sent = engine.send_unreliable(now, edge, &pending.bytes);
-            match sent {
-                Ok(()) => {
-                    self.ledger.accepted(tag, length);
-                    self.totals.unreliable_accepted += 1;
-                    let (stream, number) = (tag.stream, tag.index);
-                    self.trace.note(
-                        self.now_ns,
-                        index,
-                        What::SentLoose {
-                            stream,
-                            index: number,
-                            bytes: length,
-                        },
-                    );
-                }
-                Err(Blocked::NoFrame | Blocked::TooLong { .. }) => {}
-                // The peer has not forgotten the edge's earlier life.
-                Err(Blocked::NoCredit) if state.plan.edge_messages > 0 => {}
-                Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
-                    self.refused(index, flow, process)?;
-                    return Ok(false);
-                }
-                Err(Blocked::Opening) => return Ok(false),
-                // The peer is gone; that is told next.
-                Err(Blocked::Gone(None)) => return Ok(false),
-                Err(blocked) => return Err(format!("flow {flow}, unreliably: {blocked:?}")),
-            }
-            self.dealt_with(flow);
-            return Ok(true);
+            return self.send_loose(index, flow, process);
         }
-        let sent = if length <= engine.whole_limit(edge.peer) {
-            // By the short way or the general one.
-            let alone = !pending.more
-                && tag.index % 2 == 0
-                && engine
-                    .send_alone(now, edge, &pending.bytes)
-                    .map_err(|error| error.to_string())?;
-            match alone {
-                true => Ok(()),
-                false => engine.send_whole(now, edge, &pending.bytes, pending.more),
-            }
-        } else {
-            // Who cannot wait has the message copied, or shared.
-            let in_memory = matches!(carrier, Carrier::Memory { .. });
-            if pending.more && tag.index.is_multiple_of(2) {
-                let lent = Lent {
-                    bytes: pending.bytes.clone(),
-                    socket: self.scenario.nodes[index].socket(),
-                    memory: node_memory,
-                };
-                self.totals.shared += 1;
-                let bytes = Bytes::from_owner(lent);
-                let begun = engine.begin_operation(now, edge, &Operation::Message, &bytes);
-                begun.map(drop)
-            } else {
-                let kept = pending.more && in_memory;
-                let begun = engine.begin_long(now, edge, &pending.bytes, kept);
-                begun.map(|long| state.long = (!kept).then_some(long))
-            }
-        };
-        state.blocked = sent.err();
+        let sent = self.begin_one(index, flow, process)?;
+        self.flows[flow].blocked = sent.err();
         match sent {
             Ok(()) => {
                 self.ledger.accepted(tag, length);
@@ -399,7 +331,7 @@ impl World {
                 Ok(true)
             }
             Err(Blocked::NoFrame | Blocked::Opening) => Ok(false),
-            // The peer is gone; that is told next.
+            // The peer is gone, which is reported next.
             Err(Blocked::Gone(None)) if matches!(carrier, Carrier::Memory { .. }) => Ok(false),
             Err(Blocked::NoCredit) => {
                 if self.permille(self.flows[flow].plan.impatient_permille) {
@@ -426,8 +358,129 @@ impl World {
             Err(blocked) => Err(format!("flow {flow}: {blocked:?}")),
         }
     }
+    /// Continues a long message; false if it has to wait.
+    fn continue_one(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<bool, String> {
+        let state = &mut self.flows[flow];
+        let (Some(long), Some(pending)) = (&mut state.long, &state.pending) else {
+            return Ok(false);
+        };
+        match process.engine.continue_long(long, &pending.bytes) {
+            Ok(true) => {
+                self.keep_no_longer(index, flow);
+                self.dealt_with(flow);
+                Ok(true)
+            }
+            Ok(false) => {
+                state.blocked = Some(Blocked::NoFrame);
+                Ok(false)
+            }
+            Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
+        }
+    }
 
-    /// A long message has been taken: its memory is used for something else.
+    /// Sends an unreliable message; false if it has to wait.
+    fn send_loose(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<bool, String> {
+        let now = Instant(self.now_ns);
+        let state = &mut self.flows[flow];
+        let (Some(carrier), Some(edge), Some(pending)) =
+            (state.carrier, state.edge, &state.pending)
+        else {
+            return Ok(false);
+        };
+        let (tag, length) = (pending.tag, pending.bytes.len());
+        let sent = process.engine.send_unreliable(now, edge, &pending.bytes);
+        match sent {
+            Ok(()) => {
+                self.ledger.accepted(tag, length);
+                self.totals.unreliable_accepted += 1;
+                let (stream, number) = (tag.stream, tag.index);
+                self.trace.note(
+                    self.now_ns,
+                    index,
+                    What::SentLoose {
+                        stream,
+                        index: number,
+                        bytes: length,
+                    },
+                );
+            }
+            Err(Blocked::NoFrame | Blocked::TooLong { .. }) => {}
+            // The peer has not forgotten the edge's previous use.
+            Err(Blocked::NoCredit) if state.plan.edge_messages > 0 => {}
+            Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
+                self.refused(index, flow, process)?;
+                return Ok(false);
+            }
+            Err(Blocked::Opening) => return Ok(false),
+            // The peer is gone, which is reported next.
+            Err(Blocked::Gone(None)) => return Ok(false),
+            Err(blocked) => return Err(format!("flow {flow}, unreliably: {blocked:?}")),
+        }
+        self.dealt_with(flow);
+        Ok(true)
+    }
+
+    /// Starts to send a message.
+    fn begin_one(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<Result<(), Blocked>, String> {
+        let now = Instant(self.now_ns);
+        let node_memory = self.memory(index).clone();
+        let state = &mut self.flows[flow];
+        let (Some(carrier), Some(edge), Some(pending)) =
+            (state.carrier, state.edge, &state.pending)
+        else {
+            return Ok(Err(Blocked::Opening));
+        };
+        let (tag, length) = (pending.tag, pending.bytes.len());
+        let engine = &mut process.engine;
+        let sent = if length <= engine.whole_limit(edge.peer) {
+            // On the fast path or the general one.
+            let alone = !pending.more
+                && tag.index % 2 == 0
+                && engine
+                    .send_alone(now, edge, &pending.bytes)
+                    .map_err(|error| error.to_string())?;
+            match alone {
+                true => Ok(()),
+                false => engine.send_whole(now, edge, &pending.bytes, pending.more),
+            }
+        } else {
+            // A sender that cannot wait lets the engine copy or share the message.
+            let in_memory = matches!(carrier, Carrier::Memory { .. });
+            if pending.more && tag.index.is_multiple_of(2) {
+                let lent = Lent {
+                    bytes: pending.bytes.clone(),
+                    socket: self.scenario.nodes[index].socket(),
+                    memory: node_memory,
+                };
+                self.totals.shared += 1;
+                let bytes = Bytes::from_owner(lent);
+                let begun = engine.begin_operation(now, edge, &Operation::Message, &bytes);
+                begun.map(drop)
+            } else {
+                let kept = pending.more && in_memory;
+                let begun = engine.begin_long(now, edge, &pending.bytes, kept);
+                begun.map(|long| state.long = (!kept).then_some(long))
+            }
+        };
+        Ok(sent)
+    }
+
+    /// A long message has been fetched: its memory is overwritten.
     fn keep_no_longer(&mut self, index: usize, flow: usize) {
         if let Some(bytes) = self.flows[flow].offered() {
             let socket = self.scenario.nodes[index].socket();
@@ -436,7 +489,7 @@ impl World {
         self.flows[flow].long = None;
     }
 
-    /// Draws the next message of a flow, unless there is one that waits.
+    /// Generates the next message of a flow, unless one is waiting.
     fn prepare(&mut self, flow: usize) {
         if self.flows[flow].pending.is_some() {
             return;
@@ -466,7 +519,7 @@ impl World {
         state.due_ns = self.now_ns + state.plan.gap_ns;
     }
 
-    /// The receiver takes nothing: the message that waited is given up.
+    /// The receiver refuses messages: the waiting message is given up.
     fn refused(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
         let Some(stream) = self.flows[flow].stream else {
             return Ok(());
@@ -478,15 +531,15 @@ impl World {
         self.dealt_with(flow);
         let state = &mut self.flows[flow];
         if let Some(edge) = state.edge {
-            process.engine.forgive(edge);
+            process.engine.clear_refusal(edge);
         }
         self.flows[flow].at_ns = self.now_ns + RETRY_NS;
         self.wake_app(index, self.now_ns + RETRY_NS);
         Ok(())
     }
 
-    /// A flow that has sent everything asks now and then whether what is missing
-    /// was refused, by sending once more.
+    /// A flow that has sent everything checks now and then whether missing messages were refused,
+    /// by sending another one.
     fn probe(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
         let state = &self.flows[flow];
         let (Some(stream), Some(edge)) = (state.stream, state.edge) else {
@@ -499,8 +552,8 @@ impl World {
         if !may_refuse || self.stage < Stage::Calm || self.ledger.is_settled(stream) {
             return Ok(());
         }
-        // At growing pauses: where the pool is low each waits for the repeat of the one
-        // before, and a steady beat would leave one under way for ever.
+        // With growing pauses: if the pool is nearly full, each probe waits for the retransmission
+        // of the previous one, and at a steady rate one would always be in flight.
         let pause_ns = PROBE_NS + (self.now_ns - self.stage_since_ns) / 8;
         self.wake_app(index, self.now_ns + pause_ns);
         self.flows[flow].at_ns = self.now_ns + pause_ns;

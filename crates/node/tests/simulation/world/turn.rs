@@ -1,4 +1,4 @@
-//! A process, and what it does in one turn.
+//! A process and its turns.
 
 use std::io;
 
@@ -9,15 +9,15 @@ use super::World;
 use crate::app::Inlet;
 use crate::scenario::{MICROSECOND, Presence};
 
-/// How soon a process that found something to do looks again.
+/// Time until a process that found something to do polls again.
 const POLL_NS: u64 = MICROSECOND;
-/// Turns in a row in which a process takes only the packets that a look has found, as a
-/// waiting thread does.
-const MAX_FOUND: u32 = 16;
-/// Activations of one node at one moment that mean it never comes to rest.
+/// Consecutive turns in which a process takes only the packets that it polled, as a waiting thread
+/// does.
+const MAX_HITS_IN_ROW: u32 = 16;
+/// Turns of a node at a single moment that indicate an endless loop.
 const RESTLESS: u32 = 20_000;
-/// Turns of all processes that no run needs.
-const MOST_TURNS: u64 = 2_000_000;
+/// Turns of all processes that no run should need.
+const MAX_TURNS: u64 = 2_000_000;
 
 /// A running process.
 #[derive(Debug)]
@@ -25,28 +25,27 @@ pub struct Process {
     pub engine: Engine,
     pub life: u32,
     pub incarnation: u64,
-    /// Turns in a row that took only what a look had found.
-    pub(super) found: u32,
-    /// When the engine wants to be stepped.
+    /// Consecutive turns that took only polled packets.
+    pub(super) hits_in_row: u32,
+    /// When the engine must be stepped.
     pub(super) deadline_ns: u64,
 }
 
 impl Process {
-    /// What a waiting thread does in one turn: packets that are found are taken before
-    /// anything else is looked at.
+    /// Does what a waiting thread does in a turn: polled packets are taken before anything else.
     fn step(&mut self, now: Instant) -> io::Result<bool> {
-        let is_found = self.engine.look(now, 1)?;
-        if is_found && self.found < MAX_FOUND {
-            self.found += 1;
-            return self.engine.take_found(now);
+        let has_packets = self.engine.spin_poll(now, 1)?;
+        if has_packets && self.hits_in_row < MAX_HITS_IN_ROW {
+            self.hits_in_row += 1;
+            return self.engine.take_polled(now);
         }
-        self.found = 0;
+        self.hits_in_row = 0;
         self.engine.step(now, true)
     }
 }
 
 impl World {
-    /// One turn of a process: the engine, then its application.
+    /// Runs a turn of a process: first the engine, then its application.
     pub(super) fn activate(&mut self, index: usize) -> Result<(), String> {
         let node = &mut self.nodes[index];
         if node.activations.0 != self.now_ns {
@@ -54,12 +53,12 @@ impl World {
         }
         node.activations.1 += 1;
         self.turns += 1;
-        if self.turns > MOST_TURNS {
-            return Err(format!("node {} is busy for nothing", index + 1));
+        if self.turns > MAX_TURNS {
+            return Err(format!("node {} keeps busy without progress", index + 1));
         }
         if node.activations.1 > RESTLESS {
             return Err(format!(
-                "node {} never comes to rest at this moment",
+                "node {} never becomes idle at this moment",
                 index + 1
             ));
         }
@@ -85,7 +84,7 @@ impl World {
             self.read(index, process)?;
             self.send(index, process)?;
         }
-        // Frames come back when the link takes them: somebody may wait for one.
+        // The link returns frames, for which the application may be waiting.
         let free = process.engine.free_frames();
         process
             .engine
@@ -98,23 +97,23 @@ impl World {
             .engine
             .next_deadline(now)
             .map_or(u64::MAX, |deadline| deadline.0);
-        // A process that sleeps is woken by others, or by its deadline.
+        // A sleeping process is woken by a peer or at its deadline.
         if !process.engine.arm() {
             process.deadline_ns = process.deadline_ns.min(self.now_ns + POLL_NS);
         }
         self.check(index, process)
     }
 
-    /// What must hold at every moment.
+    /// Checks invariants that hold at any time.
     fn check(&self, index: usize, process: &Process) -> Result<(), String> {
         let config = &self.scenario.nodes[index].config;
         let machine = process.engine.machine();
         let violations = machine.stats().dropped(DropReason::Violation);
         if violations > 0 {
-            return Err("it counts a violation, yet all peers are honest".into());
+            return Err("it counts a violation although all peers are honest".into());
         }
         let bound = self.nodes[index].credit_bound;
-        // What comes through memory cannot be sent again: there credit alone is the bound.
+        // Records in shared memory cannot be retransmitted, so credit is their only bound.
         let by_memory = match self.scenario.nodes[index].shares_memory {
             true => bound,
             false => 0,
@@ -126,7 +125,7 @@ impl World {
                 machine.pool_used()
             ));
         }
-        // Whoever has nobody to read is let come, to be refused.
+        // Receivers that are not open accept messages in order to refuse them.
         let reads = |inlet: &Inlet| inlet.plan.presence == Presence::Always;
         if self.nodes[index].inlets.iter().all(reads) && machine.credit_committed() > bound {
             return Err(format!(

@@ -112,7 +112,7 @@ impl Process {
             Ok(begun) => begun,
             Err(why) => {
                 if matches!(why, BeginError::Refused(_)) {
-                    self.machine.forgive(edge);
+                    self.machine.clear_refusal(edge);
                     self.told = true;
                 }
                 return false;
@@ -211,7 +211,7 @@ impl Process {
             Ok(begun) => begun,
             Err(BeginError::Refused(_)) => {
                 // It goes on after it has been told, and counts the message as dealt with.
-                self.machine.forgive(edge);
+                self.machine.clear_refusal(edge);
                 self.told = true;
                 *self.sent.entry(target).or_default() += 1;
                 return true;
@@ -375,10 +375,10 @@ impl Process {
                     total,
                     address,
                 }),
-                Event::Taken { edge, sequence } => self
+                Event::OfferDone { edge, sequence } => self
                     .kept
                     .retain(|kept| (kept.edge, kept.sequence) != (edge, sequence)),
-                Event::StreamWanted { edge, sequence } => {
+                Event::PiecesRequested { edge, sequence } => {
                     let mut kept = self.kept.iter_mut();
                     let kept = kept.find(|it| (it.edge, it.sequence) == (edge, sequence));
                     kept.ok_or("a stream of no message")?.streamed = Some(0);

@@ -1,4 +1,4 @@
-//! Each verdict and its words.
+//! Tests of each verdict and its text.
 
 use super::super::finding::Verdict::{Broken, Good, Slow, Unknown};
 use super::*;
@@ -26,7 +26,7 @@ fn lengths_are_judged_by_what_both_sides_would_use() {
     assert_eq!(of(1472, Some(1472), 1472, None).0, Good);
     assert_eq!(of(1472, Some(8972), 1472, None).0, Good);
     assert_eq!(of(1472, None, 1472, None).0, Good);
-    // A longer packet passed all the same, but will not be used.
+    // A longer packet passed as well, but will not be used.
     assert_eq!(of(8972, Some(1472), 8972, None).0, Slow);
     let (verdict, fact) = of(8972, Some(1472), 1472, None);
     assert_eq!(verdict, Slow);

@@ -1,0 +1,82 @@
+//! Conditions of a measurement that readers must know: machine, cores, load, stolen time.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::machine::{self, Cores, Stolen};
+use crate::remote::Remote;
+use crate::statistics::Spread;
+
+/// From this load on, other programs certainly disturb measurements.
+const BUSY_LOAD: f64 = 0.7;
+/// From this share of stolen time on, figures are doubtful.
+const STOLEN_SHARE: f64 = 0.01;
+
+/// Describes this machine, its cores and its load.
+pub fn machine_line(cores: Cores) -> String {
+    on_machine(&places(cores, None))
+}
+
+/// Describes the cores of the two sides.
+pub fn places(cores: Cores, remote: Option<&Remote>) -> String {
+    if let Some(remote) = remote {
+        let (other, core) = (remote.other.0, remote.machine.core);
+        format!(
+            "this side pinned to core {}, the other to core {core} of node {other}",
+            cores.lead
+        )
+    } else if cores.are_one() {
+        format!(
+            "both sides on core {}, the only one: figures mean little",
+            cores.lead
+        )
+    } else {
+        format!("sides pinned to cores {} and {}", cores.lead, cores.follow)
+    }
+}
+
+/// Describes this machine and its load.
+pub fn on_machine(places: &str) -> String {
+    let load = match machine::load() {
+        Some(load) if load >= BUSY_LOAD => {
+            format!("; load {load:.2}: other programs are running and disturb the measurement")
+        }
+        Some(load) => format!("; load {load:.2}"),
+        None => String::new(),
+    };
+    format!("{}; {places}{load}", machine::description())
+}
+
+/// Describes what happened during the measurement: distance of the cores and stolen time.
+pub fn closing_line(cache_line_ns: &[f64], remote: Option<&Remote>, stolen: Stolen) -> String {
+    let cache_line = Spread::of(cache_line_ns.iter().copied()).map_or_else(
+        || match remote {
+            Some(remote) => format!("disturbances of node {} are unknown", remote.other.0),
+            None => "cache line between the cores not measured: there is one core".to_owned(),
+        },
+        |ns| {
+            format!(
+                "cache line between the cores {:.0} ns one way ({:.0}..{:.0})",
+                ns.median, ns.least, ns.most
+            )
+        },
+    );
+    let (time, share) = stolen.so_far();
+    let doubt = if share >= STOLEN_SHARE {
+        ": figures are doubtful"
+    } else {
+        ""
+    };
+    format!(
+        "{cache_line}; stolen by the host {} ms ({:.2} %){doubt}; figures are medians over rounds",
+        time.as_millis(),
+        share * 100.0
+    )
+}
+
+/// Creates a progress bar, which is hidden if standard error is not a terminal.
+pub fn progress_bar(measurements: u64) -> ProgressBar {
+    let bar = ProgressBar::new(measurements);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta})")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.with_style(style)
+}

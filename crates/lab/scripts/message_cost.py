@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""What a message of 64 bytes costs, stage by stage: instructions and cache lines.
+
+    crates/lab/scripts/message_cost.py shm|udp [PROGRAM...]
+
+Runs the example `message_cost` (or the given builds of it, to compare them) under valgrind's tool
+`lackey`, which prints every instruction and every access to memory, and prints a table in Markdown.
+Needs valgrind and binutils. The kernel's part is not seen. valgrind has no AVX-512, so checksums
+take the way of older processors.
+
+An instruction belongs to the innermost function of ours that it was compiled from (functions that
+were inlined included); one of a library to whoever called it. Each figure is the median over the
+messages, of what their thread does.
+"""
+
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+
+LINE_BYTES = 64
+# The first that matches, by the path below `crates/`. Names of earlier versions are among them.
+STAGES = [(name, re.compile(pattern)) for name, pattern in [
+    ("checksum", r"trailer\.rs|crc-fast"),
+    ("clock", r"clock\.rs"),
+    ("API, lock, waiting", r"node/src/(endpoint|edge|inner|drive|driver|process|progress|completion|net)\b|link/src/fork"),
+    ("frames, packing", r"node/src/(frames|engine/pack(er)?)\.rs"),
+    ("delivery, inbox", r"node/src/(inbox|engine/(deliver|dispatch|inboxes|endpoints|rooms))\.rs|arena\.rs"),
+    ("engine", r"node/src/"),
+    ("ring", r"link/src/(shm|segment|word|any_hub)\b"),
+    ("sockets", r"link/src/"),
+    ("wire format", r"proto/src/wire/"),
+    ("protocol", r"proto/src/"),
+]]
+
+
+def output(*command, text=None):
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def build():
+    command = "cargo build --release --quiet --package dipole-node --example message_cost"
+    subprocess.run(command.split(), check=True)
+    return "target/release/examples/message_cost"
+
+
+def symbols(program):
+    names = {}
+    for line in output("nm", "--demangle", program).splitlines():
+        address, _, name = line.split(maxsplit=2) if line[0] != " " else (0, 0, "")
+        name = re.sub(r"::h[0-9a-f]{16}$", "", name)
+        if name.startswith("message_cost::"):
+            names[name.removeprefix("message_cost::")] = int(address, 16)
+    return names
+
+
+def stacks(process):
+    """Where the stacks of other threads lie: each behind a guard page."""
+    ranges, before = [], ("", 0)
+    with open(f"/proc/{process}/maps") as maps:
+        for line in maps:
+            place, rights = line.split()[:2]
+            start, end = (int(part, 16) for part in place.split("-"))
+            if before == ("---p", start) and rights == "rw-p":
+                ranges.append((start, end))
+            before = rights, end
+    return ranges
+
+
+def trace(program, link):
+    """What the main thread does for each counted message: (phase, kind, address, bytes)."""
+    names = symbols(program)
+    with tempfile.TemporaryFile("w+") as said:
+        run = subprocess.Popen(
+            ["valgrind", "--tool=lackey", "--trace-mem=yes", program, link],
+            stdout=said, stderr=subprocess.PIPE, text=True)
+        messages, current, phase, marks, base = [], [], "", {}, 0
+        own, others, unsure = None, [], []
+        for line in run.stderr:
+            kind = line[:3]
+            if kind not in ("I  ", " L ", " S ", " M "):
+                continue
+            if not marks:
+                said.seek(0)
+                shown = said.readline()
+                if not shown.endswith("\n"):
+                    continue
+                base = int(shown, 16) - names["between"]
+                marks = {f"{names[name] + base:08x}": name for name in ("send", "receive", "between")}
+                others = stacks(run.pid)
+            address, _, size = line[3:].partition(",")
+            mark = marks.get(address) if kind == "I  " else None
+            if mark == "between":
+                messages.append(current)
+            if mark:
+                phase = mark
+                if mark != "receive":
+                    current, unsure = [], []
+            address = int(address, 16)
+            unsure.append((phase, kind[:2].strip(), address, int(size)))
+            # lackey does not say whose an access is; that to a stack does, for those before it.
+            if own is None and phase == "send" and kind == " S ":
+                own = range(address - (1 << 20), address + (1 << 20))
+            if own and kind != "I  ":
+                if address in own:
+                    current += unsure
+                    unsure = []
+                elif any(start <= address < end for start, end in others):
+                    unsure = []
+        if run.wait():
+            sys.exit(f"{program} failed")
+    return base, messages
+
+
+def stages(program, base, messages):
+    """The stage of each instruction of the program."""
+    inside = sorted({address for message in messages for _, kind, address, _ in message if kind == "I"})
+    listed = output("addr2line", "-a", "-i", "-e", program,
+                    text="".join(f"{address - base:#x}\n" for address in inside if address >= base))
+    of, address = {}, None
+    for line in listed.splitlines():
+        if re.fullmatch(r"0x[0-9a-f]+", line):
+            address = int(line, 16) + base
+        elif address not in of:
+            # Files of the standard library are inlined in ours, which follow.
+            path = line.partition("crates/")[2] or (line if "crc-fast" in line else "")
+            found = (name for name, pattern in STAGES if path and pattern.search(path))
+            if stage := next(found, None):
+                of[address] = stage
+    return of
+
+
+def cost(program, link):
+    """{(phase, stage): (instructions, lines of code, lines of data)}"""
+    base, messages = trace(program, link)
+    of = stages(program, base, messages)
+    each = defaultdict(lambda: ([], [], []))
+    for message in messages:
+        counts, lines = defaultdict(int), (defaultdict(set), defaultdict(set))
+        stage = "API, lock, waiting"
+        for phase, kind, address, size in message:
+            if kind == "I":
+                stage = of.get(address, stage)
+            touched = range(address // LINE_BYTES, (address + size - 1) // LINE_BYTES + 1)
+            for key in (phase, stage), (phase, "all"), ("both", "all"):
+                counts[key] += kind == "I"
+                lines[kind != "I"][key].update(touched)
+        for key in counts:
+            for figures, found in zip(each[key], (counts[key], len(lines[0][key]), len(lines[1][key]))):
+                figures.append(found)
+    # A stage that a message in two goes without is none of what every message costs.
+    return {key: tuple(round(statistics.median(figures)) for figures in found)
+            for key, found in each.items() if len(found[0]) * 2 > len(messages)}
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1] not in ("shm", "udp"):
+        sys.exit(__doc__)
+    link, programs = sys.argv[1], sys.argv[2:] or [build()]
+    costs = [cost(program, link) for program in programs]
+    order = [name for name, _ in STAGES]
+    rows = [(phase, stage) for phase in ("send", "receive") for stage in [*order, "all"]] + [("both", "all")]
+    print(f"| {link}, 64 B | instructions | lines of code | lines of data |\n|---|---|---|---|")
+    for row in rows:
+        if any(row in cost for cost in costs):
+            figures = [cost.get(row, (0, 0, 0)) for cost in costs]
+            cells = [" -> ".join(str(figure[column]) for figure in figures) for column in range(3)]
+            print(f"| {row[0]}: {row[1]} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+//! Cost of a superstep, `w / s + g h + l`, with g, l and s interpolated over the number of ranks.
+//!
+//! # Source
+//! `bsp-protocols-thesis` §2.1; Valiant's model, but with g and l in time instead of operations.
+
+use serde::{Deserialize, Serialize};
+
+/// The BSP parameters that `dipole calibrate supersteps` has measured for one number of ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Number of ranks.
+    pub p: u32,
+    /// Number of nodes.
+    pub nodes: u32,
+    /// Speed of a rank in Mflop/s.
+    pub s_mflops: f64,
+    /// Duration of an empty superstep.
+    pub l_ns: f64,
+    /// Half the width of the 95 % confidence interval of `l_ns`.
+    pub l_ci_ns: f64,
+    /// Additional time per byte of a long h-relation.
+    pub g_ns_per_byte: f64,
+    /// Standard deviation of `g_ns_per_byte`.
+    pub g_sd: f64,
+}
+
+/// BSP parameters of p ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Parameters {
+    /// Number of ranks.
+    pub p: u32,
+    /// Duration of an empty superstep.
+    pub l_ns: f64,
+    /// Additional time per byte of the h-relation.
+    pub g_ns_per_byte: f64,
+    /// Speed of a rank in Mflop/s.
+    pub s_mflops: f64,
+    /// Whether they were measured or interpolated.
+    pub basis: Basis,
+}
+
+/// Origin of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Basis {
+    /// This number of ranks was measured.
+    Measured,
+    /// Interpolated linearly between the two neighbouring numbers of ranks.
+    Between(u32, u32),
+    /// Extrapolated linearly from the two nearest numbers of ranks.
+    Beyond(u32, u32),
+}
+
+impl Parameters {
+    /// Predicts a superstep whose busiest rank computes for `work_ns`, and in which no rank sends or
+    /// receives more than `h_bytes`.
+    #[must_use]
+    pub fn superstep_ns(&self, work_ns: f64, h_bytes: f64) -> f64 {
+        work_ns + self.g_ns_per_byte * h_bytes + self.l_ns
+    }
+
+    /// Time that a rank needs for this many floating-point operations.
+    #[must_use]
+    pub fn work_ns(&self, flops: f64) -> f64 {
+        flops * 1e3 / self.s_mflops
+    }
+}
+
+/// Costs measured in one placement: all ranks on one node, or each on its own node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Machine {
+    /// Sorted by number of ranks.
+    costs: Vec<Cost>,
+}
+
+impl Machine {
+    /// Selects the costs of ranks on one node, or of ranks on a node each. One rank counts as both.
+    #[must_use]
+    pub fn of(costs: &[Cost], one_node: bool) -> Machine {
+        let fits = |cost: &&Cost| cost.nodes == if one_node { 1 } else { cost.p };
+        let mut costs: Vec<Cost> = costs.iter().filter(fits).cloned().collect();
+        costs.sort_by_key(|cost| cost.p);
+        Machine { costs }
+    }
+
+    /// Returns the measured numbers of ranks.
+    pub fn measured(&self) -> impl Iterator<Item = u32> {
+        self.costs.iter().map(|cost| cost.p)
+    }
+
+    /// Predicts a superstep of p ranks in seconds; see [`Parameters::superstep_ns`]. `None` as for
+    /// [`at`](Self::at).
+    #[must_use]
+    pub fn superstep_seconds(&self, p: u32, work_seconds: f64, h_bytes: f64) -> Option<f64> {
+        let ns = self.at(p)?.superstep_ns(work_seconds * 1e9, h_bytes);
+        Some(ns * 1e-9)
+    }
+
+    /// Returns the parameters of p ranks. `None` if p was not measured and there are fewer than two
+    /// numbers of ranks to interpolate between.
+    #[must_use]
+    pub fn at(&self, p: u32) -> Option<Parameters> {
+        let above = self.costs.iter().position(|cost| cost.p >= p);
+        if let Some(cost) = above.map(|above| &self.costs[above])
+            && cost.p == p
+        {
+            return Some(line(cost, cost, p, Basis::Measured));
+        }
+        let last = self.costs.len().checked_sub(2)?;
+        let first = above
+            .unwrap_or(self.costs.len())
+            .saturating_sub(1)
+            .min(last);
+        let (one, other) = (&self.costs[first], &self.costs[first + 1]);
+        let basis = match one.p < p && p < other.p {
+            true => Basis::Between(one.p, other.p),
+            false => Basis::Beyond(one.p, other.p),
+        };
+        Some(line(one, other, p, basis))
+    }
+}
+
+/// Interpolates linearly at p. Costs are at least 0, and the speed is at least a thousandth of the
+/// slower one.
+fn line(one: &Cost, other: &Cost, p: u32, basis: Basis) -> Parameters {
+    let part = match other.p > one.p {
+        true => (f64::from(p) - f64::from(one.p)) / (f64::from(other.p) - f64::from(one.p)),
+        false => 0.0,
+    };
+    let at = |from: f64, to: f64, least: f64| (from + (to - from) * part).max(least);
+    let slow = one.s_mflops.min(other.s_mflops);
+    Parameters {
+        p,
+        l_ns: at(one.l_ns, other.l_ns, 0.0),
+        g_ns_per_byte: at(one.g_ns_per_byte, other.g_ns_per_byte, 0.0),
+        s_mflops: at(one.s_mflops, other.s_mflops, slow * 1e-3),
+        basis,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(p: u32, nodes: u32, l_ns: f64, g_ns_per_byte: f64) -> Cost {
+        Cost {
+            p,
+            nodes,
+            s_mflops: 2000.0,
+            l_ns,
+            l_ci_ns: 1.0,
+            g_ns_per_byte,
+            g_sd: 0.1,
+        }
+    }
+
+    fn machine() -> Machine {
+        let costs = [
+            cost(4, 4, 3000.0, 4.0),
+            cost(2, 2, 1000.0, 2.0),
+            cost(2, 1, 77.0, 0.5),
+            cost(8, 8, 5000.0, 5.0),
+        ];
+        Machine::of(&costs, false)
+    }
+
+    #[test]
+    fn measured_ranks_use_their_own_parameters() {
+        assert_eq!(machine().measured().collect::<Vec<_>>(), [2, 4, 8]);
+        let four = machine().at(4).expect("measured");
+        assert_eq!((four.l_ns, four.g_ns_per_byte), (3000.0, 4.0));
+        assert_eq!(four.basis, Basis::Measured);
+        assert_eq!(four.superstep_ns(100.0, 50.0), 100.0 + 200.0 + 3000.0);
+        assert_eq!(four.work_ns(4e6), 2e6);
+    }
+
+    #[test]
+    fn other_numbers_of_ranks_are_interpolated_and_marked() {
+        let three = machine().at(3).expect("between");
+        assert_eq!((three.l_ns, three.g_ns_per_byte), (2000.0, 3.0));
+        assert_eq!(three.basis, Basis::Between(2, 4));
+        let sixteen = machine().at(16).expect("beyond");
+        assert_eq!((sixteen.l_ns, sixteen.g_ns_per_byte), (9000.0, 7.0));
+        assert_eq!(sixteen.basis, Basis::Beyond(4, 8));
+        let one = machine().at(1).expect("beyond");
+        assert_eq!((one.l_ns, one.g_ns_per_byte), (0.0, 1.0));
+        assert_eq!(one.basis, Basis::Beyond(2, 4));
+    }
+
+    #[test]
+    fn a_machine_survives_serialisation() {
+        let text = serde_json::to_vec(&machine()).expect("plain numbers");
+        assert_eq!(
+            serde_json::from_slice::<Machine>(&text).ok(),
+            Some(machine())
+        );
+        let seconds = machine()
+            .superstep_seconds(4, 1e-6, 50.0)
+            .expect("measured");
+        assert!((seconds - 4.2e-6).abs() < 1e-12, "{seconds}");
+    }
+
+    #[test]
+    fn one_measurement_cannot_be_extrapolated() {
+        let costs = [cost(2, 1, 77.0, 0.5)];
+        let machine = Machine::of(&costs, true);
+        assert!(machine.at(2).is_some());
+        assert_eq!(machine.at(4), None);
+        assert_eq!(Machine::of(&costs, false).at(2), None);
+    }
+}
