@@ -4,7 +4,7 @@
  *
  *     sample_sort: 20000 keys, median 2130214864
  *
- * With a number of keys as its argument, it sorts so many and prints the time.
+ * With an argument, it sorts that number of keys and prints the time.
  */
 #include <bsp.h>
 #include <string.h>

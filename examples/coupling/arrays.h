@@ -93,7 +93,7 @@ static inline int array_offer(const char *name, uint64_t step, uint32_t rows, ui
     return region;
 }
 
-/* Waits until readers have taken so many rows, counted once for each reader, and closes the region. */
+/* Waits until readers have taken this number of rows in total, and closes the region. */
 static inline void array_withdraw(int region, uint64_t rows)
 {
     for (uint64_t taken = 0; taken < rows;) {

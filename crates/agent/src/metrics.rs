@@ -14,7 +14,7 @@ const COMMAND_CHARS: usize = 80;
 /// Values that may decrease.
 const GAUGES: [&str; 5] = [
     "network peers",
-    "shared memory peers",
+    "shared-memory peers",
     "edges",
     "unread bytes",
     "free frames",

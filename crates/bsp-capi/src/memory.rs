@@ -103,7 +103,7 @@ pub extern "C" fn bsp_pop_reg(address: *const c_void) {
     call("bsp_pop_reg", |part| part.process.pop_registration(address));
 }
 
-/// As [`bsp_pop_reg`].
+/// An alias of [`bsp_pop_reg`].
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_popregister(address: *const c_void) {
     bsp_pop_reg(address);
@@ -261,10 +261,10 @@ dialect!(
     mcbsp_direct_get
 );
 
-/// As [`bsp_push_reg`].
+/// An alias of [`bsp_push_reg`].
 ///
 /// # Safety
-/// That of [`bsp_push_reg`].
+/// The same as for [`bsp_push_reg`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_pushregister(address: *const c_void, size: c_int) {
     // SAFETY: the caller guarantees the same.

@@ -253,20 +253,20 @@ dialect!(
     mcbsp_hpmove
 );
 
-/// As [`bsp_set_tagsize`].
+/// An alias of [`bsp_set_tagsize`].
 ///
 /// # Safety
-/// That of [`bsp_set_tagsize`].
+/// The same as for [`bsp_set_tagsize`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_set_tag_size(size: *mut c_int) {
     // SAFETY: the caller guarantees the same.
     unsafe { bsp_set_tagsize(size) }
 }
 
-/// As [`bsp_qsize`].
+/// An alias of [`bsp_qsize`].
 ///
 /// # Safety
-/// That of [`bsp_qsize`].
+/// The same as for [`bsp_qsize`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_bsmp_info(messages: *mut c_int, bytes: *mut c_int) {
     // SAFETY: the caller guarantees the same.

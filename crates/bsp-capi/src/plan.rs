@@ -14,7 +14,7 @@ use dipole_reshuffle::{Message, Plan};
 
 use crate::scratch::{Cell, Process};
 
-/// If runs have at least so many bytes on average, they are fetched straight from the source array.
+/// Runs that are at least this long on average are fetched straight from the source array.
 const DIRECT_RUN_BYTES: usize = 2 << 10;
 /// Packed elements are fetched in pieces of this size, which stay in the cache.
 pub(crate) const FETCH_BYTES: usize = 64 << 10;
@@ -94,7 +94,7 @@ impl Reshuffle {
     }
 
     /// # Safety
-    /// That of [`run`](Self::run).
+    /// The same as for [`run`](Self::run).
     pub(crate) unsafe fn dispatch(
         &mut self,
         process: &mut Process,

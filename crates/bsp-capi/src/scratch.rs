@@ -11,7 +11,7 @@ pub(crate) type Process = dipole_bsp::Process<AnyCarrier>;
 /// A unit of memory, aligned for values of any type.
 pub(crate) type Cell = u128;
 
-/// Memory for so many bytes, aligned for values of any type.
+/// Memory for `bytes` bytes, aligned for values of any type.
 pub(crate) fn cells(bytes: usize) -> Vec<Cell> {
     vec![0; bytes.div_ceil(size_of::<Cell>())]
 }

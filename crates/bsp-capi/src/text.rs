@@ -116,10 +116,10 @@ pub unsafe extern "C" fn bsp_vabort(format: *const c_char, arguments: *mut c_voi
     end_with(&text.to_string_lossy())
 }
 
-/// As [`bsp_vabort`].
+/// An alias of [`bsp_vabort`].
 ///
 /// # Safety
-/// That of [`bsp_vabort`].
+/// The same as for [`bsp_vabort`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsp_abort_va(format: *const c_char, arguments: *mut c_void) -> ! {
     // SAFETY: the caller guarantees the same.

@@ -27,7 +27,7 @@ fn as_a_rank() {
         _ => transpose::transpose(),
     };
     if let Some(result) = result.expect("the example succeeds") {
-        println!("result: {result}");
+        println!("example: {result}");
     }
 }
 
@@ -71,7 +71,7 @@ fn run_traced(example: &str, size: usize, link: &str, traces: &str) -> Vec<Strin
         );
         let lines = stdout
             .lines()
-            .filter_map(|line| line.split_once("result: "));
+            .filter_map(|line| line.split_once("example: "));
         results.extend(lines.map(|(_, result)| result.to_owned()));
     }
     results

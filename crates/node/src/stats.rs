@@ -48,7 +48,7 @@ impl Stats {
         } = *self;
         let mut values = vec![
             ("network peers", peers as u64),
-            ("shared memory peers", local_peers as u64),
+            ("shared-memory peers", local_peers as u64),
             ("edges", edges as u64),
             ("unread bytes", pool_used_bytes),
             ("free frames", free_frames as u64),

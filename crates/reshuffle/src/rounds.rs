@@ -63,7 +63,8 @@ impl Colours {
 
     fn free(ends: &[u32], rounds: usize, at: usize) -> usize {
         let row = ends[at * rounds..][..rounds].iter();
-        // A free round exists: there are as many as any rank has messages, and this one has none yet.
+        // A free round exists: the number of rounds is that of the busiest rank, and this message has no
+        // round yet.
         row.take_while(|end| **end != NONE).count()
     }
 

@@ -275,7 +275,7 @@ impl Runs {
         });
     }
 
-    /// True if these are the complete parts of both sides, in order, with so many indices.
+    /// True if these are the complete parts of both sides, in order, with `own` and `other` indices.
     pub(crate) fn is_all(&self, own: usize, other: usize) -> bool {
         let one = Run::one(Position::default(), own);
         own == other && self.period >= self.extent && self.runs == [one]

@@ -1,7 +1,6 @@
 //! The process behind a path of `/dev/dipole` that a program has opened under `dipole sockets`
-//! (`docs/design/sockets.md` §5). The program holds one end of a pair of unix sockets, the other is this
-//! process's standard input: what a program that knows files alone does with its end, this
-//! process does with an endpoint.
+//! (`docs/design/sockets.md` §6). The program holds one end of a pair of unix sockets; the other end is
+//! this process's standard input. It relays between the socket and an endpoint.
 //!
 //! An empty message is the end of a stream, as an empty read is the end of a file.
 
@@ -30,13 +29,13 @@ pub(crate) struct EndpointFileArgs {
     place: String,
 }
 
-/// How long one wait lasts before it is asked whether anybody still reads, and sends.
+/// Length of one wait, after which the reader's and the senders' liveness is checked.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the last messages may take to reach their endpoint.
 const LINGER: Duration = Duration::from_secs(30);
-/// What one read of the program returns at most: one buffer of the kernel.
+/// Most bytes that one read of the program returns: one kernel buffer.
 const PIECE: usize = 32 << 10;
-/// Longer writes than the program's socket can take.
+/// Longer than any write that the program's socket accepts.
 const LONGEST: usize = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +61,7 @@ enum Problem {
 }
 
 impl Problem {
-    /// What the program's open fails with.
+    /// errno of the program's open.
     fn errno(&self) -> Errno {
         match self {
             Problem::Place(_) | Problem::Config(_) => Errno::INVAL,
@@ -90,7 +89,7 @@ pub(crate) fn execute(args: &EndpointFileArgs) -> Result<ExitCode, Failure> {
     done.map(|()| ExitCode::SUCCESS).map_err(told)
 }
 
-/// Tells the program's open how it ended.
+/// Reports the result of the program's open.
 fn answer(socket: &OwnedFd, errno: i32) -> Result<(), Problem> {
     let told =
         retry_on_intr(|| rustix::net::send(socket, &errno.to_ne_bytes(), SendFlags::NOSIGNAL))?;
@@ -138,19 +137,19 @@ impl Served {
             false => self.receive_all(socket),
         };
         drop(self.endpoint);
-        // Says goodbye, so that nobody takes this process for killed.
+        // Close in order, so that peers do not take this process for killed.
         let _nothing_is_left = self.node.close(LINGER);
         done
     }
 
-    /// Each packet of the program's socket is a message.
+    /// Sends each packet of the program's socket as a message.
     fn send_all(&self, socket: &OwnedFd) -> Result<(), Problem> {
         let mut packet = vec![0; LONGEST];
         loop {
             let flags = RecvFlags::empty();
             let length = match rustix::net::recv(socket, &mut packet[..], flags) {
                 Ok((0, _)) if is_at_end(socket.as_fd()) => break,
-                // The program's write of nothing: of a file it would be nothing, too.
+                // The program wrote nothing; to a file that would have no effect either.
                 Ok((0, _)) | Err(Errno::INTR) => continue,
                 Ok((length, _)) => length,
                 Err(error) => return Err(error.into()),
@@ -194,7 +193,7 @@ impl Served {
     }
 }
 
-/// Whether the other end will never read or write again.
+/// True if the other end will never read or write again.
 fn is_at_end(socket: BorrowedFd<'_>) -> bool {
     let mut asked = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
     let now = Timespec::default();
@@ -202,7 +201,7 @@ fn is_at_end(socket: BorrowedFd<'_>) -> bool {
     found.is_ok_and(|count| count > 0)
 }
 
-/// Asks for senders that died.
+/// Checks whether senders have died.
 fn watch(senders: &HashMap<Address, Edge>) -> Result<(), Problem> {
     for (from, edge) in senders {
         match edge.watch() {
@@ -213,10 +212,10 @@ fn watch(senders: &HashMap<Address, Edge>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The program's socket where a program reads.
+/// The program's socket, where the program reads.
 struct Reader<'a> {
     socket: &'a OwnedFd,
-    /// Says, once each time, that the kernel has let go of bytes: they are read to their end.
+    /// The kernel reports, once per message, that the program has read it completely.
     freed: OwnedFd,
 }
 
@@ -228,14 +227,14 @@ impl Reader<'_> {
         Ok(Reader { socket, freed })
     }
 
-    /// Writes a message and returns when it is read; false if nobody reads any more. The socket
-    /// holds one buffer of the kernel at a time: so no read returns bytes of two messages, and
-    /// the rest of one stays for the next read, in programs without any library.
+    /// Writes a message and returns when it is read; false if no reader is left. The socket holds one kernel
+    /// buffer at a time: so no read returns bytes of two messages, and the rest of one stays for the next
+    /// read, even in programs without the library.
     fn pass(&self, message: &[u8]) -> Result<bool, Errno> {
         let mut done = 0;
         while done < message.len() {
             let piece = &message[done..message.len().min(done + PIECE)];
-            // What was said before this piece is not about it.
+            // An earlier report is not about this piece.
             self.next(&Timespec::default())?;
             let sent = retry_on_intr(|| rustix::net::send(self.socket, piece, SendFlags::NOSIGNAL));
             match sent {
@@ -268,7 +267,7 @@ impl Reader<'_> {
     }
 }
 
-/// Ends well: the byte that the library has left here is taken. Were it not, the program's next
+/// Ends in order: takes the byte that the library has left in the socket. Otherwise the program's next
 /// read would fail with ECONNRESET, as it does when this process is killed.
 fn end(socket: &OwnedFd) -> Result<(), Problem> {
     let mut byte = [0];

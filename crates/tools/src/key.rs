@@ -1,4 +1,4 @@
-//! `dipole key`: making cluster keys, and telling which is which.
+//! `dipole key`: creates, identifies and rotates cluster keys.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use crate::output::Failure;
 use clap::{Args, Subcommand};
 use dipole_node::{ClusterKey, KeyError, KeyRole, Security};
 
-/// Make a cluster key, or tell which one a file holds
+/// Create or identify a cluster key
 ///
-/// Processes and agents that have a key (DIPOLE_KEY=FILE) talk only to those of other nodes that
-/// prove they have the same.
+/// Processes and agents with a key (DIPOLE_KEY=FILE) communicate with other nodes only if those
+/// prove that they hold the same key.
 #[derive(Args, Debug)]
 pub(crate) struct KeyArgs {
     #[command(subcommand)]
@@ -29,20 +29,20 @@ enum What {
         #[arg(long, value_name = "SETTING", default_value_t, value_parser = security)]
         security: Security,
     },
-    /// Print the fingerprint of a key, which is no secret
+    /// Print the fingerprint of a key, which is not secret
     Show {
         /// The file
         file: PathBuf,
     },
-    /// Exchange a cluster's key while it runs, in three steps
+    /// Rotate a cluster's key while it runs, in three steps
     ///
-    /// The first puts a new key beside the one in the file, the second makes it the one that is
-    /// proven with, the third takes the old one out. After each, every node must get the file.
-    /// Processes and agents read it again by themselves; sessions that are open go on.
+    /// The first adds a new key to the file, the second makes it the one that is proven with, and the
+    /// third removes the old one. Copy the file to every node after each step. Processes and agents read
+    /// it again by themselves; open sessions continue.
     Rotate {
         /// The file, with one key to begin with
         file: PathBuf,
-        /// Every node has the file as it is now: go on to the next step
+        /// Every node has the current file: continue with the next step
         #[arg(long = "continue")]
         goes_on: bool,
     },

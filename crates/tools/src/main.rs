@@ -103,7 +103,7 @@ impl Command {
 fn main() -> ExitCode {
     let matches = match manual::with_notes(Arguments::command()).try_get_matches() {
         Ok(matches) => matches,
-        // Help, which is wanted on standard output, may not fit on a disk either.
+        // Help goes to standard output, which may be full.
         Err(asked) if !asked.use_stderr() => {
             let mut out = Output::new(std::io::stdout());
             let text = asked.render();
@@ -131,8 +131,8 @@ fn main() -> ExitCode {
         }
     };
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    // Warnings are on by default: they name what a program waits for. An agent whose log is read
-    // by a program logs everything that happens.
+    // Warnings are on by default, because they name what a program waits for. An agent with a JSON log
+    // logs everything.
     let json = arguments.json;
     let logs_json = json && arguments.command.is_agent();
     let usual = if logs_json { "info" } else { "warn" };
@@ -165,7 +165,7 @@ fn main() -> ExitCode {
     out.report(command, done, json, &mut std::io::stderr())
 }
 
-/// An error of usage without the words in which the standard library refuses numbers.
+/// A usage error without the standard library's wording for invalid numbers.
 fn plain(text: &str) -> String {
     [
         ("invalid digit found in string", "expected a whole number"),

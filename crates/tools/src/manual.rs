@@ -1,5 +1,5 @@
-//! Manual pages, what `--help` ends with, and shell completions, from the descriptions of the command
-//! line and from [`notes()`].
+//! Manual pages, the end of `--help`, and shell completions, from the command-line definitions and
+//! from [`notes()`].
 
 mod notes;
 
@@ -23,7 +23,7 @@ pub(crate) fn completions(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives a command and those below it examples and statuses at the end of their help.
+/// Appends examples and exit statuses to the help of a command and its subcommands.
 pub(crate) fn with_notes(command: Command) -> Command {
     fn noted(command: Command, name: &str) -> Command {
         let text = help(&notes(name));
@@ -51,9 +51,9 @@ fn help(notes: &Notes) -> String {
     text + &format!("\nEnvironment: {}; dipole(7)", notes.environment.join(", "))
 }
 
-/// Prints the page of the program and one of each command that is not hidden, and of theirs.
+/// Prints the manual page of the program, and of each visible command and subcommand.
 pub(crate) fn pages(command: Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    // There is no page of the command `help`.
+    // The command `help` has no page.
     let mut command = without_help(command);
     command.build();
     page(&command, "dipole", None, out)?;
@@ -66,7 +66,7 @@ fn without_help(command: Command) -> Command {
         .mut_subcommands(without_help)
 }
 
-/// When what the pages say was last gone through.
+/// Date of the last review of the pages.
 const DATE: &str = "2026-11-25";
 
 fn page(
@@ -94,7 +94,7 @@ fn page(
     if !commands.is_empty() {
         man.render_subcommands_section(&mut told)?;
     }
-    // An empty line is a paragraph; line breaks around it are not needed, and checkers say so.
+    // An empty line is a paragraph; checkers warn about line breaks around it.
     let told = String::from_utf8(told)?.replace(".br\n\n.br\n", ".sp\n");
     write!(out, "{told}")?;
     let notes = notes(name);
@@ -122,7 +122,7 @@ fn page(
     Ok(())
 }
 
-/// A line of text for roff.
+/// Escapes a line of text for roff.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     match text.starts_with(['.', '\'']) {

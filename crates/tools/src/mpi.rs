@@ -1,4 +1,4 @@
-//! `dipole mpi-env`: what an MPI library must be told to use Dipole's libfabric provider.
+//! `dipole mpi-env`: variables that make an MPI library use Dipole's libfabric provider.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -11,8 +11,8 @@ use crate::output::Failure;
 
 /// Print the variables that make an MPI library use Dipole
 ///
-/// As commands of a shell: eval "$(dipole mpi-env openmpi)", then mpirun as
-/// ever. Without a library those of both are printed.
+/// As shell commands: eval "$(dipole mpi-env openmpi)", then mpirun as usual. Without a library, the
+/// variables of both are printed.
 #[derive(Args, Debug)]
 pub(crate) struct MpiEnvArgs {
     /// The library
@@ -28,7 +28,7 @@ pub(crate) enum Library {
     Mpich,
 }
 
-/// Where libfabric looks for providers, by its own choice only in its own installation.
+/// Where libfabric looks for providers; by default only in its own installation.
 pub(crate) const FOLDER: &str = "FI_PROVIDER_PATH";
 
 impl Library {
@@ -39,7 +39,7 @@ impl Library {
         }
     }
 
-    /// What it must be told beside [`FOLDER`].
+    /// Further variables that a library needs.
     pub(crate) fn needed(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Library::Openmpi => &[
@@ -51,22 +51,22 @@ impl Library {
         }
     }
 
-    /// What else it is told.
+    /// Optional variables.
     fn advised(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Library::Openmpi => &[
-                // Else windows may go by another provider (`btl ofi`), where accumulate is wrong.
+                // Otherwise windows may use another provider (`btl ofi`), where accumulate is wrong.
                 ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
-                // Debian leaves out the one-sided communication that goes by messages.
+                // Debian disables one-sided communication over messages.
                 ("OMPI_MCA_osc", "^ucx"),
             ],
-            // Else ranks of a node use its own shared memory.
+            // Otherwise ranks of a node use MPICH's own shared memory.
             Library::Mpich => &[("MPIR_CVAR_NOLOCAL", "1")],
         }
     }
 }
 
-/// The provider that belongs to this program: installed with it, or built beside it.
+/// The provider that belongs to this program: installed with it, or built next to it.
 pub(crate) fn provider() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?.canonicalize().ok()?;
     let folder = program.parent()?;
@@ -77,7 +77,7 @@ pub(crate) fn provider() -> Option<PathBuf> {
         .find_map(|path| path.canonicalize().ok())
 }
 
-/// All that a library must be told, with the provider in a folder.
+/// All variables of a library, with the provider's folder.
 pub(crate) fn environment(library: Library, folder: &Path) -> Vec<(&'static str, String)> {
     let needed = library.needed().iter().copied();
     let others = needed.chain(library.advised().iter().copied());
@@ -127,7 +127,7 @@ fn text(library: Library, variables: &[(&str, String)]) -> String {
     text
 }
 
-/// As a shell reads it.
+/// Quoted for a shell.
 fn quoted(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:".contains(&byte);
     match value.bytes().all(plain) {

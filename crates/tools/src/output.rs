@@ -1,4 +1,4 @@
-//! Standard output, how results look there, and the report of a command's failure.
+//! Standard output: how results are printed, and how failures of a command are reported.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Row, Table};
 use serde::Serialize;
 
-/// What shells report for a program that SIGPIPE ended.
+/// Status that shells report for a program that SIGPIPE ended.
 pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
 
 /// An empty table with these headings.
@@ -23,7 +23,7 @@ pub(crate) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("printed values have text keys and serialise without fail")
 }
 
-/// Standard output, or what stands for it; remembers why writing failed.
+/// Standard output or a substitute; remembers why writing failed.
 pub(crate) struct Output<W> {
     to: W,
     failure: Option<io::Error>,
@@ -41,9 +41,9 @@ impl<W: Write> Output<W> {
         })
     }
 
-    /// Reports how `command` ended on `errors`, as JSON if that is wanted; returns the status.
+    /// Reports the result of `command` on `errors`, as JSON if requested; returns the status.
     ///
-    /// A reader of the output that has left ends a command quietly.
+    /// If the reader of the output has left, the command ends quietly.
     pub(crate) fn report(
         mut self,
         command: &str,
@@ -108,7 +108,7 @@ impl<E: Into<Box<dyn Error>>> From<E> for Failure {
 mod tests {
     use super::*;
 
-    /// Fails with this kind.
+    /// A failure with this kind.
     struct Broken(io::ErrorKind);
 
     impl Write for Broken {

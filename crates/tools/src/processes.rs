@@ -1,6 +1,5 @@
-//! `dipole stats` and `dipole links`: what running processes of this machine have done, and how they
-//! reach their peers, from what they show of themselves ([`report`]). Nobody is asked: a process that
-//! hangs is told as well as one that runs.
+//! `dipole stats` and `dipole links`: counters of local processes and how they reach their peers, from
+//! the files that they write ([`report`]). So processes that hang are shown like those that run.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,11 +14,11 @@ use serde::Serialize;
 
 use crate::output::{Failure, json as line, table};
 
-/// Show what processes of this machine have done
+/// Show counters of local processes
 ///
-/// Processes show their counters some times a second, at no cost to their
-/// messages. Those of the user of the runtime directory are told; root sees others' with
-/// DIPOLE_RUNTIME_DIR set. Of one that has died its last counters are told, once.
+/// Processes write their counters a few times a second, at no cost to their messages. Shown are those of
+/// the user of the runtime directory; root sees others with DIPOLE_RUNTIME_DIR set. The last counters
+/// of a process that has died are shown once.
 #[derive(Args, Debug)]
 pub(crate) struct StatsArgs {
     /// A process, by its pid or by an endpoint of it as NODE:ENDPOINT; all counters are printed
@@ -33,7 +32,7 @@ pub(crate) struct StatsArgs {
     prometheus: bool,
 }
 
-/// Show how processes of this machine reach their peers, and why not better
+/// Show how local processes reach their peers, and why not by something faster
 #[derive(Args, Debug)]
 pub(crate) struct LinksArgs {
     /// A process, by its pid or by an endpoint of it as NODE:ENDPOINT
@@ -83,7 +82,7 @@ impl Found {
         addresses.collect()
     }
 
-    /// Those that have numbers of their own choice.
+    /// Processes with endpoint numbers of their own choice.
     pub(crate) fn chosen_endpoints(&self) -> Vec<String> {
         let chosen = self.report.endpoints.iter();
         let chosen = chosen.zip(self.endpoints());
@@ -129,7 +128,7 @@ impl Found {
     }
 }
 
-/// What one process has done.
+/// Counters of one process.
 #[derive(Serialize)]
 struct StatsLine<'a> {
     node: u32,
@@ -146,7 +145,7 @@ struct LinkLine<'a> {
     node: u32,
     pid: Option<u32>,
     peer_node: u32,
-    /// If it is one of this machine.
+    /// The peer, if it is on this machine.
     peer_pid: Option<u32>,
     link: &'a str,
     paths: &'a str,
@@ -194,7 +193,7 @@ pub(crate) fn links(
     let runtime = default_runtime_dir();
     let found = all(&runtime)?;
     for one in chosen(&found, arguments.which, &runtime)? {
-        // Nobody is reached by one that has died.
+        // A dead process reaches no peer.
         if one.report.owner.is_none() {
             continue;
         }
@@ -218,7 +217,7 @@ pub(crate) fn links(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The processes of all nodes that a runtime directory has.
+/// Processes of all nodes in a runtime directory.
 pub(crate) fn all(runtime: &Path) -> Result<Vec<Found>, Failure> {
     let mut nodes = Vec::new();
     for entry in std::fs::read_dir(runtime).into_iter().flatten() {
@@ -235,7 +234,7 @@ pub(crate) fn all(runtime: &Path) -> Result<Vec<Found>, Failure> {
     Ok(found)
 }
 
-/// All of them, or the one that is wanted.
+/// All processes, or the selected one.
 fn chosen<'a>(
     found: &'a [Found],
     which: Option<Which>,
@@ -253,7 +252,7 @@ fn chosen<'a>(
         )
         .into()),
         (true, Some(Which::Endpoint(address))) => Err(format!(
-            "nobody has endpoint {address} open in {place}; `dipole stats` lists who has what"
+            "no process has endpoint {address} open in {place}; `dipole stats` lists who has what"
         )
         .into()),
         (true, None) => {
@@ -288,7 +287,7 @@ fn overview(shown: &[&Found]) -> String {
         format!("{:.1}", bytes as f64 / 1e6)
     };
     for one in shown {
-        let peers = one.value("network peers") + one.value("shared memory peers");
+        let peers = one.value("network peers") + one.value("shared-memory peers");
         table.add_row([
             one.report.pid().unwrap_or(0).to_string(),
             short(one.name(), 16),
@@ -349,7 +348,7 @@ fn link_text(link: &LinkUse, peer: Option<&Found>) -> String {
     text
 }
 
-/// Says which processes have died, and takes away what they left.
+/// Reports which processes have died, and removes their files.
 fn tell_of_dead(runtime: &Path, shown: &[&Found]) {
     for one in shown.iter().filter(|one| one.report.owner.is_none()) {
         let pid = one.report.pid().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! `dipole report`: what was calibrated, what supersteps cost and what a traced run did, as one page, with
-//! the same as JSON and as tables (CSV) beside it.
+//! `dipole report`: calibration, superstep costs and a traced run as one page, and the same as JSON and
+//! CSV.
 
 mod figures;
 mod tables;
@@ -21,15 +21,16 @@ use crate::trace::{self, Run, Summary};
 const TEXT: &str = "What dipole calibrate, dipole calibrate supersteps and a traced run have found. Marks are medians; the bars \
                     through them are 95 % confidence intervals. Point at a mark for its numbers.";
 
-/// Show what was measured of this machine's links, and a traced run, as one page
+/// Show measurements of this machine's links, and a traced run, as one page
 ///
-/// The page is DIR/report.html and needs neither a network nor a script. Beside it lie report.json and a table
-/// (CSV) for each kind of measurement. What has not been measured is named with the command that does.
+/// The page is DIR/report.html and needs neither a network nor a script. report.json and a table (CSV) for
+/// each kind of measurement are written next to it. Missing measurements are listed with the command
+/// that takes them.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
-    /// The directory to write to; it is made if it is not there
+    /// Directory to write to; created if it does not exist
     dir: PathBuf,
-    /// The directory with the traces of a run (DIPOLE_TRACE), to be part of the report
+    /// Directory with the traces of a run (DIPOLE_TRACE) to include
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
 }
@@ -42,7 +43,7 @@ struct Report<'a> {
     trace: Option<&'a Summary>,
 }
 
-/// Writes the page and what lies beside it.
+/// Writes the page, the JSON and the tables.
 pub(crate) fn execute(
     arguments: &ReportArgs,
     json: bool,
@@ -139,7 +140,7 @@ fn page(report: &Report<'_>, traced: Option<(&Run<'_>, &Summary)>) -> String {
     document(heading, &body, report)
 }
 
-/// What there could be, and how to have it.
+/// Measurements that are missing, and how to take them.
 fn missing(profiles: &[Profile], is_untraced: bool) -> impl Iterator<Item = String> {
     let has = |of: fn(&Profile) -> bool| profiles.iter().any(of);
     let parts = [

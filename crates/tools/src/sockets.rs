@@ -1,4 +1,4 @@
-//! `dipole sockets`: a program whose large writes to processes of this node go by shared memory.
+//! `dipole sockets`: runs a program whose large writes inside this node use shared memory.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -11,8 +11,8 @@ use crate::output::Failure;
 
 /// Run a program whose TCP connections within this node send large writes through shared memory
 ///
-/// Both ends must be run so, by the same user; any other connection is TCP as ever. The program is
-/// not changed: it becomes this process, with libdipole-sockets.so in LD_PRELOAD.
+/// Both ends must run this way, as the same user; all other connections are ordinary TCP. The program is
+/// not changed: it replaces this process, with libdipole-sockets.so in LD_PRELOAD.
 #[derive(Args, Debug)]
 pub(crate) struct SocketsArgs {
     /// The program and its arguments
@@ -20,7 +20,7 @@ pub(crate) struct SocketsArgs {
     command: Vec<OsString>,
 }
 
-/// The library that belongs to this program: installed with it, or built beside it.
+/// The library that belongs to this program: installed with it, or built next to it.
 fn library() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?.canonicalize().ok()?;
     let folder = program.parent()?;
@@ -38,7 +38,7 @@ pub(crate) fn execute(args: &SocketsArgs) -> Result<ExitCode, Failure> {
         )
     })?;
     let mut preload = library.clone().into_os_string();
-    // The loader takes a list, and both as separators.
+    // The loader accepts a list, with both characters as separators.
     if preload.to_string_lossy().contains([' ', ':']) {
         let library = library.display();
         return Err(Failure::from(format!(

@@ -1,7 +1,7 @@
-//! `dipole top`: what the processes of this machine do now, in the terminal.
+//! `dipole top`: live view of local processes in the terminal.
 //!
-//! `sample` reads what processes show of themselves and makes rates of two looks, `screen` draws them.
-//! Supersteps are those of traces that are written meanwhile.
+//! `sample` reads counters and computes rates between two samples, `screen` draws them. Supersteps come
+//! from traces of running programs.
 
 mod sample;
 mod screen;
@@ -19,26 +19,26 @@ use crate::output::{Failure, json as line, table};
 use sample::{Now, Sampler};
 use screen::{Order, View};
 
-/// Show what processes of this machine do now
+/// Show local processes live
 ///
-/// Messages and bytes a second of each process, what was sent again, how it reaches its peers; below, the
-/// edges of the chosen process, with what goes over each. With --trace also the supersteps of a program
-/// in supersteps that runs with DIPOLE_TRACE. Keys: arrows choose a process, s sorts by another
-/// column, p pauses, q ends.
+/// Messages and bytes per second of each process, retransmissions, and how it reaches its peers; below,
+/// the edges of the selected process with their traffic. With --trace also the supersteps of a program
+/// that runs with DIPOLE_TRACE. Keys: arrows select a process, s sorts by another column, p pauses, q
+/// quits.
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// How often to look, in seconds
+    /// Seconds between two samples
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     every: f64,
-    /// Look once and print it, also where there is no terminal
+    /// Sample once and print, even without a terminal
     #[arg(long)]
     once: bool,
-    /// The directory with the traces of a running program, too
+    /// Directory with the traces of a running program
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
 }
 
-/// Shows it until a key ends it; with `--once` prints it, with `json` an object for each process and each
+/// Shows it until a key ends it; with `--once` prints it, with `json` one object for each process and each
 /// traced rank.
 pub(crate) fn execute(
     arguments: &TopArgs,
@@ -63,7 +63,8 @@ pub(crate) fn execute(
         return Err(Failure::with_status(2, text));
     }
     if !(std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {
-        let text = "this is no terminal; `dipole top --once` prints what there is now";
+        let text =
+            "standard output is not a terminal; `dipole top --once` prints what there is now";
         return Err(Failure::with_status(2, text));
     }
     let mut terminal =
@@ -74,7 +75,7 @@ pub(crate) fn execute(
     done
 }
 
-/// Draws and takes keys until one ends it.
+/// Draws and handles keys until one quits.
 fn live(
     terminal: &mut ratatui::DefaultTerminal,
     sampler: &mut Sampler,
@@ -82,14 +83,14 @@ fn live(
 ) -> Result<ExitCode, Failure> {
     let mut view = View::default();
     let mut now = sampler.look()?;
-    // The first has no rates: the second comes soon.
+    // The first sample has no rates, so the second follows soon.
     let mut next = Instant::now() + every.min(Duration::from_millis(500));
     loop {
         view.keep_within(&now);
         terminal.draw(|frame| view.draw(&now, frame))?;
         let left = next.saturating_duration_since(Instant::now());
         if event::poll(left)? {
-            // A terminal of another size is drawn anew, like all else.
+            // A terminal of another size is redrawn, like everything else.
             if let Event::Key(key) = event::read()?
                 && key.kind != KeyEventKind::Release
             {

@@ -1,14 +1,8 @@
-//! `dipole trace`: where the time of a traced program in supersteps went, and why (thesis §6.1.4).
+//! `dipole trace`: where the time of a traced program went, and why (thesis §6.1.4).
 //!
-//! What is told rests on durations alone, so that clocks of nodes need not agree: a superstep
-//! computes as long as its slowest rank, and communicates as long as the rank that waited least. Only the
+//! Results rest on durations of one clock each, so clocks of nodes need not agree: a superstep computes
+//! as long as its slowest rank, and communicates as long as the rank that waited least. Only the
 //! timeline compares clocks.
-//!
-//! Of programs that use endpoints or MPI `waits` tells what they waited for.
-//!
-//! `files` reads what ranks have left, `run` lays it side by side, `summary` is what is told of it, with
-//! `prediction` and the call graph in `tree` (whose functions `symbols` names); `figure` and `page` draw
-//! it, `perfetto` writes the timeline.
 
 mod figure;
 mod files;
@@ -41,27 +35,27 @@ pub(crate) use summary::{Summary, summarise};
 
 /// Lines of the call graph that are printed.
 const MOST_ROWS: usize = 30;
-/// Deviations that are printed.
+/// Deviations from the prediction that are printed.
 const MOST_DEVIATIONS: usize = 5;
 
 /// Show where the time of a traced program went
 ///
-/// A program that uses endpoints in C, or MPI, and runs with DIPOLE_TRACE=DIR leaves a file of each process
-/// in DIR: where it waited, by which call, how long, and for whom. A program in supersteps (BSPlib) leaves a
-/// file of each rank. Its calls that end supersteps are listed, those that
-/// cost most first, with what was lost there and for which reason; then the functions they are in, and
-/// the supersteps that took longest beyond what was predicted.
+/// A program that uses endpoints in C, or MPI, and runs with DIPOLE_TRACE=DIR leaves one file per process
+/// in DIR, with its waits: the call, its duration, and the peer it waited for. A BSPlib program leaves
+/// one file per rank. Listed are the calls that end supersteps, the most expensive first, with the time
+/// that was lost there and the cause; the functions that contain them; and the supersteps that took
+/// longest beyond their prediction.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
-    /// The directory with the files of all ranks
+    /// Directory with the files of all ranks
     dir: PathBuf,
-    /// Write a page with the superstep figure and everything else, too
+    /// Also write a page with the superstep figure
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write the timeline for Perfetto (ui.perfetto.dev), too
+    /// Also write the timeline for Perfetto (ui.perfetto.dev)
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
-    /// Only the supersteps from FIRST to LAST, as FIRST..LAST; the program's first is 0
+    /// Only supersteps FIRST to LAST, as FIRST..LAST; the program's first is 0
     #[arg(long, value_name = "FIRST..LAST", value_parser = range)]
     steps: Option<(u32, u32)>,
 }
@@ -70,7 +64,7 @@ pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
     let numbers = text.split_once("..");
     let numbers = numbers.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
     let ordered = numbers.filter(|(first, last)| first <= last);
-    ordered.ok_or_else(|| format!("{text} is no range of supersteps, as 100..200"))
+    ordered.ok_or_else(|| format!("{text} is not a range of supersteps such as 100..200"))
 }
 
 /// Prints it.
@@ -80,7 +74,7 @@ pub(crate) fn execute(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
     let waited = waits::load(&arguments.dir)?;
-    // Ranks in supersteps that use endpoints as well have files of both kinds.
+    // BSP ranks that use endpoints as well have files of both kinds.
     if !waited.is_empty() && !files::are_there(&arguments.dir) {
         return tell_waits(&waited, arguments, json, out);
     }
@@ -109,7 +103,7 @@ pub(crate) fn execute(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of programs that use endpoints or MPI.
+/// For programs that use endpoints or MPI.
 fn tell_waits(
     files: &[WaitFile],
     arguments: &TraceArgs,
@@ -197,7 +191,7 @@ fn print(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The call graph, as deep as there are lines for it.
+/// The call graph, as deep as there is room for.
 fn tree(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
     let mut rows = table([
         "function",

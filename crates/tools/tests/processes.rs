@@ -166,7 +166,7 @@ fn links_are_shown_with_the_reason_why_better_ones_are_not_used() {
 fn unknown_processes_and_invalid_arguments_are_refused() {
     let testbed = tempfile::tempdir().expect("a directory");
     for (which, status, word) in [
-        ("4:7", 1, "nobody has endpoint 4:7 open"),
+        ("4:7", 1, "no process has endpoint 4:7 open"),
         ("1", 1, "process 1 has no node of Dipole"),
         ("seven", 2, "expected a process id"),
     ] {

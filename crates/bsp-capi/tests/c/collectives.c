@@ -9,10 +9,10 @@
 
 static int p, me;
 
-#define REQUIRE(is_so)                                         \
+#define REQUIRE(condition)                                         \
     do {                                                       \
-        if (!(is_so))                                          \
-            bsp_abort("%s:%d: not so: %s", __func__, __LINE__, #is_so); \
+        if (!(condition))                                          \
+            bsp_abort("%s:%d: failed: %s", __func__, __LINE__, #condition); \
     } while (0)
 
 /* The value of process pid at index i. */

@@ -48,7 +48,7 @@ static bsp_reshuffle_plan *cyclic_to_parts(size_t extent, size_t bytes)
 }
 
 /* rank R, superstep 1: bsp_reshuffle_plan_create: elements must have at least 1 byte */
-static void reshuffle_elements_of_nothing(void)
+static void reshuffle_empty_elements(void)
 {
     size_t extent = 8, one = 1;
     begin();
@@ -100,7 +100,7 @@ static void reshuffle_no_source(void)
 }
 
 /* rank 2, superstep 4: bsp_reshuffle_in_place: the plan is not valid: it was not created, or has been destroyed */
-static void reshuffle_by_no_plan(void)
+static void reshuffle_with_a_destroyed_plan(void)
 {
     static char memory[300];
     begin();
@@ -120,7 +120,7 @@ static void life_init_twice(void)
 }
 
 /* alone: rank 0: bsp_init: the function must not be NULL */
-static void life_init_of_no_function(void)
+static void life_init_with_null(void)
 {
     bsp_init(NULL, 0, NULL); /* here */
 }
@@ -158,13 +158,13 @@ static void life_begin_twice(void)
 }
 
 /* killed by the launcher: rank 0: bsp_begin: a program needs at least one rank, not 0 */
-static void life_begin_of_none(void)
+static void life_begin_with_0_processes(void)
 {
     bsp_begin(0); /* here */
 }
 
 /* killed by the launcher: rank 0: bsp_begin: a program needs at least one rank, not -3 */
-static void life_begin_of_less(void)
+static void life_begin_with_a_negative_number(void)
 {
     bsp_begin(-3); /* here */
 }
@@ -333,7 +333,7 @@ static void registration_of_null_with_a_size(void)
 }
 
 /* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_push_reg 0 times, but rank 1 has called bsp_push_reg once: all ranks must do the same in a superstep */
-static void registration_by_one_alone(void)
+static void registration_by_one_rank_only(void)
 {
     begin();
     if (me == 1)
@@ -342,7 +342,7 @@ static void registration_by_one_alone(void)
 }
 
 /* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_push_reg 3 times, but rank 1 has called bsp_push_reg 2 times: all ranks must do the same in a superstep */
-static void registration_more_often(void)
+static void registration_called_more_often(void)
 {
     begin();
     bsp_push_reg(x, 4);
@@ -353,7 +353,7 @@ static void registration_more_often(void)
 }
 
 /* rank 1, superstep 1: bsp_pop_reg: has not been pushed, or has been popped already */
-static void registration_popped_that_was_not_pushed(void)
+static void registration_popped_without_push(void)
 {
     begin();
     bsp_pop_reg(me == 1 ? x + 1 : x); /* here */
@@ -370,7 +370,7 @@ static void registration_popped_twice(void)
 }
 
 /* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_pop_reg 0 times, but rank 1 has called bsp_pop_reg once: all ranks must do the same in a superstep */
-static void registration_popped_by_one_alone(void)
+static void registration_popped_by_one_rank_only(void)
 {
     begin();
     if (me == 1)
@@ -433,7 +433,7 @@ static void memory_put_wrong_on_all_ranks(void)
 }
 
 /* rank 1, superstep 1: bsp_put: rank 3 does not exist: this program has 3 ranks */
-static void memory_put_to_no_rank(void)
+static void memory_put_to_a_missing_rank(void)
 {
     begin();
     bsp_put(me == 1 ? p : 0, x, x, 0, 4); /* here */
@@ -449,7 +449,7 @@ static void memory_put_to_a_negative_rank(void)
 }
 
 /* rank 1, superstep 1: bsp_hpput: rank 3 does not exist: this program has 3 ranks */
-static void memory_hpput_to_no_rank(void)
+static void memory_hpput_to_a_missing_rank(void)
 {
     begin();
     bsp_hpput(me == 1 ? p : 0, x, y, 0, 4); /* here */
@@ -457,7 +457,7 @@ static void memory_hpput_to_no_rank(void)
 }
 
 /* rank 1, superstep 1: bsp_get: rank 3 does not exist: this program has 3 ranks */
-static void memory_get_of_no_rank(void)
+static void memory_get_from_a_missing_rank(void)
 {
     begin();
     bsp_get(me == 1 ? p : 0, x, 0, y, 4); /* here */
@@ -465,7 +465,7 @@ static void memory_get_of_no_rank(void)
 }
 
 /* rank 1, superstep 1: bsp_hpget: rank -2 does not exist: this program has 3 ranks */
-static void memory_hpget_of_no_rank(void)
+static void memory_hpget_from_a_missing_rank(void)
 {
     begin();
     bsp_hpget(me == 1 ? -2 : 0, x, 0, y, 4); /* here */
@@ -545,7 +545,7 @@ static void memory_put_to_an_address_within(void)
 }
 
 /* rank 1, superstep 1: bsp_get: is not registered here: register it with bsp_push_reg and bsp_sync, and give the address itself, not one inside the area */
-static void memory_get_of_what_is_not_registered(void)
+static void memory_get_from_an_unregistered_address(void)
 {
     int other[1];
     begin();
@@ -554,7 +554,7 @@ static void memory_get_of_what_is_not_registered(void)
 }
 
 /* rank 1, superstep 1: bsp_put: has been registered in this superstep only, which takes effect after the next bsp_sync */
-static void memory_put_to_what_was_just_registered(void)
+static void memory_put_to_a_new_registration(void)
 {
     int other[1];
     begin();
@@ -564,7 +564,7 @@ static void memory_put_to_what_was_just_registered(void)
 }
 
 /* rank 1, superstep 2: bsp_put: is not registered here: register it with bsp_push_reg and bsp_sync, and give the address itself, not one inside the area */
-static void memory_put_to_what_was_popped(void)
+static void memory_put_to_a_popped_registration(void)
 {
     begin();
     bsp_pop_reg(x);
@@ -574,7 +574,7 @@ static void memory_put_to_what_was_popped(void)
 }
 
 /* rank 1, superstep 1: bsp_put: rank 2 holds no part of this area: it has registered NULL */
-static void memory_put_where_nothing_is(void)
+static void memory_put_to_a_rank_without_a_part(void)
 {
     begin();
     bsp_put(me == 1 ? 2 : 0, x, me == 2 ? x : z, 0, 4); /* here */
@@ -582,7 +582,7 @@ static void memory_put_where_nothing_is(void)
 }
 
 /* rank 2, superstep 1: bsp_get: is not registered here: register it with bsp_push_reg and bsp_sync, and give the address itself, not one inside the area */
-static void memory_get_by_who_has_no_part(void)
+static void memory_get_by_a_rank_without_a_part(void)
 {
     begin();
     bsp_get(0, me == 2 ? z : x, 0, y, 4); /* here */
@@ -624,7 +624,7 @@ static void memory_hpget_beyond_the_end(void)
 }
 
 /* rank 1, superstep 2: bsp_put: 4 bytes at offset 0 reach beyond the 0 bytes that rank 2 has registered */
-static void memory_put_to_who_cannot_be_reached(void)
+static void memory_put_to_a_rank_with_size_0(void)
 {
     begin();
     bsp_push_reg(x, me == 2 ? 0 : 4);
@@ -655,7 +655,7 @@ static void messages_tag_size_negative(void)
 }
 
 /* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_set_tagsize 2 times, but rank 1 has called bsp_set_tagsize once: all ranks must do the same in a superstep */
-static void messages_tag_size_more_often(void)
+static void messages_tag_size_set_more_often(void)
 {
     int size = 4;
     begin();
@@ -676,7 +676,7 @@ static void messages_tag_size_differs(void)
 }
 
 /* rank 1, superstep 1: bsp_send: rank 3 does not exist: this program has 3 ranks */
-static void messages_to_no_rank(void)
+static void messages_to_a_missing_rank(void)
 {
     begin();
     bsp_send(me == 1 ? p : 0, NULL, x, 4); /* here */
@@ -719,7 +719,7 @@ static void messages_without_tag(void)
 }
 
 /* rank 1, superstep 1: bsp_qsize: the pointer to the number of messages must not be NULL */
-static void messages_counted_nowhere(void)
+static void messages_qsize_null(void)
 {
     int count, bytes;
     begin();
@@ -728,7 +728,7 @@ static void messages_counted_nowhere(void)
 }
 
 /* rank 1, superstep 1: bsp_get_tag: the pointer to the status must not be NULL */
-static void messages_status_nowhere(void)
+static void messages_get_tag_status_null(void)
 {
     int status;
     begin();
@@ -737,7 +737,7 @@ static void messages_status_nowhere(void)
 }
 
 /* rank 1, superstep 3: bsp_get_tag: the tag must not be NULL */
-static void messages_tag_nowhere(void)
+static void messages_get_tag_null(void)
 {
     int size = 4, status;
     begin();
@@ -799,7 +799,7 @@ static void messages_hpmoved_without_a_payload(void)
 /* ---- collectives ---- */
 
 /* rank 1, superstep 1: bsp_bcast: rank 3 does not exist: this program has 3 ranks */
-static void collectives_of_no_root(void)
+static void collectives_with_a_missing_root(void)
 {
     begin();
     bsp_bcast(me == 1 ? p : 0, x, y, 4); /* here */
@@ -831,7 +831,7 @@ static void collectives_without_an_operator(void)
     end();
 }
 
-static void talkative(int *result, int *left, int *right, int *nbytes)
+static void communicating(int *result, int *left, int *right, int *nbytes)
 {
     *result = *left + *right + *nbytes;
     bsp_sync(); /* operator */
@@ -841,7 +841,7 @@ static void talkative(int *result, int *left, int *right, int *nbytes)
 static void collectives_of_null(void)
 {
     begin();
-    bsp_scan(talkative, NULL, y, 4); /* here */
+    bsp_scan(communicating, NULL, y, 4); /* here */
 }
 
 static void addition(int *result, int *left, int *right, int *nbytes)
@@ -855,7 +855,7 @@ static void collectives_that_call_others(void)
 {
     begin();
     if (me == 1)
-        bsp_reduce(1, talkative, x, y, 4);
+        bsp_reduce(1, communicating, x, y, 4);
     else
         bsp_reduce(1, addition, x, y, 4);
     end();

@@ -8,10 +8,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define REQUIRE(is_so)                                         \
+#define REQUIRE(condition)                                         \
     do {                                                       \
-        if (!(is_so))                                          \
-            bsp_abort("%s:%d: not so: %s", __func__, __LINE__, #is_so); \
+        if (!(condition))                                          \
+            bsp_abort("%s:%d: failed: %s", __func__, __LINE__, #condition); \
     } while (0)
 
 #ifndef _H_MCBSP

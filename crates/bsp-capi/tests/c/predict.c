@@ -1,5 +1,5 @@
 /*
- * A broadcast and a sum of as many bytes as the argument gives; prints predictions.
+ * A broadcast and a sum; the argument is the number of bytes. Prints predictions.
  */
 #include <bsp.h>
 #include <stdlib.h>

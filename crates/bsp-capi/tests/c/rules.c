@@ -12,10 +12,10 @@
 
 static int p, me, left, right;
 
-#define REQUIRE(is_so)                                         \
+#define REQUIRE(condition)                                         \
     do {                                                       \
-        if (!(is_so))                                          \
-            bsp_abort("%s:%d: not so: %s", __func__, __LINE__, #is_so); \
+        if (!(condition))                                          \
+            bsp_abort("%s:%d: failed: %s", __func__, __LINE__, #condition); \
     } while (0)
 
 /* ---- registration ---- */
@@ -48,7 +48,7 @@ static void sizes_may_differ(void)
     free(x);
 }
 
-static void size_0_reaches_and_cannot_be_reached(void)
+static void a_process_with_size_0_can_access_others_only(void)
 {
     int x = 0;
     bsp_push_reg(&x, me == 0 ? sizeof x : 0);
@@ -61,7 +61,7 @@ static void size_0_reaches_and_cannot_be_reached(void)
     bsp_sync();
 }
 
-static void null_everywhere_is_pushed_and_popped_in_pairs(void)
+static void null_on_all_processes_is_pushed_and_popped_in_pairs(void)
 {
     int x = 0;
     bsp_push_reg(NULL, 0);
@@ -150,7 +150,7 @@ static void areas_may_belong_to_different_variables(void)
     REQUIRE((me % 2 ? x : y) == p);
 }
 
-static void memory_that_is_gone_is_not_touched(void)
+static void freed_memory_is_not_accessed(void)
 {
     void *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     bsp_push_reg(memory, 4096);
@@ -163,7 +163,7 @@ static void memory_that_is_gone_is_not_touched(void)
 
 /* ---- memory ---- */
 
-static void the_source_of_a_put_is_free_at_once(void)
+static void the_source_of_a_put_may_change_at_once(void)
 {
     int x = -1, value = me;
     bsp_push_reg(&x, sizeof x);
@@ -177,7 +177,7 @@ static void the_source_of_a_put_is_free_at_once(void)
     bsp_sync();
 }
 
-static void a_get_sees_what_the_superstep_has_computed(void)
+static void a_get_sees_the_results_of_its_superstep(void)
 {
     int x = -1, y = -1;
     bsp_push_reg(&x, sizeof x);
@@ -191,7 +191,7 @@ static void a_get_sees_what_the_superstep_has_computed(void)
     bsp_sync();
 }
 
-static void gets_read_before_puts_write(void)
+static void gets_are_read_before_puts_are_written(void)
 {
     int x = me, y = -1;
     bsp_push_reg(&x, sizeof x);
@@ -205,7 +205,7 @@ static void gets_read_before_puts_write(void)
     bsp_sync();
 }
 
-static void gets_read_before_gets_write(void)
+static void gets_are_read_before_gets_are_written(void)
 {
     int x = me;
     bsp_push_reg(&x, sizeof x);
@@ -217,7 +217,7 @@ static void gets_read_before_gets_write(void)
     bsp_sync();
 }
 
-static void a_put_beats_a_get(void)
+static void a_put_overwrites_a_get(void)
 {
     int x = me;
     bsp_push_reg(&x, sizeof x);
@@ -231,7 +231,7 @@ static void a_put_beats_a_get(void)
     bsp_sync();
 }
 
-static void of_puts_to_one_place_one_remains(void)
+static void one_of_several_puts_to_the_same_place_remains(void)
 {
     int x[64];
     bsp_push_reg(x, sizeof x);
@@ -248,7 +248,7 @@ static void of_puts_to_one_place_one_remains(void)
     bsp_sync();
 }
 
-static void nothing_is_checked_of_no_bytes(void)
+static void arguments_are_not_checked_without_bytes(void)
 {
     int x;
     bsp_put(p + 7, NULL, NULL, -3, 0);
@@ -258,7 +258,7 @@ static void nothing_is_checked_of_no_bytes(void)
     bsp_sync();
 }
 
-static void long_ones_and_unbuffered_ones_arrive(void)
+static void long_and_unbuffered_transfers_arrive(void)
 {
     enum { WORDS = 50000 };
     int *x = malloc(WORDS * sizeof *x), *y = malloc(WORDS * sizeof *y),
@@ -294,7 +294,7 @@ static void long_ones_and_unbuffered_ones_arrive(void)
 }
 
 /* Between nodes, 64 KiB and more are transferred without intermediate copies. */
-static void of_long_ones_all_memory_is_free_after_the_superstep(void)
+static void memory_of_long_transfers_is_free_after_the_superstep(void)
 {
     enum { LONG = 1 << 20, SHORT = 70000 };
     char *x = malloc(LONG), *y = malloc(LONG), *z = malloc(LONG);
@@ -330,7 +330,7 @@ static void of_long_ones_all_memory_is_free_after_the_superstep(void)
     bsp_sync();
 }
 
-static void many_short_ones_arrive(void)
+static void many_short_transfers_arrive(void)
 {
     enum { EACH = 3000 };
     int *x = calloc((size_t)p * EACH, sizeof *x);
@@ -357,7 +357,7 @@ static int set_tag_size(int size)
     return size;
 }
 
-static void tag_sizes_are_those_of_the_superstep_before(void)
+static void tag_sizes_take_effect_in_the_next_superstep(void)
 {
     int status = 7, tag[2] = {-1, -1}, sent[2] = {me, 77};
     /* The last of two calls counts; each returns the size set before. */
@@ -382,7 +382,7 @@ static void tag_sizes_are_those_of_the_superstep_before(void)
     bsp_sync();
 }
 
-static void messages_of_nothing_are_counted(void)
+static void empty_messages_are_counted(void)
 {
     int count = -1, bytes = -1;
     for (int to = 0; to < p; to++)
@@ -438,7 +438,7 @@ static void move_copies_what_fits(void)
     bsp_sync();
 }
 
-static void hpmove_points_to_aligned_bytes_that_stay(void)
+static void hpmove_returns_aligned_bytes_that_stay_valid(void)
 {
     enum { MESSAGES = 10 };
     double *payloads[MESSAGES];
@@ -483,21 +483,21 @@ static void the_queue_is_dropped_at_the_next_sync(void)
 static void long_messages_arrive(void)
 {
     enum { BYTES = 300000 };
-    char *sent = malloc(BYTES), *came = malloc(BYTES);
+    char *sent = malloc(BYTES), *received = malloc(BYTES);
     memset(sent, 'a' + me % 26, BYTES);
     bsp_send(right, NULL, sent, BYTES);
     memset(sent, '-', BYTES);
     bsp_sync();
-    bsp_move(came, BYTES);
+    bsp_move(received, BYTES);
     for (int i = 0; i < BYTES; i++)
-        REQUIRE(came[i] == 'a' + left % 26);
-    bsp_hpsend(right, NULL, came, BYTES);
+        REQUIRE(received[i] == 'a' + left % 26);
+    bsp_hpsend(right, NULL, received, BYTES);
     bsp_sync();
     bsp_move(sent, BYTES);
     REQUIRE(sent[BYTES - 1] == 'a' + (left + p - 1) % p % 26);
     bsp_sync();
     free(sent);
-    free(came);
+    free(received);
 }
 
 /* ---- life ---- */
@@ -558,7 +558,7 @@ static void names_of_the_oxford_toolset_work(void)
 
 #define HERE __LINE__, __FILE__
 
-static void calls_that_end_with_line_and_file_are_the_same(void)
+static void calls_with_line_and_file_do_the_same(void)
 {
     int x[3] = {-1, -1, me}, y = -1, size = sizeof me, count = 0, bytes = 0, tag = -1;
     void *where = NULL, *payload = NULL;
@@ -588,7 +588,7 @@ static void calls_that_end_with_line_and_file_are_the_same(void)
     REQUIRE(y == left);
 }
 
-static void how_often_checkpoints_would_be_made_is_kept(void)
+static void checkpoint_frequencies_are_stored(void)
 {
     REQUIRE(mcbsp_get_checkpoint_frequency() == 0);
     mcbsp_set_checkpoint_frequency(1000000);
@@ -605,33 +605,33 @@ static const struct {
     const char *name;
     void (*holds)(void);
 } rules[] = {
-    RULE(calls_that_end_with_line_and_file_are_the_same),
-    RULE(how_often_checkpoints_would_be_made_is_kept),
+    RULE(calls_with_line_and_file_do_the_same),
+    RULE(checkpoint_frequencies_are_stored),
     RULE(registration_takes_effect_in_the_next_superstep),
     RULE(sizes_may_differ),
-    RULE(size_0_reaches_and_cannot_be_reached),
-    RULE(null_everywhere_is_pushed_and_popped_in_pairs),
+    RULE(a_process_with_size_0_can_access_others_only),
+    RULE(null_on_all_processes_is_pushed_and_popped_in_pairs),
     RULE(null_means_no_part),
     RULE(pop_takes_effect_at_the_end_of_the_superstep),
     RULE(push_and_pop_in_one_superstep_cancel),
     RULE(the_newest_registration_counts),
     RULE(areas_may_belong_to_different_variables),
-    RULE(memory_that_is_gone_is_not_touched),
-    RULE(the_source_of_a_put_is_free_at_once),
-    RULE(a_get_sees_what_the_superstep_has_computed),
-    RULE(gets_read_before_puts_write),
-    RULE(gets_read_before_gets_write),
-    RULE(a_put_beats_a_get),
-    RULE(of_puts_to_one_place_one_remains),
-    RULE(nothing_is_checked_of_no_bytes),
-    RULE(long_ones_and_unbuffered_ones_arrive),
-    RULE(of_long_ones_all_memory_is_free_after_the_superstep),
-    RULE(many_short_ones_arrive),
-    RULE(tag_sizes_are_those_of_the_superstep_before),
-    RULE(messages_of_nothing_are_counted),
+    RULE(freed_memory_is_not_accessed),
+    RULE(the_source_of_a_put_may_change_at_once),
+    RULE(a_get_sees_the_results_of_its_superstep),
+    RULE(gets_are_read_before_puts_are_written),
+    RULE(gets_are_read_before_gets_are_written),
+    RULE(a_put_overwrites_a_get),
+    RULE(one_of_several_puts_to_the_same_place_remains),
+    RULE(arguments_are_not_checked_without_bytes),
+    RULE(long_and_unbuffered_transfers_arrive),
+    RULE(memory_of_long_transfers_is_free_after_the_superstep),
+    RULE(many_short_transfers_arrive),
+    RULE(tag_sizes_take_effect_in_the_next_superstep),
+    RULE(empty_messages_are_counted),
     RULE(an_empty_queue_has_status_minus_1),
     RULE(move_copies_what_fits),
-    RULE(hpmove_points_to_aligned_bytes_that_stay),
+    RULE(hpmove_returns_aligned_bytes_that_stay_valid),
     RULE(the_queue_is_dropped_at_the_next_sync),
     RULE(long_messages_arrive),
     RULE(clocks_go_forward),

@@ -258,7 +258,7 @@ impl LocalRanks {
     /// The memory cannot be read.
     ///
     /// # Safety
-    /// That of [`pull::pull_ranges`].
+    /// The same as for [`pull::pull_ranges`].
     pub(crate) unsafe fn pull_ranges(
         &self,
         local_rank: usize,

@@ -227,7 +227,7 @@ impl<C: Carrier> Process<C> {
     /// Those of [`put`](Self::put).
     ///
     /// # Safety
-    /// That of [`get`](Self::get).
+    /// The same as for [`get`](Self::get).
     pub unsafe fn get_unbuffered(
         &mut self,
         from: u32,

@@ -111,7 +111,7 @@ impl<C: Carrier> Process<C> {
     /// The same for the destination of a get, until the superstep ends.
     ///
     /// # Safety
-    /// That of [`open_memory`](Self::open_memory).
+    /// The same as for [`open_memory`](Self::open_memory).
     pub(super) unsafe fn open_destination(
         &mut self,
         start: *mut u8,

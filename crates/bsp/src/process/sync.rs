@@ -140,7 +140,7 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Paces this superstep for so many ranks that send.
+    /// Sets the number of ranks that send in this superstep, for pacing.
     pub(super) fn set_senders(&mut self, senders: u32) {
         let superstep = u64::from(self.exchange.superstep());
         let seed = (superstep << 32) | u64::from(self.rank);

@@ -69,7 +69,7 @@ mod tests {
         ..BUS
     };
 
-    /// When a process that is always in time sends its full chunks.
+    /// Send times of full chunks, in a process that is never late.
     fn times(mut pace: Pace, chunks: usize) -> Vec<u64> {
         let mut now_ns = 500;
         let mut next = || {

@@ -1,4 +1,4 @@
-//! In which order a process sends to the others in a superstep.
+//! The order in which a process sends to the others in a superstep.
 //!
 //! All processes begin to send after the barrier. If all sent to process 0 first, then to process 1,
 //! the link of one receiver would be overloaded while the others idle. In a Latin square no process

@@ -78,7 +78,7 @@ enum Form {
 }
 
 const FORM_SHIFT: u32 = 30;
-/// With at most so many ranks, a rank is listed with 16 bits.
+/// Maximum number of ranks for which a listed rank fits into 16 bits.
 const MAX_LISTED: u32 = 1 << 16;
 
 /// See the module.

@@ -207,7 +207,7 @@ impl Ends {
 }
 
 impl Program {
-    /// A program with so many ranks and supersteps, derived from a seed.
+    /// A random program for `size` ranks, derived from a seed.
     pub fn random(seed: u64, size: usize, supersteps: usize) -> Program {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut state = State {

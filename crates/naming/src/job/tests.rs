@@ -289,7 +289,7 @@ fn a_pod_of_an_indexed_job_is_a_node_of_its_own() {
         (
             "DIPOLE_SIZE",
             "",
-            "DIPOLE_SIZE is not set; give the container",
+            "DIPOLE_SIZE is not set; set it for the container",
         ),
         (
             "DIPOLE_SIZE",

@@ -154,7 +154,7 @@ fn a_step_of_an_exchange_is_not_taken_twice_by_mistake() {
     ClusterKey::rotate(&file, true).unwrap();
     assert!(refused(false).contains("end the exchange"));
     std::fs::write(file.with_extension("new"), "half").unwrap();
-    assert!(refused(true).contains("remove that one"));
+    assert!(refused(true).contains("was killed: remove it"));
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(super) fn examine(device: &InterfaceAddress) -> Vec<Finding> {
 
 /// Whether a device that is up can send. Its state lags behind the carrier by up to a second.
 fn runs(carrier: Option<String>, state: Option<String>) -> bool {
-    // A loopback or virtual device may have no state of its own.
+    // Loopback and virtual devices may not report a state.
     let can_send = |state: String| ["up", "unknown"].contains(&&*state);
     carrier.as_deref() != Some("0") && state.is_none_or(can_send)
 }

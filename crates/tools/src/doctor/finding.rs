@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(status(&all[..3], true), 1);
         assert_eq!(status(&all, false), 1);
         assert_eq!(status(&[good.clone(), unknown], true), 0);
-        let unanswered = Finding::unanswered("e", "nobody is there", "start somebody");
+        let unanswered = Finding::unanswered("e", "no process is there", "start one");
         assert_eq!(
             status(&[good.clone(), unanswered.clone()], false),
             UNANSWERED

@@ -19,7 +19,7 @@ pub(super) fn examine() -> Vec<Finding> {
         Ok(socket) => of_socket(&socket),
         Err(cause) => vec![Finding::broken(
             "sockets",
-            format!("no UDP socket can be had on the loopback address: {cause}"),
+            format!("a UDP socket cannot be opened on the loopback address: {cause}"),
             "`ip link set lo up`; check the limits of this process",
         )],
     };

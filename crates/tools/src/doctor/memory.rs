@@ -74,7 +74,7 @@ fn shared_memory(config: &Config) -> Finding {
     };
     Finding::slow(
         NAME,
-        format!("could be had, but {packets} is set: processes of this node talk by packets"),
+        format!("available, but {packets} is set: processes of this node use packets"),
         format!("unset {}", packets.split('=').next().unwrap_or(packets)),
     )
 }
@@ -89,7 +89,7 @@ fn cannot_share(links: Links, why: &str) -> Finding {
     if links == Links::Shm {
         Finding::broken(NAME, format!("DIPOLE_LINK=shm, but {cause}"), advice)
     } else {
-        let fact = format!("processes of this node talk by packets: {cause}");
+        let fact = format!("processes of this node use packets: {cause}");
         Finding::slow(NAME, fact, advice)
     }
 }
@@ -176,7 +176,7 @@ mod tests {
         let found = cannot_share(Links::Auto, "no memory; buy some");
         assert_eq!((found.verdict, &found.advice[..]), (Slow, "buy some"));
         assert!(
-            found.fact.contains("by packets: no memory"),
+            found.fact.contains("use packets: no memory"),
             "{}",
             found.fact
         );

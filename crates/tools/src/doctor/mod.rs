@@ -2,16 +2,17 @@
 //! will be used, why nothing faster is, and what to do.
 //!
 //! Each part reads the system in one function and judges in another, which is tested separately:
-//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`], [`pause`], [`shortcut`] and
+//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`], [`pause`], [`bpf_link`] and
 //! [`firewall`] for this machine; [`peer`], [`paths`], [`busy_poll`] and [`verdict`] for the others.
-//! [`company`] coordinates the ranks of a job. The only change it makes is to create the runtime
+//! [`job_peers`] coordinates the ranks of a job. The only change it makes is to create the runtime
 //! directory, as every program does.
 
+mod bpf_link;
 mod busy_poll;
-mod company;
 mod device;
 mod finding;
 mod firewall;
+mod job_peers;
 mod kernel;
 mod limits;
 mod memory;
@@ -20,7 +21,6 @@ mod paths;
 mod pause;
 mod peer;
 mod setup;
-mod shortcut;
 mod verdict;
 
 use std::io::{IsTerminal, Write};
@@ -43,7 +43,7 @@ const AT_ONCE: usize = 32;
 ///
 /// Exits with 0 if nothing is broken, with 1 if messages will not get through or the
 /// configuration is wrong (with --strict also if something is slower than need be), with 3 if
-/// nothing is broken but nobody answers at some node, so that messages to it could not be tried.
+/// nothing is broken but some node did not reply, so that messages to it could not be tried.
 /// In a job (dipole run -n N --hosts FILE dipole doctor) the nodes answer each other.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
@@ -56,10 +56,10 @@ pub(crate) struct DoctorArgs {
     /// Fail also if something works, but slower than need be
     #[arg(long)]
     strict: bool,
-    /// Print facts also of what is good
+    /// Also list checks that passed
     #[arg(long, short)]
     verbose: bool,
-    /// How long each node may take to answer, in seconds
+    /// Seconds to wait for each node's reply
     #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = patience)]
     timeout: f64,
 }
@@ -79,7 +79,7 @@ pub(crate) fn execute(
 ) -> Result<ExitCode, Failure> {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
-    let company = company::Company::meet(&config);
+    let company = job_peers::JobPeers::meet(&config);
     // If the key is unusable, its cause has already been reported.
     if !findings.iter().any(|one| one.name == setup::CLUSTER_KEY) {
         findings.extend(setup::cluster_key(&config));
@@ -89,8 +89,8 @@ pub(crate) fn execute(
     findings.extend(memory::examine(&config));
     findings.extend(mpi::examine());
     findings.extend(network(&config, patience));
-    if let Some(company) = company {
-        company.part();
+    if let Some(job_peers) = job_peers {
+        job_peers.part();
     }
     if json {
         for finding in &findings {
@@ -152,13 +152,13 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     }
     let mut own_addresses = Vec::from_iter(listed.map(|_| config.bind));
     own_addresses.extend(&config.interfaces);
-    let mut shortcuts = false;
+    let mut bpf_links = false;
     for address in own_addresses.iter().filter(|one| !one.is_loopback()) {
-        let (found, usable) = shortcut::examine(*address, config);
+        let (found, usable) = bpf_link::examine(*address, config);
         findings.extend(found);
-        shortcuts |= usable;
+        bpf_links |= usable;
     }
-    if shortcuts {
+    if bpf_links {
         findings.push(firewall::examine());
     }
     let others: Vec<&Host> = config

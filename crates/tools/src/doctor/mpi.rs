@@ -81,7 +81,7 @@ fn judge(
     let Some(provider) = provider else {
         return without(
             format!("{name} would not use Dipole: its libfabric provider is not installed"),
-            "cargo xtask install puts it beside this program",
+            "cargo xtask install installs it next to this program",
         );
     };
     let folders = variable(FOLDER).unwrap_or_default();

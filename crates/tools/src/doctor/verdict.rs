@@ -19,7 +19,7 @@ pub(super) struct Size {
     pub(super) theirs: Option<usize>,
     /// The longest that was echoed.
     pub(super) longest: usize,
-    /// The MTU of the path, if this kernel knows one that forbids longer packets.
+    /// The MTU of the path, if the kernel knows of a smaller one.
     pub(super) known: Option<usize>,
 }
 
@@ -92,7 +92,7 @@ pub(super) fn directory(answer: &Answer, host: &Host, key: Option<&ClusterKey>) 
             NAME,
             format!(
                 "the host is up, but no process of Dipole runs there, or a firewall rejects port {}: \
-                 nobody could say whether messages get through",
+                 so whether messages get through is unknown",
                 host.port
             ),
             format!("{start}; if one runs, let UDP to port {} pass", host.port),

@@ -32,19 +32,19 @@ pub(crate) struct GraphArgs {
     /// Start its processes here, send along every edge, and check what arrives
     #[arg(long, conflicts_with = "watch")]
     run: bool,
-    /// How long --run sends
+    /// How long --run sends, in seconds
     #[arg(long, default_value_t = 2.0, value_name = "S", value_parser = seconds)]
     seconds: f64,
     /// Messages a second that --run sends from each endpoint
     #[arg(long, default_value_t = 1000.0, value_name = "N", value_parser = rate)]
     rate: f64,
-    /// Show the endpoints and edges that exist now on this machine, again and again
+    /// Show the endpoints and edges that exist on this machine, and refresh them
     #[arg(long)]
     watch: bool,
-    /// How often --watch looks, in seconds
+    /// Seconds between two refreshes of --watch
     #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = seconds)]
     every: f64,
-    /// How many times --watch looks; without end if absent
+    /// Refreshes of --watch before it ends [default: no limit]
     #[arg(long, value_name = "N")]
     times: Option<u64>,
     /// Plays one process of the graph (started by --run).

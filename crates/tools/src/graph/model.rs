@@ -318,7 +318,7 @@ impl Check<'_> {
 fn edge(text: &str, owners: &Owners) -> Result<Edge, String> {
     let Some((from, to)) = text.split_once("->") else {
         return Err(format!(
-            "`{text}` is no edge: expected NID:DPID -> NID:DPID, as in 1:7 -> 2:3"
+            "`{text}` is not an edge: expected NID:DPID -> NID:DPID, as in 1:7 -> 2:3"
         ));
     };
     let address = |text: &str| {
@@ -390,7 +390,7 @@ mod tests {
             "g.toml:1: node 1 is listed twice",
             "g.toml:3: edge 1:1 -> 1:2 stays inside one process",
             "g.toml:4: edge 1:1 -> 9:9: no process has endpoint 9:9",
-            "g.toml:5: `1:1` is no edge",
+            "g.toml:5: `1:1` is not an edge",
             "g.toml:7: edge 1:3 -> 1:1 is there twice",
             "g.toml:8: edge 1:1 -> 1:1 leads from an endpoint to itself",
             "g.toml:12: process P1 has endpoint 1:2 twice",

@@ -242,7 +242,10 @@ mod tests {
         for name in ["link", "dangling", "a", "b", "directory", "fifo", "socket"] {
             let opened = Destination::open(&at(name), NamedBy::Sender, false);
             let error = opened.err().expect(name).to_string();
-            assert!(error.contains("is no plain file of this user"), "{error}");
+            assert!(
+                error.contains("is not a plain file of this user"),
+                "{error}"
+            );
         }
         assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
         assert!(!at("nowhere").exists());

@@ -1,4 +1,4 @@
-//! The messages of a stream, as postcard: [`Frame`].
+//! Messages of a transfer, encoded with postcard: [`Frame`].
 
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ pub(super) struct Frame<'a> {
 /// Maximum length of a message's header: three numbers of ten bytes, and a byte for its kind.
 pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5;
 
-/// Why a message does not belong to a stream.
+/// Reasons why a message does not belong to a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
     #[error(

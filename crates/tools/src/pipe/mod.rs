@@ -1,8 +1,7 @@
-//! `dipole send` and `dipole recv`: files, or a stream of bytes or lines, from one terminal,
-//! process or machine to another, by the number of an endpoint.
+//! `dipole send` and `dipole recv`: transfer files, or a stream of bytes or lines, to an endpoint.
 //!
-//! The receiver confirms that everything has arrived; only then do both return 0. Whichever side
-//! ends first, on purpose or not, the other ends too and says why.
+//! Both return 0 only after the receiver has confirmed that everything arrived. If either side ends
+//! first, the other ends too and reports why.
 
 mod destination;
 mod frame;
@@ -40,23 +39,23 @@ struct PipeArgs {
     /// Number of this node [default: $DIPOLE_NID, else 1]
     #[arg(long, value_name = "NID")]
     nid: Option<NodeId>,
-    /// Faults to inject into what leaves, as in drop=0.01,seed=7
+    /// Faults to inject into outgoing packets, as in drop=0.01,seed=7
     #[arg(long, value_name = "PLAN")]
     fault: Option<String>,
     /// Write every packet to a pcap file
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Show progress even if standard error is no terminal
+    /// Show progress even if standard error is not a terminal
     #[arg(long)]
     progress: bool,
 }
 
-/// How long the other side may take to confirm what is sent last.
+/// How long the other side may take for the final confirmation.
 const LAST_ACK: Duration = Duration::from_secs(1);
-/// How long one wait lasts before it is asked whether the other side is still there.
+/// Length of one wait, after which the other side's liveness is checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Why a stream was not transferred completely.
+/// Reasons why a stream was not transferred completely.
 #[derive(Debug, thiserror::Error)]
 enum PipeError {
     #[error(transparent)]
@@ -119,11 +118,11 @@ enum PipeError {
     Nameless { from: Address },
     #[error("endpoint {from} sends several files: give an existing directory to --out")]
     Several { from: Address },
-    #[error("endpoint {from} sends a file named `{name}`, which is no name for a file")]
+    #[error("endpoint {from} sends a file named `{name}`, which is not a valid file name")]
     Name { from: Address, name: String },
-    /// In its place lies something that the other side could not mean.
+    /// A file stands in the way that the sender cannot have meant.
     #[error(
-        "{} is no plain file of this user: a link, a directory, a device, or somebody else's; \
+        "{} is not a plain file of this user: a link, a directory, a device, or somebody else's; \
          remove it, or receive elsewhere (--out)",
         .file.display()
     )]
@@ -131,13 +130,13 @@ enum PipeError {
     #[error("another process writes {}; wait for it, or end it", .part.display())]
     Busy { part: PathBuf },
     #[error(
-        "this is node {node}, which the hosts file does not list, so nobody could find it: add a \
+        "this is node {node}, which the hosts file does not list, so no other node could find it: add a \
          line `{node} ADDRESS`, or say which node this is (DIPOLE_NID or --nid)"
     )]
     NotListed { node: NodeId },
 }
 
-/// A text of the other side, without what does something to a terminal.
+/// Text from the other side, without control characters.
 fn plain(text: &str) -> String {
     let shown = text.chars().take(MAX_REASON_CHARS);
     shown
@@ -145,7 +144,7 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-/// What the other side does, when this one has `--lines` or not.
+/// What the other side does, given whether this one has `--lines`.
 fn other_mode(lines: bool) -> &'static str {
     match lines {
         true => "sends a stream of bytes, not lines; leave out --lines here or add it there",
@@ -153,12 +152,12 @@ fn other_mode(lines: bool) -> &'static str {
     }
 }
 
-/// Makes an error of what went wrong with the input, the output, or something else of the system.
+/// Wraps an error of the input, the output, or the system.
 fn failed(doing: &'static str) -> impl FnOnce(io::Error) -> PipeError {
     move |cause| PipeError::File { doing, cause }
 }
 
-/// Makes an error of what went wrong with a file.
+/// Wraps an error of a file.
 fn failed_at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PipeError {
     move |cause| {
         let text = format!("{}: {cause}", path.display());
@@ -166,7 +165,7 @@ fn failed_at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Pipe
     }
 }
 
-/// The configuration of environment and options; options win.
+/// Configuration from the environment and options; options take precedence.
 fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     let mut config = Config::from_env().map_err(PipeError::Config)?;
     if let Some(node) = args.nid {
@@ -195,10 +194,10 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     Ok(config)
 }
 
-/// How much of a text of the other side is shown.
+/// Longest part of the other side's text that is shown.
 const MAX_REASON_CHARS: usize = 500;
 
-/// A number for an endpoint that was not given one, above the numbers of all jobs.
+/// Number of an unnamed endpoint, above the numbers of all jobs.
 fn spare_endpoint() -> Result<EndpointId, PipeError> {
     let [low, middle, high] = random_bytes().map_err(failed("drawing a random number"))?;
     Ok(EndpointId(u32::from_le_bytes([low, middle, high, 0xff])))

@@ -1,4 +1,4 @@
-//! How far a stream has come, on standard error; and its summary at the end.
+//! Progress of a stream on standard error, and its summary at the end.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// How often progress is printed where no bar can be drawn.
+/// Interval between two lines of progress where no bar can be drawn.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Progress of one stream.
@@ -32,7 +32,7 @@ pub(super) struct Summary<'a> {
     /// The file, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) file: Option<String>,
-    /// Of the whole file, also of what an earlier transfer had brought.
+    /// Length of the whole file, including what an earlier transfer had brought.
     pub(super) bytes: u64,
     pub(super) messages: u64,
     pub(super) seconds: f64,
@@ -41,7 +41,7 @@ pub(super) struct Summary<'a> {
 }
 
 impl Progress {
-    /// `total_bytes` if it is known; `forced` also without a terminal.
+    /// `total_bytes` if it is known; `forced` shows progress even without a terminal.
     pub(super) fn new(who: &'static str, total_bytes: Option<u64>, forced: bool) -> Progress {
         let started = Instant::now();
         let show = if std::io::stderr().is_terminal() {
@@ -72,14 +72,14 @@ impl Progress {
         }
     }
 
-    /// The clock begins with the stream, not with the wait for it; so much is there already.
+    /// Starts the clock with the stream, not with the wait for it; `present` bytes are there already.
     pub(super) fn begin(&mut self, there_bytes: u64) {
         self.started = Instant::now();
         self.there_bytes = there_bytes;
         self.bytes = there_bytes;
     }
 
-    /// One more message.
+    /// Counts one message.
     pub(super) fn add(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
         self.messages += 1;

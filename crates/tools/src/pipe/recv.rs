@@ -25,9 +25,8 @@ use crate::output::{BROKEN_PIPE, Failure, json};
 
 /// Receive files, or a stream, at an endpoint
 ///
-/// A file has the name PATH.part until all of it is there and its checksum (CRC32C) is the
-/// sender's; then it gets the sender's mode and time, and its own name, and replaces a file that
-/// has this name already.
+/// A file is named PATH.part until it is complete and its checksum (CRC32C) matches the sender's. Then
+/// it gets the sender's mode and time, and its final name; it replaces an existing file of that name.
 #[derive(Args, Debug)]
 pub(crate) struct RecvArgs {
     /// The endpoint, with or without this node's number
@@ -36,20 +35,20 @@ pub(crate) struct RecvArgs {
     /// Write to this file, or to files in this directory by their senders' names [default: standard output]
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
-    /// Go on receiving from one sender after the other, until a signal
+    /// Continue to receive, from one sender after the other, until a signal
     #[arg(long)]
     keep: bool,
-    /// Go on with what an earlier transfer left in PATH.part, if the file begins so
+    /// Continue with PATH.part of an earlier transfer, if the file begins with the same bytes
     #[arg(long, requires = "out")]
     resume: bool,
-    /// How long a sender that lives may be silent, in seconds
+    /// Seconds that a live sender may be silent
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     silence: u64,
     #[command(flatten)]
     pipe: PipeArgs,
 }
 
-/// An endpoint of this node.
+/// The receiving endpoint.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Here(EndpointId),
@@ -68,16 +67,16 @@ impl FromStr for At {
     }
 }
 
-/// Messages that may wait for a slow output.
+/// Messages that may be queued for a slow output.
 const WAITING_MESSAGES: usize = 16;
-/// How long one wait for the first message lasts: too short for the node to warn of it.
+/// Length of one wait for the first message: too short for the node to log it.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
-/// How often a silent sender is asked whether it is there.
+/// Interval at which a silent sender's liveness is checked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long the confirmation may take to reach the sender.
 const CONFIRM: Duration = Duration::from_secs(10);
 
-/// Receives; the status is 0 only if everything is whole.
+/// Receives; the status is 0 only if everything is complete.
 pub(crate) fn recv(
     args: &RecvArgs,
     as_json: bool,
@@ -131,14 +130,14 @@ fn receive_all(
         let outcome = receiver.transfer(&mut |summary| {
             told = match &args.out {
                 Some(_) if as_json => writeln!(out, "{}", json(&summary)),
-                // Standard output has the stream itself.
+                // Standard output carries the stream itself.
                 None if as_json => writeln!(io::stderr(), "{}", json(&summary)),
                 _ => Ok(()),
             }
         });
         told?;
         match outcome {
-            // Who reads our output has read enough.
+            // The reader of our output has left.
             Err(PipeError::File { cause, .. })
                 if args.out.is_none() && cause.kind() == ErrorKind::BrokenPipe =>
             {
@@ -157,14 +156,14 @@ struct Listener<'a> {
     args: &'a RecvArgs,
     node: &'a Node,
     endpoint: &'a Endpoint,
-    /// Sends answers.
+    /// Sends replies.
     reply: &'a Endpoint,
     partner: Partner,
     rejected: HashSet<(Address, u64)>,
 }
 
 impl Listener<'_> {
-    /// Receives all that one sender sends.
+    /// Receives everything that one sender sends.
     fn transfer(&mut self, tell: &mut dyn FnMut(Summary<'_>)) -> Result<(), PipeError> {
         let begin = self.await_begin()?;
         let frame = Frame::parse(&begin).expect("it was parsed before");
@@ -183,7 +182,7 @@ impl Listener<'_> {
         };
         let outcome = transfer.run(begin, tell);
         let back = transfer.back;
-        // A sender that is gone or has given up itself needs no report.
+        // A sender that is gone or has given up needs no report.
         if let Err(error) = &outcome
             && !matches!(error, PipeError::Cut { .. } | PipeError::Refused { .. })
         {
@@ -193,7 +192,7 @@ impl Listener<'_> {
         outcome
     }
 
-    /// Waits for somebody who begins to send.
+    /// Waits for a sender to begin.
     fn await_begin(&mut self) -> Result<Message, PipeError> {
         loop {
             let message = match self.endpoint.receive_timeout(IDLE_WAIT) {
@@ -224,18 +223,18 @@ impl Listener<'_> {
     }
 }
 
-/// What one sender sends.
+/// The connection with one sender.
 struct Transfer<'a, 'b> {
     listener: &'a mut Listener<'b>,
-    /// To the sender.
+    /// Edge to the sender.
     back: Edge,
     source: Address,
     stream: u64,
-    /// When something came last.
+    /// Time of the last message.
     last: Instant,
-    /// When the sender was asked last whether it is there.
+    /// Time of the last liveness check.
     asked: Instant,
-    /// Why the sender is gone; what it sent before may still lie here.
+    /// Why the sender is gone; earlier messages may still be queued.
     gone: Option<String>,
 }
 
@@ -296,7 +295,7 @@ impl Transfer<'_, '_> {
         let told = report(&self.back, self.stream, sum.length_bytes(), Kind::Complete);
         tell(summary);
         match told {
-            // What we have is complete; a sender that has read that may close at once.
+            // Everything is stored; a sender that has read the confirmation may close at once.
             Err(SendError::PeerGone {
                 reason: Some(GoneReason::Closed),
                 ..
@@ -310,7 +309,7 @@ impl Transfer<'_, '_> {
         Ok(more)
     }
 
-    /// Where a file or stream goes; `None` is standard output.
+    /// Destination of a file or stream; `None` is standard output.
     fn open(
         &self,
         file: Option<&FileFacts<'_>>,
@@ -338,7 +337,7 @@ impl Transfer<'_, '_> {
         Destination::open(&path, named_by, args.resume).map(Some)
     }
 
-    /// Receives and writes what follows a beginning, up to its end.
+    /// Receives and writes the content after a begin message, up to its end.
     fn content(
         &mut self,
         have: Sum,
@@ -379,7 +378,7 @@ impl Transfer<'_, '_> {
                 {
                     sum.add(payload);
                     progress.add(payload.len());
-                    // The node works on by itself while the output is slow.
+                    // The node makes progress by itself while the output is slow.
                     if to_write.send(message).is_err() {
                         let broken = || failed("writing the output")(ErrorKind::BrokenPipe.into());
                         return Err(written(writer).err().unwrap_or_else(broken));
@@ -401,7 +400,7 @@ impl Transfer<'_, '_> {
         }
     }
 
-    /// The sender's next message that says something; so many bytes have come.
+    /// The sender's next message other than a keepalive, with the number of bytes received so far.
     fn next(&mut self, bytes: u64) -> Result<Message, PipeError> {
         let cut = |from, why| PipeError::Cut { from, bytes, why };
         loop {
@@ -447,7 +446,7 @@ impl Transfer<'_, '_> {
         }
     }
 
-    /// Finds out whether a sender that says nothing lives.
+    /// Checks whether a silent sender is alive.
     fn ask(&mut self) {
         if self.listener.node.take_departures().is_empty() && self.asked.elapsed() < ASK_EVERY {
             return;
@@ -491,7 +490,7 @@ impl Transfer<'_, '_> {
     }
 }
 
-/// Tells the sender, and waits until it has that.
+/// Sends the confirmation, and waits until the sender has it.
 fn report(edge: &Edge, stream: u64, offset_bytes: u64, kind: Kind<'_>) -> Result<(), SendError> {
     let mut message = Vec::new();
     Frame {

@@ -29,7 +29,7 @@ use crate::output::{Failure, json};
 /// confirmed that everything has arrived, with the same checksum (CRC32C).
 #[derive(Args, Debug)]
 pub(crate) struct SendArgs {
-    /// Where to: node and endpoint
+    /// Destination: node and endpoint
     #[arg(value_name = "NID:DPID")]
     to: Address,
     /// The files [default: standard input]
@@ -38,7 +38,7 @@ pub(crate) struct SendArgs {
     /// Endpoint to send from [default: a random one]
     #[arg(long, value_name = "DPID")]
     from: Option<EndpointId>,
-    /// How long the receiver may take to be there, and to confirm the end, in seconds
+    /// Seconds for the receiver to appear, and to confirm the end
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
     #[command(flatten)]
@@ -49,29 +49,29 @@ pub(crate) struct SendArgs {
 const PIECE_BYTES: usize = 256 << 10;
 /// Longest line.
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
-/// How often a sender with nothing to send sends a keepalive.
+/// Interval at which an idle sender sends a keepalive.
 const ALIVE: Duration = Duration::from_secs(2);
-/// Pieces that have been read before they are sent.
+/// Pieces that are read ahead.
 const AHEAD: usize = 4;
 
-/// A part of the input, in a buffer that goes back to who reads.
+/// A part of the input, in a buffer that is returned to the reading thread.
 struct Piece {
-    /// Room for the head of a message, the payload, and perhaps room for more.
+    /// Room for the header of a message, the payload, and possibly spare room.
     buffer: Vec<u8>,
     payload_bytes: usize,
-    /// CRC32C of all of the input up to its end.
+    /// CRC32C of the input up to the end of this piece.
     crc: u32,
 }
 
-/// What the receiver says.
+/// A report of the receiver.
 enum Report {
-    /// It is ready, and has this much already, with this CRC32C.
+    /// It is ready, and has this many bytes already, with this CRC32C.
     Ready { offset_bytes: u64, crc: u32 },
     /// It has everything.
     Complete,
 }
 
-/// What the thread that reads the input hands over; `None` is its end.
+/// What the reading thread hands over; `None` is the end of the input.
 type Reading = io::Result<Option<Piece>>;
 
 /// Sends; the status is 0 only if the receiver has confirmed everything.
@@ -135,7 +135,7 @@ pub(crate) fn send(
         tell(&summary, as_json, out)?;
     }
     // The receiver waits for the acknowledgement of its report. One more message carries it, and is
-    // repeated if it gets lost.
+    // retransmitted if it gets lost.
     let _ = sender.send(Kind::Alive);
     let _ = endpoint.drain(LAST_ACK);
     Ok(ExitCode::SUCCESS)
@@ -148,7 +148,7 @@ fn tell(summary: &Summary<'_>, as_json: bool, out: &mut dyn Write) -> io::Result
     }
 }
 
-/// What is to be sent.
+/// An input.
 struct Input {
     /// The name as it was given; `None` for standard input.
     path: Option<PathBuf>,
@@ -198,7 +198,7 @@ impl Input {
         Some(path.display().to_string())
     }
 
-    /// What the receiver is told of a regular file.
+    /// Metadata of a regular file for the receiver.
     fn facts(&self) -> Option<FileFacts<'_>> {
         Some(FileFacts {
             name: self.path.as_ref()?.file_name()?.as_bytes(),
@@ -209,7 +209,7 @@ impl Input {
     }
 }
 
-/// All of them are opened first: a name that is wrong is no half of a transfer.
+/// Opens all inputs first: a wrong name must not leave a partial transfer.
 fn inputs(files: &[PathBuf]) -> Result<Vec<Input>, PipeError> {
     match files {
         [] => {
@@ -228,12 +228,12 @@ struct Sender<'a> {
     lines: bool,
     timeout: Duration,
     partner: Partner,
-    /// Of this input so much has been sent, or was there before, with this CRC32C.
+    /// Bytes of this input that have been sent, or were present before, with their CRC32C.
     sent_bytes: u64,
     crc: u32,
     progress: Progress,
     message: Vec<u8>,
-    /// When something was sent last.
+    /// Time of the last message.
     last: Instant,
 }
 
@@ -283,7 +283,7 @@ impl Sender<'_> {
         }
     }
 
-    /// What the receiver says next, if it does within this time, whatever others say meanwhile.
+    /// The receiver's next report, if it arrives within this time; other messages do not extend it.
     fn report(&self, within: Duration) -> Result<Option<Report>, PipeError> {
         let until = Instant::now() + within;
         loop {
@@ -302,7 +302,7 @@ impl Sender<'_> {
         }
     }
 
-    /// What a message says, if it is a report of this receiver.
+    /// The content of a message, if it is a report of this receiver.
     fn parse(&self, message: &[u8]) -> Result<Option<Report>, PipeError> {
         let frame = match Frame::parse(message) {
             Ok(frame) if frame.stream == self.stream => frame,
@@ -320,7 +320,7 @@ impl Sender<'_> {
         }
     }
 
-    /// What the receiver says next; it is there, or becomes so, and has this long.
+    /// The receiver's next report; the receiver must exist or appear within this time.
     fn await_report(&mut self) -> Result<Report, PipeError> {
         let until = Instant::now() + self.timeout;
         loop {
@@ -334,8 +334,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Says that this side is there if it has said nothing for long. If the process that is gone
-    /// was the receiver's, this is an error.
+    /// Sends a keepalive if nothing was sent for long. If the receiver's process is gone, this is an error.
     fn keep_alive(&mut self) -> Result<(), PipeError> {
         match !self.node.take_departures().is_empty() || self.last.elapsed() >= ALIVE {
             true => self.send(Kind::Alive),
@@ -355,12 +354,12 @@ impl Sender<'_> {
         self.sent_bytes += piece.payload_bytes as u64;
         self.crc = piece.crc;
         self.progress.add(piece.payload_bytes);
-        // Who has read everything needs no buffer.
+        // A reader that has finished needs no buffer.
         let _unused = returning.send(piece.buffer);
         Ok(())
     }
 
-    /// Goes on behind what the receiver has, if that is how this file begins; returns the sum of that.
+    /// Skips what the receiver has, if this file begins with the same bytes; returns their checksum.
     fn begin(&mut self, input: &mut Input, there_bytes: u64, crc: u32) -> Result<Sum, PipeError> {
         let mut sum = Sum::new();
         if there_bytes > 0 {
@@ -381,7 +380,7 @@ impl Sender<'_> {
         Ok(sum)
     }
 
-    /// A receiver that has failed says why before it ends: that, if it is what has happened.
+    /// The reason that a failed receiver sent before it ended, if it did.
     fn reported_before(&self, error: PipeError) -> PipeError {
         if !matches!(error, PipeError::Send(_)) {
             return error;
@@ -396,7 +395,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Tells the receiver, which need not wait for the rest.
+    /// Notifies the receiver, which need not wait for the rest.
     fn give_up(&mut self, error: &PipeError) {
         match error {
             PipeError::File { .. } => {
@@ -423,7 +422,7 @@ impl Sender<'_> {
     }
 }
 
-/// Reads the input beside the thread that sends, and sums it.
+/// Reads and checksums the input on a thread next to the sending one.
 struct Reader {
     from: File,
     sum: Sum,
@@ -459,7 +458,7 @@ impl Reader {
     }
 }
 
-/// Whatever has arrived, so that small amounts are not held back: a buffer, and how much is in it.
+/// A buffer with whatever has arrived, and its length, so that small amounts are not held back.
 fn next_piece(input: &mut impl Read, mut buffer: Vec<u8>) -> io::Result<Option<(Vec<u8>, usize)>> {
     buffer.resize(HEADROOM_BYTES + PIECE_BYTES, 0);
     loop {

@@ -7,10 +7,10 @@ use dipole_page::{Chart, Curve, Point, Scale, behind, digits};
 use super::tables;
 
 const BYTES: (Scale, &str) = (Scale::Bytes, "message size, bytes");
-/// Predictions are drawn up to this.
+/// Upper end of the predictions that are drawn.
 const LONGEST: usize = 4 << 20;
 
-/// Titles and HTML of all sections that have something to show.
+/// Titles and HTML of all sections that have data.
 pub(super) fn sections(profiles: &[Profile]) -> Vec<(String, String)> {
     let mut sections = Vec::new();
     let messages = [
@@ -168,7 +168,7 @@ fn gap(profiles: &[Profile]) -> Chart {
     }
 }
 
-/// O_s, L, O_r and U_r of a link, each over the length.
+/// O_s, L, O_r and U_r of a link by length.
 fn phases(profile: &Profile) -> String {
     let Some(model) = &profile.point_to_point else {
         return String::new();
@@ -209,7 +209,7 @@ fn phases(profile: &Profile) -> String {
     .html(&behind(&tables::messages(std::slice::from_ref(profile)).html()))
 }
 
-/// l or g over the number of ranks: what was measured, and the line to numbers that were not.
+/// l or g by number of ranks: measured points, and the fitted line.
 fn cost(profiles: &[Profile], one_node: bool, is_l: bool) -> Chart {
     let curves = profiles.iter().filter_map(|profile| {
         let machine = Machine::of(&profile.cost, one_node);

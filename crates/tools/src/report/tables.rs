@@ -1,4 +1,4 @@
-//! The numbers of a report as tables: in the page behind their figures, and as CSV beside it.
+//! The numbers of a report as tables: in the page below their figures, and as CSV files.
 
 use dipole_model::MedianInterval;
 use dipole_model::Profile;
@@ -35,7 +35,7 @@ impl Table {
     }
 }
 
-/// All that are not empty, with the names of their files.
+/// All tables with rows, with their file names.
 pub(super) fn all(
     profiles: &[Profile],
     traced: Option<(&Run<'_>, &Summary)>,
@@ -105,7 +105,7 @@ pub(super) fn messages(profiles: &[Profile]) -> Table {
     table
 }
 
-/// What lies between one message, or fragment, and the next.
+/// Gaps between one message, or fragment, and the next.
 pub(super) fn gaps(profiles: &[Profile]) -> Table {
     let mut table = Table::new(&[
         "link", "place", "bytes", "of", "g_s, ns", "low", "high", "g_r, ns", "low", "high",
@@ -140,7 +140,7 @@ pub(super) fn gaps(profiles: &[Profile]) -> Table {
 /// Copying within a level of the memory hierarchy.
 pub(super) fn copies(profiles: &[Profile]) -> Table {
     let mut table = Table::new(&["level", "bytes", "ns per byte", "low", "high"]);
-    // Each profile has those of its machine, which are the same.
+    // All profiles of a machine have the same values.
     for copy in profiles
         .iter()
         .find(|profile| !profile.copies.is_empty())

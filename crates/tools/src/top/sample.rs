@@ -1,4 +1,4 @@
-//! What processes show of themselves, and rates from one look to the next.
+//! Samples of processes' counters, and rates between two samples.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::output::Failure;
 use crate::processes::{Found, all};
 
-/// One look.
+/// One sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Now {
     pub(super) processes: Vec<Process>,
@@ -33,11 +33,11 @@ pub(super) struct Process {
     pub(super) bytes_in_per_s: f64,
     pub(super) repeats_per_s: f64,
     pub(super) prods_per_s: f64,
-    /// Received and not read.
+    /// Received but unread.
     pub(super) unread_bytes: u64,
-    /// Peers by link.
+    /// Number of peers per link.
     pub(super) links: BTreeMap<String, u64>,
-    /// Why links are not better.
+    /// Why no faster links are used.
     pub(super) why: Vec<String>,
     pub(super) edges: Vec<Edge>,
 }
@@ -62,15 +62,15 @@ pub(super) struct Rank {
     /// Supersteps so far.
     pub(super) supersteps: u32,
     pub(super) supersteps_per_s: f64,
-    /// The call that ended the last.
+    /// The call that ended the last superstep.
     pub(super) call: String,
-    /// The share of time that it computed lately.
+    /// Share of recent time spent computing.
     pub(super) computes: f64,
-    /// The rank that it waited for most lately, if for any.
+    /// The rank that it recently waited for most, if any.
     pub(super) waits_for: Option<u32>,
 }
 
-/// Counters of a process as they were.
+/// Previous counters of a process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     messages: u64,
@@ -80,10 +80,10 @@ struct Counts {
     ack_requests: u64,
 }
 
-/// An edge: the node and the process that it begins in, its endpoint there, and what it carries.
+/// An edge: node and process at its start, the endpoint there, and its counters.
 type OwnedEdge = ((NodeId, u32), Address, EdgeTraffic);
 
-/// Looks, and remembers the last look.
+/// Takes samples, and remembers the previous one.
 #[derive(Debug)]
 pub(super) struct Sampler {
     runtime: PathBuf,
@@ -113,7 +113,7 @@ impl Counts {
     }
 }
 
-/// How much more it is, a second; a count that has begun again counts from 0.
+/// Increase per second; a counter that restarted counts from 0.
 fn rate(now: u64, then: Option<u64>, seconds: Option<f64>) -> f64 {
     let (Some(then), Some(seconds)) = (then, seconds.filter(|seconds| *seconds > 0.0)) else {
         return 0.0;
@@ -136,7 +136,7 @@ impl Sampler {
         }
     }
 
-    /// What there is now, with rates since the last look.
+    /// The current state, with rates since the previous sample.
     pub(super) fn look(&mut self) -> Result<Now, Failure> {
         let at = Instant::now();
         let seconds = self.last.map(|last| (at - last).as_secs_f64());
@@ -165,7 +165,7 @@ impl Sampler {
                 pid,
                 command: one.name().to_owned(),
                 endpoints: one.chosen_endpoints(),
-                peers: one.value("network peers") + one.value("shared memory peers"),
+                peers: one.value("network peers") + one.value("shared-memory peers"),
                 messages: now.messages,
                 messages_per_s: per_s(|counts| counts.messages),
                 bytes_out_per_s: per_s(|counts| counts.out),
@@ -202,12 +202,12 @@ impl Sampler {
         Ok(Now { processes, ranks })
     }
 
-    /// Nobody looks any more.
+    /// Stops the request for edge statistics.
     pub(super) fn end(&self) {
         self.registries.values().for_each(Registry::unwatch);
     }
 
-    /// All edges, with the process that each begins in, and where there.
+    /// All edges, with the process at their start, and the remote address.
     fn edges(&mut self, found: &[Found]) -> Result<Vec<OwnedEdge>, Failure> {
         let mut edges = Vec::new();
         let mut nodes: Vec<NodeId> = found.iter().map(|one| one.node).collect();
@@ -229,7 +229,7 @@ impl Sampler {
         Ok(edges)
     }
 
-    /// The ranks that are traced, from the newest supersteps in their files.
+    /// Traced ranks, from the newest supersteps in their files.
     fn ranks(&mut self, seconds: Option<f64>) -> Result<Vec<Rank>, Failure> {
         let Some(folder) = &self.traces else {
             return Ok(Vec::new());
@@ -270,7 +270,7 @@ impl Sampler {
     }
 }
 
-/// The share of the time of some supersteps that was computation.
+/// Share of the time of some supersteps that was computation.
 fn computes(steps: &[Step]) -> f64 {
     #[allow(clippy::cast_precision_loss, reason = "a share for a reader")]
     let sum = |of: fn(&Step) -> u64| total(steps.iter().map(of)) as f64;

@@ -1,4 +1,4 @@
-//! What `dipole top` draws: processes, the edges of the chosen one, and ranks that are traced.
+//! Draws `dipole top`: processes, the edges of the selected one, and traced ranks.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -33,7 +33,7 @@ pub(super) const RANK_COLUMNS: [&str; 7] = [
 ];
 const RANK_WIDTHS: [u16; 7] = [6, 16, 11, 9, 9, 10, 24];
 
-/// By what processes are sorted, the largest first.
+/// Column by which processes are sorted, largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Order {
     #[default]
@@ -80,25 +80,25 @@ impl Order {
     }
 }
 
-/// How it is looked at.
+/// State of the view.
 #[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) order: Order,
     pub(super) is_paused: bool,
-    /// The process that is chosen, by its pid and where it stood: it moves when others overtake it.
+    /// The selected process, by its pid and last position, which changes as others overtake it.
     chosen: Option<u32>,
     at: usize,
     state: TableState,
 }
 
 impl View {
-    /// Chooses another process.
+    /// Selects another process.
     pub(super) fn step(&mut self, by: isize) {
         self.at = self.at.saturating_add_signed(by);
         self.chosen = None;
     }
 
-    /// Finds the process that was chosen where it stands now; if it has ended, the one that is there.
+    /// Finds the selected process again; if it has ended, the one at its position.
     pub(super) fn keep_within(&mut self, now: &Now) {
         let chosen = self.chosen.and_then(|pid| {
             let mut processes = now.processes.iter();
@@ -150,7 +150,7 @@ impl View {
     }
 
     fn head(&self, now: &Now, frame: &mut Frame<'_>, area: Rect) {
-        // The sum of nothing would be -0.
+        // The sum of an empty list would be -0.
         let add = |one: f64, other: f64| one + other;
         let sum = |of: fn(&Process) -> f64| now.processes.iter().map(of).fold(0.0, add);
         let text = format!(
@@ -166,7 +166,7 @@ impl View {
         frame.render_widget(line, area);
     }
 
-    /// What the chosen process sends to whom, and by which links.
+    /// Destinations of the selected process, and its links.
     fn chosen(&self, now: &Now, frame: &mut Frame<'_>, area: Rect) {
         let Some(process) = now.processes.get(self.at) else {
             let text = "no process uses the runtime directory; set DIPOLE_RUNTIME_DIR for another";
@@ -305,7 +305,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        // The chosen one stays chosen where others overtake it.
+        // The selection follows the process when others overtake it.
         view.order = Order::Again;
         view.order.sort(&mut now);
         assert!(drawn(&mut view, &now, 110, 30).contains("2:3"));

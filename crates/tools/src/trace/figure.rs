@@ -1,6 +1,6 @@
-//! The superstep figure (thesis, figures 6.6 and 6.7): bytes that leave above the axis, bytes that
-//! arrive below; a bar as wide as its communication took, and as far from the one before as the
-//! slowest rank computed; a key for the line of the source that ended it.
+//! The superstep figure (thesis, figures 6.6 and 6.7): bytes sent above the axis, bytes received below
+//! it. A bar is as wide as its communication took, and as far from the previous one as the slowest rank
+//! computed. Keys name the source lines that ended supersteps.
 
 use std::fmt::Write;
 
@@ -13,14 +13,14 @@ const WIDTH: f64 = 1440.0;
 const HALF: f64 = 190.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 16.0;
-/// Above it: the keys.
+/// Space above the figure for the keys.
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 54.0;
-/// Keys nearer than this to the one before are left out.
+/// Keys closer than this to the previous one are omitted.
 const KEY_DISTANCE: f64 = 16.0;
-/// More supersteps than this are drawn as fewer bars.
+/// Beyond this many supersteps, several share a bar.
 pub(super) const MOST_BARS: usize = 400;
-/// Colours, and what ranks are summed to if there are more.
+/// Colours; more ranks than this are drawn in groups.
 const FAMILIES: [&str; 8] = [
     "udp",
     "shm",
@@ -32,23 +32,23 @@ const FAMILIES: [&str; 8] = [
     "pipe",
 ];
 
-/// Some supersteps in a row, as one bar.
+/// Consecutive supersteps, drawn as one bar.
 struct Bar {
     first: u32,
     last: u32,
-    /// Which call, if it is the same for all.
+    /// The call that ended them, if it is the same for all.
     call: Option<usize>,
     compute_ns: u64,
     communicate_ns: u64,
     predicted_ns: f64,
-    /// By band of ranks, mean over the supersteps.
+    /// By group of ranks, mean over the supersteps.
     out: Vec<f64>,
     inward: Vec<f64>,
     /// The mean of the largest h.
     h: f64,
 }
 
-/// Ranks that are drawn in one colour.
+/// Ranks drawn in one colour.
 struct Bands {
     each: usize,
     count: usize,
@@ -79,7 +79,7 @@ impl Bands {
     }
 }
 
-/// The figure of all supersteps, and the numbers behind it. `predicted_ns` is their communication.
+/// The figure of all supersteps, and its data. `predicted_ns` is the predicted communication.
 pub(super) fn html(run: &Run<'_>, predicted_ns: &[f64]) -> String {
     let each = run.supersteps.len().div_ceil(MOST_BARS).max(1);
     let bands = Bands::of(run.ranks());
@@ -150,7 +150,7 @@ pub(super) fn html(run: &Run<'_>, predicted_ns: &[f64]) -> String {
     html + "</figure>\n"
 }
 
-/// Whose key is whose.
+/// Legend of the keys.
 fn keys(run: &Run<'_>) -> String {
     let mut html = String::from("<ol class=\"keys\">");
     for call in &run.calls {
@@ -201,7 +201,7 @@ fn number(bar: &Bar) -> String {
     }
 }
 
-/// The unit in which a value has few digits, and what it is multiplied by.
+/// A unit in which a value has few digits, and its factor.
 fn unit(most: f64, units: &[(&'static str, f64)]) -> (&'static str, f64) {
     let fits = units.iter().rev().find(|(_, factor)| most * factor >= 1.0);
     *fits.unwrap_or(&units[0])
@@ -276,7 +276,7 @@ fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
         now_ns += float(bar.compute_ns);
         let from = x(now_ns);
         now_ns += float(bar.communicate_ns);
-        // What is thinner than this is not seen.
+        // Anything thinner would not be visible.
         let width = (x(now_ns) - from).max(0.6);
         let _fits = write!(
             svg,
@@ -303,7 +303,7 @@ fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
                 done += tall;
             }
         }
-        // Supersteps without a byte are there, too.
+        // Includes supersteps without any bytes.
         let _fits = write!(
             svg,
             "<path class=\"span\" d=\"M{from:.2} {:.1}h{width:.2}v2h-{width:.2}Z\"/>",

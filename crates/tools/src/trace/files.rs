@@ -6,10 +6,10 @@ use dipole_bsp::trace::{State, TraceFile, is_trace_name};
 
 use crate::output::Failure;
 
-/// Far more than a rank keeps.
+/// Limit of a trace file, far above what a rank writes.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// A directory has files of ranks in supersteps.
+/// A directory holds trace files of BSP ranks.
 pub(super) fn are_there(dir: &Path) -> bool {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
@@ -36,7 +36,7 @@ pub(crate) fn load(dir: &Path) -> Result<Vec<TraceFile>, Failure> {
     Ok(files)
 }
 
-/// The paths in a directory whose last names are such.
+/// Paths in a directory whose file names match.
 pub(super) fn named(dir: &Path, is_such: fn(&str) -> bool) -> Result<Vec<PathBuf>, Failure> {
     let entries = std::fs::read_dir(dir)
         .map_err(|cause| format!("cannot read {}: {cause}", dir.display()))?;
@@ -61,12 +61,12 @@ pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))
 }
 
-/// It is a file, and no longer than any trace.
+/// Requires a regular file that is not longer than any trace.
 fn regular(path: &Path) -> Result<(), String> {
     let kind = std::fs::metadata(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
     if !kind.is_file() {
-        // One that never ends, say.
-        return Err("it is no regular file; the traced program writes one".to_owned());
+        // For example an endless device.
+        return Err("it is not a regular file; the traced program writes one".to_owned());
     }
     if kind.len() > MOST_BYTES {
         return Err("it is longer than any trace; it was not written by a program".to_owned());
@@ -74,7 +74,7 @@ fn regular(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// They must be of all ranks of one run.
+/// The files must belong to all ranks of one run.
 pub(crate) fn check(files: &[TraceFile]) -> Result<(), Failure> {
     let head = &files[0].header;
     let key = |file: &TraceFile| (file.header.run, file.header.size);
@@ -110,7 +110,7 @@ pub(crate) fn check(files: &[TraceFile]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a reader must know of them.
+/// Notes for the reader about the files.
 pub(crate) fn notes(files: &[TraceFile]) -> Vec<String> {
     let mut notes = Vec::new();
     for TraceFile {

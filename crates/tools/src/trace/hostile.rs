@@ -1,4 +1,4 @@
-//! Files that no traced program has written: whoever shows them comes to no harm.
+//! Trace files that no program has written: showing them must do no harm.
 
 use dipole_bsp::trace::{Clocks, Frame, Header, Module, Site, State, Step, TraceFile, file_name};
 use rand::rngs::StdRng;
@@ -7,9 +7,9 @@ use rand::{RngExt, SeedableRng};
 use super::files::read;
 use super::*;
 
-/// What would be markup in a page.
+/// Would be markup in a page.
 const MARKUP: &str = "<script>&\"'";
-/// What would clear a terminal.
+/// Would clear a terminal.
 const ESCAPE: &str = "\u{1b}[2J\u{7}";
 
 fn number(random: &mut StdRng) -> u64 {
@@ -51,7 +51,7 @@ fn step(random: &mut StdRng, epoch: u32) -> Step {
     }
 }
 
-/// The files of a run, each as it can be read, with numbers that cannot be.
+/// Files of a run that can be parsed, with impossible numbers.
 fn run(random: &mut StdRng) -> Vec<TraceFile> {
     let size = random.random_range(1..5);
     let first = *[0, 1, u32::MAX - 3]
@@ -98,7 +98,7 @@ fn run(random: &mut StdRng) -> Vec<TraceFile> {
     files.collect()
 }
 
-/// Everything that is made of files; what goes to the terminal.
+/// Everything that is derived from files; returns the terminal output.
 fn show(files: &[TraceFile]) -> (String, String) {
     let run = Run::of(files);
     let clocks = Clocks::of(files);
@@ -150,7 +150,7 @@ fn bytes(rank: u32, link: &str, text: &str) -> Vec<u8> {
     bytes.extend(word(module.len() + stack.len()));
     bytes.extend([module, stack].concat());
     bytes.resize(BLOCKS_AT, 0);
-    // A record: epoch, site, stack, six times, three counts and three lists of none.
+    // A record: epoch, site, stack, six times, three counts and three empty lists.
     let mut record = [word(0), word(0), word(1)].concat();
     record.resize(12 + 48 + 12 + 12, 0);
     bytes.extend(1_u64.to_le_bytes());
@@ -185,11 +185,11 @@ fn what_is_no_file_of_a_rank_is_refused_and_said() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let why = || read(&at("rank-0.trace")).expect_err("refused");
-    // Nobody waits for the end of a device.
+    // Reading must not wait for the end of a device.
     std::os::unix::fs::symlink("/dev/zero", at("rank-0.trace")).expect("ours");
-    assert!(why().contains("no regular file"), "{}", why());
+    assert!(why().contains("not a regular file"), "{}", why());
     std::fs::remove_file(at("rank-0.trace")).expect("ours");
-    // Or reads what no program has written.
+    // Nor read a file that no program has written.
     let huge = std::fs::File::create(at("rank-0.trace")).expect("ours");
     huge.set_len(1 << 40).expect("without blocks");
     assert!(why().contains("longer than any trace"), "{}", why());

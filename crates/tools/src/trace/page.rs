@@ -8,7 +8,7 @@ use super::run::{Run, float};
 use super::summary::Summary;
 use super::tree::Node;
 
-/// How to read it.
+/// Introduction of the page.
 const TEXT: &str = "A superstep computes as long as its slowest rank, and communicates as long as the rank that \
                     was in the call for the least time. Times are durations on one clock each.";
 
@@ -23,7 +23,7 @@ pub(crate) fn html(run: &Run<'_>, summary: &Summary) -> String {
     document(heading, &body(run, summary), summary)
 }
 
-/// What is below the heading.
+/// Everything below the heading.
 pub(crate) fn body(run: &Run<'_>, summary: &Summary) -> String {
     [
         section(
@@ -41,7 +41,7 @@ pub(crate) fn body(run: &Run<'_>, summary: &Summary) -> String {
     .concat()
 }
 
-/// A run in a few words.
+/// Summary line of a run.
 pub(crate) fn facts(run: &Run<'_>, summary: &Summary) -> Vec<(&'static str, String)> {
     let head = &run.files[0].header;
     let begun = i64::try_from(head.begun_unix_ns / 1_000_000_000).unwrap_or(0);
@@ -127,7 +127,7 @@ fn calls(summary: &Summary) -> String {
     table(&headings, &rows)
 }
 
-/// The call graph as an indented table; the way that costs most stands out.
+/// The call graph as an indented table; the most expensive path is highlighted.
 fn tree(top: &Node, hottest: &str) -> String {
     let mut rows = String::new();
     for (depth, is_hot, node) in top.rows() {
@@ -171,7 +171,7 @@ fn tree(top: &Node, hottest: &str) -> String {
     )
 }
 
-/// What each rank did in all (thesis, figure 6.9).
+/// Totals of each rank (thesis, figure 6.9).
 fn balance(run: &Run<'_>) -> String {
     let rows: Vec<Vec<String>> = (0..run.ranks())
         .map(|rank| {

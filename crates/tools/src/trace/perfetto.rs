@@ -1,24 +1,24 @@
-//! The timeline of a run for Perfetto (ui.perfetto.dev), in its own format: a process for each node, a
-//! thread for each rank, with computation, calls and their parts.
+//! The timeline of a run in Perfetto's format (ui.perfetto.dev): a process for each node, a thread for
+//! each rank, with computation, calls and their parts.
 //!
-//! Times are those of rank 0's clock, from the begin of the trace on.
+//! Times are those of rank 0's clock, from the beginning of the trace.
 
 use std::io::{self, Write};
 
 use dipole_bsp::trace::{Clocks, Step, TraceFile, total};
 use prost::Message;
 
-/// Names all tracks of one writer of a trace.
+/// Identifies the writer of all tracks.
 const SEQUENCE: u32 = 1;
 const SLICE_BEGIN: i32 = 1;
 const SLICE_END: i32 = 2;
 const COUNTER: i32 = 4;
-/// Names of tracks begin here: of nodes, of ranks, of counters.
+/// First track ids of nodes, ranks and counters.
 const NODES: u64 = 1 << 32;
 const RANKS: u64 = 2 << 32;
 const BYTES: u64 = 3 << 32;
 
-/// What of `perfetto.protos.TracePacket` is written.
+/// The fields of `perfetto.protos.TracePacket` that are written.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Packet {
     #[prost(uint64, optional, tag = "8")]
@@ -31,7 +31,7 @@ pub(super) struct Packet {
     track: Option<Track>,
 }
 
-/// Of `TrackEvent`.
+/// Fields of `TrackEvent`.
 #[derive(Clone, PartialEq, Message)]
 struct Event {
     #[prost(message, repeated, tag = "4")]
@@ -48,7 +48,7 @@ struct Event {
     value: Option<i64>,
 }
 
-/// Of `DebugAnnotation`.
+/// Fields of `DebugAnnotation`.
 #[derive(Clone, PartialEq, Message)]
 struct Note {
     #[prost(uint64, optional, tag = "3")]
@@ -59,7 +59,7 @@ struct Note {
     name: Option<String>,
 }
 
-/// Of `TrackDescriptor`.
+/// Fields of `TrackDescriptor`.
 #[derive(Clone, PartialEq, Message)]
 struct Track {
     #[prost(uint64, optional, tag = "1")]
@@ -76,7 +76,7 @@ struct Track {
     counter: Option<Counter>,
 }
 
-/// Of `ProcessDescriptor`.
+/// Fields of `ProcessDescriptor`.
 #[derive(Clone, PartialEq, Message)]
 struct Process {
     #[prost(int32, optional, tag = "1")]
@@ -85,7 +85,7 @@ struct Process {
     name: Option<String>,
 }
 
-/// Of `ThreadDescriptor`.
+/// Fields of `ThreadDescriptor`.
 #[derive(Clone, PartialEq, Message)]
 struct Thread {
     #[prost(int32, optional, tag = "1")]
@@ -96,14 +96,14 @@ struct Thread {
     name: Option<String>,
 }
 
-/// Of `CounterDescriptor`.
+/// Fields of `CounterDescriptor`.
 #[derive(Clone, PartialEq, Message)]
 struct Counter {
     #[prost(int32, optional, tag = "3")]
     unit: Option<i32>,
 }
 
-/// Of `CounterDescriptor.Unit`.
+/// Values of `CounterDescriptor.Unit`.
 const SIZE_BYTES: i32 = 3;
 
 /// Writes packets of a trace, each as a field of `perfetto.protos.Trace`.
@@ -171,14 +171,14 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// What one process did, on a line of its own below its node's.
+/// Activities of one process, on a track of its own below its node's.
 pub(super) struct Lane {
     pub(super) node: String,
     pub(super) name: String,
     pub(super) slices: Vec<Slice>,
 }
 
-/// A time, in order and not overlapping others of its line.
+/// An interval; intervals of a track are ordered and do not overlap.
 pub(super) struct Slice {
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
@@ -187,7 +187,7 @@ pub(super) struct Slice {
     pub(super) bytes: u64,
 }
 
-/// Writes lines of processes.
+/// Writes tracks of processes.
 pub(super) fn write_lanes(lanes: &[Lane], to: impl Write) -> io::Result<()> {
     let mut writer = Writer {
         to,
@@ -234,7 +234,7 @@ pub(super) fn write_lanes(lanes: &[Lane], to: impl Write) -> io::Result<()> {
     writer.to.flush()
 }
 
-/// Writes the files of all ranks of a run, in the order of ranks.
+/// Writes the files of all ranks of a run, in order of ranks.
 pub(super) fn write(files: &[TraceFile], clocks: &Clocks, to: impl Write) -> io::Result<()> {
     let mut writer = Writer {
         to,
@@ -264,7 +264,7 @@ pub(super) fn write(files: &[TraceFile], clocks: &Clocks, to: impl Write) -> io:
             parent: Some(NODES + u64::from(head.leader)),
             thread: Some(Thread {
                 pid: Some(pid),
-                // Thread 1 would be taken for the process itself.
+                // Perfetto would take thread 1 for the process itself.
                 tid: Some(number(head.rank).saturating_add(1_000_000)),
                 name: Some(format!("rank {}", head.rank)),
             }),
@@ -478,7 +478,7 @@ mod tests {
         ] {
             assert!(names.iter().any(|known| known == name), "{name} {names:?}");
         }
-        // Clocks that differ by a millisecond do not make a long trace.
+        // Clocks that differ by a millisecond must not make the trace long.
         assert!(last < 1000, "{last}");
     }
 }

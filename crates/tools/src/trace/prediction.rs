@@ -1,4 +1,4 @@
-//! What supersteps take by the BSP model beside what they took, and why they differ.
+//! Predicted and measured times of supersteps, and the causes of their differences.
 
 use dipole_bench::statistics::median;
 use dipole_bsp::trace::total;
@@ -8,27 +8,27 @@ use serde::Serialize;
 
 use super::run::{Run, Superstep, float, is_at_least, milliseconds};
 
-/// How many of the largest deviations are told.
+/// Number of deviations that are printed.
 const MOST_TOLD: usize = 20;
 
 /// The predictions of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Predictions {
-    /// By what; or why it is not the model.
+    /// The source of the prediction, or why the model is not used.
     pub(crate) basis: String,
     pub(crate) parameters: Option<Parameters>,
-    /// Of all supersteps; the deviation of the median superstep, by what was measured, at last.
+    /// Over all supersteps; then the relative deviation of the median superstep.
     pub(crate) predicted_ns: f64,
     pub(crate) measured_ns: f64,
     pub(crate) median_error: f64,
-    /// Those that took longest beyond what was predicted, the largest deviation first.
+    /// Supersteps that took longest beyond their prediction, the largest deviation first.
     pub(crate) largest: Vec<Deviation>,
     /// Predicted communication by superstep.
     #[serde(skip)]
     pub(crate) communicate_ns: Vec<f64>,
 }
 
-/// A superstep that did not take what was predicted.
+/// A superstep that deviates from its prediction.
 #[derive(Debug, Serialize)]
 pub(crate) struct Deviation {
     pub(crate) superstep: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Deviation {
 }
 
 impl Predictions {
-    /// By the profile of the run's link; without one by the median of each call.
+    /// Uses the profile of the run's link; without one, the median of each call.
     pub(crate) fn of(run: &Run<'_>) -> Predictions {
         let found = parameters(run);
         let medians = medians(run);
@@ -102,7 +102,7 @@ impl Predictions {
     }
 }
 
-/// g and l of as many ranks by the run's link, and where they come from; or why there are none.
+/// g and l for this number of ranks and the run's link, with their source; or why there are none.
 fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
     let head = &run.files[0].header;
     let link = &head.link;
@@ -138,7 +138,7 @@ fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
     Ok((found, words))
 }
 
-/// The median communication of each call's supersteps.
+/// Median communication of each call's supersteps.
 fn medians(run: &Run<'_>) -> Vec<f64> {
     let mut by_call = vec![Vec::new(); run.calls.len()];
     for superstep in &run.supersteps {
@@ -148,7 +148,7 @@ fn medians(run: &Run<'_>) -> Vec<f64> {
     medians.map(|median| median.unwrap_or(0.0)).collect()
 }
 
-/// Where most of what a superstep took beyond a balanced one went, in words, and what would help.
+/// The main cause of the time beyond a balanced superstep, as text, and a remedy.
 fn reason(
     superstep: &Superstep<'_>,
     predicted_ns: f64,
@@ -198,7 +198,7 @@ fn reason(
     }
 }
 
-/// What that means: between nodes it is a link, within one there is none.
+/// Between nodes the cause is a link; inside a node there is none.
 pub(crate) fn awaited_words(rank: usize, share: u64, nodes: u32) -> String {
     let waited = format!("{share} % of what ranks waited, beyond computation, they waited");
     match nodes {
@@ -213,8 +213,8 @@ pub(crate) fn awaited_words(rank: usize, share: u64, nodes: u32) -> String {
     }
 }
 
-/// The rank on one side of at least 70 % of what was waited beyond computation, if that is not so of
-/// everybody, and that share.
+/// The rank on one side of at least 70 % of the waiting beyond computation, if that does not hold for
+/// all ranks, and its share.
 pub(crate) fn awaited<'a>(
     supersteps: impl Iterator<Item = &'a Superstep<'a>>,
 ) -> Option<(usize, u64)> {
@@ -227,7 +227,7 @@ pub(crate) fn awaited<'a>(
             by_rank[other] = total([by_rank[other], ns]);
         }
     }
-    // Of two ranks each is on a side of all.
+    // With two ranks, each is on one side of everything.
     let (rank, most) = super::run::greatest(by_rank.iter().copied());
     let is_one = by_rank.len() > 2 && all > 0 && is_at_least(most, 70, all);
     let share = u128::from(most) * 100 / u128::from(all.max(1));

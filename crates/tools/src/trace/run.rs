@@ -1,4 +1,4 @@
-//! A run's supersteps, as all ranks have them.
+//! The supersteps of a run, for all ranks.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,26 @@ use dipole_bsp::trace::{Step, TraceFile, total};
 /// A run.
 pub(crate) struct Run<'a> {
     pub(crate) files: &'a [TraceFile],
-    /// The calls that ended supersteps, in the order in which they first did.
+    /// The calls that ended supersteps, in order of first appearance.
     pub(crate) calls: Vec<String>,
-    /// Those that all ranks' files have.
+    /// The supersteps that all ranks' files contain.
     pub(crate) supersteps: Vec<Superstep<'a>>,
 }
 
-/// A superstep. All lists are by rank.
+/// A superstep. All lists are indexed by rank.
 pub(crate) struct Superstep<'a> {
     /// Its number; the program's first is 0.
     pub(crate) number: u32,
-    /// Which of the calls ended it.
+    /// Index of the call that ended it.
     pub(crate) call: usize,
     pub(crate) steps: Vec<&'a Step>,
-    /// Bytes that left the rank, and that came to it.
+    /// Bytes sent and received by the rank.
     pub(crate) out: Vec<u64>,
     pub(crate) inward: Vec<u64>,
 }
 
 impl<'a> Run<'a> {
-    /// Of files of all ranks, in their order.
+    /// Builds the run from the files of all ranks, in their order.
     pub(crate) fn of(files: &'a [TraceFile]) -> Run<'a> {
         let first = files[0].header.first;
         let mut by_epoch: BTreeMap<u32, Vec<&Step>> = BTreeMap::new();
@@ -61,7 +61,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Leaves only the supersteps of a range, if there is one.
+    /// Keeps only the supersteps of a range, if there is one.
     pub(crate) fn keep(&mut self, range: Option<(u32, u32)>) -> Result<(), String> {
         let (first, last) = range.unwrap_or((0, u32::MAX));
         let is_wanted = |number: u32| (first..=last).contains(&number);
@@ -79,11 +79,11 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Bytes that leave and come to each rank.
+/// Bytes sent and received by each rank.
 fn volumes(steps: &[&Step]) -> (Vec<u64>, Vec<u64>) {
     let (mut out, mut inward) = (vec![0_u64; steps.len()], vec![0_u64; steps.len()]);
     let mut add = |from: usize, to: usize, bytes: u64| {
-        // What a rank has for itself crosses nothing.
+        // Bytes that a rank sends to itself cross nothing.
         if from == to {
             return;
         }
@@ -125,13 +125,13 @@ impl Superstep<'_> {
         times.min().unwrap_or(0)
     }
 
-    /// The most bytes that each rank sent or received.
+    /// The larger of bytes sent and received, for each rank.
     pub(crate) fn h(&self) -> impl Iterator<Item = u64> {
         let both = self.out.iter().zip(&self.inward);
         both.map(|(out, inward)| *out.max(inward))
     }
 
-    /// The rank with the most, and how many.
+    /// The rank with the most bytes, and how many.
     pub(crate) fn widest(&self) -> (usize, u64) {
         greatest(self.h())
     }
@@ -148,7 +148,7 @@ impl Superstep<'_> {
         self.steps.iter().map(|step| u64::from(step.stalls)).sum()
     }
 
-    /// How long ranks waited for which other, beyond what that one computed longer.
+    /// How long ranks waited for each other, beyond the other's longer computation.
     pub(crate) fn waits(&self) -> impl Iterator<Item = (usize, usize, u64)> {
         let all = self.steps.iter().enumerate();
         all.flat_map(move |(rank, step)| {
@@ -164,12 +164,12 @@ impl Superstep<'_> {
     }
 }
 
-/// True if a part is at least so many hundredths of the whole.
+/// True if a part is at least this percentage of the whole.
 pub(crate) fn is_at_least(part: u64, percent: u64, whole: u64) -> bool {
     u128::from(part) * 100 >= u128::from(whole) * u128::from(percent)
 }
 
-/// The first of the greatest values, and which it is.
+/// Index and value of the first maximum.
 pub(crate) fn greatest(values: impl Iterator<Item = u64>) -> (usize, u64) {
     let values = values.enumerate();
     let found = values.max_by_key(|(at, value)| (*value, std::cmp::Reverse(*at)));

@@ -1,4 +1,4 @@
-//! What a run's supersteps cost, call by call, and where it went.
+//! The cost of a run's supersteps by call, and its causes.
 
 use dipole_bsp::trace::{Clocks, total};
 use serde::Serialize;
@@ -8,43 +8,43 @@ use super::prediction::{Predictions, awaited, awaited_words};
 use super::run::{Run, Superstep, float, is_at_least, milliseconds};
 use super::tree::{self, Node};
 
-/// The supersteps that one call ended.
+/// The supersteps ended by one call.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Profile {
     pub(crate) call: String,
     pub(crate) supersteps: u64,
     /// Sum over supersteps of the slowest rank's computation.
     pub(crate) compute_ns: u64,
-    /// Its mean over ranks, by that.
+    /// Its mean over ranks, divided by that.
     pub(crate) utilisation: f64,
     /// Sum over supersteps of the time in the call of the rank that waited least.
     pub(crate) communicate_ns: u64,
-    /// The same as it was predicted.
+    /// The predicted sum.
     pub(crate) predicted_communicate_ns: f64,
     /// Sum over supersteps of the most bytes that a rank sent or received, and of their mean.
     pub(crate) h_bytes: u64,
     pub(crate) mean_bytes: f64,
     pub(crate) repeats: u64,
     pub(crate) stalls: u64,
-    /// Where most of what was lost went, in words; none if little was.
+    /// Main causes of lost time, as text; empty if little was lost.
     pub(crate) reasons: Vec<String>,
     #[serde(skip)]
     by_rank: Vec<ByRank>,
-    /// The rank at whose messages most of the waiting was, and its share of it in percent.
+    /// The rank whose messages were waited for most, and its share in percent.
     #[serde(skip)]
     awaited: Option<(usize, u64)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ByRank {
-    /// How much longer it computed than the mean, where it was the slowest.
+    /// How much longer than the mean it computed, where it was the slowest.
     late_ns: u64,
     repeats: u64,
     /// Bytes in supersteps in which it had the most.
     skew_bytes: u64,
 }
 
-/// How far the clock of a node's ranks may be wrong where times of nodes are compared.
+/// Uncertainty of a node's clock where times of nodes are compared.
 #[derive(Debug, Serialize)]
 pub(crate) struct ClockError {
     pub(crate) rank: u32,
@@ -58,22 +58,22 @@ pub(crate) struct Summary {
     pub(crate) nodes: u32,
     pub(crate) link: String,
     pub(crate) supersteps: u64,
-    /// The computation of the rank that computed most: the max of sums.
+    /// Computation of the rank that computed most: the maximum of sums.
     pub(crate) max_of_sums_ns: u64,
-    /// The slowest rank's computation of each superstep: the sum of maxima.
+    /// Sum of the slowest rank's computation in each superstep: the sum of maxima.
     pub(crate) sum_of_max_ns: u64,
     pub(crate) communicate_ns: u64,
     pub(crate) calls: Vec<Profile>,
     pub(crate) predictions: Predictions,
     /// The call graph.
     pub(crate) tree: Node,
-    /// The functions from the top to the call that costs most.
+    /// Functions on the path to the most expensive call.
     pub(crate) hottest: String,
     pub(crate) clocks: Vec<ClockError>,
     pub(crate) notes: Vec<String>,
 }
 
-/// Lays the ranks' supersteps beside each other.
+/// Summarises a run.
 pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
     let head = &run.files[0].header;
     let mut notes = notes(run.files);
@@ -115,7 +115,7 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
             0 => 1.0,
             most => call.utilisation / float(most),
         };
-        // What a call that hardly counts has lost is noise.
+        // Losses of a call that hardly counts are noise.
         let counts = is_at_least(call.time_ns(), 1, all_ns) || call.repeats > 0;
         if counts {
             call.reasons = reasons(call, is_model, head.nodes);
@@ -145,7 +145,7 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
 }
 
 impl Summary {
-    /// How many ranks there were, and where.
+    /// Number and placement of the ranks.
     pub(crate) fn place(&self) -> String {
         let Summary { ranks, link, .. } = self;
         let nodes = match self.nodes {
@@ -161,7 +161,7 @@ impl Profile {
         total([self.compute_ns, self.communicate_ns])
     }
 
-    /// Adds one superstep, as each rank has it.
+    /// Adds one superstep of all ranks.
     fn add(&mut self, superstep: &Superstep<'_>) {
         let (slowest, most_ns) = superstep.slowest();
         let (widest, most_bytes) = superstep.widest();
@@ -188,7 +188,7 @@ impl Profile {
     }
 }
 
-/// What was lost at a call, and what would help.
+/// The time lost at a call, and a remedy.
 fn reasons(call: &Profile, is_model: bool, nodes: u32) -> Vec<String> {
     let mut reasons = Vec::new();
     let largest = |of: fn(&ByRank) -> u64| {
@@ -221,7 +221,7 @@ fn reasons(call: &Profile, is_model: bool, nodes: u32) -> Vec<String> {
             call.repeats
         ));
     }
-    // Where the model says how long the messages should have taken, only what took twice as long is slow.
+    // With a prediction, only communication that took twice as long counts as slow.
     let is_slow = float(call.communicate_ns) > 2.0 * call.predicted_communicate_ns;
     let is_much = is_at_least(call.communicate_ns, 20, time_ns) && (is_slow || !is_model);
     if let Some((rank, share)) = call.awaited.filter(|_| is_much && call.repeats == 0) {
@@ -249,7 +249,7 @@ mod tests {
     use super::super::files::check;
     use super::*;
 
-    /// Ranks of one run; a superstep of a rank is its computation, bytes to rank 0 and repeats.
+    /// Ranks of one run; a superstep of a rank is its computation, bytes to rank 0 and retransmissions.
     fn run(ranks: &[&[(u64, u64, u32)]]) -> Vec<TraceFile> {
         let size = u32::try_from(ranks.len()).expect("few");
         let file = |(rank, steps): (u32, &&[(u64, u64, u32)])| TraceFile {

@@ -1,4 +1,4 @@
-//! Functions and lines of the places in stacks, from the programs' own debug information.
+//! Functions and lines of stack addresses, from the programs' debug information.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ pub(super) struct Function {
     pub(super) place: Option<String>,
 }
 
-/// What begins programs, and is no part of them.
+/// Functions that start programs and are not part of them.
 const RUNTIME: [&str; 9] = [
     "_start",
     "__libc_start_main",
@@ -28,7 +28,7 @@ const RUNTIME: [&str; 9] = [
     "core::ops::function::impls::",
     "__rust_try",
 ];
-/// What ends a superstep, and looks at the stack then.
+/// Calls that end a superstep and record the stack.
 const LIBRARY: [&str; 10] = [
     "backtrace::",
     "dipole_trace::",
@@ -41,24 +41,24 @@ const LIBRARY: [&str; 10] = [
     "std::",
     "alloc::",
 ];
-/// The same in C, by the file that it is in.
+/// The same in C, by source file.
 const LIBRARY_FILE: &str = "libbsp.so";
 
-/// Files of the libraries that programs call to wait: Dipole's, MPI's (also for Fortran), libfabric.
+/// Libraries with calls that wait: Dipole's, MPI's (also for Fortran), libfabric.
 const WAITING_FILES: [&str; 5] = ["libdipole", "libmpi", "libpmpi", "libfmpi", "libfabric"];
 
-/// Of one trace's modules.
+/// Symbols of one trace's modules.
 pub(super) struct Symbols<'a> {
     modules: &'a [Module],
     loaded: BTreeMap<u32, Option<Code>>,
     known: BTreeMap<(u32, u64), Vec<Function>>,
-    /// Files that are gone or were written since.
+    /// Files that are missing or were modified since.
     pub(super) missing: Vec<String>,
 }
 
 struct Code {
     loader: Loader,
-    /// Of each segment: where it is in the file, how long, and its address.
+    /// Each segment: its file offset, length and address.
     segments: Vec<(u64, u64, u64)>,
 }
 
@@ -81,7 +81,7 @@ impl Code {
         })
     }
 
-    /// The functions at a place of the file, the innermost first: several where some are inlined.
+    /// The functions at an offset of the file, innermost first; several if some are inlined.
     fn functions(&self, offset: u64) -> Option<Vec<Function>> {
         let mut segments = self.segments.iter();
         let (at, _, address) =
@@ -127,7 +127,7 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// The program's own calls on a stack, from its beginning on.
+    /// The program's own calls on a stack, outermost first.
     pub(super) fn calls(&mut self, stack: &[Frame]) -> Vec<Function> {
         let mut calls: Vec<Function> = Vec::new();
         for frame in stack {
@@ -144,15 +144,15 @@ impl<'a> Symbols<'a> {
         without_runtime(calls)
     }
 
-    /// The call of a library by which a program waits, and the program's own calls that led there, from
-    /// its beginning on.
+    /// The library call in which a program waits, and the program's own calls that led there, outermost
+    /// first.
     pub(super) fn waiting(&mut self, stack: &[Frame]) -> (String, Vec<Function>) {
         let is_library = |frame: &&Frame| {
             let module = self.modules.get(frame.module as usize);
             let file = module.and_then(|module| module.path.rsplit('/').next());
             file.is_some_and(|file| WAITING_FILES.iter().any(|name| file.starts_with(name)))
         };
-        // A signal's handler aside, what is called from the program lies before all of its calls.
+        // Except for signal handlers, library calls come after all of the program's own.
         let Some(at) = stack.iter().rposition(|frame| is_library(&frame)) else {
             let calls = stack.iter().flat_map(|frame| self.functions(*frame));
             return (
@@ -166,7 +166,7 @@ impl<'a> Symbols<'a> {
             .flat_map(|frame| self.functions(*frame));
         let program = without_runtime(program.collect());
         let name = call.map_or_else(String::new, |call| call.name);
-        // The name that MPI has beside each, for tools.
+        // The profiling name that MPI has for each call.
         let name = name
             .strip_prefix("PMPI_")
             .map_or(name.clone(), |rest| format!("MPI_{rest}"));
@@ -196,7 +196,7 @@ impl<'a> Symbols<'a> {
             },
         );
         for function in &mut found {
-            // Anybody's program may be named.
+            // Any program may have such a name.
             function.name = function.name.replace(char::is_control, "\u{fffd}");
         }
         self.known.insert(key, found.clone());
@@ -204,7 +204,7 @@ impl<'a> Symbols<'a> {
     }
 }
 
-/// Without what begins programs, and from the beginning on.
+/// Removes startup functions and reverses the order.
 fn without_runtime(mut calls: Vec<Function>) -> Vec<Function> {
     let begins = |name: &str, parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
     let main = calls.iter().position(|call| call.name == "main");

@@ -1,6 +1,6 @@
-//! The call graph of a run: what the supersteps below each function cost (thesis, figure 6.8).
+//! The call graph of a run: the cost of the supersteps below each function (thesis, figure 6.8).
 //!
-//! Programs in supersteps run the same calls everywhere: rank 0's stacks stand for all.
+//! All ranks of a BSP program make the same calls, so rank 0's stacks represent all.
 
 use dipole_bsp::trace::total;
 use serde::Serialize;
@@ -8,17 +8,17 @@ use serde::Serialize;
 use super::run::{Run, Superstep, float};
 use super::symbols::{Function, Symbols};
 
-/// A function, or below one a call that ends supersteps, and all that is below it.
+/// A function, or a call that ends supersteps, with everything below it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Node {
     pub(crate) name: String,
-    /// Where in it the next call stands.
+    /// Line of the next call in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) place: Option<String>,
     pub(crate) supersteps: u64,
     /// Sum over supersteps of the slowest rank's computation: the sum of maxima.
     pub(crate) compute_ns: u64,
-    /// The computation of the rank that computed most below this: the maximum of sums.
+    /// Computation of the rank that computed most below this: the maximum of sums.
     pub(crate) max_of_sums_ns: u64,
     /// The mean rank's computation.
     pub(crate) mean_compute_ns: u64,
@@ -36,7 +36,7 @@ impl Node {
         total([self.compute_ns, self.communicate_ns])
     }
 
-    /// The mean rank's share of the slowest rank's computation.
+    /// Mean rank's share of the slowest rank's computation.
     pub(crate) fn used(&self) -> f64 {
         match self.compute_ns {
             0 => 1.0,
@@ -74,7 +74,7 @@ impl Node {
         &mut self.below[at]
     }
 
-    /// Those that cost most first.
+    /// Sorts by cost, highest first.
     fn finish(&mut self) {
         self.max_of_sums_ns = self.sums_ns.iter().copied().max().unwrap_or(0);
         self.below.iter_mut().for_each(Node::finish);
@@ -82,8 +82,7 @@ impl Node {
             .sort_by_key(|node| std::cmp::Reverse(node.time_ns()));
     }
 
-    /// The nodes and how deep they lie, each before those below it, and whether each is on the way that
-    /// costs most.
+    /// All nodes with their depth, parents first, and whether they are on the most expensive path.
     pub(crate) fn rows(&self) -> Vec<(usize, bool, &Node)> {
         let mut rows = Vec::new();
         let mut waiting = vec![(0, true, self)];
@@ -95,7 +94,7 @@ impl Node {
         rows
     }
 
-    /// From the top to the call that costs most.
+    /// The path from the root to the most expensive call.
     pub(crate) fn hottest(&self) -> String {
         let hot = self.rows().into_iter().filter(|(_, is_hot, _)| *is_hot);
         let names: Vec<&str> = hot.map(|(.., node)| node.name.as_str()).collect();
@@ -103,8 +102,8 @@ impl Node {
     }
 }
 
-/// The call graph and the files whose functions have no names; a single function, named after nobody,
-/// where no stacks were kept.
+/// The call graph, and the files whose functions have no names; a single unnamed function if no stacks
+/// were recorded.
 pub(crate) fn of(run: &Run<'_>) -> (Node, Vec<String>) {
     let file = &run.files[0];
     let mut symbols = Symbols::of(&file.modules);
@@ -130,7 +129,7 @@ pub(crate) fn of(run: &Run<'_>) -> (Node, Vec<String>) {
         node.add(superstep);
     }
     top.finish();
-    // Usually all is below `main`.
+    // Usually everything is below `main`.
     while let [only] = &top.below[..]
         && !only.below.is_empty()
         && top.name == "program"

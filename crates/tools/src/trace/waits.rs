@@ -1,4 +1,4 @@
-//! What processes that use endpoints or MPI waited for: `dipole trace` of files of waits.
+//! Waits of processes that use endpoints or MPI.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,16 +27,16 @@ struct Process {
     waits: u64,
     waited_ns: u64,
     longest_ns: u64,
-    /// How long others waited for it, as far as it is known for whom.
+    /// How long others waited for it, where the peer is known.
     awaited_ns: u64,
 }
 
-/// The waits of one call in the source.
+/// Waits of one source line.
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Call {
     /// File and line, or the function.
     place: String,
-    /// From the program's beginning.
+    /// Outermost first.
     path: String,
     call: String,
     causes: Vec<&'static str>,
@@ -44,13 +44,13 @@ struct Call {
     waited_ns: u64,
     longest_ns: u64,
     bytes: u64,
-    /// For whom most of it was, and how long.
+    /// The peer that it waited for most, and how long.
     awaited: Option<(String, u64)>,
     #[serde(skip)]
     by_peer: BTreeMap<String, u64>,
 }
 
-/// All of it.
+/// All waits of a directory.
 #[derive(Debug, Serialize)]
 pub(super) struct Waits {
     processes: Vec<Process>,
@@ -59,7 +59,7 @@ pub(super) struct Waits {
     notes: Vec<String>,
 }
 
-/// The files of a directory, in the order of ranks; none if it has none.
+/// The files of a directory, in order of ranks; empty if there are none.
 pub(super) fn load(dir: &Path) -> Result<Vec<WaitFile>, Failure> {
     let mut files = Vec::new();
     for path in named(dir, is_wait_name)? {
@@ -75,7 +75,7 @@ pub(super) fn load(dir: &Path) -> Result<Vec<WaitFile>, Failure> {
     Ok(files)
 }
 
-/// Lays what processes waited for beside each other.
+/// Combines the waits of all processes.
 pub(super) fn summarise(files: &[WaitFile]) -> Waits {
     let owners = owners(files);
     let mut notes = Vec::new();
@@ -156,7 +156,7 @@ pub(super) fn summarise(files: &[WaitFile]) -> Waits {
     }
 }
 
-/// The processes of endpoints.
+/// Processes by their endpoints.
 fn owners(files: &[WaitFile]) -> BTreeMap<EndpointAddress, String> {
     let all = files.iter().flat_map(|file| {
         let own = file.endpoints.iter();
@@ -173,7 +173,7 @@ fn name(file: &WaitFile) -> String {
     }
 }
 
-/// Where the program calls: file and line, as far as they are known.
+/// The calling source location: file and line, as far as they are known.
 fn place(path: &[Function]) -> String {
     path.last().map_or_else(
         || "unknown".to_owned(),
@@ -214,7 +214,7 @@ impl Call {
     }
 }
 
-/// Who holds up a job, in words: the rank that waits least while the others wait.
+/// The rank that delays a job, as text: the one that waits least while the others wait.
 fn reasons(files: &[WaitFile], processes: &[Process]) -> Vec<String> {
     let are_ranks = files.len() > 1 && files.iter().all(|file| file.header.rank.is_some());
     if !are_ranks {
@@ -239,7 +239,7 @@ fn reasons(files: &[WaitFile], processes: &[Process]) -> Vec<String> {
     )]
 }
 
-/// The timeline. Clocks of nodes are compared by the time of day when processes began.
+/// The timeline. Clocks of nodes are aligned by the time of day at which processes started.
 pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
     let day_ns = |file: &WaitFile, ns: u64| {
         let since = ns.saturating_sub(file.header.begun_ns);
@@ -281,7 +281,7 @@ pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
     write_lanes(&lanes, BufWriter::new(file)).map_err(|cause| cannot_write(path, &cause))
 }
 
-/// The waits of one process: those of threads that wait at the same time on lines of their own.
+/// Waits of one process; concurrent waits of several threads go on separate tracks.
 fn lanes(node: &str, name: &str, mut slices: Vec<Slice>) -> Vec<Lane> {
     slices.sort_by_key(|slice| (slice.from_ns, slice.to_ns));
     let mut lanes: Vec<Lane> = Vec::new();
@@ -388,7 +388,7 @@ mod tests {
         }
     }
 
-    /// A rank of three that lived for 1000 ns, and its waits for others.
+    /// A rank of three that ran for 1000 ns, and its waits for others.
     fn file(rank: u32, waits: &[(u64, u64, u32)]) -> WaitFile {
         let endpoint = |rank: u32| EndpointAddress {
             node: 1,
@@ -466,6 +466,6 @@ mod tests {
         let alike = [0, 1, 2].map(|rank| file(rank, &[(0, 400, (rank + 1) % 3)]));
         assert_eq!(summarise(&alike).reasons, [""; 0]);
         let busy = [0, 1, 2].map(|rank| file(rank, &[(0, 20 + u64::from(rank), 0)]));
-        assert_eq!(summarise(&busy).reasons, [""; 0], "nobody waits for long");
+        assert_eq!(summarise(&busy).reasons, [""; 0], "no rank waits for long");
     }
 }

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn what_can_be_used_is_told_and_why_not() {
-        let nobody = Access::Granted(Err(GrantError::NoBroker {
+        let no_broker = Access::Granted(Err(GrantError::NoBroker {
             path: "/x".into(),
             cause: std::io::ErrorKind::NotFound.into(),
         }));
@@ -166,7 +166,11 @@ mod tests {
             (Access::Own, false, Slow, "no TCX"),
             (granted(true), true, Good, "raw frames"),
             (granted(false), true, Good, "by the socket"),
+<<<<<<< HEAD:crates/tools/src/doctor/shortcut.rs
             (nobody, true, Good, "no broker grants"),
+=======
+            (no_broker, true, Good, "no broker grants"),
+>>>>>>> origin/main:crates/tools/src/doctor/bpf_link.rs
             (refused(Reason::User), true, Good, "because"),
             (refused(Reason::Limit), true, Slow, "because"),
             (refused(Reason::Size), true, Slow, "because"),

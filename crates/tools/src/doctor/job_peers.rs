@@ -37,7 +37,7 @@ impl Company {
         });
         let members = Members::first(ports.collect::<Vec<_>>());
         let group = Group::join(&node, members, job.rank as usize, PATIENCE).ok();
-        Some(Company { node, group })
+        Some(JobPeers { node, group })
     }
 
     /// Keeps replying until the others have finished.
