@@ -166,11 +166,7 @@ mod tests {
             (Access::Own, false, Slow, "no TCX"),
             (granted(true), true, Good, "raw frames"),
             (granted(false), true, Good, "by the socket"),
-<<<<<<< HEAD:crates/tools/src/doctor/shortcut.rs
-            (nobody, true, Good, "no broker grants"),
-=======
             (no_broker, true, Good, "no broker grants"),
->>>>>>> origin/main:crates/tools/src/doctor/bpf_link.rs
             (refused(Reason::User), true, Good, "because"),
             (refused(Reason::Limit), true, Slow, "because"),
             (refused(Reason::Size), true, Slow, "because"),
