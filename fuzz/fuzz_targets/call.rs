@@ -1,5 +1,5 @@
-//! What an agent or its caller says: greetings, handshakes and frames of anybody, and what a holder of the key says within
-//! them.
+//! Calls between an agent and its caller: arbitrary greetings, proofs and frames, also from a peer
+//! that has the key.
 
 #![no_main]
 
@@ -19,12 +19,12 @@ fuzz_target!(|bytes: &[u8]| {
     let greeting = Greeting::from_bytes(*head);
     let _ = (greeting.is_busy(), greeting.check());
     if let Some(proof) = rest.first_chunk::<PROOF_BYTES>() {
-        assert!(!verify(&key, &greeting, proof), "nobody guesses a proof");
+        assert!(!verify(&key, &greeting, proof), "a proof cannot be guessed");
     }
-    // Whoever is called by us, and knows no key.
+    // An agent that this side calls and that does not have the key.
     let mut stranger = Stream { says: rest, heard: Vec::new() };
     assert!(Channel::call(&mut stranger, &key, &greeting).is_err());
-    // Whoever holds the key and then writes anything: bytes that are no messages, and messages of any frame.
+    // A peer that has the key and then sends arbitrary bytes, or arbitrary messages in valid frames.
     let proof: [u8; PROOF_BYTES] = stranger.heard.try_into().expect("the caller's proof");
     let mut reply = Vec::new();
     let called = Channel::answer(&mut reply, &key, &greeting, &proof).expect("the right key");
@@ -35,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = sender.send(&Frame::Data(rest.to_vec()));
 });
 
-/// A peer that says these bytes.
+/// A peer that sends these bytes.
 struct Stream<'a> {
     says: &'a [u8],
     heard: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Any control packet is refused, or its message reads back as it was written.
+//! Any control packet is refused, or its message is decoded as it was encoded.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let authenticator = Authenticator::new(None);
-    // As it came, and with length and checksum made right, which no fuzzer guesses.
+    // Unchanged, and with correct length and checksum, which a fuzzer does not find.
     let mut right = bytes.to_vec();
     if let (Some(end), Ok(length)) = (right.len().checked_sub(4), u32::try_from(right.len()))
         && end >= 8

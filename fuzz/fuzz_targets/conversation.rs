@@ -1,7 +1,7 @@
 //! Two machines on a wire that follows a hostile script; see `tests/hostile`.
 //!
-//! The first byte says whether the script may forge trailers. If not, everything
-//! sent must arrive, once and in order.
+//! The first byte decides whether the script may forge trailers. If not, everything sent must
+//! arrive once and in order.
 
 #![no_main]
 

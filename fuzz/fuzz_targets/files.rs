@@ -1,5 +1,5 @@
-//! Files that people write, or that come from other nodes, are refused or read as they were meant: a host's line gives that
-//! host again, a key's text that key.
+//! Files written by users or received from other nodes are refused, or parsed and written again
+//! without a change: lines of hosts files, and keys.
 
 #![no_main]
 

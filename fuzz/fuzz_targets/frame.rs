@@ -1,5 +1,5 @@
-//! A UDP packet is found in a frame only where the frame has one, and a frame that was
-//! written is read as it was meant.
+//! A UDP packet is found only in a frame that contains one, and frames are parsed as they were
+//! written.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Any bytes from a broker or a client are refused, or mean the same after encoding and
-//! decoding again.
+//! Any bytes from a broker or a client are refused, or have the same meaning after they are decoded
+//! and encoded again.
 
 #![no_main]
 

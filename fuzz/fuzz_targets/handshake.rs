@@ -1,4 +1,4 @@
-//! Any handshake body is refused or comes back the same after it is emitted.
+//! Any handshake body is refused, or parsed as it was emitted.
 
 #![no_main]
 

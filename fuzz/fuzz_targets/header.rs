@@ -1,5 +1,5 @@
-//! Any bytes are refused or are a header that emits exactly them; packets that lie one after the
-//! other are all found.
+//! Any bytes are refused, or form a header that emits exactly them. Consecutive packets are split
+//! correctly.
 
 #![no_main]
 

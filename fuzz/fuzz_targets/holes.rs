@@ -1,4 +1,4 @@
-//! The set of holes agrees with a plain set of numbers, whatever arrives and is settled.
+//! The set of holes agrees with a plain set of numbers for any order of arrivals.
 
 #![no_main]
 
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
             settled = settled.max(floor);
             arrived = arrived.split_off(&settled);
         } else {
-            // Mostly near what is expected, sometimes anywhere.
+            // Mostly close to the expected number, sometimes far away.
             let number = if step[0] & 1 == 0 {
                 value
             } else {

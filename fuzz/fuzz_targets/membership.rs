@@ -1,4 +1,4 @@
-//! What strangers send to an agent ends it not, and sends nobody more than came.
+//! Packets from unknown senders neither stop an agent nor make it send more than it receives.
 
 #![no_main]
 

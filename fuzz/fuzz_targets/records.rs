@@ -1,5 +1,4 @@
-//! Any records of a sound packet stay within it, and what parses comes back the
-//! same after it is emitted.
+//! Records of a valid packet stay within it, and are parsed as they were emitted.
 
 #![no_main]
 
@@ -31,7 +30,7 @@ fn parse(bytes: &[u8]) -> Vec<Sample> {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    // A record of a packet is emitted into 512 bytes.
+    // A record is emitted into 512 bytes.
     let samples = parse(&packet_of(&bytes[..bytes.len().min(400)]));
     let emitted: Vec<u8> = samples.iter().flat_map(Sample::emit).collect();
     assert_eq!(parse(&packet_of(&emitted)), samples);

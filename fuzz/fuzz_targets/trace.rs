@@ -1,5 +1,5 @@
-//! Files of traced ranks: a right beginning, then pieces of a length (one byte, times four) for head, places in the
-//! source and stacks, and the rest for a block.
+//! Trace files of ranks: a valid header, then blocks with a length in bytes of four for head, places
+//! in the source and stacks, and the remaining bytes as data.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut file = vec![0; BLOCKS_AT];
     file[..8].copy_from_slice(b"DPLTRACE");
     file[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    // A rank of one, on one node.
+    // A single rank on one node.
     (file[20], file[24]) = (1, 1);
     assert!(TraceFile::parse(&file).is_ok(), "the layout is another now");
     let mut rest = bytes;

@@ -23,10 +23,28 @@ const STRUCT_FIELDS: usize = 20;
 const PARAMETERS: usize = 6;
 
 /// Places that may exceed a limit, as `path` or `path: item`, each with the reason.
-const EXCEPTIONS: &[(&str, &str)] = &[(
-    "crates/node/tests/simulation/totals.rs: Totals",
-    "one counter per kind of event, added up by name",
-)];
+const EXCEPTIONS: &[(&str, &str)] = &[
+    (
+        "crates/bench/src/results.rs: BenchRow",
+        "one field per figure of a JSON result",
+    ),
+    (
+        "crates/bench/src/bsp/row.rs: Row",
+        "one field per figure of a JSON result",
+    ),
+    (
+        "crates/lab/src/pacing/mod.rs: PacingRow",
+        "one field per figure of a JSON result",
+    ),
+    (
+        "crates/lab/src/variance/mod.rs: VarianceRow",
+        "one field per figure of a JSON result",
+    ),
+    (
+        "crates/node/tests/simulation/totals.rs: Totals",
+        "one counter per kind of event, added up by name",
+    ),
+];
 
 /// Everything in one file that exceeds a limit.
 struct Excess<'a> {

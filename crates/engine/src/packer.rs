@@ -122,12 +122,15 @@ impl PacketSend {
         let is_operation = self.head.is_some();
         wire::emit_fragment(
             frame,
-            self.key,
-            self.sequence,
-            place,
+            wire::FragmentHead {
+                key: self.key,
+                sequence: self.sequence,
+                offset: place.0,
+                total: place.1,
+                unreliable: false,
+                operation: is_operation,
+            },
             bytes,
-            false,
-            is_operation,
         );
         frame[FRAGMENT_BYTES..FRAGMENT_BYTES + head.len()].copy_from_slice(head);
         frame[FRAGMENT_BYTES + head.len()..FRAGMENT_BYTES + bytes]
@@ -520,7 +523,18 @@ impl Packer {
                 MESSAGE_BYTES
             } else {
                 let place = ((index * chunk_bytes) as u64, total);
-                wire::emit_fragment(frame, key, sequence, place, chunk.len(), true, false);
+                wire::emit_fragment(
+                    frame,
+                    wire::FragmentHead {
+                        key,
+                        sequence,
+                        offset: place.0,
+                        total: place.1,
+                        unreliable: true,
+                        operation: false,
+                    },
+                    chunk.len(),
+                );
                 FRAGMENT_BYTES
             };
             frame[head..head + chunk.len()].copy_from_slice(chunk);

@@ -1,6 +1,6 @@
-/* Messages by Aeron: a publication and a subscription on each side. The thread that measures also
- * does the work of the media driver and of the client's conductor, as Aeron advises for processes
- * with one core each; by IPC the following side has the one driver of both.
+/* Messages over Aeron: a publication and a subscription on each side. The thread that measures also
+ * runs the media driver and the client's conductor, as Aeron recommends for processes with one core
+ * each. With IPC the following side has the driver of both.
  *
  *     cc -O2 -o message message_aeron.c -laeron_driver
  *     ./message lead|follow DIRECTORY OWN_CHANNEL OTHER_CHANNEL
@@ -46,7 +46,7 @@ static void take(void *unused, const uint8_t *from, size_t bytes, aeron_header_t
 {
     (void)unused, (void)header;
     if (bytes != due || has_come)
-        give_up("a message came that was not due");
+        give_up("received an unexpected message");
     memcpy(target, from, bytes);
     has_come = true;
 }
@@ -67,7 +67,7 @@ static void send_message(const char *from, size_t bytes)
     }
 }
 
-/* One fragment at a time, so that a following message is not taken with this one. */
+/* One fragment at a time, so that the next message is not consumed as well. */
 static void receive_message(char *to, size_t bytes)
 {
     double begun = 0;

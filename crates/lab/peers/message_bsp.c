@@ -1,4 +1,4 @@
-/* Messages by a BSPlib in C: one is a put and the end of a superstep, which both sides must reach.
+/* Messages over a BSPlib in C: a put and the end of a superstep, which both sides must reach.
  *
  *     mpicc -O2 -o message message_bsp.c -lbsponmpi
  *     mpirun -n 2 ./message pingpong|stream BYTES SECONDS LEAD_CORE FOLLOW_CORE */
@@ -28,7 +28,7 @@ static void receive_message(char *to, size_t bytes)
     memcpy(to, area, bytes);
 }
 
-/* As many in a superstep as the area has room for. */
+/* Puts as many messages per superstep as fit the area. */
 static long at_once(size_t bytes, long count)
 {
     long most = (long)(area_bytes / bytes);
@@ -65,7 +65,7 @@ static void spmd(void)
     area_bytes = area_bytes < bytes ? bytes : area_bytes < 64 ? 64 : area_bytes;
     area = malloc(area_bytes);
     if (!area)
-        give_up("there is no memory for messages of that length");
+        give_up("out of memory for messages of this length");
     bsp_push_reg(area, (int)area_bytes);
     bsp_sync();
     work(words);
@@ -77,7 +77,7 @@ int main(int argc, char **argv)
     if (argc != 6)
         give_up("usage: message KIND BYTES SECONDS LEAD_CORE FOLLOW_CORE");
     words = argv + 1;
-    /* Other processes than the first may never come back from here. */
+    /* This call may return in the first process only. */
     bsp_init(spmd, argc, argv);
     spmd();
     return 0;

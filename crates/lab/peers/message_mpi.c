@@ -1,4 +1,4 @@
-/* Messages by an MPI library:
+/* Messages over an MPI library:
  *
  *     mpicc -O2 -o message message_mpi.c
  *     mpirun -n 2 ./message pingpong|stream BYTES SECONDS LEAD_CORE FOLLOW_CORE */
@@ -17,7 +17,7 @@ static void receive_message(char *to, size_t bytes)
     MPI_Recv(to, (int)bytes, MPI_BYTE, is_lead, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* As many under way as the window has. */
+/* Keeps one window of messages in flight. */
 static void both(char *memory, size_t bytes, long count)
 {
     MPI_Request requests[WINDOW];

@@ -1,5 +1,5 @@
-/* Messages by ZeroMQ, between two sockets of the kind that pairs; calls wait, since a socket's
- * work is done by a thread behind it.
+/* Messages over ZeroMQ, between two PAIR sockets. Calls block, because a thread behind the socket
+ * does the work.
  *
  *     cc -O2 -o message message_zeromq.c -lzmq
  *     ./message lead|follow ADDRESS pingpong|stream BYTES SECONDS LEAD_CORE FOLLOW_CORE */
@@ -22,7 +22,7 @@ static void receive_message(char *to, size_t bytes)
     if (got < 0)
         give_up(zmq_strerror(zmq_errno()));
     if (got != (int)bytes)
-        give_up("a message came that was not due");
+        give_up("received an unexpected message");
 }
 
 static void send_stream(const char *from, size_t bytes, long count)
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
     if (argc != 8)
         give_up("usage: message lead|follow ADDRESS KIND BYTES SECONDS LEAD_CORE FOLLOW_CORE");
     is_lead = strcmp(argv[1], "lead") == 0;
-    /* Before the thread behind the sockets begins, which is to stay there, too. */
+    /* Pin before ZeroMQ starts its thread, which inherits the core. */
     int core = atoi(argv[is_lead ? 6 : 7]);
     if (core >= 0)
         pin(core);

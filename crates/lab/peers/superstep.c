@@ -1,11 +1,11 @@
-/* What `dipole bsp probe` measures of Dipole's BSPlib, of an MPI library.
+/* Measures supersteps of an MPI library, like `dipole calibrate supersteps` those of Dipole.
  *
  *     mpicc -O3 -o superstep superstep.c
  *     mpirun -n P ./superstep SECONDS SAMPLES MOST_BYTES CORE,CORE,..|-
  *
- * Supersteps by a barrier or MPI_Alltoallv with counts that all know ("alltoallv"), by MPI_Put
- * between fences ("put"), and by an exchange of counts before MPI_Alltoallv, as a BSPlib on MPI
- * needs it ("bsponmpi"). Prints a line of JSON for each measurement, as `dipole bsp rank` does. */
+ * Supersteps are a barrier or MPI_Alltoallv with known counts ("alltoallv"), MPI_Put between fences
+ * ("put"), and an exchange of counts before MPI_Alltoallv, as a BSPlib on MPI needs it ("bsponmpi").
+ * Prints a line of JSON for each measurement, as `dipole superstep-rank` does. */
 #define _GNU_SOURCE
 #include <mpi.h>
 #include <sched.h>
@@ -32,7 +32,7 @@ static double now_ns(void)
     return MPI_Wtime() * 1e9;
 }
 
-/* The n-th number of a sequence that the ranks of all subjects share. */
+/* Returns the n-th number of a random sequence that is the same in all ranks. */
 static uint64_t mixed(uint64_t n)
 {
     n *= 0x9e3779b97f4a7c15u;
@@ -46,7 +46,7 @@ static size_t random_bytes(uint64_t step, int from, int to)
     return mixed((step * size + from) * size + to) % (2 * most / size);
 }
 
-/* How much `from` sends to `to`. */
+/* Returns the bytes that `from` sends to `to`. */
 static size_t bytes_of(enum pattern pattern, size_t h, uint64_t step, int from, int to)
 {
     if (from == to && size > 1)
@@ -97,7 +97,7 @@ static void superstep(enum call call, enum pattern pattern, size_t h, uint64_t s
     MPI_Alltoallv(source, out, out_at, MPI_BYTE, area, in, in_at, MPI_BYTE, MPI_COMM_WORLD);
 }
 
-/* Rank 0 sends messages one by one, rank 1 returns them when it has them all. */
+/* Rank 0 sends messages one by one, rank 1 returns them when it has received all. */
 static void spray(enum call call, size_t bytes, int messages)
 {
     static MPI_Request requests[MOST_MESSAGES];
@@ -127,7 +127,7 @@ static void perform(enum call call, enum pattern pattern, size_t h, uint64_t ste
         superstep(call, pattern, h, step);
 }
 
-/* The most that a process sends or receives in a superstep. */
+/* Returns the most bytes that a process sends or receives in a superstep. */
 static double h_of(enum pattern pattern, size_t h, uint64_t step)
 {
     size_t largest = 0;
@@ -153,7 +153,7 @@ static void measure(const char *what, enum call call, enum pattern pattern, size
         double took = now_ns() - begun;
         once = took < once ? took : once;
     }
-    /* What takes long is repeated less often, but as often as a confidence interval needs. */
+    /* Long supersteps are repeated less often, but as often as a confidence interval needs. */
     long fitting = (long)(seconds * 1e9 / once);
     long fewest = samples < FEWEST_SAMPLES ? samples : FEWEST_SAMPLES;
     fewest = fitting < fewest ? fewest : fitting < samples ? fitting : samples;

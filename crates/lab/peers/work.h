@@ -1,6 +1,6 @@
-/* Messages between two processes by a library, measured as `dipole bench` measures Dipole: round
- * trips one by one, or a stream that ends with an answer of 4 bytes, less one single trip. A
- * source that includes this says how the library sends and receives. Prints one line of JSON. */
+/* Measures messages between two processes over a library, like `dipole bench` measures Dipole: round
+ * trips one by one, or a stream that ends with a reply of 4 bytes, minus one single trip. The
+ * including source defines how the library sends and receives. Prints one line of JSON. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdint.h>
@@ -11,10 +11,10 @@
 
 enum { WARM_UP = 200, FEWEST = 200, MOST_TRIPS = 1 << 20, ACKNOWLEDGEMENT = 4 };
 
-/* What the library must do: messages of known lengths, in order. */
+/* Operations of the library: messages of known lengths, in order. */
 static void send_message(const char *from, size_t bytes);
 static void receive_message(char *to, size_t bytes);
-/* So many messages of the same memory, as many at once as the library likes. */
+/* Sends this many messages from the same memory, as many in flight as the library allows. */
 static void send_stream(const char *from, size_t bytes, long count);
 static void receive_stream(char *to, size_t bytes, long count);
 
@@ -49,10 +49,10 @@ static void pin(int core)
     CPU_ZERO(&own);
     CPU_SET(core, &own);
     if (sched_setaffinity(0, sizeof own, &own) != 0)
-        give_up("cannot stay on its core");
+        give_up("cannot pin the process to its core");
 }
 
-/* Both ends of a message carry its number. */
+/* The first and the last byte of a message carry its number. */
 static void mark(char *message, size_t bytes, unsigned number)
 {
     message[0] = message[bytes - 1] = (char)(number & 0x7f);
@@ -62,7 +62,7 @@ static void check_mark(const char *message, size_t bytes, unsigned number)
 {
     char expected = (char)(number & 0x7f);
     if (message[0] != expected || message[bytes - 1] != expected)
-        give_up("a message came that was not due");
+        give_up("received an unexpected message");
 }
 
 static void round_trips(char *buffer, size_t bytes, long count, double *trips)
@@ -84,7 +84,7 @@ static void round_trips(char *buffer, size_t bytes, long count, double *trips)
     }
 }
 
-/* How many fit the time, as the leading side found out. */
+/* Returns how many messages fit the duration, as measured by the leading side. */
 static long agree(double each_ns, double seconds, long fewest, long most)
 {
     int64_t count = 0;
@@ -98,7 +98,7 @@ static long agree(double each_ns, double seconds, long fewest, long most)
     return (long)count;
 }
 
-/* The CPU time of both sides. */
+/* Returns the CPU time of both sides. */
 static double together(double own_ns)
 {
     double other_ns = own_ns;
@@ -122,7 +122,7 @@ static void pingpong(char *buffer, size_t bytes, double seconds)
     long count = agree((now_ns() - begun) / WARM_UP, seconds, FEWEST, MOST_TRIPS);
     double *trips = malloc((size_t)count * sizeof *trips);
     if (!trips)
-        give_up("there is no memory for the times");
+        give_up("out of memory for the samples");
     double cpu = cpu_ns();
     round_trips(buffer, bytes, count, trips);
     cpu = together(cpu_ns() - cpu);
@@ -162,7 +162,7 @@ static void stream(char *buffer, size_t bytes, double seconds)
     flow(buffer, bytes, trial);
     double begun = now_ns();
     flow(buffer, bytes, trial);
-    /* Ten million bytes at least, or as many messages as are enough of any size. */
+    /* At least ten million bytes, or enough messages of any length. */
     long least = (long)(10000000 / bytes) + 1;
     least = least > 20000 ? 20000 : least;
     long count = agree((now_ns() - begun) / (double)trial, seconds, least, 1L << 30);
@@ -177,7 +177,7 @@ static void stream(char *buffer, size_t bytes, double seconds)
                cpu / (double)count);
 }
 
-/* `words`: KIND BYTES SECONDS LEAD_CORE FOLLOW_CORE; a core below 0 leaves the side where it is. */
+/* `words`: KIND BYTES SECONDS LEAD_CORE FOLLOW_CORE; with a core below 0 the side is not pinned. */
 static void work(char **words)
 {
     size_t bytes = (size_t)strtoul(words[1], NULL, 10);
@@ -187,7 +187,7 @@ static void work(char **words)
         pin(core);
     char *buffer = aligned_alloc(64, (bytes + 127) / 64 * 64);
     if (!buffer || bytes == 0)
-        give_up("there is no memory for messages of that length");
+        give_up("out of memory for messages of this length");
     memset(buffer, 0x5a, bytes);
     if (strcmp(words[0], "pingpong") == 0)
         pingpong(buffer, bytes, seconds);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a message of 64 bytes costs, stage by stage: instructions and cache lines.
+"""Cost of a message of 64 bytes, stage by stage: instructions and cache lines.
 
     crates/lab/scripts/message_cost.py shm|udp [PROGRAM...]
 
@@ -21,7 +21,7 @@ import tempfile
 from collections import defaultdict
 
 LINE_BYTES = 64
-# The first that matches, by the path below `crates/`. Names of earlier versions are among them.
+# The first match counts, by the path below `crates/`. Includes names of earlier versions.
 STAGES = [(name, re.compile(pattern)) for name, pattern in [
     ("checksum", r"trailer\.rs|crc-fast"),
     ("clock", r"clock\.rs"),
@@ -57,7 +57,7 @@ def symbols(program):
 
 
 def stacks(process):
-    """Where the stacks of other threads lie: each behind a guard page."""
+    """Ranges of the stacks of other threads, each behind a guard page."""
     ranges, before = [], ("", 0)
     with open(f"/proc/{process}/maps") as maps:
         for line in maps:
@@ -70,7 +70,7 @@ def stacks(process):
 
 
 def trace(program, link):
-    """What the main thread does for each counted message: (phase, kind, address, bytes)."""
+    """Accesses of the main thread for each counted message: (phase, kind, address, bytes)."""
     names = symbols(program)
     with tempfile.TemporaryFile("w+") as said:
         run = subprocess.Popen(
@@ -100,7 +100,7 @@ def trace(program, link):
                     current, unsure = [], []
             address = int(address, 16)
             unsure.append((phase, kind[:2].strip(), address, int(size)))
-            # lackey does not say whose an access is; that to a stack does, for those before it.
+            # lackey does not print the thread; an access to a stack reveals it for those before.
             if own is None and phase == "send" and kind == " S ":
                 own = range(address - (1 << 20), address + (1 << 20))
             if own and kind != "I  ":
@@ -115,7 +115,7 @@ def trace(program, link):
 
 
 def stages(program, base, messages):
-    """The stage of each instruction of the program."""
+    """Returns the stage of each instruction of the program."""
     inside = sorted({address for message in messages for _, kind, address, _ in message if kind == "I"})
     listed = output("addr2line", "-a", "-i", "-e", program,
                     text="".join(f"{address - base:#x}\n" for address in inside if address >= base))
@@ -124,7 +124,7 @@ def stages(program, base, messages):
         if re.fullmatch(r"0x[0-9a-f]+", line):
             address = int(line, 16) + base
         elif address not in of:
-            # Files of the standard library are inlined in ours, which follow.
+            # Files of the standard library are inlined in ours, which come next.
             path = line.partition("crates/")[2] or (line if "crc-fast" in line else "")
             found = (name for name, pattern in STAGES if path and pattern.search(path))
             if stage := next(found, None):
@@ -150,7 +150,7 @@ def cost(program, link):
         for key in counts:
             for figures, found in zip(each[key], (counts[key], len(lines[0][key]), len(lines[1][key]))):
                 figures.append(found)
-    # A stage that a message in two goes without is none of what every message costs.
+    # A stage that half of the messages skip is not a cost of every message.
     return {key: tuple(round(statistics.median(figures)) for figures in found)
             for key, found in each.items() if len(found[0]) * 2 > len(messages)}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Programs of TCP without and with libdipole-sockets.so, in turns: see docs/design/sockets.md §7.
+"""Compares TCP programs without and with libdipole-sockets.so, in turns: see docs/design/sockets.md §7.
 
 sockets_speed.py LIBRARY KIND [ROUNDS] [--wire]; KIND is crossover, iperf3, redis, foreign, nginx, datagrams, or, on the
 loopback alone, establish, round, calls, copies. --wire, as root: the ends are in two network namespaces joined by a veth pair,
@@ -23,10 +23,10 @@ import time
 WORDS = [word for word in sys.argv[1:] if word != "--wire"]
 LIBRARY, KIND = WORDS[:2]
 ROUNDS = int(WORDS[2]) if len(WORDS) > 2 else 5
-# In memory, as where ends meet is by default.
+# In memory, like the default registry.
 FOLDER = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
-# Addresses of server and client, and the words that enter where each is.
+# Addresses of server and client, and the commands that enter their namespaces.
 AT, FROM, SERVER, CLIENT = "127.0.0.1", "127.0.0.1", [], []
 
 
@@ -46,7 +46,7 @@ def wire():
 
 
 def environment(mode):
-    """mode: None without the library, else bytes from which on writes go through memory."""
+    """mode: None without the library, else the minimum length of writes through shared memory."""
     found = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     found["DIPOLE_RUNTIME_DIR"] = FOLDER
     if mode is not None:
@@ -55,7 +55,7 @@ def environment(mode):
 
 
 def on(core, words):
-    """A pinned program of real-time priority, where that is allowed; the server's core is 0."""
+    """Runs a pinned program, with real-time priority where that is allowed; the server's core is 0."""
     allowed = os.geteuid() == 0
     where = CLIENT if core else SERVER
     return where + (["chrt", "-f", "10"] if allowed else []) + ["taskset", "-c", str(core)] + words
@@ -86,7 +86,7 @@ def stop(started):
 
 
 def iperf3(length, mode):
-    """Gbit/s, and Gbit/s per core of processor time at both ends."""
+    """Returns Gbit/s, and Gbit/s per core of CPU time of both ends."""
     port = free_port()
     started = server(["iperf3", "-s", "-1", "-p", port], mode, port)
     found = json.loads(client(["iperf3", "-c", AT, "-p", port, "-l", str(length), "-n", "1G", "-J"], mode))["end"]
@@ -97,15 +97,15 @@ def iperf3(length, mode):
 
 
 def processor_seconds(process):
-    """What a process that runs has used."""
+    """Returns the CPU time of a running process."""
     with open(f"/proc/{process.pid}/stat") as file:
         words = file.read().rsplit(")", 1)[1].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def redis(clients, pipeline, mode, length=64, alone=False):
-    """Requests a second of GET, the 99th percentile in ms, and microseconds of processor time of both ends for a
-    request (SET and GET). alone: the server has no library."""
+    """Returns GET requests per second, the 99th percentile in ms, and CPU time of both ends in us per
+    request (SET and GET). alone: the server runs without the library."""
     port = free_port()
     started = server(["redis-server", "--port", port, "--bind", AT, "--protected-mode", "no", "--save", "", "--dir", FOLDER], None if alone else mode, port)
     count = 3000 if length > 10000 else (300000 if pipeline > 1 else 60000 if clients > 1 else 20000)
@@ -119,7 +119,7 @@ def redis(clients, pipeline, mode, length=64, alone=False):
 
 
 def nginx(length, mode):
-    """Requests a second."""
+    """Returns requests per second."""
     port = free_port()
     with open(f"{FOLDER}/file", "wb") as file:
         file.write(os.urandom(length))
@@ -206,7 +206,7 @@ int main(void)
 
 
 def calls(mode):
-    """Nanoseconds of a send or recv of 64 bytes, whose data wait already, and how many more than straight to the kernel."""
+    """Returns the time in ns of a send or recv of 64 bytes of available data, and its excess over a system call."""
     program = f"{FOLDER}/calls"
     if not os.path.exists(program):
         subprocess.run(["cc", "-O2", "-x", "c", "-o", program, "-"], input=CALLS, text=True, check=True)
@@ -282,7 +282,7 @@ int main(int argc, char **argv)
 
 
 DATAGRAMS = r"""
-/* Microseconds there and back of 64 bytes by UDP on the loopback: ends that sleep, ends that ask. */
+/* Round-trip time in us of 64 bytes over UDP on loopback: ends that sleep, and ends that poll. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -344,7 +344,7 @@ int main(int argc, char **argv)
 
 
 def compiled(name, source, words, mode=None):
-    """Numbers that a program prints, not pinned: it pins its two ends."""
+    """Returns the numbers that a program prints. It pins its two ends itself."""
     program = f"{FOLDER}/{name}"
     if not os.path.exists(program):
         subprocess.run(["cc", "-O2", "-x", "c", "-o", program, "-"], input=source, text=True, check=True)
@@ -353,7 +353,7 @@ def compiled(name, source, words, mode=None):
 
 
 def datagrams(mode):
-    """Microseconds there and back: ends whose calls wait, ends that ask."""
+    """Returns round-trip times in us: ends whose calls block, and ends that poll."""
     there = [f"/run/netns/{CLIENT[-1]}"] if CLIENT else []
     return compiled(KIND, DATAGRAMS, [AT, FROM, *there], mode)
 

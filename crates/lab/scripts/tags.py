@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What tags of packets and encryption cost: `security=off`, `auth` and `encrypt` in turns.
+"""Cost of packet tags and encryption: `security=off`, `auth` and `encrypt` in turns.
 
     sudo crates/lab/scripts/tags.py [--dipole target/release/dipole] [--link udp] [--bench pingpong] [--rounds 31]
                       [--size 64] [--settings off,auth,encrypt]
 
-Each round measures all settings once by `dipole bench ... --on veth`, in another order each time.
-Prints the medians, and of the ratios to `off` in the same round the median with its quartiles.
-A setting may be named twice (`off,off`): their ratio is what the machine alone does.
+Each round measures all settings once with `dipole bench ... --on veth`, in a different order.
+Prints the medians, and the median and quartiles of the ratios to `off` in the same round.
+A setting may be named twice (`off,off`): their ratio shows the noise of the machine.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def measure(given, key):
     done = subprocess.run(command, env={**os.environ, "DIPOLE_KEY": key}, check=True,
                           capture_output=True, text=True)
     line = json.loads(done.stdout.splitlines()[0])
-    # A time, the less the better; of a stream what a byte takes.
+    # A time, less is better; for a stream the time per byte.
     return line["p50_ns"] if given.bench == "pingpong" else 1e9 / line["bytes_per_s"]
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Reads a timeline of `dipole trace --perfetto` by Perfetto's own definition of its format, and checks it.
+"""Checks a timeline of `dipole trace --perfetto` with Perfetto's own definition of its format.
 
     pip install perfetto
     crates/lab/scripts/timeline_check.py FILE
 
 Refused are fields that Perfetto does not know, events of tracks that were not declared, slices that end
 before they begin or overlap, and slices that never end. Prints the tracks and what they have. Where
-Perfetto's trace_processor can be fetched, it is asked, too.
+Perfetto's trace_processor can be fetched, it checks the file, too.
 """
 
 import collections
@@ -24,7 +24,7 @@ def check(is_right, what):
 
 
 def known(message, path="Trace"):
-    """No part of the message has a field that the definition lacks."""
+    """Checks that no part of the message has a field that is not in the definition."""
     check(len(unknown_fields.UnknownFieldSet(message)) == 0, f"unknown fields in {path}")
     for field, value in message.ListFields():
         if field.message_type:

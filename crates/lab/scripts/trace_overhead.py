@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tracing costs a superstep: the same job with and without DIPOLE_TRACE, in turns.
+"""Cost of tracing per superstep: the same job with and without DIPOLE_TRACE, in turns.
 
     cargo build --release -p dipole-tools
     crates/lab/scripts/trace_overhead.py [--link shm] [--ranks 2] [--pairs 15]
@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 
 
 def samples(value):
-    """Every measurement in what a rank told, wherever it lies."""
+    """Yields every measurement in the output of a rank, at any depth."""
     if isinstance(value, dict):
         if "what" in value and "ns" in value:
             yield value
@@ -32,11 +32,11 @@ def samples(value):
 
 
 def job(arguments, traces):
-    """Medians of supersteps in a job, by kind and h, in ns."""
+    """Returns the medians of supersteps in a job, by kind and h, in ns."""
     command = [arguments.dipole, "run", "-n", str(arguments.ranks), "--env", f"DIPOLE_LINK={arguments.link}"]
     if traces:
         command += ["--env", f"DIPOLE_TRACE={traces}"]
-    command += [arguments.dipole, "bsp", "rank", "--seconds", str(arguments.seconds), "--samples", "20"]
+    command += [arguments.dipole, "superstep-rank", "--seconds", str(arguments.seconds), "--samples", "20"]
     command += ["--most-bytes", str(arguments.most_bytes), "--cores", "0,1"]
     environment = {**os.environ, "DIPOLE_HOSTS": "", "DIPOLE_NID": "1"}
     done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)
@@ -51,7 +51,7 @@ def job(arguments, traces):
 
 
 def interval(values):
-    """Of the median, by order statistics: the binomial of fair coins."""
+    """Returns the confidence interval of the median, from the binomial distribution."""
     values, count = sorted(values), len(values)
     below, outside = 0.0, 0
     for heads in range(count // 2):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A file by `dipole send`, nc, socat and rsync over TCP, and streams without files, in turns of one run.
+"""Compares transfers of a file with `dipole send`, nc, socat and rsync over TCP, and streams without files.
 
     sudo crates/lab/scripts/transfer.py [--dipole target/release/dipole] [--mib 1024] [--rounds 5]
 
@@ -49,7 +49,7 @@ def within(side, command, environment=None):
 
 
 def listens(side, port):
-    """Waits until somebody listens at a TCP port of a side."""
+    """Waits until a program listens at a TCP port of a side."""
     wanted = f":{port:04X} 00000000:0000 0A"
     while True:
         listed = subprocess.run(
@@ -62,7 +62,7 @@ def listens(side, port):
 
 
 class Peers:
-    """How each receives at side b, and sends from side a."""
+    """Returns the commands that receive at side b and send from side a."""
 
     def __init__(self, folder, dipole):
         self.folder, self.dipole = folder, dipole
@@ -116,7 +116,7 @@ class Peers:
 
 
 def stream_of_dipole(dipole, link):
-    """Bytes a second of a stream without files."""
+    """Returns bytes per second of a stream without files."""
     place = "node" if link == "shm" else "veth"
     line = subprocess.run(
         [dipole, "--json", "bench", "stream", "--on", place, "--link", link, "--size", "262144",
@@ -139,7 +139,7 @@ def stream_of_iperf3(size):
 
 
 def once(peers, way, serves):
-    """Seconds, and CPU seconds, of one transfer by a way, whose receiver may go on serving."""
+    """Returns seconds and CPU seconds of one transfer. The receiver may keep running."""
     if os.path.exists(peers.copy):
         os.unlink(peers.copy)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What keeping waits costs a program that uses endpoints or MPI: with and without DIPOLE_TRACE, in turns.
+"""Cost of recording waits in a program with endpoints or MPI: with and without DIPOLE_TRACE, in turns.
 
     crates/lab/scripts/wait_overhead.py 'one way ([0-9]+) ns' -- ./pingpong 200000 64
     crates/lab/scripts/wait_overhead.py '"p50_ns": *([0-9.]+)' -- mpirun -n 2 ./bench pingpong 64 1

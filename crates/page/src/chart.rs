@@ -1,7 +1,7 @@
-//! Figures: curves with marks and spreads on two axes, as SVG within the page.
+//! Figures: curves with marks and spreads on two axes, as SVG in the page.
 //!
-//! Colours and line widths are the style sheet's business, so that a figure
-//! follows the reader's light or dark.
+//! Colours and line widths are in the style sheet, so that figures follow the reader's light or dark
+//! theme.
 
 use std::fmt::Write;
 
@@ -14,52 +14,52 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 38.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 58.0;
-/// A label nearer than this to the one before is left out.
+/// Labels closer to the previous one than this are left out.
 const LABEL_DISTANCE: f64 = 42.0;
 
 /// One figure.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// Its name within the page.
+    /// Id within the page.
     pub id: String,
-    /// What it shows.
+    /// Title.
     pub title: String,
     /// How to read it.
     pub text: &'static str,
-    /// The axis to the right and what it means.
+    /// Scale and title of the horizontal axis.
     pub x: (Scale, &'static str),
-    /// The axis upwards.
+    /// Scale and title of the vertical axis.
     pub y: (Scale, &'static str),
-    /// What is drawn.
+    /// The curves.
     pub curves: Vec<Curve>,
 }
 
-/// One subject's curve.
+/// The curve of one subject.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// Whose it is.
+    /// Name of the subject.
     pub name: String,
-    /// Colour and mark.
+    /// Class of colour and mark.
     pub family: &'static str,
-    /// From left to right.
+    /// Points from left to right.
     pub points: Vec<Point>,
 }
 
 /// One measurement.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Where to the right.
+    /// Value on the horizontal axis.
     pub x: f64,
-    /// Where upwards.
+    /// Value on the vertical axis.
     pub y: f64,
-    /// How far the rounds spread.
+    /// Minimum and maximum over the rounds.
     pub spread: Option<(f64, f64)>,
-    /// Told when the mark is pointed at.
+    /// Text shown when the pointer is over the mark.
     pub note: String,
 }
 
 impl Chart {
-    /// The figure with its legend, `behind` it what belongs to it; nothing without a point.
+    /// Returns the figure with its legend, followed by `behind`. Empty if there are no points.
     #[must_use]
     pub fn html(&self, behind: &str) -> String {
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
@@ -180,7 +180,7 @@ impl Curve {
     }
 }
 
-/// Where values lie in the picture.
+/// Positions of values in the picture.
 struct Frame {
     x: Axis,
     y: Axis,
@@ -196,7 +196,7 @@ impl Frame {
     }
 }
 
-/// Each family has a shape of its own, for eyes that tell few colours apart.
+/// Returns the mark of a family. The shapes differ, for readers who cannot distinguish the colours.
 fn mark(family: &str, left: f64, top: f64, note: &str) -> String {
     let shape = match family {
         "dipole" => "M0-4.5A4.5 4.5 0 1 1-.01-4.5Z",
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn a_figure_has_a_mark_for_each_point_and_labels_with_units() {
         let html = chart(&[(1.0, 2.0), (64.0, 3.0), (4096.0, 8.0)]).html("");
-        // One more stands in the legend.
+        // The legend has one more.
         assert_eq!(html.matches("class=\"mark\"").count(), 4, "{html}");
         assert!(html.contains("data-points=\"3\""));
         assert!(html.contains(">message size, bytes</text>"));

@@ -1,7 +1,7 @@
-//! HTML pages with figures and the tables behind them, in one file that needs neither a network
-//! nor a script, and follows the reader's light or dark.
+//! HTML pages with figures and the tables behind them, in one file that needs neither a network nor
+//! scripts and follows the reader's light or dark theme.
 //!
-//! A page carries the data it was made of, too, as `application/json`.
+//! A page also contains its data as `application/json`.
 
 #![forbid(unsafe_code)]
 
@@ -18,21 +18,21 @@ pub use table::{behind, digits, table};
 /// The style sheet of all pages.
 pub const STYLE: &str = include_str!("style.css");
 
-/// What stands above the figures.
+/// The head of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Heading<'a> {
-    /// The page.
+    /// Title.
     pub title: &'a str,
     /// How to read it.
     pub text: &'a str,
-    /// What a reader must know of how it came about, as names and values.
+    /// Names and values that describe the origin of the data.
     pub facts: &'a [(&'a str, String)],
 }
 
-/// The whole page: a heading, HTML below it, and the data behind that.
+/// Returns a page with a head, HTML and the data behind it.
 ///
 /// # Panics
-/// If the data are no JSON: a map with keys that are no text.
+/// The data cannot be written as JSON: they contain a map whose keys are not text.
 #[must_use]
 pub fn document(heading: Heading<'_>, body: &str, data: &impl Serialize) -> String {
     let Heading { title, text, facts } = heading;
@@ -45,7 +45,7 @@ pub fn document(heading: Heading<'_>, body: &str, data: &impl Serialize) -> Stri
         header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
     }
     header += "</dl></header>\n";
-    // No "</script>" can stand in it.
+    // Prevents "</script>" in the data.
     let data = serde_json::to_string(data)
         .expect("plain data is JSON")
         .replace('<', "\\u003c");
@@ -59,7 +59,7 @@ pub fn document(heading: Heading<'_>, body: &str, data: &impl Serialize) -> Stri
     )
 }
 
-/// A part of a page with a title.
+/// Returns a section of a page with a title.
 #[must_use]
 pub fn section(title: &str, body: &str) -> String {
     format!("<section>\n<h2>{}</h2>\n{body}</section>\n", escape(title))

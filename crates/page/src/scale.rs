@@ -1,26 +1,26 @@
-//! Axes, most of them logarithmic: where a value lies, and which values get a mark and a label.
+//! Axes: positions of values, and the values that get a mark and a label.
 
-/// What an axis shows.
+/// Kind of scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// Powers of two, labelled as sizes.
     Bytes,
     /// Powers of ten, labelled as plain numbers.
     Number,
-    /// Shares of 1: two steps up to 90 %, evenly, then each to the right leaves a tenth of the rest.
+    /// Shares of 1: two steps up to 90 %, then each step leaves a tenth of the rest.
     Nines,
-    /// From 0, or from below it where values are, in equal steps.
+    /// Equal steps from 0, or from below it if there are such values.
     Linear,
-    /// Over the values alone, in equal steps: distributions that lie far from 0.
+    /// Equal steps over the values only, for distributions far from 0.
     Range,
 }
 
-/// One place on an axis.
+/// A tick on an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tick {
-    /// Where.
+    /// Value.
     pub value: f64,
-    /// Empty: a line without a label.
+    /// Empty for a line without a label.
     pub label: String,
 }
 
@@ -33,7 +33,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Spans all values and ends on round ones; `None` if there are none.
+    /// Creates an axis that spans all values and ends on round ones. `None` if there are no values.
     #[must_use]
     pub fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut places = values.map(|value| place(scale, value));
@@ -63,13 +63,13 @@ impl Axis {
         Some(Self { scale, low, high })
     }
 
-    /// From 0, the low end, to 1, the high end.
+    /// Returns the position of a value, from 0 at the low end to 1 at the high end.
     #[must_use]
     pub fn position(&self, value: f64) -> f64 {
         (place(self.scale, value) - self.low) / (self.high - self.low)
     }
 
-    /// Ticks from low to high.
+    /// Returns the ticks from low to high.
     #[must_use]
     pub fn ticks(&self) -> Vec<Tick> {
         let ticks: Vec<Tick> = match self.scale {
@@ -102,7 +102,7 @@ impl Axis {
                 })
                 .collect(),
             Scale::Number => {
-                // Where there is little to see between powers of ten, 2 and 5 are told too.
+                // With few powers of ten, 2 and 5 get labels, too.
                 let labels_between = self.high - self.low < 2.5;
                 (-6..=12)
                     .flat_map(|power| (1..10).map(move |digit| (power, digit)))
@@ -130,14 +130,14 @@ fn place(scale: Scale, value: f64) -> f64 {
     match scale {
         Scale::Bytes => value.max(1.0).log2(),
         Scale::Number => value.max(1e-6).log10(),
-        // What most messages take must not be squeezed by the few that take longer.
+        // Most messages must not be squeezed by the few that take longer.
         Scale::Nines if value <= 0.9 => value / 0.9 * 2.0,
         Scale::Nines => 1.0 - (1.0 - value).max(1e-9).log10(),
         Scale::Linear | Scale::Range => value,
     }
 }
 
-/// The distance of ticks from 0 to this value: 1, 2 or 5 times a power of ten, some eight of them.
+/// Returns the distance of ticks from 0 to this value: 1, 2 or 5 times a power of ten, about eight.
 fn step(high: f64) -> f64 {
     let power = 10_f64.powf((high.max(1e-6) / 4.0).log10().floor());
     let steps = [1.0, 2.0, 5.0].map(|digit| digit * power);
@@ -155,14 +155,14 @@ fn bytes(power: i32) -> String {
     format!("{}{unit}", 1_u32 << rest)
 }
 
-/// A share in percent, with as many digits as it needs.
+/// Formats a share in percent, with as many digits as needed.
 #[must_use]
 pub fn share(share: f64) -> String {
     let text = format!("{:.3}", share * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A round number without needless zeros.
+/// Formats a round number without unnecessary zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -2,14 +2,14 @@
 
 use super::escape;
 
-/// Longer cells are sentences, which stand to the left and may break.
+/// Longer cells are sentences: left-aligned, with line breaks.
 const WORDS: usize = 40;
 
-/// A table; the first cell of a row names it.
+/// Returns a table. The first cell of a row is its name.
 #[must_use]
 pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let is_long = |cell: &str| cell.chars().count() > WORDS;
-    // A heading stands where the sentences below it do.
+    // A heading has the alignment of its column.
     let has_words = |column: usize| {
         rows.iter()
             .any(|row| row.get(column).is_some_and(|cell| is_long(cell)))
@@ -41,13 +41,13 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     )
 }
 
-/// What is shown only when it is asked for: the numbers behind a figure.
+/// Returns details that are shown on request: the numbers behind a figure.
 #[must_use]
 pub fn behind(html: &str) -> String {
     format!("<details><summary>Numbers behind this figure</summary>{html}</details>\n")
 }
 
-/// Three digits that count, never an exponent.
+/// Formats with three significant digits, never with an exponent.
 #[must_use]
 pub fn digits(value: f64) -> String {
     match value.abs() {

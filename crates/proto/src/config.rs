@@ -1,79 +1,78 @@
-//! What the caller decides once per process.
+//! Settings that the caller chooses once per process.
 
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 use crate::wire::{SHARE_BYTES, Trailers};
 
-/// The smallest packet that every process can take.
-pub const MIN_PACKET_BYTES: usize = 256;
-/// A packet that every path is taken to carry.
+pub use crate::wire::MIN_PACKET_BYTES;
+
+/// A packet length that every path is assumed to carry.
 const PATH_PACKET_BYTES: usize = 1200;
-/// The longest packet (UDP payload) of a jumbo frame.
+/// The longest packet (UDP payload) in a jumbo frame.
 pub const MAX_PACKET_BYTES: usize = 8972;
 /// The longest message.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
-/// What a message costs beside its payload when credit and pool are charged.
+/// Bytes of credit and pool that a message takes in addition to its payload.
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 64;
 
-/// Capacities and times of one process's machine. All are bounds, none a goal.
+/// Limits and times of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// This node's id, told to peers.
+    /// Id of this node, sent to peers.
     pub node: u32,
-    /// Longest packet taken and sent, trailer included.
+    /// Longest packet to accept and to send, with its trailer.
     pub packet_bytes: usize,
-    /// A length that every path is taken to carry: packets get no shorter than this, and
-    /// units that are too long for their path are cut into parts of it.
+    /// A length that every path is assumed to carry. Packets do not get shorter than this, and units
+    /// that are too long for their path are sent in parts of this length.
     pub base_packet_bytes: usize,
-    /// Frames for units in flight to all peers together (the thesis's n, send side).
+    /// Frames for units in flight to all peers together (n of the thesis, for sending).
     pub frames: u32,
-    /// Packets that may be arriving from all peers together without overflowing the link.
+    /// Packets of all peers together that may be in flight to this process without overflowing the
+    /// link.
     pub window_packets: u32,
-    /// Packets in flight to or from one peer. What flies must stay in the processor's
-    /// cache: on a virtual interface 256 packets of 1472 bytes carried twice what 1024 did.
+    /// Most packets in flight to or from one peer. They should fit the processor's cache: on a virtual
+    /// interface 256 packets of 1472 bytes had twice the throughput of 1024.
     pub session_packets: u32,
-    /// Peers at most; a hello beyond is refused, unless idle ones turn out to be dead.
+    /// Most peers. Further hellos are refused, unless idle peers turn out to be dead.
     pub max_peers: u32,
-    /// Incoming edges of all peers together that have not ended; messages that would need
-    /// one more are refused, and their senders told.
+    /// Most open incoming edges of all peers together. Messages that need another one are refused.
     pub max_edges: u32,
     /// Bytes of received messages held for the application, all peers together.
     pub pool_bytes: u64,
-    /// When an arrival would leave less than this free, only the next unit in
-    /// sequence is accepted (thesis §5.3, second rule). Zero switches the rule off.
+    /// When an arrival would leave less than this free, only the next unit in sequence is accepted
+    /// (thesis §5.3, second rule). Zero disables the rule.
     pub pool_reserve_bytes: u64,
     /// Bytes that a new edge may send before its first grant.
     pub initial_credit_bytes: u32,
-    /// Bytes of unread messages that one edge may have; longer messages are
-    /// admitted one at a time per endpoint.
+    /// Most unread bytes of one edge. Longer messages are admitted one at a time per endpoint.
     pub edge_window_bytes: u64,
-    /// Packets that must overtake a missing one before it is asked for.
+    /// A missing packet is requested when this many later ones have arrived.
     pub reorder_packets: u32,
-    /// How long an acknowledgement waits for a packet to ride on.
+    /// How long an acknowledgement waits for a packet to carry it.
     pub ack_delay_ns: u64,
-    /// Shortest time-out before a lost tail is suspected.
+    /// Shortest time-out before a tail counts as lost.
     pub min_timeout_ns: u64,
-    /// Longest back-off of ack requests, tails, hellos and credit wishes.
+    /// Longest pause between repeated ack requests, tails, hellos and credit requests.
     pub max_timeout_ns: u64,
-    /// Silence of a peer that owes an answer after which [`Event::Suspected`](crate::Event::Suspected)
-    /// asks whether anybody vouches for it; again after so much further silence.
+    /// After this much silence of a peer that owes an answer, [`Event::Suspected`](crate::Event::Suspected)
+    /// asks for confirmation by a third party. It is repeated after the same time.
     pub suspect_after_ns: u64,
-    /// Silence after which a peer that owes an answer, and for which nobody vouches, is gone.
+    /// After this much silence a peer that owes an answer is gone, unless a third party vouches for it.
     pub peer_timeout_ns: u64,
-    /// How often a peer is asked whether it lives if no other packets are exchanged.
+    /// An idle peer gets a keepalive after this time without packets.
     pub idle_check_ns: u64,
-    /// The number at which packets, units and messages begin, the same for all processes:
-    /// zero but for those who want to see numbers outgrow 32 bits.
+    /// First number of packets, units and messages; the same in all processes. Zero except in tests
+    /// that let numbers exceed 32 bits.
     pub first_number: u32,
-    /// Trailers offered. Others than CRC32C need a key.
+    /// Trailers offered. All but CRC32C need a key.
     pub trailers: Trailers,
-    /// What this process contributes to the keys of its sessions, for the caller to understand.
+    /// Share of this process in the keys of its sessions. Only the caller interprets it.
     pub share: [u8; SHARE_BYTES],
-    /// Only who proves to hold the cluster key gets a session.
+    /// Only processes that prove to have the cluster key get a session.
     pub keyed: bool,
 }
 
 impl Default for Config {
-    /// Suits a handful of peers on a 1-100 Gbit/s segment.
+    /// Suitable for a few peers on a segment of 1 to 100 Gbit/s.
     fn default() -> Config {
         Config {
             node: 1,
@@ -104,7 +103,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The window told to a peer before it sends anything.
+    /// The window that a peer gets before it has sent anything.
     pub(crate) fn hello_window(&self) -> u32 {
         self.window_packets.min(self.session_packets).max(1)
     }
@@ -116,7 +115,7 @@ impl Config {
     }
 }
 
-/// What a message of `length` payload bytes costs in credit and pool.
+/// Credit and pool bytes of a message with `length` bytes of payload.
 #[must_use]
 pub fn charge(length: u64) -> u64 {
     length.saturating_add(MESSAGE_OVERHEAD_BYTES)

@@ -1,55 +1,55 @@
-//! How many packets on their way here fill the link to this process. Spec §6.7.
+//! How many packets in flight fill the link to this process. Spec §6.7.
 //!
-//! While no queue before the link has overflowed with several senders, [`Downlink`] only
-//! measures how fast packets come. Then it keeps a limit: more if the link could carry more,
-//! less if it is full for long, or packets are lost where it is.
+//! Until a queue before the link overflows while several peers send, [`Downlink`] only measures
+//! the rate of arrivals. From then on it keeps a limit, which grows if the link can carry more, and
+//! shrinks if the link stays full or loses packets while it is full.
 
 use crate::time::{Instant, MICROSECOND, MILLISECOND};
 
-/// The limit at first, and the least.
+/// Initial and smallest limit.
 const FIRST: u32 = 16;
 const LEAST: u32 = 8;
-/// The speed is measured over at least so many packets, the limit's, and this time.
+/// A rate is measured over at least this many packets, the limit, and this time.
 const METER_PACKETS: u32 = 32;
 const METER_NS: u64 = 2 * MICROSECOND;
-/// Measurements of a full link after which the limit shrinks a little.
+/// After this many measurements of a full link the limit shrinks a little.
 const PATIENCE: u32 = 16;
-/// What a frame has on the wire beside its packet: Ethernet, IP, UDP.
+/// Bytes of a frame around its packet: Ethernet, IP and UDP.
 const FRAME_BYTES: u64 = 66;
 
-/// What has come since a moment at which all had been taken.
+/// Arrivals since the start of a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meter {
     since: Instant,
     units: u32,
     bytes: u64,
-    /// All of the limit was granted all the time.
+    /// The whole limit was granted all the time.
     used: bool,
     lost: bool,
 }
 
-/// See the module. Speeds are bytes per millisecond.
+/// See the module. Rates are in bytes per millisecond.
 #[derive(Clone, Debug)]
 pub(crate) struct Downlink {
     limit: Option<u32>,
     most: u32,
     meter: Meter,
-    /// All of the limit is granted.
+    /// The whole limit is granted.
     used: bool,
     speed: u64,
     full_speed: u64,
-    /// The limit has sufficed once: from then on one slow measurement means nothing.
+    /// The limit has once been enough. From then on a single slow measurement does not count.
     found: bool,
     slow: u32,
     full: u32,
-    /// Limit and speed before the limit last grew.
+    /// Limit and rate before the limit last grew.
     before: Option<(u32, u64)>,
-    /// What the last measurement shows began before it grew.
+    /// The present measurement began before the limit grew.
     settling: bool,
 }
 
 impl Downlink {
-    /// At most `most` packets.
+    /// The state before any overflow; the limit will be at most `most` packets.
     pub(crate) fn new(most: u32) -> Downlink {
         Downlink {
             limit: None,
@@ -66,36 +66,36 @@ impl Downlink {
         }
     }
 
-    /// Packets that may be on their way; `None` while the queue has never overflowed.
+    /// Packets that may be in flight; `None` before the first overflow.
     pub(crate) fn limit(&self) -> Option<u32> {
         self.limit
     }
 
-    /// A packet of so many bytes has arrived.
+    /// Counts a packet of this length.
     #[inline]
-    pub(crate) fn heard(&mut self, bytes: u16) {
+    pub(crate) fn on_packet(&mut self, bytes: u16) {
         self.meter.bytes += u64::from(bytes) + FRAME_BYTES;
     }
 
-    /// It carried a unit.
+    /// Counts a unit.
     #[inline]
     pub(crate) fn unit_arrived(&mut self) {
         self.meter.units += 1;
     }
 
-    /// Whether all of the limit is granted from now on.
-    pub(crate) fn is_used(&mut self, used: bool) {
+    /// Sets whether the whole limit is granted from now on.
+    pub(crate) fn set_used(&mut self, used: bool) {
         self.used = used;
         self.meter.used &= used;
     }
 
-    /// Nobody waits any more.
-    pub(crate) fn rest(&mut self) {
-        self.is_used(false);
+    /// No peer waits any more.
+    pub(crate) fn on_idle(&mut self) {
+        self.set_used(false);
         (self.before, self.settling) = (None, false);
     }
 
-    /// A unit had been lost while several sent. That says something where the link is full.
+    /// A unit was lost while several peers sent, which matters if the link is full.
     pub(crate) fn lost(&mut self) {
         if core::mem::replace(&mut self.meter.lost, true) {
             return;
@@ -110,7 +110,7 @@ impl Downlink {
         }
     }
 
-    /// All packets at hand have been taken; true if the speed was measured.
+    /// All available packets were handled. Returns true if a measurement is complete.
     #[inline]
     pub(crate) fn stepped(&mut self, now: Instant) -> bool {
         let ns = now.since(self.meter.since);
@@ -144,7 +144,7 @@ impl Downlink {
                 self.speed.saturating_sub(speed),
             );
             if faster * 4 * u64::from(before) < u64::from(more) * speed {
-                // The link is full after all, or slower than it seemed.
+                // The link is full after all, or slower than measured.
                 self.set(before);
                 self.full_speed = (self.full_speed + self.speed) / 2;
                 return;
@@ -174,7 +174,7 @@ impl Downlink {
     }
 }
 
-/// Only what decides who may send: models compare as equal what differs in times.
+/// Hashes only what affects grants: models ignore times.
 impl core::hash::Hash for Downlink {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
         self.limit.hash(state);
@@ -185,14 +185,13 @@ impl core::hash::Hash for Downlink {
 mod tests {
     use super::*;
 
-    /// A link of 1 byte/ns and this round trip, always granted all of the limit: runs for so
-    /// many round trips.
+    /// Simulates a link of 1 byte/ns whose limit is always granted in full, for this many round trips.
     fn run(downlink: &mut Downlink, now: &mut Instant, round_trip_ns: u64, rounds: u32) {
-        downlink.is_used(true);
+        downlink.set_used(true);
         for _ in 0..rounds {
             let packets = downlink.limit().unwrap_or(256);
             for _ in 0..packets {
-                downlink.heard(1434);
+                downlink.on_packet(1434);
                 downlink.unit_arrived();
             }
             *now = now.after(round_trip_ns.max(u64::from(packets) * 1500));
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_found_that_fills_the_link_and_no_more() {
+    fn the_limit_just_fills_the_link() {
         for full in [20, 80, 300] {
             let (mut downlink, mut now) = (Downlink::new(1024), Instant(0));
             run(&mut downlink, &mut now, full * 1500, 10);
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_shrink_the_limit_only_where_the_link_is_full() {
+    fn losses_shrink_the_limit_only_if_the_link_is_full() {
         let (mut downlink, mut now) = (Downlink::new(1024), Instant(0));
         run(&mut downlink, &mut now, 100 * 1500, 10);
         downlink.lost();
@@ -224,7 +223,7 @@ mod tests {
         let before = downlink.limit();
         downlink.lost();
         assert!(downlink.limit() < before);
-        // Senders that have become slow.
+        // The senders have become slow.
         let before = downlink.limit();
         run(&mut downlink, &mut now, 1000 * 1500, 1);
         downlink.lost();

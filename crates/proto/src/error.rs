@@ -1,4 +1,4 @@
-//! What the machine refuses to do for its caller.
+//! Reasons for which the machine refuses a call.
 
 use core::fmt;
 
@@ -7,18 +7,17 @@ use crate::wire::RefusedReason;
 /// Why a message cannot begin now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BeginError {
-    /// The edge has no credit for it; [`Event::Credit`](crate::Event::Credit)
-    /// tells when it has.
+    /// The edge has too little credit. [`Event::Credit`](crate::Event::Credit) reports more.
     NoCredit {
         /// Bytes of credit left.
         left: u64,
     },
-    /// Longer than any message may be.
+    /// It is longer than the limit for all messages.
     TooLong {
         /// The limit in bytes.
         limit: u64,
     },
-    /// The receiver took no messages of this edge.
+    /// The receiver has refused messages of this edge.
     Refused(RefusedReason),
     /// The session is not open yet.
     Opening,
@@ -40,12 +39,12 @@ impl fmt::Display for BeginError {
 
 impl core::error::Error for BeginError {}
 
-/// Why there is no edge.
+/// Why an edge cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EdgeError {
-    /// As many edges lead to that process as may.
+    /// Too many edges lead to that process.
     TooMany {
-        /// How many that is.
+        /// The limit.
         limit: u32,
     },
     /// The session has ended.
@@ -56,7 +55,7 @@ impl fmt::Display for EdgeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             EdgeError::TooMany { limit } => {
-                write!(f, "{limit} edges lead to that process, as many as may")
+                write!(f, "{limit} edges lead to that process, which is the limit")
             }
             EdgeError::Gone => f.write_str("the session has ended"),
         }
@@ -65,7 +64,7 @@ impl fmt::Display for EdgeError {
 
 impl core::error::Error for EdgeError {}
 
-/// What a process of this node did that none does which keeps the rules.
+/// What a process of this node has sent in violation of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolViolation(pub &'static str);
 
@@ -80,7 +79,7 @@ impl core::error::Error for ProtocolViolation {}
 /// Why no session can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {
-    /// The table of sessions is full.
+    /// The table of peers is full.
     TooManyPeers {
         /// Its size.
         limit: u32,
@@ -91,7 +90,10 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ConnectError::TooManyPeers { limit } => {
-                write!(f, "this process already has {limit} peers, its limit")
+                write!(
+                    f,
+                    "this process already has {limit} peers, which is the limit"
+                )
             }
         }
     }

@@ -1,20 +1,20 @@
-//! What the machine tells its caller, and names for what it speaks of.
+//! Events that the machine reports, and the ids used in them.
 
 use core::fmt;
 use core::ops::Range;
 
 use crate::wire::{Address, EdgeKey, RefusedReason, ResetReason};
 
-/// A remote process that a session leads to, or led to. It is the connection id
-/// that the peer's packets carry; ids of ended sessions are not used again soon.
+/// A remote process to which a session or pipe exists or existed. It is the connection id in the
+/// peer's packets. Ids of ended sessions are not reused soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub(crate) u32);
 
-/// Bits of a connection id that are an index into the machine's table.
+/// Bits of a connection id that form an index into the machine's table.
 pub(crate) const INDEX_BITS: u32 = 14;
 
 impl PeerId {
-    /// Position in the machine's table of sessions; reused after the peer is gone.
+    /// Position in the machine's table of peers. It is reused after the peer is gone.
     #[must_use]
     pub fn index(self) -> usize {
         (self.0 & ((1 << INDEX_BITS) - 1)) as usize
@@ -33,19 +33,19 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// One edge of a peer, in one direction; it names nothing any more once the edge has been
-/// forgotten or the peer is gone.
+/// One edge of a peer in one direction. The id is invalid once the edge is forgotten or the peer
+/// is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EdgeId {
     /// The peer.
     pub peer: PeerId,
-    /// Position among the peer's edges of that direction, used again.
+    /// Position among the peer's edges of that direction. Positions are reused.
     pub index: u32,
-    /// How often it was used before.
+    /// How often the position was used before.
     pub generation: u32,
 }
 
-/// Generations only grow: two machines that differ in nothing else behave alike.
+/// Generations only grow. Machines that differ only in them behave alike.
 impl core::hash::Hash for EdgeId {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
         (self.peer, self.index).hash(state);
@@ -55,35 +55,35 @@ impl core::hash::Hash for EdgeId {
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GoneReason {
-    /// It owed an answer for the configured time and gave none.
+    /// It owed an answer and sent none within the configured time.
     Silent,
-    /// It was silent, and its node says that it has ended.
+    /// It was silent, and its node reports that the process has ended.
     Died,
     /// It sent a Bye.
     Closed,
-    /// Another process answers at its address now.
+    /// Another process uses its address now.
     Restarted,
-    /// It no longer knows the session.
+    /// It does not know the session any more, or refuses it.
     Reset(ResetReason),
-    /// It is not of our cluster.
+    /// It belongs to another cluster.
     Key(KeyMismatch),
-    /// It broke the rules of a pipe.
+    /// It broke a rule of the protocol in a pipe.
     ProtocolViolation,
 }
 
 /// How the cluster keys of two processes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyMismatch {
-    /// Both have one, but not the same.
+    /// Both have a key, but different ones.
     Different,
-    /// Only we have one.
+    /// Only this process has one.
     OnlyOurs,
-    /// Only the other has one.
+    /// Only the other process has one.
     OnlyTheirs,
 }
 
 impl KeyMismatch {
-    /// What it is, seen from here.
+    /// The mismatch as seen from this process.
     #[must_use]
     pub fn between(ours: bool, theirs: bool) -> KeyMismatch {
         match (ours, theirs) {
@@ -97,9 +97,9 @@ impl KeyMismatch {
 impl fmt::Display for KeyMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            KeyMismatch::Different => "it has another cluster key than this process",
-            KeyMismatch::OnlyOurs => "it has no cluster key, this process has one",
-            KeyMismatch::OnlyTheirs => "it has a cluster key, this process has none",
+            KeyMismatch::Different => "it has a different cluster key than this process",
+            KeyMismatch::OnlyOurs => "it has no cluster key, but this process has one",
+            KeyMismatch::OnlyTheirs => "it has a cluster key, but this process has none",
         })
     }
 }
@@ -108,213 +108,215 @@ impl fmt::Display for GoneReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             GoneReason::Silent => "it did not answer in time",
-            GoneReason::Died => "it ended without a goodbye (killed or crashed)",
+            GoneReason::Died => "it ended without closing the session (killed or crashed)",
             GoneReason::Closed => "it closed the session",
             GoneReason::Restarted => "another process has taken its place",
-            GoneReason::Reset(ResetReason::UnknownConnection) => "it no longer knows the session",
-            GoneReason::Reset(ResetReason::Version) => "it speaks another protocol version",
-            GoneReason::Reset(ResetReason::TooManyPeers) => "it takes no further peers",
-            GoneReason::Reset(ResetReason::Key) => "it is of another cluster",
+            GoneReason::Reset(ResetReason::UnknownConnection) => {
+                "it does not know the session any more"
+            }
+            GoneReason::Reset(ResetReason::Version) => "it uses another protocol version",
+            GoneReason::Reset(ResetReason::TooManyPeers) => "it has reached its limit of peers",
+            GoneReason::Reset(ResetReason::Key) => "it belongs to another cluster",
             GoneReason::Reset(ResetReason::Security) => {
-                "its cluster key has another security setting than ours"
+                "its cluster key has another security setting than that of this process"
             }
             GoneReason::Key(mismatch) => return mismatch.fmt(f),
-            GoneReason::ProtocolViolation => "it broke the rules and was cut off",
+            GoneReason::ProtocolViolation => "it violated the protocol and was cut off",
         })
     }
 }
 
-/// What has become known of the ways to a peer.
+/// A change of the paths to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathChange {
-    /// All lanes that will answer soon have answered; told once per session.
+    /// All lanes that will answer soon have answered. Reported once per session.
     Settled,
-    /// A lane has stopped answering; its units go on over others.
+    /// A lane has stopped answering. Its units are sent on others.
     Lost {
-        /// Which.
+        /// The lane.
         lane: u8,
     },
-    /// A lane answers that did not.
+    /// A lane answers that did not answer before.
     Restored {
-        /// Which.
+        /// The lane.
         lane: u8,
     },
-    /// Packets to the peer are as long as this from now on, trailer included: the path, or
-    /// the link, takes no longer ones, or does so again.
+    /// The length of packets to the peer, with their trailer, has changed, because the path or the
+    /// link does not carry longer ones or carries them again.
     PacketBytes {
-        /// How long.
+        /// The new length.
         bytes: usize,
     },
 }
 
-/// One thing that happened. `bytes` are positions in the packet just given.
+/// An event. `bytes` are positions in the packet that was just passed in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The session is open in both directions.
     Connected {
-        /// With whom.
+        /// The peer.
         peer: PeerId,
-        /// The peer's node id, as it says.
+        /// Node on which the peer runs, as it reports.
         node: u32,
         /// The peer's incarnation.
         incarnation: u64,
     },
-    /// The peer owes an answer and has been silent: whoever knows its process may say
-    /// that it lives ([`Machine::vouch`](crate::Machine::vouch)) or that it has ended
+    /// The peer owes an answer and has been silent. A third party may report that its process is
+    /// alive ([`Machine::vouch`](crate::Machine::vouch)) or that it has ended
     /// ([`Machine::give_up`](crate::Machine::give_up)).
     Suspected {
-        /// Who.
+        /// The peer.
         peer: PeerId,
     },
-    /// A process was turned away because there are as many peers as there may be, and none of
-    /// the idle ones is dead. Told once a second at most.
+    /// A process was refused because the limit of peers is reached and none of the idle peers is
+    /// dead. Reported at most once per second.
     TooManyPeers {
-        /// Where it is.
+        /// Address of the process.
         from: Address,
     },
-    /// What is known of the ways to a peer has changed; all of it is told by
-    /// [`Machine::lanes`](crate::Machine::lanes).
+    /// The paths to a peer have changed. [`Machine::lanes`](crate::Machine::lanes) returns their
+    /// present state.
     Paths {
-        /// Which peer.
+        /// The peer.
         peer: PeerId,
-        /// What has changed.
+        /// The change.
         change: PathChange,
     },
-    /// The session has ended; what had not arrived never will by this session.
+    /// The session has ended. Messages that had not arrived are lost.
     Gone {
-        /// With whom.
+        /// The peer.
         peer: PeerId,
-        /// Why.
+        /// Why it ended.
         reason: GoneReason,
-        /// It had acknowledged everything.
+        /// The peer had acknowledged everything.
         acknowledged: bool,
     },
     /// A whole message is next in order: take it from the packet.
     Deliver {
-        /// On which edge.
+        /// Its edge.
         edge: EdgeId,
         /// Sending endpoint.
         source: u32,
         /// Receiving endpoint.
         target: u32,
-        /// Its bytes.
+        /// Its payload.
         bytes: Range<usize>,
     },
     /// Several whole messages of one edge are next in order: take them from the packet.
     DeliverRun {
-        /// On which edge.
+        /// Their edge.
         edge: EdgeId,
         /// Sending endpoint.
         source: u32,
         /// Receiving endpoint.
         target: u32,
-        /// Their records; [`Payloads`](crate::wire::Payloads) gives their bytes.
+        /// Their records; [`Payloads`](crate::wire::Payloads) returns the payloads.
         records: Range<usize>,
     },
-    /// A piece of a message that is not complete or not next: keep it.
+    /// A piece of a message that is incomplete or not next in order: store it.
     Hold {
-        /// On which edge.
+        /// Its edge.
         edge: EdgeId,
         /// Receiving endpoint.
         target: u32,
-        /// Which message.
+        /// Number of the message.
         sequence: u64,
-        /// Where the piece belongs.
+        /// Position of the piece in the message.
         offset: u64,
         /// Length of the whole message, or of an operation's data.
         total: u64,
-        /// It is of an operation on memory: the bytes begin with its
-        /// [head](crate::wire::Operation), whose place alone counts; what `bytes` then holds of
-        /// its data is the piece. Pieces in a pipe come without it, after a first one of the
-        /// head alone.
+        /// The piece belongs to an operation on memory. `bytes` begins with the operation's
+        /// [head](crate::wire::Operation), and `offset` is the position of the data after it. In a
+        /// pipe only the first piece, which has no data, contains the head.
         operation: bool,
         /// The piece.
         bytes: Range<usize>,
     },
-    /// An operation on memory is whole and next in order.
+    /// An operation on memory is complete and next in order.
     Operation {
-        /// On which edge. It is [consumed](crate::Machine::consumed), as a message without
-        /// bytes, once it is done.
+        /// Its edge. When the operation is done, it must be [consumed](crate::Machine::consumed) as
+        /// an empty message.
         edge: EdgeId,
-        /// Endpoint that asks for it.
+        /// Endpoint that requests it.
         source: u32,
-        /// Endpoint that is asked.
+        /// Endpoint that owns the memory.
         target: u32,
         /// Its head and its data.
         bytes: Range<usize>,
     },
-    /// A message kept by `Hold` is complete and next in order.
+    /// A message stored by `Hold` is complete and next in order.
     Complete {
-        /// On which edge.
+        /// Its edge.
         edge: EdgeId,
         /// Sending endpoint.
         source: u32,
         /// Receiving endpoint.
         target: u32,
-        /// Which message.
+        /// Number of the message.
         sequence: u64,
     },
     /// A piece of an unreliable message.
     Unreliable {
-        /// From whom.
+        /// The sender.
         peer: PeerId,
-        /// On which edge.
+        /// Its edge.
         key: EdgeKey,
-        /// Which unreliable message; a new number discards an unfinished one.
+        /// Number of the message. A new number discards an unfinished one.
         sequence: u32,
-        /// Where the piece belongs.
+        /// Position of the piece in the message.
         offset: u64,
         /// Length of the whole message.
         total: u64,
         /// The piece.
         bytes: Range<usize>,
     },
-    /// A long message lies in the memory of a process of this node: copy it from there
-    /// into what [`Event::Hold`] began, then say [`Machine::fetch_completed`](crate::Machine::fetch_completed)
-    /// or [`Machine::fetch_failed`](crate::Machine::fetch_failed).
+    /// A long message lies in the memory of a process of this node. Copy it from there into the
+    /// message that [`Event::Hold`] has begun, then call
+    /// [`Machine::fetch_completed`](crate::Machine::fetch_completed) or
+    /// [`Machine::fetch_failed`](crate::Machine::fetch_failed).
     Fetch {
-        /// On which edge.
+        /// Its edge.
         edge: EdgeId,
-        /// Which message.
+        /// Number of the message.
         sequence: u64,
         /// The peer's number of the edge.
         number: u32,
         /// Length of the message.
         total: u64,
-        /// Where it lies there.
+        /// Its address in the peer's memory.
         address: u64,
     },
-    /// A long message that was offered has been taken: its memory is free.
+    /// A long message that was offered has been copied or refused: its memory is free.
     OfferDone {
-        /// On which edge.
+        /// Its edge.
         edge: EdgeId,
-        /// Which message.
+        /// Number of the message.
         sequence: u64,
     },
-    /// A long message that was offered cannot be copied by the peer: push it in pieces.
+    /// The peer cannot copy a long message that was offered: push it in pieces.
     PiecesRequested {
-        /// On which edge.
+        /// Its edge.
         edge: EdgeId,
-        /// Which message.
+        /// Number of the message.
         sequence: u64,
     },
-    /// An outgoing edge that was closed is forgotten by both sides.
+    /// Both sides have forgotten an outgoing edge that was closed.
     EdgeForgotten {
-        /// Which edge it was.
+        /// The edge.
         edge: EdgeId,
     },
-    /// An outgoing edge that waited for credit got some.
+    /// An outgoing edge that waited for credit may send now.
     Credit {
-        /// Which edge.
+        /// The edge.
         edge: EdgeId,
     },
-    /// Messages of an outgoing edge were not taken, from this one on.
+    /// The peer refuses messages of an outgoing edge.
     Refused {
-        /// Which edge.
+        /// The edge.
         edge: EdgeId,
-        /// The first message concerned.
+        /// The first refused message.
         sequence: u64,
-        /// Why.
+        /// Why they are refused.
         reason: RefusedReason,
     },
 }

@@ -1,9 +1,10 @@
-//! Who of the peers may send how much to this process. Spec §6.7.
+//! How much each peer may send to this process. Spec §6.7.
 //!
-//! What comes here passes one link, and the queue of one switch port before it. While that
-//! queue has never overflowed, the window is shared evenly among those who send. Afterwards
-//! [`Grants`] keeps what is on its way below the limit that [`Downlink`] finds. Who is held
-//! back says how much waits; few send at a time, those with least left first.
+//! Everything sent to this process passes one link, and before it the queue of one switch port.
+//! While that queue has never overflowed, the window is shared evenly among the senders.
+//! Afterwards [`Grants`] keeps the packets in flight below the limit that [`Downlink`] finds.
+//! Senders that are held back announce their backlog. Few send at a time, those with the least
+//! backlog first.
 
 #[cfg(test)]
 mod model;
@@ -14,19 +15,18 @@ use crate::downlink::Downlink;
 use crate::event::PeerId;
 use crate::time::{Instant, MILLISECOND, SECOND};
 
-/// Packets that may come at once unasked: less than any switch port holds.
+/// Packets that may arrive without a grant. No switch port buffers fewer.
 const UNASKED: u32 = 32;
-/// Packets that a sender gets at least, so that it is acknowledged seldom; those for whom
-/// none are left wait.
+/// Smallest grant, so that packets are acknowledged seldom. If none is left, a sender waits.
 const SHARE: u32 = 8;
-/// The limit is shared out anew when so many packets of it are free.
+/// The limit is redistributed when this many packets of it are free.
 const LEAST_FREE: u32 = 4;
-/// Who does not use what it was granted for so long does not keep others waiting.
+/// A sender that does not use its grant for this long does not keep others waiting.
 const STALL_NS: u64 = MILLISECOND;
-/// Several send here at once if that was so within this time.
+/// Packets of different peers within this time mean that several are sending.
 const CROWDED_NS: u64 = SECOND;
 
-/// How many peers are sending at the moment, counted per few milliseconds.
+/// Counts the peers that send within periods of about 4 ms.
 #[derive(Clone, Copy, Debug, Default)]
 struct Senders {
     period: u64,
@@ -35,8 +35,8 @@ struct Senders {
 }
 
 impl Senders {
-    /// Notes a sender that was last heard in `heard` period; its new period.
-    fn note(&mut self, heard: u64, now: Instant) -> u64 {
+    /// Counts a sender that was last counted in the period `heard`. Returns the present period.
+    fn count_sender(&mut self, heard: u64, now: Instant) -> u64 {
         let period = now.0 >> 22;
         if period != self.period {
             self.last = if period == self.period + 1 {
@@ -58,23 +58,23 @@ impl Senders {
     }
 }
 
-/// A peer that has more to send than it may.
+/// A peer with more packets to send than it is granted.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     peer: PeerId,
-    /// Its place in the order of coming.
+    /// Order of arrival.
     turn: u64,
-    /// Packets that have not arrived.
+    /// Announced packets that have not arrived.
     left: u32,
     window: u32,
-    /// Packets that may be on their way: it hears late of a window that shrinks.
+    /// Packets that may be in flight. A smaller window takes effect at the sender only later.
     bound: u32,
-    /// When it was last heard, or granted something else.
+    /// When its last packet arrived, or its grant changed.
     active_at: Instant,
 }
 
 impl Waiting {
-    /// How much of the limit it takes.
+    /// Packets of the limit that it takes.
     fn charged(&self, now: Instant) -> u32 {
         match self.is_stalled(now) {
             true => 0,
@@ -96,17 +96,17 @@ pub(crate) struct Grants {
     downlink: Downlink,
     waiting: Vec<Waiting>,
     turns: u64,
-    /// Packets of the limit that nobody has, about.
+    /// Packets of the limit that are not granted, approximately.
     free: u32,
-    /// So much of the limit is granted: more with each packet since somebody waits.
+    /// Part of the limit that is granted. It grows with each packet while peers wait.
     opened: u32,
-    /// Most that have waited at once, now and before.
+    /// Most peers that have waited at the same time, now and in the last such phase.
     crowd: u32,
-    last_crowd: u32,
-    /// Whose window has changed.
-    news: Vec<PeerId>,
-    heard: Option<PeerId>,
-    heard_at: Instant,
+    former_crowd: u32,
+    /// Peers whose window has changed.
+    changed: Vec<PeerId>,
+    last_sender: Option<PeerId>,
+    last_arrival: Instant,
     crowded_until: Instant,
 }
 
@@ -122,31 +122,31 @@ impl Grants {
             free: 0,
             opened: UNASKED,
             crowd: 0,
-            last_crowd: 0,
-            news: Vec::new(),
-            heard: None,
-            heard_at: Instant(0),
+            former_crowd: 0,
+            changed: Vec::new(),
+            last_sender: None,
+            last_arrival: Instant(0),
             crowded_until: Instant(0),
         }
     }
 
-    /// True once the queue has overflowed: windows are told with every acknowledgement.
+    /// True once the queue has overflowed. Then each acknowledgement contains the window.
     pub(crate) fn is_limited(&self) -> bool {
         self.downlink.limit().is_some()
     }
 
     fn is_crowded(&self) -> bool {
-        self.heard_at < self.crowded_until
+        self.last_arrival < self.crowded_until
     }
 
-    /// Packets that this peer may have on their way here.
+    /// Packets that this peer may have in flight.
     pub(crate) fn window(&self, peer: PeerId) -> u32 {
         let known = self.waiting.iter().find(|it| it.peer == peer);
         match (known, self.downlink.limit()) {
             (Some(waiting), Some(_)) => waiting.window,
             (None, Some(limit)) if self.is_crowded() => {
-                // From all who may begin at once.
-                let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
+                // Shared by all peers that may start at the same time.
+                let crowd = self.crowd.max(self.former_crowd).max(self.senders.count());
                 limit.min(UNASKED) / crowd
             }
             _ => {
@@ -156,14 +156,14 @@ impl Grants {
         }
     }
 
-    /// A packet of so many bytes has arrived.
+    /// Counts a packet of this length.
     #[inline]
-    pub(crate) fn heard(&mut self, bytes: u16) {
-        self.downlink.heard(bytes);
+    pub(crate) fn on_packet(&mut self, bytes: u16) {
+        self.downlink.on_packet(bytes);
     }
 
-    /// A unit has arrived from a peer last heard in the `period`, which told of `left` packets
-    /// that have not arrived; its new period.
+    /// Counts a unit from a peer that was last counted in `period` and has `left` announced packets
+    /// to send. Returns the new period.
     #[inline]
     pub(crate) fn arrived(
         &mut self,
@@ -172,13 +172,13 @@ impl Grants {
         now: Instant,
     ) -> u64 {
         self.downlink.unit_arrived();
-        if self.heard != Some(peer) {
-            if self.heard.is_some() {
+        if self.last_sender != Some(peer) {
+            if self.last_sender.is_some() {
                 self.crowded_until = now.after(CROWDED_NS);
             }
-            self.heard = Some(peer);
+            self.last_sender = Some(peer);
         }
-        self.heard_at = now;
+        self.last_arrival = now;
         if let Some(limit) = self.downlink.limit()
             && (left > 0 || !self.waiting.is_empty())
         {
@@ -186,20 +186,20 @@ impl Grants {
                 self.opened += 1;
                 self.free = self.free.saturating_add(1);
             }
-            self.has_left(peer, left, now);
+            self.set_backlog(peer, left, now);
         }
-        self.senders.note(period, now)
+        self.senders.count_sender(period, now)
     }
 
-    /// A unit arrived that had been lost before.
+    /// A unit has arrived that had been lost before.
     pub(crate) fn lost(&mut self) {
         if self.is_crowded() {
             self.downlink.lost();
         }
     }
 
-    /// A peer has so many packets that have not arrived.
-    pub(crate) fn has_left(&mut self, peer: PeerId, left: u32, now: Instant) {
+    /// A peer has this many announced packets to send.
+    pub(crate) fn set_backlog(&mut self, peer: PeerId, left: u32, now: Instant) {
         if !self.is_limited() {
             return;
         }
@@ -217,7 +217,7 @@ impl Grants {
         }
         let waiting = &mut self.waiting[index];
         let charged = waiting.charged(now);
-        // It has more than it told of, or asks again: somebody may not use his share.
+        // It has a larger backlog, or asks again because its grant is zero: redistribute.
         if left > waiting.left || waiting.window == 0 {
             self.free = u32::MAX;
         }
@@ -242,14 +242,14 @@ impl Grants {
         self.free = u32::MAX;
     }
 
-    /// A peer is gone.
+    /// Removes a peer.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.waiting.retain(|it| it.peer != peer);
-        self.news.retain(|it| *it != peer);
+        self.changed.retain(|it| *it != peer);
         self.free = u32::MAX;
     }
 
-    /// All packets at hand have been taken.
+    /// All available packets were handled.
     #[inline]
     pub(crate) fn stepped(&mut self, now: Instant) {
         if self.downlink.stepped(now) && !self.waiting.is_empty() {
@@ -260,12 +260,12 @@ impl Grants {
         }
     }
 
-    /// A peer whose window has changed and is to be told.
-    pub(crate) fn next_news(&mut self) -> Option<PeerId> {
-        self.news.pop()
+    /// A peer whose window has changed and must be sent.
+    pub(crate) fn next_changed(&mut self) -> Option<PeerId> {
+        self.changed.pop()
     }
 
-    /// Shares the limit out anew.
+    /// Redistributes the limit.
     fn share_out(&mut self, now: Instant) {
         self.free = 0;
         let Some(limit) = self.downlink.limit() else {
@@ -273,14 +273,14 @@ impl Grants {
         };
         if self.waiting.is_empty() {
             if self.crowd > 0 {
-                self.last_crowd = self.crowd.max(self.last_crowd - self.last_crowd / 8);
+                self.former_crowd = self.crowd.max(self.former_crowd - self.former_crowd / 8);
                 self.crowd = 0;
             }
             self.opened = UNASKED;
-            self.downlink.rest();
+            self.downlink.on_idle();
             return;
         }
-        // Least left first; but the oldest of all keeps its share, or it might starve.
+        // Smallest backlog first; but the oldest waiting peer keeps its share so as not to starve.
         let oldest = self.waiting.iter().map(|it| it.turn).min();
         self.waiting
             .sort_unstable_by_key(|it| (Some(it.turn) != oldest, it.left, it.turn));
@@ -301,19 +301,19 @@ impl Grants {
             waiting.bound = waiting.bound.max(window);
             if window != waiting.window {
                 (waiting.window, waiting.active_at) = (window, now);
-                if !self.news.contains(&waiting.peer) {
-                    self.news.push(waiting.peer);
+                if !self.changed.contains(&waiting.peer) {
+                    self.changed.push(waiting.peer);
                 }
             }
         }
-        self.downlink.is_used(rest == 0 && opened == limit);
+        self.downlink.set_used(rest == 0 && opened == limit);
     }
 }
 
-/// Only what decides who may send: models compare as equal what differs in times.
+/// Hashes only what affects grants: models ignore times.
 impl core::hash::Hash for Grants {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
-        let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
+        let crowd = self.crowd.max(self.former_crowd).max(self.senders.count());
         (&self.downlink, crowd, self.opened).hash(state);
         for it in &self.waiting {
             (it.peer, it.turn, it.left, it.window, it.bound).hash(state);
@@ -325,7 +325,7 @@ impl core::hash::Hash for Grants {
 mod tests {
     use super::*;
 
-    /// Grants that have seen a full queue, the time, and this many peers.
+    /// Grants after an overflow, the time, and this many peers.
     pub(super) fn overflowed(peers: u32) -> (Grants, Instant, Vec<PeerId>) {
         let (mut grants, now) = (Grants::new(1024, 256), Instant(1));
         let peers: Vec<PeerId> = (1..=peers).map(PeerId).collect();
@@ -351,31 +351,35 @@ mod tests {
     }
 
     #[test]
-    fn few_send_at_a_time_with_the_least_left_first_and_the_oldest() {
+    fn few_peers_send_at_a_time_smallest_backlog_and_oldest_first() {
         let (mut grants, now, peers) = overflowed(64);
-        assert_eq!(windows(&grants, &peers), [0; 64], "nobody unasked");
+        assert_eq!(
+            windows(&grants, &peers),
+            [0; 64],
+            "no grant without request"
+        );
         for (peer, left) in peers.iter().zip([100, 90, 80, 10]) {
-            grants.has_left(*peer, left, now);
+            grants.set_backlog(*peer, left, now);
         }
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..4]), [8, 0, 0, 8]);
-        // Each is told once.
-        let mut told: Vec<PeerId> = core::iter::from_fn(|| grants.next_news()).collect();
+        // Each is reported once.
+        let mut told: Vec<PeerId> = core::iter::from_fn(|| grants.next_changed()).collect();
         told.sort_unstable();
         assert_eq!(told, [peers[0], peers[3]]);
-        // The shortest is over: the next has its share.
-        grants.has_left(peers[3], 0, now);
+        // The smallest backlog is gone: the next one gets its share.
+        grants.set_backlog(peers[3], 0, now);
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..3]), [8, 0, 8]);
     }
 
     #[test]
-    fn a_window_that_shrinks_is_not_given_away_before_its_packets_came() {
+    fn a_shrunk_window_is_not_granted_again_before_its_packets_arrived() {
         let (mut grants, now, peers) = overflowed(2);
-        grants.has_left(peers[0], 100, now);
+        grants.set_backlog(peers[0], 100, now);
         grants.stepped(now);
         assert_eq!(grants.window(peers[0]), 16);
-        grants.has_left(peers[1], 100, now);
+        grants.set_backlog(peers[1], 100, now);
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers), [8, 0]);
         for left in (92..100).rev() {
@@ -386,15 +390,15 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_use_its_share_keeps_nobody_waiting() {
+    fn an_unused_share_does_not_keep_others_waiting() {
         let (mut grants, now, peers) = overflowed(3);
         for peer in &peers {
-            grants.has_left(*peer, 100, now);
+            grants.set_backlog(*peer, 100, now);
         }
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers), [8, 8, 0]);
         let later = now.after(2 * STALL_NS);
-        grants.has_left(peers[2], 100, later);
+        grants.set_backlog(peers[2], 100, later);
         grants.stepped(later);
         assert_eq!(windows(&grants, &peers), [8, 8, 8]);
         grants.forget(peers[0]);

@@ -1,7 +1,7 @@
-//! Cookies, and the packets outside sessions. Spec §3.
+//! Cookies, and the packets that are sent outside sessions. Spec §3.
 //!
-//! A hello is answered with a challenge that keeps no state; only who can repeat
-//! its cookie, and so receives at its address, costs memory here.
+//! The answer to a hello is a challenge, which needs no state here. A session takes memory only
+//! after the sender has returned the cookie and so has proved that it receives at its address.
 
 use alloc::collections::VecDeque;
 use core::hash::Hasher;
@@ -12,20 +12,20 @@ use crate::key::Seal;
 use crate::time::{Instant, MILLISECOND};
 use crate::wire::{Address, Bye, Challenge, Flags, HEADER_BYTES, Header, Hello, Kind, Reset};
 
-/// A cookie is good for one to two of these.
+/// A cookie is valid for one to two of these periods.
 const COOKIE_PERIOD_NS: u64 = 1 << 34;
 /// Stateless answers per second, and in one burst.
 const ANSWERS_PER_SECOND: u64 = 2000;
 const ANSWER_BURST: u64 = 200;
 const MAX_OUTBOX: usize = 256;
-/// Cookies remembered at most: so many sessions can begin while one is good.
+/// Most cookies remembered, which limits the sessions opened while a cookie is valid.
 const MAX_SPENT: usize = 16_384;
 
-/// Makes and checks cookies.
+/// Creates and verifies cookies.
 #[derive(Clone, Debug)]
 pub(crate) struct Cookies {
     secret: [u64; 2],
-    /// Those that opened a session and are still good, by the period in which they did.
+    /// Valid cookies that have opened a session, and the period in which they did.
     spent: VecDeque<(u64, u64)>,
 }
 
@@ -37,8 +37,8 @@ impl Cookies {
         }
     }
 
-    /// True for the first session that a cookie opens: a hello seen on the wire opens none
-    /// when it is sent again.
+    /// True if the cookie has not opened a session before. A replayed hello must not open another
+    /// one.
     pub(crate) fn spend(&mut self, now: Instant, cookie: u64) -> bool {
         let period = now.0 / COOKIE_PERIOD_NS;
         while self.spent.len() >= MAX_SPENT
@@ -53,14 +53,14 @@ impl Cookies {
         true
     }
 
-    /// A secret of one session's.
+    /// A secret for one session.
     pub(crate) fn session_secret(&self, connection: u32) -> u64 {
         let mut hasher = SipHasher24::new_with_keys(self.secret[1], self.secret[0]);
         hasher.write_u32(connection);
         hasher.finish()
     }
 
-    /// What a session adds to its keys: no two of this process have the same.
+    /// A number that becomes part of the keys of a session; different for each session.
     pub(crate) fn salt(&self, serial: u64) -> u64 {
         let mut hasher = SipHasher24::new_with_keys(self.secret[1], self.secret[0]);
         hasher.write_u64(serial);
@@ -85,7 +85,7 @@ impl Cookies {
         hasher.write_u16(from.port);
         hasher.write_u64(hello.incarnation);
         hasher.write_u32(hello.connection);
-        // Zero means "no cookie".
+        // Zero stands for "no cookie".
         hasher.finish().max(1)
     }
 }
@@ -99,10 +99,10 @@ pub(crate) enum HandshakePacket {
     Bye(u32, u32, u64, Seal),
 }
 
-/// A hello or welcome, ready to be written.
+/// A hello or welcome to send.
 pub(crate) type HelloPacket = alloc::boxed::Box<(Kind, u32, HelloBody)>;
 
-/// A hello's body that can be compared and hashed.
+/// The body of a hello, which can be compared and hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HelloBody(pub(crate) Hello);
 
@@ -118,7 +118,7 @@ impl core::hash::Hash for HelloBody {
 pub(crate) type ChallengeLetter = (u64, u64);
 
 impl HandshakePacket {
-    /// Writes the packet without its trailer; returns its bytes.
+    /// Writes the packet without its trailer. Returns its length.
     pub(crate) fn emit(&self, bytes: &mut [u8], seal: Seal) -> usize {
         let (body, rest) = bytes.split_at_mut(HEADER_BYTES);
         let (mut header, length) = match self {
@@ -156,7 +156,7 @@ impl HandshakePacket {
     }
 }
 
-/// Letters waiting to be sent; bounded in number, and stateless answers in rate.
+/// Handshake packets to send, limited in number. Answers without state are limited in rate, too.
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox {
     packets: VecDeque<(Address, HandshakePacket)>,
@@ -173,8 +173,8 @@ impl Outbox {
         }
     }
 
-    /// Queues a packet of ours; the oldest falls out of a full box (hellos are
-    /// repeated anyway).
+    /// Queues a packet of this side. A full queue drops its oldest packet, since hellos are
+    /// repeated anyway.
     pub(crate) fn push(&mut self, to: Address, packet: HandshakePacket) {
         if self.packets.len() >= MAX_OUTBOX {
             self.packets.pop_front();
@@ -182,7 +182,7 @@ impl Outbox {
         self.packets.push_back((to, packet));
     }
 
-    /// True if strangers have used up what is answered at this time.
+    /// True if no further answer is allowed at this time.
     pub(crate) fn is_exhausted(&self, now: Instant) -> bool {
         self.tokens == 0 && self.earned(now) == 0
     }
@@ -191,7 +191,7 @@ impl Outbox {
         now.since(self.refilled_at) / (1000 * MILLISECOND / ANSWERS_PER_SECOND)
     }
 
-    /// Queues an answer to somebody without a session; false if there were too many.
+    /// Queues an answer to a sender without a session. Returns false if there were too many.
     pub(crate) fn answer(&mut self, now: Instant, to: Address, packet: HandshakePacket) -> bool {
         let earned = self.earned(now);
         if earned > 0 {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_can_be_spent_once_while_it_is_good() {
+    fn a_cookie_can_be_used_once_while_it_is_valid() {
         let mut cookies = Cookies::new([1, 2]);
         let now = Instant(3 * COOKIE_PERIOD_NS);
         assert!(cookies.spend(now, 7));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_strangers_are_bounded_per_second() {
+    fn answers_without_state_are_limited_per_second() {
         let mut outbox = Outbox::new();
         let packet = HandshakePacket::Challenge(1, (2, 3));
         let now = Instant(1_000_000_000);

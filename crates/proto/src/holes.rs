@@ -1,16 +1,15 @@
-//! Which numbers of one stream have arrived and which are missing.
+//! Which numbers of a sequence have arrived, and which are missing.
 //!
-//! [`Holes`] is a sorted list of missing ranges below the highest arrival. It
-//! knows numbers only, no time and no bytes. It keeps at most [`MAX_HOLES`]
-//! ranges: an arrival that would open one more is refused, and the sender
-//! repeats it. Lanes use it for packet numbers, sessions for units. Spec §5.1.
+//! [`Holes`] is a sorted list of missing ranges below the highest arrival. Lanes use it for packet
+//! numbers, sessions for units. It keeps at most [`MAX_HOLES`] ranges: an arrival that would open
+//! another one is refused, and the sender retransmits it. Spec §5.1.
 
 use alloc::collections::VecDeque;
 
-/// Most holes kept per stream.
+/// Most holes of a sequence.
 pub const MAX_HOLES: usize = 256;
 
-/// A run of missing numbers, `start..end`.
+/// A range of missing numbers, `start..end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hole {
     /// First missing number.
@@ -19,33 +18,33 @@ pub struct Hole {
     pub end: u64,
 }
 
-/// What an arrival meant.
+/// How a number relates to the earlier arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Seen for the first time.
+    /// It has not arrived before.
     New,
-    /// Seen before.
+    /// It has arrived before.
     Duplicate,
-    /// Would open a hole too many, or lies absurdly far ahead; not recorded.
+    /// It would open a hole too many, or is too far ahead. It was not recorded.
     Refused,
 }
 
-/// The arrivals of one stream of numbers.
+/// The arrivals of one sequence of numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Holes {
-    /// Every number below has arrived or no longer matters.
+    /// All numbers below have arrived or do not matter any more.
     next: u64,
-    /// The number after the highest arrival; equals `next` if nothing is missing.
+    /// The number after the highest arrival; equal to `next` if nothing is missing.
     top: u64,
     /// Missing ranges between `next` and `top`, lowest first. The first begins at `next`.
     missing: VecDeque<Hole>,
 }
 
-/// How far ahead of `next` a number may lie.
+/// The largest distance of a number from `next`.
 const HORIZON: u64 = 60_000;
 
 impl Holes {
-    /// Of a stream whose first number is this.
+    /// A sequence that begins with `first`.
     pub(crate) fn starting_at(first: u64) -> Holes {
         Holes {
             next: first,
@@ -77,7 +76,7 @@ impl Holes {
         self.missing.iter().copied()
     }
 
-    /// What [`record`](Self::record) would answer, without recording.
+    /// What [`record`](Self::record) would return.
     #[must_use]
     pub fn classify(&self, number: u64) -> Arrival {
         if number == self.top {
@@ -130,7 +129,8 @@ impl Holes {
         arrival
     }
 
-    /// Forgets what is missing below `floor`: its sender no longer waits for it.
+    /// Treats all numbers below `floor` as arrived, because the sender does not wait for them any
+    /// more.
     pub fn settle(&mut self, floor: u64) {
         if floor <= self.next {
             return;
@@ -183,7 +183,7 @@ impl Holes {
     }
 }
 
-/// Widens the low 32 bits of a number that lies within 2^31 of `near`.
+/// Widens the low 32 bits of a number that is within 2^31 of `near`.
 #[must_use]
 #[inline]
 pub(crate) fn widen(low: u32, near: u64) -> u64 {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thesis_example_shows_two_holes() {
+    fn the_example_of_the_thesis_has_two_holes() {
         let holes = holes_of(&[0, 1, 4, 5, 6, 9]);
         let missing: Vec<Hole> = holes.missing().collect();
         assert_eq!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn late_packet_fills_its_hole_and_advances_past_everything_behind_it() {
+    fn a_late_packet_fills_its_hole_and_advances_past_later_arrivals() {
         let mut holes = holes_of(&[1, 2, 5]);
         assert_eq!(holes.record(0), Arrival::New);
         assert_eq!(holes.next(), 3);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_too_many_is_refused_and_nothing_is_lost() {
+    fn a_hole_too_many_is_refused_without_effect() {
         let mut holes = Holes::default();
         for index in 0..MAX_HOLES as u64 {
             assert_eq!(holes.record(2 * index + 1), Arrival::New);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_widen_across_the_wrap() {
+    fn numbers_are_widened_across_the_wrap() {
         assert_eq!(widen(2, u64::from(u32::MAX)), 1 << 32 | 2);
         assert_eq!(widen(u32::MAX, 1 << 32), u64::from(u32::MAX));
         assert_eq!(widen(5, 0), 5);

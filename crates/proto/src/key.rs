@@ -1,7 +1,7 @@
-//! What closes packets of a cluster with a key: masks over checksums, and what keys of packets
-//! are made of. Spec §2.6, §2.7.
+//! How packets are sealed in a cluster with a key: masks of checksums, and what packet keys are
+//! derived from. Spec §2.6, §2.7.
 //!
-//! Proofs are made and checked by the caller; here it is only known which packets carry one.
+//! The caller creates and verifies proofs and tags; this crate only decides which packets have them.
 
 use core::hash::Hasher;
 
@@ -9,11 +9,11 @@ use siphasher::sip::SipHasher24;
 
 use crate::wire::{CRC_BYTES, PROOF_BYTES, SHARE_BYTES, Trailer};
 
-/// One side of a session: its incarnation, the connection id that it chose, and its salt.
+/// One side of a session: its incarnation, connection id and salt.
 pub(crate) type Side = (u64, u32, u64);
 
-/// What the checksums of one session and direction are masked with: nobody knows it who has not
-/// seen the handshake, and another session has another one.
+/// The mask of the checksums of one session in one direction. A sender that has not seen the
+/// handshake cannot know it.
 pub(crate) fn mask(sender: Side, receiver: Side) -> u32 {
     let mut hasher = SipHasher24::new_with_keys(sender.2, receiver.2);
     for (incarnation, connection, _) in [sender, receiver] {
@@ -24,33 +24,33 @@ pub(crate) fn mask(sender: Side, receiver: Side) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// What closes a packet.
+/// How a packet is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Seal {
-    /// A CRC32C of all before it, XORed with the mask.
+    /// A CRC32C of all bytes before it, XORed with the mask.
     Crc32c {
-        /// Zero but in clusters with a key.
+        /// Zero in clusters without a key.
         mask: u32,
     },
-    /// A counter and a tag, made with the keys of a session, and a sum.
+    /// A counter, a tag computed with the session's keys, and a sum.
     Session {
-        /// Which one: see [`Agreement::serial`].
+        /// Identifies the session: see [`Agreement::serial`].
         serial: u64,
-        /// Where its keys lie: [`Agreement::index`].
+        /// Position of its keys: [`Agreement::index`].
         index: u32,
-        /// The records are encrypted.
+        /// The records are encrypted, too.
         encrypts: bool,
     },
-    /// A proof that the sender holds the cluster key, over header and body; then a CRC32C
-    /// of all before it, the proof included.
+    /// A proof over header and body that the sender has the cluster key, and then a CRC32C of
+    /// everything before it.
     Proof,
 }
 
 impl Seal {
-    /// A CRC32C that anybody can make.
+    /// A CRC32C without a mask.
     pub const OPEN: Seal = Seal::Crc32c { mask: 0 };
 
-    /// Bytes on the wire.
+    /// Length of the trailer.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -61,13 +61,13 @@ impl Seal {
     }
 }
 
-/// What both sides of a session have told each other of themselves: with the cluster key,
-/// what the keys of its packets are made of. Spec §2.7.
+/// What both sides of a session have exchanged. Together with the cluster key it determines the
+/// packet keys. Spec §2.7.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agreement {
-    /// Number of the session in this machine; no two have the same.
+    /// Number of the session; unique in this machine.
     pub serial: u64,
-    /// Sessions that exist at the same time have different ones, below the bound on peers.
+    /// A number below the limit of peers; unique among sessions that exist at the same time.
     pub index: u32,
     /// This side.
     pub own: Party,
@@ -78,13 +78,13 @@ pub struct Agreement {
 /// One side of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Party {
-    /// Of its process.
+    /// Incarnation of its process.
     pub incarnation: u64,
-    /// The id that packets to it carry.
+    /// Connection id in packets to it.
     pub connection: u32,
-    /// Random number that it drew for this session.
+    /// Random number for this session.
     pub salt: u64,
-    /// Its process's share: see [`Config::share`](crate::Config::share).
+    /// Share of its process: see [`Config::share`](crate::Config::share).
     pub share: [u8; SHARE_BYTES],
 }
 
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_is_as_documented() {
+    fn the_mask_matches_the_specification() {
         let mask = std::format!("the mask is `{:#010x}`", mask(ONE, TWO));
         let specification = include_str!("../../../docs/design/protocol.md");
         assert!(specification.contains(&mask), "{mask}");

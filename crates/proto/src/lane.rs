@@ -1,8 +1,8 @@
-//! One path and class inside a session: its packet numbers, both ways. Spec §5.1, §5.3.
+//! One path and class of a session: its packet numbers in both directions. Spec §5.1, §5.3.
 //!
-//! [`LaneOut`] remembers which unit each number in flight carried; numbers are
-//! never used twice. [`LaneIn`] knows which numbers of the peer are missing and
-//! which of those have been overtaken by enough others to be asked for.
+//! [`LaneOut`] remembers which unit each number in flight carried. Numbers are never reused.
+//! [`LaneIn`] tracks which numbers of the peer are missing, and which of those have been overtaken
+//! by enough others to be requested.
 
 use alloc::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::send::{Flight, Piece, SendWindow};
 use crate::time::Instant;
 use crate::wire::Address;
 
-/// Most numbers of a lane that may be in question at once (`settled` is 16 bits).
+/// Most unsettled numbers of a lane (`settled` has 16 bits in the header).
 pub(crate) const MAX_OPEN_NUMBERS: usize = 32_768;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,14 +24,14 @@ struct Sent {
     bytes: u16,
 }
 
-/// The sending half.
+/// The sending half of a lane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneOut {
-    /// Lowest number that may still be asked for.
+    /// Lowest number that may still be requested.
     floor: u64,
-    /// The end of what is known to have arrived.
+    /// All numbers below this, as far as known, have arrived.
     arrived: u64,
-    /// The number that was next when a lane began to be silent.
+    /// The next number at the time when some lane became silent.
     mark: u64,
     sent: VecDeque<Sent>,
 }
@@ -51,12 +51,12 @@ impl LaneOut {
         self.floor + self.sent.len() as u64
     }
 
-    /// How far `number` is above the floor, as the header tells it.
+    /// How far `number` is above the floor, for the header.
     pub(crate) fn settled(&self, number: u64) -> u16 {
         u16::try_from(number - self.floor).unwrap_or(u16::MAX)
     }
 
-    /// True if no number is in question.
+    /// True if all numbers are settled.
     pub(crate) fn is_idle(&self) -> bool {
         self.sent.is_empty()
     }
@@ -67,12 +67,12 @@ impl LaneOut {
         self.floor - 1
     }
 
-    /// True while another number may be used.
+    /// True if another number may be used.
     pub(crate) fn is_open(&self) -> bool {
         self.sent.len() < MAX_OPEN_NUMBERS
     }
 
-    /// Uses the next number for a unit.
+    /// Uses the next number for a piece of a unit.
     pub(crate) fn record(&mut self, piece: Piece, bytes: u16, at: Instant, asked: bool) -> u64 {
         let number = self.next();
         self.sent.push_back(Sent {
@@ -84,49 +84,49 @@ impl LaneOut {
         number
     }
 
-    /// What a number carried, and the length of its packet, unless the number is settled
+    /// The piece that a number carried and the length of its packet; `None` if the number is settled
     /// or unused.
     pub(crate) fn carried(&self, number: u64) -> Option<(Piece, u16)> {
         let index = usize::try_from(number.checked_sub(self.floor)?).ok()?;
         self.sent.get(index).map(|sent| (sent.piece, sent.bytes))
     }
 
-    /// The round trip that an acknowledgement of all below `next` shows.
+    /// The round trip measured by an acknowledgement of all numbers below `next`.
     pub(crate) fn round_trip(&self, next: u64, now: Instant) -> Option<u64> {
         let newest = next.checked_sub(1)?.checked_sub(self.floor)?;
         let sent = self.sent.get(usize::try_from(newest).ok()?)?;
         sent.asked.then(|| now.since(sent.at))
     }
 
-    /// Notes that what ends at `end` has arrived; true if that was not known, though it may be
-    /// settled: what was repeated elsewhere has arrived here all the same. A peer that still
-    /// misses something says again and again what it has: that is no sign of life, and shows no
-    /// round trip.
-    pub(crate) fn is_news(&mut self, end: u64) -> bool {
+    /// Records that all numbers below `end` have arrived. Returns true if that is new, even if the
+    /// numbers are settled because their units were retransmitted on another lane. A peer with a hole
+    /// repeats its acknowledgements, which neither proves that the lane works nor measures a round
+    /// trip.
+    pub(crate) fn record_acknowledged(&mut self, end: u64) -> bool {
         let news = end > self.arrived;
         self.arrived = self.arrived.max(end);
         news
     }
 
-    /// A lane has begun to be silent: what leaves by this one from now on may tell whether the
-    /// peer is.
+    /// A lane has become silent. Packets that leave on this one from now on show whether the peer is
+    /// alive.
     pub(crate) fn mark(&mut self) {
         self.mark = self.next();
     }
 
-    /// True if what ends at `end` left after the [`mark`](Self::mark).
+    /// True if numbers below `end` were used after the last [`mark`](Self::mark).
     pub(crate) fn is_marked(&self, end: u64) -> bool {
         end > self.mark
     }
 
-    /// How many numbers in question left after the mark, and whether others did.
+    /// How many unsettled numbers were used after the mark, and whether older ones are settled.
     pub(crate) fn view_mark(&self) -> (u64, bool) {
         let from = self.mark.max(self.floor);
         (self.next() - from, self.floor > self.mark)
     }
 
-    /// Raises the floor over numbers that no longer matter: their unit has
-    /// arrived, or flies under a later number.
+    /// Raises the floor over numbers that no longer matter, because their unit has arrived or was
+    /// sent again under another number.
     pub(crate) fn settle(&mut self, lane: u8, window: &SendWindow) {
         while let Some(front) = self.sent.front() {
             let flight = Flight {
@@ -141,30 +141,30 @@ impl LaneOut {
         }
     }
 
-    /// Lowest number that may still be asked for.
+    /// Lowest number that may still be requested.
     pub(crate) fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// The end of what is known to have arrived.
+    /// All numbers below this, as far as known, have arrived.
     pub(crate) fn arrived(&self) -> u64 {
         self.arrived
     }
 
-    /// What the numbers from the floor on carried: units and parts of them.
+    /// Unit and part that each number from the floor on carried.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, u8)> + '_ {
         let pieces = self.sent.iter().map(|sent| sent.piece);
         pieces.map(|piece| (piece.unit, piece.part.index))
     }
 }
 
-/// The receiving half.
+/// The receiving half of a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LaneIn {
     holes: Holes,
-    /// Holes that end at or below this have been asked for at least once.
-    asked_below: u64,
-    /// Something arrived since this lane was last acknowledged.
+    /// Holes that end at or below this have been requested at least once.
+    requested_below: u64,
+    /// Something has arrived since this lane was last acknowledged.
     pub(crate) dirty: bool,
 }
 
@@ -176,7 +176,7 @@ impl LaneIn {
         }
     }
 
-    /// Lowest number that is missing.
+    /// Lowest missing number.
     pub(crate) fn next(&self) -> u64 {
         self.holes.next()
     }
@@ -186,7 +186,7 @@ impl LaneIn {
         self.holes.is_whole()
     }
 
-    /// What recording this number would mean.
+    /// What [`record`](Self::record) would return.
     pub(crate) fn classify(&self, number: u64) -> Arrival {
         self.holes.classify(number)
     }
@@ -201,23 +201,22 @@ impl LaneIn {
         self.holes.record(number)
     }
 
-    /// Takes the floor of a packet whose content was not accepted.
+    /// Applies the floor of a packet whose contents were not accepted.
     pub(crate) fn settle(&mut self, floor: u64) {
         self.holes.settle(floor);
     }
 
-    /// True if a hole has become ripe that was never asked for.
+    /// True if a ripe hole exists that was never requested.
     pub(crate) fn has_new_hole(&self, reorder_packets: u32) -> bool {
         self.holes
             .missing()
             .rev()
-            .take_while(|hole| hole.end > self.asked_below)
+            .take_while(|hole| hole.end > self.requested_below)
             .any(|hole| self.is_ripe(hole, reorder_packets))
     }
 
-    /// Holes overtaken by at least `reorder_packets` numbers, lowest first, and
-    /// the end of what may be told: everything from `next` to there, holes
-    /// excepted, has arrived.
+    /// Holes overtaken by at least `reorder_packets` numbers, lowest first, and the end of the range
+    /// that may be acknowledged: from `next` up to there, everything but these holes has arrived.
     pub(crate) fn ripe(&self, reorder_packets: u32) -> (impl Iterator<Item = Hole> + '_, u64) {
         let top = self
             .holes
@@ -228,10 +227,10 @@ impl LaneIn {
         (holes, top)
     }
 
-    /// Notes that all ripe holes are being asked for.
-    pub(crate) fn asked(&mut self, reorder_packets: u32) {
+    /// All ripe holes are being requested.
+    pub(crate) fn mark_requested(&mut self, reorder_packets: u32) {
         let (_, top) = self.ripe(reorder_packets);
-        self.asked_below = self.asked_below.max(top);
+        self.requested_below = self.requested_below.max(top);
         self.dirty = false;
     }
 
@@ -239,23 +238,24 @@ impl LaneIn {
         self.holes.top() - hole.end >= u64::from(reorder_packets)
     }
 
-    /// The arrivals, and the end of what was asked for, for [`View`](crate::View).
+    /// The arrivals, and the end of the holes that were requested, for [`View`](crate::View).
     pub(crate) fn view(&self) -> (&Holes, u64) {
-        (&self.holes, self.asked_below)
+        (&self.holes, self.requested_below)
     }
 }
 
-/// Tail time-outs in a row after which a lane is thought dead.
+/// Tail time-outs in a row after which a lane may be given up.
 const MAX_LANE_TIMEOUTS: u8 = 4;
 
-/// Tail time-outs in a row without any news of a lane. Spec §5.3.
+/// Consecutive tail time-outs of a lane. Spec §5.3.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaneTimeouts {
     count: u8,
-    /// The latest but one.
+    /// Time of the last but one.
     before: Instant,
     latest: Instant,
-    /// Since when it is known that what left by another lane after the first has arrived.
+    /// When it became known that a packet sent on another lane after the first time-out has
+    /// arrived.
     elsewhere: Option<Instant>,
 }
 
@@ -270,26 +270,26 @@ impl LaneTimeouts {
         self.count == 0
     }
 
-    /// What left by another lane after the first has arrived, as is known now.
+    /// A packet that was sent on another lane after the first time-out has arrived.
     pub(crate) fn arrived_elsewhere(&mut self, now: Instant) {
         if !self.is_none() {
             self.elsewhere.get_or_insert(now);
         }
     }
 
-    /// Repeats try another lane, to find out whether the peer answers there.
+    /// True if retransmissions must try another lane.
     pub(crate) fn is_suspect(self) -> bool {
         self.count >= 2
     }
 
-    /// The peer has answered elsewhere, and a whole time-out later not yet here. One that does
-    /// not run for a while answers by no lane, and then by one after the other.
+    /// True if the peer has acknowledged packets on another lane and, a whole time-out later, still
+    /// none on this one. A peer that did not run for a while acknowledges one lane after the other.
     pub(crate) fn is_dead(self) -> bool {
         let known = |at: Instant| at < self.before;
         self.count >= MAX_LANE_TIMEOUTS && self.elsewhere.is_some_and(known)
     }
 
-    /// All but the times, for [`View`](crate::View).
+    /// Everything but the times, for [`View`](crate::View).
     pub(crate) fn view(self) -> (u8, bool, bool) {
         let known = |at: Instant| at < self.latest;
         let elsewhere = self.elsewhere;
@@ -301,7 +301,7 @@ impl LaneTimeouts {
     }
 }
 
-/// A lane: both halves, where it leads, and whether it works.
+/// A lane in both directions, its address and its state.
 #[derive(Clone, Debug)]
 pub(crate) struct Lane {
     pub(crate) id: u8,
@@ -310,16 +310,16 @@ pub(crate) struct Lane {
     pub(crate) out: LaneOut,
     pub(crate) incoming: LaneIn,
     pub(crate) timeouts: LaneTimeouts,
-    /// Whether what is sent there arrives.
+    /// Whether packets sent there arrive.
     pub(crate) path: PathState,
-    /// The lowest number that the peer misses, as it says.
-    pub(crate) told: u64,
-    /// The peer asks for numbers that are settled: tell it so.
+    /// The lowest number that the peer misses, as far as it has reported.
+    pub(crate) missing_from: u64,
+    /// The peer requests numbers that are settled, so the floor must be sent.
     pub(crate) floor_due: bool,
 }
 
 impl Lane {
-    /// Packets are numbered from `first` on.
+    /// A lane whose packets are numbered from `first` on.
     pub(crate) fn new(id: u8, bulk: bool, to: Address, state: LaneState, first: u64) -> Lane {
         Lane {
             id,
@@ -329,13 +329,12 @@ impl Lane {
             incoming: LaneIn::starting_at(first),
             timeouts: LaneTimeouts::default(),
             path: PathState::new(state),
-            told: first,
+            missing_from: first,
             floor_due: false,
         }
     }
 
-    /// True if the peer should be told, by a packet without a unit, that nothing
-    /// below the next number will come.
+    /// True if a packet without a unit must report that nothing below the next number will arrive.
     pub(crate) fn must_send_floor(&self) -> bool {
         self.floor_due && self.out.is_idle()
     }
@@ -354,24 +353,24 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_asked_for_only_after_enough_packets_overtook_it() {
+    fn a_hole_is_requested_only_after_enough_later_packets() {
         let mut lane = lane_after(&[0, 2, 3]);
         assert!(!lane.has_new_hole(3));
         assert_eq!(
             lane.ripe(3).1,
             1,
-            "nothing may be told beyond an unripe hole"
+            "nothing may be acknowledged beyond an unripe hole"
         );
         lane.record(4, 0);
         assert!(lane.has_new_hole(3));
         let holes: alloc::vec::Vec<Hole> = lane.ripe(3).0.collect();
         assert_eq!(holes, [Hole { start: 1, end: 2 }]);
-        lane.asked(3);
+        lane.mark_requested(3);
         assert!(!lane.has_new_hole(3));
     }
 
     #[test]
-    fn the_senders_floor_closes_holes_that_were_repeated_elsewhere() {
+    fn the_senders_floor_closes_holes_filled_elsewhere() {
         let mut lane = lane_after(&[0, 3, 4, 5]);
         lane.record(6, 3);
         assert!(lane.is_whole());
@@ -379,20 +378,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_again_is_no_news() {
+    fn a_repeated_acknowledgement_is_not_news() {
         let mut lane = LaneOut::default();
-        assert!(lane.is_news(3));
-        assert!(!lane.is_news(3) && !lane.is_news(2));
-        assert!(lane.is_news(4));
+        assert!(lane.record_acknowledged(3));
+        assert!(!lane.record_acknowledged(3) && !lane.record_acknowledged(2));
+        assert!(lane.record_acknowledged(4));
         let mut settled = LaneOut {
             floor: 6,
             ..LaneOut::default()
         };
-        assert!(settled.is_news(5), "its units were repeated elsewhere");
+        assert!(
+            settled.record_acknowledged(5),
+            "its units were retransmitted elsewhere"
+        );
     }
 
     #[test]
-    fn a_lane_is_dead_if_the_peer_answered_elsewhere_a_time_out_ago() {
+    fn a_lane_is_dead_a_time_out_after_the_peer_acknowledged_elsewhere() {
         let struck = |known: u64| {
             let mut timeouts = LaneTimeouts::default();
             timeouts.arrived_elsewhere(Instant(0));
@@ -406,14 +408,14 @@ mod tests {
             }
             died
         };
-        assert_eq!(struck(1000), None, "before the first it says nothing");
+        assert_eq!(struck(1000), None, "it became known too late");
         assert_eq!(struck(11), Some(150));
         assert_eq!(struck(69), Some(150));
-        assert_eq!(struck(71), Some(310), "not yet a time-out ago");
+        assert_eq!(struck(71), Some(310), "less than a time-out ago");
     }
 
     #[test]
-    fn numbers_settle_when_their_unit_arrived_or_flies_anew() {
+    fn numbers_settle_when_their_unit_has_arrived_or_was_sent_again() {
         let mut window = SendWindow::default();
         let mut lane = LaneOut::default();
         for slot in 0..3 {

@@ -1,23 +1,22 @@
 //! The Dipole protocol as a pure state machine.
 //!
-//! Sans-I/O: packets, time and randomness come in, packets and events go out.
-//! There is no socket, no clock, no thread and no payload here; a message is
-//! known by its length and by where its bytes lie in the packet. The same code
-//! runs in production, in the deterministic simulator and under the model checker.
+//! Sans-I/O: packets, time and random numbers are passed in, packets and events come out. There
+//! are no sockets, clocks, threads or payloads in this crate; a message is known by its length and
+//! the position of its bytes in the packet. The same code runs in production, in the deterministic
+//! simulator and under the model checker.
 //!
-//! The order in which to call a [`Machine`], once per step:
+//! In each step, call a [`Machine`] in this order:
 //!
-//! 1. for each packet that has come: [`Machine::address`], check its seal,
-//!    [`Machine::on_packet`], then [`Machine::poll_released`] and
-//!    [`Machine::poll_event`] until `None` (events point into the packet);
-//! 2. [`Machine::on_timers`] with the time, and both again;
-//! 3. [`Machine::poll_transmit`] until `None`, handing each packet to a link;
-//! 4. wait for packets, but not beyond [`Machine::next_deadline`].
+//! 1. For each packet: [`Machine::address`], then verify its seal, then [`Machine::on_packet`],
+//!    then [`Machine::poll_released`] and [`Machine::poll_event`] until both return `None`. Events
+//!    refer to the packet.
+//! 2. [`Machine::on_timers`] with the present time, then both poll functions again.
+//! 3. [`Machine::poll_transmit`] until it returns `None`; pass each packet to a link.
+//! 4. Wait for packets, at most until [`Machine::next_deadline`].
 //!
-//! What it promises (`docs/design/protocol.md` §8): every message accepted is delivered
-//! once per session or its sender is told; messages of one edge arrive in order
-//! and no edge waits for another's losses; memory is bounded; after any finite
-//! run of losses there is progress.
+//! Guarantees (section 8 of `docs/design/protocol.md`): every accepted message is delivered once,
+//! or its sender is notified. Messages of one edge arrive in order, and no edge waits for the
+//! losses of another. Memory is bounded. After any finite number of losses there is progress.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -26,6 +25,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod backoff;
 mod channel;
 pub mod config;
 mod downlink;
@@ -64,7 +64,7 @@ pub use machine::{Addressed, Machine, RENEWAL_NS};
 pub use path_state::LaneState;
 pub use pipe::Delivery;
 pub use region::{Region, Rights};
-pub use send::Slot;
-pub use session::{Frame, Frames, LaneStatus, LaneView, Transmit, UnitState, UnitView, View};
+pub use send::{Slot, UnitState, UnitView};
+pub use session::{Frame, Frames, LaneStatus, LaneView, Transmit, View};
 pub use stats::{DropReason, Stats};
 pub use time::Instant;

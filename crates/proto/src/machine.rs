@@ -1,17 +1,18 @@
-//! All peers of one process: finds the one a packet belongs to, opens and ends
-//! sessions and pipes, lets each session send in turn.
+//! All peers of one process: assigns packets to them, opens and ends sessions and pipes, and lets
+//! the sessions send in turn.
 
 mod edges;
 mod packets;
 mod peers;
 mod pipes;
+mod room;
 mod timers;
 mod view;
 
 pub use packets::Addressed;
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::config::Config;
@@ -27,55 +28,47 @@ use crate::time::{Instant, SECOND};
 use crate::timer::Timers;
 use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
 
-use peers::{Peer, PeerTable};
+use peers::{Peer, PeerIndex, PeerTable};
+use room::RoomSearch;
 
-/// Packets that one session sends before the next has its turn: two full runs of
-/// segmentation offload.
+/// Packets that one session sends before the next one: two full GSO batches.
 const TURN: u32 = 88;
 
-/// How long peers have to prove anew that they are members: longer than a cookie is good, so that
-/// one of the hellos has another, whatever strangers send meanwhile.
+/// How long peers may take to prove again that they are members. It is longer than a cookie is
+/// valid, so that at least one hello gets a new cookie in spite of a flood of forged ones.
 pub const RENEWAL_NS: u64 = 40 * SECOND;
-/// Between the hellos that ask one of them to.
+/// Pause between the hellos that request such a proof.
 const RENEWAL_PAUSE_NS: u64 = SECOND / 2;
 
-/// The protocol of one process, without sockets, clock or payload. See the crate.
+/// The protocol of one process, without sockets, clock or payloads. See the crate.
 #[derive(Clone, Debug)]
 pub struct Machine {
     shared: Shared,
     peers: PeerTable,
-    by_home: BTreeMap<Address, u32>,
-    /// Open sessions by the peer's incarnation, and by its connection id.
-    by_incarnation: BTreeMap<u64, u32>,
-    by_connection: BTreeSet<(u32, u32)>,
-    /// Idle peers that were asked last whether they live, to make room.
-    asked_to_stay: Vec<PeerId>,
-    /// When that may be asked again although all of them did.
-    next_sweep_at: Instant,
-    /// When the caller may be told again that somebody was turned away.
-    report_full_at: Instant,
+    index: PeerIndex,
+    room: RoomSearch,
     incarnation: u64,
     lanes: Vec<LaneAddress>,
     cookies: Cookies,
     outbox: Outbox,
-    /// Sessions that may have something to send.
+    /// Sessions that may have packets to send.
     ready: VecDeque<u32>,
     /// Pipes that may have records to push.
     ready_pipes: VecDeque<PeerId>,
     turn_left: u32,
     timers: Timers,
     random: u64,
-    /// Sessions that there have been.
+    /// Number of sessions opened so far.
     sessions: u64,
-    /// Of the sessions that have opened since the caller last asked.
+    /// Agreements of new sessions that the caller has not taken.
     agreements: Vec<Agreement>,
-    /// Of those of them that have ended.
+    /// Index and serial of sealed sessions that have ended.
     ended: Vec<(u32, u64)>,
 }
 
 impl Machine {
-    /// A machine for a process that listens on `lanes`. `incarnation` must be
-    /// random, and `secret` known to nobody else.
+    /// A machine for a process that listens on `lanes`. `incarnation` must be random, and `secret`
+    /// must not be known to anyone else.
     #[must_use]
     pub fn new(
         config: Config,
@@ -86,12 +79,8 @@ impl Machine {
         Machine {
             shared: Shared::new(config),
             peers: PeerTable::default(),
-            by_home: BTreeMap::new(),
-            by_incarnation: BTreeMap::new(),
-            by_connection: BTreeSet::new(),
-            asked_to_stay: Vec::new(),
-            next_sweep_at: Instant(0),
-            report_full_at: Instant(0),
+            index: PeerIndex::default(),
+            room: RoomSearch::default(),
             incarnation: incarnation.max(1),
             lanes: lanes.to_vec(),
             cookies: Cookies::new(secret),
@@ -107,7 +96,7 @@ impl Machine {
         }
     }
 
-    /// The configuration given.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.shared.config
@@ -125,35 +114,30 @@ impl Machine {
         &self.shared.stats
     }
 
-    /// Counts a drop that the caller found (a damaged packet).
+    /// Counts a packet that the caller has dropped.
     pub fn count(&mut self, reason: DropReason) {
         self.shared.count(reason);
     }
 
     // ---- peers ------------------------------------------------------------
 
-    /// Opens a session to the process at `home`, its first small address, or
-    /// returns the one that exists. [`Event::Connected`] or [`Event::Gone`] follows.
-    /// `incarnation` is the process meant, zero for whoever is there.
+    /// Opens a session to the process at `home`, its first address for small packets, or returns
+    /// the existing one. [`Event::Connected`] or [`Event::Gone`] follows. `incarnation` is that of
+    /// the intended process, or zero for any.
     ///
     /// # Errors
-    /// [`ConnectError::TooManyPeers`]; idle peers are asked then whether they live, so that
-    /// there may be room a little later.
+    /// [`ConnectError::TooManyPeers`]. Idle peers are then asked for a sign of life, so there may be
+    /// room a little later.
     pub fn connect(
         &mut self,
         now: Instant,
         home: Address,
         incarnation: u64,
     ) -> Result<PeerId, ConnectError> {
-        if let Some(index) = self.by_home.get(&home)
-            && let Some(session) = self.peers.session_at(*index)
-        {
-            return Ok(session.id);
-        }
-        // The same process, met by another of its interfaces.
-        let met = self.by_incarnation.get(&incarnation);
-        let met = met.filter(|_| incarnation != 0);
-        if let Some(session) = met.and_then(|index| self.peers.session_at(*index)) {
+        // The second look-up finds a process that was reached through another interface.
+        let known = self.index.at_home(home);
+        let known = known.or_else(|| self.index.of_process(incarnation));
+        if let Some(session) = known.and_then(|index| self.peers.session_at(index)) {
             return Ok(session.id);
         }
         let retry_ns = 4 * self.shared.config.min_timeout_ns;
@@ -176,7 +160,7 @@ impl Machine {
         Ok(id)
     }
 
-    /// Ends a session and says goodbye. Nothing more arrives or is delivered on it.
+    /// Sends a Bye and ends the session. Nothing more is delivered from it.
     pub fn disconnect(&mut self, peer: PeerId) {
         self.send_bye(peer);
         self.remove(peer, GoneReason::Closed);
@@ -188,7 +172,7 @@ impl Machine {
         {
             let number = session.bye_header().number;
             let remote = session.remote.connection;
-            let seal = session.seals.out;
+            let seal = session.keys.seals.out;
             let packet = HandshakePacket::Bye(remote, number, self.incarnation, seal);
             let to = self.session(peer).map(Session::bye_address);
             if let Some(to) = to {
@@ -197,38 +181,38 @@ impl Machine {
         }
     }
 
-    /// A cluster key that was taken until now is not any more: every peer must prove once more,
-    /// with one that is, that it is a member. Who has not after [`RENEWAL_NS`] is gone. Spec §3.2.
+    /// Makes every peer prove its membership again, because a cluster key was withdrawn. Peers that
+    /// do not within [`RENEWAL_NS`] are gone. Spec §3.2.
     pub fn renew_proofs(&mut self, now: Instant) {
         if !self.shared.config.keyed {
             return;
         }
-        let mut ask_at = now;
+        let mut hello_at = now;
         for session in self.peers.sessions_mut() {
             if !session.is_open() {
                 continue;
             }
-            session.renewal = Some(Renewal {
+            session.keys.renewal = Some(Renewal {
                 cookie: 0,
-                ask_at,
+                hello_at,
                 refused: false,
                 until: now.after(RENEWAL_NS),
             });
-            // Thousands are not asked at once.
-            ask_at = ask_at.after(RENEWAL_PAUSE_NS / 512);
+            // Spread the requests if there are thousands of peers.
+            hello_at = hello_at.after(RENEWAL_PAUSE_NS / 512);
             let index = session_index(session.id);
             self.timers.arm(index, session.deadline(&self.shared));
         }
     }
 
-    /// True while a peer has not proven anew that it is a member.
+    /// True while a peer must prove its membership again.
     #[must_use]
     pub fn is_unproven(&self, peer: PeerId) -> bool {
         self.session(peer)
-            .is_some_and(|session| session.renewal.is_some())
+            .is_some_and(|session| session.keys.renewal.is_some())
     }
 
-    /// Acknowledges with the next packet all that a peer has sent and was not told of.
+    /// Acknowledges with the next packet everything that a peer has sent.
     pub fn acknowledge(&mut self, peer: PeerId) {
         if let Some(session) = self.session_mut(peer) {
             session.acknowledge_now();
@@ -236,18 +220,18 @@ impl Machine {
         }
     }
 
-    /// Peers that exist, open or opening.
+    /// All peers, open or opening.
     pub fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
         self.peers.ids()
     }
 
-    /// True if there are as many peers as may be.
+    /// True if the limit of peers is reached.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.peers.in_use() >= self.shared.config.max_peers as usize
     }
 
-    /// True if there is a peer that packets lead to.
+    /// True if there are peers on other nodes.
     #[must_use]
     pub fn has_sessions(&self) -> bool {
         self.peers.sessions().next().is_some()
@@ -263,9 +247,9 @@ impl Machine {
         }
     }
 
-    /// True if the peer has acknowledged every message sent to it; that an edge ended is
-    /// nothing to wait for, since goodbye says it too. Of a pipe this is known as
-    /// far as long messages go; that its records were read, its carrier knows.
+    /// True if the peer has acknowledged every message. Ends of edges do not count, because a Bye
+    /// implies them. For a pipe this covers long messages only; its carrier knows which records
+    /// were read.
     #[must_use]
     pub fn is_acknowledged(&self, peer: PeerId) -> bool {
         match self.peers.get(peer) {
@@ -275,7 +259,7 @@ impl Machine {
         }
     }
 
-    /// The node that a peer says it is on.
+    /// The node on which a peer runs, as it has reported.
     #[inline]
     #[must_use]
     pub fn node(&self, peer: PeerId) -> Option<u32> {
@@ -285,15 +269,15 @@ impl Machine {
         }
     }
 
-    /// Frames queued to a peer that have not been sent at all.
+    /// Frames queued to a peer that were never sent.
     #[must_use]
     pub fn queued(&self, peer: PeerId) -> usize {
         self.session(peer)
             .map_or(0, |session| session.window.queued())
     }
 
-    /// Frames of this peer that are queued, in flight or lost; those behind a missing unit count
-    /// until it has arrived.
+    /// Frames of this peer that are queued, in flight or lost. Frames behind a missing unit count
+    /// until that has arrived.
     #[must_use]
     pub fn frames_held(&self, peer: PeerId) -> usize {
         self.session(peer)
@@ -306,18 +290,18 @@ impl Machine {
         self.session(peer)?.round_trip_ns()
     }
 
-    /// Longest packet that this session carries now, without its trailer. It falls and rises
-    /// with what the path carries; units that were filled before are cut. Spec §5.8.
+    /// Length of the longest packet to this peer, without its trailer. It falls and rises with what
+    /// the path carries; units filled before that are sent in parts. Spec §5.8.
     #[must_use]
     pub fn packet_space(&self, peer: PeerId) -> usize {
         self.session(peer).map_or(0, |session| {
-            let trailer = session.seals.out.bytes();
+            let trailer = session.keys.seals.out.bytes();
             session.packet_bytes().saturating_sub(trailer)
         })
     }
 
-    /// The link did not take a packet because it is too long. What it carried is sent again
-    /// in shorter ones, except unreliable messages. Spec §5.8.
+    /// The link has refused a packet because of its length. Its contents are sent again in shorter
+    /// packets, except for unreliable messages. Spec §5.8.
     pub fn packet_too_long(&mut self, now: Instant, transmit: &Transmit) {
         let Some(peer) = transmit.peer else {
             return;
@@ -328,27 +312,27 @@ impl Machine {
         });
     }
 
-    /// The ways to a peer: its addresses, and which of them answer. Spec §5.3.
+    /// The addresses of a peer and which of them answer. Spec §5.3.
     pub fn lanes(&self, peer: PeerId) -> impl Iterator<Item = LaneStatus> + '_ {
         self.session(peer)
             .into_iter()
             .flat_map(Session::lane_states)
     }
 
-    /// Keeps asking an otherwise quiet peer whether it lives.
+    /// Sends keepalives to an otherwise idle peer.
     pub fn watch(&mut self, now: Instant, peer: PeerId, watched: bool) {
         self.with(peer, |session, shared| session.watch(watched, now, shared));
     }
 
-    /// The application knows that a message from this peer must come: ack requests are
-    /// sent until it does or `expecting` is withdrawn (thesis §5.2).
+    /// The application knows that a message from this peer must come. Ack requests are sent until it
+    /// arrives or `expecting` is cleared (thesis §5.2).
     pub fn expect(&mut self, now: Instant, peer: PeerId, expecting: bool) {
         self.with(peer, |session, shared| {
             session.expect(expecting, now, shared)
         });
     }
 
-    /// A third party knows that the peer's process lives: its silence is forgiven.
+    /// A third party knows that the peer's process is alive, so its silence does not count.
     pub fn vouch(&mut self, now: Instant, peer: PeerId) {
         self.with(peer, |session, _| session.vouch(now));
     }
@@ -366,7 +350,7 @@ impl Machine {
         });
     }
 
-    /// The number that the next new unit to this peer will get.
+    /// The number of the next new unit to this peer.
     #[must_use]
     pub fn next_unit(&self, peer: PeerId) -> u64 {
         self.session(peer).map_or(0, |session| session.window.top())
@@ -374,9 +358,8 @@ impl Machine {
 
     // ---- output ----------------------------------------------------------------
 
-    /// The packet that carries a frame which was just filled, if nothing else is to be sent to
-    /// this peer: the short way for a lone message. `None`, and nothing has changed, if it has
-    /// to be [queued](Self::queue).
+    /// Fast path: the packet with a frame that was just filled, if nothing else is to be sent to
+    /// this peer. Returns `None` and changes nothing if the frame must be [queued](Self::queue).
     #[inline]
     pub fn transmit_alone(
         &mut self,
@@ -396,12 +379,12 @@ impl Machine {
         Some(transmit)
     }
 
-    /// The next packet to send; call until `None`.
+    /// The next packet to send. To be called until it returns `None`.
     pub fn poll_transmit(&mut self, now: Instant, frames: &mut impl Frames) -> Option<Transmit> {
         if let Some(transmit) = self.poll_handshake(frames) {
             return Some(transmit);
         }
-        // Once each, and the first once more in a new turn.
+        // Each session once, and the first one again with a new turn.
         for _ in 0..=self.ready.len() {
             let Some(index) = self.ready.front().copied() else {
                 break;
@@ -427,7 +410,7 @@ impl Machine {
                 return transmit;
             }
             self.ready.pop_front();
-            // Notices wait for a frame, which may be free next time.
+            // Notices wait for a free frame.
             let waits = self.turn_left == 0 || session.has_notice();
             self.turn_left = TURN;
             if waits {
@@ -439,42 +422,41 @@ impl Machine {
         None
     }
 
-    /// True if [`poll_transmit`](Self::poll_transmit) may have something.
+    /// True if [`poll_transmit`](Self::poll_transmit) may return a packet.
     #[must_use]
     pub fn has_transmit(&self) -> bool {
         !self.ready.is_empty() || self.outbox.front().is_some()
     }
 
-    /// True if [`poll_event`](Self::poll_event) or [`poll_released`](Self::poll_released) has
-    /// something.
+    /// True if [`poll_event`](Self::poll_event) or [`poll_released`](Self::poll_released) will
+    /// return something.
     #[inline]
     #[must_use]
     pub fn has_event(&self) -> bool {
         !self.shared.events.is_empty() || !self.shared.released.is_empty()
     }
 
-    /// A frame whose unit has arrived, or never will: it is the caller's again.
+    /// A frame that belongs to the caller again, because its unit has arrived or is abandoned.
     #[inline]
     pub fn poll_released(&mut self) -> Option<Slot> {
         self.shared.released.pop()
     }
 
-    /// The unit that the last packet completed, if it came in parts: what events point into
-    /// then, instead of the packet.
+    /// The unit that the last packet has completed, if it came in parts. Events then refer to these
+    /// bytes instead of the packet.
     #[inline]
     pub fn take_assembled(&mut self) -> Option<Vec<u8>> {
         self.shared.assembled.take()
     }
 
-    /// What the sides of a session that has just opened, and whose packets are closed with
-    /// [`Seal::Session`], have told each other. To be asked for after each packet outside
-    /// sessions, before anything is sent.
+    /// What both sides of a new session have agreed on, if its packets are sealed with
+    /// [`Seal::Session`]. To be called after each handshake packet, before anything is sent.
     pub fn take_agreement(&mut self) -> Option<Agreement> {
         self.agreements.pop()
     }
 
-    /// Index and serial number of an [`Agreement`] whose session is over, and whose last packet
-    /// has been handed out: its keys are of no more use.
+    /// Index and serial number of an [`Agreement`] whose session has ended and has no packets left
+    /// to send: its keys may be erased.
     #[inline]
     pub fn take_ended_session(&mut self) -> Option<(u32, u64)> {
         match self.outbox.front() {
@@ -483,8 +465,8 @@ impl Machine {
         }
     }
 
-    /// What happened, oldest first. Events that point into a packet, or a unit that it
-    /// [completed](Self::take_assembled), must be handled before the next packet is given.
+    /// The oldest event. Events that refer to a packet, or to a unit that it has
+    /// [completed](Self::take_assembled), must be handled before the next packet.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.shared.events.pop_front()
     }
@@ -510,7 +492,7 @@ impl Machine {
         Some(transmit)
     }
 
-    /// What closes hello, welcome and reset.
+    /// Seal of Hello, Welcome and Reset.
     fn handshake_seal(&self) -> Seal {
         match self.shared.config.keyed {
             true => Seal::Proof,
@@ -522,7 +504,7 @@ impl Machine {
         let Some(session) = self.session(peer) else {
             return;
         };
-        let (home, echo) = (session.home, session.remote.incarnation);
+        let (home, echo) = (session.remote.home, session.remote.incarnation);
         let mut hello = self.own_hello(peer);
         hello.cookie = cookie;
         hello.echo = echo;
@@ -545,7 +527,7 @@ impl Machine {
         hello.trailers = config.trailers;
         hello.share = config.share;
         if let Some(session) = self.session(peer) {
-            hello.salt = session.own.salt;
+            hello.salt = session.keys.own.salt;
         }
         hello
     }
@@ -565,7 +547,7 @@ impl Machine {
         })?;
         self.sessions += 1;
         let index = session_index(id);
-        self.by_home.insert(home, index);
+        self.index.insert_home(home, index);
         Some(id)
     }
 
@@ -576,16 +558,10 @@ impl Machine {
                 let index = session_index(peer);
                 if session.is_open() {
                     self.shared.processes -= 1;
-                    let incarnation = session.remote.incarnation;
-                    if self.by_incarnation.get(&incarnation) == Some(&index) {
-                        self.by_incarnation.remove(&incarnation);
-                    }
-                    self.by_connection
-                        .remove(&(session.remote.connection, index));
                 }
-                self.by_home.remove(&session.home);
+                self.index.remove(&session.remote, index);
                 self.timers.disarm(index);
-                if let Seal::Session { serial, index, .. } = session.seals.out {
+                if let Seal::Session { serial, index, .. } = session.keys.seals.out {
                     self.ended.push((index, serial));
                 }
                 session.end(&mut self.shared);
@@ -600,52 +576,13 @@ impl Machine {
         });
     }
 
-    /// All places are taken: true if idle peers are asked whether they live, so that there may
-    /// be one soon. Looks at all peers, but seldom: again only after one has turned out dead,
-    /// or a while after all have answered.
-    fn make_room(&mut self, now: Instant) -> bool {
-        let asked = core::mem::take(&mut self.asked_to_stay);
-        let sessions = |peer: &PeerId| self.session(*peer);
-        if asked
-            .iter()
-            .filter_map(sessions)
-            .any(Session::is_asked_to_stay)
-        {
-            self.asked_to_stay = asked;
-            return true;
-        }
-        let all_live = asked.iter().all(|peer| self.session(*peer).is_some());
-        if all_live && now < self.next_sweep_at {
-            self.asked_to_stay = asked;
-            return false;
-        }
-        let config = &self.shared.config;
-        let (suspect_after_ns, patience_ns) = (config.suspect_after_ns, config.peer_timeout_ns / 4);
-        self.next_sweep_at = now.after(config.peer_timeout_ns);
-        let sessions = self.peers.sessions();
-        let mut idle: Vec<(Instant, PeerId)> = sessions
-            .filter_map(|session| Some((session.idle_since()?, session.id)))
-            .filter(|(heard, _)| now.since(*heard) >= suspect_after_ns)
-            .collect();
-        idle.sort_unstable();
-        idle.truncate(MOST_ASKED_TO_STAY);
-        let by = now.after(patience_ns);
-        for (_, peer) in &idle {
-            self.with(*peer, |session, shared| {
-                session.evict_unless_heard(by, now, shared);
-            });
-        }
-        self.asked_to_stay = idle.into_iter().map(|(_, peer)| peer).collect();
-        !self.asked_to_stay.is_empty()
-    }
-
-    /// Gives turns for over-long messages that are free to edges that wait for them.
-    fn retry_oversize(&mut self, now: Instant) {
+    /// Gives free turns for long messages to edges that wait for them.
+    fn retry_long_messages(&mut self, now: Instant) {
         while let Some(edge) = self.shared.next_waiting() {
             match self.peers.get_mut(edge.peer) {
                 Some(Peer::Session(session)) => {
-                    let tell = session.channel.retry_grant(edge, now, &mut self.shared);
-                    session.tell(tell, now, &self.shared);
+                    let urgency = session.channel.retry_grant(edge, now, &mut self.shared);
+                    session.schedule_grant(urgency, now, &self.shared);
                 }
                 Some(Peer::Pipe(pipe)) => {
                     pipe.channel.retry_grant(edge, now, &mut self.shared);
@@ -664,7 +601,7 @@ impl Machine {
         self.peers.session_mut(peer)
     }
 
-    /// Runs something on a session, then lets it send and keeps its deadline.
+    /// Runs an action on a session, then updates its deadline and its place in the send queue.
     fn with(&mut self, peer: PeerId, action: impl FnOnce(&mut Session, &mut Shared)) {
         let Some(session) = self.peers.session_mut(peer) else {
             return;
@@ -673,7 +610,7 @@ impl Machine {
         self.reschedule(peer);
     }
 
-    /// Lets a peer send and keeps its deadline.
+    /// Updates a peer's deadline and its place in the send queue.
     fn reschedule(&mut self, peer: PeerId) {
         self.refresh_deadline(peer);
         self.wake(peer);
@@ -697,7 +634,7 @@ impl Machine {
         }
     }
 
-    /// SplitMix64 over the secret: connection ids that nobody can foresee cheaply.
+    /// SplitMix64 over the secret, so that connection ids are hard to predict.
     fn next_random(&mut self) -> u32 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.random;
@@ -706,9 +643,6 @@ impl Machine {
         u32::try_from((mixed ^ mixed >> 31) >> 32).unwrap_or(1)
     }
 }
-
-/// Idle peers that are asked at once whether they live, when others want their places.
-const MOST_ASKED_TO_STAY: usize = 64;
 
 fn session_index(peer: PeerId) -> u32 {
     peer.connection() & ((1 << INDEX_BITS) - 1)

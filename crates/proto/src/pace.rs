@@ -1,22 +1,22 @@
 //! How many packets one session may have in flight. Spec §6.2.
 //!
-//! The peer's window protects its socket buffer. Below it the limit moves with
-//! the packets lost in a window's worth of sends:
+//! The peer's window protects its socket buffer. Below it, the limit depends on the packets lost
+//! among the last window's worth of packets:
 //!
-//! - scattered losses on a path where nothing waits change nothing: hole filling mends
-//!   them at the price of the packet;
-//! - losses on a path where packets wait mean that a queue overflows, which others may
-//!   share: the limit shrinks and grows slowly from there, as TCP's does;
-//! - many losses mean that too much is sent whatever the reason.
+//! - A few losses while no queue builds up change nothing, because holes are filled at the cost of
+//!   one packet each.
+//! - Losses while packets queue up mean that a queue overflows which others may share. The limit
+//!   shrinks and then grows slowly, as TCP's does.
+//! - Many losses mean that too much is sent, whatever the reason.
 
-/// A loss of more than one packet in this many shrinks the limit, and down to the floor.
+/// The limit shrinks when more than one packet in this many is lost.
 const TOLERATED_LOSS: u32 = 8;
 const FLOOR: u32 = 4;
-/// Fewer lost packets leave so many: less than any switch port holds, enough for a peer that
-/// takes its packets seldom because it has no core of its own.
+/// Smaller losses do not push the limit below this: no switch port buffers less, and it is enough
+/// for a peer that runs seldom because it has no core of its own.
 const SHARE: u32 = 32;
 const START: u32 = 64;
-/// Of what a receiver grants that holds others back, losses leave so many.
+/// Losses do not push the limit below this while the receiver grants less than the maximum.
 const LEAST_GRANTED: u32 = 8;
 
 /// The limit of packets in flight.
@@ -24,19 +24,19 @@ const LEAST_GRANTED: u32 = 8;
 pub(crate) struct Pace {
     limit: u32,
     max: u32,
-    /// What the peer grants.
+    /// Granted by the peer.
     granted: u32,
-    /// From here on it grows by one packet per window.
+    /// From here on the limit grows by one packet per window.
     knee: u32,
     sent: u32,
     lost: u32,
-    /// Some were lost where packets wait.
+    /// Some packets were lost while a queue had built up.
     overflowed: bool,
-    /// The limit has just shrunk: losses still tell of the time before.
+    /// The limit has just shrunk: the next losses are still a consequence of the old one.
     settling: bool,
 }
 
-/// What can move the limit: limit, granted, knee, sent, lost, overflowed, settling.
+/// Everything that affects the limit: limit, granted, knee, sent, lost, overflowed, settling.
 pub(crate) type View = (u32, u32, u32, u32, u32, bool, bool);
 
 impl Pace {
@@ -56,17 +56,17 @@ impl Pace {
 
     /// Packets allowed in flight now.
     pub(crate) fn allowed(&self) -> u32 {
-        // A receiver that grants little knows its link better than losses tell.
+        // A receiver that limits its grants knows its link better than losses show.
         let least = self.restricted_to().map_or(0, |_| LEAST_GRANTED);
         self.limit.max(least).min(self.granted)
     }
 
-    /// What the peer grants, if that is less than could be.
+    /// The peer's grant, if that is below the maximum.
     pub(crate) fn restricted_to(&self) -> Option<u32> {
         (self.granted < self.max).then_some(self.granted)
     }
 
-    /// The state, what cannot move the limit left out.
+    /// The state, without fields that cannot affect the limit.
     pub(crate) fn view(&self) -> View {
         if self.max <= FLOOR {
             return (self.limit, self.granted, 0, 0, 0, false, false);
@@ -84,7 +84,7 @@ impl Pace {
         (limit, granted, knee, sent, lost, overflowed, settling)
     }
 
-    /// The peer takes at most this many packets from us now.
+    /// The peer allows at most this many packets in flight.
     pub(crate) fn grant(&mut self, packets: u32) {
         self.granted = packets;
     }
@@ -97,7 +97,7 @@ impl Pace {
         if self.lost * TOLERATED_LOSS > self.sent {
             self.shrink(self.limit / 4, FLOOR);
         } else if self.overflowed && !self.settling {
-            // TCP CUBIC's factor (RFC 9438 §4.6): of two that share a queue neither starves.
+            // The factor of TCP CUBIC (RFC 9438 §4.6): two flows that share a queue converge.
             self.shrink(self.limit * 3 / 10, SHARE.min(self.limit));
         } else {
             self.settling = false;
@@ -110,13 +110,13 @@ impl Pace {
         self.begin_window();
     }
 
-    /// A packet was lost, on a path where packets wait or not.
+    /// A packet was lost; `waiting` if packets queue up on the path.
     pub(crate) fn lost(&mut self, waiting: bool) {
         self.lost += 1;
         self.overflowed |= waiting;
     }
 
-    /// Nothing came back in time: start again carefully.
+    /// Nothing was acknowledged in time: restart carefully.
     pub(crate) fn timed_out(&mut self) {
         self.limit = (self.limit / 2).max(FLOOR).min(self.max);
         self.begin_window();
@@ -153,19 +153,19 @@ mod tests {
     }
 
     #[test]
-    fn scattered_losses_leave_the_window_open_and_overflow_shrinks_it() {
+    fn a_few_losses_keep_the_window_open_and_many_shrink_it() {
         let mut pace = Pace::new(1000);
         run(&mut pace, 20_000, 100);
         assert_eq!(pace.allowed(), 1000);
         run(&mut pace, 20_000, 3);
         assert!(pace.allowed() <= 8, "{}", pace.allowed());
-        // Above the knee it grows a packet per window.
+        // Above the knee it grows by one packet per window.
         run(&mut pace, 1_000_000, 10_000);
         assert_eq!(pace.allowed(), 1000);
     }
 
     #[test]
-    fn a_queue_that_overflows_is_shared_and_what_others_leave_is_taken() {
+    fn an_overflowing_queue_is_shared_and_free_capacity_is_used() {
         let mut pace = Pace::new(256);
         run(&mut pace, 20_000, 1_000);
         assert_eq!(pace.allowed(), 256);
@@ -177,7 +177,7 @@ mod tests {
             "{}",
             pace.allowed()
         );
-        // A window's worth brings one packet.
+        // A window's worth of packets adds one packet.
         run(&mut pace, SHARE * 4, 10_000);
         assert!(pace.allowed() <= SHARE + 8);
         run(&mut pace, 40_000, 10_000);

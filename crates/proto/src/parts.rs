@@ -1,8 +1,7 @@
-//! Units that come in parts, until they are whole. Spec §5.8.
+//! Reassembly of units that arrive in parts. Spec §5.8.
 //!
-//! A unit that is too long for its path is cut; the bytes of its records are put together
-//! here. Nothing of it is used before it is whole: then it is one unit like any other, and
-//! the first of its arrivals, in parts or in one piece, counts.
+//! A unit that is too long for its path is cut, and the bytes of its records are joined here. It is
+//! used only when it is complete. Its first complete arrival counts, in parts or as a whole.
 
 use alloc::vec::Vec;
 
@@ -13,7 +12,7 @@ use crate::wire::{HEADER_BYTES, Part};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Assembly {
     unit: u64,
-    /// By index; empty ones are missing.
+    /// By index of the part; missing ones are empty.
     parts: Vec<Vec<u8>>,
 }
 
@@ -23,16 +22,16 @@ impl Assembly {
     }
 }
 
-/// What an arriving part means.
+/// How an arriving part relates to those that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartArrival {
-    /// Others are missing still.
+    /// It is new, and others are still missing.
     New,
-    /// The last that was missing.
+    /// It is the last missing part.
     Last,
-    /// It was here before.
+    /// It has arrived before.
     Duplicate,
-    /// It does not belong to the others, or would make the unit too long.
+    /// It does not match the other parts, or makes the unit too long.
     Contradiction,
 }
 
@@ -41,13 +40,13 @@ pub(crate) enum PartArrival {
 pub(crate) struct Assemblies(Vec<Assembly>);
 
 impl Assemblies {
-    /// How many there are.
+    /// Number of incomplete units.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True if this unit may be begun, as far as its session is concerned.
+    /// True if the session may begin another unit.
     pub(crate) fn has_room(&self) -> bool {
         self.0.len() < MAX_CUT
     }
@@ -57,7 +56,7 @@ impl Assemblies {
         self.find(unit).is_some()
     }
 
-    /// What a part would mean; units are at most `most` bytes long.
+    /// Classifies a part of a unit of at most `most` bytes.
     pub(crate) fn classify(&self, unit: u64, part: Part, body: &[u8], most: usize) -> PartArrival {
         let Some(assembly) = self.find(unit) else {
             return match body.is_empty() || body.len() > most {
@@ -81,7 +80,7 @@ impl Assemblies {
         }
     }
 
-    /// Keeps a part that is [`New`](PartArrival::New).
+    /// Stores a part that is [`New`](PartArrival::New).
     pub(crate) fn keep(&mut self, unit: u64, part: Part, body: &[u8]) {
         let at = match self.0.iter().position(|known| known.unit == unit) {
             Some(at) => at,
@@ -94,8 +93,8 @@ impl Assemblies {
         self.0[at].parts[usize::from(part.index)] = body.to_vec();
     }
 
-    /// The unit whose [`Last`](PartArrival::Last) missing part is `body`, behind room for a
-    /// header. The other parts stay until [`forget`](Self::forget).
+    /// The unit that is complete with the [`Last`](PartArrival::Last) part `body`, after room for a
+    /// header. The stored parts stay until [`forget`](Self::forget).
     pub(crate) fn join(&self, unit: u64, part: Part, body: &[u8]) -> Vec<u8> {
         let mut whole = alloc::vec![0; HEADER_BYTES];
         if let Some(assembly) = self.find(unit) {
@@ -107,7 +106,7 @@ impl Assemblies {
         whole
     }
 
-    /// The unit has arrived.
+    /// Removes a unit that has arrived.
     pub(crate) fn forget(&mut self, unit: u64) {
         self.0.retain(|assembly| assembly.unit != unit);
     }
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_contradict_each_other_are_told_apart() {
+    fn contradicting_parts_are_detected() {
         let mut open = Assemblies::default();
         let long = [7; 60];
         open.keep(5, part(0), &long);

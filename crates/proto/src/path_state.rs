@@ -1,20 +1,20 @@
 //! Whether packets get to an address of the peer, and answers back. Spec §5.3.
 //!
-//! [`PathState`] is that of one lane. It knows no time: the session decides when to ask. Data
-//! go only where an answer has come from, or the handshake has gone.
+//! [`PathState`] describes one lane and has no clock: the session decides when to probe. Data is
+//! sent only to addresses that have answered or that the handshake has used.
 
-/// What is known of the way to one of a peer's lanes.
+/// State of the path to one lane of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LaneState {
-    /// Nothing has come back from there yet.
+    /// Nothing has arrived from there yet.
     Waiting,
-    /// It answers: it may carry data.
+    /// It has answered and may carry data.
     Answers,
-    /// It answered once and does no longer.
+    /// It answered once and does not any more.
     Silent,
-    /// The peer names an address that this process has too: it leads back here.
+    /// The peer lists an address that this process has, too, so packets would not leave this host.
     OwnAddress,
-    /// The peer has no such address; it only sends on this lane.
+    /// The peer has no such address and only sends on this lane.
     Missing,
 }
 
@@ -22,9 +22,9 @@ pub enum LaneState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PathState {
     state: LaneState,
-    /// How often the lane was given up: tells answers to probes before that apart.
+    /// How often the lane was given up. It tells answers to older probes apart.
     round: u8,
-    /// The peer does receive there: an answer has come at some time.
+    /// The peer has answered from there at some time.
     heard: bool,
 }
 
@@ -41,7 +41,7 @@ impl PathState {
         self.state
     }
 
-    /// True if the peer has ever answered from there, if only to a short probe.
+    /// True if the peer has ever answered from there, even if only to a short probe.
     pub(crate) fn is_heard(self) -> bool {
         self.heard
     }
@@ -51,17 +51,17 @@ impl PathState {
         self.heard = true;
     }
 
-    /// Tells the probes of this lane apart.
+    /// Number of times that the lane was given up; part of its probes' tokens.
     pub(crate) fn round(self) -> u8 {
         self.round
     }
 
-    /// True if data may go there.
+    /// True if data may be sent there.
     pub(crate) fn is_proven(self) -> bool {
         self.state == LaneState::Answers
     }
 
-    /// True if it may lead to the peer, but nobody knows.
+    /// True if the path may work but is not proven.
     pub(crate) fn is_in_question(self) -> bool {
         matches!(self.state, LaneState::Waiting | LaneState::Silent)
     }
@@ -71,7 +71,7 @@ impl PathState {
         self.is_proven() || self.is_in_question()
     }
 
-    /// What went there got lost.
+    /// Packets sent there were lost.
     pub(crate) fn give_up(&mut self) {
         if self.is_proven() {
             self.state = LaneState::Silent;
@@ -79,8 +79,8 @@ impl PathState {
         }
     }
 
-    /// A probe as long as packets get was answered in this round; the state before if that is
-    /// news.
+    /// A probe of full length was answered in this round. Returns the former state if that has
+    /// changed it.
     pub(crate) fn answer(&mut self) -> Option<LaneState> {
         let before = self.state;
         if !self.is_in_question() {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_proves_a_lane_and_each_loss_begins_a_round() {
+    fn an_answer_proves_a_lane_and_each_loss_starts_a_round() {
         let mut reach = PathState::new(LaneState::Waiting);
         assert!(reach.is_in_question() && !reach.is_proven() && !reach.is_heard());
         reach.on_packet();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_leads_nowhere_is_never_asked_nor_proven() {
+    fn an_unusable_lane_is_neither_probed_nor_proven() {
         for state in [LaneState::OwnAddress, LaneState::Missing] {
             let mut reach = PathState::new(state);
             assert!(!reach.may_lead_there());

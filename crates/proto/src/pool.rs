@@ -1,13 +1,13 @@
 //! Memory for received messages, one pool for all peers. Spec §5.4.
 
-/// What the pool says to an arrival.
+/// Whether an arrival may use the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// There is room.
     Granted,
-    /// Only the next unit in sequence could be taken, and this is not it.
+    /// There is room only for the next unit in sequence, and this is another one.
     LowOnRoom,
-    /// No room even for that: the application must consume first.
+    /// The pool is full until the application consumes messages.
     Exhausted,
 }
 
@@ -28,8 +28,8 @@ impl Pool {
         }
     }
 
-    /// May an arrival take `bytes`? The reserve is for the next unit in sequence
-    /// alone (thesis §5.3, second safety rule): what it completes can be consumed.
+    /// Whether an arrival may take `bytes`. The reserve is for the next unit in sequence (thesis
+    /// §5.3, second rule), because what that completes can be consumed.
     pub(crate) fn admit(&self, bytes: u64, next_in_sequence: bool) -> Admission {
         let free = self.capacity.saturating_sub(self.used);
         if bytes == 0 || bytes.saturating_add(self.reserve) <= free {
@@ -56,7 +56,7 @@ impl Pool {
         self.used
     }
 
-    /// Bytes beyond the reserve.
+    /// Bytes outside the reserve.
     pub(crate) fn budget(&self) -> u64 {
         self.capacity - self.reserve.min(self.capacity)
     }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_is_kept_for_the_next_in_sequence() {
+    fn the_reserve_is_kept_for_the_next_unit_in_sequence() {
         let mut pool = Pool::new(100, 30);
         assert_eq!(pool.admit(70, false), Admission::Granted);
         pool.take(70);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_reserve_anything_is_taken_in_any_order() {
+    fn without_a_reserve_any_order_is_accepted() {
         let pool = Pool::new(10, 0);
         assert_eq!(pool.admit(10, false), Admission::Granted);
     }

@@ -1,17 +1,17 @@
-//! What a region of memory allows whom. Spec §5.9.
+//! Access rights of memory regions. Spec §5.9.
 //!
-//! The memory itself is the caller's; this decides which operations may touch it, on what the
-//! peer says, which may be anything.
+//! The memory belongs to the caller. This module decides which operations may access it; nothing
+//! that a peer sends is trusted.
 
 use crate::wire::{Operation, OperationKind, Outcome};
 
-/// Bytes of what fetch-and-add and compare-and-swap change.
+/// Bytes of a word that fetch-and-add and compare-and-swap change.
 const WORD_BYTES: u64 = 8;
 
-/// What others may do with a region.
+/// What peers may do with a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rights {
-    /// Write into it.
+    /// Write to it.
     pub put: bool,
     /// Read from it.
     pub get: bool,
@@ -20,13 +20,13 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Everything.
+    /// All rights.
     pub const ALL: Rights = Rights {
         put: true,
         get: true,
         update: true,
     };
-    /// Nothing; what is allowed can be added.
+    /// No rights.
     pub const NONE: Rights = Rights {
         put: false,
         get: false,
@@ -34,23 +34,22 @@ impl Rights {
     };
 }
 
-/// A region as far as it decides who may do what.
+/// A region, as far as access checks need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// The endpoint whose edges lead to it.
+    /// The endpoint whose edges may access it.
     pub endpoint: u32,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// What others may do.
+    /// What peers may do.
     pub rights: Rights,
 }
 
 impl Region {
-    /// Whether an operation with so many bytes of data, asked of the endpoint `target`, may be
-    /// done.
+    /// Whether an operation with this many bytes of data, sent to the endpoint `target`, is allowed.
     ///
     /// # Errors
-    /// The outcome to answer with.
+    /// The outcome to return to the peer.
     pub fn check(&self, target: u32, operation: &Operation, data: u64) -> Result<(), Outcome> {
         let (allowed, length) = match operation.kind {
             OperationKind::Put => (self.rights.put, data),
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_inside_is_allowed_to_who_has_the_right() {
+    fn accesses_inside_the_region_need_the_right() {
         let rights = |put, get, update| Rights { put, get, update };
         let only_put = rights(true, false, false);
         assert_eq!(check(OperationKind::Put, 0, 100, only_put), Ok(()));
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_reaches_beyond_the_end_however_it_is_said() {
+    fn no_access_exceeds_the_end_whatever_its_offset() {
         for kind in [OperationKind::Put, OperationKind::Get] {
             for (offset, bytes) in [(101, 0), (1, 100), (u64::MAX, 2), (2, u64::MAX)] {
                 let checked = check(kind, offset, bytes, Rights::ALL);
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_serves_the_edges_to_its_endpoint_alone() {
+    fn a_region_serves_only_the_edges_to_its_endpoint() {
         let region = Region {
             endpoint: 5,
             length: 100,

@@ -1,9 +1,9 @@
-//! Each number at most once, for packets that no hole is kept for. Spec §5.7.
+//! Duplicate detection for packets that are not retransmitted. Spec §5.7.
 
 const WORDS: usize = 4;
 const BITS: u64 = 64 * WORDS as u64;
 
-/// A window of numbers seen, up to 256 below the highest.
+/// The numbers seen, within 256 below the highest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Replay {
     top: u64,
@@ -23,7 +23,7 @@ impl Replay {
         self.top
     }
 
-    /// Records a number; false if it was seen before or is too old to tell.
+    /// Records a number. Returns false if it was seen before or is too old to know.
     pub(crate) fn record(&mut self, number: u64) -> bool {
         if number >= self.top {
             let steps = number + 1 - self.top;
@@ -39,7 +39,7 @@ impl Replay {
         true
     }
 
-    /// True if [`record`](Self::record) would answer false.
+    /// True if [`record`](Self::record) would return false.
     pub(crate) fn is_known(&self, number: u64) -> bool {
         number < self.top && (self.top - number > BITS || self.bit(number))
     }
@@ -66,7 +66,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_number_passes_twice_and_recent_ones_pass_once(
+        fn no_number_is_accepted_twice_and_recent_ones_are_accepted_once(
             numbers in proptest::collection::vec(0_u64..600, 0..400)
         ) {
             let mut replay = Replay::default();

@@ -1,7 +1,7 @@
-//! Round-trip estimate and the time-out drawn from it. Spec §6.1.
+//! Round-trip estimate and the time-out derived from it. Spec §6.1.
 //!
-//! Packet numbers are never reused, so a sample is never ambiguous; it may only
-//! be late, by an acknowledgement that waited for a packet to ride on.
+//! Packet numbers are never reused, so a sample is never ambiguous. It may only be too long, if the
+//! acknowledgement waited for a packet to carry it.
 
 use crate::time::{MICROSECOND, MILLISECOND};
 
@@ -10,13 +10,13 @@ use crate::time::{MICROSECOND, MILLISECOND};
 pub(crate) struct RoundTrip {
     smoothed_ns: u64,
     variation_ns: u64,
-    /// The shortest of all: what the path takes when nothing waits on it.
+    /// The shortest sample: the round trip without queues.
     least_ns: u64,
 }
 
-/// No path between machines of a cluster takes longer unless packets wait.
+/// A longer round trip in a cluster means that packets queue up.
 const LONG_NS: u64 = 2 * MILLISECOND;
-/// Scheduling and acknowledgements that wait make up so much of a round trip at times.
+/// Scheduling and delayed acknowledgements may add this much.
 const JITTER_NS: u64 = 100 * MICROSECOND;
 
 impl RoundTrip {
@@ -41,13 +41,13 @@ impl RoundTrip {
         (self.smoothed_ns > 0).then_some(self.smoothed_ns)
     }
 
-    /// True while packets seem to wait in a queue of the path.
+    /// True while packets seem to queue up on the path.
     pub(crate) fn is_queueing(&self) -> bool {
         let usual_ns = (2 * self.least_ns + JITTER_NS).min(LONG_NS);
         self.smoothed_ns > usual_ns
     }
 
-    /// How long to wait for an answer before suspecting a loss.
+    /// How long to wait for a reply before suspecting a loss.
     #[must_use]
     pub(crate) fn timeout_ns(&self, min_ns: u64, max_ns: u64) -> u64 {
         if self.smoothed_ns == 0 {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_on_the_path_shows_in_the_round_trips() {
+    fn a_queue_on_the_path_shows_in_the_round_trip() {
         let mut trip = RoundTrip::default();
         for _ in 0..20 {
             trip.sample(50 * MICROSECOND);

@@ -1,20 +1,52 @@
-//! The send side of one session: which units may go, are in flight, must be repeated.
+//! The send window of a session: which units are queued, in flight, or to be retransmitted.
 //!
-//! A unit is the reliable content of one packet; it lies in a slot (a frame of
-//! the caller) from [`SendWindow::queue`] until it has arrived. The window
-//! knows unit numbers and slots, no bytes and no clock. Spec §5.2.
+//! A unit is the reliable content of one packet. It lies in a slot (a frame of the caller) from
+//! [`SendWindow::queue`] until it has arrived. The window works on unit numbers and slots; it has
+//! no clock and sees no bytes. Spec §5.2.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::session::{UnitState, UnitView};
 use crate::time::Instant;
 use crate::wire::Part;
 
-/// Names a frame of the caller's pool.
+/// Index of a frame in the caller's pool.
 pub type Slot = u32;
 
-/// What one packet carries of a unit: all of it, or one of the parts it was cut into.
+/// State of a unit that was queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnitState {
+    /// It was sent and is not acknowledged.
+    Flying {
+        /// On which lane.
+        lane: u8,
+        /// Under which packet number.
+        number: u64,
+    },
+    /// It is or may be lost and is to be retransmitted.
+    Lost,
+    /// It has arrived, but units before it have not.
+    Arrived,
+    /// It is too long for the path, so it is sent in parts.
+    Cut,
+}
+
+/// A unit that has a number and was not released.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct UnitView {
+    /// Its frame, which is the caller's again if the unit has arrived.
+    pub slot: Slot,
+    /// Bulk class.
+    pub bulk: bool,
+    /// Its state.
+    pub state: UnitState,
+    /// When it was last sent.
+    pub sent_at: Instant,
+    /// The states of its parts if it was cut, and when they were last sent.
+    pub parts: Vec<(UnitState, Instant)>,
+}
+
+/// The contents of one packet: a whole unit, or one of the parts into which it was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Piece {
     pub(crate) unit: u64,
@@ -30,7 +62,7 @@ impl Piece {
     }
 }
 
-/// The transmission of a piece that counts: its latest.
+/// The latest transmission of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Flight {
     pub(crate) lane: u8,
@@ -39,17 +71,17 @@ pub(crate) struct Flight {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
-    /// Sent, fate unknown.
+    /// It was sent and is not acknowledged.
     Flying(Flight),
-    /// Not sent yet, known or feared lost. Whole units wait in `repeats`.
+    /// It was not sent yet, or is or may be lost. Whole units are also in `repeats`.
     Lost,
-    /// Received by the peer; the slot of a whole unit is free.
+    /// It has arrived. The slot of a whole unit is free.
     Arrived,
-    /// Its parts fly instead; only of whole units.
+    /// A whole unit whose parts are sent instead.
     Cut,
 }
 
-/// How far a piece has come.
+/// State of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Progress {
     state: State,
@@ -87,7 +119,7 @@ struct Unit {
     slot: Slot,
     progress: Progress,
     bulk: bool,
-    /// Length of the packet that carried it last.
+    /// Length of the packet that last carried it.
     bytes: u16,
 }
 
@@ -110,7 +142,7 @@ impl Cut {
     }
 }
 
-/// A piece that should be sent now.
+/// A piece to send now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Next {
     pub(crate) piece: Piece,
@@ -119,31 +151,31 @@ pub(crate) struct Next {
     pub(crate) repeat: bool,
 }
 
-/// Units whose parts may be on their way at once: the receiver keeps parts of so many.
+/// Most units whose parts may be in flight at once; the receiver reassembles as many.
 pub(crate) const MAX_CUT: usize = 16;
 
-/// Units of one session on their way. See the module.
+/// The queued and unacknowledged units of one session. See the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SendWindow {
-    /// Number of the first unit in `units`; all below have arrived.
+    /// Number of the first unit in `units`. All units below have arrived.
     base: u64,
     units: VecDeque<Unit>,
-    /// Queued, not yet numbered: small ones overtake bulk.
+    /// Slots without a unit number. Small ones are sent before bulk.
     small: VecDeque<Slot>,
     bulk: VecDeque<Slot>,
-    /// Lost units in the order in which to repeat them.
+    /// Lost units, in the order of retransmission.
     repeats: VecDeque<u64>,
     /// Slots that carry only notices.
     notices: Vec<Slot>,
-    /// Units too long for the path, lowest first.
+    /// Units that were cut, lowest first.
     cuts: Vec<Cut>,
     flying: u32,
-    /// Units that have arrived so far.
+    /// Number of units that have arrived.
     arrivals: u64,
 }
 
 impl SendWindow {
-    /// Units are numbered from `first` on.
+    /// A window whose units are numbered from `first` on.
     pub(crate) fn starting_at(first: u64) -> SendWindow {
         SendWindow {
             base: first,
@@ -151,7 +183,7 @@ impl SendWindow {
         }
     }
 
-    /// Takes a filled frame.
+    /// Queues a filled frame.
     pub(crate) fn queue(&mut self, slot: Slot, bulk: bool) {
         if bulk {
             self.bulk.push_back(slot);
@@ -160,7 +192,7 @@ impl SendWindow {
         }
     }
 
-    /// Takes a frame of notices, for which nobody waits who has ended.
+    /// Queues a frame with notices, which need not arrive before a session ends.
     pub(crate) fn queue_notices(&mut self, slot: Slot) {
         self.notices.push(slot);
         self.small.push_back(slot);
@@ -177,17 +209,17 @@ impl SendWindow {
             .all(|slot| self.notices.contains(slot))
     }
 
-    /// Packets sent and neither arrived nor known lost.
+    /// Number of packets in flight.
     pub(crate) fn flying(&self) -> u32 {
         self.flying
     }
 
-    /// Units that have arrived so far, in any order.
+    /// Number of units that have arrived, in any order.
     pub(crate) fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// True if nothing waits to be sent for the first time.
+    /// True if no frame waits for its first transmission.
     pub(crate) fn is_drained(&self) -> bool {
         self.small.is_empty() && self.bulk.is_empty()
     }
@@ -197,27 +229,27 @@ impl SendWindow {
         self.units.is_empty() && self.is_drained()
     }
 
-    /// Number of frames queued for the first time.
+    /// Number of frames that wait for their first transmission.
     pub(crate) fn queued(&self) -> usize {
         self.small.len() + self.bulk.len()
     }
 
-    /// Number of frames that are queued or whose units have not all arrived.
+    /// Number of frames that are queued or whose units have not arrived.
     pub(crate) fn held(&self) -> usize {
         self.units.len() + self.queued()
     }
 
-    /// True if a small packet waits for its first sending.
+    /// True if a small frame waits for its first transmission.
     pub(crate) fn has_small(&self) -> bool {
         !self.small.is_empty()
     }
 
-    /// The unit number after the last that is queued.
+    /// The number after the last queued unit.
     pub(crate) fn end(&self) -> u64 {
         self.top() + self.queued() as u64
     }
 
-    /// True if units of either kind could be offered with `allowed` in flight.
+    /// True if there is a piece to send while at most `allowed` packets may be in flight.
     pub(crate) fn has_next(&self, allowed: u32) -> bool {
         if self.flying >= allowed {
             return false;
@@ -225,22 +257,22 @@ impl SendWindow {
         !self.repeats.is_empty() || !self.is_drained() || self.lost_part().is_some()
     }
 
-    /// Takes a filled frame that is to be sent at once: it must be [`sent`](Self::sent) before
-    /// the next call. `None`, and nothing has changed, if others wait, or `allowed` packets are
-    /// in flight.
+    /// Takes a filled frame that is to be sent at once. Returns `None` and changes nothing if other
+    /// pieces wait or `allowed` packets are in flight. The piece must be [`sent`](Self::sent) before
+    /// the next call.
     pub(crate) fn next_alone(&mut self, slot: Slot, allowed: u32) -> Option<Next> {
         let is_alone = self.is_drained() && self.repeats.is_empty() && self.cuts.is_empty();
         (is_alone && self.flying < allowed).then(|| self.begin_unit(slot, false))
     }
 
-    /// The unit to send now, if fewer than `allowed` packets are in flight.
-    /// Parts of the oldest unit go first, then repeats. It must be [`sent`](Self::sent) before
-    /// the next call.
+    /// The next piece to send, if fewer than `allowed` packets are in flight: parts of the oldest
+    /// unit first, then retransmissions, then new units. It must be [`sent`](Self::sent) before the
+    /// next call.
     pub(crate) fn next(&mut self, allowed: u32) -> Option<Next> {
         if self.flying >= allowed {
             return None;
         }
-        // Repeats that find no room at the receiver never end while the oldest unit is missing.
+        // While the oldest unit is missing, the receiver may drop everything else for lack of room.
         let part = self.lost_part();
         let is_oldest = part.is_some_and(|(piece, _)| piece.unit == self.base);
         while !is_oldest && let Some(unit) = self.repeats.pop_front() {
@@ -272,7 +304,7 @@ impl SendWindow {
         Some(self.begin_unit(slot, bulk))
     }
 
-    /// Gives a frame its unit.
+    /// Assigns a unit number to a frame.
     fn begin_unit(&mut self, slot: Slot, bulk: bool) -> Next {
         let unit = self.top();
         self.units.push_back(Unit {
@@ -289,7 +321,7 @@ impl SendWindow {
         }
     }
 
-    /// The first part to be sent, and whether it has been sent before.
+    /// The first part to send, and whether it was sent before.
     fn lost_part(&self) -> Option<(Piece, bool)> {
         let mut cuts = self.cuts.iter().take(MAX_CUT);
         cuts.find_map(|cut| {
@@ -299,8 +331,7 @@ impl SendWindow {
         })
     }
 
-    /// Cuts a unit that [`next`](Self::next) has just given into this many parts, which are
-    /// sent in its place.
+    /// Cuts the unit that [`next`](Self::next) has just returned into parts, which are sent instead.
     pub(crate) fn cut(&mut self, unit: u64, parts: usize) {
         let Some(entry) = self.entry_mut(unit) else {
             return;
@@ -312,7 +343,7 @@ impl SendWindow {
         self.cuts.insert(at, Cut { unit, parts });
     }
 
-    /// Notes that a piece left as this flight, in a packet of `bytes`.
+    /// A piece was sent in a packet of `bytes`.
     pub(crate) fn sent(&mut self, piece: Piece, flight: Flight, bytes: u16, now: Instant) {
         if piece.part.is_whole()
             && let Some(entry) = self.entry_mut(piece.unit)
@@ -331,7 +362,7 @@ impl SendWindow {
         }
     }
 
-    /// Notes an arrival; returns the slot that is free now.
+    /// A piece has arrived. Returns the slot that is free now.
     pub(crate) fn arrived(&mut self, piece: Piece) -> Option<Slot> {
         if !piece.part.is_whole() {
             let at = self.cut_index(piece.unit)?;
@@ -372,8 +403,7 @@ impl SendWindow {
         Some(slot)
     }
 
-    /// Notes that all units below `next` have arrived; `released` gets the slots that are free
-    /// now.
+    /// All units below `next` have arrived. Appends the slots that are free now to `released`.
     pub(crate) fn arrived_below(&mut self, next: u64, released: &mut Vec<Slot>) {
         if !self.cuts.is_empty() || !self.notices.is_empty() {
             released.extend((self.base..next).filter_map(|unit| self.arrived(Piece::whole(unit))));
@@ -394,24 +424,24 @@ impl SendWindow {
         }
     }
 
-    /// The lowest unit that has not arrived, or will be sent next.
+    /// The lowest unit that has not arrived.
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
 
-    /// The number the next new unit will get.
+    /// The number of the next new unit.
     pub(crate) fn top(&self) -> u64 {
         self.base + self.units.len() as u64
     }
 
-    /// True if this flight is the latest of a piece that has not arrived.
+    /// True if this is the latest transmission of a piece that has not arrived.
     pub(crate) fn is_current(&self, piece: Piece, flight: Flight) -> bool {
         self.progress(piece)
             .is_some_and(|progress| progress.state == State::Flying(flight))
     }
 
-    /// Notes that a flight was lost; true if the piece will be repeated for it.
-    /// An older flight of a piece says nothing about its latest.
+    /// A transmission was lost. Returns true if its piece is sent again. The loss of an older
+    /// transmission does not count.
     pub(crate) fn lost(&mut self, piece: Piece, flight: Flight) -> bool {
         if !self.is_current(piece, flight) {
             return false;
@@ -420,12 +450,12 @@ impl SendWindow {
         true
     }
 
-    /// When the given piece last left.
+    /// When a piece was last sent.
     pub(crate) fn sent_at(&self, piece: Piece) -> Option<Instant> {
         self.progress(piece).map(|progress| progress.sent_at)
     }
 
-    /// Length of the packet by which a whole unit last left; zero for parts.
+    /// Length of the packet in which a whole unit was last sent; zero for parts.
     pub(crate) fn packet_bytes(&self, piece: Piece) -> u16 {
         match self.entry(piece.unit) {
             Some(entry) if piece.part.is_whole() => entry.bytes,
@@ -433,7 +463,8 @@ impl SendWindow {
         }
     }
 
-    /// First and last piece in flight, for a tail that may be lost (thesis §5.2).
+    /// First and last piece in flight, which are retransmitted when the tail may be lost (thesis
+    /// §5.2).
     pub(crate) fn first_and_last_flying(&self) -> Option<(Piece, Piece)> {
         let flying = |entry: &Unit| entry.progress.is_flying();
         let whole = |index: usize| Piece::whole(self.base + index as u64);
@@ -455,7 +486,7 @@ impl SendWindow {
         })
     }
 
-    /// The lane of a piece's latest flight.
+    /// The lane on which a piece is in flight.
     pub(crate) fn lane_of(&self, piece: Piece) -> Option<u8> {
         match self.progress(piece)?.state {
             State::Flying(flight) => Some(flight.lane),
@@ -463,12 +494,12 @@ impl SendWindow {
         }
     }
 
-    /// The lane of a piece's last flight, whatever became of it.
+    /// The lane on which a piece was last sent.
     pub(crate) fn last_lane_of(&self, piece: Piece) -> Option<u8> {
         self.progress(piece)?.lane
     }
 
-    /// The same of all that have not arrived.
+    /// The lanes on which all pieces that have not arrived were last sent.
     pub(crate) fn last_lanes(&self) -> impl Iterator<Item = Option<u8>> + '_ {
         let units = self.units.iter().map(|unit| unit.progress);
         let parts = self.cuts.iter().flat_map(|cut| cut.parts.iter().copied());
@@ -476,14 +507,14 @@ impl SendWindow {
         waiting.map(|progress| progress.lane)
     }
 
-    /// Lane of the last flight of the oldest unit that has not arrived.
+    /// The lane on which the oldest unit that has not arrived was last sent.
     pub(crate) fn oldest_lane(&self) -> Option<u8> {
         let mut units = self.units.iter();
         let oldest = units.find(|unit| unit.progress.state != State::Arrived)?;
         oldest.progress.lane
     }
 
-    /// Queues a flying piece for repetition.
+    /// Queues a piece in flight for retransmission.
     pub(crate) fn repeat(&mut self, piece: Piece) {
         if let Some(progress) = self.progress_mut(piece)
             && progress.is_flying()
@@ -496,7 +527,7 @@ impl SendWindow {
         }
     }
 
-    /// Hands every piece that flies on a dead lane to the others.
+    /// Queues all pieces in flight on a dead lane for retransmission.
     pub(crate) fn abandon_lane(&mut self, lane: u8) {
         let units = (self.base..self.top()).map(Piece::whole);
         let pieces = units.chain(self.flying_parts());
@@ -508,7 +539,7 @@ impl SendWindow {
         }
     }
 
-    /// Queues all units for repetition that fly in packets longer than `bytes`.
+    /// Queues all units in flight in packets longer than `bytes` for retransmission.
     pub(crate) fn repeat_longer(&mut self, bytes: u16) {
         for unit in self.base..self.top() {
             if self.entry(unit).is_some_and(|entry| entry.bytes > bytes) {
@@ -517,7 +548,7 @@ impl SendWindow {
         }
     }
 
-    /// Empties the window; returns every slot it held.
+    /// Empties the window. Returns every slot in use.
     pub(crate) fn clear(&mut self) -> Vec<Slot> {
         let held = self
             .units
@@ -585,171 +616,17 @@ impl SendWindow {
             })
     }
 
-    /// Slots that wait for their first sending, and whether they are bulk.
+    /// Slots that were never sent, and whether they are bulk.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (Slot, bool)> + '_ {
         let small = self.small.iter().map(|slot| (*slot, false));
         small.chain(self.bulk.iter().map(|slot| (*slot, true)))
     }
 
-    /// Units that wait for their repetition, in that order.
+    /// Units to retransmit, in this order.
     pub(crate) fn repeats(&self) -> impl Iterator<Item = u64> + '_ {
         self.repeats.iter().copied()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NOW: Instant = Instant(7);
-
-    fn flight(number: u64) -> Flight {
-        Flight { lane: 0, number }
-    }
-
-    fn window_with_flying(count: u32) -> SendWindow {
-        let mut window = SendWindow::default();
-        for slot in 0..count {
-            window.queue(slot, true);
-            let next = window.next(u32::MAX).expect("queued");
-            window.sent(next.piece, flight(u64::from(slot)), 100, NOW);
-        }
-        window
-    }
-
-    #[test]
-    fn notices_are_nothing_to_wait_for() {
-        let mut window = SendWindow::default();
-        window.queue_notices(3);
-        assert!(window.has_only_notices() && !window.is_empty());
-        window.queue(4, false);
-        assert!(!window.has_only_notices());
-        for number in 0..2 {
-            let next = window.next(8).expect("room");
-            window.sent(next.piece, Flight { lane: 0, number }, 100, Instant(0));
-        }
-        assert!(!window.has_only_notices());
-        assert_eq!(window.arrived(Piece::whole(1)), Some(4));
-        assert!(window.has_only_notices() && !window.is_empty());
-        assert_eq!(window.arrived(Piece::whole(0)), Some(3));
-        // The slot is a message's now.
-        window.queue(3, false);
-        assert!(!window.has_only_notices());
-    }
-
-    #[test]
-    fn small_units_overtake_bulk_and_repeats_overtake_both() {
-        let mut window = window_with_flying(2);
-        window.queue(10, true);
-        window.queue(11, false);
-        assert!(window.lost(Piece::whole(1), flight(1)));
-        let order: Vec<Slot> = core::iter::from_fn(|| {
-            let next = window.next(10)?;
-            window.sent(next.piece, flight(100 + next.piece.unit), 100, NOW);
-            Some(next.slot)
-        })
-        .collect();
-        assert_eq!(order, [1, 11, 10]);
-    }
-
-    #[test]
-    fn an_older_flight_does_not_repeat_its_unit_again() {
-        let mut window = window_with_flying(1);
-        assert!(window.lost(Piece::whole(0), flight(0)));
-        assert!(!window.lost(Piece::whole(0), flight(0)));
-        let next = window.next(1).expect("lost");
-        window.sent(next.piece, flight(1), 100, NOW);
-        assert!(!window.lost(Piece::whole(0), flight(0)));
-        assert!(window.lost(Piece::whole(0), flight(1)));
-    }
-
-    #[test]
-    fn arrivals_free_slots_once_in_any_order() {
-        let mut window = window_with_flying(3);
-        assert_eq!(window.arrived(Piece::whole(2)), Some(2));
-        assert_eq!(window.arrived(Piece::whole(2)), None);
-        assert_eq!(window.base(), 0);
-        assert_eq!(window.arrived(Piece::whole(0)), Some(0));
-        assert_eq!(window.arrived(Piece::whole(1)), Some(1));
-        assert_eq!((window.base(), window.flying()), (3, 0));
-        assert!(window.is_empty());
-    }
-
-    #[test]
-    fn no_more_fly_than_allowed() {
-        let mut window = window_with_flying(2);
-        window.queue(9, false);
-        assert_eq!(window.next(2), None);
-        assert!(window.next(3).is_some());
-    }
-
-    #[test]
-    fn a_cleared_window_gives_back_exactly_what_it_held() {
-        let mut window = window_with_flying(3);
-        window.arrived(Piece::whole(1));
-        window.queue(7, true);
-        let mut slots = window.clear();
-        slots.sort_unstable();
-        assert_eq!(slots, [0, 2, 7]);
-        assert!(window.is_empty());
-    }
-
-    /// Takes everything that may be sent now.
-    fn send_all(window: &mut SendWindow) -> Vec<Piece> {
-        let send = || {
-            let next = window.next(u32::MAX)?;
-            let number = 100 + u64::from(window.flying()) + window.arrivals();
-            window.sent(next.piece, flight(number), 100, NOW);
-            Some(next.piece)
-        };
-        core::iter::from_fn(send).collect()
-    }
-
-    fn cut_first(window: &mut SendWindow, parts: usize) {
-        window.repeat(Piece::whole(0));
-        let next = window.next(u32::MAX).expect("lost");
-        window.cut(next.piece.unit, parts);
-    }
-
-    #[test]
-    fn a_cut_unit_has_arrived_with_its_last_part() {
-        let mut window = window_with_flying(2);
-        cut_first(&mut window, 3);
-        let parts = send_all(&mut window);
-        assert_eq!((parts.len(), window.flying()), (3, 4));
-        assert_eq!(
-            window.first_and_last_flying(),
-            Some((parts[0], Piece::whole(1)))
-        );
-        assert_eq!(window.arrived(parts[2]), None);
-        assert_eq!(window.arrived(parts[2]), None, "told again");
-        assert_eq!(window.arrived(parts[0]), None);
-        window.repeat(parts[1]);
-        assert_eq!(send_all(&mut window), [parts[1]]);
-        assert_eq!(window.arrived(parts[1]), Some(0));
-        assert_eq!((window.base(), window.flying()), (1, 1));
-    }
-
-    #[test]
-    fn parts_of_the_oldest_unit_overtake_repeats_that_may_find_no_room() {
-        let mut window = window_with_flying(3);
-        cut_first(&mut window, 2);
-        let parts = send_all(&mut window);
-        for lost in [Piece::whole(1), parts[1], Piece::whole(2)] {
-            window.repeat(lost);
-        }
-        let order = [parts[1], Piece::whole(1), Piece::whole(2)];
-        assert_eq!(send_all(&mut window), order);
-    }
-
-    #[test]
-    fn a_cut_unit_has_arrived_too_if_it_had_arrived_whole() {
-        let mut window = window_with_flying(1);
-        cut_first(&mut window, 3);
-        let parts = send_all(&mut window);
-        assert_eq!(window.arrived(parts[1]), None);
-        assert_eq!(window.arrived(Piece::whole(0)), Some(0));
-        assert_eq!(window.arrived(parts[0]), None);
-        assert!(window.is_empty() && window.flying() == 0);
-    }
-}
+mod tests;

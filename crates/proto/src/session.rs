@@ -1,12 +1,18 @@
-//! One remote process: owns the parts and their order, little logic. Spec §5.
+//! The state of a peer on another node, and how its parts work together. Spec §5.
 //!
-//! Arrivals come in through `session/receive.rs`, packets go out through
-//! `session/transmit.rs`, time passes in `session/recover.rs`; `session/paths.rs` finds out
-//! which of the peer's addresses can be reached.
+//! Arrivals are handled in `session/receive.rs`, departures in `session/transmit.rs`, time-outs in
+//! `session/recover.rs`; `session/paths.rs` finds out which addresses of the peer are reachable.
 
+mod acks;
+mod control_lane;
+mod flow;
+mod lane_choice;
+mod liveness;
 mod paths;
 mod receive;
 mod recover;
+mod requests;
+mod retransmission;
 mod sizing;
 mod transmit;
 mod view;
@@ -21,23 +27,27 @@ use crate::key::{self, Seal};
 use crate::lane::Lane;
 use crate::pace::Pace;
 use crate::parts::Assemblies;
-use crate::replay::Replay;
-use crate::rtt::RoundTrip;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{Address, Hello, LaneAddress, SHARE_BYTES, Trailer};
+use acks::Acks;
+use control_lane::ControlLane;
+use flow::FlowReports;
+use liveness::Liveness;
 use paths::Paths;
+use requests::Requests;
+use retransmission::Retransmission;
 use sizing::Sizing;
 
 pub use paths::LaneStatus;
 pub use transmit::{Frame, Frames, Transmit};
-pub use view::{LaneView, UnitState, UnitView, View};
+pub use view::{LaneView, View};
 
-/// How far the handshake has come.
+/// State of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
-    /// We say hello until a welcome comes; the cookie is what the peer wants to see.
+    /// Hellos are sent until a welcome arrives. The cookie comes from the peer's challenge.
     Opening {
         cookie: u64,
         retry_at: Instant,
@@ -47,23 +57,26 @@ pub(crate) enum Phase {
     Open,
 }
 
-/// What the peer told about itself.
+/// The peer, as described in its hello or welcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Remote {
+    /// Where hellos are sent to or were received from: the peer's first address for small packets.
+    pub(crate) home: Address,
     pub(crate) connection: u32,
     pub(crate) incarnation: u64,
     pub(crate) node: u32,
-    /// What it takes on a new edge before any grant.
+    /// Bytes that may be sent on a new edge before any grant.
     pub(crate) initial_credit_bytes: u32,
-    /// What it added to the keys of packets, by which who stood between shows itself.
+    /// Random number that is part of the packet keys, which reveals a man in the middle.
     pub(crate) salt: u64,
     pub(crate) share: [u8; SHARE_BYTES],
 }
 
 impl Remote {
-    /// As a hello or welcome says.
-    pub(crate) fn of(hello: &Hello) -> Remote {
+    /// The sender of a hello or welcome.
+    pub(crate) fn of(hello: &Hello, home: Address) -> Remote {
         Remote {
+            home,
             connection: hello.connection,
             incarnation: hello.incarnation,
             node: hello.node,
@@ -73,37 +86,38 @@ impl Remote {
         }
     }
 
-    /// True if a hello or welcome is of the side that this session was opened with.
+    /// True if a hello or welcome comes from the peer with which this session was opened.
     pub(crate) fn matches(&self, hello: &Hello) -> bool {
         let theirs = (hello.incarnation, hello.connection, hello.salt, hello.share);
         (self.incarnation, self.connection, self.salt, self.share) == theirs
     }
 }
 
-/// The peer has to prove anew that it holds the cluster key. Spec §3.2.
+/// A request to the peer to prove again that it holds the cluster key. Spec §3.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Renewal {
-    /// What the peer wants to see, once it has reported it.
+    /// The cookie of the peer's challenge, once that has arrived.
     pub(crate) cookie: u64,
-    pub(crate) ask_at: Instant,
-    /// It has reported, or somebody in its name, that the keys differ.
+    /// When the next hello is sent.
+    pub(crate) hello_at: Instant,
+    /// A reset said that the keys differ. It is not authenticated.
     pub(crate) refused: bool,
-    /// When the session ends.
+    /// When the session ends without a proof.
     pub(crate) until: Instant,
 }
 
-/// What this side drew for a session.
+/// Numbers that this side has chosen for a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Own {
     /// See [`Agreement::serial`](crate::Agreement::serial).
     pub(crate) serial: u64,
-    /// Told to the peer; no other session has it.
+    /// Sent to the peer; different for each session.
     pub(crate) salt: u64,
-    /// Known to nobody else.
+    /// Never sent.
     pub(crate) secret: u64,
 }
 
-/// What closes the packets of a session, by direction.
+/// How the packets of a session are sealed, by direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seals {
     pub(crate) out: Seal,
@@ -115,129 +129,56 @@ impl Seals {
         out: Seal::OPEN,
         incoming: Seal::OPEN,
     };
-}
 
-/// A question repeated with growing pauses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Backoff {
-    pub(crate) at: Instant,
-    pub(crate) pause_ns: u64,
-}
-
-impl Backoff {
-    pub(crate) const OFF: Backoff = Backoff {
-        at: Instant::NEVER,
-        pause_ns: 0,
-    };
-
-    pub(crate) fn is_off(&self) -> bool {
-        self.at == Instant::NEVER
-    }
-
-    /// Starts anew with the shortest pause.
-    pub(crate) fn start(&mut self, now: Instant, pause_ns: u64) {
-        *self = Backoff {
-            at: now.after(pause_ns),
-            pause_ns,
-        };
-    }
-
-    /// Doubles the pause.
-    pub(crate) fn again(&mut self, now: Instant, max_ns: u64) {
-        self.start(now, (self.pause_ns * 2).min(max_ns));
+    /// The seals between two sides, each given by incarnation, connection id and salt.
+    fn between(here: key::Side, there: key::Side, seal: impl Fn(u32) -> Seal) -> Seals {
+        Seals {
+            out: seal(key::mask(here, there)),
+            incoming: seal(key::mask(there, here)),
+        }
     }
 }
 
-/// What the peer is owed in acknowledgements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PendingAck {
-    /// Packets accepted since the last acknowledgement.
-    pub(crate) packets: u32,
-    /// When to send one even if nothing else goes out.
-    pub(crate) due: Instant,
-    /// Send one with the next packets.
-    pub(crate) now: bool,
-}
-
-impl PendingAck {
-    const NONE: PendingAck = PendingAck {
-        packets: 0,
-        due: Instant::NEVER,
-        now: false,
-    };
+/// What secures the packets of a session.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    pub(crate) own: Own,
+    pub(crate) seals: Seals,
+    /// Set while the peer must prove its membership again, because a cluster key was withdrawn.
+    pub(crate) renewal: Option<Renewal>,
 }
 
 /// A session with one peer. See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) id: PeerId,
-    pub(crate) own: Own,
+    pub(crate) keys: Keys,
     pub(crate) phase: Phase,
     pub(crate) remote: Remote,
-    /// Where hellos go and come from: the peer's first small address.
-    pub(crate) home: Address,
-    /// What closes packets to the peer, and what must close packets from it.
-    pub(crate) seals: Seals,
     sizing: Sizing,
-    /// Units that come in parts.
-    assemblies: Assemblies,
     pub(crate) lanes: Vec<Lane>,
-    next_bulk_lane: usize,
     paths: Paths,
-    control_number: u64,
-    control_seen: Replay,
+    control: ControlLane,
     pub(crate) window: SendWindow,
     pace: Pace,
-    trip: RoundTrip,
+    retransmission: Retransmission,
+    /// Frames of unreliable messages to send, and whether they are bulk.
     unreliable: alloc::collections::VecDeque<(Slot, bool)>,
     /// Units of the peer that have arrived.
     units: Holes,
-    pending_ack: PendingAck,
-    /// Its edges.
+    /// Units of the peer that have arrived in part.
+    assemblies: Assemblies,
+    acks: Acks,
     pub(crate) channel: Channel,
-    /// Wishes for credit on edges that are not known count only from this control packet on.
-    credit_requests_from: u64,
-    ack_request: Backoff,
-    ack_request_due: bool,
-    tail: Backoff,
-    want: Backoff,
-    /// Arrivals counted when the tail timer was last set.
-    tail_arrivals: u64,
-    /// Repeats that may go beyond the pace: first and last of a tail.
-    forced: u32,
-    /// Those repeats keep away from lanes that let time-outs pass.
-    detour: bool,
-    /// Which of our ways leads to where the newest arrival came from, as an index:
-    /// answers go back there.
-    heard_on: usize,
-    /// Prods since the peer was last heard: each tries the next interface.
-    unanswered: usize,
-    /// Since when the peer owes us some sign of life.
-    pub(crate) asked_at: Option<Instant>,
-    /// It has been silent for long enough to ask others about it.
-    doubted: bool,
-    pub(crate) last_heard: Instant,
-    keepalive_at: Instant,
-    /// When the peer must have answered, since others want its place.
-    evicted_at: Instant,
-    /// A key went with which the peer may have proven that it is a member.
-    pub(crate) renewal: Option<Renewal>,
-    /// Somebody waits for this peer: ask now and then whether it lives.
-    watched: bool,
-    expecting: bool,
-    sender_period: u64,
-    announced_window: u32,
-    /// The window has changed since the peer was told.
-    pub(crate) window_due: bool,
-    /// The unit number after those that the peer knows to wait.
-    announced_backlog: u64,
-    /// The same of the peer's units.
-    backlog: u64,
+    requests: Requests,
+    liveness: Liveness,
+    pub(crate) flow: FlowReports,
+    /// It is in the machine's list of sessions with packets to send.
     pub(crate) is_ready: bool,
 }
 
 impl Session {
-    /// Numbers begin at `first`.
+    /// A session whose packets, units and messages are numbered from `first` on.
     pub(crate) fn new(
         id: PeerId,
         own: Own,
@@ -249,54 +190,37 @@ impl Session {
         let secret = own.secret;
         Session {
             id,
-            own,
+            keys: Keys {
+                own,
+                seals: Seals::OPEN,
+                renewal: None,
+            },
             phase,
-            remote: Remote::default(),
-            home,
-            seals: Seals::OPEN,
+            remote: Remote {
+                home,
+                ..Remote::default()
+            },
             sizing: Sizing::new(0, 0),
-            assemblies: Assemblies::default(),
             lanes: Vec::new(),
-            next_bulk_lane: 0,
             paths: Paths::new(secret),
-            control_number: first,
-            control_seen: Replay::starting_at(first),
+            control: ControlLane::starting_at(first),
             window: SendWindow::starting_at(first),
             pace: Pace::new(1),
-            trip: RoundTrip::default(),
+            retransmission: Retransmission::new(),
             unreliable: alloc::collections::VecDeque::new(),
             units: Holes::starting_at(first),
-            pending_ack: PendingAck::NONE,
+            assemblies: Assemblies::default(),
+            acks: Acks::NONE,
             channel: Channel::new(id, first),
-            credit_requests_from: 0,
-            ack_request: Backoff::OFF,
-            ack_request_due: false,
-            tail: Backoff::OFF,
-            tail_arrivals: 0,
-            want: Backoff::OFF,
-            forced: 0,
-            detour: false,
-            heard_on: 0,
-            unanswered: 0,
-            asked_at: Some(now),
-            doubted: false,
-            last_heard: now,
-            keepalive_at: Instant::NEVER,
-            evicted_at: Instant::NEVER,
-            renewal: None,
-            watched: false,
-            expecting: false,
-            sender_period: u64::MAX,
-            announced_window: 0,
-            window_due: false,
-            announced_backlog: first,
-            backlog: first,
+            requests: Requests::new(),
+            liveness: Liveness::new(now),
+            flow: FlowReports::new(first),
             is_ready: false,
         }
     }
 
-    /// Takes what the peer sent in its hello or welcome; the session is open. `own` are
-    /// the lanes that this process listens on.
+    /// Opens the session with the contents of the peer's hello or welcome. `own` are the lanes
+    /// that this process listens on.
     pub(crate) fn open(
         &mut self,
         hello: &Hello,
@@ -306,38 +230,35 @@ impl Session {
         now: Instant,
         shared: &mut Shared,
     ) {
-        self.remote = Remote::of(hello);
-        let here = (own_incarnation, self.id.connection(), self.own.salt);
+        self.remote = Remote::of(hello, self.remote.home);
+        let keyed = shared.config.keyed;
+        let (serial, salt) = (self.keys.own.serial, self.keys.own.salt);
+        let here = (own_incarnation, self.id.connection(), salt);
         let there = (hello.incarnation, hello.connection, hello.salt);
-        let seal = |from, to| match trailer {
+        self.keys.seals = Seals::between(here, there, |mask| match trailer {
             Trailer::Crc32c => Seal::Crc32c {
-                mask: match shared.config.keyed {
-                    true => key::mask(from, to),
-                    false => 0,
-                },
+                mask: if keyed { mask } else { 0 },
             },
             Trailer::Auth | Trailer::Encrypt => Seal::Session {
-                serial: self.own.serial,
+                serial,
                 index: self.id.connection() & ((1 << INDEX_BITS) - 1),
                 encrypts: trailer == Trailer::Encrypt,
             },
-        };
-        self.seals = Seals {
-            out: seal(here, there),
-            incoming: seal(there, here),
-        };
+        });
         let most = shared.config.packet_bytes;
         let most = most.min(usize::from(hello.max_packet_bytes));
         self.sizing = Sizing::new(shared.config.base_packet_bytes, most);
         let frames = shared.config.frames.min(shared.config.session_packets);
         self.pace = Pace::new(frames);
         self.pace.grant(hello.window_packets);
-        self.announced_window = shared.config.hello_window();
+        self.flow.announce_window(shared.config.hello_window());
         self.channel.open(hello.initial_credit_bytes);
         if let Phase::Opening { .. } = self.phase
-            && let Some(asked) = self.asked_at
+            && let Some(since) = self.liveness.owed_since()
         {
-            self.trip.sample(now.since(asked).max(1));
+            self.retransmission
+                .round_trip
+                .sample(now.since(since).max(1));
         }
         self.phase = Phase::Open;
         self.open_lanes(hello, own, now, shared);
@@ -345,23 +266,23 @@ impl Session {
         self.rest_keepalive(now, shared);
     }
 
-    /// True if the peer sends packets outside sessions from there.
+    /// True if the peer sends handshake packets from this address.
     pub(crate) fn is_small(&self, from: Address) -> bool {
         let mut small = self.lanes.iter().filter(|lane| !lane.bulk);
-        self.home == from || small.any(|lane| lane.to == from)
+        self.remote.home == from || small.any(|lane| lane.to == from)
     }
 
     /// True if the peer has answered from this IP address.
     pub(crate) fn has_answered_from(&self, ip: [u8; 16]) -> bool {
         let mut lanes = self.lanes.iter();
-        self.home.ip == ip || lanes.any(|lane| lane.path.is_proven() && lane.to.ip == ip)
+        self.remote.home.ip == ip || lanes.any(|lane| lane.path.is_proven() && lane.to.ip == ip)
     }
 
     pub(crate) fn is_open(&self) -> bool {
         self.phase == Phase::Open
     }
 
-    /// Begins a message; without credit the peer is asked, again and again.
+    /// Begins a message. Without credit, the peer is asked for it until it grants some.
     #[inline]
     pub(crate) fn begin(
         &mut self,
@@ -375,54 +296,53 @@ impl Session {
         }
         let mut begun = self.channel.begin(edge, total);
         if let Ok(begun) = &mut begun {
-            begun.space = self.packet_bytes().saturating_sub(self.seals.out.bytes());
+            begun.space = self
+                .packet_bytes()
+                .saturating_sub(self.keys.seals.out.bytes());
             begun.is_first = self.window.is_drained();
         }
         match begun {
             Err(BeginError::NoCredit { .. }) => {
-                if self.channel.is_wanting() {
-                    if self.want.is_off() {
-                        self.want.start(now, shared.config.min_timeout_ns);
-                    }
-                    self.ask(now);
+                if self.channel.needs_credit() {
+                    self.requests.start_credit(now, &shared.config);
+                    self.liveness.expect_reply(now);
                 } else {
-                    // The peer owes no answer while messages of an earlier life lie unread.
+                    // While messages of an earlier life are unread, the peer owes no answer.
                     self.keep_alive_soon(now, shared);
                 }
             }
-            Ok(_) if self.channel.is_wanting() => self.clear_refusal(),
+            Ok(_) if self.channel.needs_credit() => self.cancel_reply_if_idle(),
             _ => {}
         }
         begun
     }
 
-    /// Nobody waits for credit on this edge any more.
+    /// Withdraws the request for credit of this edge.
     pub(crate) fn cancel(&mut self, edge: EdgeId) {
         self.channel.cancel(edge);
-        self.clear_refusal();
+        self.cancel_reply_if_idle();
     }
 
-    /// One handle of an outgoing edge less.
+    /// Closes one handle of an outgoing edge.
     pub(crate) fn close_edge(&mut self, edge: EdgeId, shared: &mut Shared) {
         self.channel.close_edge(edge, shared);
-        self.clear_refusal();
+        self.cancel_reply_if_idle();
     }
 
-    /// The edges of a source endpoint end.
+    /// Ends the edges of a source endpoint.
     pub(crate) fn close_source(&mut self, source: u32, shared: &mut Shared) {
         self.channel.close_source(source, shared);
-        self.clear_refusal();
+        self.cancel_reply_if_idle();
     }
 
-    /// No answer is owed any more if nothing that asks for one is left.
-    fn clear_refusal(&mut self) {
-        let asks = !self.window.is_empty()
-            || self.channel.is_wanting()
-            || !self.ack_request.is_off()
-            || self.watched;
-        if !asks && self.is_open() {
-            self.asked_at = None;
-            self.doubted = false;
+    /// Notes that the peer owes no reply if nothing is left that requires one.
+    fn cancel_reply_if_idle(&mut self) {
+        let needs_reply = !self.window.is_empty()
+            || self.channel.needs_credit()
+            || self.requests.awaits_ack()
+            || self.liveness.is_watched();
+        if !needs_reply && self.is_open() {
+            self.liveness.cancel_reply();
         }
     }
 
@@ -434,8 +354,8 @@ impl Session {
         self.unreliable.push_back((slot, bulk));
     }
 
-    /// The application gave back a message of `total` bytes; true if that changes what the
-    /// peer may send.
+    /// The application has released a message of `total` bytes. Returns true if something must
+    /// be sent to the peer.
     #[inline]
     pub(crate) fn consumed(
         &mut self,
@@ -444,41 +364,38 @@ impl Session {
         now: Instant,
         shared: &mut Shared,
     ) -> bool {
-        let tell = self.channel.consumed(edge, total, now, shared);
-        self.tell(tell, now, shared);
-        tell != Urgency::None || self.channel.has_notice()
+        let urgency = self.channel.consumed(edge, total, now, shared);
+        self.schedule_grant(urgency, now, shared);
+        urgency != Urgency::None || self.channel.has_notice()
     }
 
-    /// Plans when the peer hears of a grant.
+    /// Schedules the packet that carries a grant.
     #[inline]
-    pub(crate) fn tell(&mut self, tell: Urgency, now: Instant, shared: &Shared) {
-        match tell {
+    pub(crate) fn schedule_grant(&mut self, urgency: Urgency, now: Instant, shared: &Shared) {
+        match urgency {
             Urgency::None => {}
-            Urgency::Soon => {
-                let due = now.after(shared.config.ack_delay_ns);
-                self.pending_ack.due = self.pending_ack.due.min(due);
-            }
-            Urgency::Now => self.pending_ack.now = true,
+            Urgency::Soon => self.acks.send_by(now.after(shared.config.ack_delay_ns)),
+            Urgency::Now => self.acks.send_now(),
         }
     }
 
-    /// An endpoint was closed: gives back what its edges held.
+    /// Releases everything that the edges of a closed endpoint hold.
     pub(crate) fn close_target(&mut self, target: u32, now: Instant, shared: &mut Shared) {
-        let tell = self.channel.close_target(target, now, shared);
-        self.tell(tell, now, shared);
+        let urgency = self.channel.close_target(target, now, shared);
+        self.schedule_grant(urgency, now, shared);
     }
 
-    /// The structure of the computation proves that all units below `unit` arrived.
+    /// The structure of the computation proves that all units below `unit` have arrived.
     pub(crate) fn ack_through(&mut self, unit: u64, now: Instant, shared: &mut Shared) {
         let before = self.window.base();
         self.units_arrived(unit, shared);
         shared.stats.implicit_acks += self.window.base().saturating_sub(before);
         self.settle_lanes();
-        self.clear_refusal();
+        self.cancel_reply_if_idle();
         self.progress(now, shared);
     }
 
-    /// Ends the session: every slot goes back, all memory is forgotten.
+    /// Ends the session and releases all its frames and memory.
     pub(crate) fn end(mut self, shared: &mut Shared) {
         for slot in self.window.clear() {
             shared.released.push(slot);
@@ -491,53 +408,46 @@ impl Session {
         shared.forget_peer(self.id);
     }
 
-    /// The peer owes us an answer from now on.
-    fn ask(&mut self, now: Instant) {
-        self.asked_at.get_or_insert(now);
-    }
-
-    /// The peer lives.
+    /// The peer is alive.
     fn heard(&mut self, now: Instant) {
-        self.last_heard = now;
-        self.unanswered = 0;
-        self.doubted = false;
-        self.evicted_at = Instant::NEVER;
-        self.asked_at = (!self.window.is_empty() || self.channel.is_wanting()).then_some(now);
+        let still_owes = !self.window.is_empty() || self.channel.needs_credit();
+        self.liveness.heard(now, still_owes);
+        self.requests.heard();
     }
 
-    /// The peer's process is known to live, though it says nothing.
+    /// A third party knows that the peer's process is alive.
     pub(crate) fn vouch(&mut self, now: Instant) {
-        if let Some(asked) = &mut self.asked_at {
-            *asked = now;
-            self.doubted = false;
-        }
+        self.liveness.vouch(now);
     }
 
     pub(crate) fn watch(&mut self, watched: bool, now: Instant, shared: &Shared) {
-        if self.watched != watched {
-            self.watched = watched;
+        if self.liveness.set_watched(watched) {
             self.rest_keepalive(now, shared);
         }
     }
 
-    /// The application knows that something must come from this peer.
+    /// The application knows that a message must come from this peer.
     pub(crate) fn expect(&mut self, expecting: bool, now: Instant, shared: &Shared) {
-        self.expecting = expecting;
+        self.requests.set_expecting(expecting);
         self.arm_ack_request(now, shared);
     }
 
-    /// Somebody waits, or a message has arrived in part and holds memory.
+    /// True if a dead peer must be detected soon: the application watches it, or a message that
+    /// has arrived in part holds memory, or an edge waits for its earlier life to be forgotten.
     fn needs_keepalive(&self) -> bool {
-        self.watched || self.channel.awaits_pieces() || self.channel.awaits_forgotten()
+        self.liveness.is_watched()
+            || self.channel.awaits_pieces()
+            || self.channel.awaits_forgotten()
     }
 
     fn keep_alive_soon(&mut self, now: Instant, shared: &Shared) {
         let soon = now.after(shared.config.peer_timeout_ns / 4);
-        self.keepalive_at = self.keepalive_at.min(soon);
+        self.liveness.keep_alive_by(soon);
     }
 
     fn rest_keepalive(&mut self, now: Instant, shared: &Shared) {
-        self.keepalive_at = now.after(self.keepalive_ns(shared));
+        let at = now.after(self.keepalive_ns(shared));
+        self.liveness.set_keepalive(at);
     }
 
     fn keepalive_ns(&self, shared: &Shared) -> u64 {
@@ -547,40 +457,41 @@ impl Session {
         }
     }
 
-    /// When the peer was last heard, if nothing is owed to or by it.
+    /// When the last packet from the peer arrived, if neither side owes anything.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
-        let idle = self.is_open() && self.asked_at.is_none() && self.unreliable.is_empty();
-        idle.then_some(self.last_heard)
+        let owes_nothing = self.liveness.owed_since().is_none() && self.unreliable.is_empty();
+        (self.is_open() && owes_nothing).then_some(self.liveness.last_heard())
     }
 
-    /// Others want the place of this idle peer: it must answer by then, or is gone.
+    /// Another process needs the place of this idle peer: the peer must reply by then.
     pub(crate) fn evict_unless_heard(&mut self, by: Instant, now: Instant, shared: &Shared) {
-        self.evicted_at = by;
-        self.ask_for_life(now, shared);
+        self.liveness.evict_at(by);
+        self.send_keepalive(now, shared);
     }
 
-    /// True while the peer has not answered that question.
-    pub(crate) fn is_asked_to_stay(&self) -> bool {
-        self.evicted_at != Instant::NEVER
+    /// True while the peer must reply to keep its place.
+    pub(crate) fn is_evicting(&self) -> bool {
+        self.liveness.is_evicting()
     }
 
-    /// True if the peer has every message that was sent.
+    /// True if the peer has acknowledged every message.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.window.has_only_notices()
     }
 
-    /// The window is told with the next packet.
+    /// Sends the window with the next packet.
     pub(crate) fn announce_window(&mut self) {
-        (self.window_due, self.pending_ack.now) = (true, true);
+        self.flow.set_window_due(true);
+        self.acks.send_now();
     }
 
-    /// What has arrived and was not told of is, with the next packet.
+    /// Acknowledges with the next packet whatever has not been acknowledged.
     pub(crate) fn acknowledge_now(&mut self) {
-        self.pending_ack.now |= self.pending_ack.packets > 0;
+        self.acks.flush();
     }
 
-    /// The smoothed round trip, if one was measured.
+    /// The smoothed round trip; `None` before the first measurement.
     pub(crate) fn round_trip_ns(&self) -> Option<u64> {
-        self.trip.smoothed_ns()
+        self.retransmission.round_trip.smoothed_ns()
     }
 }

@@ -1,4 +1,4 @@
-//! What all sessions of a process share: pool, endpoints, events, counters.
+//! State that all sessions of a process share: pool, endpoints, events, counters.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use crate::send::Slot;
 use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
 
-/// The turn of an edge whose message is longer than its window.
+/// The turn of an edge to send a message longer than its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Oversize {
     pub(crate) edge: EdgeId,
@@ -23,33 +23,32 @@ pub(crate) struct Oversize {
 }
 
 impl Oversize {
-    /// The sender was given its turn and lets it pass: it must have given up.
-    /// Counts to the last step, as what has come since we last looked may be its answer.
+    /// True if the sender does not use its turn, because it has withdrawn the message. The time
+    /// counts up to the last step, since a packet that arrived after it may be the message.
     pub(crate) fn is_forfeit(&self, stepped_at: Instant, config: &Config) -> bool {
         let patience_ns = FORFEIT_TIMEOUTS * config.max_timeout_ns;
         !self.begun && stepped_at.since(self.granted_at) > patience_ns
     }
 }
 
-/// The moment of the grant is left out: states that differ only in it are compared
-/// as equal, as all times are.
+/// The time of the grant is not hashed: states that differ only in times count as equal.
 impl core::hash::Hash for Oversize {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
         (self.edge, self.end, self.begun).hash(state);
     }
 }
 
-/// A turn that is not used for this many longest time-outs passes to who waits.
+/// A turn that is not used for this many longest time-outs passes to another edge.
 const FORFEIT_TIMEOUTS: u64 = 4;
 
-/// One open endpoint, as far as admission needs it.
+/// State of an open endpoint that affects admission.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
-    /// Whose over-long message is admitted now.
+    /// The edge whose long message is admitted now.
     pub(crate) oversize: Option<Oversize>,
-    /// Edges waiting for that.
+    /// Edges that wait for their turn.
     pub(crate) waiting: VecDeque<EdgeId>,
-    /// Bytes of messages that wait to be read though their edges are forgotten.
+    /// Unread bytes of edges that are already forgotten.
     pub(crate) ended_unread: u64,
 }
 
@@ -59,26 +58,26 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) pool: Pool,
     pub(crate) endpoints: BTreeMap<u32, Endpoint>,
-    /// Some edge may wait for another's over-long message.
+    /// Some edge may be waiting for its turn to send a long message.
     pub(crate) edges_waiting: bool,
     /// Changes whenever an endpoint opens or closes; never zero.
     pub(crate) endpoints_generation: u64,
     pub(crate) events: VecDeque<Event>,
-    /// Frames whose units have arrived, or never will.
+    /// Frames whose units have arrived or are abandoned.
     pub(crate) released: Vec<Slot>,
     pub(crate) stats: Stats,
-    /// Sessions that are open, ours included: the thesis's p.
+    /// Number of processes: open sessions and this process (p in the thesis).
     pub(crate) processes: u32,
-    /// Bytes of memory that are spoken for, over all incoming edges.
+    /// Bytes of memory reserved for all incoming edges.
     pub(crate) committed: u64,
-    /// Incoming edges that have not ended.
+    /// Number of incoming edges that have not ended.
     pub(crate) edges_in: u32,
     pub(crate) grants: Grants,
-    /// Units of all sessions of which some parts have arrived.
+    /// Number of units of all sessions of which some parts have arrived.
     pub(crate) assemblies: usize,
-    /// The unit that the last packet completed, if it came in parts: events point into it.
+    /// The unit that the last packet has completed, if it came in parts. Events refer to it.
     pub(crate) assembled: Option<Vec<u8>>,
-    /// When timers last acted.
+    /// When timers were last handled.
     pub(crate) stepped_at: Instant,
 }
 
@@ -111,20 +110,19 @@ impl Shared {
         self.stats.count(reason);
     }
 
-    /// Bytes that windows may still grow by.
+    /// Bytes by which windows may still grow.
     pub(crate) fn credit_budget(&self) -> u64 {
         self.pool.budget().saturating_sub(self.committed)
     }
 
-    /// Packets that may come from a peer before it is acknowledged without
-    /// having asked: the thesis's n/2p, and never more than a quarter of the `window` that it
-    /// was told.
+    /// Packets accepted from a peer before an acknowledgement is sent unasked: n/2p of the thesis,
+    /// but at most a quarter of the `window` that the peer knows.
     pub(crate) fn packets_per_ack(&self, window: u32) -> u32 {
         let n = self.config.frames + self.config.window_packets;
         (n / (2 * self.processes.max(1))).min(window / 4).max(1)
     }
 
-    /// This process did not step for a while: that time is nobody's delay.
+    /// Subtracts a time in which this process did not run.
     pub(crate) fn discount(&mut self, absence_ns: u64) {
         for endpoint in self.endpoints.values_mut() {
             if let Some(turn) = &mut endpoint.oversize {
@@ -133,8 +131,7 @@ impl Shared {
         }
     }
 
-    /// The next edge whose turn for an over-long message may have come. Each is given
-    /// once, unless it waits again.
+    /// The next edge whose turn for a long message may have come. Each waiting edge is returned once.
     pub(crate) fn next_waiting(&mut self) -> Option<EdgeId> {
         let (stepped_at, config) = (self.stepped_at, &self.config);
         let next = self.endpoints.values_mut().find_map(|endpoint| {
@@ -151,7 +148,7 @@ impl Shared {
         next
     }
 
-    /// When a turn that nobody uses may pass to an edge that waits.
+    /// When an unused turn may pass to a waiting edge.
     pub(crate) fn retry_at(&self) -> Instant {
         match self.edges_waiting {
             true => self.stepped_at.after(self.config.max_timeout_ns),
@@ -159,7 +156,7 @@ impl Shared {
         }
     }
 
-    /// Forgets an edge's place in the queue for over-long messages of its target.
+    /// Removes an edge from the queue for long messages to its target.
     pub(crate) fn forget_edge(&mut self, edge: EdgeId, target: u32) {
         if let Some(endpoint) = self.endpoints.get_mut(&target) {
             endpoint.waiting.retain(|waiting| *waiting != edge);
@@ -169,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// Forgets a peer's place in the queues for over-long messages.
+    /// Removes a peer from all queues for long messages.
     pub(crate) fn forget_peer(&mut self, peer: PeerId) {
         self.grants.forget(peer);
         for endpoint in self.endpoints.values_mut() {

@@ -1,36 +1,36 @@
-//! How long packets to a peer may be. Spec §5.8.
+//! The length of packets to a peer. Spec §5.8.
 //!
-//! [`PacketSize`] starts at what both sides take. It falls when the link refuses a length, or
-//! when long packets are lost, shorter probes are answered and probes of the full length are
-//! not; it rises when longer probes are answered. It knows no time: the session decides when
-//! to probe, and when the answers must be there. Nothing that comes from outside the session
-//! can move it.
+//! [`PacketSize`] starts with the longest packet that both sides accept. It falls when the link
+//! refuses a length, or when long packets are lost and probes show that only shorter ones get
+//! through. It rises when longer probes are answered. It has no clock: the session decides when to
+//! probe and when a round ends. Packets from outside the session cannot change it.
 
 use alloc::vec::Vec;
 
 use crate::wire::MAX_LANES;
 
-/// Lengths that are tried, beside those between which they lie: jumbo frames, half of
-/// them, Ethernet, and Ethernet less the headers of usual tunnels.
+/// Lengths that are probed in addition to the limits: jumbo frames, half of that, Ethernet, and
+/// Ethernet minus the headers of common tunnels.
 const LADDER: [u16; 4] = [8972, 4000, 1472, 1392];
-/// Long packets lost in a row, with none as long arriving, that make a length suspect.
+/// After this many lost long packets in a row, without an arrival of that length, a length is
+/// suspect.
 const MISSES: u8 = 4;
 
-/// Probes of several lengths that have been sent, and what came back.
+/// A round of probes of several lengths, and the answers so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Round {
-    /// Probes are longer than the present size, not at most as long.
+    /// Probes are longer than the present size. Otherwise they are at most as long.
     upwards: bool,
-    /// By lane, the longest probe that was answered.
+    /// The longest probe that was answered, by lane.
     answered: [u16; MAX_LANES],
 }
 
-/// What a round of probes showed.
+/// Result of a round of probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    /// The size is another.
+pub(crate) struct RoundResult {
+    /// The size has changed.
     pub(crate) changed: bool,
-    /// Lanes that answered, but not as long as packets get, a bit for each index.
+    /// Lanes that answered only probes shorter than the size, one bit for each index.
     pub(crate) too_short: u16,
 }
 
@@ -41,13 +41,13 @@ pub(crate) struct PacketSize {
     most: u16,
     current: u16,
     misses: u8,
-    /// The shortest of the packets missed.
+    /// Length of the shortest lost packet.
     shortest_missed: u16,
     round: Option<Round>,
 }
 
 impl PacketSize {
-    /// Packets of `most` bytes at first, and never shorter than `least`.
+    /// Starts with packets of `most` bytes, which never get shorter than `least`.
     pub(crate) fn new(least: usize, most: usize) -> PacketSize {
         let most = u16::try_from(most).unwrap_or(u16::MAX);
         let least = u16::try_from(least).unwrap_or(u16::MAX).min(most);
@@ -61,18 +61,18 @@ impl PacketSize {
         }
     }
 
-    /// Longest packet to be sent, trailer included.
+    /// Length of the longest packet, with its trailer.
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
         usize::from(self.current)
     }
 
-    /// A length that every path has.
+    /// A length that every path is assumed to carry.
     pub(crate) fn least_bytes(&self) -> usize {
         usize::from(self.least)
     }
 
-    /// True if longer packets may get through some day.
+    /// True if longer packets may become possible.
     pub(crate) fn may_rise(&self) -> bool {
         self.current < self.most
     }
@@ -85,7 +85,7 @@ impl PacketSize {
         }
     }
 
-    /// A packet was lost; true if that makes its length suspect.
+    /// A packet was lost. Returns true if its length is suspect now.
     pub(crate) fn lost(&mut self, bytes: u16) -> bool {
         if bytes <= self.least || bytes > self.current {
             return false;
@@ -100,7 +100,7 @@ impl PacketSize {
         self.shortest_missed = u16::MAX;
     }
 
-    /// Begins a round; the lengths of its probes.
+    /// Begins a round. Returns the lengths of its probes.
     pub(crate) fn begin_round(&mut self, upwards: bool) -> Vec<u16> {
         self.round = Some(Round {
             upwards,
@@ -119,7 +119,7 @@ impl PacketSize {
         lengths
     }
 
-    /// A probe on the lane with this index was answered.
+    /// A probe was answered on the lane with this index.
     pub(crate) fn answered(&mut self, lane: usize, bytes: u16) {
         if let Some(round) = &mut self.round
             && let Some(answered) = round.answered.get_mut(lane)
@@ -128,37 +128,36 @@ impl PacketSize {
         }
     }
 
-    /// The answers that will come have come. `asked` are the lanes that were asked, a bit
-    /// for each index.
-    pub(crate) fn end_round(&mut self, asked: u16) -> Outcome {
+    /// Ends a round. `asked` are the lanes that were probed, one bit for each index.
+    pub(crate) fn end_round(&mut self, asked: u16) -> RoundResult {
         let Some(round) = self.round.take() else {
-            return Outcome::default();
+            return RoundResult::default();
         };
         let lanes = (0..MAX_LANES).filter(|lane| asked & 1 << lane != 0);
         let answers = lanes.map(|lane| (lane, round.answered[lane]));
         if round.upwards {
             // All lanes in use must carry it.
             let least = answers.map(|(_, bytes)| bytes).min().unwrap_or(0);
-            return Outcome {
+            return RoundResult {
                 changed: self.change(least.min(self.most), least > self.current),
                 too_short: 0,
             };
         }
         let most = answers.clone().map(|(_, bytes)| bytes).max().unwrap_or(0);
-        // No answer at all: the peer or the path is silent, whatever the length.
+        // Without any answer the peer or the path is silent, whatever the length.
         if self.misses < MISSES || most < self.least {
-            return Outcome::default();
+            return RoundResult::default();
         }
         let changed = self.change(most, most < self.current);
         self.forget_misses();
         let too_short = answers.filter(|(_, bytes)| (1..self.current).contains(bytes));
-        Outcome {
+        RoundResult {
             changed,
             too_short: too_short.fold(0, |lanes, (lane, _)| lanes | 1 << lane),
         }
     }
 
-    /// The link does not take packets of this length; true if the size has changed.
+    /// The link refuses packets of this length. Returns true if the size has changed.
     pub(crate) fn refused(&mut self, bytes: usize) -> bool {
         if bytes > self.bytes() {
             return false;
@@ -189,19 +188,19 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_suspect_only_if_none_as_long_arrives() {
+    fn a_length_is_suspect_only_if_no_packet_as_long_arrives() {
         let mut size = PacketSize::new(1200, 8972);
         for _ in 0..10 {
             assert!(!size.lost(8972) && !size.lost(5000) && !size.lost(5000));
             size.arrived(4999);
-            assert!(!size.lost(1200), "every path has that");
+            assert!(!size.lost(1200), "every path carries that");
             size.arrived(5000);
         }
         assert_eq!(size.bytes(), 8972);
     }
 
     #[test]
-    fn the_size_falls_to_the_longest_probe_that_is_answered() {
+    fn the_size_falls_to_the_longest_answered_probe() {
         let mut size = suspect();
         assert_eq!(size.begin_round(false), [1200, 1392, 1472, 4000, 8972]);
         size.answered(0, 1200);
@@ -217,33 +216,33 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_a_full_answer_leave_the_size() {
+    fn silence_and_a_full_answer_do_not_change_the_size() {
         let mut size = suspect();
         let _lengths = size.begin_round(false);
-        assert_eq!(size.end_round(1), Outcome::default());
+        assert_eq!(size.end_round(1), RoundResult::default());
         assert!(size.lost(8972), "asked again");
         let _lengths = size.begin_round(false);
         size.answered(0, 1200);
         size.answered(1, 8972);
         let outcome = size.end_round(3);
         assert_eq!((outcome.changed, outcome.too_short), (false, 1));
-        assert!(!size.lost(8972), "counts from the beginning");
+        assert!(!size.lost(8972), "the count starts again");
         assert_eq!(size.bytes(), 8972);
     }
 
     #[test]
-    fn what_arrives_meanwhile_speaks_against_a_fall() {
+    fn an_arrival_during_the_round_prevents_a_fall() {
         let mut size = suspect();
         let _lengths = size.begin_round(false);
         size.answered(0, 1200);
         size.arrived(8972);
-        assert_eq!(size.end_round(1), Outcome::default());
+        assert_eq!(size.end_round(1), RoundResult::default());
     }
 
     #[test]
-    fn what_the_link_refuses_is_not_sent_again() {
+    fn lengths_that_the_link_refuses_are_not_used_again() {
         let mut size = PacketSize::new(1200, 8972);
-        assert!(!size.refused(9000), "no packet of ours");
+        assert!(!size.refused(9000), "not a packet of this session");
         let sizes: Vec<usize> = core::iter::from_fn(|| {
             let bytes = size.bytes();
             size.refused(bytes).then(|| size.bytes())

@@ -1,39 +1,39 @@
 //! Counters, and the reasons for which packets are dropped.
 
-/// Why a packet, or a record in it, was not used. Each reason has a counter.
+/// Why a packet, or a record in it, was dropped. Each reason has a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropReason {
-    /// Not a packet of this protocol, or cut short.
+    /// It is not a packet of this protocol, or it is truncated.
     Malformed,
-    /// Another protocol version.
+    /// It has another protocol version.
     Version,
-    /// The trailer doesn't fit the bytes (told by the caller, who checks it).
+    /// Its trailer does not match its bytes. Counted by the caller.
     Damaged,
     /// No session has that connection id.
     UnknownConnection,
-    /// A hello whose cookie is not ours or too old.
+    /// Its cookie was not created here, or is too old.
     WrongCookie,
-    /// A packet number or unit seen before.
+    /// Its packet number or unit has arrived before.
     Duplicate,
-    /// A lane that this session doesn't have, or too many holes to keep.
+    /// Its lane does not exist in this session, or it would open too many holes.
     Untracked,
-    /// The pool is low and this is not the next unit in sequence.
+    /// The pool is low, and this is not the next unit in sequence.
     PoolLow,
-    /// The pool has no room at all.
+    /// The pool is full.
     PoolFull,
-    /// The peer broke a rule (credit, contradicting pieces, records out of place).
+    /// The peer broke a rule: credit, contradicting pieces, misplaced records.
     Violation,
-    /// Handshakes beyond what is answered per second.
+    /// It is a handshake packet beyond the rate that is answered.
     Throttled,
-    /// A handshake of somebody who does not prove to hold our cluster key.
+    /// It is a handshake packet without a proof by this process's cluster key.
     WrongKey,
-    /// It needs an edge, and there are as many as there may be.
+    /// It needs another edge, and the limit is reached.
     EdgesFull,
-    /// Not damaged, but its tag is wrong: somebody else made or changed it.
+    /// It is undamaged, but its tag is wrong: it was not sent by the peer.
     Forged,
-    /// A packet of the session that was taken before, or is too old to tell.
+    /// It has arrived before, or is too old to know.
     Replayed,
-    /// A handshake with somebody who offers no trailer that we take.
+    /// It is a handshake packet without an acceptable trailer.
     Security,
 }
 
@@ -82,49 +82,49 @@ impl DropReason {
     }
 }
 
-/// What the machine has done so far (thesis table 6.6, and the reasons for drops).
+/// Counters of a machine (table 6.6 of the thesis, and drops by reason).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Units sent for the first time.
     pub units_sent: u64,
     /// Units sent again.
     pub repeats: u64,
-    /// Of those, first and last of a tail that seemed lost.
+    /// Of those, first and last pieces of a tail that seemed lost.
     pub tail_repeats: u64,
     /// Units received for the first time.
     pub units_received: u64,
     /// Packets that carried nothing but acknowledgement state.
     pub explicit_acks: u64,
-    /// Prods sent.
+    /// `AckRequest` packets sent.
     pub ack_requests: u64,
     /// Units acknowledged by the structure of the computation (`ack_through`).
     pub implicit_acks: u64,
-    /// Messages handed over.
+    /// Messages delivered.
     pub messages_delivered: u64,
-    /// Messages whose endpoint was missing.
+    /// Messages refused because their endpoint does not exist.
     pub messages_refused: u64,
     /// Unreliable packets sent.
     pub unreliable_sent: u64,
-    /// Lanes given up, their units handed to another.
+    /// Lanes given up after time-outs.
     pub lanes_lost: u64,
-    /// Probes sent, which ask whether an address of a peer answers.
+    /// Probes of peers' addresses sent.
     pub probes: u64,
     drops: [u64; DropReason::ALL.len()],
 }
 
 impl Stats {
-    /// Counts a drop.
+    /// Counts a dropped packet.
     pub fn count(&mut self, reason: DropReason) {
         self.drops[reason as usize] += 1;
     }
 
-    /// How often a reason applied.
+    /// How many packets were dropped for a reason.
     #[must_use]
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
     }
 
-    /// Reasons and their counts.
+    /// All reasons and their counts.
     pub fn drops(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         DropReason::ALL.into_iter().zip(self.drops)
     }

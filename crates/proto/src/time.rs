@@ -1,20 +1,20 @@
-//! Time as the caller gives it: nanoseconds since an origin it chose.
+//! Time as passed in by the caller: nanoseconds since an origin of its choice.
 
-/// A moment, in nanoseconds of the caller's clock.
+/// A point in time, in nanoseconds of the caller's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// A moment that never comes.
+    /// A time that is never reached.
     pub const NEVER: Instant = Instant(u64::MAX);
 
-    /// The moment `ns` nanoseconds later.
+    /// The time `ns` nanoseconds later.
     #[must_use]
     pub fn after(self, ns: u64) -> Instant {
         Instant(self.0.saturating_add(ns))
     }
 
-    /// Nanoseconds from `earlier` to this moment; zero if it is later.
+    /// Nanoseconds since `earlier`; zero if that is later.
     #[must_use]
     pub fn since(self, earlier: Instant) -> u64 {
         self.0.saturating_sub(earlier.0)

@@ -1,24 +1,24 @@
-//! One table of deadlines for all sessions; knows when the next is due.
+//! The deadlines of all sessions.
 //!
-//! A binary heap with lazy deletion: a deadline that moves later costs nothing
-//! until its old entry comes up, one that moves earlier is entered again. So
-//! thousands of idle sessions cost nothing per packet.
+//! A binary heap with lazy deletion: moving a deadline to a later time costs nothing until its old
+//! entry is due, and an earlier one is entered again. So thousands of idle sessions cost nothing
+//! per packet.
 
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
 
 use crate::time::Instant;
 
-/// Deadlines by index of session.
+/// Deadlines by index of the session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timers {
     entries: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// The valid entry of each session, `NEVER` if it has none.
+    /// The valid entry of each session; `NEVER` if it has none.
     armed: alloc::vec::Vec<Instant>,
 }
 
 impl Timers {
-    /// The session's deadline is not before `deadline`'s entry or an earlier one.
+    /// Sets the deadline of a session.
     #[inline]
     pub(crate) fn arm(&mut self, index: u32, deadline: Instant) {
         let at = index as usize;
@@ -31,15 +31,15 @@ impl Timers {
         }
     }
 
-    /// Forgets a session.
+    /// Removes the deadline of a session.
     pub(crate) fn disarm(&mut self, index: u32) {
         if let Some(armed) = self.armed.get_mut(index as usize) {
             *armed = Instant::NEVER;
         }
     }
 
-    /// The first entry at or before `until`, taken out; the session must be armed
-    /// again with its true deadline, which may be later.
+    /// Takes the first entry at or before `until`. The session must be armed again with its actual
+    /// deadline, which may be later.
     pub(crate) fn pop(&mut self, until: Instant) -> Option<u32> {
         while let Some(Reverse((at, index))) = self.entries.peek().copied() {
             let valid = self.armed[index as usize] == at;
@@ -55,7 +55,7 @@ impl Timers {
         None
     }
 
-    /// No deadline is before this.
+    /// No deadline is earlier than this.
     pub(crate) fn earliest(&self) -> Instant {
         self.entries
             .peek()
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deadlines_come_in_order_and_moved_ones_once() {
+    fn deadlines_fire_in_order_and_moved_ones_once() {
         let mut timers = Timers::default();
         timers.arm(1, Instant(10));
         timers.arm(2, Instant(5));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_session_is_never_due() {
+    fn a_disarmed_session_is_never_due() {
         let mut timers = Timers::default();
         timers.arm(0, Instant(1));
         timers.disarm(0);

@@ -1,4 +1,4 @@
-//! As many peers as there may be: who is turned away, who is found dead, who stays.
+//! A full table of peers: which process is refused, which peer is found dead, which one stays.
 
 #![allow(
     missing_docs,
@@ -24,7 +24,7 @@ fn with_room_for(peers: u32) -> Config {
     }
 }
 
-/// Nothing reaches this host any more, nor does it do anything.
+/// Disconnects a host: it neither receives nor sends anything.
 fn kill(wire: &mut Wire, host: usize) {
     let peers: Vec<PeerId> = wire.hosts[host].machine.peers().collect();
     for peer in peers {
@@ -33,7 +33,7 @@ fn kill(wire: &mut Wire, host: usize) {
     wire.hosts[host].home.ip[15] = 0;
 }
 
-/// The clients have opened a session with the first host, one after the other.
+/// The clients open sessions with the first host, one after the other.
 fn join(wire: &mut Wire, clients: std::ops::RangeInclusive<usize>) -> Vec<EdgeId> {
     wire.hosts[0].machine.open_endpoint(7);
     let join = |client: usize| {
@@ -46,14 +46,18 @@ fn join(wire: &mut Wire, clients: std::ops::RangeInclusive<usize>) -> Vec<EdgeId
 }
 
 #[test]
-fn peers_that_died_idle_make_room_for_one_who_comes() {
+fn dead_idle_peers_make_room_for_a_new_one() {
     let mut wire = Wire::new(1, 102, &with_room_for(100));
     join(&mut wire, 1..=100);
     for client in 1..=100 {
         kill(&mut wire, client);
     }
     wire.run(10 * SECOND, |_| false);
-    assert_eq!(wire.hosts[0].machine.peers().count(), 100, "nobody asked");
+    assert_eq!(
+        wire.hosts[0].machine.peers().count(),
+        100,
+        "no place was needed"
+    );
     let begun = wire.now;
     let peer = wire.connect(101, 0);
     assert!(wire.run(3 * SECOND, |wire| wire.hosts[101].machine.is_open(peer)));
@@ -64,7 +68,7 @@ fn peers_that_died_idle_make_room_for_one_who_comes() {
 }
 
 #[test]
-fn a_caller_finds_room_too_a_little_later() {
+fn a_connecting_process_finds_room_a_little_later() {
     let mut wire = Wire::new(2, 4, &with_room_for(2));
     join(&mut wire, 1..=2);
     kill(&mut wire, 1);
@@ -79,11 +83,11 @@ fn a_caller_finds_room_too_a_little_later() {
 }
 
 #[test]
-fn strangers_that_keep_coming_take_no_live_peers_place_and_are_told() {
+fn a_flood_of_new_processes_replaces_no_live_peer_and_is_refused() {
     let mut wire = Wire::new(3, 12, &with_room_for(4));
     let edges = join(&mut wire, 1..=4);
     for round in 0..20 {
-        // The first two send now and then, the others have nothing to say.
+        // The first two send now and then, the others are idle.
         for client in [1, 2] {
             let now = wire.now;
             let sent = wire.hosts[client].send(now, edges[client - 1], b"still here");
@@ -106,7 +110,7 @@ fn strangers_that_keep_coming_take_no_live_peers_place_and_are_told() {
 }
 
 #[test]
-fn a_peer_that_died_idle_is_found_out_by_and_by_and_a_live_one_costs_little() {
+fn a_dead_idle_peer_is_detected_and_a_live_one_costs_few_packets() {
     let mut wire = Wire::new(4, 3, &Config::default());
     join(&mut wire, 1..=2);
     kill(&mut wire, 1);
@@ -121,7 +125,7 @@ fn a_peer_that_died_idle_is_found_out_by_and_by_and_a_live_one_costs_little() {
 }
 
 #[test]
-fn an_idle_peer_is_not_given_up_for_a_few_lost_packets() {
+fn an_idle_peer_survives_a_few_lost_packets() {
     let mut wire = Wire::new(5, 2, &Config::default());
     join(&mut wire, 1..=1);
     wire.loss = 0.2;
@@ -131,7 +135,7 @@ fn an_idle_peer_is_not_given_up_for_a_few_lost_packets() {
 }
 
 #[test]
-fn edges_of_all_strangers_together_are_bounded_told_and_given_back() {
+fn edges_of_all_peers_are_limited_refused_and_released() {
     let config = Config {
         max_edges: 100,
         ..with_room_for(4)
@@ -148,7 +152,7 @@ fn edges_of_all_strangers_together_are_bounded_told_and_given_back() {
             wire.run(SECOND / 1000, |_| false);
         }
         wire.run(SECOND / 10, |_| false);
-        // Read and given back: what is left of an edge is its entry.
+        // After everything is consumed, only the entry of an edge is left.
         let (now, mut read) = (wire.now, 0);
         while wire.hosts[0].read(now).is_some() {
             read += 1;
@@ -168,7 +172,7 @@ fn edges_of_all_strangers_together_are_bounded_told_and_given_back() {
         "{:?}",
         wire.hosts[3].refused
     );
-    // Whoever goes gives back what they took.
+    // Peers that leave release what they used.
     let peer = wire.hosts[1].machine.peers().next().expect("joined");
     wire.hosts[1].machine.disconnect(peer);
     assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));

@@ -1,5 +1,5 @@
-//! Conversations between machines on a virtual wire: what is sent arrives once,
-//! in order, whatever the wire does.
+//! Two machines on a virtual wire: everything sent arrives once and in order, whatever the wire
+//! does.
 
 #![allow(
     missing_docs,
@@ -16,12 +16,12 @@ use pair::{Wire, connected, payload};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Sends `count` messages of the given lengths and checks that they come in order.
+/// Sends `count` messages of the given lengths and checks that they arrive in order.
 fn converse(wire: &mut Wire, edge: EdgeId, count: u64, length: impl Fn(u64) -> usize) {
     converse_from(wire, edge, 0, count, length);
 }
 
-/// The same with messages from number `first` on.
+/// The same for messages from number `first` on.
 fn converse_from(
     wire: &mut Wire,
     edge: EdgeId,
@@ -62,7 +62,7 @@ fn converse_from(
 }
 
 #[test]
-fn messages_of_all_sizes_arrive_in_order_on_a_perfect_wire() {
+fn messages_of_all_sizes_arrive_in_order_without_losses() {
     let (mut wire, edge) = connected(1, &Config::default());
     converse(&mut wire, edge, 300, |index| (index as usize * 37) % 5000);
     let stats = *wire.hosts[0].machine.stats();
@@ -70,7 +70,7 @@ fn messages_of_all_sizes_arrive_in_order_on_a_perfect_wire() {
 }
 
 #[test]
-fn loss_duplication_and_reordering_change_nothing() {
+fn messages_arrive_in_order_in_spite_of_loss_duplication_and_reordering() {
     for seed in 0..30 {
         let (mut wire, edge) = connected(seed, &Config::default());
         wire.loss = 0.1;
@@ -81,7 +81,7 @@ fn loss_duplication_and_reordering_change_nothing() {
 }
 
 #[test]
-fn one_loss_costs_about_one_repeat() {
+fn one_loss_costs_about_one_retransmission() {
     let (mut wire, edge) = connected(5, &Config::default());
     wire.loss = 0.01;
     let before = wire.lost;
@@ -110,7 +110,7 @@ fn a_message_longer_than_any_window_gets_through() {
 }
 
 #[test]
-fn the_smallest_pools_still_make_progress() {
+fn the_smallest_pools_make_progress() {
     for seed in 0..20 {
         let config = Config {
             frames: 2,
@@ -130,7 +130,7 @@ fn the_smallest_pools_still_make_progress() {
 }
 
 #[test]
-fn an_application_that_never_reads_stops_its_own_senders_only() {
+fn an_application_that_never_reads_blocks_only_its_own_senders() {
     let config = Config {
         initial_credit_bytes: 4000,
         edge_window_bytes: 8000,
@@ -167,7 +167,7 @@ fn converse_unread(wire: &mut Wire, edge: EdgeId, held: u64) {
 }
 
 #[test]
-fn a_missing_endpoint_is_told_to_the_sender() {
+fn a_missing_endpoint_is_reported_to_the_sender() {
     let (mut wire, edge) = connected(11, &Config::default());
     let nowhere = wire.hosts[0].machine.edge(edge.peer, 1, 99).expect("open");
     let now = wire.now;
@@ -190,7 +190,7 @@ fn a_missing_endpoint_is_told_to_the_sender() {
 }
 
 #[test]
-fn a_lane_that_dies_hands_its_units_to_another() {
+fn units_of_a_dead_lane_move_to_another() {
     let (mut wire, edge) = connected(13, &Config::default());
     wire.dead_ports = vec![2];
     converse(&mut wire, edge, 20, |_| 100_000);
@@ -198,7 +198,7 @@ fn a_lane_that_dies_hands_its_units_to_another() {
 }
 
 #[test]
-fn either_of_two_interfaces_may_fail_and_come_back() {
+fn either_of_two_interfaces_may_fail_and_recover() {
     for length in [50, 100_000] {
         let mut wire = Wire::with_interfaces(31, 2, 2, &Config::default());
         wire.hosts[1].machine.open_endpoint(7);
@@ -229,7 +229,7 @@ fn a_restarted_process_ends_the_old_session_and_opens_a_new_one() {
         .expect("credit");
     assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
     let total = wire.hosts[0].machine.config().frames as usize;
-    assert_eq!(wire.hosts[0].pool.free(), total, "every frame came back");
+    assert_eq!(wire.hosts[0].pool.free(), total, "every frame was released");
     let peer = wire.connect(0, 1);
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
     let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
@@ -237,7 +237,7 @@ fn a_restarted_process_ends_the_old_session_and_opens_a_new_one() {
 }
 
 #[test]
-fn a_silent_peer_is_gone_after_its_time_and_no_sooner() {
+fn a_silent_peer_is_gone_after_the_time_out_and_no_sooner() {
     let (mut wire, edge) = connected(19, &Config::default());
     wire.loss = 1.0;
     let now = wire.now;
@@ -249,7 +249,7 @@ fn a_silent_peer_is_gone_after_its_time_and_no_sooner() {
 }
 
 #[test]
-fn a_silent_peer_that_somebody_vouches_for_stays_until_it_is_said_to_have_ended() {
+fn a_silent_peer_stays_while_a_third_party_vouches_for_it() {
     let (mut wire, edge) = connected(19, &Config::default());
     wire.loss = 1.0;
     let now = wire.now;
@@ -264,11 +264,11 @@ fn a_silent_peer_that_somebody_vouches_for_stays_until_it_is_said_to_have_ended(
     assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
     assert_eq!(wire.hosts[0].gone[0].1, GoneReason::Died);
     let total = wire.hosts[0].machine.config().frames as usize;
-    assert_eq!(wire.hosts[0].pool.free(), total, "every frame came back");
+    assert_eq!(wire.hosts[0].pool.free(), total, "every frame was released");
 }
 
 #[test]
-fn both_sides_may_say_hello_at_once() {
+fn both_sides_may_connect_at_the_same_time() {
     let mut wire = Wire::new(23, 2, &Config::default());
     let there = wire.connect(0, 1);
     let back = wire.connect(1, 0);
@@ -280,7 +280,7 @@ fn both_sides_may_say_hello_at_once() {
 }
 
 #[test]
-fn goodbye_ends_both_sides() {
+fn a_bye_ends_both_sides() {
     let (mut wire, edge) = connected(29, &Config::default());
     wire.hosts[0].machine.disconnect(edge.peer);
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
@@ -288,7 +288,7 @@ fn goodbye_ends_both_sides() {
 }
 
 #[test]
-fn unreliable_messages_are_never_doubled() {
+fn unreliable_messages_are_never_duplicated() {
     let (mut wire, edge) = connected(31, &Config::default());
     wire.duplicate = 0.5;
     wire.loss = 0.2;
@@ -310,7 +310,7 @@ fn unreliable_messages_are_never_doubled() {
 }
 
 #[test]
-fn lives_of_an_edge_that_is_not_read_get_no_more_credit_than_the_pool_has_room_for() {
+fn lives_of_an_unread_edge_get_no_more_credit_than_the_pool_holds() {
     let config = Config {
         initial_credit_bytes: 1000,
         edge_window_bytes: 64 << 10,
@@ -332,7 +332,7 @@ fn lives_of_an_edge_that_is_not_read_get_no_more_credit_than_the_pool_has_room_f
         assert!(wire.hosts[1].machine.credit_committed() <= 8000);
         sent
     };
-    // Longer than a peer may be silent that owes an answer; this one owes none.
+    // Longer than a peer that owes an answer may be silent; this one owes none.
     wire.run(SECOND, |wire| send(wire) == 20);
     let before = wire.sent;
     wire.run(20 * SECOND, |wire| send(wire) == 20);
@@ -353,7 +353,7 @@ fn lives_of_an_edge_that_is_not_read_get_no_more_credit_than_the_pool_has_room_f
 }
 
 #[test]
-fn a_peer_that_dies_before_it_has_forgotten_an_edge_is_found_out() {
+fn the_death_of_a_peer_that_has_not_forgotten_an_edge_is_detected() {
     let config = Config {
         pool_bytes: 40_000,
         pool_reserve_bytes: 4_000,
@@ -382,7 +382,7 @@ fn numbers_outgrow_32_bits_unnoticed() {
         };
         let (mut wire, edge) = connected(seed, &config);
         (wire.loss, wire.duplicate, wire.reorder) = (0.1, 0.05, 0.1);
-        // Across the border with messages of one packet, and behind it.
+        // From there on with messages of one packet.
         converse(&mut wire, edge, 100, |index| (index as usize * 91) % 3000);
         assert!(wire.hosts[0].machine.next_unit(edge.peer) > 1 << 32);
         wire.run(SECOND, |_| false);

@@ -1,4 +1,4 @@
-//! Who holds the cluster key and who does not: the handshake, and what strangers send.
+//! The handshake of processes with and without the cluster key, and forged packets.
 
 #![allow(
     missing_docs,
@@ -26,7 +26,7 @@ fn with(key: Option<u8>) -> Config {
     }
 }
 
-/// Two hosts with these keys; all packets are remembered.
+/// Two hosts with these keys, and a record of all packets.
 fn wire(first: Option<u8>, second: Option<u8>) -> Wire {
     let mut wire = Wire::new(1, 2, &with(first));
     wire.hosts[1] = wire.host(1, &with(second));
@@ -37,7 +37,7 @@ fn wire(first: Option<u8>, second: Option<u8>) -> Wire {
     wire
 }
 
-/// The same after the first has connected.
+/// The same after the first host has connected.
 fn joined() -> (Wire, PeerId, EdgeId) {
     let mut wire = wire(KEY, KEY);
     let peer = wire.connect(0, 1);
@@ -48,7 +48,7 @@ fn joined() -> (Wire, PeerId, EdgeId) {
     (wire, peer, edge)
 }
 
-/// A message goes from the first to the second and is all that comes.
+/// Sends a message from the first host to the second and checks that nothing else arrives.
 fn converse(wire: &mut Wire, edge: EdgeId, text: &[u8]) {
     let now = wire.now;
     wire.hosts[0]
@@ -66,7 +66,7 @@ fn kind(packet: &[u8]) -> Kind {
         .kind
 }
 
-/// The packets of a kind sent so far.
+/// The packets of one kind sent so far.
 fn seen(wire: &Wire, wanted: Kind) -> Vec<(wire::Address, wire::Address, Vec<u8>)> {
     let all = wire.seen.as_ref().expect("remembered").iter();
     all.filter(|(.., bytes)| kind(bytes) == wanted)
@@ -74,7 +74,7 @@ fn seen(wire: &Wire, wanted: Kind) -> Vec<(wire::Address, wire::Address, Vec<u8>
         .collect()
 }
 
-/// A packet outside sessions by somebody without the key, its checksum right.
+/// A handshake packet with a correct checksum, sent without the key.
 fn packet(
     kind: Kind,
     connection: u32,
@@ -104,7 +104,7 @@ fn reset(reason: ResetReason, connection: u32, echo: Option<u64>, seal: Seal) ->
 }
 
 #[test]
-fn members_meet_and_their_checksums_are_masked() {
+fn sessions_of_members_have_masked_checksums() {
     let (mut wire, _, edge) = joined();
     converse(&mut wire, edge, b"among us");
     let data = seen(&wire, Kind::Data);
@@ -112,7 +112,7 @@ fn members_meet_and_their_checksums_are_masked() {
     let mut plain = bytes[..bytes.len() - wire::CRC_BYTES].to_vec();
     close(&mut plain, Seal::OPEN, None);
     assert_ne!(&plain, bytes);
-    // As somebody would send it who knows everything but the key.
+    // The packet of a forger who knows everything but the key.
     let damaged = |wire: &Wire| wire.hosts[1].machine.stats().dropped(DropReason::Damaged);
     let before = damaged(&wire);
     wire.hosts[1].take(wire.now, data[0].0, &plain);
@@ -134,7 +134,7 @@ fn crossing_hellos_of_members_make_one_session() {
 }
 
 #[test]
-fn sessions_of_members_open_on_a_wire_that_loses_repeats_and_reorders() {
+fn members_open_sessions_in_spite_of_loss_duplication_and_reordering() {
     for seed in 0..50 {
         let mut wire = Wire::new(seed, 2, &with(KEY));
         (wire.loss, wire.duplicate, wire.reorder) = (0.3, 0.3, 0.5);
@@ -151,7 +151,7 @@ fn sessions_of_members_open_on_a_wire_that_loses_repeats_and_reorders() {
 }
 
 #[test]
-fn who_has_another_key_or_none_learns_so_at_once_and_gets_no_session() {
+fn a_process_with_another_key_or_none_is_refused_at_once() {
     for (first, second, mismatch) in [
         (KEY, OTHER, KeyMismatch::Different),
         (KEY, None, KeyMismatch::OnlyOurs),
@@ -169,12 +169,12 @@ fn who_has_another_key_or_none_learns_so_at_once_and_gets_no_session() {
 }
 
 #[test]
-fn a_damaged_hello_says_nothing_about_keys() {
+fn a_damaged_hello_does_not_count_as_a_wrong_key() {
     let mut wire = wire(KEY, KEY);
     wire.connect(0, 1);
     wire.run(SECOND / 10, |_| false);
     let hellos = seen(&wire, Kind::Hello);
-    let (from, _, hello) = hellos.last().expect("with its cookie");
+    let (from, _, hello) = hellos.last().expect("a hello with its cookie");
     for bit in 8..hello.len() * 8 {
         let mut damaged = hello.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
@@ -187,7 +187,7 @@ fn a_damaged_hello_says_nothing_about_keys() {
 }
 
 #[test]
-fn a_stranger_who_completes_the_exchange_of_cookies_opens_no_session() {
+fn a_valid_cookie_without_a_proof_opens_no_session() {
     for seal in [Seal::OPEN, Seal::Proof] {
         let (mut wire, _, edge) = joined();
         let from = address(9, 1);
@@ -198,14 +198,16 @@ fn a_stranger_who_completes_the_exchange_of_cookies_opens_no_session() {
         wire.hosts[1].take(wire.now, from, &say(&hello));
         wire.run(SECOND / 100, |_| false);
         let challenges = seen(&wire, Kind::Challenge);
-        let (_, to, challenge) = challenges.last().expect("cookies are for everybody");
+        let (_, to, challenge) = challenges
+            .last()
+            .expect("hellos of any sender are challenged");
         assert_eq!(*to, from);
         hello.cookie = wire::Challenge::parse(&challenge[HEADER_BYTES..])
             .expect("sound")
             .cookie;
         wire.hosts[1].take(wire.now, from, &say(&hello));
         wire.run(SECOND / 100, |_| false);
-        assert_eq!(wire.hosts[1].connected.len(), 1, "only the partner");
+        assert_eq!(wire.hosts[1].connected.len(), 1, "only the member");
         assert_eq!(wire.hosts[1].machine.peers().count(), 1);
         let resets = seen(&wire, Kind::Reset);
         assert_eq!(resets.len(), 1);
@@ -216,12 +218,12 @@ fn a_stranger_who_completes_the_exchange_of_cookies_opens_no_session() {
 }
 
 #[test]
-fn a_hello_seen_before_opens_nothing_and_ends_nothing() {
+fn a_replayed_hello_neither_opens_nor_ends_a_session() {
     let (mut wire, peer, _) = joined();
     let old = seen(&wire, Kind::Hello);
     wire.hosts[0].machine.disconnect(peer);
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
-    // From where it came, but the session is over; from elsewhere.
+    // From the same address after the session has ended, and from another address.
     for (from, _, bytes) in &old {
         wire.hosts[1].take(wire.now, *from, bytes);
         wire.hosts[1].take(wire.now, address(9, 1), bytes);
@@ -237,9 +239,9 @@ fn a_hello_seen_before_opens_nothing_and_ends_nothing() {
         wire.hosts[1].take(wire.now, *from, bytes);
     }
     wire.run(SECOND, |_| false);
-    assert_eq!(wire.hosts[1].gone.len(), gone, "the new session goes on");
+    assert_eq!(wire.hosts[1].gone.len(), gone, "the new session continues");
     assert_eq!(wire.hosts[1].connected.len(), 2);
-    // Long after, its cookie is too old as well.
+    // Much later its cookie is too old, as well.
     wire.run(60 * SECOND, |_| false);
     for (from, _, bytes) in &old {
         wire.hosts[1].take(wire.now, *from, bytes);
@@ -248,7 +250,7 @@ fn a_hello_seen_before_opens_nothing_and_ends_nothing() {
 }
 
 #[test]
-fn packets_of_an_earlier_session_do_nothing_to_a_later_one() {
+fn packets_of_an_earlier_session_do_not_affect_a_later_one() {
     let (mut wire, peer, edge) = joined();
     converse(&mut wire, edge, b"earlier");
     wire.hosts[0].machine.disconnect(peer);
@@ -283,7 +285,7 @@ fn packets_of_an_earlier_session_do_nothing_to_a_later_one() {
 fn forged_resets_and_byes_end_no_session_of_members() {
     let (mut wire, peer, edge) = joined();
     converse(&mut wire, edge, b"before");
-    // What only the partners know, as a forger's luckiest guess.
+    // A forger guesses what only the two members know.
     let data = seen(&wire, Kind::Data);
     let (from, to, bytes) = data[0].clone();
     let theirs = Header::parse(&bytes).expect("sound").connection;
@@ -311,7 +313,7 @@ fn forged_resets_and_byes_end_no_session_of_members() {
     assert!(wire.hosts[0].gone.is_empty());
     converse(&mut wire, edge, b"after");
 
-    // A member who does not know the session is believed, but not from another port.
+    // A member that does not know the session is believed, but not from another port.
     let config = with(KEY);
     wire.hosts[1] = wire.host(1, &config);
     wire.hosts[1].take(wire.now, from, &bytes);
@@ -326,13 +328,13 @@ fn forged_resets_and_byes_end_no_session_of_members() {
 }
 
 #[test]
-fn a_process_that_is_asked_for_resets_gives_none_that_ends_a_session_of_others() {
+fn a_provoked_reset_ends_no_session_of_others() {
     let (mut wire, peer, edge) = joined();
     converse(&mut wire, edge, b"before");
     let theirs = Header::parse(&seen(&wire, Kind::Data)[0].2)
         .expect("sound")
         .connection;
-    // A member's hello that names the connection in use, meant for a process that has gone.
+    // A member's hello, intended for a process that is gone, contains the connection id in use.
     let from = address(0, 1);
     let mut hello = Hello::new(&[wire::LaneAddress::default()]);
     (hello.connection, hello.incarnation, hello.echo) = (theirs, 6, 1);
@@ -362,10 +364,10 @@ fn a_process_that_is_asked_for_resets_gives_none_that_ends_a_session_of_others()
 }
 
 #[test]
-fn a_welcome_of_a_stranger_or_of_an_earlier_handshake_opens_nothing() {
+fn a_forged_or_replayed_welcome_opens_no_session() {
     let mut wire = wire(KEY, KEY);
     let peer = wire.connect(0, 1);
-    // The hello leaves, and is lost.
+    // The hello is sent and lost.
     wire.dead_ports = vec![1];
     wire.run(SECOND / 1000, |_| false);
     let mut welcome = Hello::new(&[wire::LaneAddress::default()]);
@@ -382,7 +384,7 @@ fn a_welcome_of_a_stranger_or_of_an_earlier_handshake_opens_nothing() {
         wire.hosts[0].machine.stats().dropped(DropReason::WrongKey),
         2
     );
-    // Made by a member, but for another cookie.
+    // It was created by a member, but for another cookie.
     welcome.cookie = 77;
     let mut earlier = packet(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
     earlier.truncate(earlier.len() - Seal::Proof.bytes());
@@ -418,7 +420,7 @@ fn a_hello_with_a_proof_fits_the_shortest_packet() {
 }
 
 #[test]
-fn a_member_gets_in_while_strangers_use_up_all_answers() {
+fn a_member_connects_during_a_flood_of_unproven_hellos() {
     let mut wire = wire(KEY, KEY);
     let mut hello = Hello::new(&[wire::LaneAddress::default()]);
     (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
@@ -434,10 +436,11 @@ fn a_member_gets_in_while_strangers_use_up_all_answers() {
     assert!(opened);
     assert!(wire.hosts[1].machine.stats().dropped(DropReason::Throttled) > 0);
     let hellos = seen(&wire, Kind::Hello).len();
-    assert_eq!(hellos, 2, "none had to be repeated");
+    assert_eq!(hellos, 2, "no hello was repeated");
 }
 
-/// Both sides of a session have taken another key, and the first takes the old one no more.
+/// Both sides of a session change to another key, and the first does not accept the old one any
+/// more.
 fn rotated(wire: &mut Wire, sides: &[usize]) {
     for side in sides {
         wire.hosts[*side].other_secret = Some([9; 32]);
@@ -447,13 +450,13 @@ fn rotated(wire: &mut Wire, sides: &[usize]) {
 }
 
 #[test]
-fn sessions_of_members_go_on_when_the_key_that_they_were_opened_with_is_withdrawn() {
+fn sessions_continue_after_their_key_is_withdrawn() {
     for loss in [0.0, 0.3] {
         let (mut wire, peer, edge) = joined();
         (wire.loss, wire.duplicate, wire.reorder) = (loss, loss, loss);
         rotated(&mut wire, &[0, 1]);
         assert!(wire.hosts[0].machine.is_unproven(peer));
-        // Both look at their files, each at a time of its own.
+        // Both sides read their key files, at different times.
         let now = wire.now;
         wire.hosts[1].machine.renew_proofs(now);
         let is_proven = |wire: &mut Wire| {
@@ -471,7 +474,7 @@ fn sessions_of_members_go_on_when_the_key_that_they_were_opened_with_is_withdraw
 }
 
 #[test]
-fn who_has_nothing_but_a_withdrawn_key_is_gone_after_a_while_and_hears_it() {
+fn a_peer_with_only_a_withdrawn_key_is_removed_and_notified() {
     let (mut wire, peer, _) = joined();
     rotated(&mut wire, &[0]);
     wire.run(RENEWAL_NS - SECOND, |_| false);
@@ -485,12 +488,12 @@ fn who_has_nothing_but_a_withdrawn_key_is_gone_after_a_while_and_hears_it() {
 }
 
 #[test]
-fn who_stood_between_two_members_with_a_withdrawn_key_cannot_pass_for_one_of_them() {
+fn a_man_in_the_middle_with_a_withdrawn_key_cannot_impersonate_a_member() {
     let (mut wire, peer, _) = joined();
     let welcome = seen(&wire, Kind::Welcome).remove(0);
     rotated(&mut wire, &[0]);
-    // A welcome of the member behind, who says the cookie that it was asked to say; its share is
-    // its own, and not the one by which the keys of this session were made.
+    // A welcome of the member behind the man in the middle. It repeats the cookie, but contains the
+    // share of another session.
     let mut between = Hello::parse(&welcome.2[HEADER_BYTES..]).expect("sound");
     wire.run(SECOND, |_| false);
     let hellos = seen(&wire, Kind::Hello);
@@ -516,15 +519,15 @@ fn who_stood_between_two_members_with_a_withdrawn_key_cannot_pass_for_one_of_the
     between.cookie ^= 1;
     assert!(say(&mut wire, &between), "an answer to an earlier question");
     between.cookie ^= 1;
-    assert!(!say(&mut wire, &between), "the peer itself");
-    // A peer that opens another session by now says the same, and breaks no rule.
+    assert!(!say(&mut wire, &between), "this is the peer itself");
+    // A peer that opens another session meanwhile sends the same, which is allowed.
     let dropped = |reason| wire.hosts[0].machine.stats().dropped(reason);
     assert_eq!(dropped(DropReason::Violation), 0);
     assert_eq!(dropped(DropReason::UnknownConnection), 2);
 }
 
 #[test]
-fn keys_of_a_session_that_is_over_are_kept_until_its_goodbye_has_gone_and_no_longer() {
+fn keys_of_an_ended_session_are_kept_until_its_bye_was_sent() {
     let config = Config {
         trailers: wire::Trailers::AUTH,
         ..with(KEY)

@@ -1,14 +1,14 @@
-//! The machine, model-checked: every state that two processes with the smallest
-//! pools can reach is visited, and every run that never ends is looked at.
+//! Model-checks the machine: visits every state that two processes with the smallest pools can
+//! reach, and finds runs that never finish.
 //!
-//! Both of the thesis's safety rules (§5.3) on: no deadlock, no livelock. One off,
-//! or both: the checker finds what they prevent. Method, abstractions and results
-//! are in `docs/design/model-checking.md`; each run prints a line, and a trace for what it
-//! finds (`cargo test -p dipole-proto --test model_check -- --nocapture`).
+//! With both safety rules of the thesis (§5.3) there is neither deadlock nor livelock. Without one
+//! or both, the checker finds what they prevent. Method, abstractions and results are described in
+//! `docs/design/model-checking.md`. Each run prints a line, and a trace for what it finds
+//! (`cargo test -p dipole-proto --test model_check -- --nocapture`).
 //!
-//! `DIPOLE_MODEL_BOUND=n` widens the runs that must be sound: n more losses, and
-//! from 3 on n - 2 more copies and time-outs that pass too early. 0 is the default;
-//! 2 takes minutes and 1 GiB, 3 more than 13 GiB.
+//! `DIPOLE_MODEL_BOUND=n` extends the runs that must succeed: n more losses, and from 3 on n - 2
+//! more duplicates and premature time-outs. The default is 0; 2 takes minutes and 1 GiB, 3 takes
+//! more than 13 GiB.
 
 #![allow(
     missing_docs,
@@ -30,7 +30,7 @@ use model::{run, run_pipes};
 // ---- both rules ---------------------------------------------------------------
 
 #[test]
-fn with_both_rules_an_exchange_through_one_frame_and_room_for_one_message_ends() {
+fn with_both_rules_an_exchange_with_one_frame_and_one_message_of_pool_ends() {
     let mut scenario = Scenario::exchange(3, 1, 1);
     scenario.drops = 1;
     scenario.duplicates = 1;
@@ -42,7 +42,7 @@ fn with_both_rules_an_exchange_through_one_frame_and_room_for_one_message_ends()
 }
 
 #[test]
-fn with_both_rules_an_exchange_whose_units_overtake_each_other_ends() {
+fn with_both_rules_an_exchange_with_reordered_units_ends() {
     let mut scenario = Scenario::exchange(2, 2, 2);
     scenario.drops = 1;
     run(
@@ -71,7 +71,7 @@ fn with_both_rules_holes_in_a_stream_are_filled() {
 }
 
 #[test]
-fn with_both_rules_time_outs_that_pass_too_early_do_no_harm() {
+fn with_both_rules_premature_time_outs_do_no_harm() {
     let mut scenario = Scenario::exchange(2, 1, 1);
     scenario.drops = 1;
     scenario.early = 1;
@@ -91,7 +91,7 @@ fn with_both_rules_time_outs_that_pass_too_early_do_no_harm() {
 }
 
 #[test]
-fn units_that_are_cut_at_any_moment_arrive_once() {
+fn units_that_are_cut_at_any_time_arrive_once() {
     let mut scenario = Scenario::stream(2, 2, 1).with_narrowing();
     scenario.drops = 1;
     scenario.duplicates = 1;
@@ -119,7 +119,7 @@ fn without_the_first_rule_senders_that_do_not_read_livelock() {
 }
 
 #[test]
-fn without_the_second_rule_messages_out_of_order_fill_the_pool_for_ever() {
+fn without_the_second_rule_reordered_messages_fill_the_pool_forever() {
     let scenario = Scenario::exchange(3, 2, 1).without_second_rule();
     let found = run("second rule off", scenario);
     found.assert_found(Stall::Livelock);
@@ -127,7 +127,7 @@ fn without_the_second_rule_messages_out_of_order_fill_the_pool_for_ever() {
 }
 
 #[test]
-fn without_both_rules_our_separate_frames_and_pool_still_only_livelock() {
+fn without_both_rules_separate_frames_and_pool_only_livelock() {
     let scenario = Scenario::exchange(4, 2, 1)
         .without_first_rule()
         .without_second_rule();
@@ -139,7 +139,7 @@ fn without_both_rules_our_separate_frames_and_pool_still_only_livelock() {
 // ---- one pool for both directions, as in the thesis ---------------------------------
 
 #[test]
-fn with_both_rules_one_pool_for_sending_and_receiving_ends_too() {
+fn with_both_rules_one_pool_for_sending_and_receiving_suffices() {
     let scenario = Scenario::exchange(3, 2, 1).with_one_pool(3);
     run("one pool, both rules", scenario.widened()).assert_sound();
 }
@@ -171,9 +171,9 @@ fn without_both_rules_one_pool_deadlocks() {
     run("one pool, both rules off", scenario).assert_found(Stall::Deadlock);
 }
 
-// ---- credit: what replaces the first rule when an application never reads ------------
+// ---- credit replaces the first rule when an application never reads --------------------
 
-/// Three messages to endpoint 7, which nobody reads, and two to 8, which is read.
+/// Three messages to endpoint 7, which is never read, and two to 8, which is.
 fn never_read(pool_messages: u64) -> Scenario {
     let mut scenario = Scenario::exchange(0, 2, pool_messages);
     scenario.capacity = 1;
@@ -186,7 +186,7 @@ fn never_read(pool_messages: u64) -> Scenario {
 }
 
 #[test]
-fn an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_credit() {
+fn with_credit_an_endpoint_that_is_never_read_does_not_block_others() {
     let mut scenario = never_read(2).with_credit(1);
     scenario.drops = 1;
     run(
@@ -197,13 +197,13 @@ fn an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_credit() {
 }
 
 #[test]
-fn without_credit_an_endpoint_that_is_never_read_holds_up_the_others() {
+fn without_credit_an_endpoint_that_is_never_read_blocks_others() {
     let found = run("no credit limit, one endpoint never read", never_read(2));
     found.assert_found(Stall::Livelock);
 }
 
 #[test]
-fn credit_does_not_save_two_applications_that_both_only_send() {
+fn credit_does_not_help_two_applications_that_only_send() {
     let scenario = Scenario::exchange(2, 2, 1)
         .with_credit(1)
         .without_first_rule();
@@ -213,7 +213,7 @@ fn credit_does_not_save_two_applications_that_both_only_send() {
 // ---- edges that end ---------------------------------------------------------------
 
 #[test]
-fn an_edge_that_is_closed_after_every_message_and_used_again_delivers_all_and_is_forgotten() {
+fn an_edge_that_is_closed_after_every_message_delivers_all_and_is_forgotten() {
     let mut scenario = Scenario::stream(2, 1, 2);
     scenario.threads[0] = vec![Thread::sending(2, 7).closing()];
     scenario.drops = 1;
@@ -223,7 +223,7 @@ fn an_edge_that_is_closed_after_every_message_and_used_again_delivers_all_and_is
 }
 
 #[test]
-fn lives_of_an_edge_whose_units_overtake_each_other_do_not_mix() {
+fn lives_of_an_edge_with_reordered_units_do_not_mix() {
     let mut scenario = Scenario::stream(3, 2, 3);
     scenario.threads[0] = vec![Thread::sending(3, 7).closing()];
     run("an edge of three lives, 2 frames", scenario).assert_sound();
@@ -232,7 +232,7 @@ fn lives_of_an_edge_whose_units_overtake_each_other_do_not_mix() {
 // ---- handshake -------------------------------------------------------------------
 
 #[test]
-fn crossing_hellos_make_one_session_whatever_is_lost_or_repeated() {
+fn crossing_hellos_make_one_session_in_spite_of_losses() {
     let mut scenario = Scenario::exchange(1, 1, 1).with_handshake();
     scenario.drops = 2;
     scenario.duplicates = 1;
@@ -240,7 +240,7 @@ fn crossing_hellos_make_one_session_whatever_is_lost_or_repeated() {
 }
 
 #[test]
-fn a_restart_in_any_state_ends_in_one_new_session() {
+fn a_restart_in_any_state_leads_to_one_new_session() {
     let mut scenario = Scenario::exchange(1, 1, 1).with_handshake();
     (scenario.restarts, scenario.capacity) = (1, 1);
     scenario.drops = 1;
@@ -256,7 +256,7 @@ fn a_restart_in_any_state_ends_in_one_new_session() {
     .assert_sound();
 }
 
-// ---- processes of one node: the same channel over rings instead of packets -----------------
+// ---- processes of one node: the same channel over rings instead of packets -------------
 
 fn send(target: u32, long: bool) -> Call {
     Call::Send { target, long }
@@ -266,13 +266,13 @@ fn read(endpoint: u32, count: u8) -> Call {
     Call::Read { endpoint, count }
 }
 
-/// One thread a process, each to its end.
+/// One thread per process; both must finish.
 fn one_each(first: Vec<Call>, second: Vec<Call>) -> [Vec<(Vec<Call>, bool)>; 2] {
     [vec![(first, false)], vec![(second, false)]]
 }
 
 #[test]
-fn through_rings_of_one_record_whole_and_long_messages_arrive_in_order() {
+fn short_and_long_messages_arrive_in_order_through_rings_of_one_record() {
     let calls = |long| vec![send(7, false), send(7, long), send(7, false), read(7, 3)];
     for (slots, announced) in [(1, 0), (1, 2), (2, 0), (2, 2)] {
         let mut exchange = Exchange::new(one_each(calls(true), calls(false)));
@@ -288,7 +288,7 @@ fn through_rings_of_one_record_whole_and_long_messages_arrive_in_order() {
 }
 
 #[test]
-fn a_long_message_that_may_not_be_copied_comes_in_pieces_in_its_turn() {
+fn a_long_message_that_cannot_be_copied_arrives_in_pieces_in_order() {
     let sender = vec![send(7, true), send(7, true), send(7, false)];
     for (refused, announced) in [(1, 0), (2, 0), (0, 3), (1, 1), (1, 2)] {
         let mut exchange = Exchange::new(one_each(sender.clone(), vec![read(7, 3)]));
@@ -304,7 +304,7 @@ fn a_long_message_that_may_not_be_copied_comes_in_pieces_in_its_turn() {
 }
 
 #[test]
-fn credit_for_one_message_is_given_back_through_rings_of_one_record() {
+fn credit_for_one_message_is_renewed_through_rings_of_one_record() {
     let calls = || vec![send(7, false), read(7, 1), send(7, false), read(7, 1)];
     let mut exchange = Exchange::new(one_each(calls(), calls()));
     (exchange.slots, exchange.credit_bytes) = (1, charge(2));
@@ -312,7 +312,7 @@ fn credit_for_one_message_is_given_back_through_rings_of_one_record() {
 }
 
 #[test]
-fn an_edge_that_is_closed_and_opened_again_over_rings_delivers_in_both_lives() {
+fn a_reopened_edge_over_rings_delivers_in_both_lives() {
     let sender = vec![
         send(7, false),
         Call::CloseEdge { target: 7 },
@@ -330,7 +330,7 @@ fn an_edge_that_is_closed_and_opened_again_over_rings_delivers_in_both_lives() {
 }
 
 #[test]
-fn whoever_sends_to_an_endpoint_that_closes_and_opens_is_told_what_is_missing() {
+fn senders_to_an_endpoint_that_closes_are_notified_of_missing_messages() {
     let sender = vec![send(7, false), send(7, true), send(7, false)];
     let reader = vec![
         Call::Open { endpoint: 7 },
@@ -352,7 +352,7 @@ fn whoever_sends_to_an_endpoint_that_closes_and_opens_is_told_what_is_missing() 
 }
 
 #[test]
-fn over_rings_an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_credit() {
+fn with_credit_an_unread_endpoint_does_not_block_others_over_rings() {
     let sender = |target, long| (vec![send(target, long); 3], target == 8);
     let threads = [
         vec![sender(7, true), sender(8, true)],
@@ -368,7 +368,7 @@ fn over_rings_an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_cred
 }
 
 #[test]
-fn over_rings_too_credit_does_not_save_two_applications_that_both_only_send() {
+fn credit_does_not_help_two_applications_that_only_send_over_rings() {
     let calls = || vec![send(7, false), send(7, false), read(7, 2)];
     let mut exchange = Exchange::new(one_each(calls(), calls()));
     exchange.credit_bytes = charge(2);
@@ -424,7 +424,7 @@ fn operations_are_done_once_in_order_and_inside_their_region() {
 }
 
 #[test]
-fn a_region_that_is_closed_at_any_moment_changes_no_more_and_all_is_answered() {
+fn a_closed_region_is_not_changed_and_all_operations_are_answered() {
     let asks = vec![
         put(true, true),
         ask(Ask::Add),
@@ -443,7 +443,7 @@ fn a_region_that_is_closed_at_any_moment_changes_no_more_and_all_is_answered() {
 }
 
 #[test]
-fn both_ask_each_other_with_credit_for_one_question() {
+fn two_sides_request_operations_with_credit_for_one() {
     let calls = vec![ask(Ask::Add), put(true, false), ask(Ask::Add)];
     for (slots, announced) in [(1, 0), (1, 2), (2, 2)] {
         let mut exchange = Exchange::new(one_each(calls.clone(), calls[..2].to_vec()));
@@ -455,7 +455,7 @@ fn both_ask_each_other_with_credit_for_one_question() {
 }
 
 #[test]
-fn operations_on_an_endpoint_that_closes_are_answered_and_messages_refused() {
+fn operations_on_a_closing_endpoint_are_answered_and_messages_refused() {
     let asks = vec![
         ask(Ask::Add),
         send(7, false),

@@ -1,5 +1,4 @@
-//! Operations on memory between two machines: their order, what they are charged, what becomes
-//! of them when endpoints close.
+//! Operations on memory between two machines: order, credit, and closing endpoints.
 
 #![allow(
     missing_docs,
@@ -35,7 +34,7 @@ fn data(id: u32, length: usize) -> Vec<u8> {
     (0..length).map(byte).collect()
 }
 
-/// Sends an operation, in pieces of at most `piece` bytes; its number, or why it has to wait.
+/// Sends an operation in pieces of at most `piece` bytes. Returns its number.
 fn send(wire: &mut Wire, edge: EdgeId, id: u32, length: usize, piece: usize) -> Option<u64> {
     let now = wire.now;
     let sender = &mut wire.hosts[0];
@@ -53,7 +52,18 @@ fn send(wire: &mut Wire, edge: EdgeId, id: u32, length: usize, piece: usize) -> 
                 MESSAGE_BYTES
             } else {
                 let place = (offset as u64, length as u64);
-                wire::emit_fragment(bytes, begun.key, sequence, place, payload, false, true);
+                wire::emit_fragment(
+                    bytes,
+                    wire::FragmentHead {
+                        key: begun.key,
+                        sequence,
+                        offset: place.0,
+                        total: place.1,
+                        unreliable: false,
+                        operation: true,
+                    },
+                    payload,
+                );
                 FRAGMENT_BYTES
             };
             bytes[at..at + OPERATION_BYTES].copy_from_slice(&head);
@@ -68,7 +78,7 @@ fn send(wire: &mut Wire, edge: EdgeId, id: u32, length: usize, piece: usize) -> 
     }
 }
 
-/// Takes what has arrived, as its owner does.
+/// Handles arrivals as the owner of the memory does.
 fn take(wire: &mut Wire, taken: &mut Vec<(u32, Vec<u8>)>) {
     let now = wire.now;
     let owner = &mut wire.hosts[1];
@@ -83,7 +93,7 @@ fn take(wire: &mut Wire, taken: &mut Vec<(u32, Vec<u8>)>) {
 }
 
 #[test]
-fn each_is_complete_once_and_in_the_order_of_its_edge() {
+fn operations_complete_once_and_in_the_order_of_their_edge() {
     for seed in 0..40 {
         let (mut wire, edge) = connected(seed, &Config::default());
         (wire.loss, wire.duplicate, wire.reorder) = (0.1, 0.1, 0.2);
@@ -109,7 +119,7 @@ fn each_is_complete_once_and_in_the_order_of_its_edge() {
 }
 
 #[test]
-fn data_cost_no_credit_and_what_is_not_consumed_holds_some() {
+fn data_costs_no_credit_but_unfinished_operations_do() {
     let config = Config {
         initial_credit_bytes: 1000,
         edge_window_bytes: 1000,
@@ -131,7 +141,7 @@ fn data_cost_no_credit_and_what_is_not_consumed_holds_some() {
 }
 
 #[test]
-fn an_operation_reaches_its_owner_though_the_endpoint_has_closed() {
+fn an_operation_reaches_its_owner_after_the_endpoint_has_closed() {
     let (mut wire, edge) = connected(4, &Config::default());
     let now = wire.now;
     wire.hosts[1].machine.close_endpoint(now, 7);
@@ -140,6 +150,6 @@ fn an_operation_reaches_its_owner_though_the_endpoint_has_closed() {
     wire.run(SECOND, |_| false);
     let mut taken = Vec::new();
     take(&mut wire, &mut taken);
-    assert_eq!(taken.len(), 2, "the owner decides, and answers");
+    assert_eq!(taken.len(), 2, "the owner decides and answers");
     assert!(wire.hosts[0].refused.is_empty());
 }

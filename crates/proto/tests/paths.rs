@@ -1,4 +1,4 @@
-//! Several interfaces: data go only by addresses that answer, and by all of those.
+//! Hosts with several interfaces: data uses all addresses that answer, and no others.
 
 #![allow(
     missing_docs,
@@ -37,7 +37,7 @@ fn connected(networks: [&[u8]; 2]) -> (Wire, EdgeId) {
     (wire, edge)
 }
 
-/// Sends messages of a megabyte; the virtual time until the last has arrived.
+/// Sends messages of 1 MB. Returns the virtual time until the last one has arrived.
 fn send_megabytes(wire: &mut Wire, edge: EdgeId, count: usize) -> u64 {
     send_megabytes_from(wire, 0, edge, count)
 }
@@ -82,7 +82,7 @@ fn nothing_was_repeated(wire: &Wire) {
 }
 
 #[test]
-fn an_interface_that_leads_nowhere_costs_the_first_long_message_nothing() {
+fn an_unreachable_interface_does_not_delay_the_first_long_message() {
     let (mut alone, edge) = connected([&[0], &[0]]);
     let alone_ns = send_megabytes(&mut alone, edge, 1);
     for nowhere in [5, BRIDGE] {
@@ -95,7 +95,7 @@ fn an_interface_that_leads_nowhere_costs_the_first_long_message_nothing() {
 }
 
 #[test]
-fn bulk_uses_every_address_that_answers_and_no_other() {
+fn bulk_uses_exactly_the_addresses_that_answer() {
     use LaneState::{Answers, OwnAddress, Waiting};
     let (mut wire, edge) = connected([&[0, 1, BRIDGE, 5], &[0, 1, BRIDGE, 5]]);
     wire.dead_networks = vec![5];
@@ -112,7 +112,7 @@ fn bulk_uses_every_address_that_answers_and_no_other() {
     wire.run(SECOND, |_| false);
     assert!(lanes(&wire, 0, edge.peer).iter().all(|lane| lane.asked));
     assert_eq!(wire.hosts[0].changes, [PathChange::Settled]);
-    // The receiver asks for itself.
+    // The receiver probes for itself.
     let back = wire.hosts[1].connected[0];
     assert_eq!(states(&wire, 1, back), expected);
     let used: Vec<bool> = (0..4)
@@ -122,7 +122,7 @@ fn bulk_uses_every_address_that_answers_and_no_other() {
 }
 
 #[test]
-fn one_side_may_have_more_interfaces_than_the_other_and_name_them_in_another_order() {
+fn the_sides_may_list_different_interfaces_in_different_order() {
     let cases: [[&[u8]; 2]; 5] = [
         [&[0, 1], &[0]],
         [&[0], &[0, 1]],
@@ -142,7 +142,7 @@ fn one_side_may_have_more_interfaces_than_the_other_and_name_them_in_another_ord
 }
 
 #[test]
-fn answers_take_the_network_that_questions_came_by_whatever_its_number() {
+fn replies_use_the_network_of_the_request() {
     let (mut wire, edge) = connected([&[0, 1], &[1, 0]]);
     send_megabytes(&mut wire, edge, 1);
     for dead in [vec![0], vec![], vec![1], vec![]] {
@@ -155,7 +155,7 @@ fn answers_take_the_network_that_questions_came_by_whatever_its_number() {
 }
 
 #[test]
-fn a_lost_interface_is_told_asked_while_there_is_traffic_and_used_when_it_answers_again() {
+fn a_lost_interface_is_reported_probed_during_traffic_and_used_again() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     send_megabytes(&mut wire, edge, 1);
     wire.dead_networks = vec![1];
@@ -167,7 +167,7 @@ fn a_lost_interface_is_told_asked_while_there_is_traffic_and_used_when_it_answer
         changes.contains(&PathChange::Lost { lane: 3 }),
         "{changes:?}"
     );
-    // At rest nobody asks.
+    // An idle session does not probe.
     wire.run(3 * SECOND, |_| false);
     let (sent, probes) = (wire.sent, wire.hosts[0].machine.stats().probes);
     wire.run(600 * SECOND, |_| false);
@@ -189,9 +189,9 @@ fn a_lost_interface_is_told_asked_while_there_is_traffic_and_used_when_it_answer
 }
 
 #[test]
-fn a_process_that_does_not_run_for_a_while_has_lost_no_lane() {
+fn an_absent_process_does_not_lose_a_lane() {
     let mut alarms = Vec::new();
-    // Back again, it takes what came to one port after the other.
+    // When it runs again, it handles one port's packets after the other.
     for (networks, bulk_later_us) in [(&[0][..], 0), (&[0], 500), (&[0], 4000), (&[0, 1], 1500)] {
         for stopped_us in [2000, 4000, 8000, 15_500, 24_000, 35_000, 60_000, 150_000] {
             let (mut wire, edge) = connected([networks, networks]);
@@ -217,13 +217,13 @@ fn a_process_that_does_not_run_for_a_while_has_lost_no_lane() {
 }
 
 #[test]
-fn what_was_repeated_elsewhere_and_arrives_all_the_same_speaks_for_its_lane() {
+fn a_late_arrival_proves_its_lane_although_it_was_retransmitted_elsewhere() {
     let mut alarms = Vec::new();
     for stopped_us in [8000, 15_500, 24_000, 35_000, 60_000] {
         let (mut wire, edge) = connected([&[0], &[0]]);
         send_megabytes(&mut wire, edge, 1);
         wire.bulk_later_ns = 500_000;
-        // Away for long, what was repeated by the other lane is taken first; then for a moment.
+        // First a long absence, in which the retransmissions on the other lane win; then a short one.
         for stopped_us in [stopped_us, 1200, 1200] {
             let now = wire.now;
             let sent = wire.hosts[0].send(now, edge, &[1; 20_000]);
@@ -241,7 +241,7 @@ fn what_was_repeated_elsewhere_and_arrives_all_the_same_speaks_for_its_lane() {
 }
 
 #[test]
-fn the_first_message_leaves_before_any_question() {
+fn the_first_message_is_sent_before_any_probe() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     let now = wire.now;
     wire.hosts[0].send(now, edge, b"first").expect("credit");
@@ -254,7 +254,7 @@ fn the_first_message_leaves_before_any_question() {
 }
 
 #[test]
-fn a_way_for_short_packets_only_is_not_taken() {
+fn a_path_for_short_packets_only_is_not_used() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     wire.longest_on = Some((1, 1000));
     send_megabytes(&mut wire, edge, 2);
@@ -264,7 +264,7 @@ fn a_way_for_short_packets_only_is_not_taken() {
 }
 
 #[test]
-fn a_process_says_goodbye_by_a_way_that_answers() {
+fn a_bye_uses_a_lane_that_answers() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     wire.dead_networks = vec![0];
     while states(&wire, 0, edge.peer)[0] != LaneState::Silent {
@@ -279,11 +279,11 @@ fn a_process_says_goodbye_by_a_way_that_answers() {
 }
 
 #[test]
-fn an_answer_to_a_question_that_was_not_asked_proves_nothing() {
+fn an_unsolicited_echo_proves_nothing() {
     let (mut wire, edge) = connected([&[0, 5], &[0, 5]]);
     wire.dead_networks = vec![5];
     send_megabytes(&mut wire, edge, 1);
-    // What the second host's machine never says: tokens it has not seen, a lane it has not.
+    // Echoes that the second host never sends: tokens it has not seen, and a lane it does not have.
     let connection = edge.peer.connection();
     let from = wire.hosts[1].home;
     for (number, lane, token) in [(1000, 2, 1), (1001, 9, 0), (1002, 2, u64::MAX)] {
@@ -310,7 +310,7 @@ fn an_answer_to_a_question_that_was_not_asked_proves_nothing() {
 }
 
 #[test]
-fn a_process_that_is_met_by_another_interface_is_the_same() {
+fn a_process_is_recognized_through_another_interface() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     let incarnation = wire.hosts[1].machine.incarnation();
     let now = wire.now;
@@ -321,8 +321,8 @@ fn a_process_that_is_met_by_another_interface_is_the_same() {
 }
 
 #[test]
-fn addresses_that_a_peer_names_and_that_do_not_answer_get_little_however_much_is_sent() {
-    // Interfaces 5 to 7 are a bystander's.
+fn unproven_addresses_get_few_bytes_however_much_is_sent() {
+    // Interfaces 5 to 7 belong to another host.
     let config = Config {
         packet_bytes: 8972,
         frames: 4096,
@@ -344,20 +344,20 @@ fn addresses_that_a_peer_names_and_that_do_not_answer_get_little_however_much_is
         let mut packets = seen.iter().filter(|(_, to, _)| to.ip[14] >= 5);
         assert!(
             packets.all(|(.., bytes)| bytes.len() < 100),
-            "short ones only"
+            "short probes only"
         );
         astray
     };
     check(&wire);
     wire.run(2 * SECOND, |_| false);
-    assert!(check(&wire) > 0, "they are asked");
+    assert!(check(&wire) > 0, "they are probed");
     send_megabytes(&mut wire, edge, 8);
     assert!(check(&wire) < 10_000);
 }
 
 #[test]
-fn a_peer_that_names_none_of_its_own_addresses_gets_answers_where_it_asked_from() {
-    // The second host says hello from a translated address, and names another's.
+fn a_peer_behind_address_translation_gets_replies_at_its_source_address() {
+    // The second host's hello comes from a translated address and lists another host's addresses.
     let mut wire = Wire::with_networks(44, &[&[0], &[5]], &Config::default());
     let lanes = [(0, false), (1, true)].map(|(lane, bulk)| LaneAddress {
         lane,

@@ -1,4 +1,4 @@
-//! Two machines joined by a pipe, and a machine whose peer breaks every rule of it. Spec §9.
+//! Two machines joined by a pipe, and a machine whose peer breaks every rule. Spec §9.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 const NOW: Instant = Instant(1);
 
-/// One process: its machine, what it received, and what lies in its "memory".
+/// One process: its machine, the messages it received, and its simulated memory.
 struct Process {
     machine: Machine,
     peer: PeerId,
@@ -101,7 +101,7 @@ fn pair() -> [Process; 2] {
     [Process::new(1, &machine(2)), Process::new(2, &machine(1))]
 }
 
-/// The same with an edge from endpoint 1 of the first to 7 of the second.
+/// A pair with an edge from endpoint 1 of the first process to 7 of the second.
 fn joined() -> ([Process; 2], EdgeId) {
     let mut pair = pair();
     pair[1].machine.open_endpoint(7);
@@ -117,7 +117,7 @@ fn offered() -> ([Process; 2], EdgeId, MessageStart) {
     (pair, edge, begun)
 }
 
-/// Pushes the records of both until none is left.
+/// Pushes the records of both processes until none is left.
 fn exchange(pair: &mut [Process; 2]) {
     loop {
         let mut moved = false;
@@ -148,7 +148,7 @@ fn exchange(pair: &mut [Process; 2]) {
     }
 }
 
-/// A whole message, as the caller of a machine pushes it.
+/// A whole message, pushed as the caller of a machine does.
 fn send(pair: &mut [Process; 2], edge: EdgeId, length: usize) -> Result<(), BeginError> {
     let begun = pair[0].machine.begin(NOW, edge, length as u64);
     exchange(pair);
@@ -168,12 +168,12 @@ fn deliver(to: &mut Process, tag: u64, length: usize) {
 }
 
 #[test]
-fn credit_is_asked_for_and_comes_when_messages_are_read() {
+fn credit_is_requested_and_granted_when_messages_are_read() {
     let (mut pair, edge) = joined();
     let mut sent = 0;
     while send(&mut pair, edge, 936).is_ok() {
         sent += 1;
-        assert!(sent < 1000, "an unread edge takes a window, no more");
+        assert!(sent < 1000, "an unread edge accepts one window and no more");
     }
     assert_eq!(pair[1].received.len(), sent);
     pair[1].consume();
@@ -183,7 +183,7 @@ fn credit_is_asked_for_and_comes_when_messages_are_read() {
 }
 
 #[test]
-fn a_long_message_holds_up_later_ones_of_its_edge_until_it_has_been_fetched() {
+fn a_long_message_delays_later_ones_of_its_edge_until_it_is_copied() {
     let (mut pair, edge, _) = offered();
     exchange(&mut pair);
     send(&mut pair, edge, 5).expect("credit");
@@ -197,7 +197,7 @@ fn a_long_message_holds_up_later_ones_of_its_edge_until_it_has_been_fetched() {
 }
 
 #[test]
-fn a_message_that_cannot_be_fetched_comes_in_pieces() {
+fn a_message_that_cannot_be_copied_is_sent_in_pieces() {
     let (mut pair, edge, begun) = offered();
     exchange(&mut pair);
     let (on, sequence, number, total) = pair[1].fetches.remove(0);
@@ -220,7 +220,7 @@ fn push_piece(to: &mut Process, edge: EdgeId) -> Result<(), ProtocolViolation> {
 }
 
 #[test]
-fn an_announced_message_comes_in_pieces_and_later_ones_and_the_end_wait_for_it() {
+fn later_messages_and_the_end_wait_for_an_announced_message() {
     let (mut pair, edge) = joined();
     let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
     pair[0].machine.announce(edge, begun, 3000, None);
@@ -242,7 +242,7 @@ fn an_announced_message_comes_in_pieces_and_later_ones_and_the_end_wait_for_it()
 }
 
 #[test]
-fn an_announced_message_to_nobody_is_refused_and_its_pieces_hold_nothing() {
+fn an_announced_message_to_a_missing_endpoint_is_refused_and_holds_no_credit() {
     let mut pair = pair();
     let edge = pair[0].machine.edge(pair[0].peer, 1, 9).expect("room");
     let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
@@ -261,7 +261,7 @@ fn an_announced_message_to_nobody_is_refused_and_its_pieces_hold_nothing() {
 }
 
 #[test]
-fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
+fn an_edge_ends_after_its_offers_and_both_sides_forget_it() {
     let (mut pair, edge, _) = offered();
     pair[0].machine.close_edge(edge);
     exchange(&mut pair);
@@ -271,11 +271,7 @@ fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
     pair[1].events();
     exchange(&mut pair);
     assert_eq!(pair[0].forgotten, 1);
-    assert_eq!(
-        pair[1].machine.edges(),
-        (0, 1),
-        "its message waits to be read"
-    );
+    assert_eq!(pair[1].machine.edges(), (0, 1), "its message is unread");
     pair[1].consume();
     assert_eq!(pair[1].machine.edges(), (0, 0));
     assert_eq!(pair[1].machine.credit_committed(), 0);
@@ -283,7 +279,7 @@ fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
 }
 
 #[test]
-fn a_late_wish_of_an_edge_that_ended_gets_its_next_life_no_credit() {
+fn a_late_credit_request_of_an_ended_edge_does_not_affect_its_next_life() {
     let mut pair = pair();
     pair[1].machine.open_endpoint(7);
     let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
@@ -314,7 +310,7 @@ fn a_late_wish_of_an_edge_that_ended_gets_its_next_life_no_credit() {
 }
 
 #[test]
-fn a_message_to_nobody_is_refused_and_its_sender_told() {
+fn a_message_to_a_missing_endpoint_is_refused_and_its_sender_notified() {
     let mut pair = pair();
     let edge = pair[0].machine.edge(pair[0].peer, 1, 9).expect("room");
     send(&mut pair, edge, 10).expect("credit");
@@ -352,7 +348,7 @@ fn record() -> impl Strategy<Value = Said> {
 
 proptest! {
     #[test]
-    fn whatever_a_peer_pushes_harms_only_its_own_pipe(script in vec(record(), 0..200)) {
+    fn invalid_records_harm_only_their_own_pipe(script in vec(record(), 0..200)) {
         let mut process = Process::new(1, &machine(2));
         for endpoint in 6..9 {
             process.machine.open_endpoint(endpoint);
@@ -390,14 +386,14 @@ proptest! {
                     Ok(())
                 }
                 Said::Close(endpoint) => {
-                    // What its inbox held is dropped, and the machine knows.
+                    // The contents of its inbox are dropped, and the machine is informed.
                     machine.close_endpoint(NOW, endpoint);
                     machine.open_endpoint(endpoint);
                     process.received.clear();
                     Ok(())
                 }
             };
-            // Unreliable messages hold nothing.
+            // Unreliable messages hold no credit.
             while let Some(event) = process.machine.poll_event() {
                 match event {
                     Event::Hold { edge, sequence, total, .. } => {

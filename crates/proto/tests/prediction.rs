@@ -1,9 +1,8 @@
-//! What nearly all packets are, is taken and sent by a shorter way than the general one. Both
-//! ways must lead to the same.
+//! The fast paths for common packets must have the same effect as the general path.
 //!
-//! Each packet is also given to a copy of its receiver, with one more record that every
-//! receiver skips, so that the copy takes it by the general way. Of a message that might leave
-//! alone, a copy of the sender makes a packet by the general way.
+//! A copy of each receiver also gets each packet with one more record that all receivers skip, so
+//! that the copy takes the general path. For a message that may be sent alone, a copy of the sender
+//! takes the general path.
 
 #![allow(
     missing_docs,
@@ -25,19 +24,19 @@ use pair::{Host, Random, Wire, connected, payload};
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
-/// A record that may be skipped by who doesn't know it, without a body.
+/// A record without a body that unknown receivers skip.
 const IGNORABLE_RECORD: [u8; 4] = [0x80, 0, 0, 0];
 
-/// Packets that were compared and are runs of one message, and of several.
+/// Compared packets with runs of one message, and of several.
 static LONE: AtomicU64 = AtomicU64::new(0);
 static PACKED: AtomicU64 = AtomicU64::new(0);
 
-/// Pieces of messages that were taken by the short way.
+/// Pieces of messages handled by the fast path.
 static PIECES: AtomicU64 = AtomicU64::new(0);
-/// Messages that left alone.
+/// Messages sent by the fast path.
 static ALONE: AtomicU64 = AtomicU64::new(0);
 
-/// What a machine is after a packet, as far as anybody can see.
+/// The visible state of a machine after a packet.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     taken: String,
@@ -50,13 +49,13 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// True if a piece was kept and its message is not complete.
+    /// True if a piece was stored and its message is incomplete.
     fn holds_a_piece(&self) -> bool {
         matches!(&self.others[..], [only] if only.starts_with("Hold"))
     }
 }
 
-/// All that can be seen of a machine's sessions.
+/// The visible state of a machine's sessions.
 fn views(machine: &Machine, now: Instant) -> Vec<(String, u64)> {
     let views = machine.peers().map(|peer| {
         let mut hasher = DefaultHasher::new();
@@ -102,7 +101,7 @@ fn outcome(mut machine: Machine, now: Instant, from: Address, packet: &[u8]) -> 
     })
 }
 
-/// The packet with one more record. Trailers are not looked at here.
+/// The packet with one more record. Trailers are ignored here.
 fn lengthened(packet: &[u8], trailer_bytes: usize) -> Option<Vec<u8>> {
     let mut header = Header::parse(packet).ok()?;
     let end = usize::from(header.length) - trailer_bytes;
@@ -114,7 +113,7 @@ fn lengthened(packet: &[u8], trailer_bytes: usize) -> Option<Vec<u8>> {
     Some(longer)
 }
 
-/// Compares what a packet would do to its receiver by either way.
+/// Compares the effects of both paths on the receiver of a packet.
 fn compare(host: &Host, now: Instant, from: Address, packet: &[u8]) {
     let Ok(addressed) = host
         .machine
@@ -150,7 +149,7 @@ fn compare(host: &Host, now: Instant, from: Address, packet: &[u8]) {
     assert_eq!(short, outcome(host.machine.clone(), now, from, &longer));
 }
 
-/// Compares what would be sent of a message by either way.
+/// Compares what both paths send for a message.
 fn compare_sending(host: &Host, now: Instant, edge: EdgeId, payload: &[u8]) {
     let (mut short, mut short_pool) = (host.machine.clone(), host.pool.clone());
     let Ok(begun) = short.begin(now, edge, payload.len() as u64) else {
@@ -184,7 +183,7 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
     let (mut wire, edge) = connected(seed, &config);
     let peer = edge.peer;
     let mut other = wire.hosts[0].machine.edge(peer, 2, 7).expect("open");
-    // Until so much has come that the bytes of the further record change nothing.
+    // Until enough bytes have arrived that those of the additional record do not matter.
     let mut begun = 0;
     let warm = wire.run(60 * SECOND, |wire: &mut Wire| {
         let now = wire.now;
@@ -213,7 +212,7 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
             compare_sending(&wire.hosts[0], now, edge, &messages[0].1);
             let went = match random.chance(0.25) {
                 true => {
-                    // Some are longer than a window can be.
+                    // Some are longer than the largest window.
                     let long = payload(sent, [3000, 6000, 25_000][random.below(3) as usize]);
                     u64::from(wire.hosts[0].send(now, edge, &long).is_ok())
                 }
@@ -224,7 +223,7 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
                 break;
             }
         }
-        // Not all at once, so that credit and pool run out now and then.
+        // Consume some of them late, so that credit and pool run out now and then.
         while wire.hosts[1].read(now).is_some() {
             received += 1;
             if sent < count && random.chance(0.5) {
@@ -239,13 +238,13 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
-    fn both_ways_lead_to_the_same(seed in any::<u64>(), loss in 0.0_f64..0.3, narrow in any::<bool>()) {
+    fn both_paths_have_the_same_effect(seed in any::<u64>(), loss in 0.0_f64..0.3, narrow in any::<bool>()) {
         converse(seed, loss, if narrow { 1500 } else { 10_000 });
     }
 }
 
 #[test]
-fn the_comparison_sees_every_short_way() {
+fn the_comparison_covers_every_fast_path() {
     converse(1, 0.0, 10_000);
     for counter in [&LONE, &PACKED, &PIECES, &ALONE] {
         assert!(counter.load(Ordering::Relaxed) > 0);
@@ -253,7 +252,7 @@ fn the_comparison_sees_every_short_way() {
 }
 
 #[test]
-fn a_message_that_leaves_alone_has_a_deadline_beside_another_session() {
+fn a_message_sent_alone_has_a_deadline_next_to_another_session() {
     let mut wire = Wire::new(1, 3, &Config::default());
     let peers = [1, 2].map(|host| {
         wire.hosts[host].machine.open_endpoint(7);
@@ -266,7 +265,7 @@ fn a_message_that_leaves_alone_has_a_deadline_beside_another_session() {
     }));
     wire.run(SECOND, |_| false);
     let now = wire.now;
-    // Whichever of the two has something to do sooner.
+    // The time of the earlier event.
     for peer in peers {
         let Host { machine, pool, .. } = &wire.hosts[0];
         let (mut machine, mut pool) = (machine.clone(), pool.clone());

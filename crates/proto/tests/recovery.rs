@@ -1,4 +1,4 @@
-//! How a session recovers: dead lanes, lost tails, and what repeats may cost.
+//! Recovery of a session: dead lanes, lost tails, and the cost of retransmissions.
 
 #![allow(
     missing_docs,
@@ -17,8 +17,8 @@ use pair::{Wire, close};
 const SECOND: u64 = 1_000_000_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Two hosts with this many interfaces each, all of whose lanes answer, and an edge from the
-/// first to the second.
+/// Two hosts with this many interfaces each, whose lanes all answer, and an edge from the first to
+/// the second.
 fn connected(seed: u64, interfaces: u8, config: &Config) -> (Wire, EdgeId) {
     connected_by(Wire::with_interfaces(seed, 2, interfaces, config))
 }
@@ -34,7 +34,7 @@ fn connected_by(mut wire: Wire) -> (Wire, EdgeId) {
     (wire, edge)
 }
 
-/// Credit is no matter in these conversations.
+/// Unlimited credit, because these tests are not about it.
 fn generous() -> Config {
     Config {
         initial_credit_bytes: 4 << 20,
@@ -43,7 +43,7 @@ fn generous() -> Config {
     }
 }
 
-/// An AckRequest to the first host's end of the session.
+/// An `AckRequest` to the first host.
 fn prod(edge: EdgeId, number: u32) -> Vec<u8> {
     let mut header = Header::handshake(Kind::AckRequest, edge.peer.connection());
     header.lane = CONTROL_LANE;
@@ -55,7 +55,7 @@ fn prod(edge: EdgeId, number: u32) -> Vec<u8> {
     bytes
 }
 
-/// What a host sends now: where to, and whether it is a unit. None of it arrives.
+/// What a host sends now: destinations, and whether each packet has a unit. Nothing arrives.
 fn swallow(wire: &mut Wire, now: Instant) -> Vec<(Address, bool)> {
     let host = &mut wire.hosts[0];
     let transmits = std::iter::from_fn(|| host.machine.poll_transmit(now, &mut host.pool));
@@ -64,7 +64,7 @@ fn swallow(wire: &mut Wire, now: Instant) -> Vec<(Address, bool)> {
 }
 
 #[test]
-fn a_dead_lane_is_left_even_if_a_prod_comes_just_before_each_tail_time_out() {
+fn a_dead_lane_is_given_up_even_if_an_ack_request_precedes_each_tail_time_out() {
     let (mut wire, edge) = connected(3, 2, &Config::default());
     let now = wire.now;
     let from = wire.hosts[1].home;
@@ -80,14 +80,14 @@ fn a_dead_lane_is_left_even_if_a_prod_comes_just_before_each_tail_time_out() {
             return;
         }
     }
-    panic!("the unit never left by the other interface");
+    panic!("the unit never left through the other interface");
 }
 
 #[test]
-fn units_in_flight_on_a_dead_lane_arrive_by_another_within_a_second() {
+fn units_in_flight_on_a_dead_lane_arrive_on_another_within_a_second() {
     let (mut wire, edge) = connected(5, 2, &generous());
     let message = vec![7; 64 << 10];
-    // The pace must have opened, so that a whole window is in flight.
+    // The pace must have grown, so that a whole window is in flight.
     for _ in 0..40 {
         let now = wire.now;
         wire.hosts[0].send(now, edge, &message).expect("credit");
@@ -118,7 +118,7 @@ fn units_in_flight_on_a_dead_lane_arrive_by_another_within_a_second() {
 }
 
 #[test]
-fn nothing_is_repeated_within_a_round_trip_of_a_lossless_path() {
+fn nothing_is_retransmitted_on_a_lossless_path() {
     // Round trips from far below the shortest time-out to far above it.
     for latency_ns in [5_000, 300_000, 20 * MILLISECOND] {
         let mut wire = Wire::new(7, 2, &generous());
@@ -126,7 +126,7 @@ fn nothing_is_repeated_within_a_round_trip_of_a_lossless_path() {
         let (mut wire, edge) = connected_by(wire);
         let peer = wire.hosts[1].connected[0];
         let now = wire.now;
-        // The receiver is impatient: it asks as often as it may.
+        // The receiver requests acknowledgements as often as it may.
         wire.hosts[1].machine.expect(now, peer, true);
         for _ in 0..50 {
             let now = wire.now;
@@ -141,7 +141,7 @@ fn nothing_is_repeated_within_a_round_trip_of_a_lossless_path() {
 }
 
 #[test]
-fn a_tail_is_repeated_ever_more_seldom_while_nothing_answers() {
+fn tail_retransmissions_back_off_while_the_peer_is_silent() {
     let config = Config {
         peer_timeout_ns: 1000 * SECOND,
         suspect_after_ns: 1000 * SECOND,
@@ -158,15 +158,15 @@ fn a_tail_is_repeated_ever_more_seldom_while_nothing_answers() {
     let after_a_second = wire.hosts[0].machine.stats().repeats;
     wire.run(63 * SECOND, |_| false);
     let after_64 = wire.hosts[0].machine.stats().repeats;
-    // Two a time-out, each twice as long as the one before.
+    // Two retransmissions per time-out, and each time-out is twice as long as the one before.
     assert!(after_a_second <= 2 * 11, "{after_a_second}");
     assert!(after_64 <= after_a_second + 2 * 7, "{after_64}");
     assert!(after_64 >= after_a_second + 2 * 5, "{after_64}");
 }
 
 #[test]
-fn a_lost_packet_costs_one_repeat_and_not_what_followed_it() {
-    // The numbers of those that follow may have outgrown 32 bits.
+fn a_lost_packet_costs_one_retransmission_whatever_follows_it() {
+    // The numbers of later packets may exceed 32 bits.
     for first_number in [0, u32::MAX] {
         let config = Config {
             first_number,
@@ -174,7 +174,7 @@ fn a_lost_packet_costs_one_repeat_and_not_what_followed_it() {
         };
         let (mut wire, edge) = connected(11, 1, &config);
         let now = wire.now;
-        // One in flight vanishes, and then 30 others arrive.
+        // One packet in flight is lost, and then 30 others arrive.
         wire.loss = 1.0;
         wire.hosts[0].send(now, edge, b"lost").expect("credit");
         assert!(!wire.run(1, |_| false));
@@ -195,7 +195,7 @@ fn a_lost_packet_costs_one_repeat_and_not_what_followed_it() {
 }
 
 #[test]
-fn a_watched_peer_is_asked_and_a_dead_one_found_out_soon() {
+fn a_watched_peer_gets_keepalives_and_its_death_is_detected_soon() {
     for watched in [true, false] {
         let (mut wire, edge) = connected(13, 1, &Config::default());
         let now = wire.now;
@@ -212,7 +212,7 @@ fn a_watched_peer_is_asked_and_a_dead_one_found_out_soon() {
 }
 
 #[test]
-fn a_process_that_was_away_does_not_blame_its_peer() {
+fn a_process_does_not_blame_its_own_absence_on_the_peer() {
     let (mut wire, edge) = connected(15, 1, &Config::default());
     for _ in 0..5 {
         let now = wire.now;
@@ -220,7 +220,7 @@ fn a_process_that_was_away_does_not_blame_its_peer() {
             .send(now, edge, b"on its way")
             .expect("credit");
         assert!(!wire.run(0, |_| false), "it has left");
-        // Nobody was stepped: the answer could not be seen.
+        // No host was stepped, so the acknowledgement was not seen.
         wire.now = now.after(20 * SECOND);
         let done = |wire: &mut Wire| wire.hosts[0].machine.is_acknowledged(edge.peer);
         assert!(wire.run(SECOND, done));
@@ -229,7 +229,7 @@ fn a_process_that_was_away_does_not_blame_its_peer() {
 }
 
 #[test]
-fn what_is_known_to_have_arrived_needs_no_acknowledgement() {
+fn units_known_to_have_arrived_need_no_acknowledgement() {
     let (mut wire, edge) = connected(17, 1, &Config::default());
     wire.loss = 1.0;
     let now = wire.now;

@@ -1,4 +1,4 @@
-//! Paths that carry shorter packets than they did, or longer ones.
+//! Paths whose longest packet gets shorter or longer.
 
 #![allow(
     missing_docs,
@@ -25,7 +25,7 @@ fn jumbo() -> Config {
     }
 }
 
-/// A stream of messages, each checked when it comes.
+/// A stream of messages that are verified on arrival.
 struct Stream {
     edge: EdgeId,
     sent: u64,
@@ -60,7 +60,7 @@ impl Stream {
         }
     }
 
-    /// Sends `count` more; how long it took until all had arrived.
+    /// Sends `count` more messages. Returns how long it took until all had arrived.
     fn more(&mut self, wire: &mut Wire, count: u64) -> u64 {
         let begun = wire.now;
         let end = self.sent + count;
@@ -77,7 +77,7 @@ impl Stream {
         wire.now.since(begun)
     }
 
-    /// Lets part of `count` more get on its way, and leaves it there.
+    /// Sends part of `count` more messages and leaves them in flight.
     fn begin(&mut self, wire: &mut Wire, count: u64, ns: u64) {
         let end = self.sent + count;
         wire.run(ns, |wire| {
@@ -88,7 +88,7 @@ impl Stream {
     }
 }
 
-/// Longest packet, with its trailer.
+/// Length of the longest packet, with its trailer.
 fn packet_bytes(wire: &Wire, edge: EdgeId) -> usize {
     wire.hosts[0].machine.packet_space(edge.peer) + 4
 }
@@ -101,7 +101,7 @@ const LENGTHS: [fn(u64) -> usize; 4] = [
 ];
 
 #[test]
-fn a_path_that_drops_long_packets_in_mid_stream_is_found_out_at_once() {
+fn a_path_that_starts_to_drop_long_packets_is_detected_at_once() {
     for length in LENGTHS {
         for longest in [4000, 1500, 1400, 1200] {
             let (mut wire, edge) = connected(1, &jumbo());
@@ -121,7 +121,7 @@ fn a_path_that_drops_long_packets_in_mid_stream_is_found_out_at_once() {
             let before = *wire.hosts[0].machine.stats();
             stream.more(&mut wire, 100);
             let after = *wire.hosts[0].machine.stats();
-            assert_eq!(after.repeats, before.repeats, "no more is lost");
+            assert_eq!(after.repeats, before.repeats, "nothing else is lost");
             let told = PathChange::PacketBytes { bytes };
             assert_eq!(wire.hosts[0].changes.last(), Some(&told));
         }
@@ -129,7 +129,7 @@ fn a_path_that_drops_long_packets_in_mid_stream_is_found_out_at_once() {
 }
 
 #[test]
-fn a_path_that_never_carried_long_packets_costs_the_first_messages_some_time_outs() {
+fn a_path_without_long_packets_costs_the_first_messages_some_time_outs() {
     let mut wire = Wire::new(2, 2, &jumbo());
     wire.longest_on = Some((0, 1472));
     wire.hosts[1].machine.open_endpoint(7);
@@ -143,7 +143,7 @@ fn a_path_that_never_carried_long_packets_costs_the_first_messages_some_time_out
 }
 
 #[test]
-fn what_the_link_refuses_is_sent_again_in_shorter_packets_at_once() {
+fn packets_that_the_link_refuses_are_sent_again_in_parts_at_once() {
     for length in LENGTHS {
         let (mut wire, edge) = connected(3, &jumbo());
         let mut stream = Stream::new(edge, length);
@@ -158,7 +158,7 @@ fn what_the_link_refuses_is_sent_again_in_shorter_packets_at_once() {
 }
 
 #[test]
-fn a_path_that_carries_long_packets_again_is_found_out_while_there_is_traffic() {
+fn a_path_that_carries_long_packets_again_is_detected_during_traffic() {
     let (mut wire, edge) = connected(4, &jumbo());
     let mut stream = Stream::new(edge, |_| 30_000);
     wire.longest_on = Some((0, 1300));
@@ -166,7 +166,7 @@ fn a_path_that_carries_long_packets_again_is_found_out_while_there_is_traffic() 
     assert_eq!(packet_bytes(&wire, edge), 1200);
     for (longest, expected) in [(1300, 1200), (4500, 4000), (9000, 8972)] {
         wire.longest_on = Some((0, longest));
-        // At rest nothing is asked.
+        // An idle session does not probe.
         let sent = wire.sent;
         wire.run(700 * SECOND, |_| false);
         assert!(wire.sent - sent < 100, "{}", wire.sent - sent);
@@ -179,7 +179,7 @@ fn a_path_that_carries_long_packets_again_is_found_out_while_there_is_traffic() 
 }
 
 #[test]
-fn losses_that_have_nothing_to_do_with_length_leave_it() {
+fn losses_of_packets_of_any_length_do_not_change_the_size() {
     for seed in 0..10 {
         let (mut wire, edge) = connected(seed, &jumbo());
         let mut stream = Stream::new(edge, LENGTHS[seed as usize % 4]);
@@ -190,7 +190,7 @@ fn losses_that_have_nothing_to_do_with_length_leave_it() {
 }
 
 #[test]
-fn messages_arrive_once_and_in_order_however_often_the_path_changes() {
+fn messages_arrive_once_and_in_order_while_the_path_changes() {
     for seed in 0..24 {
         let (mut wire, edge) = connected(seed, &jumbo());
         let mut stream = Stream::new(edge, LENGTHS[seed as usize % 4]);
@@ -202,7 +202,7 @@ fn messages_arrive_once_and_in_order_however_often_the_path_changes() {
             } else {
                 wire.longest_on = Some((0, longest));
             }
-            // Long enough for packets to be tried longer again.
+            // Long enough for longer packets to be tried again.
             wire.run(11 * SECOND, |_| false);
             stream.more(&mut wire, 30);
         }
@@ -210,11 +210,11 @@ fn messages_arrive_once_and_in_order_however_often_the_path_changes() {
 }
 
 #[test]
-fn an_answer_that_nobody_could_know_does_not_move_the_size() {
+fn a_forged_echo_does_not_change_the_size() {
     let (mut wire, edge) = connected(6, &jumbo());
     let mut stream = Stream::new(edge, |_| 8_900);
     stream.more(&mut wire, 10);
-    // Everything long is lost, probes too; somebody says that 1200 bytes arrive.
+    // All long packets are lost, including probes; a forged echo reports that 1200 bytes arrive.
     wire.dead_networks = vec![0];
     stream.begin(&mut wire, 40, 0);
     let from = wire.hosts[1].home;

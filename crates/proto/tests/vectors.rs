@@ -1,4 +1,4 @@
-//! The test vectors of `docs/design/protocol.md` are what the code emits and parses.
+//! Compares the test vectors of `docs/design/protocol.md` with what the code emits and parses.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -34,7 +34,7 @@ fn finish(mut header: Header, mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn the_put_is_as_documented() {
+fn the_put_matches_the_specification() {
     let operation = Operation {
         kind: OperationKind::Put,
         wants_answer: false,
@@ -62,7 +62,7 @@ fn the_put_is_as_documented() {
 }
 
 #[test]
-fn the_message_is_as_documented() {
+fn the_message_matches_the_specification() {
     let mut bytes = vec![0; HEADER_BYTES + MESSAGE_BYTES];
     let key = EdgeKey {
         source: 1,
@@ -90,7 +90,7 @@ fn the_message_is_as_documented() {
 }
 
 #[test]
-fn the_handshake_is_as_documented() {
+fn the_handshake_matches_the_specification() {
     let lane = |lane: u8, port: u16| LaneAddress {
         lane,
         bulk: lane == 1,
@@ -137,7 +137,7 @@ fn the_handshake_is_as_documented() {
 }
 
 #[test]
-fn the_lane_acknowledgement_of_the_thesis_is_as_documented() {
+fn the_lane_acknowledgement_matches_the_specification() {
     let holes = [Range { start: 2, count: 2 }, Range { start: 7, count: 2 }];
     let mut bytes = [0; 64];
     let length = emit_lane_ack(&mut bytes, 1, (2, 10), &holes);
@@ -145,7 +145,7 @@ fn the_lane_acknowledgement_of_the_thesis_is_as_documented() {
 }
 
 #[test]
-fn probe_and_echo_are_as_documented() {
+fn probe_and_echo_match_the_specification() {
     let mut bytes = [0xFF; 64];
     let token = 0x1122_3344_5566_7788;
     assert_eq!(emit_probe(&mut bytes[..16], 3, token), 16);

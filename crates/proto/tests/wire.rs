@@ -1,5 +1,4 @@
-//! What reads bytes takes any bytes: every parser of `wire` on arbitrary, cut and
-//! damaged input, and whole machines on a hostile wire. Spec §2 to §4, §7.
+//! All parsers of `wire` on arbitrary, truncated and damaged input. Spec §2 to §4.
 
 #![allow(
     missing_docs,
@@ -8,7 +7,6 @@
     reason = "tests"
 )]
 
-mod hostile;
 mod samples;
 
 use dipole_proto::wire::{
@@ -17,13 +15,11 @@ use dipole_proto::wire::{
     LaneAddress, MAX_LANES, MAX_RANGES, Malformed, OPERATION_BYTES, Packet, Part, RESET_BYTES,
     Range, Record, RefusedReason, Reset, ResetReason, Trailer, Trailers,
 };
-use dipole_proto::{DropReason, Instant};
-use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use samples::Sample;
 
-/// A failing case prints itself; nothing is written beside the sources.
+/// Failing cases are printed; nothing is written next to the sources.
 fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
         failure_persistence: None,
@@ -192,7 +188,7 @@ fn sample() -> impl Strategy<Value = Sample> {
     ]
 }
 
-/// A data packet around these records, its trailer zero.
+/// A data packet with these records and a zero trailer.
 fn packet_of(records: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; HEADER_BYTES];
     bytes.extend(records);
@@ -203,7 +199,7 @@ fn packet_of(records: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a walk over the records finds, and how it ends.
+/// The records of a packet, and how their iteration ends.
 fn read(bytes: &[u8]) -> (Vec<Sample>, Option<Malformed>) {
     let mut samples = Vec::new();
     for record in Packet::parse(bytes, CRC_BYTES)
@@ -221,7 +217,7 @@ fn read(bytes: &[u8]) -> (Vec<Sample>, Option<Malformed>) {
 // ---- parsers ----------------------------------------------------------------
 
 #[test]
-fn a_session_is_protected_as_the_stricter_side_wants_or_there_is_none() {
+fn a_session_uses_the_trailer_of_the_stricter_side_or_none_is_opened() {
     let (off, auth, encrypt) = (Trailers::CRC32C, Trailers::AUTH, Trailers::ENCRYPT);
     for (one, two, agreed) in [
         (off, off, Some(Trailer::Crc32c)),
@@ -239,7 +235,7 @@ proptest! {
     #![proptest_config(cases(1_000))]
 
     #[test]
-    fn any_bytes_are_parsed_or_refused(bytes in vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_are_parsed_or_refused(bytes in vec(any::<u8>(), 0..300)) {
         let _ = Header::parse(&bytes).map(|header| header.to_string());
         let _ = (Hello::parse(&bytes), Challenge::parse(&bytes));
         let _ = (Reset::parse(&bytes), Bye::parse(&bytes));
@@ -257,7 +253,7 @@ proptest! {
     }
 
     #[test]
-    fn any_records_in_a_sound_packet_end_within_it(records in vec(any::<u8>(), 0..300)) {
+    fn arbitrary_records_end_within_their_packet(records in vec(any::<u8>(), 0..300)) {
         let bytes = packet_of(&records);
         let covered = bytes.len() - CRC_BYTES;
         let packet = Packet::parse(&bytes, CRC_BYTES).expect("sound");
@@ -270,7 +266,7 @@ proptest! {
     }
 
     #[test]
-    fn headers_come_back_as_they_were(header in header()) {
+    fn headers_are_parsed_as_emitted(header in header()) {
         let mut bytes = [0xAA; HEADER_BYTES];
         header.emit(&mut bytes);
         prop_assert_eq!(Header::parse(&bytes), Ok(header));
@@ -281,7 +277,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_bit_of_a_header_is_refused_or_seen(header in header(), bit in 0..HEADER_BYTES * 8) {
+    fn a_changed_bit_of_a_header_is_refused_or_visible(header in header(), bit in 0..HEADER_BYTES * 8) {
         let mut bytes = [0; HEADER_BYTES];
         header.emit(&mut bytes);
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -294,7 +290,7 @@ proptest! {
     }
 
     #[test]
-    fn a_packet_is_exactly_as_long_as_its_header_says(
+    fn a_packet_has_exactly_the_length_in_its_header(
         records in vec(any::<u8>(), 0..100),
         behind in 0_usize..20,
         length in 0_u16..200,
@@ -302,7 +298,7 @@ proptest! {
         let sound = packet_of(&records);
         let mut bytes = sound.clone();
         bytes.extend(vec![0xFF; behind]);
-        let packet = Packet::parse(&bytes, CRC_BYTES).expect("what lies behind is another's");
+        let packet = Packet::parse(&bytes, CRC_BYTES).expect("further bytes belong to another packet");
         prop_assert_eq!(packet.body(), &records[..]);
         for keep in 0..sound.len() {
             prop_assert!(Packet::parse(&sound[..keep], CRC_BYTES).is_err());
@@ -313,7 +309,7 @@ proptest! {
     }
 
     #[test]
-    fn packets_that_lie_one_after_the_other_are_told_apart(
+    fn consecutive_packets_are_split(
         contents in vec(vec(any::<u8>(), 0..100), 1..5),
     ) {
         let packets: Vec<Vec<u8>> = contents.iter().map(|records| packet_of(records)).collect();
@@ -328,14 +324,14 @@ proptest! {
     }
 
     #[test]
-    fn what_begins_with_no_packet_is_not_split(bytes in vec(any::<u8>(), 0..100)) {
+    fn bytes_without_a_packet_are_not_split(bytes in vec(any::<u8>(), 0..100)) {
         let (first, behind) = Packet::split_first(&bytes);
         prop_assert_eq!(first.len() + behind.len(), bytes.len());
         prop_assert!(bytes.is_empty() || first.len() >= bytes.len().min(HEADER_BYTES));
     }
 
     #[test]
-    fn hellos_come_back_as_they_were(hello in hello()) {
+    fn hellos_are_parsed_as_emitted(hello in hello()) {
         let mut bytes = vec![0xAA; hello.bytes()];
         prop_assert_eq!(hello.emit(&mut bytes), bytes.len());
         prop_assert_eq!(Hello::parse(&bytes), Ok(hello));
@@ -345,12 +341,12 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_bit_of_a_hello_is_refused_or_seen(hello in hello(), bit in any::<prop::sample::Index>()) {
+    fn a_changed_bit_of_a_hello_is_refused_or_visible(hello in hello(), bit in any::<prop::sample::Index>()) {
         let mut bytes = vec![0; hello.bytes()];
         hello.emit(&mut bytes);
         let bit = bit.index(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
-        // Bits that version 1 ignores: the unused class bits.
+        // Version 1 ignores the unused bits of the class.
         let class = |at: usize| at >= HELLO_FIXED_BYTES && (at - HELLO_FIXED_BYTES) % 20 == 1;
         let ignored = bit / 8 == 47 || class(bit / 8) && bit % 8 != 0;
         match Hello::parse(&bytes) {
@@ -360,7 +356,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_hello_may_not_say_is_refused(hello in hello()) {
+    fn invalid_fields_of_a_hello_are_refused(hello in hello()) {
         let mut sound = vec![0; hello.bytes()];
         hello.emit(&mut sound);
         let excluded: [(usize, &[u8]); 6] = [
@@ -383,7 +379,7 @@ proptest! {
     }
 
     #[test]
-    fn small_handshake_bodies_come_back_as_they_were(
+    fn small_handshake_bodies_are_parsed_as_emitted(
         (cookie, echo, incarnation) in any::<(u64, u64, u64)>(),
         connection in any::<u32>(),
         bit in any::<prop::sample::Index>(),
@@ -420,7 +416,7 @@ proptest! {
     }
 
     #[test]
-    fn records_come_back_as_they_were_and_in_order(samples in vec(sample(), 0..12)) {
+    fn records_are_parsed_as_emitted_and_in_order(samples in vec(sample(), 0..12)) {
         let records: Vec<u8> = samples.iter().flat_map(Sample::emit).collect();
         let expected: Vec<Sample> = samples.into_iter().map(Sample::normal).collect();
         prop_assert_eq!(read(&packet_of(&records)), (expected, None));
@@ -455,13 +451,13 @@ proptest! {
         let flipped = flip(&records, bit.index(records.len() * 8));
         let bytes = packet_of(&flipped);
         let (found, _) = read(&bytes);
-        // Whatever parses now stands for at most the bytes that are there.
+        // Whatever is parsed now refers only to bytes that exist.
         let emitted: usize = found.iter().map(|sample| sample.emit().len()).sum();
         prop_assert!(emitted <= flipped.len());
     }
 
     #[test]
-    fn unknown_records_are_skipped_if_they_may_be(
+    fn unknown_optional_records_are_skipped(
         before in sample(),
         kind in 0x80_u8..,
         body in vec(any::<u8>(), 0..50),
@@ -477,7 +473,7 @@ proptest! {
     }
 
     #[test]
-    fn unknown_records_are_refused_if_they_must_be_known(kind in 0_u8..0x80, before in sample()) {
+    fn unknown_mandatory_records_are_refused(kind in 0_u8..0x80, before in sample()) {
         prop_assume!(!(0x01..=0x07).contains(&kind) && !(0x10..=0x15).contains(&kind));
         let mut records = before.emit();
         let at = HEADER_BYTES + records.len();
@@ -493,7 +489,7 @@ proptest! {
         length in 0_usize..40,
     ) {
         let mut record = vec![0; FRAGMENT_BYTES + length];
-        wire::emit_fragment(&mut record, FIRST, 0, (offset, total), length, false, false);
+        wire::emit_fragment(&mut record, wire::FragmentHead { key: FIRST, sequence: 0, offset, total, unreliable: false, operation: false }, length);
         let inside = length > 0
             && offset.checked_add(length as u64).is_some_and(|end| end <= total);
         let (samples, error) = read(&packet_of(&record));
@@ -501,7 +497,7 @@ proptest! {
     }
 
     #[test]
-    fn a_lane_acknowledgement_that_is_cut_off_tells_nothing_beyond_its_end(
+    fn a_truncated_lane_acknowledgement_reports_nothing_beyond_its_end(
         ranges in vec(any::<(u32, u16)>(), 0..=MAX_RANGES + 10),
         space in 0_usize..500,
     ) {
@@ -529,192 +525,4 @@ fn flip(bytes: &[u8], bit: usize) -> Vec<u8> {
     let mut flipped = bytes.to_vec();
     flipped[bit / 8] ^= 1 << (bit % 8);
     flipped
-}
-
-// ---- machines ---------------------------------------------------------------
-
-proptest! {
-    #![proptest_config(cases(30_000))]
-
-    #[test]
-    fn forged_packets_neither_stop_a_machine_nor_cost_it_a_slot(
-        script in vec(any::<u8>(), 0..600).prop_map(|bytes| decode(&bytes))
-    ) {
-        play(&script);
-    }
-
-    #[test]
-    fn losses_repeats_damage_and_strays_change_nothing_that_is_delivered(
-        script in vec(any::<u8>(), 0..600).prop_map(|bytes| decode(&bytes))
-    ) {
-        play_honest(&script);
-    }
-}
-
-/// How often the second host counted this reason while `act` ran.
-fn counted(reason: DropReason, act: impl FnOnce(&mut Conversation)) -> u64 {
-    let mut conversation = Conversation::open();
-    let now = conversation.now;
-    conversation.hosts[0].send(now, 100);
-    conversation.collect();
-    let before = conversation.hosts[1].machine.stats().dropped(reason);
-    act(&mut conversation);
-    let after = conversation.hosts[1].machine.stats().dropped(reason);
-    conversation.end();
-    after - before
-}
-
-#[test]
-fn every_bad_packet_is_counted_under_its_reason() {
-    let change = |act: fn(&mut Vec<u8>)| {
-        move |conversation: &mut Conversation| {
-            assert!(conversation.pass(|packet| act(&mut packet.bytes)));
-        }
-    };
-    assert_eq!(
-        counted(DropReason::Malformed, change(|bytes| bytes.truncate(31))),
-        1
-    );
-    assert_eq!(
-        counted(DropReason::Malformed, change(|bytes| bytes.truncate(60))),
-        1
-    );
-    assert_eq!(
-        counted(DropReason::Malformed, change(|bytes| bytes[0] |= 15)),
-        1
-    );
-    assert_eq!(
-        counted(
-            DropReason::Malformed,
-            change(|bytes| bytes[HEADER_BYTES] = 0x7F)
-        ),
-        1
-    );
-    assert_eq!(
-        counted(DropReason::Version, change(|bytes| bytes[0] ^= 0x30)),
-        1
-    );
-    assert_eq!(
-        counted(
-            DropReason::UnknownConnection,
-            change(|bytes| bytes[4] ^= 0x80)
-        ),
-        1
-    );
-    assert_eq!(
-        counted(DropReason::Untracked, change(|bytes| bytes[28] = 7)),
-        1
-    );
-    // A reliable message in a packet without a unit.
-    assert_eq!(
-        counted(DropReason::Violation, change(|bytes| bytes[1] &= !1)),
-        1
-    );
-}
-
-#[test]
-fn a_packet_that_comes_again_is_a_duplicate() {
-    let mut conversation = Conversation::open();
-    let now = conversation.now;
-    conversation.hosts[0].send(now, 100);
-    conversation.collect();
-    let mut packet = None;
-    assert!(conversation.pass(|passing| packet = Some(passing.clone())));
-    let packet = packet.expect("one was in flight");
-    for count in 1..5 {
-        conversation.arrive(&packet);
-        let stats = conversation.hosts[1].machine.stats();
-        assert_eq!(stats.dropped(DropReason::Duplicate), count);
-        assert_eq!(stats.messages_delivered, 1);
-    }
-}
-
-#[test]
-fn a_message_longer_than_all_credit_is_a_violation() {
-    let mut conversation = Conversation::open();
-    let now = conversation.now;
-    conversation.hosts[0].send(now, 100);
-    conversation.collect();
-    assert!(conversation.pass(|_| {}));
-    let is_data = |packet: &hostile::Packet| packet.to == 1 && packet.bytes[0] == 0x13;
-    let which = (0..u8::MAX)
-        .find(|which| {
-            conversation
-                .remembered(*which)
-                .as_ref()
-                .is_some_and(is_data)
-        })
-        .expect("a message was sent");
-    for total in [u64::MAX, u64::MAX - 64, 1 << 63, 1 << 31] {
-        let mut records = vec![0; FRAGMENT_BYTES + 1];
-        wire::emit_fragment(&mut records, FIRST, 1, (0, total), 1, false, false);
-        let continued = Action::Forge {
-            which,
-            forgery: Forgery::Continue { records },
-        };
-        let used = conversation.hosts[1].machine.pool_used();
-        continued.apply(&mut conversation);
-        assert_eq!(conversation.hosts[1].machine.pool_used(), used);
-        assert_eq!(conversation.hosts[1].machine.stats().messages_delivered, 1);
-    }
-    let stats = conversation.hosts[1].machine.stats();
-    assert_eq!(stats.dropped(DropReason::Violation), 4, "{stats:?}");
-    conversation.end();
-}
-
-#[test]
-fn a_hello_with_a_wrong_cookie_costs_no_peer() {
-    let mut conversation = Conversation::open();
-    let mut hello = Hello::new(&[LaneAddress::default()]);
-    hello.connection = 5;
-    hello.incarnation = 99;
-    hello.window_packets = 10;
-    hello.max_packet_bytes = 1472;
-    hello.cookie = 0xBAD;
-    let mut bytes = vec![0; HEADER_BYTES + hello.bytes() + CRC_BYTES];
-    let mut header = Header::handshake(Kind::Hello, 0);
-    header.length = bytes.len() as u16;
-    header.emit(&mut bytes);
-    hello.emit(&mut bytes[HEADER_BYTES..]);
-    let stranger = Address {
-        ip: [9; 16],
-        port: 9,
-    };
-    conversation.hosts[1].take(Instant(2_000_000_000), stranger, &bytes, true);
-    let machine = &conversation.hosts[1].machine;
-    assert_eq!(machine.stats().dropped(DropReason::WrongCookie), 1);
-    assert_eq!(machine.peers().count(), 1);
-    conversation.end();
-}
-
-#[test]
-fn strangers_are_answered_only_so_often() {
-    let mut conversation = Conversation::open();
-    let stranger = Address {
-        ip: [9; 16],
-        port: 9,
-    };
-    let now = conversation.now;
-    for number in 0..2000_u32 {
-        let mut bytes = packet_of(&[]);
-        bytes[4..8].copy_from_slice(&(1 << 20 | number << 2).to_le_bytes());
-        conversation.hosts[1].take(now, stranger, &bytes, true);
-    }
-    let stats = conversation.hosts[1].machine.stats();
-    assert_eq!(stats.dropped(DropReason::UnknownConnection), 2000);
-    assert!(stats.dropped(DropReason::Throttled) >= 1000);
-    let answers = conversation.hosts[1].transmit(now).len();
-    assert!((1..=1000).contains(&answers), "{answers}");
-}
-
-#[test]
-fn waits_that_add_up_to_a_peers_time_out_end_the_session_and_promise_nothing() {
-    let mut script = vec![Action::Send {
-        host: 0,
-        length: 100,
-    }];
-    script.extend((0..60).map(|_| Action::Wait {
-        microseconds: u16::MAX,
-    }));
-    play_honest(&script);
 }

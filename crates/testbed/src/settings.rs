@@ -115,82 +115,43 @@ impl Settings {
 mod tests {
     use super::*;
 
+    fn with(change: impl FnOnce(&mut Settings)) -> Settings {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        settings
+    }
+
     #[test]
     fn invalid_settings_are_rejected_with_the_reason() {
-        let faults = Some(Faults::default());
-        let valid = Settings::default;
+        let faulty = || with(|it| it.faults = Some(Faults::default()));
+        let offloads = Some(Offloads::On);
         for (settings, why) in [
+            (with(|it| it.nodes = 0), "0 nodes"),
+            (with(|it| it.nodes = 251), "1 to 250"),
+            (with(|it| it.networks = 9), "1 to 8"),
+            (with(|it| it.mtu = 100), "576"),
+            (with(|it| it.rate_mbit = Some(0)), "0 Mbit/s"),
+            (with(|it| it.queue_bytes = Some(1)), "give a rate"),
+            (with(|it| it.queues = 0), "1 to 64"),
             (
                 Settings {
-                    nodes: 0,
-                    ..valid()
-                },
-                "0 nodes",
-            ),
-            (
-                Settings {
-                    nodes: 251,
-                    ..valid()
-                },
-                "1 to 250",
-            ),
-            (
-                Settings {
-                    networks: 9,
-                    ..valid()
-                },
-                "1 to 8",
-            ),
-            (
-                Settings {
-                    mtu: 100,
-                    ..valid()
-                },
-                "576",
-            ),
-            (
-                Settings {
-                    rate_mbit: Some(0),
-                    ..valid()
-                },
-                "0 Mbit/s",
-            ),
-            (
-                Settings {
-                    queue_bytes: Some(1),
-                    ..valid()
-                },
-                "give a rate",
-            ),
-            (
-                Settings {
-                    queues: 0,
-                    ..valid()
-                },
-                "1 to 64",
-            ),
-            (
-                Settings {
-                    faults,
                     queues: 2,
-                    ..valid()
+                    ..faulty()
                 },
                 "TAP",
             ),
             (
                 Settings {
-                    faults,
-                    offloads: Some(Offloads::On),
-                    ..valid()
+                    offloads,
+                    ..faulty()
                 },
                 "leave them Off",
             ),
             (
                 Settings {
-                    faults,
                     rate_mbit: Some(1),
                     queue_bytes: Some(9),
-                    ..valid()
+                    ..faulty()
                 },
                 "only interfaces",
             ),

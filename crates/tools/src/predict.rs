@@ -1,4 +1,4 @@
-//! `dipole predict`: what messages and supersteps will take, from the profiles of links.
+//! `dipole predict`: predicts the time of messages and supersteps from the profiles of links.
 
 mod program;
 
@@ -13,26 +13,26 @@ use serde_json::json;
 
 use crate::output::{Failure, table};
 
-/// Predict how long messages and supersteps take, from what was calibrated
+/// Predict how long messages and supersteps take, from calibrated parameters
 ///
-/// Without further options, messages of several lengths by every link that was calibrated. Supersteps
-/// take w + g h + l: w is computation, h the most bytes that a rank sends or receives; g and l are what
-/// `dipole calibrate supersteps` has measured, or lie on a line through it for numbers of ranks that it has not.
+/// By default: messages of several lengths over every calibrated link. Supersteps take w + g h + l,
+/// where w is computation and h the most bytes that a rank sends or receives. g and l are those that
+/// `dipole calibrate supersteps` has measured, interpolated linearly for other numbers of ranks.
 #[derive(Args, Debug)]
 pub(crate) struct PredictArgs {
-    /// Length of a message
+    /// Message length
     #[arg(long, value_name = "N,..", value_delimiter = ',',
           value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     bytes: Vec<u64>,
-    /// What carries the messages, or joins the ranks [default: those with a profile]
+    /// Links [default: those with a profile]
     #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
     link: Vec<Link>,
-    /// Predict supersteps of so many ranks instead
+    /// Predict supersteps of these numbers of ranks instead
     #[arg(long, value_name = "P,..", value_delimiter = ',', conflicts_with = "bytes",
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks: Vec<u32>,
-    /// Predict a traced program (DIPOLE_TRACE) beside what was measured of it, and with --ranks what it takes
-    /// with other numbers of ranks
+    /// Compare predictions with the measured times of a traced program (DIPOLE_TRACE), and with --ranks
+    /// predict it for other numbers of ranks
     #[arg(long, value_name = "DIR",
           conflicts_with_all = ["bytes", "h", "volume", "flops", "work_seconds", "supersteps", "link"])]
     trace: Option<PathBuf>,
@@ -50,19 +50,19 @@ pub(crate) struct PredictArgs {
         conflicts_with = "volume"
     )]
     h: Option<u64>,
-    /// Bytes that all ranks together send in each superstep, evenly: h is this by the number of ranks
+    /// Bytes that all ranks send in each superstep, in equal parts: h is this divided by the number of ranks
     #[arg(long, value_name = "BYTES", requires = "ranks")]
     volume: Option<u64>,
-    /// How many supersteps
+    /// Number of supersteps
     #[arg(long, default_value_t = 1, requires = "ranks")]
     supersteps: u32,
-    /// Computation of all ranks together, evenly: floating-point operations at the measured speed
+    /// Computation of all ranks, in equal parts: floating-point operations at the measured speed
     #[arg(long, requires = "ranks", allow_negative_numbers = true)]
     flops: Option<f64>,
-    /// The same as seconds that one rank alone needs
+    /// Computation as seconds that a single rank needs
     #[arg(long, value_name = "S", requires = "ranks", conflicts_with = "flops")]
     work_seconds: Option<f64>,
-    /// Ranks on one node compute on so many cores [default: those of this machine]
+    /// Cores for the ranks of one node [default: those of this machine]
     #[arg(long, requires = "ranks", value_parser = clap::value_parser!(u32).range(1..))]
     cores: Option<u32>,
 }
@@ -91,7 +91,7 @@ impl Link {
     }
 }
 
-/// Lengths that are shown if none are asked for.
+/// Default lengths of messages.
 const USUAL_BYTES: [u64; 9] = [
     1,
     64,
@@ -104,7 +104,7 @@ const USUAL_BYTES: [u64; 9] = [
     4 << 20,
 ];
 
-/// Does what the command line asks; with `json` one object a line.
+/// Executes the command; with `json` one object per line.
 pub(crate) fn execute(
     arguments: &PredictArgs,
     json: bool,
@@ -117,7 +117,7 @@ pub(crate) fn execute(
         if !(number.is_finite() && number >= 0.0) {
             return Err(Failure::with_status(
                 2,
-                format!("{number} is no amount of work: give a number from 0"),
+                format!("{number} is not a valid amount of work: give a number from 0"),
             ));
         }
     }
@@ -131,7 +131,7 @@ pub(crate) fn execute(
     }
 }
 
-/// The profiles asked for, or all there are.
+/// Loads the profiles of the requested links, or all.
 fn profiles(arguments: &PredictArgs) -> Result<Vec<Profile>, Failure> {
     if dipole_node::profile_dir().is_none() {
         return Err(ProfileError::NoDirectory.into());
@@ -147,7 +147,7 @@ fn profiles(arguments: &PredictArgs) -> Result<Vec<Profile>, Failure> {
     Ok(found?.into_iter().flatten().collect())
 }
 
-/// What to say where a profile, or a part of it, is missing.
+/// Returns the error for a missing profile, or a missing part of it.
 fn missing(arguments: &PredictArgs, what: &str, command: &str) -> Failure {
     let names: Vec<&str> = arguments.link.iter().map(|link| link.name()).collect();
     let by = match names.is_empty() {
@@ -308,13 +308,13 @@ fn supersteps(
     if !json {
         writeln!(
             out,
-            "{rows}\na superstep is w + g h + l; speed-up: beside the computation by one rank alone"
+            "{rows}\na superstep is w + g h + l; speed-up: relative to the computation by a single rank"
         )?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A traced program, with its own number of ranks and with others.
+/// Predicts a traced program, with its own number of ranks and with others.
 fn traced(
     dir: &Path,
     arguments: &PredictArgs,
@@ -392,7 +392,7 @@ fn traced(
         writeln!(
             out,
             "{rows}\nsums over supersteps; other numbers of ranks share computation and h as they are, with \
-             their imbalance; speed-up: beside the computation by one rank alone"
+             their imbalance; speed-up: relative to the computation by a single rank"
         )?;
     }
     Ok(ExitCode::SUCCESS)
@@ -406,7 +406,7 @@ fn basis(basis: Basis) -> String {
     }
 }
 
-/// What a program of equal supersteps takes.
+/// A program of equal supersteps.
 struct Program {
     h_bytes: f64,
     superstep_ns: f64,
@@ -415,7 +415,7 @@ struct Program {
 }
 
 impl Program {
-    /// With so many ranks that compute at the same time.
+    /// Predicts the program, with this many ranks computing at the same time.
     fn of(
         arguments: &PredictArgs,
         parameters: Parameters,
@@ -429,8 +429,8 @@ impl Program {
             (None, Some(volume)) => as_float(volume) / ranks,
             (None, None) => 0.0,
         };
-        // Of all supersteps and ranks together. Ranks beside others are slower than one alone, by as
-        // much as was measured, if both were.
+        // Total over supersteps and ranks. Ranks that compute at the same time are slower than a
+        // single one, by the measured ratio if both were measured.
         let slower = alone.map_or(1.0, |alone| alone.s_mflops / parameters.s_mflops);
         let work_ns = match (arguments.work_seconds, flops) {
             (Some(seconds), _) => seconds * 1e9 * slower,

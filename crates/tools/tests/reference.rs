@@ -4,7 +4,6 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::Command;
 
 /// The output of `dipole WORDS --help`, in a terminal of 100 columns.
 fn help(words: &[&str]) -> String {

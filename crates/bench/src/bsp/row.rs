@@ -144,28 +144,6 @@ impl Row {
             .filter(|one| one.h_bytes == longest_h)
             .min_by(|a, b| a.g_ns_per_byte.median.total_cmp(&b.g_ns_per_byte.median))?;
         let g = best.g_ns_per_byte;
-        let spray = samples.all(Metric::Spray).filter_map(|one| {
-            let each = 2.0 * as_float(one.messages as u64);
-            Some(Spray {
-                call: one.call.clone(),
-                size_bytes: one.bytes,
-                messages: one.messages,
-                ns: Estimate::of(one.ns.iter().map(|ns| ns / each))?,
-            })
-        });
-        let orders = samples.all(Metric::Ordered).filter_map(|one| {
-            Some(Ordered {
-                order: one.call.clone(),
-                message_bytes: one.bytes,
-                ns: Estimate::of(one.ns.iter().copied())?,
-            })
-        });
-        let empty = samples.all(Metric::Sync).filter_map(|one| {
-            Some(Empty {
-                call: one.call.clone(),
-                ns: Estimate::of(one.ns.iter().copied())?,
-            })
-        });
         Some(Row {
             subject,
             p,
@@ -190,15 +168,53 @@ impl Row {
                 Some(Estimate::of(copy.ns.iter().copied())?.median / bytes)
             }),
             one_way_ns: median(Metric::OneWay),
-            empty: empty.collect(),
-            orders: orders.collect(),
-            spray: spray.collect(),
+            empty: empty(&samples),
+            orders: orders(&samples),
+            spray: bursts(&samples),
             packets: samples.packets,
             relations,
         })
     }
 }
 
+/// Returns the empty supersteps by call.
+fn empty(samples: &Samples) -> Vec<Empty> {
+    let all = samples.all(Metric::Sync).filter_map(|one| {
+        Some(Empty {
+            call: one.call.clone(),
+            ns: Estimate::of(one.ns.iter().copied())?,
+        })
+    });
+    all.collect()
+}
+
+/// Returns the total exchanges by order of destinations.
+fn orders(samples: &Samples) -> Vec<Ordered> {
+    let all = samples.all(Metric::Ordered).filter_map(|one| {
+        Some(Ordered {
+            order: one.call.clone(),
+            message_bytes: one.bytes,
+            ns: Estimate::of(one.ns.iter().copied())?,
+        })
+    });
+    all.collect()
+}
+
+/// Returns the bursts by length and number of messages.
+fn bursts(samples: &Samples) -> Vec<Spray> {
+    let all = samples.all(Metric::Spray).filter_map(|one| {
+        let each = 2.0 * as_float(one.messages as u64);
+        Some(Spray {
+            call: one.call.clone(),
+            size_bytes: one.bytes,
+            messages: one.messages,
+            ns: Estimate::of(one.ns.iter().map(|ns| ns / each))?,
+        })
+    });
+    all.collect()
+}
+
+/// Returns the time of a relation, and what each byte adds. `None` if an empty superstep is missing.
 fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
     // Subtract the fastest empty superstep of the same call: with a stall among them, long
     // supersteps would seem to cost nothing.

@@ -167,20 +167,21 @@ fn best(times: &[Vec<f64>]) -> usize {
 }
 
 /// Describes the choices.
-pub(super) fn told(choices: &Choices) -> String {
+pub(super) fn description(choices: &Choices) -> String {
     let Choices {
         eager_bytes,
         piece_bytes,
         run_packets,
     } = *choices;
     let words = [
-        eager_bytes.map(|bytes| format!("messages go whole up to {}", byte_size(bytes))),
-        piece_bytes.map(|bytes| format!("longer ones in parts of {}", byte_size(bytes))),
-        run_packets.map(|most| format!("up to {most} packets leave as one datagram")),
+        eager_bytes
+            .map(|bytes| format!("messages are sent in one piece up to {}", byte_size(bytes))),
+        piece_bytes.map(|bytes| format!("longer ones in pieces of {}", byte_size(bytes))),
+        run_packets.map(|most| format!("up to {most} packets share a datagram")),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();
     match words.is_empty() {
-        true => "messages go as it is built in".to_owned(),
+        true => "built-in crossovers".to_owned(),
         false => words.join(", "),
     }
 }
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crossover_lies_where_the_ways_cross_and_only_if_it_is_worth_it() {
+    fn a_crossover_is_where_the_times_cross_if_that_gains_enough() {
         let lengths = &EAGER_LENGTHS;
         let long: Vec<f64> = lengths
             .iter()
@@ -227,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_is_told_in_words() {
-        assert_eq!(told(&Choices::default()), "messages go as it is built in");
+    fn choices_have_a_description() {
+        assert_eq!(description(&Choices::default()), "built-in crossovers");
         let choices = Choices {
             eager_bytes: Some(8 << 10),
             piece_bytes: Some(32 << 10),
             run_packets: None,
         };
-        let text = "messages go whole up to 8 KiB, longer ones in parts of 32 KiB";
-        assert_eq!(told(&choices), text);
+        let text = "messages are sent in one piece up to 8 KiB, longer ones in pieces of 32 KiB";
+        assert_eq!(description(&choices), text);
     }
 }

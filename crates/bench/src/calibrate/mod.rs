@@ -29,6 +29,7 @@ use clap::Args;
 use dipole_model::PointToPoint;
 use dipole_model::{CopyCost, Profile, ProfileError};
 use dipole_node::{Choices, variables};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::conditions::{closing_line, machine_line, progress_bar};
@@ -138,6 +139,15 @@ pub fn calibrate(
     if arguments.job {
         return job::calibrate(arguments, (rounds, each), output);
     }
+    calibrate_here(arguments, (rounds, each), output)
+}
+
+/// Calibrates links of this machine.
+fn calibrate_here(
+    arguments: &MessagesArgs,
+    (rounds, each): (u32, Duration),
+    output: &mut Output<'_>,
+) -> Result<ExitCode, Box<dyn Error>> {
     let begun = Instant::now();
     let cores = Cores::choose()?;
     let testbed = Testbed::create(arguments.on)?;
@@ -153,36 +163,21 @@ pub fn calibrate(
     progress.set_message("memcpy");
     let copies = copies::measure(cores, arguments.quick)?;
     progress.inc(1);
-    let profiles = testbed.folder().join("profiles");
+    let mut run = Run {
+        testbed: &testbed,
+        cores,
+        profiles: testbed.folder().join("profiles"),
+        progress,
+        cache_line_ns: Vec::new(),
+    };
     let mut chosen = Vec::new();
     for &carrier in &carriers {
-        progress.set_message(format!("{}, crossovers", name_of(carrier)));
-        chosen.push(choose(
-            (&testbed, cores),
-            carrier,
-            arguments.quick,
-            &profiles,
-        )?);
-        progress.inc(1);
+        chosen.push(run.choose(carrier, arguments.quick)?);
     }
-    let mut cache_line_ns = Vec::new();
-    let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
     let mut alongside = (arguments.anew).then(|| Alongside::new(carriers.len(), arguments.quick));
-    // The machine drifts, so each link takes its turn in every round.
-    for round in 1..=rounds {
-        cache_line_ns.extend(machine::cache_line_ns(cores)?);
-        for (number, (carrier, samples)) in carriers.iter().zip(&mut samples).enumerate() {
-            progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
-            let place = (&testbed, cores);
-            samples.push(measure(*carrier, each, None, place, Some(&profiles))?);
-            if let Some(alongside) = &mut alongside {
-                alongside.measure((number, *carrier), place, &profiles)?;
-            }
-            progress.inc(1);
-        }
-    }
-    progress.finish_and_clear();
-    let distance = Estimate::of(cache_line_ns.iter().copied()).map(|it| it.measured());
+    let samples = run.rounds(&carriers, (rounds, each), alongside.as_mut())?;
+    run.progress.finish_and_clear();
+    let distance = Estimate::of(run.cache_line_ns.iter().copied()).map(|it| it.measured());
     let mut links = Vec::new();
     for ((carrier, choices), rounds) in carriers.into_iter().zip(chosen).zip(samples) {
         let place = testbed.name(placement(carrier));
@@ -201,16 +196,7 @@ pub fn calibrate(
     if let Some(alongside) = alongside {
         alongside.show(links.iter().map(|link| (link.carrier, &link.found)), output)?;
     }
-    for link in &links {
-        if let Some(chosen) = &link.choices {
-            output.remark(&format!(
-                "{}: {}",
-                name_of(link.carrier),
-                choices::told(chosen)
-            ))?;
-        }
-    }
-    let closing = closing_line(&cache_line_ns, None, stolen);
+    let closing = closing_line(&run.cache_line_ns, None, stolen);
     output.remark(&format!(
         "{closing}; it took {:.0} s",
         begun.elapsed().as_secs_f64()
@@ -222,6 +208,55 @@ pub fn calibrate(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A calibration in progress.
+struct Run<'a> {
+    testbed: &'a Testbed,
+    cores: Cores,
+    /// Folder with the profiles that the sides read.
+    profiles: PathBuf,
+    progress: ProgressBar,
+    cache_line_ns: Vec<f64>,
+}
+
+impl Run<'_> {
+    /// Finds the choices of a link.
+    fn choose(&self, carrier: Carrier, is_quick: bool) -> Result<Option<Choices>, ChoiceError> {
+        self.progress
+            .set_message(format!("{}, crossovers", name_of(carrier)));
+        let place = (self.testbed, self.cores);
+        let chosen = choose(place, carrier, is_quick, &self.profiles)?;
+        self.progress.inc(1);
+        Ok(chosen)
+    }
+
+    /// Measures all rounds and returns the samples by link and round.
+    fn rounds(
+        &mut self,
+        carriers: &[Carrier],
+        (rounds, each): (u32, Duration),
+        mut alongside: Option<&mut Alongside>,
+    ) -> Result<Vec<Vec<Vec<Sample>>>, Box<dyn Error>> {
+        let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
+        // The machine drifts, so each link takes its turn in every round.
+        for round in 1..=rounds {
+            self.cache_line_ns
+                .extend(machine::cache_line_ns(self.cores)?);
+            for (number, (carrier, samples)) in carriers.iter().zip(&mut samples).enumerate() {
+                let link = name_of(*carrier);
+                self.progress
+                    .set_message(format!("{link}, round {round} of {rounds}"));
+                let place = (self.testbed, self.cores);
+                samples.push(measure(*carrier, each, None, place, Some(&self.profiles))?);
+                if let Some(alongside) = &mut alongside {
+                    alongside.measure((number, *carrier), place, &self.profiles)?;
+                }
+                self.progress.inc(1);
+            }
+        }
+        Ok(samples)
+    }
 }
 
 /// Finds the choices for this link and saves them in `profiles`, where the sides read them. With
@@ -245,17 +280,24 @@ fn choose(
     Ok(chosen)
 }
 
+/// Prints the results and the chosen crossovers.
 fn show(links: &[Link], copies: &[CopyCost], output: &mut Output<'_>) -> io::Result<()> {
     for link in links {
         match output.json {
-            true => output.print_json(&Line::of(link, copies))?,
+            true => output.print_json(&LinkRow::of(link, copies))?,
             false => output.print(&table::of_link(link))?,
         }
     }
-    match output.json {
-        true => Ok(()),
-        false => output.print(&table::of_copies(copies)),
+    if !output.json {
+        output.print(&table::of_copies(copies))?;
     }
+    for link in links {
+        if let Some(chosen) = &link.choices {
+            let choices = choices::description(chosen);
+            output.remark(&format!("{}: {choices}", name_of(link.carrier)))?;
+        }
+    }
+    Ok(())
 }
 
 fn carriers(arguments: &MessagesArgs, testbed: &Testbed) -> Result<Vec<Carrier>, CalibrateError> {
@@ -360,7 +402,7 @@ fn save(link: &Link, copies: &[CopyCost]) -> Result<PathBuf, Box<dyn Error>> {
 
 fn save_samples(file: &Path, rounds: &[Vec<Sample>]) -> Result<(), ProfileError> {
     #[derive(Serialize)]
-    struct Line<'a> {
+    struct SampleRow<'a> {
         round: usize,
         #[serde(flatten)]
         sample: &'a Sample,
@@ -369,7 +411,7 @@ fn save_samples(file: &Path, rounds: &[Vec<Sample>]) -> Result<(), ProfileError>
         let mut text = Vec::new();
         for (round, samples) in rounds.iter().enumerate() {
             for sample in samples {
-                serde_json::to_writer(&mut text, &Line { round, sample })?;
+                serde_json::to_writer(&mut text, &SampleRow { round, sample })?;
                 text.push(b'\n');
             }
         }
@@ -377,14 +419,14 @@ fn save_samples(file: &Path, rounds: &[Vec<Sample>]) -> Result<(), ProfileError>
     };
     write().map_err(|cause| ProfileError::File {
         file: file.to_owned(),
-        action: "write the samples beside",
+        action: "write the samples next to",
         cause,
     })
 }
 
 /// Results of one link for `--json`.
 #[derive(Serialize)]
-struct Line<'a> {
+struct LinkRow<'a> {
     calibrate: &'static str,
     link: String,
     #[serde(flatten)]
@@ -396,7 +438,7 @@ struct Line<'a> {
     outliers: usize,
 }
 
-impl<'a> Line<'a> {
+impl<'a> LinkRow<'a> {
     fn of(link: &'a Link, copies: &'a [CopyCost]) -> Self {
         let (outliers, samples) = parameters::outliers(&link.rounds);
         Self {

@@ -82,7 +82,7 @@ pub fn page(facts: &RunInfo, groups: &[(Group, Vec<Measurement>)], testbed: &Tes
     let text = "Every subject did the same work, in turns, in one run: compare within this page \
                 only. Marks are medians over rounds; the bars through them reach from the best to \
                 the worst round. Point at a mark for its numbers.";
-    measured_page(("Dipole beside its peers", text), facts, &body, &lines)
+    measured_page(("Dipole and its peers", text), facts, &body, &lines)
 }
 
 /// Returns a page of measurements from title and text, facts, body and data.
@@ -200,14 +200,31 @@ fn section(place: Placement, groups: &[(Group, Vec<Measurement>)], testbed: &Tes
     part(&title, &figures)
 }
 
+/// Charts and tables of latencies and throughputs.
 fn figures(
     testbed: &str,
     latencies: &[BenchRow],
     streams: &[BenchRow],
     distribution: &[BenchRow],
 ) -> String {
+    let details = |table: String| {
+        format!("<details><summary>Numbers behind this figure</summary>{table}</details>\n")
+    };
+    [
+        latency(testbed, latencies).html(&details(table::of_lines(latencies))),
+        latency_ratio(testbed, latencies).html(""),
+        distribution_chart(testbed, distribution)
+            .html(&details(table::of_distribution(distribution))),
+        end_to_end(testbed, latencies).html(&details(table::of_lines(latencies))),
+        transmission(testbed, streams).html(&details(table::of_lines(streams))),
+        transmission_ratio(testbed, streams).html(""),
+    ]
+    .concat()
+}
+
+fn latency(testbed: &str, latencies: &[BenchRow]) -> Chart {
     let us = |ns: f64| ns * 1e-3;
-    let latency = Chart {
+    Chart {
         id: format!("latency-{testbed}"),
         title: "Latency".into(),
         text: "One way: half of a round trip. Less is better.",
@@ -217,11 +234,14 @@ fn figures(
             let (least, most) = (us(line.p50_least_ns?), us(line.p50_most_ns?));
             Some((us(line.p50_ns?), least, most, "µs"))
         }),
-    };
-    let end_to_end = Chart {
+    }
+}
+
+fn end_to_end(testbed: &str, latencies: &[BenchRow]) -> Chart {
+    Chart {
         id: format!("end-to-end-{testbed}"),
         title: "End-to-end throughput".into(),
-        text: "Size by one-way time, from the same round trips: what one message at a time gets. \
+        text: "Message length divided by one-way time, from the same round trips: one message at a time. \
                More is better.",
         x: SIZE,
         y: (Scale::Number, "end-to-end throughput, GB/s"),
@@ -234,11 +254,14 @@ fn figures(
                 "GB/s",
             ))
         }),
-    };
-    let transmission = Chart {
+    }
+}
+
+fn transmission(testbed: &str, streams: &[BenchRow]) -> Chart {
+    Chart {
         id: format!("transmission-{testbed}"),
         title: "Transmission throughput".into(),
-        text: "One-way stream, each message leaves at once. Not to be compared with end-to-end \
+        text: "One-way stream, each message is sent immediately. Not comparable with end-to-end \
                throughput. More is better.",
         x: SIZE,
         y: (Scale::Number, "transmission throughput, GB/s"),
@@ -251,25 +274,35 @@ fn figures(
                 "GB/s",
             ))
         }),
-    };
-    // On logarithmic axes a factor of two is easily overlooked.
-    let faster = Chart {
+    }
+}
+
+/// Latency relative to Dipole. On logarithmic axes a factor of two is easily overlooked.
+fn latency_ratio(testbed: &str, latencies: &[BenchRow]) -> Chart {
+    Chart {
         id: format!("latency-ratio-{testbed}"),
-        title: "Latency beside Dipole's".into(),
-        text: "How many times as long as Dipole's a message of others takes: above 1 Dipole is faster.",
+        title: "Latency relative to Dipole".into(),
+        text: "Time of a message divided by Dipole's: above 1 Dipole is faster.",
         x: SIZE,
-        y: (Scale::Number, "latency, by Dipole's"),
+        y: (Scale::Number, "latency / Dipole's"),
         curves: ratios(latencies, |line| line.p50_ns),
-    };
-    let more = Chart {
+    }
+}
+
+/// Throughput relative to Dipole.
+fn transmission_ratio(testbed: &str, streams: &[BenchRow]) -> Chart {
+    Chart {
         id: format!("transmission-ratio-{testbed}"),
-        title: "Transmission throughput beside Dipole's".into(),
-        text: "How many times as much as Dipole others carry: below 1 Dipole carries more.",
+        title: "Transmission throughput relative to Dipole".into(),
+        text: "Throughput divided by Dipole's: below 1 Dipole is faster.",
         x: SIZE,
-        y: (Scale::Number, "throughput, by Dipole's"),
+        y: (Scale::Number, "throughput / Dipole's"),
         curves: ratios(streams, |line| line.bytes_per_s),
-    };
-    let spread = Chart {
+    }
+}
+
+fn distribution_chart(testbed: &str, distribution: &[BenchRow]) -> Chart {
+    Chart {
         id: format!("distribution-{testbed}"),
         title: format!(
             "Distribution of latencies of {}",
@@ -282,25 +315,7 @@ fn figures(
             .iter()
             .map(|line| distribution_curve(line, distribution))
             .collect(),
-    };
-    let behind = |lines: &[BenchRow]| {
-        format!(
-            "<details><summary>Numbers behind this figure</summary>{}</details>\n",
-            table::of_lines(lines)
-        )
-    };
-    [
-        latency.html(&behind(latencies)),
-        faster.html(""),
-        spread.html(&format!(
-            "<details><summary>Numbers behind this figure</summary>{}</details>\n",
-            table::of_distribution(distribution)
-        )),
-        end_to_end.html(&behind(latencies)),
-        transmission.html(&behind(streams)),
-        more.html(""),
-    ]
-    .concat()
+    }
 }
 
 /// Returns one curve for each subject. `figure` returns value, minimum, maximum and unit.

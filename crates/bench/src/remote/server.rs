@@ -1,4 +1,4 @@
-//! `dipole bench server`: takes part in the benches that other nodes ask for, one at a time.
+//! `dipole bench server`: takes part in the benches of other nodes, one at a time.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -25,13 +25,13 @@ use crate::output::Output;
 use crate::remote::client::address_of;
 use crate::work::{Role, name_of};
 
-/// How often it is looked whether a signal has come.
+/// Interval at which signals are checked.
 const LOOK: Duration = Duration::from_millis(200);
-/// The longest measurement, as the command line has it, and the longest message.
+/// Limits of the duration and the message length of a job.
 const LONGEST: Duration = Duration::from_secs(3600);
 const MOST_BYTES: usize = 1 << 30;
 
-/// Serves until a signal comes.
+/// Serves until a signal arrives.
 pub(crate) fn serve(args: &ServerArgs, output: &mut Output<'_>) -> Result<(), RemoteError> {
     let mut config = args.identity().configure()?;
     config.connect_timeout = PATIENCE;
@@ -49,7 +49,7 @@ pub(crate) fn serve(args: &ServerArgs, output: &mut Output<'_>) -> Result<(), Re
         })?;
     let machine = Machine {
         description: machine::description(),
-        // Not the first, which takes most interrupts, and our client's side if it is of this machine.
+        // Not the first core, which handles most interrupts and is the client's on the same machine.
         core: Cores::choose()?.follow,
         has_bpf: has_bpf() && !own.is_loopback(),
     };
@@ -73,7 +73,7 @@ pub(crate) fn serve(args: &ServerArgs, output: &mut Output<'_>) -> Result<(), Re
         }
     }
     drop(server);
-    // Who measures with us hears at once that we are gone.
+    // Clients notice immediately that the server has stopped.
     let _unheard = node.close(ASK_EVERY);
     Ok(())
 }
@@ -86,7 +86,7 @@ struct Server<'a> {
     client: Option<Client>,
 }
 
-/// Who measures now.
+/// The client that measures at present.
 struct Client {
     address: Address,
     edge: Arc<Edge>,
@@ -95,7 +95,7 @@ struct Client {
 }
 
 impl Server<'_> {
-    /// Waits a little for a request; what is to be told of it.
+    /// Waits briefly for a request. Returns a line to print, if any.
     fn step(&mut self) -> Result<Option<String>, RemoteError> {
         let lost = self.client.as_mut().and_then(Client::ask);
         if let (Some(why), Some(client)) = (lost, &self.client) {
@@ -155,7 +155,7 @@ impl Server<'_> {
                 self.client = None;
                 Some(format!("node {} is done", from.node))
             }
-            // Of somebody who was refused, or is thought gone.
+            // From a client that was rejected or is considered gone.
             _ => None,
         }
     }
@@ -174,7 +174,7 @@ impl Server<'_> {
     }
 
     fn refuse(&self, to: Address, why: String) -> Option<String> {
-        // It may quote what was asked.
+        // The reason may quote the request.
         let why = plain(&why);
         let told = format!("node {} is refused: {why}", to.node);
         let answer = to_bytes(&Answer::Refused { why });
@@ -188,7 +188,7 @@ impl Server<'_> {
         }
     }
 
-    /// Starts a process for a job: what is to be measured is the client's, where and how is ours.
+    /// Starts the process of a job. Only the work is taken from the client.
     fn start(&self, from: Address, number: u64, job: Job) -> Result<Side, String> {
         let work = &job.work;
         if work.duration > LONGEST || work.size_bytes > MOST_BYTES || job.subject.is_threads() {
@@ -225,11 +225,11 @@ impl Server<'_> {
 
 impl Client {
     fn tell(&self, answer: &Answer) {
-        // A client that is gone is found out by `ask`.
+        // `ask` detects a client that is gone.
         let _ = self.edge.send_timeout(&to_bytes(answer), PATIENCE);
     }
 
-    /// Asks now and then whether the client lives; why not.
+    /// Checks now and then whether the client is alive. Returns why not.
     fn ask(&mut self) -> Option<String> {
         if self.asked.elapsed() < ASK_EVERY {
             return None;
@@ -242,7 +242,7 @@ impl Client {
     }
 }
 
-/// A process that measures; dropping it ends it.
+/// A process that measures; dropping it kills it.
 struct Side {
     number: u64,
     child: Child,
@@ -287,7 +287,7 @@ impl Side {
     }
 
     fn write(&mut self, line: &str) {
-        // One that has ended is told of by its last lines.
+        // The last lines of an exited process explain the error.
         let _ended = writeln!(self.input, "{line}");
     }
 }

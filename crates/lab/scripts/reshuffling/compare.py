@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reshuffling of a matrix by Dipole beside ScaLAPACK's pdgemr2d and mpi4py-fft, in turns: on this node, and, as
+"""Compares reshuffling of a matrix with ScaLAPACK's pdgemr2d and mpi4py-fft, in turns: on this node, and, as
 root, between two network namespaces, where their Open MPI sends by TCP.
 
     cargo build --release -p dipole-tools -p dipole-bsp-capi
@@ -29,7 +29,7 @@ def run(*command, **more):
 
 
 def results(text):
-    """Name, seconds, and what stands behind them."""
+    """Returns name, seconds and remarks."""
     lines = [line.split() for line in text.splitlines() if "-to-" in line]
     return {line[0]: [float(part) for part in line[1::2]] for line in lines}
 
@@ -39,7 +39,7 @@ def spread(seconds):
 
 
 def compare(title, rounds, ours, *theirs):
-    """ours and theirs: functions that run a program; theirs with names."""
+    """`ours` and `theirs` are functions that run a program; `theirs` have names."""
     all_rounds = []
     for _ in range(rounds):
         all_rounds.append((results(ours()), *(results(run()) for _, run in theirs)))
@@ -78,7 +78,7 @@ def between_namespaces(rounds, dipole, programs, folder):
         hosts = folder / "hosts"
         hosts.write_text("".join(f"{n} 10.77.0.{n} slots=1 ssh={name} runtime={folder}/node{n}\n" for n, name in enumerate(names, 1)))
         shell = folder / "shell"
-        # What both launchers take for ssh: the other namespace.
+        # Both launchers use this instead of ssh to enter the other namespace.
         shell.write_text('#!/bin/sh\nwhile :; do case "$1" in -o) shift 2;; -*) shift;; *) break;; esac; done\n'
                          'case "$1" in 10.77.0.1) n=' + names[0] + ';; 10.77.0.2) n=' + names[1] + ';; *) n=$1;; esac\n'
                          'shift\nexec ip netns exec "$n" sh -c "$*"\n')
@@ -87,7 +87,7 @@ def between_namespaces(rounds, dipole, programs, folder):
         environment = dict(os.environ, DIPOLE_NID="1", DIPOLE_RUNTIME_DIR=str(folder / "node1"))
         for link in ("auto", "udp"):
             compare(
-                f"between two namespaces, link {link}, beside Open MPI by TCP", rounds,
+                f"between two namespaces, link {link}, compared with Open MPI over TCP", rounds,
                 lambda: run(*inside, dipole, "run", "-n", 2, "--hosts", hosts, "--rsh", shell, programs["reshuffle"],
                             env=dict(environment, DIPOLE_LINK=link)),
                 *((name, functools.partial(
@@ -116,7 +116,7 @@ def main():
         run("gcc", "-std=c11", "-O2", HERE / "reshuffle.c", f"-I{ROOT}/include", f"-L{folder}", f"-Wl,-rpath,{folder}",
             "-lbsp", "-o", programs["reshuffle"])
         run("mpicc.openmpi", "-std=c11", "-O2", HERE / "pdgemr2d.c", "-lscalapack-openmpi", "-o", programs["pdgemr2d"])
-        compare("on one node, beside Open MPI by shared memory (vader)", given.rounds,
+        compare("on one node, compared with Open MPI through shared memory (vader)", given.rounds,
                 lambda: run(target / "dipole", "run", "-n", 2, programs["reshuffle"]),
                 *((name, functools.partial(run, *MPI, "--mca", "btl", "self,vader", "-n", 2, *words)) for name, words in peers(programs)))
         if os.geteuid() == 0:

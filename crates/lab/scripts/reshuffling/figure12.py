@@ -4,7 +4,7 @@
     cargo build --release -p dipole-tools -p dipole-bsp-capi -p dipole-capi
     crates/lab/scripts/reshuffling/figure12.py [RANKS] [--rounds 3] [--target target/release]
 
-Prints a table: medians of the rounds, each the fastest of three runs, MB/s of all ranks together; and how far rounds differ.
+Prints a table: medians over rounds, each the fastest of three runs, in MB/s of all ranks; and the spread of rounds.
 """
 import argparse
 import collections

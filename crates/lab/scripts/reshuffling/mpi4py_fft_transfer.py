@@ -1,4 +1,4 @@
-"""The case of reshuffle.c that mpi4py-fft has, one part each before and after: its Pencil.transfer (MPI_Alltoallw)."""
+"""The case of reshuffle.c that mpi4py-fft supports, with one part per rank: Pencil.transfer (MPI_Alltoallw)."""
 import sys
 
 import numpy
@@ -7,7 +7,7 @@ from mpi4py_fft.pencil import Pencil, Subcomm
 
 N, TIMES = 2048, 9
 comm = MPI.COMM_WORLD
-# By columns: the slowest dimension is the second index.
+# Column-major: the slowest dimension is the second index.
 before = Pencil(Subcomm(comm, [1, 0]), (N, N), axis=0)
 after = before.pencil(1)
 transfer = before.transfer(after, "d")

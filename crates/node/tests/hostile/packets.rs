@@ -225,7 +225,18 @@ impl Carrier for Packets {
             let mut record = vec![0; FRAGMENT_BYTES];
             let (place, length) = ((piece.offset, piece.total), piece.data.len());
             let length = piece.head.len() + length;
-            wire::emit_fragment(&mut record, key, sequence, place, length, false, true);
+            wire::emit_fragment(
+                &mut record,
+                wire::FragmentHead {
+                    key,
+                    sequence,
+                    offset: place.0,
+                    total: place.1,
+                    unreliable: false,
+                    operation: true,
+                },
+                length,
+            );
             record.extend(piece.head);
             record.extend(&piece.data);
             self.queue(edge, &record);

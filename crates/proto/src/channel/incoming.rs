@@ -1,8 +1,8 @@
-//! The receiving half of an edge: messages in order, pieces put together, grants.
+//! The receiving half of an edge: message order, reassembly and grants.
 //! Spec §5.5, §5.6.
 //!
-//! [`EdgeIn`] puts pieces in their place (it knows numbers and lengths, no bytes),
-//! says what is complete and next in order, and how much the peer may send.
+//! [`EdgeIn`] works on numbers and lengths; it never sees payloads. It decides which messages are
+//! complete and next in order, and how much the peer may send.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -11,26 +11,26 @@ use super::MessagePiece;
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
 use crate::wire::{CreditRequest, EdgeKey};
 
-/// Messages of one edge that may be waiting for an earlier one.
+/// Most messages of one edge that may wait for an earlier one.
 const MAX_AHEAD: u64 = 1 << 17;
 
-/// Where a piece of a message goes.
+/// Where to put a piece of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Whole and next in order: straight to the endpoint.
+    /// It is a whole message and next in order: deliver it to the endpoint.
     Deliver,
-    /// Keep it in the message's buffer.
+    /// Store it in the message's buffer.
     Hold,
-    /// Nobody wants it.
+    /// No endpoint accepts it.
     Discard,
 }
 
-/// What a peer did against the rules.
+/// A rule that the peer has broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
-    /// More than it was granted.
+    /// It sent more than it was granted.
     OverCredit,
-    /// A piece that contradicts the message's other pieces, or was delivered before.
+    /// The piece contradicts others of its message, or its message was delivered before.
     Contradiction,
 }
 
@@ -44,7 +44,7 @@ struct Partial {
 }
 
 impl Partial {
-    /// What it is charged: an operation as a message without bytes.
+    /// Credit that it costs. An operation costs as much as an empty message.
     fn charge(&self) -> u64 {
         charge_for(self.total, self.operation)
     }
@@ -69,35 +69,35 @@ pub(crate) struct Completed {
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct EdgeIn {
     key: EdgeKey,
-    /// The next message to hand over.
+    /// Number of the next message to deliver.
     next: u64,
-    /// Messages from `next` on of which something has arrived.
+    /// Messages from `next` on, up to the last one of which a piece has arrived.
     pending: VecDeque<Partial>,
-    /// Cumulative bytes: seen, consumed by the application, granted.
+    /// Cumulative bytes that have arrived, were consumed by the application, and are granted.
     charged: u64,
     consumed: u64,
     granted: u64,
-    /// Bytes of the pool held by this edge.
+    /// Bytes of the pool that this edge uses.
     held: u64,
-    /// Lengths of messages held outside the pool: those longer than the window.
+    /// Lengths of messages longer than the window, which are kept outside the pool.
     unpooled: Vec<u64>,
-    /// How far ahead of `consumed` grants go; grows when the peer has to wait.
+    /// How far the grant is ahead of `consumed`. It grows when the peer has to wait.
     window: u64,
     /// Cumulative bytes that the peer requested, and what it had charged at that time.
-    wanted: u64,
-    begun: u64,
-    /// It has requested credit since the window was last checked: it had to wait, even if what it
-    /// waits for has been granted meanwhile.
-    asked: bool,
-    /// It was granted a message longer than the window.
+    needed: u64,
+    charged_by_peer: u64,
+    /// The peer has requested credit since the window was last adjusted. It counts even if that
+    /// credit has been granted meanwhile, because the peer had to wait.
+    has_requested: bool,
+    /// A message longer than the window was granted.
     pub(crate) in_turn: bool,
-    /// A refusal is on its way to the peer: further ones say nothing new.
+    /// A refusal is queued for the peer; another one would add nothing.
     pub(crate) refusal_due: bool,
-    /// The number after the last message, once the peer has sent it.
+    /// The number after the last message, once the peer has announced it.
     end: Option<u64>,
     draining: bool,
-    /// Whether the endpoint is open, and the generation of the endpoint table
-    /// for which that was looked up.
+    /// Generation of the endpoint table when it was last queried, and whether the endpoint was
+    /// open then.
     pub(crate) open: (u64, bool),
 }
 
@@ -113,9 +113,9 @@ impl EdgeIn {
             held: 0,
             unpooled: Vec::new(),
             window: u64::from(config.initial_credit_bytes),
-            wanted: 0,
-            begun: 0,
-            asked: false,
+            needed: 0,
+            charged_by_peer: 0,
+            has_requested: false,
             in_turn: false,
             refusal_due: false,
             end: None,
@@ -130,13 +130,12 @@ impl EdgeIn {
         self.key
     }
 
-    /// The next message to hand over.
+    /// Number of the next message to deliver.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Bytes of the pool that this piece would take: those of its whole message
-    /// when it is the first of it.
+    /// Bytes of the pool that this piece takes: those of the whole message if it is the first piece.
     pub(crate) fn pool_cost(&self, sequence: u64, total: u64, operation: bool) -> u64 {
         let Some(index) = sequence.checked_sub(self.next) else {
             return 0;
@@ -153,7 +152,7 @@ impl EdgeIn {
         }
     }
 
-    /// Puts a piece in its place. `discard` when no endpoint takes it.
+    /// Decides where a piece goes. `discard` if no endpoint accepts it.
     #[inline]
     pub(crate) fn place(
         &mut self,
@@ -174,8 +173,8 @@ impl EdgeIn {
         self.place_ahead(piece, discard)
     }
 
-    /// True if whole messages, the first with this number and charged `charge` together, are
-    /// next, lie within credit and window, and are not the last of an edge that ends.
+    /// True if whole messages that cost `charge` together, the first numbered `sequence`, are next
+    /// in order, within credit and window, on an edge whose end has not been announced.
     #[inline]
     pub(crate) fn expects(&self, sequence: u64, charge: u64) -> bool {
         sequence == self.next
@@ -184,7 +183,7 @@ impl EdgeIn {
             && self.end.is_none()
     }
 
-    /// Takes `count` messages that it [expects](Self::expects).
+    /// Accepts `count` [expected](Self::expects) messages.
     #[inline]
     pub(crate) fn take_next(&mut self, count: u64, charge: u64) {
         self.charged += charge;
@@ -192,7 +191,7 @@ impl EdgeIn {
         self.next += count;
     }
 
-    /// True if a piece is of a message that has begun and is wanted, and not the last missing.
+    /// True if this is one more piece, but not the last, of a message that has begun.
     #[inline]
     pub(crate) fn expects_piece(&self, sequence: u64, length: u64, total: u64) -> bool {
         let partial = sequence
@@ -204,7 +203,7 @@ impl EdgeIn {
         })
     }
 
-    /// Takes a piece that it [expects](Self::expects_piece).
+    /// Accepts an [expected](Self::expects_piece) piece.
     #[inline]
     pub(crate) fn take_piece(&mut self, sequence: u64, length: u64) {
         let ahead = usize::try_from(sequence - self.next);
@@ -213,13 +212,13 @@ impl EdgeIn {
         }
     }
 
-    /// True if what is given back next surely had its room in the pool.
+    /// True if the next message to be consumed was certainly charged to the pool.
     #[inline]
     pub(crate) fn is_pooled(&self) -> bool {
         self.unpooled.is_empty()
     }
 
-    /// Takes a message that it [expects](Self::expects) and that is read at once.
+    /// Accepts an [expected](Self::expects) message that the application reads at once.
     #[inline]
     pub(crate) fn take_read(&mut self, charge: u64) {
         self.charged += charge;
@@ -252,7 +251,7 @@ impl EdgeIn {
         if !is_same || partial.got + piece.length > total {
             return Err(Violation::Contradiction);
         }
-        // The first piece decided about the whole message; `close` changes that.
+        // The first piece has decided for the whole message; `close` may change that.
         partial.got += piece.length;
         Ok(if partial.discard {
             Place::Discard
@@ -261,14 +260,14 @@ impl EdgeIn {
         })
     }
 
-    /// True if what has begun under this number is an operation.
+    /// True if the unfinished message with this number is an operation.
     pub(crate) fn is_operation(&self, sequence: u64) -> bool {
         let ahead = sequence.checked_sub(self.next);
         let partial = ahead.and_then(|ahead| self.pending.get(usize::try_from(ahead).ok()?));
         partial.is_some_and(|partial| partial.operation)
     }
 
-    /// The rest of a message that has begun is there.
+    /// Completes a message that has begun.
     pub(crate) fn fill(&mut self, sequence: u64) {
         let index = sequence.checked_sub(self.next);
         let index = index.and_then(|index| usize::try_from(index).ok());
@@ -277,7 +276,7 @@ impl EdgeIn {
         }
     }
 
-    /// The next message if it is complete; call until `None` after each placing.
+    /// Takes the next message if it is complete. To be called until it returns `None`.
     pub(crate) fn pop_complete(&mut self) -> Option<Completed> {
         let front = self.pending.front()?;
         if !front.begun || front.got < front.total {
@@ -288,7 +287,7 @@ impl EdgeIn {
             discard: front.discard,
         };
         if completed.discard {
-            // It never held anything of the pool, or gave it back in `close`.
+            // It was never charged to the pool, or `close` has released it.
             self.consumed += front.charge();
         }
         self.pending.pop_front();
@@ -313,7 +312,7 @@ impl EdgeIn {
         Ok(())
     }
 
-    /// The application has given a message back; bytes returned to the pool.
+    /// The application has consumed a message. Returns the bytes that the pool gets back.
     pub(crate) fn consumed(&mut self, total: u64) -> u64 {
         let charge = charge(total);
         self.consumed += charge;
@@ -330,9 +329,9 @@ impl EdgeIn {
         freed
     }
 
-    /// The endpoint was closed: no message held is wanted. Bytes returned to the pool, and
-    /// the first message of which a part had arrived: its sender must be told. Operations that
-    /// have begun go on, since each is answered by itself, and keep their room.
+    /// The endpoint was closed: discards all messages that have begun. Returns the bytes that the
+    /// pool gets back, and the first message that had arrived in part, whose sender must be
+    /// notified. Operations that have begun continue, because each one gets its own answer.
     pub(crate) fn close(&mut self) -> (u64, Option<u64>) {
         let (mut waiting, mut kept, mut first) = (0, 0, None);
         for (sequence, partial) in (self.next..).zip(&mut self.pending) {
@@ -353,28 +352,28 @@ impl EdgeIn {
         (freed, first)
     }
 
-    /// Notes what the peer waits for; false if no message can need that much, or it has
-    /// charged more than it was granted.
-    pub(crate) fn want(&mut self, wish: CreditRequest) -> bool {
-        let message = u64::from(wish.message);
-        match wish.need.checked_sub(message) {
+    /// Records what the peer needs. Returns false if no message can need that much, or if the peer
+    /// has charged more than it was granted.
+    pub(crate) fn on_credit_request(&mut self, request: CreditRequest) -> bool {
+        let message = u64::from(request.message);
+        match request.need.checked_sub(message) {
             Some(begun) if begun <= self.granted && message <= charge(MAX_MESSAGE_BYTES) => {
-                self.wanted = self.wanted.max(wish.need);
-                self.begun = self.begun.max(begun);
-                self.asked = true;
+                self.needed = self.needed.max(request.need);
+                self.charged_by_peer = self.charged_by_peer.max(begun);
+                self.has_requested = true;
                 true
             }
             _ => false,
         }
     }
 
-    /// True if the peer waits for more than it was granted.
-    pub(crate) fn is_wanting(&self) -> bool {
-        self.wanted > self.granted
+    /// True if the peer needs more than it was granted.
+    pub(crate) fn needs_credit(&self) -> bool {
+        self.needed > self.granted
     }
 
-    /// Bytes of memory that are spoken for: what is granted and not consumed, or its window,
-    /// as far as which the grant follows what is consumed.
+    /// Bytes of memory reserved for this edge: what is granted and not consumed, or its window,
+    /// which will be granted as the application consumes.
     pub(crate) fn committed(&self) -> u64 {
         let granted = self.granted - self.consumed;
         match self.draining {
@@ -383,22 +382,22 @@ impl EdgeIn {
         }
     }
 
-    /// False while [`regrant`](Self::regrant) would change nothing: the peer does not wait,
-    /// has no turn to end, and little has been consumed.
+    /// False if [`regrant`](Self::regrant) would change nothing: the peer does not wait, holds no
+    /// turn for a long message, and little has been consumed.
     #[inline]
     pub(crate) fn may_regrant(&self) -> bool {
         self.in_turn
-            || self.is_wanting()
+            || self.needs_credit()
             || self.consumed + self.window >= self.granted + self.window / 2
     }
 
-    /// Raises the grant as far as the window allows, the window growing by at most `budget`
-    /// bytes if the peer waits or had to; true if it should be told now.
+    /// Raises the grant as far as the window allows. If the peer waits or had to wait, the window
+    /// grows by at most `budget` bytes. Returns true if the grant should be sent now.
     pub(crate) fn regrant(&mut self, budget: u64, config: &Config) -> bool {
-        let asked = core::mem::take(&mut self.asked);
-        if (asked || self.is_wanting()) && self.window < config.edge_window_bytes {
+        let has_requested = core::mem::take(&mut self.has_requested);
+        if (has_requested || self.needs_credit()) && self.window < config.edge_window_bytes {
             let useful = self
-                .wanted
+                .needed
                 .saturating_sub(self.consumed)
                 .max(2 * self.window);
             let grown = useful.min(config.edge_window_bytes);
@@ -407,46 +406,46 @@ impl EdgeIn {
                 .max(grown.min(self.window.saturating_add(budget)));
         }
         let limit = self.consumed + self.window;
-        let wanting = self.is_wanting();
+        let is_waiting = self.needs_credit();
         if limit <= self.granted {
             return false;
         }
-        if (wanting && limit >= self.wanted) || limit - self.granted >= self.window / 2 {
+        if (is_waiting && limit >= self.needed) || limit - self.granted >= self.window / 2 {
             self.granted = limit;
             return true;
         }
         false
     }
 
-    /// True if the peer waits for a message longer than the window can grow, and
-    /// everything before it has been consumed: nothing else will let it in. A wish may have
-    /// overtaken messages before it; they are no part of what it waits for.
-    pub(crate) fn wants_oversize(&self) -> bool {
-        self.is_wanting()
+    /// True if the peer waits for a message longer than the largest window and everything before it
+    /// has been consumed, so that only an extra grant lets it through. A request may overtake
+    /// earlier messages; those do not count.
+    pub(crate) fn needs_oversize(&self) -> bool {
+        self.needs_credit()
             && self.has_consumed_all()
-            && self.consumed >= self.begun
-            && self.wanted - self.consumed > self.window
+            && self.consumed >= self.charged_by_peer
+            && self.needed - self.consumed > self.window
     }
 
-    /// True if a message of this length can only come by such a grant.
+    /// True if a message of this length needs such an extra grant.
     #[inline]
     pub(crate) fn is_beyond_window(&self, total: u64) -> bool {
         charge(total) > self.window
     }
 
-    /// Grants exactly what is wanted; the cumulative point at which that ends.
+    /// Grants exactly what is needed. Returns the cumulative bytes at which the grant ends.
     pub(crate) fn grant_oversize(&mut self) -> u64 {
-        self.granted = self.wanted;
+        self.granted = self.needed;
         self.in_turn = true;
         self.granted
     }
 
-    /// True if the rest of some message must come.
+    /// True if some message has arrived in part.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Bytes of the pool held.
+    /// Bytes of the pool that this edge uses.
     pub(crate) fn held(&self) -> u64 {
         self.held
     }
@@ -456,7 +455,7 @@ impl EdgeIn {
         self.consumed >= point
     }
 
-    /// True once everything that has begun to arrive has been consumed.
+    /// True once everything that has arrived, even in part, has been consumed.
     pub(crate) fn has_consumed_all(&self) -> bool {
         self.consumed == self.charged
     }
@@ -466,42 +465,42 @@ impl EdgeIn {
         self.granted
     }
 
-    /// The source announced its last message.
+    /// The peer has announced that no message from `sequence` on will follow.
     pub(crate) fn end_at(&mut self, sequence: u64) {
         self.end = Some(sequence);
     }
 
-    /// True once the source has announced its last message.
+    /// True once the peer has announced its last message.
     #[inline]
     pub(crate) fn has_end(&self) -> bool {
         self.end.is_some()
     }
 
-    /// True if the edge has ended and everything on it was handed over.
+    /// True if the edge has ended and all its messages were delivered.
     pub(crate) fn is_over(&self) -> bool {
         self.end.is_some_and(|end| self.next >= end)
     }
 
-    /// Bytes that have come and were not consumed.
+    /// Bytes that have arrived and were not consumed.
     pub(crate) fn unread(&self) -> u64 {
         self.charged - self.consumed
     }
 
-    /// Nothing more will come: what was granted beyond what came is free, but for what is
-    /// reserved for the next life.
+    /// Releases the unused grant of an edge that has ended, except for bytes that are reserved for
+    /// the next life.
     pub(crate) fn drain(&mut self, reserved: u64) {
         self.draining = true;
         self.granted = self.charged + reserved;
-        self.wanted = 0;
+        self.needed = 0;
         self.in_turn = false;
     }
 
-    /// The next life has begun, with a first credit of its own.
+    /// The next life has begun, with its own initial credit.
     pub(crate) fn release_reserved(&mut self) {
         self.granted = self.charged;
     }
 
-    /// True if only the application still has messages of it.
+    /// True if the edge has ended and only the application still holds messages of it.
     #[inline]
     pub(crate) fn is_draining(&self) -> bool {
         self.draining
@@ -528,7 +527,7 @@ mod tests {
     }
 
     fn want(edge: &mut EdgeIn, need: u64, message: u32) -> bool {
-        edge.want(CreditRequest { need, message })
+        edge.on_credit_request(CreditRequest { need, message })
     }
 
     fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {
@@ -546,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_overtake_wait_for_the_one_before() {
+    fn early_messages_wait_for_the_one_before() {
         let (mut edge, _config) = edge();
         assert_eq!(whole(&mut edge, 1, 10), Place::Hold);
         assert_eq!(edge.pop_complete(), None);
@@ -572,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_is_what_was_granted_and_consuming_renews_it() {
+    fn consuming_messages_renews_the_credit() {
         let (mut edge, config) = edge();
         let mut out = EdgeOut::new(edge.key(), 1000, 0);
         assert_eq!(out.begin(936), Some(0));
@@ -587,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_waits_gets_a_wider_window_up_to_the_bound() {
+    fn a_waiting_peer_gets_a_larger_window_up_to_the_limit() {
         let (mut edge, config) = edge();
         assert!(want(&mut edge, 3000, 3000));
         assert!(edge.regrant(u64::MAX, &config));
@@ -597,28 +596,28 @@ mod tests {
             !edge.regrant(u64::MAX, &config),
             "too little to be worth telling"
         );
-        assert!(edge.wants_oversize());
+        assert!(edge.needs_oversize());
         assert_eq!(edge.grant_oversize(), 1_000_000);
     }
 
     #[test]
-    fn a_wish_that_overtakes_messages_is_not_for_one_beyond_the_window() {
+    fn an_early_credit_request_is_not_for_a_message_beyond_the_window() {
         let (mut edge, config) = edge();
         edge.window = config.edge_window_bytes;
         edge.granted = 4000;
         assert!(want(&mut edge, 4100, 100));
-        assert!(!edge.wants_oversize(), "4000 bytes are on their way");
+        assert!(!edge.needs_oversize(), "4000 bytes are on their way");
         assert!(want(&mut edge, 9000, 5000));
-        assert!(!edge.wants_oversize());
+        assert!(!edge.needs_oversize());
         whole(&mut edge, 0, 3936);
         edge.consumed(3936);
-        assert!(edge.wants_oversize());
+        assert!(edge.needs_oversize());
         assert!(!want(&mut edge, 9100, 5000), "charged beyond the grant");
         assert!(!want(&mut edge, 9, 10));
     }
 
     #[test]
-    fn closing_gives_back_what_was_held() {
+    fn closing_releases_what_was_held() {
         let (mut edge, _config) = edge();
         whole(&mut edge, 0, 36);
         whole(&mut edge, 2, 36);

@@ -1,14 +1,15 @@
 //! The edges of one peer: messages in order, credit, refusals, ends. Spec §5.5, §5.6.
 //!
-//! A [`Channel`] knows edges, not how records travel. Two carriers use it: a
-//! [`Session`](crate::session::Session) of packets that may be lost or overtake each
-//! other, and a [`Pipe`](crate::pipe::Pipe) of records in order. What the peer must be
-//! told lies here until the carrier takes it: *grants* and *wishes*, of which the newest
-//! says all, and *notices*, each of which must arrive.
+//! A [`Channel`] keeps the state of edges and does not know how records travel. Two carriers use
+//! it: a [`Session`](crate::session::Session), whose packets may be lost or reordered, and a
+//! [`Pipe`](crate::pipe::Pipe), whose records arrive in order. The carrier takes from it what must
+//! be sent to the peer: grants and credit requests, of which only the newest counts, and notices,
+//! each of which must arrive.
 //!
-//! Bounds: [`MAX_EDGES`] edges each way that have not ended; an incoming edge that has
-//! ended takes room only while the application has messages of it.
+//! Bounds: [`MAX_EDGES`] open edges in each direction. An incoming edge that has ended takes
+//! memory only while the application holds messages of it.
 
+mod granting;
 mod incoming;
 mod outgoing;
 mod receiving;
@@ -26,16 +27,16 @@ use incoming::EdgeIn;
 use outgoing::EdgeOut;
 use table::EdgeTable;
 
-/// Edges to one peer, and from one peer, that have not ended.
+/// Most open edges to one peer, and from one peer.
 pub const MAX_EDGES: u32 = 1 << 16;
-/// Refusals of messages for which no edge could be made that wait to be told. A peer that
-/// keeps to [`MAX_EDGES`] gets none.
+/// Most queued refusals of messages for which no edge could be created. A peer that respects
+/// [`MAX_EDGES`] gets none.
 const MAX_STRAYS: usize = 256;
 
-/// Something that the peer must be told, and that must arrive.
+/// Information for the peer that must arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Notice {
-    /// A message was not taken.
+    /// A message was not accepted.
     Refused {
         key: EdgeKey,
         sequence: u64,
@@ -43,34 +44,44 @@ pub(crate) enum Notice {
     },
     /// No message from `sequence` on will be sent on an edge.
     End { key: EdgeKey, sequence: u64 },
-    /// An edge that ended is forgotten: its ends may be used again.
+    /// An edge that ended is forgotten: its two endpoints may be connected again.
     Forgotten { key: EdgeKey },
 }
 
 /// How soon a grant must be sent to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Urgency {
-    /// Nothing new.
+    /// There is nothing new to send.
     None,
-    /// With the next packets, or a little later.
+    /// With the next packets, or after `ack_delay_ns`.
     Soon,
-    /// At once: the peer waits.
+    /// At once, because the peer is waiting.
     Now,
 }
 
-/// A message that may be sent.
+/// A message that has begun and may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageStart {
     /// Its edge.
     pub key: EdgeKey,
     /// Its number on the edge.
     pub sequence: u64,
-    /// Bytes that a packet to this peer holds, trailer excluded; zero for a pipe.
+    /// Bytes that fit a packet to this peer, without the trailer; zero for a pipe.
     pub space: usize,
-    /// Nothing waits to be sent before it.
+    /// Nothing is queued before it.
     pub is_first: bool,
-    /// The peer had not heard of the edge.
+    /// The peer did not know the edge before.
     pub(crate) is_new: bool,
+}
+
+/// An outgoing edge that waits for credit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingEdge {
+    pub(crate) id: EdgeId,
+    pub(crate) key: EdgeKey,
+    pub(crate) request: CreditRequest,
+    /// The peer knew the edge before this request.
+    pub(crate) is_introduced: bool,
 }
 
 /// A piece of an arriving message.
@@ -80,20 +91,20 @@ pub(crate) struct MessagePiece {
     pub(crate) offset: u64,
     pub(crate) length: u64,
     pub(crate) total: u64,
-    /// It is of an operation on memory, which needs no room: its data go where they belong.
+    /// A part of an operation on memory, which needs no buffer: its data is written in place.
     pub(crate) operation: bool,
-    /// Where its bytes lie in what the carrier was given, with the operation's head if that
-    /// comes with each piece.
+    /// Position of its bytes in the carrier's packet or record. They include the operation's head
+    /// if each piece carries one.
     pub(crate) bytes: Range<usize>,
 }
 
 impl MessagePiece {
-    /// True if its bytes begin with the head of an operation.
+    /// True if its bytes begin with an operation's head.
     fn has_head(&self) -> bool {
         self.bytes.len() as u64 > self.length
     }
 
-    /// The piece that is all of a message with so many bytes, which its carrier was given.
+    /// A piece that contains a whole message.
     pub(crate) fn whole(sequence: u64, bytes: Range<usize>) -> MessagePiece {
         let length = bytes.len() as u64;
         MessagePiece {
@@ -107,16 +118,16 @@ impl MessagePiece {
     }
 }
 
-/// What became of a piece.
+/// Result of placing a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placed {
-    /// A whole message, next in order: the caller hands it over.
+    /// A whole message that is next in order: the caller delivers it.
     Deliver,
-    /// An event tells where it goes.
+    /// An event says where to store it.
     Held,
-    /// Nobody wants it.
+    /// No endpoint accepts it.
     Discarded,
-    /// It contradicts what came before.
+    /// It contradicts earlier pieces.
     Violation,
 }
 
@@ -124,21 +135,21 @@ pub(crate) enum Placed {
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     peer: PeerId,
-    /// The first message's number.
+    /// Number of the first message of each edge.
     first: u64,
     incoming: EdgeTable<EdgeIn>,
     outgoing: EdgeTable<EdgeOut>,
-    /// Bytes that the peer takes on a new edge before any grant.
+    /// Bytes that may be sent on a new edge before any grant.
     initial_credit: u64,
-    /// The incoming edge found last.
+    /// The incoming edge that was used last.
     last: u32,
-    /// Incoming edges that have ended and whose messages are not all consumed.
+    /// Number of incoming edges that have ended and still have unread messages.
     draining: u32,
-    /// Those of them that reserve credit for the next life between the same endpoints.
+    /// Those of them that reserve credit for the next edge between the same endpoints.
     reserving: BTreeMap<(u32, u32), u32>,
     next_life: u8,
     next_unreliable: u32,
-    /// Incoming edges with a grant to be told.
+    /// Incoming edges with a grant to send.
     grants_due: Vec<u32>,
     notices: VecDeque<Notice>,
     strays: usize,
@@ -148,7 +159,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Messages of each edge are numbered from `first` on.
+    /// A channel whose edges number their messages from `first` on.
     pub(crate) fn new(peer: PeerId, first: u64) -> Channel {
         Channel {
             peer,
@@ -169,7 +180,7 @@ impl Channel {
         }
     }
 
-    /// The peer has told what it takes on a new edge.
+    /// Sets the credit with which new edges start.
     pub(crate) fn open(&mut self, initial_credit: u32) {
         self.initial_credit = initial_credit.into();
         for (_, edge) in self.outgoing.iter_mut() {
@@ -177,15 +188,15 @@ impl Channel {
         }
     }
 
-    // ---- what the carrier takes ------------------------------------------------
+    // ---- for the carrier --------------------------------------------------------
 
-    /// True if there are grants to be told.
+    /// True if there are grants to send.
     #[inline]
     pub(crate) fn has_grant(&self) -> bool {
         !self.grants_due.is_empty()
     }
 
-    /// The next grant to be told: edge and cumulative bytes.
+    /// The next grant to send: edge and cumulative bytes.
     pub(crate) fn next_grant(&mut self) -> Option<(EdgeKey, u64)> {
         while let Some(index) = self.grants_due.pop() {
             if let Some(edge) = self.incoming.get(index) {
@@ -195,7 +206,7 @@ impl Channel {
         None
     }
 
-    /// Whether the peer may have heard of an outgoing edge; `None` if there is no such edge.
+    /// Whether the peer may know an outgoing edge; `None` if the edge does not exist.
     #[inline]
     pub(crate) fn is_introduced(&self, edge: EdgeId) -> Option<bool> {
         let current = self.outgoing.generation(edge.index) == edge.generation;
@@ -207,35 +218,35 @@ impl Channel {
         )
     }
 
-    /// The peer hears of an outgoing edge.
+    /// The peer is about to learn of an outgoing edge.
     pub(crate) fn set_introduced(&mut self, edge: EdgeId) {
         if let Some(out) = self.out_mut(edge) {
             out.set_known();
         }
     }
 
-    /// Notices to be told.
+    /// Number of notices to send.
     pub(crate) fn notices(&self) -> usize {
         self.notices.len()
     }
 
-    /// The notice seen last comes after all others.
+    /// Moves the first notice behind all others.
     pub(crate) fn postpone_notice(&mut self) {
         self.notices.rotate_left(1);
     }
 
-    /// True if there are notices to be told.
+    /// True if there are notices to send.
     #[inline]
     pub(crate) fn has_notice(&self) -> bool {
         !self.notices.is_empty()
     }
 
-    /// The next notice to be told.
+    /// The next notice to send.
     pub(crate) fn peek_notice(&self) -> Option<&Notice> {
         self.notices.front()
     }
 
-    /// The notice seen last is on its way.
+    /// Removes the first notice, which was sent.
     pub(crate) fn pop_notice(&mut self) {
         let Some(Notice::Refused { key, reason, .. }) = self.notices.pop_front() else {
             return;
@@ -250,9 +261,9 @@ impl Channel {
         }
     }
 
-    /// True if some edge waits for credit that the peer can be asked for.
+    /// True if some edge needs credit that the peer can grant.
     #[inline]
-    pub(crate) fn is_wanting(&self) -> bool {
+    pub(crate) fn needs_credit(&self) -> bool {
         !self.wanting.is_empty() && self.waits(false)
     }
 
@@ -267,31 +278,33 @@ impl Channel {
         edges.any(|edge| edge.is_ending() == is_ending)
     }
 
-    /// The wish at a position of the list of edges that wait: the edge, its key, what it
-    /// wants, and whether the peer had heard of it. `None` past the end.
-    pub(crate) fn want(
-        &mut self,
-        position: usize,
-    ) -> Option<Option<(EdgeId, EdgeKey, CreditRequest, bool)>> {
+    /// The request of the edge at this position of the waiting list, if it needs one. `None` past
+    /// the end.
+    pub(crate) fn credit_request(&mut self, position: usize) -> Option<Option<WaitingEdge>> {
         let index = *self.wanting.get(position)?;
         let id = self.outgoing_id(index);
         let edge = self.outgoing.get_mut(index);
         Some(edge.and_then(|edge| {
-            let known = edge.is_known();
-            Some((id, edge.key(), edge.take_credit_request()?, known))
+            let is_introduced = edge.is_known();
+            Some(WaitingEdge {
+                id,
+                key: edge.key(),
+                request: edge.take_credit_request()?,
+                is_introduced,
+            })
         }))
     }
 
-    /// `told` wishes were told: the others come first next time.
-    pub(crate) fn credit_requests_sent(&mut self, told: usize) {
+    /// The requests of the first `sent` waiting edges were sent: the others come first next time.
+    pub(crate) fn credit_requests_sent(&mut self, sent: usize) {
         self.credit_requests_due = false;
         if !self.wanting.is_empty() {
-            let turn = told % self.wanting.len();
+            let turn = sent % self.wanting.len();
             self.wanting.rotate_left(turn);
         }
     }
 
-    /// The peer is gone: everything that was held for it is given back.
+    /// Releases everything that was held for a peer that is gone.
     pub(crate) fn end(self, shared: &mut Shared) {
         for (_, edge) in self.incoming.iter() {
             shared.committed -= edge.committed();
@@ -305,7 +318,7 @@ impl Channel {
         }
     }
 
-    /// Everything that decides what happens next, for [`View`](crate::View).
+    /// Hashes everything that affects future behaviour, for [`View`](crate::View).
     pub(crate) fn hash_state(&self, hasher: &mut impl core::hash::Hasher) {
         use core::hash::Hash;
         (&self.incoming, &self.outgoing, self.initial_credit).hash(hasher);

@@ -1,16 +1,16 @@
-//! The sending half of an edge: numbers messages, charges them to the credit it
-//! was granted, and ends. Spec §5.5, §5.6.
+//! The sending half of an edge: numbers messages, charges them to the granted credit, and ends.
+//! Spec §5.5, §5.6.
 
 use crate::config::charge;
 use crate::wire::{CreditRequest, EdgeKey, RefusedReason};
 
-/// How far the life of an edge has come.
+/// Stage in the life of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
     Open,
-    /// The peer was told the end and has not yet forgotten the edge.
+    /// The end was announced and the peer has not yet forgotten the edge.
     Ending {
-        /// Users who opened it again meanwhile: it begins anew once it is forgotten.
+        /// Handles opened meanwhile: the edge starts again once it is forgotten.
         reopened: u32,
     },
 }
@@ -27,20 +27,20 @@ pub(crate) struct EdgeOut {
     limit: u64,
     /// Cumulative bytes that the waiting message needs.
     need: Option<u64>,
-    /// The peer may know of this edge: it must be told the end.
+    /// The peer may know this edge, so its end must be announced.
     is_known: bool,
-    /// The peer took no messages from some point on.
+    /// The peer has refused messages.
     refused: Option<RefusedReason>,
 }
 
-/// What is left to do after an edge was closed.
+/// What must be done after a handle was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// Others use it, or it has ended already.
-    No,
-    /// The peer never heard of it: it can be forgotten at once.
+    /// Nothing: other handles are open, or the edge has ended already.
+    Nothing,
+    /// The peer does not know the edge: it can be forgotten at once.
     Forget,
-    /// The peer must be told the end.
+    /// The end must be announced to the peer.
     Urgency,
 }
 
@@ -65,12 +65,12 @@ impl EdgeOut {
         self.key
     }
 
-    /// The number after the last message begun.
+    /// The number after the last message that has begun.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// One more handle; after a refusal the edge may be used again.
+    /// Adds a handle. Messages may be sent again after a refusal.
     pub(crate) fn open_again(&mut self) {
         self.refused = None;
         match &mut self.state {
@@ -79,7 +79,7 @@ impl EdgeOut {
         }
     }
 
-    /// One handle less. `all` closes the edge whoever else has a handle.
+    /// Closes one handle, or all of them.
     pub(crate) fn close(&mut self, all: bool) -> Closed {
         match &mut self.state {
             State::Open => {
@@ -88,7 +88,7 @@ impl EdgeOut {
                     false => self.users.saturating_sub(1),
                 };
                 if self.users > 0 {
-                    return Closed::No;
+                    return Closed::Nothing;
                 }
                 self.need = None;
                 if !self.is_known {
@@ -102,13 +102,13 @@ impl EdgeOut {
                     true => 0,
                     false => reopened.saturating_sub(1),
                 };
-                Closed::No
+                Closed::Nothing
             }
         }
     }
 
-    /// The peer has forgotten the edge; true if it begins anew under `life`, false if
-    /// nobody uses it any more.
+    /// The peer has forgotten the edge. Returns true if the edge starts again under `life`, and
+    /// false if it has no handles left.
     pub(crate) fn forgotten(&mut self, life: u8, initial_credit: u64, first: u64) -> Option<bool> {
         let State::Ending { reopened } = self.state else {
             return None;
@@ -123,34 +123,34 @@ impl EdgeOut {
         Some(true)
     }
 
-    /// True if the peer may have heard of it.
+    /// True if the peer may know this edge.
     #[inline]
     pub(crate) fn is_known(&self) -> bool {
         self.is_known
     }
 
-    /// The peer hears of it.
+    /// The peer is about to learn of this edge.
     pub(crate) fn set_known(&mut self) {
         self.is_known = true;
     }
 
-    /// True while the peer has not yet forgotten the edge's earlier life.
+    /// True while the peer has not yet forgotten the earlier life of this edge.
     pub(crate) fn is_ending(&self) -> bool {
         self.state != State::Open
     }
 
-    /// Why the peer takes no messages, if it doesn't.
+    /// Why the peer refuses messages, if it does.
     pub(crate) fn refused(&self) -> Option<RefusedReason> {
         self.refused
     }
 
-    /// The peer takes no messages.
+    /// The peer refuses messages from now on.
     pub(crate) fn refuse(&mut self, reason: RefusedReason) {
         self.refused = Some(reason);
         self.need = None;
     }
 
-    /// Begins a message of `total` bytes if credit allows; its number.
+    /// Begins a message of `total` bytes if there is enough credit. Returns its number.
     #[inline]
     pub(crate) fn begin(&mut self, total: u64) -> Option<u64> {
         let need = self.charged + charge(total);
@@ -165,13 +165,13 @@ impl EdgeOut {
         Some(self.next - 1)
     }
 
-    /// Takes back the message begun last, of which nothing was sent.
+    /// Undoes the last [`begin`](Self::begin). Nothing of that message may have been sent.
     pub(crate) fn retract(&mut self, total: u64) {
         self.charged -= charge(total);
         self.next -= 1;
     }
 
-    /// What is wanted beyond the limit. The request is about to be sent.
+    /// The credit that is missing. The request is about to be sent.
     pub(crate) fn take_credit_request(&mut self) -> Option<CreditRequest> {
         let need = self.need.filter(|need| *need > self.limit)?;
         if self.is_ending() {
@@ -182,24 +182,24 @@ impl EdgeOut {
         Some(CreditRequest { need, message })
     }
 
-    /// True if a message waits for credit or for the edge to begin anew.
+    /// True if a message waits for credit, or for the edge to start again.
     pub(crate) fn is_waiting(&self) -> bool {
         self.need.is_some_and(|need| need > self.limit) || self.need.is_some() && self.is_ending()
     }
 
-    /// Nobody waits on this edge any more.
+    /// Withdraws the message that waits.
     pub(crate) fn give_up(&mut self) {
         self.need = None;
     }
 
-    /// Takes a grant; true if a waiting message may go now.
+    /// Applies a grant. Returns true if a waiting message may be sent now.
     pub(crate) fn grant(&mut self, limit: u64) -> bool {
         let waited = self.is_waiting();
         self.limit = self.limit.max(limit);
         waited && !self.is_waiting()
     }
 
-    /// Bytes still allowed.
+    /// Bytes of credit left.
     pub(crate) fn left(&self) -> u64 {
         self.limit - self.charged
     }
@@ -219,15 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_of_which_the_peer_never_heard_is_forgotten_at_once() {
+    fn an_edge_unknown_to_the_peer_is_forgotten_at_once() {
         let mut edge = edge();
         edge.open_again();
-        assert_eq!(edge.close(false), Closed::No);
+        assert_eq!(edge.close(false), Closed::Nothing);
         assert_eq!(edge.close(false), Closed::Forget);
     }
 
     #[test]
-    fn an_edge_opened_again_while_it_ends_begins_anew_with_its_first_credit() {
+    fn an_edge_reopened_while_ending_starts_again_with_its_initial_credit() {
         let mut edge = edge();
         assert_eq!(edge.begin(900), Some(0));
         assert_eq!(edge.close(false), Closed::Urgency);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_that_nobody_opened_again_is_gone_once_it_is_forgotten() {
+    fn an_edge_that_was_not_reopened_is_gone_once_it_is_forgotten() {
         let mut edge = edge();
         edge.begin(1);
         assert_eq!(edge.forgotten(4, 1000, 0), None, "it has not ended");

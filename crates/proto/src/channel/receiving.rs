@@ -1,5 +1,4 @@
-//! The edges from the peer: messages put in their place, credit granted, ends. Spec §5.4 to
-//! §5.6.
+//! The edges from the peer: placement of pieces, delivery, refusals, ends. Spec §5.4, §5.5.
 
 use alloc::vec::Vec;
 
@@ -8,10 +7,17 @@ use super::{Channel, MAX_EDGES, MAX_STRAYS, MessagePiece, Notice, Placed, Urgenc
 use crate::config::charge;
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;
-use crate::shared::{Oversize, Shared};
+use crate::shared::Shared;
 use crate::stats::DropReason;
 use crate::time::Instant;
-use crate::wire::{CreditRequest, EdgeKey, Fragment, MessageRun, RefusedReason};
+use crate::wire::{EdgeKey, Fragment, MessageRun, RefusedReason};
+
+/// Where an arriving piece goes, and why its message is refused, if it is.
+#[derive(Clone, Copy, Debug)]
+struct Decision {
+    place: Result<Place, incoming::Violation>,
+    refusal: Option<RefusedReason>,
+}
 
 impl Channel {
     /// The incoming edge with this key.
@@ -26,13 +32,13 @@ impl Channel {
         self.incoming.find((key.target, key.source))
     }
 
-    /// True if a further incoming edge would be one too many.
+    /// True if no further incoming edge may be opened.
     fn is_full(&self, shared: &Shared) -> bool {
         self.incoming.len() - self.draining as usize >= MAX_EDGES as usize
             || shared.edges_in >= shared.config.max_edges
     }
 
-    fn open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
+    pub(super) fn open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
         if self.is_full(shared) {
             shared.count(DropReason::EdgesFull);
             return None;
@@ -51,7 +57,7 @@ impl Channel {
         Some(self.incoming.insert(ends, edge))
     }
 
-    /// The incoming edge with this key, made on first use; `None` if there are too many.
+    /// The incoming edge with this key, opened if necessary; `None` if there are too many.
     #[inline]
     pub(crate) fn find_or_open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
         let index = match self.find_in(key) {
@@ -62,7 +68,7 @@ impl Channel {
         Some(index)
     }
 
-    /// Bytes of the pool that a piece would take.
+    /// Bytes of the pool that a piece takes.
     #[inline]
     pub(crate) fn pool_cost(
         &self,
@@ -79,14 +85,14 @@ impl Channel {
         }
     }
 
-    /// The number of a message on an incoming edge, from its low 32 bits.
+    /// The full number of a message on an incoming edge, from its low 32 bits.
     #[inline]
     pub(crate) fn widen(&self, index: u32, sequence: u32) -> u64 {
         let edge = self.incoming.get(index);
         edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))
     }
 
-    /// A message has come for which no edge could be made: its sender is told.
+    /// Refuses a message for which no edge could be opened.
     pub(crate) fn refuse_stray(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
         shared.stats.messages_refused += 1;
         if self.strays < MAX_STRAYS {
@@ -99,9 +105,9 @@ impl Channel {
         }
     }
 
-    /// Takes a whole message if it is what nearly all are: the next of an edge that is not
-    /// about to end, within its credit and window, for an open endpoint. If not, nothing has
-    /// changed and [`place`](Self::place) decides.
+    /// Fast path for a whole message: accepts it if it is the next one of an edge that is not about
+    /// to end, within credit and window, and its endpoint is open. Otherwise returns false and
+    /// changes nothing; [`place`](Self::place) handles the other cases.
     #[inline]
     pub(crate) fn take_next(
         &mut self,
@@ -117,14 +123,13 @@ impl Channel {
         let expected = is_known_open(incoming, shared) && incoming.expects(sequence, charge);
         if expected {
             incoming.take_next(1, charge);
-            note_taken(1, charge, shared);
+            count_accepted(1, charge, shared);
         }
         expected
     }
 
-    /// Takes a whole message as [`take_next`](Self::take_next) does, and as
-    /// [consumed](Self::consumed): its reader has it at once. `None` if not, and nothing has
-    /// changed.
+    /// Like [`take_next`](Self::take_next), for a message that is [consumed](Self::consumed) at
+    /// once. Returns `None` and changes nothing if it does not apply.
     #[inline]
     pub(crate) fn take_read(
         &mut self,
@@ -152,7 +157,7 @@ impl Channel {
         })
     }
 
-    /// The edge and the charge of a run of messages, if all of them are what nearly all are.
+    /// The edge and the charge of a run of messages, if the fast path applies to all of them.
     #[inline]
     pub(crate) fn expects_run(&self, run: &MessageRun, shared: &Shared) -> Option<(u32, u64)> {
         let index = self.find_in(run.key)?;
@@ -164,7 +169,7 @@ impl Channel {
         expected.then_some((index, charge))
     }
 
-    /// Takes a run of messages that it [expects](Self::expects_run).
+    /// Accepts an [expected](Self::expects_run) run of messages.
     #[inline]
     pub(crate) fn take_run(
         &mut self,
@@ -174,14 +179,14 @@ impl Channel {
     ) -> EdgeId {
         if let Some(edge) = self.incoming.get_mut(index) {
             edge.take_next(count.into(), charge);
-            note_taken(count, charge, shared);
+            count_accepted(count, charge, shared);
         }
         self.last = index;
         self.incoming_id(index)
     }
 
-    /// The edge of a piece, if it is what nearly all pieces are: one more of a message that
-    /// has begun, but not its last.
+    /// The edge of a piece, if the fast path applies: one more piece, but not the last, of a
+    /// message that has begun.
     #[inline]
     pub(crate) fn expects_piece(&self, piece: &Fragment, shared: &Shared) -> Option<u32> {
         let index = self.find_in(piece.key)?;
@@ -193,7 +198,7 @@ impl Channel {
         expected.then_some(index)
     }
 
-    /// Takes a piece that it [expects](Self::expects_piece).
+    /// Accepts an [expected](Self::expects_piece) piece.
     #[inline]
     pub(crate) fn take_piece(&mut self, index: u32, piece: Fragment, shared: &mut Shared) {
         let edge = self.incoming_id(index);
@@ -211,13 +216,13 @@ impl Channel {
                 bytes: piece.payload,
             });
             if is_beyond_window {
-                self.begin_oversize(index, shared);
+                self.on_oversize_begun(index, shared);
             }
         }
         self.last = index;
     }
 
-    /// Puts a piece of a message in its place. Grants follow where that frees credit.
+    /// Places a piece of a message. Updates the grant if that frees credit.
     #[inline]
     pub(crate) fn place(
         &mut self,
@@ -234,31 +239,31 @@ impl Channel {
         let place = edge.place(&piece, refusal.is_some());
         shared.pool.take(edge.held() - held);
         if edge.is_beyond_window(piece.total) && !piece.operation {
-            self.begin_oversize(index, shared);
+            self.on_oversize_begun(index, shared);
         }
         if place == Ok(Place::Deliver) {
             shared.stats.messages_delivered += 1;
             return (Placed::Deliver, Urgency::None);
         }
-        self.place_rare(index, piece, place, refusal, committed, now, shared)
+        let decision = Decision { place, refusal };
+        let placed = self.place_rare(index, piece, decision, shared);
+        let urgency = match placed {
+            Placed::Violation => Urgency::None,
+            _ => self.advance(index, committed, now, shared),
+        };
+        (placed, urgency)
     }
 
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "the cold half of `place`, kept apart for its size"
-    )]
+    /// The rare cases of [`place`](Self::place), in a function of their own to keep that small.
     fn place_rare(
         &mut self,
         index: u32,
         piece: MessagePiece,
-        place: Result<Place, incoming::Violation>,
-        refusal: Option<RefusedReason>,
-        committed: u64,
-        now: Instant,
+        decision: Decision,
         shared: &mut Shared,
-    ) -> (Placed, Urgency) {
+    ) -> Placed {
         let id = self.incoming_id(index);
-        let placed = match place {
+        match decision.place {
             Ok(Place::Hold) => {
                 let target = self.incoming.get(index).map(|edge| edge.key().target);
                 shared.event(Event::Hold {
@@ -274,24 +279,23 @@ impl Channel {
             }
             Ok(Place::Discard | Place::Deliver) => {
                 shared.stats.messages_refused += 1;
-                if let Some(reason) = refusal {
+                if let Some(reason) = decision.refusal {
                     self.refuse(index, piece.sequence, reason);
                 }
                 Placed::Discarded
             }
             Err(violation) => {
                 shared.count(DropReason::Violation);
-                // It was acknowledged with its packet: its sender must not think it taken.
+                // The packet was acknowledged, so without a refusal the sender would believe it accepted.
                 if violation == incoming::Violation::OverCredit {
                     self.refuse(index, piece.sequence, RefusedReason::OverCredit);
                 }
-                return (Placed::Violation, Urgency::None);
+                Placed::Violation
             }
-        };
-        (placed, self.advance(index, committed, now, shared))
+        }
     }
 
-    /// Hands over what has become complete and renews the grant; the edge may be over.
+    /// Delivers the messages that are complete, and renews the grant. The edge may be over then.
     fn advance(
         &mut self,
         index: u32,
@@ -299,33 +303,32 @@ impl Channel {
         now: Instant,
         shared: &mut Shared,
     ) -> Urgency {
-        self.hand_over_complete(index, shared);
-        let mut tell = Urgency::None;
+        self.deliver_complete(index, shared);
+        let mut urgency = Urgency::None;
         if let Some(edge) = self.incoming.get(index)
             && edge.committed() != committed
         {
             shared.committed = shared.committed + edge.committed() - committed;
-            tell = self.regrant(index, now, shared);
+            urgency = self.regrant(index, now, shared);
         }
-        self.check_over(index, shared);
-        tell
+        self.forget_if_over(index, shared);
+        urgency
     }
 
-    /// The number of the message that this edge hands over next; 0 if it is over.
+    /// The number of the next message that this edge delivers; 0 if it is over.
     pub(crate) fn next_message(&self, edge: EdgeId) -> u64 {
         let incoming = self.incoming.get(edge.index);
         let incoming = incoming.filter(|_| self.is_current(edge));
         incoming.map_or(0, EdgeIn::next)
     }
 
-    /// True if what has begun under this number is an operation.
+    /// True if the unfinished message with this number is an operation.
     pub(crate) fn is_operation(&self, edge: EdgeId, sequence: u64) -> bool {
         let incoming = self.incoming.get(edge.index);
         incoming.is_some_and(|incoming| incoming.is_operation(sequence))
     }
 
-    /// All bytes of a message that was held from its beginning have been filled in
-    /// without the channel.
+    /// All bytes of a message were stored without going through the channel.
     pub(crate) fn filled(
         &mut self,
         edge: EdgeId,
@@ -341,19 +344,19 @@ impl Channel {
         self.advance(edge.index, committed, now, shared)
     }
 
-    /// True if this edge is still the one at its position.
+    /// True if this id is still valid.
     #[inline]
     pub(crate) fn is_current(&self, edge: EdgeId) -> bool {
         self.incoming.generation(edge.index) == edge.generation
     }
 
-    /// After [`Placed::Deliver`]: what to hand over, and to whom. The edge may end with it.
+    /// What to deliver after [`Placed::Deliver`]. The edge may end with it.
     #[inline]
     pub(crate) fn delivered(&mut self, index: u32, shared: &mut Shared) -> (EdgeId, EdgeKey) {
         let id = self.incoming_id(index);
         let key = self.incoming.get(index).map(EdgeIn::key);
         if self.incoming.get(index).is_some_and(EdgeIn::has_end) {
-            self.check_over(index, shared);
+            self.forget_if_over(index, shared);
         }
         (id, key.unwrap_or_default())
     }
@@ -372,7 +375,7 @@ impl Channel {
             });
             return;
         }
-        // What waits to be told speaks of all from its message on.
+        // The queued refusal covers all messages from its number on.
         for notice in &mut self.notices {
             if let Notice::Refused {
                 key,
@@ -386,7 +389,7 @@ impl Channel {
         }
     }
 
-    fn hand_over_complete(&mut self, index: u32, shared: &mut Shared) {
+    fn deliver_complete(&mut self, index: u32, shared: &mut Shared) {
         let id = self.incoming_id(index);
         let Some(edge) = self.incoming.get_mut(index) else {
             return;
@@ -405,9 +408,9 @@ impl Channel {
         }
     }
 
-    /// Forgets an edge that has ended and all of whose messages have been handed over. Its
-    /// place is kept while the application has some of them.
-    fn check_over(&mut self, index: u32, shared: &mut Shared) {
+    /// Forgets an edge that has ended and whose messages were all delivered. Its entry stays while
+    /// the application holds some of them.
+    fn forget_if_over(&mut self, index: u32, shared: &mut Shared) {
         let Some(edge) = self.incoming.get_mut(index) else {
             return;
         };
@@ -422,9 +425,8 @@ impl Channel {
             if unread > 0
                 && let Some(endpoint) = shared.endpoints.get_mut(&key.target)
             {
-                // A next life has its first credit beside what lies unread of this: of that
-                // an endpoint may hold a window, and the pool must have room for both, as
-                // for a window that grows.
+                // The next life gets its initial credit in addition to what is unread of this one. An
+                // endpoint may hold one window of such messages, and the pool must have room for both.
                 next_life = shared.config.initial_credit_bytes.into();
                 let others = shared.committed - before;
                 let room = shared.pool.budget().saturating_sub(others);
@@ -457,7 +459,7 @@ impl Channel {
         }
     }
 
-    /// The application gave back a message of `total` bytes. Whether the peer must be told.
+    /// The application has consumed a message of `total` bytes.
     #[inline]
     pub(crate) fn consumed(
         &mut self,
@@ -480,7 +482,7 @@ impl Channel {
                 endpoint.ended_unread = endpoint.ended_unread.saturating_sub(charge(total));
             }
             if incoming.is_over() {
-                self.check_over(edge.index, shared);
+                self.forget_if_over(edge.index, shared);
                 return Urgency::None;
             }
         }
@@ -490,15 +492,15 @@ impl Channel {
         }
     }
 
-    /// An endpoint was closed: gives back what its edges held. Whose messages had
-    /// arrived in part is told that they are not taken.
+    /// Releases what the edges of a closed endpoint hold, and refuses messages that have arrived in
+    /// part.
     pub(crate) fn close_target(
         &mut self,
         target: u32,
         now: Instant,
         shared: &mut Shared,
     ) -> Urgency {
-        let mut tell = Urgency::None;
+        let mut urgency = Urgency::None;
         let concerned: Vec<u32> = match self.draining {
             0 => self.incoming.range(target).collect(),
             _ => {
@@ -518,158 +520,34 @@ impl Channel {
             if let Some(sequence) = partial {
                 self.refuse(index, sequence, RefusedReason::Closed);
             }
-            // One that waits for its turn would wait for ever.
-            tell = tell.max(self.regrant(index, now, shared));
-            self.check_over(index, shared);
+            // An edge that waits for its turn would wait forever.
+            urgency = urgency.max(self.regrant(index, now, shared));
+            self.forget_if_over(index, shared);
         }
-        tell
+        urgency
     }
 
-    /// Endpoints that send to `target` and have not ended.
+    /// Endpoints with open edges to `target`.
     pub(crate) fn sources(&self, target: u32) -> impl Iterator<Item = u32> + '_ {
         let edges = self.incoming.range(target);
         edges.filter_map(|index| Some(self.incoming.get(index)?.key().source))
     }
 
-    /// True if the rest of some message must come.
+    /// True if some message has arrived in part.
     pub(crate) fn awaits_pieces(&self) -> bool {
         self.incoming.iter().any(|(_, edge)| edge.is_waiting())
     }
 
-    /// Incoming edges, those included that have ended and whose messages wait to be read.
+    /// Number of incoming edges, including those that have ended and have unread messages.
     pub(crate) fn incoming_len(&self) -> usize {
         self.incoming.len()
     }
 
-    // ---- grants ------------------------------------------------------------------
-
-    /// Renews an edge's credit; how soon the peer must be told.
-    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Urgency {
-        let id = self.incoming_id(index);
-        let Some(edge) = self.incoming.get_mut(index) else {
-            return Urgency::None;
-        };
-        let before = edge.committed();
-        let wanting = edge.is_wanting();
-        let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
-        let target = edge.key().target;
-        if let Some(endpoint) = shared.endpoints.get_mut(&target) {
-            // A sender that changed its mind may leave a part of its grant unused.
-            let is_over = |turn: Oversize| {
-                edge.has_consumed(turn.end) || turn.begun && edge.has_consumed_all()
-            };
-            if endpoint
-                .oversize
-                .is_some_and(|turn| turn.edge == id && is_over(turn))
-            {
-                endpoint.oversize = None;
-                edge.in_turn = false;
-            }
-            if edge.wants_oversize() {
-                // What our own turn brings may still be on its way.
-                let free = endpoint
-                    .oversize
-                    .is_none_or(|turn| turn.is_forfeit(shared.stepped_at, &shared.config));
-                if free {
-                    endpoint.oversize = Some(Oversize {
-                        edge: id,
-                        end: edge.grant_oversize(),
-                        begun: false,
-                        granted_at: now,
-                    });
-                    endpoint.waiting.retain(|waiting| *waiting != id);
-                    tell = true;
-                } else if !endpoint.waiting.contains(&id) {
-                    endpoint.waiting.push_back(id);
-                    shared.edges_waiting = true;
-                }
-            }
-        } else if edge.wants_oversize() {
-            // Nobody takes it: let it come and be refused.
-            edge.grant_oversize();
-            tell = true;
-        }
-        shared.committed = shared.committed + edge.committed() - before;
-        if !tell {
-            return Urgency::None;
-        }
-        self.grant_due(index);
-        match wanting {
-            true => Urgency::Now,
-            false => Urgency::Soon,
-        }
-    }
-
-    /// Looks again at an edge that waited for another's over-long message.
-    pub(crate) fn retry_grant(
-        &mut self,
-        edge: EdgeId,
-        now: Instant,
-        shared: &mut Shared,
-    ) -> Urgency {
-        match self.incoming.get_exact(edge.index, edge.generation) {
-            Some(_) => self.regrant(edge.index, now, shared),
-            None => Urgency::None,
-        }
-    }
-
-    /// The message that an edge's turn is for has begun to arrive.
-    fn begin_oversize(&mut self, index: u32, shared: &mut Shared) {
-        let id = self.incoming_id(index);
-        if let Some(edge) = self.incoming.get(index)
-            && let Some(endpoint) = shared.endpoints.get_mut(&edge.key().target)
-            && let Some(turn) = &mut endpoint.oversize
-            && turn.edge == id
-        {
-            turn.begun = true;
-        }
-    }
-
-    fn grant_due(&mut self, index: u32) {
-        if !self.grants_due.contains(&index) {
-            self.grants_due.push(index);
-        }
-    }
-
-    /// A wish for credit. `may_open` unless it may be one of an edge that was forgotten.
-    pub(crate) fn on_credit_request(
-        &mut self,
-        key: EdgeKey,
-        wish: CreditRequest,
-        may_open: bool,
-        now: Instant,
-        shared: &mut Shared,
-    ) -> Urgency {
-        let index = match self.find_in(key) {
-            Some(index) => Some(index),
-            None if may_open => self.open_in(key, shared),
-            None => None,
-        };
-        let Some(index) = index else {
-            return Urgency::None;
-        };
-        let Some(edge) = self.incoming.get_mut(index) else {
-            return Urgency::None;
-        };
-        if edge.key() != key {
-            // One of an earlier life came late.
-            return Urgency::None;
-        }
-        if !edge.want(wish) {
-            shared.count(DropReason::Violation);
-            return Urgency::None;
-        }
-        self.regrant(index, now, shared);
-        // Whatever was granted may have been lost on the way: say it again.
-        self.grant_due(index);
-        Urgency::Now
-    }
-
-    /// The peer sends nothing from `sequence` on.
+    /// The peer sends no message from `sequence` on.
     pub(crate) fn on_end(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
         let index = match self.find_in(key) {
             Some(index) => Some(index),
-            // Its messages are still on their way.
+            // Its messages have not arrived yet.
             None if widen(sequence, self.first) != self.first => self.open_in(key, shared),
             None => None,
         };
@@ -680,31 +558,32 @@ impl Channel {
         if let Some(edge) = self.incoming.get_mut(index) {
             edge.end_at(widen(sequence, edge.next()));
         }
-        self.check_over(index, shared);
+        self.forget_if_over(index, shared);
     }
 }
 
-/// True if the endpoint is open by what was last seen of the endpoint table.
+/// True if the endpoint was open when the endpoint table was last queried, and the table has not
+/// changed since.
 #[inline]
 fn is_known_open(edge: &EdgeIn, shared: &Shared) -> bool {
     edge.open == (shared.endpoints_generation, true)
 }
 
 #[inline]
-fn note_taken(count: u32, charge: u64, shared: &mut Shared) {
+fn count_accepted(count: u32, charge: u64, shared: &mut Shared) {
     shared.pool.take(charge);
     shared.stats.messages_delivered += u64::from(count);
 }
 
-/// Why this message would find nobody, if so. The endpoint table is asked again
-/// only after it changed.
+/// Why this message must be refused, if it must. The endpoint table is queried only after a
+/// change.
 #[inline]
 fn refusal_for(edge: &mut EdgeIn, piece: &MessagePiece, shared: &Shared) -> Option<RefusedReason> {
     if edge.open.0 != shared.endpoints_generation {
         let open = shared.endpoints.contains_key(&edge.key().target);
         edge.open = (shared.endpoints_generation, open);
     }
-    // Whether an operation is allowed its owner decides, and answers.
+    // Operations are checked by the owner of the memory, who answers each of them.
     if !edge.open.1 && !piece.operation {
         return Some(RefusedReason::NoEndpoint);
     }

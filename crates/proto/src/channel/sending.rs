@@ -1,4 +1,4 @@
-//! The edges to the peer: opened, used, refused, ended, forgotten. Spec §5.5, §5.6.
+//! The edges to the peer: opening, sending, refusals, ends. Spec §5.5, §5.6.
 
 use alloc::vec::Vec;
 
@@ -11,7 +11,7 @@ use crate::shared::Shared;
 use crate::wire::{EdgeKey, RefusedReason};
 
 impl Channel {
-    /// The edge between two endpoints, made on first use; one more handle to it.
+    /// Opens a handle to the edge between two endpoints, which is created on first use.
     pub(crate) fn edge(&mut self, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
         if let Some(index) = self.outgoing.find((source, target)) {
             if let Some(edge) = self.outgoing.get_mut(index) {
@@ -25,14 +25,14 @@ impl Channel {
         let key = EdgeKey {
             source,
             target,
-            life: self.take_life(),
+            life: self.next_life_number(),
         };
         let edge = EdgeOut::new(key, self.initial_credit, self.first);
         let index = self.outgoing.insert((source, target), edge);
         Ok(self.outgoing_id(index))
     }
 
-    fn take_life(&mut self) -> u8 {
+    fn next_life_number(&mut self) -> u8 {
         let life = self.next_life;
         self.next_life = (life + 1) % EdgeKey::LIVES;
         life
@@ -76,7 +76,7 @@ impl Channel {
         let is_new = !out.is_known();
         if let Some(sequence) = out.begin(total) {
             let key = out.key();
-            // A longer one may have waited and been given up.
+            // A longer message may have waited and been withdrawn.
             if !self.wanting.is_empty() {
                 self.wanting.retain(|wanting| *wanting != edge.index);
             }
@@ -96,19 +96,19 @@ impl Channel {
         Err(BeginError::NoCredit { left })
     }
 
-    /// Takes back the message begun last, of which nothing was sent.
+    /// Undoes the last [`begin`](Self::begin). Nothing of that message may have been sent.
     pub(crate) fn retract(&mut self, edge: EdgeId, total: u64) {
         if let Some(out) = self.out_mut(edge) {
             out.retract(total);
         }
     }
 
-    /// Numbers an unreliable message. All edges have one sequence, as lives are numbered anew
-    /// after a while: pieces of an earlier one may still lie at the receiver.
+    /// Numbers an unreliable message. All edges share one sequence, because lives are reused and
+    /// pieces of an earlier one may still be at the receiver.
     pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
         let out = self.out_mut(edge).ok_or(BeginError::Gone)?;
         if out.is_ending() {
-            // Its earlier life has been told to be over.
+            // The end of its earlier life was announced.
             return Err(BeginError::NoCredit { left: 0 });
         }
         let key = out.key();
@@ -116,7 +116,7 @@ impl Channel {
         Ok((key, self.next_unreliable))
     }
 
-    /// Nobody waits for credit on this edge any more.
+    /// Withdraws the message that waits for credit on this edge.
     pub(crate) fn cancel(&mut self, edge: EdgeId) {
         if let Some(out) = self.out_mut(edge) {
             out.give_up();
@@ -124,16 +124,16 @@ impl Channel {
         }
     }
 
-    /// After a refusal: the edge may be used again.
+    /// Allows messages again after a refusal.
     pub(crate) fn clear_refusal(&mut self, edge: EdgeId) {
-        // A handle more and one less leave only that.
+        // Opening and closing a handle does exactly that.
         if let Some(out) = self.out_mut(edge) {
             out.open_again();
             out.close(false);
         }
     }
 
-    /// One handle of an outgoing edge less; the edge ends with its last.
+    /// Closes one handle of an outgoing edge. The edge ends with its last handle.
     pub(crate) fn close_edge(&mut self, edge: EdgeId, shared: &mut Shared) {
         if let Some(out) = self.out_mut(edge) {
             let closed = out.close(false);
@@ -141,7 +141,7 @@ impl Channel {
         }
     }
 
-    /// A source endpoint was closed: its edges end.
+    /// Ends all edges of a source endpoint that was closed.
     pub(crate) fn close_source(&mut self, source: u32, shared: &mut Shared) {
         let edges: Vec<u32> = self.outgoing.range(source).collect();
         for index in edges {
@@ -153,7 +153,7 @@ impl Channel {
     }
 
     fn closed(&mut self, index: u32, closed: Closed, shared: &mut Shared) {
-        if closed == Closed::No {
+        if closed == Closed::Nothing {
             return;
         }
         self.wanting.retain(|wanting| *wanting != index);
@@ -164,7 +164,7 @@ impl Channel {
         match closed {
             Closed::Urgency => self.notices.push_back(Notice::End { key, sequence }),
             Closed::Forget => self.forget_outgoing(index, shared),
-            Closed::No => {}
+            Closed::Nothing => {}
         }
     }
 
@@ -177,12 +177,12 @@ impl Channel {
         }
     }
 
-    /// Outgoing edges, those that are ending included.
+    /// Number of outgoing edges, including those that are ending.
     pub(crate) fn outgoing_len(&self) -> usize {
         self.outgoing.len()
     }
 
-    /// A grant.
+    /// Applies a grant.
     pub(crate) fn on_credit(&mut self, key: EdgeKey, limit: u64, shared: &mut Shared) {
         let Some(index) = self.outgoing.find((key.source, key.target)) else {
             return;
@@ -190,7 +190,7 @@ impl Channel {
         let Some(out) = self.outgoing.get_mut(index) else {
             return;
         };
-        // One of an earlier life came late.
+        // A late grant of an earlier life has another key.
         if out.key() == key && !out.is_ending() && out.grant(limit) {
             self.wanting.retain(|wanting| *wanting != index);
             let edge = self.outgoing_id(index);
@@ -198,7 +198,7 @@ impl Channel {
         }
     }
 
-    /// Messages from this one on were not taken.
+    /// The peer refuses messages from `sequence` on.
     pub(crate) fn on_refused(
         &mut self,
         (source, target): (u32, u32),
@@ -237,7 +237,7 @@ impl Channel {
             None => {}
             Some(false) => self.forget_outgoing(index, shared),
             Some(true) => {
-                self.take_life();
+                self.next_life_number();
                 if waited {
                     self.wanting.retain(|wanting| *wanting != index);
                     let edge = self.outgoing_id(index);

@@ -1,7 +1,7 @@
 //! Edges of one direction, found by their two endpoints or by their position.
 //!
-//! A position is used again after its edge was forgotten, with another
-//! generation: an [`EdgeId`](crate::EdgeId) of the earlier edge finds nothing.
+//! Positions are reused under another generation, so the [`EdgeId`](crate::EdgeId) of a forgotten
+//! edge finds nothing.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -18,7 +18,7 @@ pub(crate) struct EdgeTable<E> {
     slots: Vec<Slot<E>>,
     free: Vec<u32>,
     by_ends: BTreeMap<(u32, u32), u32>,
-    /// Generation of positions that are made anew.
+    /// Generation of new positions.
     first_generation: u32,
 }
 
@@ -50,7 +50,8 @@ impl<E> EdgeTable<E> {
         self.by_ends.range(ends).map(|(_, index)| *index)
     }
 
-    /// Adds an edge; its position. One with the same ends is not found by them any more.
+    /// Adds an edge and returns its position. An older edge with the same ends can no longer be found
+    /// by them.
     pub(crate) fn insert(&mut self, ends: (u32, u32), edge: E) -> u32 {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -71,14 +72,14 @@ impl<E> EdgeTable<E> {
         index
     }
 
-    /// The edge is no longer found by its ends.
+    /// Removes an edge from the look-up by ends, but not from the table.
     pub(crate) fn hide(&mut self, ends: (u32, u32), index: u32) {
         if self.by_ends.get(&ends) == Some(&index) {
             self.by_ends.remove(&ends);
         }
     }
 
-    /// Takes an edge out; its position may be used again.
+    /// Removes an edge. Its position may be reused.
     pub(crate) fn remove(&mut self, ends: (u32, u32), index: u32) -> Option<E> {
         let slot = self.slots.get_mut(index as usize)?;
         let edge = slot.edge.take()?;
@@ -86,7 +87,7 @@ impl<E> EdgeTable<E> {
         self.hide(ends, index);
         self.free.push(index);
         if self.free.len() == self.slots.len() {
-            // The memory of a busier time is given back.
+            // Most tables become empty again after a peak: free its memory.
             let newest = self.slots.iter().map(|slot| slot.generation).max();
             *self = EdgeTable {
                 first_generation: newest.unwrap_or(0),
@@ -113,7 +114,7 @@ impl<E> EdgeTable<E> {
         self.slots.get_mut(index as usize)?.edge.as_mut()
     }
 
-    /// The edge at a position, if it is still the one of that generation.
+    /// The edge at a position, if its generation matches.
     #[inline]
     pub(crate) fn get_exact(&mut self, index: u32, generation: u32) -> Option<&mut E> {
         let slot = self.slots.get_mut(index as usize)?;
@@ -136,7 +137,7 @@ impl<E> EdgeTable<E> {
     }
 }
 
-/// Generations only grow; tables that differ in nothing else behave alike.
+/// Generations only grow. Tables that differ only in them behave alike.
 impl<E: core::hash::Hash> core::hash::Hash for EdgeTable<E> {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
         for slot in &self.slots {
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_position_is_used_again_and_its_earlier_edge_is_not_found() {
+    fn a_reused_position_does_not_find_its_earlier_edge() {
         let mut table = EdgeTable::default();
         let first = table.insert((1, 2), 'a');
         let other = table.insert((1, 3), 'b');
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_keeps_no_memory_and_no_generation_twice() {
+    fn an_empty_table_frees_its_memory_and_reuses_no_generation() {
         let mut table = EdgeTable::default();
         let index = table.insert((1, 2), ());
         let generation = table.generation(index);

@@ -1,5 +1,5 @@
-//! All orders in which peers begin, packets come and acknowledgements go, within small bounds,
-//! while the queue of this process's port has overflowed: grants are conserved, and nobody
+//! Explores, within small bounds, all orders in which peers start, packets arrive and
+//! acknowledgements are sent after the queue has overflowed: grants are conserved, and no peer
 //! starves. Spec §6.7, §8.
 
 use alloc::collections::BTreeSet;
@@ -12,28 +12,28 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use super::tests::overflowed;
 use super::*;
 
-/// What a sender was told: packets that have arrived, and how many may be on their way.
+/// An acknowledgement: packets that have arrived, and how many may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Told {
+struct Ack {
     arrived: u32,
     window: u32,
 }
 
-impl Told {
+impl Ack {
     /// The number after the last packet that it allows.
     fn end(self) -> u32 {
         self.arrived + self.window
     }
 }
 
-/// A peer with packets to send, which leave as soon as they may.
+/// A peer that sends its packets as soon as it may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Sender {
     packets: u32,
     arrived: u32,
-    told: Told,
-    /// An acknowledgement on its way; a newer one takes its place, as if it was lost.
-    telling: Option<Told>,
+    known: Ack,
+    /// An acknowledgement in flight. A newer one replaces it, as if it were lost.
+    ack_in_flight: Option<Ack>,
     has_begun: bool,
     is_gone: bool,
 }
@@ -44,16 +44,16 @@ impl Sender {
     }
 
     fn flying(&self) -> u32 {
-        self.told
+        self.known
             .end()
             .min(self.packets)
             .saturating_sub(self.arrived)
     }
 
-    /// Packets that are on their way, or will be whatever it is told from here on.
+    /// Packets in flight, and packets that known acknowledgements allow.
     fn exposed(&self) -> u32 {
-        let telling = self.telling.map_or(0, Told::end);
-        let end = self.told.end().max(telling).min(self.packets);
+        let ack_in_flight = self.ack_in_flight.map_or(0, Ack::end);
+        let end = self.known.end().max(ack_in_flight).min(self.packets);
         end.saturating_sub(self.arrived)
     }
 }
@@ -62,11 +62,16 @@ impl Sender {
 enum Action {
     Begin,
     Arrive,
-    Hear,
+    ReceiveAck,
     Leave,
 }
 
-const ACTIONS: [Action; 4] = [Action::Begin, Action::Arrive, Action::Hear, Action::Leave];
+const ACTIONS: [Action; 4] = [
+    Action::Begin,
+    Action::Arrive,
+    Action::ReceiveAck,
+    Action::Leave,
+];
 
 #[derive(Clone)]
 struct World {
@@ -74,19 +79,19 @@ struct World {
     now: Instant,
     peers: Vec<PeerId>,
     senders: Vec<Sender>,
-    /// Peers that may still leave with packets unsent.
+    /// Peers that may still leave before they have sent everything.
     departures: u32,
 }
 
 impl World {
-    fn tell(&mut self, at: usize) {
+    fn acknowledge(&mut self, at: usize) {
         let window = self.grants.window(self.peers[at]);
         let sender = &mut self.senders[at];
         let arrived = sender.arrived;
-        sender.telling = Some(Told { arrived, window });
+        sender.ack_in_flight = Some(Ack { arrived, window });
     }
 
-    /// The world after an action of one peer; `None` if it cannot be.
+    /// The world after an action of one peer; `None` if the action is impossible.
     fn after(&self, at: usize, action: Action) -> Option<World> {
         let mut next = self.clone();
         let (peer, now) = (self.peers[at], self.now);
@@ -97,16 +102,16 @@ impl World {
         match action {
             Action::Begin if !sender.has_begun => {
                 sender.has_begun = true;
-                next.grants.has_left(peer, sender.packets, now);
+                next.grants.set_backlog(peer, sender.packets, now);
             }
             Action::Arrive if sender.flying() > 0 => {
                 sender.arrived += 1;
                 let left = sender.left();
                 next.grants.arrived((peer, 0), left, now);
                 next.grants.stepped(now);
-                next.tell(at);
+                next.acknowledge(at);
             }
-            Action::Hear => sender.told = sender.telling.take()?,
+            Action::ReceiveAck => sender.known = sender.ack_in_flight.take()?,
             Action::Leave if sender.left() > 0 && self.departures > 0 => {
                 sender.is_gone = true;
                 next.departures -= 1;
@@ -115,9 +120,9 @@ impl World {
             _ => return None,
         }
         next.grants.stepped(now);
-        while let Some(told) = next.grants.next_news() {
+        while let Some(told) = next.grants.next_changed() {
             let index = next.peers.iter().position(|it| *it == told)?;
-            next.tell(index);
+            next.acknowledge(index);
         }
         Some(next)
     }
@@ -128,11 +133,11 @@ impl World {
         let limit = self.grants.downlink.limit().unwrap_or(u32::MAX);
         if exposed > limit {
             return Err(alloc::format!(
-                "{exposed} packets may come, the limit is {limit}"
+                "{exposed} packets may be in flight, the limit is {limit}"
             ));
         }
         match is_last && there().any(|it| it.left() > 0) {
-            true => Err(String::from("somebody waits for ever")),
+            true => Err(String::from("a sender waits forever")),
             false => Ok(()),
         }
     }
@@ -145,9 +150,9 @@ impl World {
     }
 }
 
-/// Visits all states; how many there are, or the first that breaks a rule.
+/// Visits all states. Returns their number, or the first violation.
 fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
-    // So many have sent at once that nobody may send unasked.
+    // So many peers have sent at the same time that none may send without a grant.
     let (grants, now, mut peers) = overflowed(64);
     peers.truncate(packets.len());
     let sender = |packets: &u32| Sender {
@@ -170,7 +175,7 @@ fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
                 let Some(next) = world.after(at, action) else {
                     continue;
                 };
-                // Who leaves does so of its own will: nobody may wait for that.
+                // A departure is voluntary, so no peer may have to wait for it.
                 is_last &= matches!(action, Action::Leave);
                 if seen.insert(next.digest()) {
                     open.push(next);
@@ -185,9 +190,9 @@ fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
 }
 
 #[test]
-fn grants_are_conserved_and_nobody_starves_in_any_order_of_packets() {
+fn grants_are_conserved_and_no_peer_starves_in_any_order_of_packets() {
     let small = [(&[14, 9][..], 1), (&[9, 3, 1], 0)];
-    // With `DIPOLE_MODEL_BOUND`: half a minute more.
+    // With `DIPOLE_MODEL_BOUND` this takes half a minute longer.
     let large = [(&[11, 10][..], 1), (&[9, 8, 1], 0)];
     let is_bounded = std::env::var_os("DIPOLE_MODEL_BOUND").is_none();
     let more = if is_bounded { &large[..0] } else { &large };

@@ -1,4 +1,4 @@
-//! Endpoints and edges of a machine, whatever carries them.
+//! Endpoints and edges of a machine, for sessions and pipes.
 
 use alloc::vec::Vec;
 
@@ -14,14 +14,14 @@ use crate::time::Instant;
 use crate::wire::EdgeKey;
 
 impl Machine {
-    /// Messages for `target` are taken from now on.
+    /// Accepts messages for `target` from now on.
     pub fn open_endpoint(&mut self, target: u32) {
         self.shared.endpoints.insert(target, Endpoint::default());
         self.shared.endpoints_generation += 1;
     }
 
-    /// Messages for `target` are refused from now on, those held are forgotten; edges
-    /// from it end.
+    /// Refuses messages for `target` from now on and discards those that are held. Edges from it
+    /// end.
     pub fn close_endpoint(&mut self, now: Instant, target: u32) {
         self.shared.endpoints.remove(&target);
         self.shared.endpoints_generation += 1;
@@ -42,7 +42,7 @@ impl Machine {
         }
     }
 
-    /// Endpoints that have sent to `target` and not ended: peer and source.
+    /// Endpoints with open edges to `target`: peer and source.
     pub fn sources(&self, target: u32) -> impl Iterator<Item = (PeerId, u32)> + '_ {
         self.peers.ids().flat_map(move |peer| {
             let channel = self.peers.get(peer).map(Peer::channel);
@@ -51,13 +51,13 @@ impl Machine {
         })
     }
 
-    /// A number that nobody can guess, for the key of a region.
+    /// A random number that is hard to predict, for the key of a region.
     pub fn new_random_key(&mut self) -> u64 {
         u64::from(self.next_random()) << 32 | u64::from(self.next_random())
     }
 
-    /// The outgoing edge from `source` to `target` at a peer, for one more user; after a
-    /// refusal it may be used again. Each user closes it once.
+    /// Opens the outgoing edge from `source` to `target` at a peer, or another handle to it. After a
+    /// refusal this allows messages again. Each handle must be closed once.
     ///
     /// # Errors
     /// [`EdgeError`].
@@ -66,8 +66,9 @@ impl Machine {
         found.channel_mut().edge(source, target)
     }
 
-    /// One user of an outgoing edge less. With the last it ends: the peer is told after
-    /// all its messages, and both forget it. [`Event::EdgeForgotten`](crate::Event::EdgeForgotten) follows.
+    /// Closes one handle of an outgoing edge. The edge ends with its last handle: the peer is
+    /// notified after all its messages, and both sides forget it.
+    /// [`Event::EdgeForgotten`](crate::Event::EdgeForgotten) follows.
     pub fn close_edge(&mut self, edge: EdgeId) {
         match self.peers.get_mut(edge.peer) {
             Some(Peer::Session(session)) => session.close_edge(edge, &mut self.shared),
@@ -77,11 +78,11 @@ impl Machine {
         self.reschedule(edge.peer);
     }
 
-    /// Begins a message of `total` bytes: its edge's key and its number. The caller fills
-    /// frames with its records and queues them, or pushes it.
+    /// Begins a message of `total` bytes. The caller fills frames with its records and queues them,
+    /// or pushes it into the pipe.
     ///
     /// # Errors
-    /// [`BeginError`]; after `NoCredit` the peer is asked for credit until
+    /// [`BeginError`]. After `NoCredit` the peer is asked for credit until
     /// [`Event::Credit`](crate::Event::Credit) or [`cancel`](Self::cancel).
     #[inline]
     pub fn begin(
@@ -112,17 +113,17 @@ impl Machine {
         begun
     }
 
-    /// Takes back the message begun last on an edge, of which nothing was sent.
+    /// Undoes the last [`begin`](Self::begin) on an edge. Nothing of that message may have been sent.
     pub fn retract(&mut self, edge: EdgeId, total: u64) {
         if let Some(peer) = self.peers.get_mut(edge.peer) {
             peer.channel_mut().retract(edge, total);
         }
     }
 
-    /// Begins an unreliable message: its edge's key and its number.
+    /// Begins an unreliable message. Returns its edge's key and its number.
     ///
     /// # Errors
-    /// [`BeginError`]; `NoCredit` while an earlier life of the edge ends.
+    /// [`BeginError`]. `NoCredit` while an earlier life of the edge is ending.
     pub fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
         let begun = match self.peers.get_mut(edge.peer) {
             Some(Peer::Session(session)) => session.channel.begin_unreliable(edge),
@@ -133,7 +134,7 @@ impl Machine {
         begun
     }
 
-    /// Nobody waits for credit on this edge any more.
+    /// Withdraws the message that waits for credit on this edge.
     pub fn cancel(&mut self, edge: EdgeId) {
         match self.peers.get_mut(edge.peer) {
             Some(Peer::Session(session)) => session.cancel(edge),
@@ -142,7 +143,7 @@ impl Machine {
         }
     }
 
-    /// After a refusal: the edge may be used again.
+    /// Allows messages again after a refusal.
     pub fn clear_refusal(&mut self, edge: EdgeId) {
         if let Some(peer) = self.peers.get_mut(edge.peer) {
             peer.channel_mut().clear_refusal(edge);
@@ -155,14 +156,14 @@ impl Machine {
         self.peers.get_mut(edge.peer)?.channel_mut().key(edge)
     }
 
-    /// The number of the message that an edge from a peer hands over next; 0 if it is over.
+    /// The number of the next message that an incoming edge delivers; 0 if it is over.
     #[must_use]
     pub fn next_message(&self, edge: EdgeId) -> u64 {
         let peer = self.peers.get(edge.peer);
         peer.map_or(0, |peer| peer.channel().next_message(edge))
     }
 
-    /// Edges to and from all peers that have not been forgotten.
+    /// Number of outgoing and incoming edges that are not forgotten.
     #[must_use]
     pub fn edges(&self) -> (usize, usize) {
         let channels = self.peers.iter().map(Peer::channel);
@@ -174,8 +175,8 @@ impl Machine {
         })
     }
 
-    /// Hands a filled frame over: one unit. False if the peer is gone (the frame
-    /// stays the caller's).
+    /// Queues a filled frame as one unit. Returns false if the peer is gone; the frame then stays
+    /// with the caller.
     pub fn queue(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
         let Some(session) = self.session_mut(peer) else {
             return false;
@@ -185,7 +186,7 @@ impl Machine {
         true
     }
 
-    /// Hands over a frame with unreliable records: sent once, then free.
+    /// Queues a frame with unreliable records. It is sent once and then released.
     pub fn queue_unreliable(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
         let Some(session) = self.session_mut(peer) else {
             return false;
@@ -195,8 +196,8 @@ impl Machine {
         true
     }
 
-    /// The application has given back a message of `total` bytes of an incoming
-    /// edge: its room can be granted again.
+    /// The application has consumed a message of `total` bytes from an incoming edge, so that its
+    /// room can be granted again.
     pub fn consumed(&mut self, now: Instant, edge: EdgeId, total: u64) {
         let shared = &mut self.shared;
         let tells = match self.peers.get_mut(edge.peer) {
@@ -211,7 +212,7 @@ impl Machine {
             self.reschedule(edge.peer);
         }
         if self.shared.edges_waiting {
-            self.retry_oversize(now);
+            self.retry_long_messages(now);
         }
     }
 
@@ -221,8 +222,8 @@ impl Machine {
         self.shared.pool.used()
     }
 
-    /// Bytes that peers may make this process hold, those included that it holds: what they were
-    /// granted and will be granted again as the application consumes.
+    /// Bytes that peers may make this process hold, including those that it holds: what is granted,
+    /// and what will be granted as the application consumes.
     #[must_use]
     pub fn credit_committed(&self) -> u64 {
         self.shared.committed

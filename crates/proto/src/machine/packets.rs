@@ -1,4 +1,4 @@
-//! Packets that come in: to whom they belong, and the handshake. Spec §3.
+//! Arriving packets: assignment to peers, and the handshake. Spec §3.
 
 use alloc::boxed::Box;
 
@@ -8,29 +8,29 @@ use crate::key::{Agreement, Party, Seal};
 use crate::machine::{Machine, session_index};
 use crate::session::{Phase, Session};
 use crate::stats::DropReason;
-use crate::time::{Instant, SECOND};
+use crate::time::Instant;
 use crate::wire::{
     Address, Bye, CRC_BYTES, Challenge, Flags, Header, Hello, Kind, Malformed, Packet, Reset,
     ResetReason, Trailer,
 };
 
-/// A packet that is for somebody here, and what the caller must check of it.
+/// A packet for this process, and what the caller must verify.
 #[derive(Clone, Copy, Debug)]
 pub struct Addressed<'a> {
     /// The packet.
     pub packet: Packet<'a>,
-    /// What must close it, over [`Packet::covered`]. Only a packet whose checksum or tag is
-    /// right goes to [`Machine::on_packet`].
+    /// Its seal, over [`Packet::covered`]. Only a packet with a correct checksum or tag may be
+    /// passed to [`Machine::on_packet`].
     pub seal: Seal,
-    /// True if it matters whether its proof is right.
+    /// True if the caller must verify the proof.
     pub requests_proof: bool,
-    /// For the caller to set: its proof was checked and is right.
+    /// Set by the caller if the proof is correct.
     pub proven: bool,
     peer: Option<PeerId>,
 }
 
 impl Addressed<'_> {
-    /// The same packet once its records are decrypted: header and records, without a trailer.
+    /// The same packet with decrypted records: header and records, without a trailer.
     #[must_use]
     pub fn decrypted<'a>(&self, bytes: &'a [u8]) -> Addressed<'a> {
         let packet = self.packet.with_bytes(bytes);
@@ -39,11 +39,11 @@ impl Addressed<'_> {
 }
 
 impl Machine {
-    /// Parses the header and finds the session. Packets for nobody are counted,
-    /// and answered with a reset.
+    /// Parses the header and finds the session. Packets for unknown connections are counted and
+    /// answered with a reset.
     ///
     /// # Errors
-    /// The reason for which the packet was dropped; it has been counted.
+    /// The reason for which the packet was dropped. It has been counted.
     pub fn address<'a>(
         &mut self,
         now: Instant,
@@ -76,7 +76,7 @@ impl Machine {
         let Some(seal) = self
             .session(peer)
             .filter(|session| session.is_open())
-            .map(|session| session.seals.incoming)
+            .map(|session| session.keys.seals.incoming)
         else {
             return Err(self.unknown(now, from, bytes));
         };
@@ -91,8 +91,8 @@ impl Machine {
         })
     }
 
-    /// True if a proven packet outside sessions is worth the check: what strangers can send
-    /// at will, they shall not make us compute for.
+    /// True if the proof of a handshake packet is worth verifying. Unsolicited packets must not cost
+    /// computing time.
     fn requests_proof(&self, now: Instant, from: Address, packet: &Packet<'_>) -> bool {
         if !self.shared.config.keyed {
             return false;
@@ -102,18 +102,18 @@ impl Machine {
                 self.cookies.check(now, from, &hello) || self.outbox.is_exhausted(now)
             }),
             Kind::Welcome => (self.session(PeerId(packet.header().connection)))
-                .is_some_and(|session| !session.is_open() || session.renewal.is_some()),
+                .is_some_and(|session| !session.is_open() || session.keys.renewal.is_some()),
             Kind::Reset => Reset::parse(packet.body())
                 .is_ok_and(|reset| self.find_reset(from, &reset).is_some()),
             _ => false,
         }
     }
 
-    /// Takes a packet whose checksum is right; events tell what it brought.
+    /// Handles a packet whose checksum is correct. Its effects are reported as events.
     ///
     /// # Errors
-    /// The reason for which the packet's unit was dropped; it has been counted.
-    /// The other records of the packet have been used.
+    /// The reason for which the packet's unit was dropped. It has been counted. The other records of
+    /// the packet have been handled.
     pub fn on_packet(
         &mut self,
         now: Instant,
@@ -170,8 +170,8 @@ impl Machine {
         reason
     }
 
-    /// No session has that connection. A reset tells the sender, but a packet that
-    /// may be one of a session just opening is only dropped.
+    /// Handles a packet of an unknown connection. It is answered with a reset, unless a session with
+    /// that connection is just opening.
     fn unknown(&mut self, now: Instant, from: Address, bytes: &[u8]) -> DropReason {
         let opening = Header::parse(bytes)
             .ok()
@@ -202,12 +202,12 @@ impl Machine {
         proven: bool,
     ) -> Result<(), DropReason> {
         let hello = Hello::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
-        // First of all, so that nothing else goes to who did not ask.
+        // First of all, so that only a process that has sent a hello gets any other answer.
         if !self.cookies.check(now, from, &hello) {
             let cookie = self.cookies.make(now, from, &hello);
             let packet = HandshakePacket::Challenge(hello.connection, (cookie, hello.incarnation));
             if proven {
-                // Members get theirs however many strangers ask.
+                // Members get a challenge in spite of a flood of unproven hellos.
                 self.outbox.push(from, packet);
             } else {
                 self.answer(now, from, packet)?;
@@ -257,7 +257,7 @@ impl Machine {
         self.answer(now, to, packet)
     }
 
-    /// A hello from somebody who receives at `from`.
+    /// Handles a hello with a valid cookie.
     fn accept_hello(
         &mut self,
         now: Instant,
@@ -265,20 +265,20 @@ impl Machine {
         hello: &Hello,
     ) -> Result<(), DropReason> {
         let keyed = self.shared.config.keyed;
-        let session = |index: Option<&u32>| {
-            let session = self.peers.session_at(*index?)?;
+        let session = |index: Option<u32>| {
+            let session = self.peers.session_at(index?)?;
             Some((session.id, session.phase, session.remote))
         };
-        // It may ask from another of its addresses than the one it was met at.
-        let met = session(self.by_incarnation.get(&hello.incarnation));
+        // The process may use another of its addresses than before.
+        let met = session(self.index.of_process(hello.incarnation));
         let met = met.filter(|(_, phase, remote)| *phase == Phase::Open && remote.matches(hello));
-        let existing = met.or_else(|| session(self.by_home.get(&from)));
+        let existing = met.or_else(|| session(self.index.at_home(from)));
         let peer = match existing {
             Some((peer, Phase::Open, remote))
                 if remote.incarnation == hello.incarnation
                     && remote.connection == hello.connection =>
             {
-                // Our welcome was lost, or it wants to see a proof again.
+                // The welcome was lost, or the peer requests a new proof.
                 let packet = self.welcome(peer, hello);
                 if keyed && self.cookies.spend(now, hello.cookie) {
                     self.outbox.push(from, packet);
@@ -286,7 +286,7 @@ impl Machine {
                 }
                 return self.answer(now, from, packet);
             }
-            // Each handshake has a connection of its own, so this one was seen before.
+            // Each handshake has its own connection id, so this hello is a replay.
             _ if keyed && !self.cookies.spend(now, hello.cookie) => {
                 return Err(DropReason::Duplicate);
             }
@@ -318,14 +318,11 @@ impl Machine {
         let phase = Phase::Open;
         match self.add_session(from, phase, now) {
             Some(peer) => Ok(peer),
-            // It says hello again; by then there may be room.
+            // The peer repeats its hello; by then there may be room.
             None if self.make_room(now) => Err(DropReason::Throttled),
             None => {
                 self.refuse(now, from, hello, ResetReason::TooManyPeers)?;
-                if now >= self.report_full_at {
-                    self.report_full_at = now.after(SECOND);
-                    self.shared.event(Event::TooManyPeers { from });
-                }
+                self.report_full(from, now);
                 Err(DropReason::Throttled)
             }
         }
@@ -345,7 +342,7 @@ impl Machine {
         );
         let index = session_index(peer);
         if trailer != Trailer::Crc32c {
-            let (own, config) = (session.own, &self.shared.config);
+            let (own, config) = (session.keys.own, &self.shared.config);
             self.agreements.push(Agreement {
                 serial: own.serial,
                 index,
@@ -363,8 +360,7 @@ impl Machine {
                 },
             });
         }
-        self.by_incarnation.insert(hello.incarnation, index);
-        self.by_connection.insert((hello.connection, index));
+        self.index.insert_open(&session.remote, index);
         self.shared.processes += 1;
         self.shared.event(Event::Connected {
             peer,
@@ -380,7 +376,7 @@ impl Machine {
         welcome.echo = hello.incarnation;
         welcome.trailer = self.trailer_with(hello);
         if self.shared.config.keyed {
-            // Of an earlier handshake it would be another.
+            // The cookie ties the welcome to this handshake.
             welcome.cookie = hello.cookie;
         }
         HandshakePacket::Hello(Box::new((
@@ -390,8 +386,8 @@ impl Machine {
         )))
     }
 
-    /// What closes the packets of a session with the sender of a hello; one that offers
-    /// nothing we take has been refused.
+    /// The trailer for a session with the sender of a hello. A hello without a common trailer was
+    /// refused before.
     fn trailer_with(&self, hello: &Hello) -> Trailer {
         let agreed = self.shared.config.trailers.agree(hello.trailers);
         agreed.unwrap_or(Trailer::Crc32c)
@@ -404,7 +400,7 @@ impl Machine {
         let session = self
             .session_mut(peer)
             .ok_or(DropReason::UnknownConnection)?;
-        if let Some(renewal) = &mut session.renewal {
+        if let Some(renewal) = &mut session.keys.renewal {
             if challenge.echo != incarnation {
                 return Err(DropReason::WrongCookie);
             }
@@ -426,7 +422,7 @@ impl Machine {
             return Err(DropReason::WrongCookie);
         }
         if challenge.cookie == cookie && now < retry_at {
-            // Said already; the timer repeats it.
+            // It was sent already; the timer repeats it.
             return Ok(());
         }
         session.phase = Phase::Opening {
@@ -450,7 +446,7 @@ impl Machine {
         if welcome.echo != self.incarnation {
             return Err(DropReason::WrongCookie);
         }
-        let renewed = session.renewal.map(|renewal| renewal.cookie);
+        let renewed = session.keys.renewal.map(|renewal| renewal.cookie);
         let cookie = match (session.phase, renewed) {
             (Phase::Opening { cookie, .. }, _) | (Phase::Open, Some(cookie)) => cookie,
             (Phase::Open, None) => return Ok(()),
@@ -463,11 +459,11 @@ impl Machine {
             return Err(DropReason::WrongCookie);
         }
         if renewed.is_some() {
-            // Who stood between two members can pass on what both say, but not as its own. A peer
-            // that has given this session up answers for the one that it opens instead.
+            // A man in the middle can forward the hellos of two members, but not as its own. A peer that
+            // has given up this session answers for the one that it opens instead.
             let is_peer = session.remote.matches(&welcome);
             let session = self.session_mut(peer).filter(|_| is_peer);
-            session.ok_or(DropReason::UnknownConnection)?.renewal = None;
+            session.ok_or(DropReason::UnknownConnection)?.keys.renewal = None;
             self.refresh_deadline(peer);
             return Ok(());
         }
@@ -489,8 +485,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A reset counts if it names what only the peer could know. With a cluster key it must
-    /// be proven too, unless it says that the keys differ.
+    /// A reset is accepted if it contains what only the peer can know. With a cluster key it must
+    /// also be proven, unless its reason is that the keys differ.
     fn on_reset(
         &mut self,
         from: Address,
@@ -502,9 +498,9 @@ impl Machine {
         if reset.reason == ResetReason::Key
             && reset.echo == Some(incarnation)
             && let Some(session) = self.session_mut(PeerId(reset.connection))
-            && let Some(renewal) = &mut session.renewal
+            && let Some(renewal) = &mut session.keys.renewal
         {
-            // The reason why there will be no proof; anybody can have sent it.
+            // No proof will follow, and this is the reason; it is not authenticated.
             renewal.refused = true;
             return Ok(());
         }
@@ -522,7 +518,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The session that a reset speaks of.
+    /// The session that a reset refers to.
     fn find_reset(&self, from: Address, reset: &Reset) -> Option<PeerId> {
         let keyed = self.shared.config.keyed;
         let echoed = reset.echo == Some(self.incarnation);
@@ -530,11 +526,11 @@ impl Machine {
             Phase::Opening { .. } => {
                 let answers = echoed || !keyed && reset.reason != ResetReason::Key;
                 let named = session.id.connection() == reset.connection;
-                session.home.ip == from.ip && named && answers
+                session.remote.home.ip == from.ip && named && answers
             }
             Phase::Open => {
-                // Another process of that host may be made to say that it knows no such
-                // connection, or the peer itself that it takes no such hello.
+                // Another process of that host could be tricked into a reset for an unknown connection,
+                // and the peer itself into one that refuses a hello.
                 let speaks = match keyed {
                     true => session.is_small(from) && reset.echo.is_none(),
                     false => session.has_answered_from(from.ip),
@@ -543,9 +539,8 @@ impl Machine {
                 reset.reason == ResetReason::UnknownConnection && named && speaks
             }
         };
-        let named = (reset.connection, 0)..=(reset.connection, u32::MAX);
-        let open = self.by_connection.range(named);
-        let open = open.filter_map(|(_, index)| self.peers.session_at(*index));
+        let open = self.index.of_connection(reset.connection);
+        let open = open.filter_map(|index| self.peers.session_at(index));
         let opening = self.session(PeerId(reset.connection));
         let mut sessions = opening.into_iter().chain(open);
         sessions

@@ -1,19 +1,21 @@
-//! The peers of one process, by the ids that they are told.
+//! The table of peers.
 
 use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::channel::Channel;
 use crate::event::{INDEX_BITS, PeerId};
 use crate::pipe::Pipe;
-use crate::session::Session;
+use crate::session::{Remote, Session};
+use crate::wire::Address;
 
-/// A remote process, by what carries its records.
+/// A remote process.
 #[derive(Clone, Debug)]
 pub(super) enum Peer {
-    /// Packets.
+    /// A process on another node.
     Session(Box<Session>),
-    /// Records in order.
+    /// It is on the same node.
     Pipe(Box<Pipe>),
 }
 
@@ -40,16 +42,16 @@ impl Peer {
     }
 }
 
-/// See the module. Positions are used again, ids are not.
+/// See the module. Positions are reused, ids are not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerTable {
     slots: Vec<Option<Peer>>,
-    /// Positions that are free, by the peer that was there last.
+    /// Free positions, each with the last peer that used it.
     free: Vec<PeerId>,
 }
 
 impl PeerTable {
-    /// Adds what `make` makes of its id, with `random` in it; `None` beyond `limit`.
+    /// Adds a peer whose id contains `random`. Returns `None` if there are `limit` peers.
     pub(super) fn add(
         &mut self,
         limit: u32,
@@ -70,14 +72,14 @@ impl PeerTable {
         let id_of = |random: u32| PeerId((random << INDEX_BITS | low).max(1 << INDEX_BITS | low));
         let mut id = id_of(random);
         if former == Some(id) {
-            // Chance has drawn the same once more.
+            // The random bits are the same as for the former peer.
             id = id_of(!random);
         }
         self.slots[index] = Some(make(id));
         Some(id)
     }
 
-    /// Takes a peer out.
+    /// Removes a peer.
     pub(super) fn remove(&mut self, peer: PeerId) -> Option<Peer> {
         let slot = self.slots.get_mut(peer.index())?;
         let found = slot.take_if(|found| found.id() == peer)?;
@@ -85,12 +87,12 @@ impl PeerTable {
         Some(found)
     }
 
-    /// Peers in the table.
+    /// Number of peers.
     pub(super) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Positions in use or used before.
+    /// Number of positions, in use or free.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -131,7 +133,7 @@ impl PeerTable {
         }
     }
 
-    /// The session at a position.
+    /// The session at a position, if there is one.
     #[inline]
     pub(super) fn session_at(&self, index: u32) -> Option<&Session> {
         match self.slots.get(index as usize)? {
@@ -140,7 +142,7 @@ impl PeerTable {
         }
     }
 
-    /// The session at a position.
+    /// The session at a position, if there is one.
     #[inline]
     pub(super) fn session_at_mut(&mut self, index: u32) -> Option<&mut Session> {
         match self.slots.get_mut(index as usize)? {
@@ -170,5 +172,82 @@ impl PeerTable {
             Peer::Session(session) => Some(&mut **session),
             Peer::Pipe(_) => None,
         })
+    }
+}
+
+/// Finds sessions by what their peers report; values are positions in the [`PeerTable`].
+#[derive(Clone, Debug, Default)]
+pub(super) struct PeerIndex {
+    by_home: BTreeMap<Address, u32>,
+    /// Open sessions by the peer's incarnation; the newest if there are several.
+    by_incarnation: BTreeMap<u64, u32>,
+    /// Open sessions by the peer's connection id, which several may share.
+    by_connection: BTreeSet<(u32, u32)>,
+}
+
+impl PeerIndex {
+    /// Adds a session, open or opening.
+    pub(super) fn insert_home(&mut self, home: Address, index: u32) {
+        self.by_home.insert(home, index);
+    }
+
+    /// Adds a session that has opened.
+    pub(super) fn insert_open(&mut self, remote: &Remote, index: u32) {
+        self.by_incarnation.insert(remote.incarnation, index);
+        self.by_connection.insert((remote.connection, index));
+    }
+
+    /// Removes a session.
+    pub(super) fn remove(&mut self, remote: &Remote, index: u32) {
+        if self.by_incarnation.get(&remote.incarnation) == Some(&index) {
+            self.by_incarnation.remove(&remote.incarnation);
+        }
+        self.by_connection.remove(&(remote.connection, index));
+        self.by_home.remove(&remote.home);
+    }
+
+    /// The session with the process at this address.
+    pub(super) fn at_home(&self, home: Address) -> Option<u32> {
+        self.by_home.get(&home).copied()
+    }
+
+    /// The open session with the process of this incarnation; zero stands for none.
+    pub(super) fn of_process(&self, incarnation: u64) -> Option<u32> {
+        let index = self.by_incarnation.get(&incarnation);
+        index.filter(|_| incarnation != 0).copied()
+    }
+
+    /// The open sessions whose peers have this connection id.
+    pub(super) fn of_connection(&self, connection: u32) -> impl Iterator<Item = u32> + '_ {
+        let range = (connection, 0)..=(connection, u32::MAX);
+        self.by_connection.range(range).map(|(_, index)| *index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_session_leaves_a_newer_one_of_the_same_process() {
+        let mut index = PeerIndex::default();
+        let remote = |port, connection| Remote {
+            home: Address { ip: [1; 16], port },
+            connection,
+            incarnation: 9,
+            ..Remote::default()
+        };
+        let (old, new) = (remote(1, 7), remote(2, 7));
+        for (position, remote) in [(3, &old), (4, &new)] {
+            index.insert_home(remote.home, position);
+            index.insert_open(remote, position);
+        }
+        assert!(index.of_connection(7).eq([3, 4]));
+        index.remove(&old, 3);
+        assert_eq!(index.at_home(old.home), None);
+        assert_eq!(index.at_home(new.home), Some(4));
+        assert_eq!(index.of_process(9), Some(4));
+        assert!(index.of_connection(7).eq([4]));
+        assert_eq!(index.of_process(0), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The pipes of a machine: processes of the same node.
+//! The pipes of a machine, to processes of the same node.
 
 use alloc::boxed::Box;
 
@@ -11,7 +11,7 @@ use crate::time::Instant;
 use crate::wire::{Greeting, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag};
 
 impl Machine {
-    /// What this process tells others of its node.
+    /// What this process sends when a pipe opens.
     #[must_use]
     pub fn greeting(&self) -> Greeting {
         Greeting {
@@ -21,7 +21,7 @@ impl Machine {
         }
     }
 
-    /// A pipe to a process of this node is open. [`Event::Connected`] follows.
+    /// Adds the pipe to a process of this node. [`Event::Connected`] follows.
     ///
     /// # Errors
     /// [`ConnectError::TooManyPeers`].
@@ -41,15 +41,15 @@ impl Machine {
         Ok(peer)
     }
 
-    /// A pipe has ended. [`Event::Gone`] follows.
+    /// Removes a pipe that has ended. [`Event::Gone`] follows.
     pub fn close_pipe(&mut self, peer: PeerId, reason: GoneReason) {
         if self.peers.pipe_mut(peer).is_some() {
             self.remove(peer, reason);
         }
     }
 
-    /// Begins a message of `total` bytes that its caller pushes whole, at once if nothing waits
-    /// that it must not overtake: true. Else records at hand go first.
+    /// Begins a message of `total` bytes that the caller pushes as one record. Returns true if it
+    /// may do so at once, and false if queued records must go first.
     ///
     /// # Errors
     /// Those of [`begin`](Self::begin).
@@ -65,9 +65,9 @@ impl Machine {
         }
     }
 
-    /// Takes a whole message of `length` bytes on the edge that the peer gave this number.
-    /// `None` if events tell where it goes (its bytes are all of the record's), or nobody
-    /// wants it.
+    /// Handles a whole message of `length` bytes on the edge to which the peer has given this number.
+    /// Returns `None` if events say where it goes, or if no endpoint accepts it. The events refer to
+    /// the payload of the record.
     ///
     /// # Errors
     /// [`ProtocolViolation`]: the pipe must be closed.
@@ -89,9 +89,9 @@ impl Machine {
         Ok(delivery)
     }
 
-    /// Takes a whole message as [`on_pipe_message`](Self::on_pipe_message) does if `reader`, the
-    /// endpoint it is for, has it at once: it is [consumed](Self::consumed) with that. `None`,
-    /// and nothing has changed, if it is for another, or anything about it is unusual.
+    /// Fast path of [`on_pipe_message`](Self::on_pipe_message) for a message that the endpoint
+    /// `reader` [consumes](Self::consumed) at once. Returns `None` and changes nothing if the message
+    /// is for another endpoint or is not a common case.
     #[inline]
     pub fn on_pipe_message_read(
         &mut self,
@@ -110,13 +110,13 @@ impl Machine {
             self.wake_pipe(peer);
         }
         if self.shared.edges_waiting {
-            self.retry_oversize(now);
+            self.retry_long_messages(now);
         }
         Some(delivery)
     }
 
-    /// Takes any other record of a pipe. `payload` are the bytes of a control record; a
-    /// piece or an unreliable message is known by its `length`.
+    /// Handles any other record of a pipe. `payload` contains the bytes of a control record; for a
+    /// piece or an unreliable message only its `length` matters.
     ///
     /// # Errors
     /// [`ProtocolViolation`]: the pipe must be closed.
@@ -136,7 +136,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The tag under which a message of this edge is pushed, or an operation with its head.
+    /// The tag of a message, or of an operation with its head, on this edge.
     #[inline]
     #[must_use]
     pub fn message_tag(edge: EdgeId, operation: bool) -> u64 {
@@ -152,7 +152,7 @@ impl Machine {
         .to_word()
     }
 
-    /// The tag under which an unreliable message, or a piece, of this edge is pushed.
+    /// The tag of an unreliable message, or of a piece, on this edge.
     #[must_use]
     pub fn piece_tag(edge: EdgeId, unreliable: bool) -> u64 {
         let kind = match unreliable {
@@ -167,7 +167,7 @@ impl Machine {
         .to_word()
     }
 
-    /// True if records wait that no message may overtake.
+    /// True if records are queued that no message may overtake.
     #[inline]
     #[must_use]
     pub fn has_queued_records(&self, peer: PeerId) -> bool {
@@ -177,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// The next pipe with records to push; it is not named again before it has new ones.
+    /// The next pipe with records to push. It is returned again only when it has new ones.
     pub fn poll_ready_pipe(&mut self) -> Option<PeerId> {
         while let Some(peer) = self.ready_pipes.pop_front() {
             if let Some(pipe) = self.peers.pipe_mut(peer) {
@@ -188,27 +188,27 @@ impl Machine {
         None
     }
 
-    /// True if [`poll_ready_pipe`](Self::poll_ready_pipe) may have something.
+    /// True if [`poll_ready_pipe`](Self::poll_ready_pipe) may return a pipe.
     #[inline]
     #[must_use]
     pub fn has_ready_pipe(&self) -> bool {
         !self.ready_pipes.is_empty()
     }
 
-    /// The next record to push to a peer; the same until [`pop_record`](Self::pop_record).
+    /// The next record to push to a peer. It stays the same until [`pop_record`](Self::pop_record).
     pub fn poll_record(&mut self, peer: PeerId) -> Option<PipeRecord> {
         self.peers.pipe_mut(peer)?.poll_record()
     }
 
-    /// The record seen last has been pushed.
+    /// Removes the record that was pushed.
     pub fn pop_record(&mut self, peer: PeerId) {
         if let Some(pipe) = self.peers.pipe_mut(peer) {
             pipe.pop_record();
         }
     }
 
-    /// A long message that has begun, or the data of an operation with this `head`, lies at an address and stays
-    /// there until [`Event::OfferDone`], or until [`pieces_sent`](Self::pieces_sent) after
+    /// Offers a long message, or the data of the operation with this `head`. Its bytes must stay at
+    /// their address until [`Event::OfferDone`], or until [`pieces_sent`](Self::pieces_sent) after
     /// [`Event::PiecesRequested`].
     pub fn offer(
         &mut self,
@@ -223,9 +223,9 @@ impl Machine {
         }
     }
 
-    /// A long message that has begun comes in pieces, which are pushed behind all records
-    /// that wait, those of one edge message by message; then [`pieces_sent`](Self::pieces_sent). Not
-    /// while an earlier one of its edge is offered: its pieces might be asked for meanwhile.
+    /// Announces a long message in pieces. They are pushed after all queued records, those of one edge
+    /// message by message, and then [`pieces_sent`](Self::pieces_sent) is called. An edge must not
+    /// have an earlier message on offer, whose pieces might be requested meanwhile.
     pub fn announce(
         &mut self,
         edge: EdgeId,
@@ -239,7 +239,7 @@ impl Machine {
         }
     }
 
-    /// All pieces of a message have been pushed.
+    /// All pieces of a message were pushed.
     pub fn pieces_sent(&mut self, edge: EdgeId, sequence: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
             pipe.pieces_sent(edge, sequence);
@@ -247,7 +247,7 @@ impl Machine {
         }
     }
 
-    /// The message of an [`Event::Fetch`] is here.
+    /// The message of an [`Event::Fetch`] was copied.
     pub fn fetch_completed(&mut self, now: Instant, edge: EdgeId, number: u32, sequence: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
             pipe.fetch_completed(edge, number, sequence, now, &mut self.shared);
@@ -255,7 +255,7 @@ impl Machine {
         }
     }
 
-    /// The message of an [`Event::Fetch`] cannot be copied from where it lies.
+    /// The message of an [`Event::Fetch`] cannot be copied from the peer's memory.
     pub fn fetch_failed(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
             pipe.fetch_failed(edge, number, sequence, total);
@@ -263,7 +263,7 @@ impl Machine {
         }
     }
 
-    /// What is pushed last when this process leaves in order.
+    /// The last record that a process pushes when it ends normally.
     #[must_use]
     pub fn bye_record() -> PipeRecord {
         let tag = PipeTag {
@@ -274,7 +274,7 @@ impl Machine {
         PipeRecord::new(tag, &[])
     }
 
-    /// A pipe may have records to push.
+    /// Queues a pipe if it has records to push.
     pub(super) fn wake_pipe(&mut self, peer: PeerId) {
         if let Some(pipe) = self.peers.pipe_mut(peer)
             && !pipe.is_ready

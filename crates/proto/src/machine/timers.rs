@@ -1,17 +1,17 @@
-//! What a machine does when time has passed.
+//! Time-outs of a machine.
 
 use crate::machine::{Machine, RENEWAL_PAUSE_NS};
 use crate::session::Phase;
 use crate::time::{Instant, MILLISECOND};
 
-/// A step that comes later than this after its time: the silence is our own.
+/// A step that is later than its time by more than this means that this process did not run.
 const ABSENCE_NS: u64 = 10 * MILLISECOND;
 
 impl Machine {
-    /// Lets due timers act. Call after all packets at hand were given.
+    /// Handles the timers that are due. To be called after all available packets.
     #[inline]
     pub fn on_timers(&mut self, now: Instant) {
-        // Sleeping until a deadline is no absence; coming long after it is.
+        // Sleeping until a deadline is not an absence; returning long after it is.
         let due = self.timers.earliest();
         let absence = now.since(self.shared.stepped_at.max(due));
         self.shared.stepped_at = now;
@@ -19,11 +19,11 @@ impl Machine {
             self.on_due(now, absence);
         }
         self.shared.grants.stepped(now);
-        while let Some(peer) = self.shared.grants.next_news() {
+        while let Some(peer) = self.shared.grants.next_changed() {
             self.with(peer, |session, _| session.announce_window());
         }
         if self.shared.edges_waiting {
-            self.retry_oversize(now);
+            self.retry_long_messages(now);
         }
     }
 
@@ -49,17 +49,17 @@ impl Machine {
         }
         let peer = session.id;
         if let Some(reason) = session.on_timers(now, &mut self.shared) {
-            if session.renewal.is_some() {
+            if session.keys.renewal.is_some() {
                 self.send_bye(peer);
             }
             self.remove(peer, reason);
             return;
         }
         let mut hello = None;
-        if let Some(renewal) = &mut session.renewal
-            && now >= renewal.ask_at
+        if let Some(renewal) = &mut session.keys.renewal
+            && now >= renewal.hello_at
         {
-            renewal.ask_at = now.after(RENEWAL_PAUSE_NS);
+            renewal.hello_at = now.after(RENEWAL_PAUSE_NS);
             hello = Some(renewal.cookie);
         }
         if let Phase::Opening {
@@ -84,7 +84,7 @@ impl Machine {
         }
     }
 
-    /// When [`on_timers`](Self::on_timers) has work next.
+    /// When [`on_timers`](Self::on_timers) must be called next.
     #[must_use]
     pub fn next_deadline(&mut self) -> Option<Instant> {
         let retry = self.shared.retry_at();
@@ -95,7 +95,7 @@ impl Machine {
     }
 
     fn next_timer(&mut self) -> Option<Instant> {
-        // Entries whose deadline has moved are renewed until the first is true.
+        // Replace entries whose deadline has moved until the first one is valid.
         loop {
             let earliest = self.timers.earliest();
             if earliest == Instant::NEVER {

@@ -1,9 +1,9 @@
-//! Which ways to the peer work: asks lanes that have not answered, answers the peer's
-//! questions. Spec §5.3.
+//! Which addresses of the peer are reachable: probes lanes that have not answered, and answers
+//! the peer's probes. Spec §5.3.
 //!
-//! The lanes of the addresses that the handshake used need no question. The others are
-//! asked shortly after the opening, twice, and from then on only while units fly: a session
-//! at rest asks nothing.
+//! Lanes of the addresses that the handshake used are not probed. Others are probed twice after
+//! the session has opened, and later only while units are in flight: an idle session does not
+//! probe.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -11,65 +11,70 @@ use core::hash::{Hash, Hasher};
 
 use siphasher::sip::SipHasher24;
 
+use crate::backoff::Backoff;
 use crate::event::{Event, PathChange};
 use crate::lane::Lane;
 use crate::path_state::LaneState;
-use crate::session::{Backoff, Session};
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
 
-/// Rounds of questions that are asked of a session at rest too.
+/// Rounds of probes that are sent even if the session is idle.
 const FIRST_ROUNDS: u8 = 2;
-/// Bytes to addresses that have never answered, for each that has come.
+/// Bytes that may be sent to unproven addresses for each byte received.
 const AMPLIFICATION: u64 = 3;
-/// More than all probes to unproven addresses take until they are proven.
+/// More bytes than probes to unproven addresses need.
 const MUCH: usize = 4096;
-/// Answers to probes that are owed at most: eight lanes in six lengths.
+/// Most queued answers to probes: eight lanes with six lengths each.
 const MAX_ECHOES: usize = 48;
-/// Lanes that do not answer are asked again after at most this many longest time-outs.
+/// The longest pause between probes of a silent lane, in longest time-outs.
 const LANE_REST: u64 = 4;
 
-/// What is known of one lane towards a peer. See [`Machine::lanes`](crate::Machine::lanes).
+/// State of one lane towards a peer. See [`Machine::lanes`](crate::Machine::lanes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneStatus {
-    /// Its number.
+    /// Number of the lane.
     pub lane: u8,
     /// Bulk class.
     pub bulk: bool,
     /// The peer's address.
     pub to: Address,
-    /// Whether packets get there.
+    /// Whether packets arrive there.
     pub state: LaneState,
-    /// It has been asked, and had time to answer.
+    /// It was probed and had time to answer.
     pub asked: bool,
 }
 
-/// An answer that is owed to a probe.
+/// The answer to a probe, to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Echo {
     pub(super) lane: u8,
     pub(super) token: u64,
-    /// Length of the packet that brought the probe.
+    /// Length of the packet with the probe.
     pub(super) length: u16,
-    /// By which lane, as an index: back to where the probe came from.
+    /// Index of the lane that leads back to the sender of the probe.
     pub(super) back: usize,
 }
 
-/// Questions and answers about the lanes of one session.
+/// Probes, and answers to probes, of one session.
 #[derive(Clone, Debug)]
 pub(super) struct Paths {
     timer: Backoff,
     rounds: u8,
-    /// Lanes to be asked now, a bit for each index.
+    /// Lanes to probe now, one bit for each index.
     due: u16,
     settled: bool,
     echoes: VecDeque<Echo>,
-    /// Tokens of probes come from this.
+    /// Key for the tokens of probes.
     secret: u64,
-    /// Bytes that came in this session, and that went to addresses which have never answered.
+    /// Bytes received in this session, and bytes sent to unproven addresses.
     received: u64,
     sent_unproven: u64,
+    /// Index of the lane on which the next bulk packets leave.
+    next_bulk_lane: usize,
+    /// Index of the lane that leads to where the newest packet came from: replies go there.
+    reply_lane: usize,
 }
 
 impl Paths {
@@ -83,36 +88,38 @@ impl Paths {
             secret,
             received: 0,
             sent_unproven: 0,
+            next_bulk_lane: 0,
+            reply_lane: 0,
         }
     }
 
-    /// What a probe of a lane carries: whoever does not receive it cannot know it.
+    /// The token in a probe of a lane. Only a receiver of the probe can know it.
     pub(super) fn token(&self, lane: &Lane) -> u64 {
         let mut hasher = SipHasher24::new_with_keys(self.secret, 0);
         hasher.write(&[lane.id, lane.path.round()]);
         hasher.finish()
     }
 
-    /// A packet of this length has come.
+    /// Counts a received packet of this length.
     #[inline]
     pub(super) fn received(&mut self, bytes: u16) {
         self.received += u64::from(bytes);
     }
 
-    /// Bytes that may go to addresses which have never answered: the peer may have named
-    /// somebody else's.
+    /// Bytes that may still be sent to unproven addresses. The limit protects unrelated hosts whose
+    /// addresses a peer may claim as its own.
     pub(super) fn unproven_left(&self) -> usize {
         let left = (AMPLIFICATION * self.received).saturating_sub(self.sent_unproven);
         usize::try_from(left).unwrap_or(usize::MAX)
     }
 
-    /// True if there is a question or an answer to be sent.
+    /// True if there are probes or answers to send.
     #[inline]
     pub(super) fn has_transmit(&self) -> bool {
         self.due != 0 || !self.echoes.is_empty()
     }
 
-    /// When lanes are asked next, if units fly then.
+    /// When lanes are probed next, if units are in flight then.
     pub(super) fn next_at(&self) -> Instant {
         self.timer.at
     }
@@ -121,8 +128,8 @@ impl Paths {
         self.echoes.pop_front()
     }
 
-    /// The lane to be asked next.
-    pub(super) fn next_question(&mut self) -> Option<usize> {
+    /// The next lane to probe.
+    pub(super) fn next_unproven(&mut self) -> Option<usize> {
         if self.due == 0 {
             return None;
         }
@@ -131,17 +138,40 @@ impl Paths {
         usize::try_from(index).ok()
     }
 
-    /// Everything but the times, for [`View`](crate::View).
-    pub(super) fn hash_rest(&self, hasher: &mut impl Hasher) {
+    #[inline]
+    pub(super) fn next_bulk_lane(&self) -> usize {
+        self.next_bulk_lane
+    }
+
+    #[inline]
+    pub(super) fn set_next_bulk_lane(&mut self, index: usize) {
+        self.next_bulk_lane = index;
+    }
+
+    #[inline]
+    pub(super) fn reply_lane(&self) -> usize {
+        self.reply_lane
+    }
+
+    pub(super) fn set_reply_lane(&mut self, index: usize) {
+        self.reply_lane = index;
+    }
+
+    /// Hashes everything but the times, for [`View`](crate::View).
+    pub(super) fn hash_rest(&self, has_spare_lanes: bool, hasher: &mut impl Hasher) {
+        self.next_bulk_lane.hash(hasher);
+        if has_spare_lanes {
+            self.reply_lane.hash(hasher);
+        }
         (self.rounds.min(FIRST_ROUNDS), self.due, self.settled).hash(hasher);
         (&self.echoes, self.timer.pause_ns).hash(hasher);
-        // Whether another probe may go is all that the budget decides for long.
+        // The exact budget matters only while it is too small for all probes.
         (self.unproven_left() > MUCH).hash(hasher);
     }
 }
 
 impl Session {
-    /// The lanes of both sides: what the peer listens on, and what only we do.
+    /// Creates the lanes: those on which the peer listens, and those on which only this side does.
     pub(super) fn open_lanes(
         &mut self,
         hello: &Hello,
@@ -149,7 +179,7 @@ impl Session {
         now: Instant,
         shared: &mut Shared,
     ) {
-        let home = self.home;
+        let home = self.remote.home;
         let first = u64::from(shared.config.first_number);
         let theirs = hello.lanes().iter().map(|lane| {
             let mut to = lane.address;
@@ -160,8 +190,8 @@ impl Session {
         });
         let theirs: Vec<(u8, bool, Address)> = theirs.collect();
         let mut theirs = theirs;
-        // Behind a translation of addresses none is listed that the handshake has used: the
-        // first small lane goes where that went. What is listed is a claim.
+        // Behind NAT, no listed address is the one that the handshake used. The first small lane uses
+        // that address; the listed ones are only claims.
         if theirs.iter().all(|(.., to)| to.ip != home.ip) {
             let first = theirs.iter().position(|(_, bulk, _)| !bulk).unwrap_or(0);
             if let Some((.., to)) = theirs.get_mut(first) {
@@ -189,15 +219,15 @@ impl Session {
         self.lanes = lanes.chain(only_ours).collect();
         let mut lanes = self.lanes.iter();
         let home = lanes.position(|lane| !lane.bulk && lane.path.is_proven());
-        self.heard_on = home.unwrap_or(0);
+        self.paths.reply_lane = home.unwrap_or(0);
         if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             let first = self.probe_pause_ns(shared);
             self.paths.timer.start(now, first);
         }
-        self.settle_paths(shared);
+        self.stop_if_settled(shared);
     }
 
-    /// What is known of the lanes towards the peer.
+    /// States of the lanes towards the peer.
     pub(crate) fn lane_states(&self) -> impl Iterator<Item = LaneStatus> + '_ {
         let there = |lane: &&Lane| lane.path.state() != LaneState::Missing;
         self.lanes.iter().filter(there).map(|lane| LaneStatus {
@@ -210,12 +240,10 @@ impl Session {
     }
 
     fn probe_pause_ns(&self, shared: &Shared) -> u64 {
-        let config = &shared.config;
-        self.trip
-            .timeout_ns(config.min_timeout_ns, config.max_timeout_ns)
+        self.retransmission.timeout_ns(&shared.config)
     }
 
-    /// When lanes are asked next; never while nothing is sent.
+    /// When lanes are probed next; never while the session is idle.
     #[inline]
     pub(super) fn probe_at(&self) -> Instant {
         if self.window.flying() > 0 || self.paths.rounds < FIRST_ROUNDS {
@@ -225,7 +253,7 @@ impl Session {
         }
     }
 
-    /// A unit has left: the first does not wait for questions, they follow it.
+    /// A unit was sent: probes follow the first one instead of delaying it.
     #[inline]
     pub(super) fn probe_after_unit(&mut self, now: Instant, shared: &mut Shared) {
         if !self.paths.timer.is_off() && (self.paths.rounds == 0 || now >= self.paths.timer.at) {
@@ -233,7 +261,7 @@ impl Session {
         }
     }
 
-    /// Asks all lanes in question.
+    /// Probes all lanes whose state is unknown.
     pub(super) fn probe_lanes(&mut self, now: Instant, shared: &mut Shared) {
         self.paths.due = 0;
         for (index, lane) in self.lanes.iter().enumerate() {
@@ -250,7 +278,7 @@ impl Session {
         self.paths.rounds = self.paths.rounds.saturating_add(1);
     }
 
-    /// A lane was given up: it is asked until it answers.
+    /// Gives up a lane. It is probed until it answers.
     pub(super) fn lane_lost(&mut self, index: usize, now: Instant, shared: &mut Shared) {
         let lane = &mut self.lanes[index];
         lane.path.give_up();
@@ -266,9 +294,9 @@ impl Session {
         });
     }
 
-    /// The peer asks whether its probe of one of our lanes arrives.
+    /// Queues the answer to a probe of one of this side's lanes.
     pub(super) fn on_probe(&mut self, lane: u8, token: u64, length: u16, from: Address) {
-        // Nobody asks for lanes that the session has not.
+        // A lane that the session does not have gets no answer.
         let Some(asked) = self.lanes.iter().find(|known| known.id == lane) else {
             return;
         };
@@ -278,7 +306,7 @@ impl Session {
                 lane.path.may_lead_there() && lane.to.ip == from.ip && (!alike || lane.bulk == bulk)
             })
         };
-        // The same class, so that bulk's port is tried too; the pair of addresses counts.
+        // The answer takes the same class if possible, so that the bulk port is tested, too.
         let back = back(true).or_else(|| back(false));
         let back = back.or_else(|| self.lanes.iter().position(|lane| lane.path.is_proven()));
         let echo = Echo {
@@ -295,7 +323,7 @@ impl Session {
         self.paths.echoes.push_back(echo);
     }
 
-    /// A probe of ours has arrived.
+    /// A probe of this side was answered.
     pub(super) fn on_echo(&mut self, lane: u8, token: u64, length: u16, shared: &mut Shared) {
         let Some(index) = self.lanes.iter().position(|known| known.id == lane) else {
             return;
@@ -307,7 +335,7 @@ impl Session {
         self.sizing.size.answered(index, length);
         let id = lane.id;
         if lane.path.is_in_question() && usize::from(length) < self.sizing.size.bytes() {
-            // Somebody is there: a probe as long as packets get may follow.
+            // The address answers, so a probe of full length may follow.
             if !lane.path.is_heard() {
                 lane.path.on_packet();
                 self.paths.due |= 1 << index;
@@ -323,20 +351,20 @@ impl Session {
                 change: PathChange::Restored { lane: id },
             });
         }
-        self.settle_paths(shared);
+        self.stop_if_settled(shared);
     }
 
-    /// Packets are of another length now: lanes that did not answer may do so.
-    pub(super) fn ask_lanes_again(&mut self, now: Instant, shared: &Shared) {
+    /// The packet size has changed: silent lanes may answer now.
+    pub(super) fn probe_again(&mut self, now: Instant, shared: &Shared) {
         if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             let pause = self.probe_pause_ns(shared);
             self.paths.timer.start(now, pause);
         }
     }
 
-    /// Notes what leaves by a lane; false if it must not: its address has never answered, and
-    /// enough has gone there.
-    pub(super) fn charge_unproven(&mut self, index: usize, bytes: usize) -> bool {
+    /// Counts bytes sent on a lane. Returns false if they must not be sent, because the lane is
+    /// unproven and the limit is reached.
+    pub(super) fn count_unproven(&mut self, index: usize, bytes: usize) -> bool {
         if self.lanes[index].path.is_heard() {
             return true;
         }
@@ -347,8 +375,8 @@ impl Session {
         may
     }
 
-    /// Asks no more once all have answered.
-    fn settle_paths(&mut self, shared: &mut Shared) {
+    /// Stops probing once all lanes have answered.
+    fn stop_if_settled(&mut self, shared: &mut Shared) {
         if self.lanes.iter().any(|lane| lane.path.is_in_question()) {
             return;
         }

@@ -1,4 +1,4 @@
-//! What an arriving packet does to a session.
+//! Handling of an arriving packet.
 
 use crate::channel::{MessagePiece, Placed, Urgency};
 use crate::event::Event;
@@ -7,7 +7,7 @@ use crate::lane::{Lane, LaneTimeouts};
 use crate::parts::PartArrival;
 use crate::pool::Admission;
 use crate::send::Flight;
-use crate::session::{PendingAck, Session};
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::stats::DropReason;
 use crate::time::Instant;
@@ -16,24 +16,24 @@ use crate::wire::{
     MessageRun, Packet, Part, Record, operation_bytes,
 };
 
-/// Units of all sessions that may come in parts at once, beside the next of each session.
+/// Most units of all sessions that may be reassembled at once, besides the next of each session.
 const MAX_ASSEMBLIES: usize = 256;
 
-/// Notices to a peer that wait to be told, beyond which it opens and ends no more edges.
+/// With more notices queued for a peer, it may not end any more edges.
 const MAX_NOTICES: usize = 2 * crate::channel::MAX_EDGES as usize;
 
-/// What a packet carries, as far as it decides how it is taken.
+/// Contents of a packet, classified for the fast paths.
 enum Content<'a> {
     /// A run of messages that are next on the edge at this position.
     Run(MessageRun, u32),
-    /// One more piece of a message that has begun on the edge at this position.
+    /// One more piece of an unfinished message on the edge at this position.
     Fragment(Fragment, u32),
     Record(Record<'a>),
     Records,
 }
 
 impl Session {
-    /// Takes a packet whose connection and trailer are right.
+    /// Handles a packet whose connection and trailer have been verified.
     pub(crate) fn on_packet(
         &mut self,
         now: Instant,
@@ -43,13 +43,13 @@ impl Session {
     ) -> Result<(), DropReason> {
         let header = packet.header();
         self.paths.received(header.length);
-        shared.grants.heard(header.length);
+        shared.grants.on_packet(header.length);
         if !header.part.is_whole() {
             return self.on_part(now, from, packet, shared);
         }
         let (cost, content) = self.check(packet, shared)?;
         if header.flags.has(Flags::ACK) {
-            self.heard_from(from);
+            self.note_reply_path(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);
@@ -59,7 +59,7 @@ impl Session {
             }
             Content::Fragment(piece, index) if verdict == Ok(true) => {
                 self.channel.take_piece(index, piece, shared);
-                // What is held keeps memory: its sender is asked soon.
+                // The piece takes memory, so a dead sender must be detected soon.
                 self.keep_alive_soon(now, shared);
             }
             Content::Run(..) | Content::Fragment(..) => {}
@@ -75,7 +75,7 @@ impl Session {
         self.conclude(&header, verdict, now, shared)
     }
 
-    /// After a packet's content: what is owed to the peer now, and by it.
+    /// Updates acknowledgements and timers after the contents of a packet.
     #[inline]
     fn conclude(
         &mut self,
@@ -84,17 +84,15 @@ impl Session {
         now: Instant,
         shared: &mut Shared,
     ) -> Result<(), DropReason> {
-        // Only now is it known what the peer still owes.
+        // Only now is it known whether the peer still owes a reply.
         self.heard(now);
         self.progress(now, shared);
         match verdict {
-            Ok(true) if header.flags.has(Flags::UNIT) => self.owe(header, now, shared),
+            Ok(true) if header.flags.has(Flags::UNIT) => self.schedule_ack(header, now, shared),
             Ok(_) => {}
-            Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => {
-                self.pending_ack.now = true
-            }
-            // No room, but its sender must know that we live.
-            Err(_) if header.flags.has(Flags::REPEAT) => self.pending_ack.now = true,
+            Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => self.acks.send_now(),
+            // There was no room, but the sender must learn that this process is alive.
+            Err(_) if header.flags.has(Flags::REPEAT) => self.acks.send_now(),
             Err(_) => {}
         }
         if header.kind == Kind::AckRequest {
@@ -104,8 +102,8 @@ impl Session {
         verdict.map(|_| ())
     }
 
-    /// Takes a part of a unit. The last that was missing makes a packet with the whole unit,
-    /// which is taken like any other. Spec §5.8.
+    /// Handles a part of a unit. The last missing part makes up a packet with the whole unit, which
+    /// is then handled like any other. Spec §5.8.
     #[cold]
     fn on_part(
         &mut self,
@@ -129,14 +127,14 @@ impl Session {
             return Ok(());
         }
         if header.flags.has(Flags::ACK) {
-            self.heard_from(from);
+            self.note_reply_path(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit_part(&header, unit, arrival, body, shared);
         self.conclude(&header, verdict, now, shared)
     }
 
-    /// Records the number of a part and keeps its bytes, unless it is known or there is no
+    /// Records the number of a part and stores its bytes, unless it is a duplicate or there is no
     /// room.
     fn admit_part(
         &mut self,
@@ -152,7 +150,7 @@ impl Session {
         let number = widen(header.number, lane.incoming.next());
         let floor = number.saturating_sub(u64::from(header.settled));
         let is_next = unit == self.units.next();
-        // The next unit always finds room, so that there is progress.
+        // The next unit always finds room, which guarantees progress.
         let has_room = is_next
             || self.assemblies.has(unit)
             || self.assemblies.has_room() && shared.assemblies < MAX_ASSEMBLIES;
@@ -178,7 +176,7 @@ impl Session {
             }
         };
         if lane.incoming.has_new_hole(shared.config.reorder_packets) {
-            self.pending_ack.now = true;
+            self.acks.send_now();
         }
         if taken.is_ok() {
             let before = self.assemblies.len();
@@ -188,22 +186,22 @@ impl Session {
         taken
     }
 
-    /// Remembers by which way packets come, where there are several. Probes and echoes,
-    /// which acknowledge nothing, do not count: their way may lead in one direction only.
+    /// Remembers which lane leads back to the sender, if there are several interfaces. Probes and
+    /// echoes do not count, because their path may work in one direction only.
     #[inline]
-    fn heard_from(&mut self, from: Address) {
-        let known = self.lanes.get(self.heard_on);
+    fn note_reply_path(&mut self, from: Address) {
+        let known = self.lanes.get(self.paths.reply_lane());
         if self.lanes.len() <= 2 || known.is_some_and(|lane| lane.to.ip == from.ip) {
             return;
         }
         let leads_back =
             |lane: &Lane| !lane.bulk && lane.to.ip == from.ip && lane.path.may_lead_there();
         if let Some(index) = self.lanes.iter().position(leads_back) {
-            self.heard_on = index;
+            self.paths.set_reply_lane(index);
         }
     }
 
-    /// Everything parses and stands where it may; the pool bytes it would take.
+    /// Checks all records of a packet. Returns the pool bytes that it needs.
     fn check<'a>(
         &self,
         packet: &Packet<'a>,
@@ -258,8 +256,8 @@ impl Session {
         }
     }
 
-    /// Records number and unit. `Ok(true)`: the unit is new and accepted;
-    /// `Ok(false)`: there is no unit, use what else the packet says.
+    /// Records packet number and unit. Returns `Ok(true)` if the unit is new and accepted, and
+    /// `Ok(false)` if there is no unit, so that only the other records count.
     fn admit(
         &mut self,
         header: &Header,
@@ -267,11 +265,9 @@ impl Session {
         shared: &mut Shared,
     ) -> Result<bool, DropReason> {
         if header.lane == CONTROL_LANE {
-            let number = widen(header.number, self.control_seen.top());
-            return if self.control_seen.record(number) {
-                Ok(false)
-            } else {
-                Err(DropReason::Duplicate)
+            return match self.control.record(header.number) {
+                true => Ok(false),
+                false => Err(DropReason::Duplicate),
             };
         }
         let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
@@ -317,43 +313,42 @@ impl Session {
             shared.assemblies -= 1;
         }
         if lane.incoming.has_new_hole(shared.config.reorder_packets) {
-            self.pending_ack.now = true;
+            self.acks.send_now();
         }
         shared.stats.units_received += 1;
         Ok(true)
     }
 
-    /// Plans the acknowledgement of an accepted unit (thesis §5.2.1).
-    fn owe(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
-        let sender = (self.id, self.sender_period);
-        let left = self.backlog_left();
-        self.sender_period = shared.grants.arrived(sender, left, now);
-        // News: ack requests start again at their shortest pause (MaximiseProdPaceTo).
-        self.ack_request = super::Backoff::OFF;
-        self.pending_ack.packets += 1;
+    /// Schedules the acknowledgement of an accepted unit (thesis §5.2.1).
+    fn schedule_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
+        let sender = (self.id, self.flow.sender_period());
+        let left = self.peer_backlog();
+        let period = shared.grants.arrived(sender, left, now);
+        self.flow.set_sender_period(period);
+        // Something new has arrived: ack requests restart with their shortest pause.
+        self.requests.stop_ack();
+        self.acks.count();
         if header.flags.has(Flags::REPEAT) {
-            self.pending_ack.now = true;
+            self.acks.send_now();
             shared.grants.lost();
         }
         if header.flags.has(Flags::ACK_WANTED)
-            && self.pending_ack.packets >= shared.packets_per_ack(self.announced_window)
+            && self.acks.packets() >= shared.packets_per_ack(self.flow.window())
         {
-            self.pending_ack.now = true;
+            self.acks.send_now();
         }
         if header.flags.has(Flags::LAST) {
-            let due = now.after(shared.config.ack_delay_ns);
-            self.pending_ack.due = self.pending_ack.due.min(due);
+            self.acks.send_by(now.after(shared.config.ack_delay_ns));
         }
     }
 
-    /// Packets that the peer told of and that have not arrived.
-    pub(super) fn backlog_left(&self) -> u32 {
-        let left = self.backlog.saturating_sub(self.units.next());
-        u32::try_from(left).unwrap_or(u32::MAX)
+    /// Packets that the peer has announced and that have not arrived.
+    pub(super) fn peer_backlog(&self) -> u32 {
+        self.flow.peer_backlog(self.units.next())
     }
 
-    /// Hands a record on: sequenced ones only with an accepted unit, unreliable
-    /// messages only with a packet that has no unit and is no duplicate.
+    /// Handles one record. Sequenced records need an accepted unit. Unreliable messages need a
+    /// packet without a unit that is not a duplicate.
     #[inline]
     fn apply(
         &mut self,
@@ -368,18 +363,18 @@ impl Session {
             Record::LaneAck(ack) => self.on_lane_ack(&ack, now, shared),
             Record::Credit { key, limit } => {
                 self.channel.on_credit(key, limit, shared);
-                if !self.channel.is_wanting() {
-                    self.want = super::Backoff::OFF;
+                if !self.channel.needs_credit() {
+                    self.requests.stop_credit();
                 }
             }
-            Record::CreditRequest { key, wish } => {
-                // An earlier one may be of an edge that has ended since.
-                let number = widen(header.number, self.control_seen.top());
-                let may_open = header.lane == CONTROL_LANE && number >= self.credit_requests_from;
-                let tell = self
+            Record::CreditRequest { key, request } => {
+                // An older request may be for an edge that has ended since.
+                let may_open =
+                    header.lane == CONTROL_LANE && self.control.may_open_edge(header.number);
+                let urgency = self
                     .channel
-                    .on_credit_request(key, wish, may_open, now, shared);
-                self.tell(tell, now, shared);
+                    .on_credit_request(key, request, may_open, now, shared);
+                self.schedule_grant(urgency, now, shared);
             }
             Record::Window { packets } => {
                 let own = shared.config.frames.min(shared.config.session_packets);
@@ -392,8 +387,8 @@ impl Session {
                 length,
             } => self.on_echo(lane, token, length, shared),
             Record::Backlog { end } => {
-                self.backlog = widen(end, self.units.next());
-                shared.grants.has_left(self.id, self.backlog_left(), now);
+                self.flow.on_backlog(end, self.units.next());
+                shared.grants.set_backlog(self.id, self.peer_backlog(), now);
             }
             Record::Message { unreliable, .. } if unreliable && without_unit => {
                 self.on_unreliable(record, shared);
@@ -413,8 +408,7 @@ impl Session {
                 sequence,
                 control,
             } => {
-                let control = widen(control, self.control_seen.top());
-                self.credit_requests_from = self.credit_requests_from.max(control);
+                self.control.end_edge(control);
                 self.channel.on_end(key, sequence, shared);
             }
             Record::EdgeForgotten { key } => self.channel.on_forgotten(key, shared),
@@ -437,7 +431,7 @@ impl Session {
         }
     }
 
-    /// Takes a run of messages that was found to be what the channel expects.
+    /// Accepts a run of messages that the channel expects.
     #[inline]
     fn take_run(&mut self, run: &MessageRun, expected: (u32, u64), shared: &mut Shared) {
         let edge = self.channel.take_run(expected, run.count, shared);
@@ -486,7 +480,7 @@ impl Session {
             operation,
             bytes: payload.clone(),
         };
-        let (placed, tell) = self.channel.place(index, piece, now, shared);
+        let (placed, urgency) = self.channel.place(index, piece, now, shared);
         match placed {
             Placed::Deliver => {
                 let (edge, EdgeKey { source, target, .. }) = self.channel.delivered(index, shared);
@@ -507,13 +501,13 @@ impl Session {
                 });
             }
             Placed::Held => {
-                // What is held keeps memory: its sender is asked soon.
+                // The piece takes memory, so a dead sender must be detected soon.
                 self.keep_alive_soon(now, shared);
             }
             Placed::Discarded | Placed::Violation => {}
         }
-        if tell != Urgency::None {
-            self.tell(tell, now, shared);
+        if urgency != Urgency::None {
+            self.schedule_grant(urgency, now, shared);
         }
     }
 
@@ -543,7 +537,7 @@ impl Session {
         });
     }
 
-    /// The acknowledgement fields of the header.
+    /// Handles the acknowledgement fields of the header.
     fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
         let unit_next = widen(header.unit_next, self.window.base());
         self.units_arrived(unit_next.min(self.window.top()), shared);
@@ -560,7 +554,7 @@ impl Session {
         if next > self.lanes[index].out.next() || end < next {
             return;
         }
-        self.lanes[index].told = self.lanes[index].told.max(next);
+        self.lanes[index].missing_from = self.lanes[index].missing_from.max(next);
         self.lane_arrived(index, (floor, next), now, shared);
         if end > next && end < self.lanes[index].out.next() {
             self.lane_missing(index, (next, end), now, shared);
@@ -569,7 +563,7 @@ impl Session {
         self.settle_lanes();
     }
 
-    /// A record with all holes of a lane.
+    /// Handles a record that lists all holes of a lane.
     fn on_lane_ack(&mut self, ack: &LaneAck<'_>, now: Instant, shared: &mut Shared) {
         let Some(index) = self.lanes.iter().position(|lane| lane.id == ack.lane) else {
             return;
@@ -581,7 +575,7 @@ impl Session {
         }
         let mut from = floor;
         let mut next = widen(ack.next, floor);
-        self.lanes[index].told = self.lanes[index].told.max(next);
+        self.lanes[index].missing_from = self.lanes[index].missing_from.max(next);
         for range in ack.ranges() {
             let start = widen(range.start, floor);
             if start < next || start > top {
@@ -605,10 +599,10 @@ impl Session {
         shared: &mut Shared,
     ) {
         let lane = &mut self.lanes[index];
-        if lane.out.is_news(to) {
+        if lane.out.record_acknowledged(to) {
             lane.timeouts = LaneTimeouts::default();
             if let Some(ns) = lane.out.round_trip(to, now) {
-                self.trip.sample(ns);
+                self.retransmission.round_trip.sample(ns);
             }
             if lane.out.is_marked(to) {
                 for lane in &mut self.lanes {
@@ -645,7 +639,8 @@ impl Session {
             if let Some((piece, bytes)) = lane.out.carried(number)
                 && self.window.lost(piece, flight)
             {
-                self.pace.lost(self.trip.is_queueing());
+                let is_queueing = self.retransmission.round_trip.is_queueing();
+                self.pace.lost(is_queueing);
                 is_suspect |= self.sizing.size.lost(bytes);
             }
         }
@@ -664,23 +659,18 @@ impl Session {
         }
     }
 
-    /// Somebody wants to know where we are (thesis §5.2, ack requests).
+    /// The peer requests an acknowledgement (thesis §5.2).
     fn on_ack_request(&mut self, now: Instant) {
         let news = self.window.has_next(u32::MAX);
         if !news && self.window.flying() > 0 {
-            let fresh = self.trip.smoothed_ns().unwrap_or(0);
+            let fresh = self.retransmission.round_trip.smoothed_ns().unwrap_or(0);
             self.repeat_first_and_last(now, fresh);
         }
-        // A hole below the floor is mended; without a unit to carry the floor the
-        // peer would ask for it for ever.
+        // A hole below the floor was filled by a retransmission. Unless a packet carries the floor,
+        // the peer would request it forever.
         for lane in &mut self.lanes {
-            lane.floor_due = lane.out.is_idle() && lane.told < lane.out.floor();
+            lane.floor_due = lane.out.is_idle() && lane.missing_from < lane.out.floor();
         }
-        self.pending_ack.now = true;
-    }
-
-    /// Nothing is owed any more: everything that has arrived was just told.
-    pub(super) fn acknowledged(&mut self) {
-        self.pending_ack = PendingAck::NONE;
+        self.acks.send_now();
     }
 }

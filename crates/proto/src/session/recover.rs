@@ -1,79 +1,57 @@
-//! What a session does when time has passed: ack requests, lost tails, dead lanes, silence.
+//! Time-outs of a session: ack requests, lost tails, dead lanes, silent peers.
 
 use crate::event::{Event, GoneReason, KeyMismatch};
 use crate::lane::{Lane, LaneTimeouts};
-use crate::session::{Backoff, Phase, Session};
+use crate::session::{Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
 
 impl Session {
-    /// The earliest moment at which [`on_timers`](Self::on_timers) has work.
+    /// When [`on_timers`](Self::on_timers) must be called next.
     pub(crate) fn deadline(&self, shared: &Shared) -> Instant {
-        let patience_ns = match self.doubted {
-            true => shared.config.peer_timeout_ns,
-            false => shared
-                .config
-                .peer_timeout_ns
-                .min(shared.config.suspect_after_ns),
-        };
-        let silence = self
-            .asked_at
-            .map_or(Instant::NEVER, |at| at.after(patience_ns));
+        let config = &shared.config;
         if let Phase::Opening { retry_at, .. } = self.phase {
-            return retry_at.min(silence);
+            return retry_at.min(self.liveness.silence_deadline(config));
         }
+        let renewal = self.keys.renewal;
         [
-            self.pending_ack.due,
-            self.ack_request.at,
-            self.tail.at,
-            self.want.at,
-            self.keepalive_at,
+            self.acks.at(),
+            self.requests.ack_at(),
+            self.retransmission.tail_at(),
+            self.requests.credit_at(),
             self.probe_at(),
             self.sizing_at(),
-            self.evicted_at,
-            self.renewal
-                .map_or(Instant::NEVER, |renewal| renewal.ask_at.min(renewal.until)),
-            silence,
+            renewal.map_or(Instant::NEVER, |it| it.hello_at.min(it.until)),
+            self.liveness.deadline(config),
         ]
         .into_iter()
         .min()
         .unwrap_or(Instant::NEVER)
     }
 
-    /// Lets due timers act; a reason if the peer must be given up.
+    /// Handles the timers that are due. Returns a reason if the peer must be given up.
     pub(crate) fn on_timers(&mut self, now: Instant, shared: &mut Shared) -> Option<GoneReason> {
-        let asked_at = self.asked_at.unwrap_or(Instant::NEVER);
-        if now >= asked_at.after(shared.config.peer_timeout_ns) || now >= self.evicted_at {
+        if self.liveness.is_dead(now, &shared.config) {
             return Some(GoneReason::Silent);
         }
-        if let Some(asked) = self.asked_at
-            && !self.doubted
-            && now >= asked.after(shared.config.suspect_after_ns)
-        {
-            self.doubted = true;
-            if self.is_open() {
-                shared.event(Event::Suspected { peer: self.id });
-            }
+        if self.liveness.suspect(now, &shared.config) && self.is_open() {
+            shared.event(Event::Suspected { peer: self.id });
         }
         if !self.is_open() {
             return None;
         }
-        if let Some(renewal) = self.renewal.filter(|renewal| now >= renewal.until) {
+        if let Some(renewal) = self.keys.renewal.filter(|renewal| now >= renewal.until) {
             return Some(match renewal.refused {
                 true => GoneReason::Key(KeyMismatch::Different),
                 false => GoneReason::Silent,
             });
         }
-        if now >= self.pending_ack.due {
-            self.pending_ack.due = Instant::NEVER;
-            self.pending_ack.now = true;
+        self.acks.on_timer(now);
+        if now >= self.requests.ack_at() {
+            self.requests.on_ack_timer(now, &shared.config);
+            self.liveness.expect_reply(now);
         }
-        if now >= self.ack_request.at {
-            self.ack_request_due = true;
-            self.ask(now);
-            self.ack_request.again(now, shared.config.max_timeout_ns);
-        }
-        if now >= self.tail.at {
+        if now >= self.retransmission.tail_at() {
             self.on_tail(now, shared);
         }
         if now >= self.probe_at() {
@@ -82,92 +60,72 @@ impl Session {
         if now >= self.sizing_at() {
             self.on_sizing(now, shared);
         }
-        if now >= self.want.at {
-            self.channel.credit_requests_due = self.channel.is_wanting();
-            self.want.again(now, shared.config.max_timeout_ns);
-            if !self.channel.credit_requests_due {
-                self.want = Backoff::OFF;
-            }
+        if now >= self.requests.credit_at() {
+            self.channel.credit_requests_due = self.channel.needs_credit();
+            let is_needed = self.channel.credit_requests_due;
+            self.requests
+                .on_credit_timer(is_needed, now, &shared.config);
         }
-        if now >= self.keepalive_at {
-            let is_silent = now.since(self.last_heard) >= self.keepalive_ns(shared);
-            match is_silent || self.is_asked_to_stay() {
-                true => self.ask_for_life(now, shared),
+        if now >= self.liveness.keepalive_at() {
+            let silence_ns = now.since(self.liveness.last_heard());
+            match silence_ns >= self.keepalive_ns(shared) || self.is_evicting() {
+                true => self.send_keepalive(now, shared),
                 false => self.rest_keepalive(now, shared),
             }
         }
         None
     }
 
-    /// Asks the peer whether it lives. The question or its answer may be lost, so it is asked
-    /// again and again before it counts as gone; more seldom if others say that it lives.
-    pub(super) fn ask_for_life(&mut self, now: Instant, shared: &Shared) {
-        self.ack_request_due = true;
-        self.ask(now);
+    /// Asks the peer for a sign of life.
+    pub(super) fn send_keepalive(&mut self, now: Instant, shared: &Shared) {
+        self.requests.request_ack();
+        self.liveness.expect_reply(now);
         let rest_ns = self.keepalive_ns(shared);
-        let asked_ns = now.since(self.last_heard.after(rest_ns));
-        let pause_ns = match asked_ns < shared.config.peer_timeout_ns {
-            true => shared.config.max_timeout_ns,
-            false => rest_ns,
-        };
-        self.keepalive_at = now.after(pause_ns);
+        self.liveness.repeat_keepalive(now, rest_ns, &shared.config);
     }
 
-    /// This process did not step for a while: that silence is not the peer's.
-    /// What packets have renewed since we are back stays as it is.
+    /// Subtracts a time in which this process did not run from all waits for the peer.
     pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64) {
-        if let Some(asked) = &mut self.asked_at {
-            *asked = asked.after(absence_ns).min(now);
-        }
-        if self.is_asked_to_stay() {
-            self.evicted_at = self.evicted_at.after(absence_ns);
-        }
-        if let Some(renewal) = &mut self.renewal {
+        self.liveness.discount(now, absence_ns);
+        if let Some(renewal) = &mut self.keys.renewal {
             renewal.until = renewal.until.after(absence_ns);
         }
-        if !self.tail.is_off() {
-            let later = self.tail.at.after(absence_ns);
-            self.tail.at = later.min(now.after(self.tail.pause_ns));
-        }
+        self.retransmission.discount(now, absence_ns);
     }
 
-    /// Something is missing or expected: ask for it, not sooner than a round trip.
+    /// Starts the timer of ack requests while something is missing or expected. It fires after
+    /// about a round trip.
     pub(super) fn arm_ack_request(&mut self, now: Instant, shared: &Shared) {
-        let missing = self.expecting
+        let is_missing = self.requests.is_expecting()
             || self.window.flying() == 0 && self.is_held()
             || !self.units.is_whole()
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole());
-        if !missing {
-            self.ack_request = Backoff::OFF;
-        } else if self.ack_request.is_off() {
-            let config = &shared.config;
-            let pause = self
-                .trip
-                .timeout_ns(config.min_timeout_ns / 4, config.max_timeout_ns);
-            self.ack_request.start(now, pause);
+        if !is_missing {
+            self.requests.stop_ack();
+            return;
         }
+        let (config, round_trip) = (&shared.config, &self.retransmission.round_trip);
+        self.requests.start_ack(now, || {
+            round_trip.timeout_ns(config.min_timeout_ns / 4, config.max_timeout_ns)
+        });
     }
 
-    /// Keeps the tail timer in step with what flies.
+    /// Starts or stops the tail timer as units leave and arrive.
     pub(super) fn progress(&mut self, now: Instant, shared: &Shared) {
+        let arrivals = self.window.arrivals();
         if self.window.flying() == 0 {
-            self.tail = Backoff::OFF;
-            self.forced = 0;
-        } else if self.tail.is_off()
-            || self.tail_arrivals != self.window.arrivals() && !self.has_timed_out()
+            self.retransmission.stop();
+        } else if self.retransmission.is_stopped()
+            || self.retransmission.has_news(arrivals) && !self.has_timed_out()
         {
-            let config = &shared.config;
-            let pause = self
-                .trip
-                .timeout_ns(config.min_timeout_ns, config.max_timeout_ns);
-            self.tail.start(now, pause);
+            self.retransmission.start(now, &shared.config);
         }
-        self.tail_arrivals = self.window.arrivals();
+        self.retransmission.count(arrivals);
     }
 
-    /// No news of what flies for too long: its tail may be lost (thesis §5.2).
+    /// Nothing new was acknowledged for too long: the tail may be lost (thesis §5.2).
     fn on_tail(&mut self, now: Instant, shared: &mut Shared) {
-        self.strike(now, shared);
+        self.count_timeout(now, shared);
         if let Some((first, last)) = self.window.first_and_last_flying() {
             let mut is_suspect = false;
             for piece in [first, last] {
@@ -181,12 +139,12 @@ impl Session {
         let repeated = self.repeat_first_and_last(now, 0);
         shared.stats.tail_repeats += u64::from(repeated);
         self.pace.timed_out();
-        self.tail.again(now, shared.config.max_timeout_ns);
-        self.ask(now);
+        self.retransmission.back_off(now, &shared.config);
+        self.liveness.expect_reply(now);
     }
 
-    /// Repeats the first and last piece in flight unless they left within
-    /// `fresh_ns`; how many.
+    /// Retransmits the first and the last piece in flight, unless they were sent within the last
+    /// `fresh_ns`. Returns how many.
     pub(super) fn repeat_first_and_last(&mut self, now: Instant, fresh_ns: u64) -> u32 {
         let Some((first, last)) = self.window.first_and_last_flying() else {
             return 0;
@@ -202,36 +160,36 @@ impl Session {
                 repeated += 1;
             }
         }
-        self.forced = self.forced.max(repeated);
+        self.retransmission.allow_unpaced(repeated);
         repeated
     }
 
-    /// True if the lane that is waited for has let a time-out pass: what arrives by others
-    /// neither hurries it nor gives it more time.
+    /// True if the lane of the oldest flight has had a time-out. Then arrivals on other lanes do
+    /// not restart the tail timer.
     fn has_timed_out(&self) -> bool {
         let has_timed_out = |lane: &Lane| !lane.timeouts.is_none();
         self.lanes.iter().any(has_timed_out)
             && self
-                .blamed()
+                .oldest_flight_lane()
                 .is_some_and(|index| has_timed_out(&self.lanes[index]))
     }
 
     /// The lane of the oldest flight, if it is in use.
-    fn blamed(&self) -> Option<usize> {
+    fn oldest_flight_lane(&self) -> Option<usize> {
         let oldest = self
             .window
             .first_and_last_flying()
             .and_then(|(first, _)| self.window.lane_of(first))
             .or_else(|| self.window.oldest_lane())?;
-        let blamed = |lane: &Lane| lane.id == oldest && lane.path.is_proven();
-        self.lanes.iter().position(blamed)
+        let oldest_flight_lane = |lane: &Lane| lane.id == oldest && lane.path.is_proven();
+        self.lanes.iter().position(oldest_flight_lane)
     }
 
-    /// Blames the lane of the oldest flight; a lane that stays silent while the
-    /// peer answers elsewhere hands its units to the others. If an ack request has just queued all
-    /// flights for repetition, the lane of the oldest unit's last flight is blamed.
-    fn strike(&mut self, now: Instant, shared: &mut Shared) {
-        let Some(index) = self.blamed() else {
+    /// Counts a time-out of the lane of the oldest flight. A lane that stays silent while the peer
+    /// answers elsewhere is given up. If nothing is in flight because an ack request has just queued
+    /// everything for retransmission, the last lane of the oldest unit is charged.
+    fn count_timeout(&mut self, now: Instant, shared: &mut Shared) {
+        let Some(index) = self.oldest_flight_lane() else {
             return;
         };
         let mut others = self.lanes.iter().enumerate();
@@ -241,9 +199,10 @@ impl Session {
         }
         let lane = &mut self.lanes[index];
         lane.timeouts.add(now);
-        // The next repeats of first and last try another lane: if the peer answers
-        // those, it is this lane that is dead.
-        self.detour = lane.timeouts.is_suspect() && spare;
+        // The next tail retransmission tries another lane. If the peer acknowledges that, this
+        // lane is dead.
+        let is_detour = lane.timeouts.is_suspect() && spare;
+        self.retransmission.set_detour(is_detour);
         if lane.timeouts.is_dead() && spare {
             lane.timeouts = LaneTimeouts::default();
             self.lane_lost(index, now, shared);

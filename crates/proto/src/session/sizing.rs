@@ -1,25 +1,26 @@
-//! When a session probes how long its packets may be. Spec §5.8.
+//! When a session probes for the packet size of its paths. Spec §5.8.
 
 use alloc::vec::Vec;
 
+use crate::backoff::Backoff;
 use crate::event::{Event, PathChange};
 use crate::lane::LaneTimeouts;
-use crate::session::{Backoff, Session};
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::size::PacketSize;
 use crate::time::{Instant, SECOND};
 
-/// Pause before the first probe for longer packets, and the longest between two.
+/// Pause before the first probe for longer packets, and the longest pause between two.
 const FIRST_RISE_NS: u64 = 10 * SECOND;
 const LONGEST_RISE_NS: u64 = 600 * SECOND;
 
-/// The size, and the probes that test it.
+/// The packet size and the probes that test it.
 #[derive(Clone, Debug)]
 pub(crate) struct Sizing {
     pub(super) size: PacketSize,
-    /// Probes to be sent: by which lane, as an index, and how long.
+    /// Probes to send: index of the lane, and length.
     due: Vec<(usize, u16)>,
-    /// Lanes that the present round asks, a bit for each index.
+    /// Lanes that are probed in the present round, one bit for each index.
     asked: u16,
     /// When the round ends.
     ends_at: Instant,
@@ -38,7 +39,7 @@ impl Sizing {
         }
     }
 
-    /// True if a probe is to be sent.
+    /// True if there are probes to send.
     #[inline]
     pub(super) fn has_transmit(&self) -> bool {
         !self.due.is_empty()
@@ -49,12 +50,12 @@ impl Sizing {
         self.ends_at
     }
 
-    /// The next probe to be sent: lane, as an index, and length.
+    /// The next probe to send: index of the lane, and length.
     pub(super) fn next_probe(&mut self) -> Option<(usize, u16)> {
         self.due.pop()
     }
 
-    /// Everything but the times, for [`View`](crate::View).
+    /// Hashes everything but the times, for [`View`](crate::View).
     pub(super) fn hash_rest(&self, hasher: &mut impl core::hash::Hasher) {
         use core::hash::Hash;
         (&self.size, &self.due, self.asked, self.rise.pause_ns).hash(hasher);
@@ -62,7 +63,7 @@ impl Sizing {
 }
 
 impl Session {
-    /// Longest packet to the peer, trailer included.
+    /// Length of the longest packet to the peer, with its trailer.
     #[inline]
     pub(crate) fn packet_bytes(&self) -> usize {
         self.sizing.size.bytes()
@@ -71,14 +72,14 @@ impl Session {
     /// When [`on_sizing`](Self::on_sizing) has work.
     #[inline]
     pub(super) fn sizing_at(&self) -> Instant {
-        // A session at rest tries nothing.
+        // An idle session does not probe.
         match self.window.flying() {
             0 => self.sizing.ends_at,
             _ => self.sizing.ends_at.min(self.sizing.rise.at),
         }
     }
 
-    /// Asks all lanes in use for packets as long as now and shorter, or for longer ones.
+    /// Probes all lanes in use with the present and shorter lengths, or with longer ones.
     pub(super) fn probe_sizes(&mut self, upwards: bool, now: Instant, shared: &Shared) {
         let lengths = self.sizing.size.begin_round(upwards);
         self.sizing.due.clear();
@@ -90,14 +91,11 @@ impl Session {
                 self.sizing.due.extend(probes);
             }
         }
-        let config = &shared.config;
-        let pause = self
-            .trip
-            .timeout_ns(config.min_timeout_ns, config.max_timeout_ns);
+        let pause = self.retransmission.timeout_ns(&shared.config);
         self.sizing.ends_at = now.after(pause);
     }
 
-    /// A round of probes has ended, or longer packets shall be tried again.
+    /// A round of probes has ended, or longer packets are to be tried again.
     pub(super) fn on_sizing(&mut self, now: Instant, shared: &mut Shared) {
         if now >= self.sizing.ends_at {
             self.sizing.ends_at = Instant::NEVER;
@@ -122,7 +120,7 @@ impl Session {
         }
     }
 
-    /// The link does not take packets of this length.
+    /// The link has refused a packet of this length.
     pub(crate) fn packet_refused(&mut self, bytes: usize, now: Instant, shared: &mut Shared) {
         if self.sizing.size.refused(bytes) {
             self.sizing.due.clear();
@@ -137,15 +135,16 @@ impl Session {
         } else if self.sizing.rise.is_off() {
             self.sizing.rise.start(now, FIRST_RISE_NS);
         }
-        // What is too long now is sent again, in parts; no lane is to blame.
+        // Units that are too long now are sent again in parts. Their losses do not count against
+        // their lanes.
         self.window
             .repeat_longer(u16::try_from(bytes).unwrap_or(u16::MAX));
         for lane in &mut self.lanes {
             lane.timeouts = LaneTimeouts::default();
         }
-        self.detour = false;
+        self.retransmission.set_detour(false);
         self.progress(now, shared);
-        self.ask_lanes_again(now, shared);
+        self.probe_again(now, shared);
         shared.event(Event::Paths {
             peer: self.id,
             change: PathChange::PacketBytes { bytes },

@@ -1,4 +1,4 @@
-//! Which packet a session sends next, and what rides on it.
+//! Selection and construction of the next packet of a session.
 
 use core::ops::Range as Bytes;
 
@@ -19,19 +19,19 @@ use crate::wire::{
     emit_refused, emit_window,
 };
 
-/// The caller's frames, as far as the machine writes into them.
+/// Access to the caller's frames.
 pub trait Frames {
-    /// The frame of a queued slot: its whole space, and where its records end.
+    /// The frame of a queued slot: all its bytes, and where its records end.
     fn filled(&mut self, slot: Slot) -> (&mut [u8], usize);
 
-    /// A frame for one packet without a unit; `None` if there is none now. It is
-    /// free again once the packet has been handed to the link.
+    /// A frame for one packet without a unit; `None` if none is free. It is free again once the
+    /// packet has been passed to the link.
     fn scratch(&mut self) -> Option<(Slot, &mut [u8])>;
 
-    /// A frame that stays in use until it is released; `None` if there is none now.
+    /// A frame that stays in use until it is released; `None` if none is free.
     fn allocate(&mut self) -> Option<(Slot, &mut [u8])>;
 
-    /// Like [`scratch`](Self::scratch), with these bytes of a filled frame from
+    /// Like [`scratch`](Self::scratch), with a copy of these bytes of a filled frame from
     /// [`HEADER_BYTES`] on.
     fn part(&mut self, slot: Slot, bytes: Bytes<usize>) -> Option<(Slot, &mut [u8])>;
 
@@ -39,40 +39,40 @@ pub trait Frames {
     fn fill(&mut self, slot: Slot, end: usize);
 }
 
-/// Whose frame a packet lies in.
+/// The frame that contains a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A queued one; it stays with the machine until it is released.
+    /// A queued frame. It belongs to the machine until it is released.
     Unit(Slot),
-    /// A queued one that is free as soon as it has been handed to the link.
+    /// A queued frame that is free as soon as it has been passed to the link.
     Loose(Slot),
     /// A scratch frame.
     Scratch(Slot),
 }
 
-/// A packet to send now. The caller appends what the seal says and sends.
+/// A packet to send now. The caller appends the trailer for the seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Where to.
+    /// Destination.
     pub to: Address,
-    /// By the bulk port.
+    /// Through the bulk port.
     pub bulk: bool,
-    /// Where its bytes lie.
+    /// The frame that contains it.
     pub frame: Frame,
     /// Bytes before the trailer.
     pub length: usize,
-    /// What to append.
+    /// How to seal it.
     pub seal: Seal,
-    /// The session it belongs to, if any: then its source port tells the receiver nothing.
+    /// The session it belongs to, if any. The receiver ignores the source port of such packets.
     pub peer: Option<PeerId>,
 }
 
 impl Session {
-    /// True if [`poll_transmit`](Self::poll_transmit) may have something.
+    /// True if [`poll_transmit`](Self::poll_transmit) may return a packet.
     pub(crate) fn has_transmit(&self) -> bool {
         self.is_open()
-            && (self.pending_ack.now
-                || self.ack_request_due
+            && (self.acks.is_due()
+                || self.requests.is_ack_due()
                 || self.channel.credit_requests_due
                 || self.paths.has_transmit()
                 || self.sizing.has_transmit()
@@ -83,13 +83,13 @@ impl Session {
     }
 
     fn allowed(&self) -> u32 {
-        // A small packet may always go, one at a time.
+        // One small packet may always be in flight.
         let least = u32::from(self.window.has_small());
         let allowed = self.pace.allowed().max(least);
-        allowed.max(self.window.flying() + self.forced)
+        allowed.max(self.window.flying() + self.retransmission.unpaced())
     }
 
-    /// True if the peer's window keeps back what could be sent.
+    /// True if the peer's window prevents this side from sending.
     pub(super) fn is_held(&self) -> bool {
         let granted = self.pace.restricted_to();
         granted.is_some_and(|granted| self.window.flying() >= granted)
@@ -97,12 +97,12 @@ impl Session {
             && !self.window.has_next(self.allowed())
     }
 
-    /// True if the peer does not know how much waits for its grants, or all that it knows of
-    /// has been sent.
+    /// True if packets wait for a grant and the peer does not know of any of them.
     fn must_announce_backlog(&self) -> bool {
         self.is_held()
-            && self.announced_backlog <= self.window.top()
-            && self.announced_backlog < self.window.end()
+            && self
+                .flow
+                .hides_backlog(self.window.top(), self.window.end())
     }
 
     /// The next packet of this session.
@@ -126,21 +126,21 @@ impl Session {
         }
         let lane_open = self.lanes.iter().all(|lane| lane.out.is_open());
         let has_unit = lane_open && self.window.has_next(self.allowed());
-        if self.ack_request_due
+        if self.requests.is_ack_due()
             || self.channel.credit_requests_due
-            || self.pending_ack.now && self.needs_own_packet(has_unit)
+            || self.acks.is_due() && self.needs_own_packet(has_unit)
             || self.must_announce_backlog()
         {
             let packet = self.control(frames, shared);
-            // What is told may be lost, and so may the grant.
+            // This packet or the grant that answers it may get lost.
             self.arm_ack_request(now, shared);
             return packet;
         }
         if has_unit && let Some(next) = self.next_piece(frames) {
             return self.piece(next, now, frames, shared);
         }
-        if self.pending_ack.now {
-            // The unit to ride on had arrived after all.
+        if self.acks.is_due() {
+            // The unit that was to carry the acknowledgement had arrived meanwhile.
             return self.control(frames, shared);
         }
         loop {
@@ -148,14 +148,14 @@ impl Session {
             if self.fits(frames.filled(slot).1) {
                 return Some(self.unreliable_packet(slot, bulk, frames, shared));
             }
-            // Filled before the path became too narrow for it.
+            // It was filled before the packet size of the path fell.
             shared.released.push(slot);
         }
     }
 
-    /// The packet that carries a frame which the caller has just filled, if it may leave at
-    /// once and is all that there is to send: what [`queue`](Self::queue) and
-    /// [`poll_transmit`](Self::poll_transmit) would give. `None`, and nothing has changed, else.
+    /// Fast path: the packet with a frame that was just filled, if that may be sent at once and
+    /// nothing else is queued. The result is the same as that of [`queue`](Self::queue) and
+    /// [`poll_transmit`](Self::poll_transmit). Returns `None` and changes nothing otherwise.
     #[inline]
     pub(crate) fn transmit_alone(
         &mut self,
@@ -164,13 +164,13 @@ impl Session {
         frames: &mut impl Frames,
         shared: &mut Shared,
     ) -> Option<Transmit> {
-        let others_wait = self.ack_request_due
+        let others_wait = self.requests.is_ack_due()
             || self.channel.credit_requests_due
             || self.paths.has_transmit()
             || self.sizing.has_transmit()
             || self.channel.has_notice()
             || !self.unreliable.is_empty()
-            || self.pending_ack.now && self.needs_own_packet(true);
+            || self.acks.is_due() && self.needs_own_packet(true);
         let may_leave = self.is_open()
             && self.fits(frames.filled(slot).1)
             && self.lanes.iter().all(|lane| lane.out.is_open());
@@ -181,12 +181,12 @@ impl Session {
         self.piece(next, now, frames, shared)
     }
 
-    /// True if packets may be so long, a trailer not counted.
+    /// True if a packet of this length, without its trailer, is allowed.
     fn fits(&self, end: usize) -> bool {
-        end + self.seals.out.bytes() <= self.packet_bytes()
+        end + self.keys.seals.out.bytes() <= self.packet_bytes()
     }
 
-    /// The next unit, or a part of one that is too long for its path.
+    /// The next unit, or a part of a unit that is too long for the path.
     fn next_piece(&mut self, frames: &mut impl Frames) -> Option<Next> {
         loop {
             let next = self.window.next(self.allowed())?;
@@ -202,18 +202,19 @@ impl Session {
         }
     }
 
-    /// Bytes of each part but the last of a unit that ends at `end`: always the same, so that
-    /// a part is what it was when it is sent again.
+    /// Bytes of each part but the last, for a unit that ends at `end`. They never change, so that a
+    /// retransmitted part has the same contents.
     fn part_bytes(&self, end: usize) -> usize {
         let space = self.sizing.size.least_bytes();
-        let space = space.saturating_sub(HEADER_BYTES + self.seals.out.bytes());
+        let space = space.saturating_sub(HEADER_BYTES + self.keys.seals.out.bytes());
         space.max((end - HEADER_BYTES).div_ceil(Part::MOST))
     }
 
-    /// An acknowledgement rides on a unit, unless it says more than the header can.
+    /// True if an acknowledgement needs a packet of its own: there is no unit to carry it, or the
+    /// header has no room for all of it.
     fn needs_own_packet(&self, has_unit: bool) -> bool {
         !has_unit
-            || self.window_due
+            || self.flow.is_window_due()
             || self.channel.has_grant()
             || self.lanes.iter().filter(|lane| lane.incoming.dirty).count() > 1
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole())
@@ -243,13 +244,13 @@ impl Session {
             let (slot, bytes) = frames.part(slot, range)?;
             (Frame::Scratch(slot), bytes, end)
         };
-        let detour = self.detour && repeat && self.forced > 0;
+        let detour = self.retransmission.takes_detour(repeat);
         let detour = detour.then(|| self.window.last_lane_of(piece)).flatten();
         let index = self.pick_lane(next.bulk, detour);
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
-        self.forced = self.forced.saturating_sub(u32::from(repeat));
-        // `next` has left the queue and doesn't fly yet.
+        self.retransmission.sent(repeat);
+        // The unit has left the queue and is not yet counted as in flight.
         let flying = self.window.flying() + 1;
         let last = self.window.is_drained() || flying >= self.allowed();
         if last {
@@ -261,18 +262,18 @@ impl Session {
         if repeat {
             header.flags.set(Flags::REPEAT);
             shared.stats.repeats += 1;
-            // The number it had is settled: let this very packet say so.
+            // Settle its former number first, so that this packet reports that.
             self.settle_lanes();
         } else if piece.part.index == 0 {
             shared.stats.units_sent += 1;
         }
-        // Records that ride along are none of the unit's, so none ride on a part.
+        // Piggybacked records do not belong to the unit, so a part cannot carry them.
         let limit = match frame {
-            Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.seals.out.bytes(),
+            Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes(),
             _ => end,
         };
-        let end = self.ride(&mut header, bytes, (end, limit), shared);
-        let length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
+        let end = self.piggyback(&mut header, bytes, (end, limit), shared);
+        let length = u16::try_from(end + self.keys.seals.out.bytes()).unwrap_or(u16::MAX);
         let asked = header.flags.has(Flags::LAST) || header.flags.has(Flags::ACK_WANTED);
         let lane = &mut self.lanes[index];
         let number = lane.out.record(piece, length, now, asked);
@@ -291,10 +292,10 @@ impl Session {
         self.finish(header, bytes, end);
         self.window.sent(piece, flight, length, now);
         self.pace.sent();
-        if self.tail.is_off() {
+        if self.retransmission.is_stopped() {
             self.progress(now, shared);
         }
-        self.asked_at.get_or_insert(now);
+        self.liveness.expect_reply(now);
         self.probe_after_unit(now, shared);
         Some(self.leaving(index, frame, end))
     }
@@ -313,30 +314,28 @@ impl Session {
             header.flags.set(Flags::BULK);
         }
         let (bytes, records_end) = frames.filled(slot);
-        let limit = bytes.len().min(self.packet_bytes()) - self.seals.out.bytes();
-        let end = self.ride(&mut header, bytes, (records_end, limit), shared);
+        let limit = bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes();
+        let end = self.piggyback(&mut header, bytes, (records_end, limit), shared);
         self.finish(header, bytes, end);
         self.leaving(index, Frame::Loose(slot), end)
     }
 
-    /// A packet of acknowledgement state: an Ack, or an AckRequest if an answer is wanted.
+    /// An acknowledgement, or an `AckRequest` if one is due.
     fn control(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
-        let kind = if self.ack_request_due {
-            Kind::AckRequest
-        } else {
-            Kind::Ack
+        let kind = match self.requests.take_ack() {
+            true => Kind::AckRequest,
+            false => Kind::Ack,
         };
         match kind {
             Kind::AckRequest => shared.stats.ack_requests += 1,
             _ => shared.stats.explicit_acks += 1,
         }
-        self.ack_request_due = false;
         let floor = match kind {
             Kind::Ack => self.lanes.iter().position(Lane::must_send_floor),
             _ => None,
         };
-        // Any way will do to say that a lane which is dead leaves nothing to wait for.
+        // A dead lane must not prevent the peer from learning that nothing below the floor follows.
         let by_itself = floor.filter(|index| self.lanes[*index].path.is_proven());
         let index = by_itself.unwrap_or_else(|| self.pick_control_lane(kind));
         let mut header = match floor {
@@ -344,31 +343,29 @@ impl Session {
             None => self.control_header(kind),
         };
         self.acknowledge_in(&mut header, shared);
-        // No longer than any path carries: these tell how the others fare.
+        // At most as long as every path allows, because they report losses on the other lanes.
         let mut limit = bytes.len().min(CONTROL_BYTES);
         if !self.lanes[index].path.is_heard() {
             limit = limit.min(self.paths.unproven_left());
         }
-        let limit = limit - self.seals.out.bytes();
+        let limit = limit - self.keys.seals.out.bytes();
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
         end += self.put_backlog(&mut bytes[end..limit]);
         end = self.put_lane_acks(bytes, end, limit, shared);
         end = self.put_credits(bytes, end, limit);
-        // Their number tells wishes of an edge that has ended from those of its next life.
+        // The packet number tells requests of an ended edge from those of its next life.
         if header.lane == CONTROL_LANE {
-            end = self.put_wants(bytes, end, limit);
+            end = self.put_credit_requests(bytes, end, limit);
         }
-        self.acknowledged();
-        self.pending_ack.now =
-            self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
-        self.charge_unproven(index, end + self.seals.out.bytes());
+        let more = self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
+        self.acks.sent(more);
+        self.count_unproven(index, end + self.keys.seals.out.bytes());
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))
     }
 
-    /// Asks a lane whether it leads to the peer, or carries packets of some length, or
-    /// answers such a question. Nothing else rides on it: it may well be lost.
+    /// A probe of a lane, or the answer to one. It carries nothing else, because it may well be lost.
     fn probe_or_echo(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let echo = self.paths.next_echo();
         let (index, length) = match &echo {
@@ -393,30 +390,30 @@ impl Session {
         Some(self.leaving(index, Frame::Scratch(slot), end))
     }
 
-    /// The next lane to be asked, and how long the probe's record is.
+    /// The lane to probe next, and the length of the probe's record.
     fn next_probe(&mut self) -> Option<(usize, usize)> {
-        let around = HEADER_BYTES + self.seals.out.bytes();
+        let around = HEADER_BYTES + self.keys.seals.out.bytes();
         if let Some((index, bytes)) = self.sizing.next_probe() {
             return Some((
                 index,
                 usize::from(bytes).saturating_sub(around).max(PROBE_BYTES),
             ));
         }
-        while let Some(index) = self.paths.next_question() {
-            // As long as packets get, so that a way for shorter ones is not taken; but short
-            // at first: the address may be that of somebody who has nothing to do with us.
+        while let Some(index) = self.paths.next_unproven() {
+            // A probe of full length rejects paths that carry only shorter packets. The first one is
+            // short, because the address may belong to an unrelated host.
             let length = match self.lanes[index].path.is_heard() {
                 true => self.packet_bytes() - around,
                 false => PROBE_BYTES,
             };
-            if self.charge_unproven(index, around + length) {
+            if self.count_unproven(index, around + length) {
                 return Some((index, length));
             }
         }
         None
     }
 
-    /// A finished packet of this session, by a lane.
+    /// A finished packet on a lane.
     #[inline]
     fn leaving(&self, lane: usize, frame: Frame, length: usize) -> Transmit {
         let lane = &self.lanes[lane];
@@ -425,14 +422,14 @@ impl Session {
             bulk: lane.bulk,
             frame,
             length,
-            seal: self.seals.out,
+            seal: self.keys.seals.out,
             peer: Some(self.id),
         }
     }
 
-    /// Lets acknowledgement and credits ride on a data packet that ends at `end`, up to
-    /// `limit`; where it ends now.
-    fn ride(
+    /// Adds acknowledgement and grants to a data packet that ends at `end`, up to `limit`. Returns
+    /// the new end.
+    fn piggyback(
         &mut self,
         header: &mut Header,
         bytes: &mut [u8],
@@ -446,12 +443,12 @@ impl Session {
             .iter()
             .all(|lane| lane.incoming.is_whole() && !lane.incoming.dirty);
         if told_all && !self.channel.has_grant() {
-            self.acknowledged();
+            self.acks.sent(false);
         }
         end
     }
 
-    /// Fills in the acknowledgement fields for the lane with the newest arrivals.
+    /// Fills in the acknowledgement fields, for the lane with the newest arrivals.
     fn acknowledge_in(&mut self, header: &mut Header, shared: &Shared) {
         let dirty = |lane: &Lane| lane.incoming.dirty;
         let index = self.lanes.iter().position(dirty).unwrap_or(0);
@@ -490,7 +487,7 @@ impl Session {
                 break;
             }
             end += written;
-            lane.incoming.asked(reorder);
+            lane.incoming.mark_requested(reorder);
         }
         end
     }
@@ -505,34 +502,34 @@ impl Session {
         end
     }
 
-    fn put_wants(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
+    fn put_credit_requests(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
         if !self.channel.credit_requests_due {
             return end;
         }
-        let mut told = 0;
+        let mut sent = 0;
         while end + CREDIT_REQUEST_BYTES <= limit
-            && let Some(want) = self.channel.want(told)
+            && let Some(waiting) = self.channel.credit_request(sent)
         {
-            told += 1;
-            if let Some((_, key, wish, _)) = want {
-                end += emit_credit_request(&mut bytes[end..], key, wish);
+            sent += 1;
+            if let Some(waiting) = waiting {
+                end += emit_credit_request(&mut bytes[end..], waiting.key, waiting.request);
             }
         }
         // Those that did not fit come first next time.
-        self.channel.credit_requests_sent(told);
+        self.channel.credit_requests_sent(sent);
         end
     }
 
     fn put_window(&mut self, bytes: &mut [u8], shared: &Shared) -> usize {
         let window = shared.grants.window(self.id);
-        let told = self.announced_window;
-        let small_change = u64::from(window.abs_diff(told)) * 4 <= u64::from(told);
-        self.window_due = false;
-        // One that is lost must not stay so where much depends on it.
+        let former = self.flow.window();
+        let small_change = u64::from(window.abs_diff(former)) * 4 <= u64::from(former);
+        self.flow.set_window_due(false);
+        // With limited grants even a small change is sent again, because it may have been lost.
         if small_change && !shared.grants.is_limited() || bytes.len() < 8 {
             return 0;
         }
-        self.announced_window = window;
+        self.flow.announce_window(window);
         emit_window(bytes, window)
     }
 
@@ -540,21 +537,22 @@ impl Session {
         if !self.is_held() || bytes.len() < 8 {
             return 0;
         }
-        self.announced_backlog = self.window.end();
-        emit_backlog(bytes, low(self.announced_backlog))
+        let end = self.window.end();
+        self.flow.announce_backlog(end);
+        emit_backlog(bytes, low(end))
     }
 
-    /// True while notices wait for a frame.
+    /// True if notices wait for a free frame.
     pub(crate) fn has_notice(&self) -> bool {
         self.is_open() && self.channel.has_notice()
     }
 
-    /// Packs notices into units of their own: they must arrive.
+    /// Packs notices into units of their own, so that they are retransmitted.
     fn queue_notices(&mut self, frames: &mut impl Frames) {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
         };
-        let limit = bytes.len().min(self.packet_bytes()) - self.seals.out.bytes();
+        let limit = bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes();
         let mut end = HEADER_BYTES;
         while end + NOTICE_BYTES <= limit
             && let Some(notice) = self.channel.peek_notice()
@@ -567,7 +565,7 @@ impl Session {
                     reason,
                 } => emit_refused(rest, key.ends(), low(sequence), reason),
                 Notice::End { key, sequence } => {
-                    emit_edge_end(rest, key, low(sequence), low(self.control_number))
+                    emit_edge_end(rest, key, low(sequence), low(self.control.next()))
                 }
                 Notice::Forgotten { key } => emit_edge_forgotten(rest, key),
             };
@@ -577,76 +575,12 @@ impl Session {
         self.window.queue_notices(slot);
     }
 
-    /// The lane for a class: one that has answered, bulk in turn over the interfaces; of the
-    /// other class if need be. A detour, from the lane of a piece's last flight, keeps away from all lanes that let time-outs pass, or, if all
-    /// did, takes the one after it: so each piece tries all of them, however many others are repeated
-    /// between its turns.
-    fn pick_lane(&mut self, bulk: bool, detour: Option<u8>) -> usize {
-        // The first small lane nearly always: the search below would find it too.
-        if !bulk
-            && let Some(lane) = self.lanes.first()
-            && !lane.bulk
-            && lane.path.is_proven()
-            && !(detour.is_some() && lane.timeouts.is_suspect())
-        {
-            return 0;
-        }
-        let count = self.lanes.len();
-        let first = if bulk { self.next_bulk_lane } else { 0 };
-        let order = (0..count).map(|step| (first + step) % count);
-        let usable = |index: &usize| {
-            let lane = &self.lanes[*index];
-            lane.path.is_proven() && !(detour.is_some() && lane.timeouts.is_suspect())
-        };
-        let chosen = order
-            .clone()
-            .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
-            .or_else(|| order.clone().find(usable))
-            .or_else(|| {
-                let before = self.lanes.iter().position(|lane| Some(lane.id) == detour);
-                let first = before.map_or(first, |index| index + 1);
-                let mut order = (0..count).map(|step| (first + step) % count);
-                order.find(|index| self.lanes[*index].path.is_proven())
-            })
-            .unwrap_or(0);
-        if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
-            self.next_bulk_lane = (chosen + 1) % count;
-        }
-        chosen
-    }
-
-    /// The lane for a packet without a number of its own. Nobody acknowledges it, so a dead
-    /// interface would swallow one after the other unseen: an answer goes back by the interface
-    /// that was heard last, and ack requests and wishes that nobody answers try all of them.
-    fn pick_control_lane(&mut self, kind: Kind) -> usize {
-        let may_go = self.paths.unproven_left() >= MIN_UNPROVEN_BYTES;
-        let leads_there = |lane: &Lane| {
-            !lane.bulk && lane.path.may_lead_there() && (may_go || lane.path.is_heard())
-        };
-        let interfaces = self.lanes.iter().filter(|lane| leads_there(lane)).count();
-        if interfaces < 2 {
-            return self.pick_lane(false, None);
-        }
-        let small = self.lanes.iter().enumerate();
-        let mut small = small.filter(|(_, lane)| leads_there(lane));
-        let heard = small.clone().position(|(index, _)| index == self.heard_on);
-        let first = heard.unwrap_or(0);
-        // Wishes for credit are questions too.
-        let asks = kind == Kind::AckRequest || self.channel.credit_requests_due;
-        let step = if asks { self.unanswered } else { 0 };
-        let chosen = small.nth((first + step) % interfaces);
-        let chosen = chosen.map_or(0, |(index, _)| index);
-        self.unanswered += usize::from(asks);
-        chosen
-    }
-
     fn header(&self, kind: Kind) -> Header {
         Header::handshake(kind, self.remote.connection)
     }
 
     fn control_header(&mut self, kind: Kind) -> Header {
-        let number = self.control_number;
-        self.control_number += 1;
+        let number = self.control.take_number();
         Header {
             number: low(number),
             lane: CONTROL_LANE,
@@ -654,8 +588,8 @@ impl Session {
         }
     }
 
-    /// The header of a packet without a unit whose number says that nothing below
-    /// it will come.
+    /// The header of a packet without a unit. Its number tells the peer that nothing below it will
+    /// arrive any more.
     fn floor_header(&mut self, index: usize) -> Header {
         let lane = &mut self.lanes[index];
         lane.floor_due = false;
@@ -672,36 +606,31 @@ impl Session {
     }
 
     fn finish(&self, mut header: Header, bytes: &mut [u8], end: usize) {
-        header.length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
+        header.length = u16::try_from(end + self.keys.seals.out.bytes()).unwrap_or(u16::MAX);
         header.emit(bytes);
     }
 
-    /// Where the packet goes that ends the session: there are no answers to look for.
+    /// Destination of the packet that ends the session.
     pub(crate) fn bye_address(&self) -> Address {
         let proven = |lane: &&Lane| !lane.bulk && lane.path.is_proven();
         let lane = self.lanes.iter().find(proven);
-        lane.map_or(self.home, |lane| lane.to)
+        lane.map_or(self.remote.home, |lane| lane.to)
     }
 
-    /// The header of a packet that ends the session.
+    /// The header of the packet that ends the session.
     pub(crate) fn bye_header(&mut self) -> Header {
         self.control_header(Kind::Bye)
     }
 }
 
-/// A control packet goes to an address that has never answered only if it may be so long.
-const MIN_UNPROVEN_BYTES: usize = 128;
-/// Longest control packet.
+/// Length of the longest control packet.
 const CONTROL_BYTES: usize = 1200;
-/// The longest record of a notice.
+/// Length of the longest record of a notice.
 const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
     REFUSED_BYTES
 } else {
     EDGE_END_BYTES
 };
-
-/// Packets sent over one interface before bulk goes on over the next.
-const BULK_TURN: u32 = 32;
 
 #[allow(
     clippy::cast_possible_truncation,
@@ -712,7 +641,7 @@ fn low(number: u64) -> u32 {
 }
 
 mod ranges {
-    //! A few ranges without allocation.
+    //! A list of ranges without allocation.
 
     use super::{Range, low};
     use crate::holes::Hole;

@@ -1,9 +1,8 @@
-//! A session laid open, for model checkers and debuggers: what it is in, told
-//! apart into numbers that only grow, times, and all the rest.
+//! The state of a session for model checkers and debuggers: numbers that only grow, times, and a
+//! hash of everything else.
 //!
-//! Two sessions that differ only in how far their packet numbers have come, or in
-//! what the clock shows, behave alike. So numbers and times are listed here for
-//! the reader to make relative, and everything else goes into a hasher.
+//! Sessions that differ only in their packet numbers or in the time behave alike. So numbers and
+//! times are listed here, and the reader can make them relative. Everything else is hashed.
 
 use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
@@ -11,64 +10,31 @@ use core::hash::{Hash, Hasher};
 use crate::holes::Hole;
 use crate::path_state::LaneState;
 use crate::replay::Replay;
-use crate::send::Slot;
+use crate::send::{Slot, UnitView};
 use crate::session::{Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
 
-/// Where a unit is on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum UnitState {
-    /// Sent, fate unknown.
-    Flying {
-        /// Over which lane.
-        lane: u8,
-        /// Under which packet number.
-        number: u64,
-    },
-    /// Known or feared lost: to be repeated.
-    Lost,
-    /// Received by the peer; units before it are not.
-    Arrived,
-    /// Too long for the path: its parts are sent instead.
-    Cut,
-}
-
-/// One unit that has been numbered and not settled.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct UnitView {
-    /// Its frame; the caller's again if it has arrived.
-    pub slot: Slot,
-    /// Bulk class.
-    pub bulk: bool,
-    /// How far it has come.
-    pub state: UnitState,
-    /// When it last left.
-    pub sent_at: Instant,
-    /// If it is cut, how far its parts have come, and when they last left.
-    pub parts: Vec<(UnitState, Instant)>,
-}
-
-/// One lane, both directions.
+/// One lane in both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneView {
-    /// Its id.
+    /// Number of the lane.
     pub lane: u8,
-    /// Outgoing: the lowest number that may still be asked for.
+    /// Outgoing: lowest number that may still be requested.
     pub floor: u64,
-    /// Outgoing: the end of what is known to have arrived.
+    /// Outgoing: all numbers below this, as far as known, have arrived.
     pub arrived: u64,
-    /// Outgoing: the units that the numbers from `floor` on carried, and which part.
+    /// Outgoing: unit and part that each number from `floor` on carried.
     pub units: Vec<(u64, u8)>,
-    /// Incoming: the lowest number missing.
+    /// Incoming: lowest missing number.
     pub next: u64,
-    /// Incoming: the number after the highest arrival.
+    /// Incoming: number after the highest arrival.
     pub top: u64,
     /// Incoming: missing ranges.
     pub missing: Vec<Hole>,
-    /// Incoming: holes that end at or below this have been asked for.
-    pub asked_below: u64,
-    /// Whether what is sent there arrives.
+    /// Incoming: holes that end at or below this have been requested.
+    pub requested_below: u64,
+    /// Whether packets sent on it arrive.
     pub state: LaneState,
 }
 
@@ -77,34 +43,34 @@ pub struct LaneView {
 pub struct View {
     /// The handshake is complete.
     pub open: bool,
-    /// Lowest own unit that has not arrived.
+    /// Lowest unit of this side that has not arrived.
     pub base: u64,
-    /// Own units from there on.
+    /// Units of this side from there on.
     pub units: Vec<UnitView>,
-    /// Frames that wait for their first sending, and whether they are bulk.
+    /// Frames that were never sent, and whether they are bulk.
     pub waiting: Vec<(Slot, bool)>,
-    /// Units that wait for their repetition, in that order.
+    /// Units to retransmit, in this order.
     pub repeats: Vec<u64>,
     /// The lanes.
     pub lanes: Vec<LaneView>,
     /// Lowest unit of the peer that has not arrived.
     pub units_next: u64,
-    /// Units of the peer missing above that.
+    /// Missing units of the peer above that.
     pub units_missing: Vec<Hole>,
     /// The number after the peer's highest unit that has arrived.
     pub units_top: u64,
-    /// The next number of the control lane.
+    /// Next number of the control lane.
     pub control_next: u64,
-    /// Timers: acknowledgement, ack request, tail, wish for credit, keepalive, hello,
-    /// silence, probe, end of a round of probes; [`Instant::NEVER`] where none runs.
+    /// Timers: acknowledgement, ack request, tail, credit request, keepalive, hello, silence, probe,
+    /// end of a round of probes. [`Instant::NEVER`] if a timer is off.
     pub timers: [Instant; 9],
-    /// The smoothed round trip, zero if none was measured.
+    /// Smoothed round trip; zero before the first measurement.
     pub round_trip_ns: u64,
     control_seen: Replay,
 }
 
 impl View {
-    /// True if the control lane would not take this number (any more).
+    /// True if the control lane would drop this number as a duplicate.
     #[must_use]
     pub fn knows_control(&self, number: u64) -> bool {
         self.control_seen.is_known(number)
@@ -116,7 +82,7 @@ impl Session {
     pub(crate) fn view(&self, now: Instant, shared: &Shared, hasher: &mut impl Hasher) -> View {
         self.hash_rest(now, shared, hasher);
         let lanes = self.lanes.iter().map(|lane| {
-            let (holes, asked_below) = lane.incoming.view();
+            let (holes, requested_below) = lane.incoming.view();
             LaneView {
                 lane: lane.id,
                 floor: lane.out.floor(),
@@ -125,7 +91,7 @@ impl Session {
                 next: holes.next(),
                 top: holes.top(),
                 missing: holes.missing().collect(),
-                asked_below,
+                requested_below,
                 state: lane.path.state(),
             }
         });
@@ -133,8 +99,9 @@ impl Session {
             Phase::Opening { retry_at, .. } => retry_at,
             Phase::Open => Instant::NEVER,
         };
-        let silence = self.asked_at.map_or(Instant::NEVER, |asked| {
-            asked.after(shared.config.peer_timeout_ns)
+        let owed_since = self.liveness.owed_since();
+        let silence = owed_since.map_or(Instant::NEVER, |since| {
+            since.after(shared.config.peer_timeout_ns)
         });
         View {
             open: self.is_open(),
@@ -146,40 +113,39 @@ impl Session {
             units_next: self.units.next(),
             units_missing: self.units.missing().collect(),
             units_top: self.units.top(),
-            control_next: self.control_number,
+            control_next: self.control.next(),
             timers: [
-                self.pending_ack.due,
-                self.ack_request.at,
-                self.tail.at,
-                self.want.at,
-                self.keepalive_at,
+                self.acks.at(),
+                self.requests.ack_at(),
+                self.retransmission.tail_at(),
+                self.requests.credit_at(),
+                self.liveness.keepalive_at(),
                 hello,
                 silence,
                 self.paths.next_at(),
                 self.sizing.ends_at(),
             ],
-            round_trip_ns: self.trip.smoothed_ns().unwrap_or(0),
-            control_seen: self.control_seen.clone(),
+            round_trip_ns: self.retransmission.round_trip.smoothed_ns().unwrap_or(0),
+            control_seen: self.control.seen().clone(),
         }
     }
 
-    /// Everything that is neither number nor time.
+    /// Hashes everything that is neither a number nor a time.
     fn hash_rest(&self, now: Instant, shared: &Shared, hasher: &mut impl Hasher) {
         let config = &shared.config;
-        (self.id, self.remote, self.home).hash(hasher);
+        (self.id, self.remote).hash(hasher);
         if let Phase::Opening {
             cookie, retry_ns, ..
         } = self.phase
         {
             (cookie, retry_ns).hash(hasher);
         }
-        self.next_bulk_lane.hash(hasher);
         self.sizing.hash_rest(hasher);
         self.assemblies.hash(hasher);
         for lane in &self.lanes {
             (lane.id, lane.bulk, lane.to, lane.incoming.dirty).hash(hasher);
-            // LaneTimeouts matter only where another lane could take over, and of what flies there
-            // only whether it left after them.
+            // Time-outs of a lane matter only if another lane could take over, and only in relation to
+            // what was sent after them.
             if self.lanes.len() > 1 {
                 lane.timeouts.view().hash(hasher);
             }
@@ -187,44 +153,38 @@ impl Session {
                 lane.out.view_mark().hash(hasher);
             }
             lane.path.hash(hasher);
-            (lane.floor_due, lane.told < lane.out.floor()).hash(hasher);
+            (lane.floor_due, lane.missing_from < lane.out.floor()).hash(hasher);
         }
         if self.lanes.len() > 1 {
             self.window.last_lanes().for_each(|lane| lane.hash(hasher));
         }
         self.pace.view().hash(hasher);
-        // The estimate matters through the time-outs drawn from it.
+        // The estimate matters only through the time-outs computed from it.
         for shortest in [config.min_timeout_ns / 4, config.min_timeout_ns] {
-            self.trip
+            let round_trip = &self.retransmission.round_trip;
+            round_trip
                 .timeout_ns(shortest, config.max_timeout_ns)
                 .hash(hasher);
         }
         self.unreliable.hash(hasher);
-        let per_ack = shared.packets_per_ack(self.announced_window);
-        let owed = self.pending_ack.packets.min(per_ack);
-        (owed, self.pending_ack.now).hash(hasher);
+        let per_ack = shared.packets_per_ack(self.flow.window());
+        let owed = self.acks.packets().min(per_ack);
+        (owed, self.acks.is_due()).hash(hasher);
         self.channel.hash_state(hasher);
-        let wishes = match self.credit_requests_from {
-            0 => None,
-            from => Some(i128::from(from) - i128::from(self.control_seen.top())),
-        };
-        (wishes, self.ack_request_due).hash(hasher);
-        for question in [&self.ack_request, &self.tail, &self.want] {
-            question.pause_ns.hash(hasher);
-        }
-        (self.tail_arrivals == self.window.arrivals()).hash(hasher);
-        (self.forced, self.detour, self.announced_window).hash(hasher);
-        let told = self.announced_backlog.saturating_sub(self.window.base());
-        (self.window_due, told, self.backlog_left()).hash(hasher);
-        if self.lanes.len() > 2 {
-            (self.heard_on, self.unanswered).hash(hasher);
-        }
-        self.paths.hash_rest(hasher);
-        (self.watched, self.expecting, self.is_ready, self.doubted).hash(hasher);
-        self.renewal.hash(hasher);
-        if self.watched || self.lanes.len() > 1 {
+        self.control.hash_rest(hasher);
+        let has_spare_lanes = self.lanes.len() > 2;
+        self.requests.hash_rest(has_spare_lanes, hasher);
+        self.retransmission
+            .hash_rest(self.window.arrivals(), hasher);
+        let (base, next) = (self.window.base(), self.units.next());
+        self.flow.hash_rest(base, next, hasher);
+        self.paths.hash_rest(has_spare_lanes, hasher);
+        let liveness = &self.liveness;
+        (liveness.is_watched(), liveness.is_suspected()).hash(hasher);
+        (self.is_ready, self.keys.renewal).hash(hasher);
+        if liveness.is_watched() || self.lanes.len() > 1 {
             let quarter = config.peer_timeout_ns / 4;
-            now.since(self.last_heard).min(quarter).hash(hasher);
+            now.since(liveness.last_heard()).min(quarter).hash(hasher);
         }
     }
 }

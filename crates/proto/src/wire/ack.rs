@@ -1,28 +1,28 @@
-//! What has arrived on one lane, with its list of holes. Spec §4.5.
+//! The arrivals of one lane, with a list of its holes. Spec §4.5.
 
 use super::Malformed;
 use super::cursor::{put, u16_at, u32_at};
 
-/// Most holes that one acknowledgement lists; the rest is asked for later.
+/// Most holes in one acknowledgement; others are requested later.
 pub const MAX_RANGES: usize = 64;
 
-/// A run of missing packet numbers.
+/// A range of missing packet numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
     /// First missing number, low 32 bits.
     pub start: u32,
-    /// How many are missing from there.
+    /// How many numbers are missing from there on.
     pub count: u16,
 }
 
-/// The arrivals of one lane, as a record tells them.
+/// The arrivals of one lane, in a record.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneAck<'a> {
-    /// Which lane.
+    /// The lane.
     pub lane: u8,
     /// Lowest number not received.
     pub next: u32,
-    /// All from `next` up to here, holes excepted, has been received.
+    /// Everything from `next` up to here has been received, except for the holes.
     pub top: u32,
     ranges: &'a [u8],
 }

@@ -1,13 +1,13 @@
-//! Where a lane of a peer can be reached: an IP address and a UDP port.
+//! Address of a lane: an IP address and a UDP port.
 
 use core::fmt;
 
 use super::cursor::{put, u16_at};
 
-/// An IPv6 or v4-mapped address and a port, as handshakes carry it. Spec §3.1.
+/// An IPv6 or v4-mapped address and a port, as sent in handshakes. Spec §3.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
-    /// IPv6, or IPv4 as `::ffff:a.b.c.d`; all zero means "where this packet came from".
+    /// IPv6, or IPv4 as `::ffff:a.b.c.d`. All zero stands for the source of the packet.
     pub ip: [u8; 16],
     /// UDP port.
     pub port: u16,
@@ -17,7 +17,7 @@ impl Address {
     /// Bytes on the wire.
     pub const BYTES: usize = 18;
 
-    /// True if the IP is left open.
+    /// True if the IP address is left open.
     #[must_use]
     pub fn is_unspecified(&self) -> bool {
         self.ip == [0; 16]

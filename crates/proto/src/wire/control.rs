@@ -3,30 +3,28 @@
 use super::Malformed;
 use super::address::Address;
 use super::cursor::{put, u16_at, u32_at, u64_at};
+use super::header::{MAX_LANES, MIN_PACKET_BYTES, VERSION};
 
-/// Most lanes of a session: four interfaces, small and bulk each.
-pub const MAX_LANES: usize = 8;
-
-/// Trailers a side can make and check, as a set of bits. Spec §2.5.
+/// Trailers that a process can create and verify, as a set of bits. Spec §2.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailers(pub u8);
 
-/// What closes each packet of a session.
+/// How the packets of a session are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trailer {
     /// CRC32C over header and records.
     Crc32c,
-    /// A counter, an authentication tag over header and records, and a sum of all of it.
+    /// A counter, an authentication tag over header and records, and a sum of everything.
     Auth,
-    /// The same, and the records are encrypted.
+    /// The same with encrypted records.
     Encrypt,
 }
 
 /// Bytes of the counter in the trailer of an authenticated packet.
 pub const COUNTER_BYTES: usize = 8;
-/// Bytes of its tag.
+/// Bytes of the tag in that trailer.
 pub const TAG_BYTES: usize = 16;
-/// Bytes of the sum of all before it, which ends that packet.
+/// Bytes of the sum of all preceding bytes at the end of that trailer.
 pub const SUM_BYTES: usize = 4;
 
 impl Trailer {
@@ -60,13 +58,13 @@ impl Trailer {
 impl Trailers {
     /// Only CRC32C.
     pub const CRC32C: Trailers = Trailers(1);
-    /// Packets are authenticated, and encrypted if the peer wants that.
+    /// Authentication, and encryption if the peer requires it.
     pub const AUTH: Trailers = Trailers(2 | 4);
-    /// Packets are encrypted.
+    /// Encryption.
     pub const ENCRYPT: Trailers = Trailers(4);
 
-    /// The first trailer that both sets hold, if there is one: each side leaves out what does
-    /// less than it wants.
+    /// The first trailer in both sets. Each side leaves out trailers that are weaker than it
+    /// requires.
     #[must_use]
     pub fn agree(self, other: Trailers) -> Option<Trailer> {
         match self.0 & other.0 {
@@ -78,14 +76,14 @@ impl Trailers {
     }
 }
 
-/// One lane that the sender of a hello listens on.
+/// A lane on which the sender of a hello listens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneAddress {
     /// Lane number, below [`MAX_LANES`].
     pub lane: u8,
     /// Bulk class.
     pub bulk: bool,
-    /// Where to send.
+    /// Its address.
     pub address: Address,
 }
 
@@ -95,20 +93,20 @@ pub const LANE_BYTES: usize = 2 + Address::BYTES;
 /// Body of hello and welcome. Spec §3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Lowest and highest protocol version spoken.
+    /// Lowest and highest protocol version supported.
     pub versions: (u8, u8),
-    /// Longest packet the sender can take, in bytes.
+    /// Longest packet that the sender accepts, in bytes.
     pub max_packet_bytes: u16,
-    /// The id that packets to the sender must carry.
+    /// The connection id for packets to the sender.
     pub connection: u32,
-    /// Random number of the sender's process; another one means another process.
+    /// Random number of the sender's process. A restarted process has another one.
     pub incarnation: u64,
-    /// Proof that the sender can receive at its address; zero at first. In a proven
-    /// welcome that of the hello.
+    /// Proves that the sender receives at its address; zero at first. A proven welcome repeats
+    /// that of the hello.
     pub cookie: u64,
     /// The sender's node id.
     pub node: u32,
-    /// Packets that the sender can have arriving at once.
+    /// Packets that may be in flight to the sender.
     pub window_packets: u32,
     /// Bytes that may be sent on a new edge before any grant.
     pub initial_credit_bytes: u32,
@@ -116,11 +114,11 @@ pub struct Hello {
     pub trailers: Trailers,
     /// Trailer chosen (welcome only).
     pub trailer: Trailer,
-    /// Incarnation of the process addressed, zero if not known yet.
+    /// Incarnation of the receiver's process; zero if it is not known yet.
     pub echo: u64,
-    /// Random number of this session.
+    /// Random number for this session.
     pub salt: u64,
-    /// The sender's share of the session's keys: what it is, the caller knows.
+    /// Share of the sender in the session's keys. Only the caller interprets it.
     pub share: [u8; SHARE_BYTES],
     lanes: [LaneAddress; MAX_LANES],
     lane_count: u8,
@@ -132,11 +130,11 @@ pub const SHARE_BYTES: usize = 32;
 pub const HELLO_FIXED_BYTES: usize = 56 + SHARE_BYTES;
 
 impl Hello {
-    /// A hello with lanes; more than [`MAX_LANES`] are cut off.
+    /// A hello with up to [`MAX_LANES`] lanes; further ones are ignored.
     #[must_use]
     pub fn new(lanes: &[LaneAddress]) -> Hello {
         let mut hello = Hello {
-            versions: (super::VERSION, super::VERSION),
+            versions: (VERSION, VERSION),
             max_packet_bytes: 0,
             connection: 0,
             incarnation: 0,
@@ -159,7 +157,7 @@ impl Hello {
         hello
     }
 
-    /// The lanes listed.
+    /// The lanes.
     #[must_use]
     pub fn lanes(&self) -> &[LaneAddress] {
         &self.lanes[..usize::from(self.lane_count)]
@@ -174,7 +172,7 @@ impl Hello {
     /// Parses a body.
     ///
     /// # Errors
-    /// [`Malformed`] for a short body or excluded values.
+    /// [`Malformed`] if the body is too short or a field has an invalid value.
     pub fn parse(body: &[u8]) -> Result<Hello, Malformed> {
         need(body, HELLO_FIXED_BYTES)?;
         let lane_count = body[46];
@@ -205,7 +203,7 @@ impl Hello {
         if hello.window_packets == 0 {
             return Err(Malformed::BadField("window"));
         }
-        if usize::from(hello.max_packet_bytes) < super::super::config::MIN_PACKET_BYTES {
+        if usize::from(hello.max_packet_bytes) < MIN_PACKET_BYTES {
             return Err(Malformed::BadField("packet size"));
         }
         hello.lane_count = lane_count;
@@ -224,7 +222,7 @@ impl Hello {
         Ok(hello)
     }
 
-    /// Writes the body; returns its bytes.
+    /// Writes the body. Returns its length.
     ///
     /// # Panics
     /// When `body` is shorter than [`bytes`](Self::bytes).
@@ -255,12 +253,12 @@ impl Hello {
     }
 }
 
-/// Body of a challenge: the cookie to repeat. Spec §3.2.
+/// Body of a challenge. Spec §3.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Challenge {
-    /// To be sent back in the next hello.
+    /// Cookie for the next hello.
     pub cookie: u64,
-    /// The incarnation in the hello it answers.
+    /// The incarnation in the hello.
     pub echo: u64,
 }
 
@@ -280,7 +278,7 @@ impl Challenge {
         })
     }
 
-    /// Writes the body; returns its bytes.
+    /// Writes the body. Returns its length.
     pub fn emit(&self, body: &mut [u8]) -> usize {
         put(body, 0, &self.cookie.to_le_bytes());
         put(body, 8, &self.echo.to_le_bytes());
@@ -288,37 +286,37 @@ impl Challenge {
     }
 }
 
-/// Why a process answers with a reset. Spec §3.5.
+/// Reason of a reset. Spec §3.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResetReason {
-    /// No session here has that connection id.
+    /// The connection id does not belong to a session.
     UnknownConnection,
-    /// The hello offers no version spoken here.
+    /// The hello offers no supported version.
     Version,
-    /// The process takes no further peers.
+    /// The limit of peers is reached.
     TooManyPeers,
-    /// The hello does not prove that its sender holds the key of this process.
+    /// The hello does not prove that its sender has the cluster key.
     Key,
-    /// The hello offers no trailer that this process takes.
+    /// The hello offers no acceptable trailer.
     Security,
 }
 
 /// Body of a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reset {
-    /// The connection id that is refused: for a hello the sender's own, else the
-    /// one the packet carried.
+    /// The refused connection id: that of the sender of a hello, or that in the header of another
+    /// packet.
     pub connection: u32,
     /// Why.
     pub reason: ResetReason,
-    /// The incarnation in the hello it answers, if there is a cluster key on either side:
-    /// what asks is known from what belongs to a session.
+    /// The incarnation in the refused hello, if either side has a cluster key. It is absent in a
+    /// reset of a session.
     pub echo: Option<u64>,
 }
 
 /// Bytes of a reset's body.
 pub const RESET_BYTES: usize = 8;
-/// The same with an echo.
+/// Bytes of a reset's body with an echo.
 pub const RESET_ECHO_BYTES: usize = 16;
 
 impl Reset {
@@ -343,7 +341,7 @@ impl Reset {
         })
     }
 
-    /// Writes the body; returns its bytes.
+    /// Writes the body. Returns its length.
     pub fn emit(&self, body: &mut [u8]) -> usize {
         put(body, 0, &self.connection.to_le_bytes());
         let reason: u32 = match self.reason {
@@ -362,10 +360,10 @@ impl Reset {
     }
 }
 
-/// Body of a bye: the sender's incarnation, so that no stray packet ends a session.
+/// Body of a bye: the sender's incarnation, so that a stray packet cannot end a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bye {
-    /// Incarnation of the process that leaves.
+    /// Incarnation of the sender's process.
     pub incarnation: u64,
 }
 
@@ -384,7 +382,7 @@ impl Bye {
         })
     }
 
-    /// Writes the body; returns its bytes.
+    /// Writes the body. Returns its length.
     pub fn emit(&self, body: &mut [u8]) -> usize {
         put(body, 0, &self.incarnation.to_le_bytes());
         BYE_BYTES

@@ -1,4 +1,4 @@
-//! Little-endian fields in a slice, with the bounds checked by the slice.
+//! Access to little-endian fields of a slice; slicing checks the bounds.
 
 #[inline]
 pub(super) fn u16_at(bytes: &[u8], at: usize) -> u16 {

@@ -1,4 +1,4 @@
-//! What members of a group tell each other: payloads of messages between their ports. Spec §12.
+//! Messages between the members of a group. Spec §12.
 
 use alloc::vec::Vec;
 
@@ -11,16 +11,16 @@ pub const GROUP_HEAD_BYTES: usize = 56;
 const VERSION: u8 = 1;
 const BAD: Malformed = Malformed::BadField("group message");
 
-/// What a message of a group is.
+/// Kind of a group message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupKind {
-    /// A piece of what one member tells another in a call.
+    /// A piece of the data that one member sends to another in a call.
     Data,
-    /// Whether the receiver is still there.
+    /// A check whether the receiver is still alive.
     Probe,
     /// The sender takes part in no call from `number` on.
     Left,
-    /// The generation has ended; the data are a [`GroupEnding`].
+    /// The generation has ended. The data contain a [`GroupEnding`].
     Ended,
 }
 
@@ -31,20 +31,20 @@ const KINDS: [GroupKind; 4] = [
     GroupKind::Ended,
 ];
 
-/// What the members call together.
+/// A collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupOperation {
-    /// The barrier that a generation begins with; its data are the members.
+    /// The barrier at the start of a generation. Its data are the members.
     Start,
-    /// The barrier that bounds how far one runs ahead of another.
+    /// An internal barrier that limits how far members run ahead of each other.
     Fence,
     /// A barrier.
     Barrier,
-    /// One member's bytes go to all.
+    /// One member's bytes are sent to all.
     Broadcast,
-    /// All members' bytes are combined for one.
+    /// All members' bytes are combined at one of them.
     Reduce,
-    /// All members' bytes are combined for all.
+    /// All members' bytes are combined at all of them.
     Allreduce,
 }
 
@@ -70,14 +70,14 @@ impl core::fmt::Display for GroupOperation {
     }
 }
 
-/// What a member calls, as far as all must call the same.
+/// The arguments of a collective call that must be the same for all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupCall {
-    /// What.
+    /// The operation.
     pub operation: GroupOperation,
-    /// Whose bytes, or for whom; 0 where that means nothing.
+    /// Rank of the source or destination; 0 if the operation has no such rank.
     pub root: u32,
-    /// Bytes of the whole; [`ANY_LENGTH`] if they are not known yet.
+    /// Bytes of the whole; [`ANY_LENGTH`] if unknown.
     pub length: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct GroupCall {
 pub const ANY_LENGTH: u64 = u64::MAX;
 
 impl GroupCall {
-    /// True if two members may have made these calls as their n-th.
+    /// True if two members may have made these calls as their n-th call.
     #[must_use]
     pub fn fits(&self, other: &GroupCall) -> bool {
         let lengths = [self.length, other.length];
@@ -98,26 +98,26 @@ impl GroupCall {
 /// The head of a group's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupHead {
-    /// What it is.
+    /// Kind of the message.
     pub kind: GroupKind,
-    /// In which call; of messages outside of calls it means nothing.
+    /// The call that it belongs to. Unused in messages outside calls.
     pub call: GroupCall,
-    /// Which step of the call.
+    /// Step of the call.
     pub round: u8,
-    /// Who began the message: its sender, or the root of a broadcast.
+    /// Rank that created the message: its sender, or the root of a broadcast.
     pub rank: u32,
-    /// Which of the group's generations.
+    /// Generation of the group.
     pub generation: u64,
-    /// What stands for the list of its members.
+    /// Digest of the list of members.
     pub list: u64,
-    /// The how many-th call of the generation.
+    /// Number of the call in its generation.
     pub number: u64,
-    /// Where in the whole the data begin.
+    /// Position of the data in the whole.
     pub offset: u64,
 }
 
 impl GroupHead {
-    /// The head as the wire carries it.
+    /// The encoded head.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; GROUP_HEAD_BYTES] {
         let mut bytes = [0; GROUP_HEAD_BYTES];
@@ -133,10 +133,10 @@ impl GroupHead {
         bytes
     }
 
-    /// The head of a message, and its data.
+    /// Parses the head of a message. Returns it with the data.
     ///
     /// # Errors
-    /// [`Malformed`]: it is too short, of another version, or its data reach beyond the whole.
+    /// [`Malformed`] if it is too short, has another version, or its data exceed the whole.
     pub fn parse(message: &[u8]) -> Result<(GroupHead, &[u8]), Malformed> {
         let Some((bytes, data)) = message.split_at_checked(GROUP_HEAD_BYTES) else {
             return Err(Malformed::Truncated {
@@ -177,28 +177,28 @@ impl GroupHead {
 pub enum GroupEnding {
     /// The processes of these ranks are gone.
     Gone(Vec<u32>),
-    /// This rank closed its group before a call that others made.
+    /// This rank closed its group before a call of the others.
     Left(u32),
-    /// This rank waited for those in vain, for as long as its caller gave it.
+    /// This rank waited for those until its caller's time-out.
     TimedOut(u32, Vec<u32>),
-    /// Two ranks made different calls as their n-th.
+    /// Two ranks made different calls with the same number.
     Mismatch {
-        /// The how many-th.
+        /// The number of the call.
         number: u64,
-        /// Who called what.
+        /// The ranks and their calls.
         calls: [(u32, GroupCall); 2],
     },
-    /// Another list of members is in use, or a newer generation.
+    /// The members are different, or a newer generation exists.
     Other {
         /// The generation.
         generation: u64,
-        /// Its members: node and endpoint of each.
+        /// The members: node and endpoint of each.
         members: Vec<(u32, u32)>,
     },
 }
 
 impl GroupEnding {
-    /// As the wire carries it.
+    /// The encoded reason.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -237,10 +237,10 @@ impl GroupEnding {
         bytes
     }
 
-    /// Parses it.
+    /// Parses a reason.
     ///
     /// # Errors
-    /// [`Malformed`]: an unknown reason, or another length than that has.
+    /// [`Malformed`] if the reason is unknown or its length is wrong.
     pub fn parse(bytes: &[u8]) -> Result<GroupEnding, Malformed> {
         let (reason, rest) = bytes.split_first().ok_or(BAD)?;
         let first = |ranks: Vec<u32>| ranks.first().copied().ok_or(BAD);
@@ -287,7 +287,7 @@ fn numbers(bytes: &[u8]) -> Result<Vec<u32>, Malformed> {
     }
 }
 
-/// A list of members: node and endpoint of each.
+/// Encodes a list of members: node and endpoint of each.
 #[must_use]
 pub fn members_to_bytes(members: &[(u32, u32)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(members.len() * 8);
@@ -300,7 +300,7 @@ pub fn members_to_bytes(members: &[(u32, u32)]) -> Vec<u8> {
 /// Parses a list of members.
 ///
 /// # Errors
-/// [`Malformed`]: a length that none has.
+/// [`Malformed`] if the length is wrong.
 pub fn members_from_bytes(bytes: &[u8]) -> Result<Vec<(u32, u32)>, Malformed> {
     let numbers = numbers(bytes)?;
     let (pairs, rest) = numbers.as_chunks::<2>();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_comes_back_as_it_went() {
+    fn a_head_is_decoded_as_encoded() {
         for kind in KINDS {
             for operation in OPERATIONS {
                 let mut sent = head(kind);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_member_sends_is_not_parsed() {
+    fn invalid_messages_are_not_parsed() {
         let whole = head(GroupKind::Data).to_bytes();
         assert!(GroupHead::parse(&whole[..55]).is_err());
         for (at, value) in [(0, 2), (1, 4), (2, 6), (12, 1)] {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ending_comes_back_as_it_went_and_no_other_length_does() {
+    fn an_ending_is_decoded_as_encoded_and_other_lengths_are_refused() {
         let call = head(GroupKind::Data).call;
         let endings = [
             GroupEnding::Gone(vec![1, 2, 3]),
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_fit_if_they_are_the_same_as_far_as_known() {
+    fn calls_match_if_their_known_arguments_are_equal() {
         let call = head(GroupKind::Data).call;
         let any = GroupCall {
             length: ANY_LENGTH,

@@ -1,4 +1,4 @@
-//! The 32-byte header that begins every packet. Spec §2.2.
+//! The 32-byte header of every packet. Spec §2.2.
 
 use core::fmt;
 
@@ -7,33 +7,38 @@ use super::cursor::{put, u16_at, u32_at};
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 32;
-/// The protocol version spoken here.
+/// The packet length that every process must accept.
+pub const MIN_PACKET_BYTES: usize = 256;
+/// The protocol version of this implementation.
 pub const VERSION: u8 = 1;
-/// The lane of packets that no hole is kept for: acknowledgements, ack requests, datagrams.
+/// The lane of packets that are not retransmitted: acknowledgements, ack requests, datagrams.
 pub const CONTROL_LANE: u8 = 15;
 
-/// What a packet is for. Spec §2.3.
+/// Most lanes of a session: four interfaces, small and bulk each.
+pub const MAX_LANES: usize = 8;
+
+/// Kind of a packet. Spec §2.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Asks for a session.
+    /// Requests a session.
     Hello,
-    /// Answers a hello without a valid cookie; keeps no state.
+    /// Answers a hello without a valid cookie, without keeping state.
     Challenge,
     /// Opens the session.
     Welcome,
     /// Records: at most one unit, and unsequenced records.
     Data,
-    /// Acknowledgement state only.
+    /// Acknowledgements only.
     Ack,
-    /// Acknowledgement state, and the wish for an answer.
+    /// Acknowledgements, and a request for an answer.
     AckRequest,
-    /// The connection named in the body is unknown here.
+    /// The connection named in the body is not known.
     Reset,
-    /// A node asks another where an endpoint lives.
+    /// A node asks another one for the address of an endpoint.
     Lookup,
-    /// The answer.
+    /// The answer to a `Lookup`.
     Found,
-    /// This side of the session ends.
+    /// The sender ends the session.
     Bye,
 }
 
@@ -59,7 +64,7 @@ impl Kind {
         self as u8
     }
 
-    /// True for the packets by which strangers could do harm.
+    /// True for kinds that could do harm if they were forged.
     fn may_be_proven(self) -> bool {
         matches!(
             self,
@@ -77,15 +82,15 @@ impl Flags {
     pub const UNIT: Flags = Flags(1);
     /// `unit_next`, `lane_next`, `lane_end` and the acknowledged lane are valid.
     pub const ACK: Flags = Flags(1 << 1);
-    /// The sender's buffers run low: acknowledge after n/2p packets.
+    /// The sender runs low on frames: acknowledge after n/2p packets.
     pub const ACK_WANTED: Flags = Flags(1 << 2);
-    /// Last packet of a burst: acknowledge soon even if few have come.
+    /// Last packet of a burst: acknowledge soon, even if only a few packets have arrived.
     pub const LAST: Flags = Flags(1 << 3);
-    /// Bulk class; the kernel's dispatcher passes it to the socket.
+    /// Bulk class. The BPF program passes the packet to the socket.
     pub const BULK: Flags = Flags(1 << 4);
-    /// The unit has been sent before.
+    /// The unit was sent before.
     pub const REPEAT: Flags = Flags(1 << 5);
-    /// Before the checksum stands a proof that the sender holds the cluster key.
+    /// The checksum is preceded by a proof that the sender has the cluster key.
     pub const PROVEN: Flags = Flags(1 << 6);
 
     /// True if all flags of `other` are set.
@@ -128,17 +133,17 @@ impl fmt::Debug for Flags {
     }
 }
 
-/// How much of a unit a packet carries. Spec §5.8.
+/// The part of a unit that a packet carries. Spec §5.8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part {
-    /// Which part, from 0.
+    /// Index of the part.
     pub index: u8,
     /// Index of the last part.
     pub last: u8,
 }
 
 impl Part {
-    /// The whole unit.
+    /// A whole unit.
     pub const WHOLE: Part = Part { index: 0, last: 0 };
     /// Most parts of a unit.
     pub const MOST: usize = 16;
@@ -162,35 +167,35 @@ impl Part {
     }
 }
 
-/// The header, parsed. Numbers are the low 32 bits; lane and session widen them.
+/// The parsed header. Numbers are the low 32 bits; lanes and sessions widen them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the packet is for.
+    /// Kind of the packet.
     pub kind: Kind,
     /// See [`Flags`].
     pub flags: Flags,
-    /// Bytes from the header to the end of the trailer; another packet may follow.
+    /// Length of the packet, including header and trailer. Another packet may follow.
     pub length: u16,
     /// The receiver's connection id; zero in handshake packets that have none.
     pub connection: u32,
     /// Packet number on its lane.
     pub number: u32,
-    /// Unit carried, if [`Flags::UNIT`].
+    /// Number of the unit, if [`Flags::UNIT`].
     pub unit: u32,
-    /// Lowest unit not yet received by the packet's sender.
+    /// Lowest unit that the packet's sender has not received.
     pub unit_next: u32,
-    /// Lowest number of `ack_lane` not yet received: the thesis's acknowledgement field.
+    /// Lowest number of `ack_lane` not received: the acknowledgement field of the thesis.
     pub lane_next: u32,
-    /// First number received after the first hole, `lane_next` if there is none:
-    /// the thesis's end-of-hole field.
+    /// First number received after the first hole, or `lane_next` if there is none: the end-of-hole
+    /// field of the thesis.
     pub lane_end: u32,
     /// Lane of this packet.
     pub lane: u8,
-    /// Lane that the acknowledgement fields speak of.
+    /// Lane of the acknowledgement fields.
     pub ack_lane: u8,
-    /// Which part of the unit this is.
+    /// Part of the unit in this packet.
     pub part: Part,
-    /// How far below `number` the lowest number lies that may still be asked for.
+    /// Distance from `number` down to the lowest number that may still be requested.
     pub settled: u16,
 }
 
@@ -198,12 +203,12 @@ impl Header {
     /// Parses the first 32 bytes.
     ///
     /// # Errors
-    /// [`Malformed`] for a short slice, a foreign version, an unknown kind or lane.
+    /// [`Malformed`] if the slice is too short, or version, kind or lane are not known.
     pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
         Header::check(bytes).map(Header::read)
     }
 
-    /// The first 32 bytes, if they are a header.
+    /// The first 32 bytes, if they form a valid header.
     #[inline]
     pub(super) fn check(bytes: &[u8]) -> Result<&[u8; HEADER_BYTES], Malformed> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
@@ -217,7 +222,7 @@ impl Header {
         }
         let kind = Kind::from_bits(bytes[0] & 15).ok_or(Malformed::BadKind(bytes[0] & 15))?;
         for lane in [bytes[28] & 15, bytes[28] >> 4] {
-            if usize::from(lane) >= super::MAX_LANES && lane != CONTROL_LANE {
+            if usize::from(lane) >= MAX_LANES && lane != CONTROL_LANE {
                 return Err(Malformed::BadLane(lane));
             }
         }
@@ -233,7 +238,7 @@ impl Header {
         Ok(bytes)
     }
 
-    /// The fields of bytes that have been [checked](Self::check).
+    /// The fields of a [checked](Self::check) header.
     #[inline]
     pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Header {
         Header {
@@ -273,7 +278,7 @@ impl Header {
         put(bytes, 30, &self.settled.to_le_bytes());
     }
 
-    /// A header of a packet outside any session.
+    /// The header of a handshake packet.
     #[must_use]
     pub fn handshake(kind: Kind, connection: u32) -> Header {
         Header {

@@ -1,46 +1,45 @@
-//! The head of an operation on memory: what an endpoint asks of another's region, and the
-//! answer. Spec §4.3, §5.9.
+//! The head of an operation on another endpoint's memory, and of its answer. Spec §4.3, §5.9.
 
 use super::Malformed;
 use super::cursor::{put, u32_at, u64_at};
 
-/// Bytes of the head. Data follow it.
+/// Bytes of the head, which precedes the data.
 pub const OPERATION_BYTES: usize = 32;
 
 const FLAG_ANSWER: u8 = 1;
 const FLAG_NOTICE: u8 = 2;
 
-/// What is asked for.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperationKind {
-    /// The data belong at the offset.
+    /// Writes the data at the offset.
     Put,
-    /// `value` bytes at the offset are wanted.
+    /// Reads `value` bytes at the offset.
     Get,
-    /// Adds `value` to the word at the offset; its former value is wanted.
+    /// Adds `value` to the word at the offset and returns its former value.
     FetchAdd,
-    /// Sets the word at the offset to `value` if it is what the data say (8 bytes); its former
-    /// value is wanted.
+    /// Sets the word at the offset to `value` if it equals the 8 bytes of data, and returns its
+    /// former value.
     CompareSwap,
-    /// All operations before this one on its edge are done: that is wanted.
+    /// Is answered when all earlier operations on its edge are done.
     Fence,
-    /// The answer to an operation: its data, or a word in `value`; in `key` the edge's source
-    /// and target, the source in the high half.
+    /// The answer to an operation: data, or a word in `value`. `key` contains the edge's source (high
+    /// half) and target.
     Answer(Outcome),
 }
 
-/// What became of an operation.
+/// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// It was done.
     Done,
     /// The endpoint has no open region with this key.
     NoRegion,
-    /// It would reach beyond the region.
+    /// It exceeds the region.
     OutOfBounds,
-    /// The region was not opened for that.
+    /// The rights of the region do not allow it.
     NotAllowed,
-    /// A word does not begin at a multiple of 8 bytes.
+    /// The offset of a word is not a multiple of 8 bytes.
     Misaligned,
 }
 
@@ -57,9 +56,9 @@ impl core::fmt::Display for Outcome {
         f.write_str(match self {
             Outcome::Done => "it was done",
             Outcome::NoRegion => "the endpoint has no open region with this key",
-            Outcome::OutOfBounds => "it would reach beyond the region",
-            Outcome::NotAllowed => "the region was not opened for that",
-            Outcome::Misaligned => "a word begins at a multiple of 8 bytes",
+            Outcome::OutOfBounds => "it exceeds the region",
+            Outcome::NotAllowed => "the rights of the region do not allow it",
+            Outcome::Misaligned => "the offset of a word is not a multiple of 8 bytes",
         })
     }
 }
@@ -67,24 +66,24 @@ impl core::fmt::Display for Outcome {
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation {
-    /// What is asked for.
+    /// Kind of the operation.
     pub kind: OperationKind,
-    /// An answer is wanted also if all goes well; a refusal is always told.
+    /// An answer is sent even if it succeeds. Failures are always answered.
     pub wants_answer: bool,
-    /// The owner gets a notice, with `value`, when it is done.
+    /// The owner gets a notice with `value` when it is done.
     pub gives_notice: bool,
-    /// Repeated by the answer.
+    /// Repeated in the answer.
     pub id: u32,
     /// Key of the region.
     pub key: u64,
-    /// Where in the region.
+    /// Offset in the region.
     pub offset: u64,
     /// See [`OperationKind`].
     pub value: u64,
 }
 
 impl Operation {
-    /// The head as the wire carries it.
+    /// The encoded head.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; OPERATION_BYTES] {
         let (kind, outcome) = match self.kind {
@@ -106,11 +105,11 @@ impl Operation {
         bytes
     }
 
-    /// Parses the head of an operation with so many bytes of data.
+    /// Parses the head of an operation with this many bytes of data.
     ///
     /// # Errors
-    /// [`Malformed::BadField`]: an unknown kind, flag or outcome, or data of a length that its
-    /// kind cannot have.
+    /// [`Malformed::BadField`] for an unknown kind, flag or outcome, or if that kind cannot have data
+    /// of this length.
     pub fn parse(bytes: &[u8; OPERATION_BYTES], data: u64) -> Result<Operation, Malformed> {
         let bad = Malformed::BadField("operation");
         let outcome = OUTCOMES.get(usize::from(bytes[2])).copied();
@@ -142,7 +141,7 @@ impl Operation {
         })
     }
 
-    /// The answer to it, on behalf of the endpoint `target`, whom `source` asked.
+    /// The answer of the endpoint `target` to an operation of `source`.
     #[must_use]
     pub fn answer(&self, (source, target): (u32, u32), outcome: Outcome, value: u64) -> Operation {
         Operation {
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_reads_back_with_data_of_a_length_that_it_can_have() {
+    fn a_head_is_decoded_with_data_of_a_valid_length() {
         let kinds = [
             (OperationKind::Put, 5),
             (OperationKind::Get, 0),
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_a_head() {
+    fn invalid_heads_are_refused() {
         let bytes = operation(OperationKind::Put).to_bytes();
         for (at, value) in [(0, 6), (1, 4), (2, 1), (2, 5), (3, 1)] {
             let mut other = bytes;

@@ -1,14 +1,13 @@
-//! What a record of a pipe says: a 64-bit tag, and a few words or a message. Spec §9.
+//! Records of a pipe: a 64-bit tag, and a few words or a message. Spec §9.
 //!
-//! Records of a pipe arrive in order, once, or not at all because a process has ended.
-//! An edge is introduced by [`PipeKind::Open`], which gives it a number; messages then
-//! carry only that.
+//! They arrive in order and once, or not at all if a process has ended. [`PipeKind::Open`] gives an
+//! edge a number, and its messages then carry only that.
 
 use super::Malformed;
 use super::operation::OPERATION_BYTES;
 use super::record::{EdgeKey, RefusedReason};
 
-/// Raised with every change of what follows.
+/// Incremented with every change of the following definitions.
 pub const PIPE_VERSION: u64 = 5;
 /// First word of a greeting: "dipole" and the version.
 const MAGIC: u64 = u64::from_be_bytes(*b"dipole\0\0") | PIPE_VERSION;
@@ -17,38 +16,38 @@ pub const GREETING_BYTES: usize = 32;
 /// Words of the longest control record.
 pub const PIPE_WORDS: usize = 6;
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PipeKind {
-    /// An edge begins: its number, its key.
+    /// Opens an edge: its number and key.
     Open,
-    /// A message, whole.
+    /// A whole message.
     Message,
     /// A message that may be dropped.
     Unreliable,
-    /// Cumulative bytes that an edge may send.
+    /// Cumulative bytes that may be sent on an edge.
     Credit,
     /// Cumulative bytes that the next message of an edge needs.
     CreditRequest,
-    /// Messages of an edge are not taken, from a sequence on.
+    /// Messages of an edge are refused from a sequence number on.
     Refused,
-    /// An edge sends nothing from a sequence on.
+    /// An edge ends before a sequence number.
     End,
     /// An edge that ended is forgotten.
     Forgotten,
-    /// A long message lies in the sender's memory: length, address; the head of an operation.
+    /// A long message is in the sender's memory: length, address, head of an operation.
     Offer,
-    /// An offered message has been fetched, or is not wanted.
+    /// An offered message has been copied, or is refused.
     OfferDone,
-    /// An offered message cannot be fetched: send it in pieces.
+    /// An offered message cannot be copied and must be sent in pieces.
     RequestPieces,
-    /// A long message of this length comes in pieces, unasked; the head of an operation.
+    /// A long message follows in pieces: length, head of an operation.
     Announce,
-    /// The next bytes of a message that comes in pieces.
+    /// The next bytes of a message in pieces.
     Piece,
-    /// The process leaves in order.
+    /// The process ends normally.
     Bye,
-    /// An operation on memory, whole: its head, its data.
+    /// A whole operation on memory: head and data.
     Operation,
 }
 
@@ -70,19 +69,19 @@ const KINDS: [PipeKind; 15] = [
     PipeKind::Operation,
 ];
 
-/// Kind, a small value, and the number of an edge.
+/// Tag of a record: kind, a small value, and the number of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipeTag {
-    /// What the record is.
+    /// Kind of the record.
     pub kind: PipeKind,
-    /// The life of the edge, or why it is refused.
+    /// Life of the edge, or reason of a refusal.
     pub extra: u8,
-    /// The sender's number of the edge, or the low 32 bits of a sequence.
+    /// The sender's number of the edge, or the low 32 bits of a sequence number.
     pub number: u32,
 }
 
 impl PipeTag {
-    /// The tag as records carry it.
+    /// The encoded tag.
     #[inline]
     #[must_use]
     pub fn to_word(self) -> u64 {
@@ -92,7 +91,7 @@ impl PipeTag {
     /// Parses a tag.
     ///
     /// # Errors
-    /// [`Malformed::BadField`]: an unknown kind, or bits that must be zero are not.
+    /// [`Malformed::BadField`] if the kind is unknown, or reserved bits are set.
     #[inline]
     pub fn from_word(word: u64) -> Result<PipeTag, Malformed> {
         let [kind, extra, zero, zero_too, number @ ..] = word.to_be_bytes();
@@ -111,17 +110,17 @@ impl PipeTag {
 /// A control record: a tag and its words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipeRecord {
-    /// Its tag, as records carry it.
+    /// The encoded tag.
     pub tag: u64,
     words: [[u8; 8]; PIPE_WORDS],
     count: usize,
 }
 
 impl PipeRecord {
-    /// The record that begins an operation: its head behind the words.
+    /// Appends the head of an operation.
     ///
     /// # Panics
-    /// When there is no room for it.
+    /// If the record is full.
     #[must_use]
     pub(crate) fn with_head(mut self, head: &[u8; OPERATION_BYTES]) -> PipeRecord {
         let (words, _) = head.as_chunks::<8>();
@@ -130,10 +129,10 @@ impl PipeRecord {
         self
     }
 
-    /// A record of these words.
+    /// A record with these words.
     ///
     /// # Panics
-    /// When there are more than [`PIPE_WORDS`].
+    /// If there are more than [`PIPE_WORDS`].
     #[must_use]
     pub fn new(tag: PipeTag, words: &[u64]) -> PipeRecord {
         let mut record = PipeRecord {
@@ -157,7 +156,7 @@ impl PipeRecord {
 /// The words of a control record's payload.
 ///
 /// # Errors
-/// [`Malformed::BadField`]: it has another length.
+/// [`Malformed::BadField`] if its length is wrong.
 pub fn pipe_words<const N: usize>(payload: &[u8]) -> Result<[u64; N], Malformed> {
     let (words, rest) = payload.as_chunks::<8>();
     if words.len() != N || !rest.is_empty() {
@@ -170,13 +169,13 @@ pub fn pipe_words<const N: usize>(payload: &[u8]) -> Result<[u64; N], Malformed>
     Ok(read)
 }
 
-/// The two endpoints of an edge in one word.
+/// Encodes the two endpoints of an edge in one word.
 #[must_use]
 pub(crate) fn ends_to_word(key: EdgeKey) -> u64 {
     u64::from(key.source) << 32 | u64::from(key.target)
 }
 
-/// The key of an edge from its word and its life.
+/// Decodes the key of an edge from its word and its life.
 pub(crate) fn key_from_word(word: u64, life: u8) -> Result<EdgeKey, Malformed> {
     let [a, b, c, d, target @ ..] = word.to_be_bytes();
     if life >= EdgeKey::LIVES {
@@ -189,24 +188,24 @@ pub(crate) fn key_from_word(word: u64, life: u8) -> Result<EdgeKey, Malformed> {
     })
 }
 
-/// The reason in the small value of a refusal.
+/// Decodes the reason of a refusal.
 pub(crate) fn reason_from_extra(extra: u8) -> Result<RefusedReason, Malformed> {
     RefusedReason::from_code(extra.into())
 }
 
-/// What a process says of itself when a pipe opens.
+/// Description of a process, sent when a pipe opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// Its node.
     pub node: u32,
     /// Its incarnation.
     pub incarnation: u64,
-    /// Bytes that each edge to it may send before its first grant.
+    /// Bytes that may be sent on each edge to it before any grant.
     pub initial_credit_bytes: u32,
 }
 
 impl Greeting {
-    /// As the link carries it.
+    /// The encoded greeting.
     #[must_use]
     pub fn to_bytes(self) -> [u8; GREETING_BYTES] {
         let mut bytes = [0; GREETING_BYTES];
@@ -220,7 +219,7 @@ impl Greeting {
     /// Parses a greeting.
     ///
     /// # Errors
-    /// [`Malformed`]: it is another version's, or no greeting.
+    /// [`Malformed`] if it is not a greeting of this version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Greeting, Malformed> {
         let bytes: &[u8; GREETING_BYTES] = bytes
             .try_into()
@@ -251,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_reads_back_what_was_written_and_nothing_else_does() {
+    fn a_tag_is_decoded_as_encoded_and_others_are_refused() {
         for kind in KINDS {
             let tag = PipeTag {
                 kind,
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn words_read_back_and_other_lengths_do_not() {
+    fn words_are_decoded_as_encoded_and_other_lengths_are_refused() {
         let tag = PipeTag {
             kind: PipeKind::Offer,
             extra: 0,
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_reads_back_from_its_word() {
+    fn a_key_is_decoded_as_encoded() {
         let key = EdgeKey {
             source: 0xffff_0001,
             target: 0x8000_0002,
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_reads_back_what_was_written_and_nothing_else_does() {
+    fn a_greeting_is_decoded_as_encoded_and_others_are_refused() {
         let greeting = Greeting {
             node: 7,
             incarnation: u64::MAX - 3,

@@ -1,4 +1,4 @@
-//! What a packet carries: records, each with a four-byte prefix. Spec §4.
+//! Records, the contents of packets, each with a four-byte prefix. Spec §4.
 
 use core::ops::Range as Bytes;
 
@@ -15,13 +15,13 @@ pub const MESSAGE_BYTES: usize = 16;
 pub const FRAGMENT_BYTES: usize = 32;
 /// Bytes of a credit.
 pub const CREDIT_BYTES: usize = 20;
-/// Bytes of a wish for credit.
+/// Bytes of a credit request.
 pub const CREDIT_REQUEST_BYTES: usize = 24;
 /// Bytes of a refusal.
 pub const REFUSED_BYTES: usize = 20;
-/// Bytes of an edge's end.
+/// Bytes of a record that ends an edge.
 pub const EDGE_END_BYTES: usize = 20;
-/// Bytes of the news that an edge is forgotten.
+/// Bytes of a record that forgets an edge.
 pub const EDGE_FORGOTTEN_BYTES: usize = 12;
 /// Bytes of the shortest probe.
 pub const PROBE_BYTES: usize = 12;
@@ -40,28 +40,28 @@ const WINDOW: u8 = 0x13;
 const PROBE: u8 = 0x14;
 const ECHO: u8 = 0x15;
 const BACKLOG: u8 = 0x16;
-/// Records of this range may be skipped by who doesn't know them.
+/// Records of these kinds may be skipped if they are unknown.
 const IGNORABLE: u8 = 0x80;
 
 const FLAG_UNRELIABLE: u8 = 1;
 const FLAG_OPERATION: u8 = 2;
-/// The life of the edge stands above the flags.
+/// The life of the edge is encoded in the upper bits of the flags.
 const LIFE_SHIFT: u32 = 2;
 
-/// One life of an edge of a session: its endpoints, and a number that tells a packet of
-/// an earlier life from one of this.
+/// Identifies an edge of a session. The life distinguishes successive edges between the same
+/// endpoints, so that late packets of an earlier one are recognized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EdgeKey {
     /// Sending endpoint.
     pub source: u32,
     /// Receiving endpoint.
     pub target: u32,
-    /// Which life, below [`EdgeKey::LIVES`].
+    /// Number of the life, below [`EdgeKey::LIVES`].
     pub life: u8,
 }
 
 impl EdgeKey {
-    /// Lives are counted modulo this.
+    /// Lives are numbered modulo this.
     pub const LIVES: u8 = 64;
 
     /// Both endpoints, source first.
@@ -83,7 +83,7 @@ impl EdgeKey {
         }
     }
 
-    /// The key of a reliable message to an endpoint, if these are the flags of one.
+    /// The key, if these are the flags of a reliable message to an endpoint.
     #[inline]
     pub(super) fn of_reliable(flags: u8, body: &[u8]) -> Option<EdgeKey> {
         (flags & (FLAG_UNRELIABLE | FLAG_OPERATION) == 0).then(|| EdgeKey::parse(flags, body))
@@ -98,15 +98,15 @@ impl EdgeKey {
 /// Why a message was refused. Spec §5.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusedReason {
-    /// No such endpoint in that process.
+    /// The endpoint does not exist.
     NoEndpoint,
     /// The endpoint was closed.
     Closed,
-    /// Longer than the receiver takes.
+    /// The message is longer than the receiver accepts.
     TooLong,
-    /// The receiver has as many edges as it can keep.
+    /// The receiver has reached its limit of edges.
     TooManyEdges,
-    /// More than the receiver had granted: the sender broke a rule.
+    /// The message exceeds the granted credit, which violates the protocol.
     OverCredit,
 }
 
@@ -127,97 +127,97 @@ impl RefusedReason {
     }
 }
 
-/// One record, parsed. `payload` is a range of bytes of the packet.
+/// A parsed record. `payload` is a range of bytes of the packet.
 #[derive(Clone, Debug)]
 pub enum Record<'a> {
-    /// A piece of a message or of an operation, or all of it.
+    /// A message or an operation, or a piece of one.
     Message {
         /// The edge.
         key: EdgeKey,
         /// Number of the message on its edge, low 32 bits.
         sequence: u32,
-        /// Where the payload belongs in the message.
+        /// Position of the payload in the message.
         offset: u64,
         /// Bytes of the whole message, or of an operation's data.
         total: u64,
-        /// Sent without repeats.
+        /// It is not retransmitted.
         unreliable: bool,
-        /// An operation on memory: the payload begins with its [head](super::Operation).
+        /// It is an operation on memory: the payload begins with its [head](super::Operation).
         operation: bool,
-        /// Where the payload lies in the packet.
+        /// Position of the payload in the packet.
         payload: Bytes<usize>,
     },
     /// The source endpoint sends nothing more on this edge.
     EdgeEnd {
         /// The edge.
         key: EdgeKey,
-        /// The number after the last message's.
+        /// The number after the last message.
         sequence: u32,
-        /// Wishes in control packets below this number may be of edges that have ended.
+        /// Credit requests in control packets below this number may be for edges that have ended.
         control: u32,
     },
-    /// An edge that ended is forgotten: its endpoints may be used again.
+    /// An edge that ended is forgotten: its endpoints may be connected again.
     EdgeForgotten {
-        /// The edge (ours).
+        /// The receiver's edge.
         key: EdgeKey,
     },
-    /// A message of ours was not accepted.
+    /// A message of the receiver was refused.
     Refused {
-        /// Sending endpoint (ours).
+        /// Sending endpoint.
         source: u32,
         /// Receiving endpoint.
         target: u32,
-        /// Which message.
+        /// Number of the message.
         sequence: u32,
-        /// Why.
+        /// Why it was refused.
         reason: RefusedReason,
     },
-    /// What has arrived on a lane.
+    /// The arrivals of a lane.
     LaneAck(LaneAck<'a>),
-    /// How far an edge may send.
+    /// Credit of an edge.
     Credit {
         /// The edge.
         key: EdgeKey,
-        /// Cumulative charged bytes allowed.
+        /// Cumulative bytes that may be charged.
         limit: u64,
     },
-    /// An edge waits for credit.
+    /// A request for credit.
     CreditRequest {
         /// The edge.
         key: EdgeKey,
-        /// What for.
-        wish: CreditRequest,
+        /// The credit that it needs.
+        request: CreditRequest,
     },
-    /// Packets that the receiver of this record may have in flight.
+    /// Limit of packets in flight.
     Window {
-        /// Packets.
+        /// The limit.
         packets: u32,
     },
-    /// Does this arrive? Asked of one lane, to be answered the way it came.
+    /// A test whether packets arrive on a lane. The echo goes back the same way.
     Probe {
-        /// The lane it was sent on.
+        /// The lane on which it is sent.
         lane: u8,
-        /// What only a receiver of the probe can know.
+        /// A number that only a receiver of the probe can know.
         token: u64,
     },
-    /// The answer: a probe of that lane has arrived.
+    /// The answer to a probe.
     Echo {
         /// The lane of the probe.
         lane: u8,
         /// The token of the probe.
         token: u64,
-        /// Length of the packet that brought it, trailer included.
+        /// Length of the packet with the probe, including its trailer.
         length: u16,
     },
-    /// The sender of this record may not send all that it has.
+    /// Units wait at the sender of this record for lack of grants.
     Backlog {
-        /// The unit number after the last that waits.
+        /// The unit number after the last one that waits.
         end: u32,
     },
 }
 
 impl Record<'_> {
-    /// True for records that only make sense inside a unit. Spec §4.1.
+    /// True for records that must be part of a unit. Spec §4.1.
     #[must_use]
     pub fn is_sequenced(&self) -> bool {
         match self {
@@ -234,17 +234,27 @@ impl Record<'_> {
     }
 }
 
-/// What an edge waits for: that its next message may be charged.
+/// The credit that an edge needs for its next message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CreditRequest {
-    /// Cumulative bytes charged once that message is.
+    /// Cumulative bytes charged, including that message.
     pub need: u64,
-    /// What the message itself is charged. The rest of `need` was charged before, though
-    /// the messages may still be on their way.
+    /// Charge of the message itself. The rest of `need` was charged before, although those messages
+    /// may still be in flight.
     pub message: u32,
 }
 
-/// Walks the records of a packet; stops after the first malformed one.
+impl CreditRequest {
+    #[inline]
+    fn parse(body: &[u8]) -> CreditRequest {
+        CreditRequest {
+            need: u64_at(body, 8),
+            message: u32_at(body, 16),
+        }
+    }
+}
+
+/// Iterates over the records of a packet; stops after the first malformed one.
 #[derive(Clone, Debug)]
 pub struct Records<'a> {
     bytes: &'a [u8],
@@ -259,7 +269,7 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// True after the last byte.
+    /// True after the last record.
     #[inline]
     pub(crate) fn is_at_end(&self) -> bool {
         self.at == self.bytes.len()
@@ -305,43 +315,8 @@ fn parse_body(
 ) -> Result<Record<'_>, Malformed> {
     let need = |bytes: usize| if body.len() < bytes { Err(bad) } else { Ok(()) };
     Ok(match kind {
-        MESSAGE => {
-            let operation = is_operation(flags)?;
-            let head = operation_bytes(operation);
-            need(12 + head)?;
-            let payload = begin + 12..begin + body.len();
-            Record::Message {
-                key: EdgeKey::parse(flags, body),
-                sequence: u32_at(body, 8),
-                offset: 0,
-                total: (payload.len() - head) as u64,
-                unreliable: flags & FLAG_UNRELIABLE != 0,
-                operation,
-                payload,
-            }
-        }
-        FRAGMENT => {
-            let operation = is_operation(flags)?;
-            let head = operation_bytes(operation);
-            need(28 + head)?;
-            let payload = begin + 28..begin + body.len();
-            let offset = u64_at(body, 12);
-            let total = u64_at(body, 20);
-            let length = (payload.len() - head) as u64;
-            match offset.checked_add(length) {
-                Some(end) if end <= total && length > 0 => {}
-                _ => return Err(Malformed::BadField("fragment")),
-            }
-            Record::Message {
-                key: EdgeKey::parse(flags, body),
-                sequence: u32_at(body, 8),
-                offset,
-                total,
-                unreliable: flags & FLAG_UNRELIABLE != 0,
-                operation,
-                payload,
-            }
-        }
+        MESSAGE => parse_message(flags, body, begin, bad)?,
+        FRAGMENT => parse_fragment(flags, body, begin, bad)?,
         EDGE_END => {
             need(16)?;
             Record::EdgeEnd {
@@ -377,10 +352,7 @@ fn parse_body(
             need(20)?;
             Record::CreditRequest {
                 key: EdgeKey::parse(flags, body),
-                wish: CreditRequest {
-                    need: u64_at(body, 8),
-                    message: u32_at(body, 16),
-                },
+                request: CreditRequest::parse(body),
             }
         }
         WINDOW => {
@@ -389,7 +361,7 @@ fn parse_body(
                 packets: u32_at(body, 0),
             }
         }
-        // What follows the token only makes the packet as long as it shall be.
+        // The bytes after the token only pad the packet to its length.
         PROBE => {
             need(8)?;
             Record::Probe {
@@ -412,6 +384,61 @@ fn parse_body(
             }
         }
         _ => return Err(bad),
+    })
+}
+
+#[inline]
+fn parse_message(
+    flags: u8,
+    body: &[u8],
+    begin: usize,
+    bad: Malformed,
+) -> Result<Record<'_>, Malformed> {
+    let operation = is_operation(flags)?;
+    let head = operation_bytes(operation);
+    if body.len() < 12 + head {
+        return Err(bad);
+    }
+    let payload = begin + 12..begin + body.len();
+    Ok(Record::Message {
+        key: EdgeKey::parse(flags, body),
+        sequence: u32_at(body, 8),
+        offset: 0,
+        total: (payload.len() - head) as u64,
+        unreliable: flags & FLAG_UNRELIABLE != 0,
+        operation,
+        payload,
+    })
+}
+
+#[inline]
+fn parse_fragment(
+    flags: u8,
+    body: &[u8],
+    begin: usize,
+    bad: Malformed,
+) -> Result<Record<'_>, Malformed> {
+    let operation = is_operation(flags)?;
+    let head = operation_bytes(operation);
+    if body.len() < 28 + head {
+        return Err(bad);
+    }
+    let payload = begin + 28..begin + body.len();
+    let offset = u64_at(body, 12);
+    let total = u64_at(body, 20);
+    let length = (payload.len() - head) as u64;
+    match offset.checked_add(length) {
+        Some(end) if end <= total && length > 0 => {}
+        _ => return Err(Malformed::BadField("fragment")),
+    }
+    Ok(Record::Message {
+        key: EdgeKey::parse(flags, body),
+        sequence: u32_at(body, 8),
+        offset,
+        total,
+        unreliable: flags & FLAG_UNRELIABLE != 0,
+        operation,
+        payload,
     })
 }
 
@@ -441,7 +468,7 @@ fn message_flags(unreliable: bool, operation: bool) -> u8 {
     (u8::from(unreliable) * FLAG_UNRELIABLE) | (u8::from(operation) * FLAG_OPERATION)
 }
 
-/// Whether a message's flags are those of an operation, which is never unreliable.
+/// True if the flags are those of an operation, which is never unreliable.
 #[inline]
 fn is_operation(flags: u8) -> Result<bool, Malformed> {
     match flags & (FLAG_UNRELIABLE | FLAG_OPERATION) {
@@ -451,7 +478,7 @@ fn is_operation(flags: u8) -> Result<bool, Malformed> {
     }
 }
 
-/// Bytes of a payload that are no data.
+/// Bytes of a payload that are not data.
 #[inline]
 pub(crate) fn operation_bytes(operation: bool) -> usize {
     match operation {
@@ -460,11 +487,11 @@ pub(crate) fn operation_bytes(operation: bool) -> usize {
     }
 }
 
-/// Writes the head of a whole message with a payload of `length` bytes, which follows at
-/// [`MESSAGE_BYTES`]; that of an operation begins with its own head.
+/// Writes the prefix and fields of a whole message with a payload of `length` bytes. The payload
+/// follows at [`MESSAGE_BYTES`]; that of an operation begins with its head.
 ///
 /// # Panics
-/// When `bytes` is shorter, or `length` does not fit a packet.
+/// If `bytes` is too short, or `length` does not fit a packet.
 #[inline]
 pub fn emit_message(
     bytes: &mut [u8],
@@ -485,35 +512,43 @@ pub fn emit_message(
     put(bytes, 12, &sequence.to_le_bytes());
 }
 
-/// Writes the head of a piece at `offset` of a message of `total` bytes; its payload of
-/// `length` bytes follows at [`FRAGMENT_BYTES`], and that of an operation begins with its own
-/// head, which counts for `length` alone.
+/// The fields of a piece of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentHead {
+    /// The edge.
+    pub key: EdgeKey,
+    /// Number of the message on its edge, low 32 bits.
+    pub sequence: u32,
+    /// Position of the piece in the message, or in an operation's data.
+    pub offset: u64,
+    /// Bytes of the whole message, or of an operation's data.
+    pub total: u64,
+    /// It is not retransmitted.
+    pub unreliable: bool,
+    /// It is an operation on memory: the payload begins with its [head](super::Operation).
+    pub operation: bool,
+}
+
+/// Writes the prefix and fields of a piece of a message. Its payload of `length` bytes, including
+/// the head of an operation, follows at [`FRAGMENT_BYTES`].
 ///
 /// # Panics
-/// When `bytes` is shorter, or `length` does not fit a packet.
-pub fn emit_fragment(
-    bytes: &mut [u8],
-    key: EdgeKey,
-    sequence: u32,
-    (offset, total): (u64, u64),
-    length: usize,
-    unreliable: bool,
-    operation: bool,
-) {
+/// If `bytes` is too short, or `length` does not fit a packet.
+pub fn emit_fragment(bytes: &mut [u8], head: FragmentHead, length: usize) {
     let bytes = &mut bytes[..FRAGMENT_BYTES];
     prefix(
         bytes,
         FRAGMENT,
-        message_flags(unreliable, operation) | key.flags(),
+        message_flags(head.unreliable, head.operation) | head.key.flags(),
         FRAGMENT_BYTES - PREFIX_BYTES + length,
     );
-    key.emit(bytes);
-    put(bytes, 12, &sequence.to_le_bytes());
-    put(bytes, 16, &offset.to_le_bytes());
-    put(bytes, 24, &total.to_le_bytes());
+    head.key.emit(bytes);
+    put(bytes, 12, &head.sequence.to_le_bytes());
+    put(bytes, 16, &head.offset.to_le_bytes());
+    put(bytes, 24, &head.total.to_le_bytes());
 }
 
-/// Writes an edge's end; returns its bytes, [`EDGE_END_BYTES`].
+/// Writes the end of an edge. Returns [`EDGE_END_BYTES`].
 pub fn emit_edge_end(bytes: &mut [u8], key: EdgeKey, sequence: u32, control: u32) -> usize {
     prefix(bytes, EDGE_END, key.flags(), EDGE_END_BYTES - PREFIX_BYTES);
     key.emit(bytes);
@@ -522,7 +557,7 @@ pub fn emit_edge_end(bytes: &mut [u8], key: EdgeKey, sequence: u32, control: u32
     EDGE_END_BYTES
 }
 
-/// Writes that an edge is forgotten; returns its bytes, [`EDGE_FORGOTTEN_BYTES`].
+/// Writes that an edge is forgotten. Returns [`EDGE_FORGOTTEN_BYTES`].
 pub fn emit_edge_forgotten(bytes: &mut [u8], key: EdgeKey) -> usize {
     let size = EDGE_FORGOTTEN_BYTES - PREFIX_BYTES;
     prefix(bytes, EDGE_FORGOTTEN, key.flags(), size);
@@ -530,7 +565,7 @@ pub fn emit_edge_forgotten(bytes: &mut [u8], key: EdgeKey) -> usize {
     EDGE_FORGOTTEN_BYTES
 }
 
-/// Writes a refusal; returns its bytes, [`REFUSED_BYTES`].
+/// Writes a refusal. Returns [`REFUSED_BYTES`].
 pub fn emit_refused(
     bytes: &mut [u8],
     (source, target): (u32, u32),
@@ -545,8 +580,8 @@ pub fn emit_refused(
     REFUSED_BYTES
 }
 
-/// Writes the arrivals of a lane with as many of `ranges` as fit; returns its
-/// bytes, or zero when not even the fixed part fits.
+/// Writes the arrivals of a lane with as many of `ranges` as fit. Returns the length, or zero if
+/// not even the fixed part fits.
 pub fn emit_lane_ack(
     bytes: &mut [u8],
     lane: u8,
@@ -560,7 +595,7 @@ pub fn emit_lane_ack(
         }
         count -= 1;
     }
-    // What is cut off is neither told missing nor told arrived: `top` ends there.
+    // Ranges that do not fit are neither missing nor acknowledged: `top` ends before them.
     let top = ranges.get(count).map_or(top, |cut| cut.start);
     let size = LaneAck::body_bytes(count);
     prefix(bytes, LANE_ACK, lane, size);
@@ -573,7 +608,7 @@ pub fn emit_lane_ack(
     PREFIX_BYTES + size
 }
 
-/// Writes a credit; returns its bytes, [`CREDIT_BYTES`].
+/// Writes a credit. Returns [`CREDIT_BYTES`].
 pub fn emit_credit(bytes: &mut [u8], key: EdgeKey, limit: u64) -> usize {
     prefix(bytes, CREDIT, key.flags(), CREDIT_BYTES - PREFIX_BYTES);
     key.emit(bytes);
@@ -581,35 +616,34 @@ pub fn emit_credit(bytes: &mut [u8], key: EdgeKey, limit: u64) -> usize {
     CREDIT_BYTES
 }
 
-/// Writes a wish for credit; returns its bytes, [`CREDIT_REQUEST_BYTES`].
-pub fn emit_credit_request(bytes: &mut [u8], key: EdgeKey, wish: CreditRequest) -> usize {
+/// Writes a credit request. Returns [`CREDIT_REQUEST_BYTES`].
+pub fn emit_credit_request(bytes: &mut [u8], key: EdgeKey, request: CreditRequest) -> usize {
     let size = CREDIT_REQUEST_BYTES - PREFIX_BYTES;
     prefix(bytes, CREDIT_REQUEST, key.flags(), size);
     key.emit(bytes);
-    put(bytes, 12, &wish.need.to_le_bytes());
-    put(bytes, 20, &wish.message.to_le_bytes());
+    put(bytes, 12, &request.need.to_le_bytes());
+    put(bytes, 20, &request.message.to_le_bytes());
     CREDIT_REQUEST_BYTES
 }
 
-/// Writes a window; returns its bytes.
+/// Writes a window. Returns its length.
 pub fn emit_window(bytes: &mut [u8], packets: u32) -> usize {
     prefix(bytes, WINDOW, 0, 4);
     put(bytes, 4, &packets.to_le_bytes());
     8
 }
 
-/// Writes how much waits; returns its bytes.
+/// Writes a backlog. Returns its length.
 pub fn emit_backlog(bytes: &mut [u8], end: u32) -> usize {
     prefix(bytes, BACKLOG, 0, 4);
     put(bytes, 4, &end.to_le_bytes());
     8
 }
 
-/// Fills all of `bytes` with a probe of a lane; returns them, at most what a record's
-/// size can tell.
+/// Fills `bytes` with a probe of a lane, up to the longest possible record. Returns its length.
 ///
 /// # Panics
-/// When there are fewer than [`PROBE_BYTES`].
+/// If there are fewer than [`PROBE_BYTES`].
 pub fn emit_probe(bytes: &mut [u8], lane: u8, token: u64) -> usize {
     let length = bytes.len().min(PREFIX_BYTES + usize::from(u16::MAX));
     bytes[..length].fill(0);
@@ -618,7 +652,7 @@ pub fn emit_probe(bytes: &mut [u8], lane: u8, token: u64) -> usize {
     length
 }
 
-/// Writes the answer to a probe; returns its bytes, [`ECHO_BYTES`].
+/// Writes an echo. Returns [`ECHO_BYTES`].
 pub fn emit_echo(bytes: &mut [u8], lane: u8, token: u64, length: u16) -> usize {
     prefix(bytes, ECHO, lane, ECHO_BYTES - PREFIX_BYTES);
     put(bytes, 4, &token.to_le_bytes());

@@ -1,6 +1,5 @@
-//! What most packets carry, and nothing else: whole messages of one edge with consecutive
-//! numbers, or a piece of a longer one. Either is recognised in one pass and taken as one.
-//! Spec §4.2.
+//! Fast paths for packets that contain only whole messages of one edge with consecutive numbers, or
+//! only one piece of a longer message. Spec §4.2.
 
 use core::ops::Range;
 
@@ -8,21 +7,21 @@ use super::cursor::{u16_at, u32_at, u64_at};
 use super::header::HEADER_BYTES;
 use super::record::{EdgeKey, FRAGMENT, FRAGMENT_BYTES, MESSAGE, MESSAGE_BYTES, PREFIX_BYTES};
 
-/// Reliable messages to an endpoint, a record each, that fill a packet.
+/// Consecutive reliable messages of one edge that fill a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageRun {
     /// Their edge.
     pub key: EdgeKey,
     /// Number of the first on the edge, low 32 bits.
     pub sequence: u32,
-    /// How many there are, one at least.
+    /// Number of messages, at least one.
     pub count: u32,
-    /// Where their records lie in the packet.
+    /// Position of their records in the packet.
     pub records: Range<usize>,
 }
 
 impl MessageRun {
-    /// The run that fills a packet (without its trailer), if one does.
+    /// Parses a packet without its trailer, if it contains only a run.
     #[inline]
     pub(super) fn parse(packet: &[u8]) -> Option<MessageRun> {
         let records = packet.get(HEADER_BYTES..)?;
@@ -53,30 +52,30 @@ impl MessageRun {
         })
     }
 
-    /// Bytes of all payloads.
+    /// Bytes of all payloads together.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.records.len() - self.count as usize * MESSAGE_BYTES
     }
 }
 
-/// A piece of a reliable message to an endpoint that fills a packet.
+/// A piece of a reliable message that fills a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fragment {
     /// The edge.
     pub key: EdgeKey,
     /// Number of the message on its edge, low 32 bits.
     pub sequence: u32,
-    /// Where the piece belongs in the message; it ends within.
+    /// Position of the piece in the message. The piece does not exceed the message.
     pub offset: u64,
     /// Bytes of the whole message.
     pub total: u64,
-    /// Where the piece lies in the packet.
+    /// Position of the piece in the packet.
     pub payload: Range<usize>,
 }
 
 impl Fragment {
-    /// The piece that fills a packet (without its trailer), if one does.
+    /// Parses a packet without its trailer, if it contains only a piece.
     #[inline]
     pub(super) fn parse(packet: &[u8]) -> Option<Fragment> {
         let records = packet.get(HEADER_BYTES..)?;
@@ -99,7 +98,7 @@ impl Fragment {
     }
 }
 
-/// Bytes of the record that begins with `head`, if it can be that of a message.
+/// Length of the record that begins with `head`, if it is a reliable message to an endpoint.
 #[inline]
 fn record_bytes(head: &[u8; MESSAGE_BYTES]) -> Option<usize> {
     let bytes = PREFIX_BYTES + usize::from(u16_at(head, 2));
@@ -113,7 +112,7 @@ pub struct Payloads<'a> {
 }
 
 impl<'a> Payloads<'a> {
-    /// Those of the bytes at [`MessageRun::records`].
+    /// The payloads of the bytes at [`MessageRun::records`].
     #[must_use]
     pub fn new(records: &'a [u8]) -> Payloads<'a> {
         Payloads { records }
@@ -135,7 +134,7 @@ impl<'a> Iterator for Payloads<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{emit_fragment, emit_message, emit_window};
+    use crate::wire::{FragmentHead, emit_fragment, emit_message, emit_window};
     use alloc::vec;
     use alloc::vec::Vec;
 
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_none() {
+    fn other_packets_are_not_runs() {
         let other = EdgeKey { target: 8, ..KEY };
         let later = EdgeKey { life: 4, ..KEY };
         for second in [(other, 6), (later, 6), (KEY, 5), (KEY, 7)] {
@@ -211,12 +210,15 @@ mod tests {
             let place = (offset, total);
             emit_fragment(
                 &mut packet[HEADER_BYTES..],
-                KEY,
-                7,
-                place,
+                FragmentHead {
+                    key: KEY,
+                    sequence: 7,
+                    offset: place.0,
+                    total: place.1,
+                    unreliable,
+                    operation: port,
+                },
                 5,
-                unreliable,
-                port,
             );
             packet
         };

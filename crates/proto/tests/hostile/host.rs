@@ -1,4 +1,4 @@
-//! One process of a hostile conversation: a machine, its frames, its application.
+//! One process on a hostile wire: a machine, its frames, its application.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -11,11 +11,11 @@ use dipole_proto::{
 
 /// The endpoint that both applications have open.
 pub const TARGET: u32 = 7;
-/// Packets that one step may produce at most: far more than the frames allow.
+/// Most packets that one step may produce: far more than the frames allow.
 const MAX_BURST: usize = 5_000;
 const SCRATCH: Slot = u32::MAX;
 
-/// The small port of a host.
+/// Port of a host's small lane.
 pub fn home(index: usize) -> Address {
     let ip = std::net::Ipv4Addr::new(10, 0, 0, if index == 0 { 1 } else { 2 });
     Address {
@@ -24,7 +24,7 @@ pub fn home(index: usize) -> Address {
     }
 }
 
-/// Frames whose owner is known at every moment.
+/// Frames whose owner is always known.
 struct Ledger {
     frames: Vec<Vec<u8>>,
     ends: Vec<usize>,
@@ -36,12 +36,9 @@ impl Ledger {
     fn give_back(&mut self, slot: Slot) {
         assert!(
             (slot as usize) < self.frames.len(),
-            "slot {slot} is not ours"
+            "slot {slot} does not belong to the caller"
         );
-        assert!(
-            !self.free.contains(&slot),
-            "slot {slot} was given back twice"
-        );
+        assert!(!self.free.contains(&slot), "slot {slot} was released twice");
         self.free.push(slot);
     }
 
@@ -81,7 +78,7 @@ impl Frames for Ledger {
 /// A message on its way to the application.
 enum Arrived {
     Whole(Vec<u8>),
-    /// Kept in pieces; only its length is known if somebody forged it.
+    /// It is stored in pieces. For a forged message only its length is known.
     Pieces(u64, Vec<u8>),
 }
 
@@ -91,10 +88,10 @@ pub struct Host {
     pub home: Address,
     /// The outgoing edge of the newest session.
     pub edge: Option<EdgeId>,
-    /// What the application sent and read.
+    /// What the application has sent and read.
     pub sent: Vec<Vec<u8>>,
     pub received: Vec<Vec<u8>>,
-    /// A session has ended: what it had not delivered never will be.
+    /// A session has ended, so messages may be missing.
     pub has_lost_peer: bool,
     index: usize,
     ledger: Ledger,
@@ -102,8 +99,7 @@ pub struct Host {
     partial: BTreeMap<(EdgeId, u64), (u64, Vec<u8>)>,
 }
 
-/// Messages that applications send are shorter than this; longer ones are forged
-/// and only counted.
+/// Applications send shorter messages than this. Longer ones are forged and are only counted.
 const MAX_KEPT_BYTES: u64 = 16_384;
 
 impl Host {
@@ -140,7 +136,7 @@ impl Host {
         }
     }
 
-    /// Gives the machine a packet; every refusal must be counted under its reason.
+    /// Passes a packet to the machine. Every refusal must be counted under its reason.
     pub fn take(&mut self, now: Instant, from: Address, bytes: &[u8], trailer_fits: bool) {
         let before = *self.machine.stats();
         let taken = match self.machine.address(now, from, bytes) {
@@ -163,7 +159,7 @@ impl Host {
         self.events(whole.as_deref().unwrap_or(bytes));
     }
 
-    /// Handles all events; `packet` is what they may point into.
+    /// Handles all events; `packet` is what they may refer to.
     pub fn events(&mut self, packet: &[u8]) {
         while let Some(slot) = self.machine.poll_released() {
             self.ledger.give_back(slot);
@@ -206,7 +202,7 @@ impl Host {
                 }
                 Event::Complete { edge, sequence, .. } => {
                     let (total, pieces) = (self.partial.remove(&(edge, sequence)))
-                        .expect("only what was held is completed");
+                        .expect("only stored messages are completed");
                     let message = Arrived::Pieces(total, pieces);
                     self.unread.push_back((edge, message));
                 }
@@ -215,7 +211,7 @@ impl Host {
                 }
                 Event::Operation { edge, bytes, .. } => {
                     assert!(packet[bytes].len() >= OPERATION_BYTES);
-                    // It is charged as a message without bytes.
+                    // It is charged like an empty message.
                     self.unread.push_back((edge, Arrived::Whole(Vec::new())));
                 }
                 Event::EdgeForgotten { .. }
@@ -249,7 +245,7 @@ impl Host {
         }
     }
 
-    /// The application opens or closes its endpoint; closing forgets what is unread.
+    /// The application opens or closes its endpoint. Closing discards unread messages.
     pub fn set_open(&mut self, now: Instant, open: bool) {
         if open {
             self.machine.open_endpoint(TARGET);
@@ -260,7 +256,7 @@ impl Host {
         }
     }
 
-    /// The application takes the oldest message; false if there is none.
+    /// The application takes the oldest message. Returns false if there is none.
     pub fn read(&mut self, now: Instant) -> bool {
         let Some((edge, message)) = self.unread.pop_front() else {
             return false;
@@ -274,7 +270,7 @@ impl Host {
         true
     }
 
-    /// Everything the machine wants to send: where to, where from, the packet.
+    /// All packets that the machine wants to send: destination, source, bytes.
     pub fn transmit(&mut self, now: Instant) -> Vec<(Address, Address, Vec<u8>)> {
         let mut packets = Vec::new();
         while let Some(transmit) = self.machine.poll_transmit(now, &mut self.ledger) {
@@ -291,12 +287,12 @@ impl Host {
             bytes.resize(transmit.length + transmit.seal.bytes(), 0xEE);
             let port = if transmit.bulk { 2 } else { 1 };
             packets.push((transmit.to, Address { port, ..self.home }, bytes));
-            assert!(packets.len() < MAX_BURST, "a step sends without end");
+            assert!(packets.len() < MAX_BURST, "a step sends endlessly");
         }
         packets
     }
 
-    /// The application sends a message, if frames and credit allow.
+    /// The application sends a message, if there are frames and credit.
     pub fn send(&mut self, now: Instant, length: usize) {
         let Some(edge) = self.edge else {
             return;
@@ -330,7 +326,18 @@ impl Host {
                 let place = ((index * piece) as u64, length as u64);
                 self.queue(edge.peer, true, |frame| {
                     let size = chunk.len();
-                    wire::emit_fragment(&mut frame[at..], key, low, place, size, false, false);
+                    wire::emit_fragment(
+                        &mut frame[at..],
+                        wire::FragmentHead {
+                            key,
+                            sequence: low,
+                            offset: place.0,
+                            total: place.1,
+                            unreliable: false,
+                            operation: false,
+                        },
+                        size,
+                    );
                     frame[head..head + size].copy_from_slice(chunk);
                     head + size
                 });
@@ -367,7 +374,7 @@ impl Host {
         assert!(self.machine.queue(peer, slot, bulk), "the session exists");
     }
 
-    /// Ends all sessions; every slot must have come back.
+    /// Ends all sessions. Every slot must have been released.
     pub fn end(&mut self) {
         let peers: Vec<PeerId> = self.machine.peers().collect();
         for peer in peers {

@@ -1,9 +1,9 @@
-//! Two machines and a wire in hostile hands: packets are lost, repeated, damaged,
-//! cut, spliced and forged by a script. Shared by `tests/wire.rs` and the fuzzer.
+//! Two machines on a hostile wire: a script loses, repeats, damages, truncates, splices and forges
+//! packets. Shared by `tests/hostile_wire.rs` and the fuzzer.
 //!
-//! Whatever the script does, [`play`] checks after every step that no slot is
-//! given back twice or sent while free, that events point into their packet, that
-//! the pool keeps its bound and that every drop is counted under its reason.
+//! After every step, [`play`] checks that no slot is released twice or sent while free, that
+//! events refer to bytes of their packet, that the pool stays within its limit, and that every
+//! drop is counted under its reason.
 
 mod host;
 mod script;
@@ -16,7 +16,7 @@ use dipole_proto::{Config, Instant};
 pub use host::Host;
 pub use script::{Action, Forgery, decode};
 
-/// A packet between the two, its trailer included.
+/// A packet between the two hosts, with its trailer.
 #[derive(Clone, Debug)]
 pub struct Packet {
     pub to: usize,
@@ -24,22 +24,22 @@ pub struct Packet {
     pub bytes: Vec<u8>,
 }
 
-/// Packets kept for repeating and splicing.
+/// Most packets remembered for repetition and splicing.
 const HISTORY: usize = 64;
-/// Steps after which a conversation without interference must have ended.
+/// Steps within which a conversation without interference must end.
 const MAX_CALM_STEPS: usize = 20_000;
 
-/// Two machines with an open session, and everything on the wire between them.
+/// Two machines with a session, and the wire between them.
 pub struct Conversation {
     pub now: Instant,
     pub hosts: [Host; 2],
     flights: VecDeque<Packet>,
     history: VecDeque<Packet>,
-    /// Per receiver: the number on lane 0 and the unit after the highest sent.
+    /// Per receiver: the numbers after the highest packet on lane 0 and the highest unit sent.
     next: [(u32, u32); 2],
 }
 
-/// Small capacities, so that short scripts reach all limits.
+/// Small limits, so that short scripts reach all of them.
 pub fn small_config() -> Config {
     Config {
         packet_bytes: 512,
@@ -55,7 +55,7 @@ pub fn small_config() -> Config {
 }
 
 impl Conversation {
-    /// Both machines know each other; nothing has been sent yet.
+    /// Both machines have a session; nothing has been sent yet.
     pub fn open() -> Conversation {
         let config = small_config();
         let mut conversation = Conversation {
@@ -74,15 +74,15 @@ impl Conversation {
         conversation
     }
 
-    /// The first host asks the second for a session.
+    /// The first host connects to the second.
     pub fn connect(&mut self) {
         let home = self.hosts[1].home;
-        // A full table of peers is an answer too.
+        // A full table of peers is a valid result, too.
         let _refused = self.hosts[0].machine.connect(self.now, home, 0);
         self.hosts[0].events(&[]);
     }
 
-    /// Gathers what both machines want to send.
+    /// Collects what both machines want to send.
     pub fn collect(&mut self) {
         for index in 0..2 {
             let host = &mut self.hosts[index];
@@ -112,14 +112,14 @@ impl Conversation {
         }
     }
 
-    /// A number on lane 0 and a unit that a receiver takes for the next.
+    /// The packet number on lane 0 and the unit that a receiver expects next.
     pub fn next_numbers(&mut self, to: usize) -> (u32, u32) {
         let next = self.next[to];
         self.next[to] = (next.0 + 1, next.1 + 1);
         next
     }
 
-    /// The oldest packet in flight arrives, after `change`; false if there is none.
+    /// Delivers the oldest packet in flight after `change`. Returns false if there is none.
     pub fn pass(&mut self, change: impl FnOnce(&mut Packet)) -> bool {
         let Some(mut packet) = self.flights.pop_front() else {
             return false;
@@ -129,12 +129,12 @@ impl Conversation {
         true
     }
 
-    /// A packet arrives whose trailer fits.
+    /// Delivers a packet with a correct trailer.
     pub fn arrive(&mut self, packet: &Packet) {
         self.hosts[packet.to].take(self.now, packet.from, &packet.bytes, true);
     }
 
-    /// A packet arrives whose trailer does not fit.
+    /// Delivers a packet with a wrong trailer.
     pub fn arrive_damaged(&mut self, packet: &Packet) {
         self.hosts[packet.to].take(self.now, packet.from, &packet.bytes, false);
     }
@@ -145,7 +145,7 @@ impl Conversation {
         self.history.get(index).cloned()
     }
 
-    /// Time passes.
+    /// Advances the time.
     pub fn wait(&mut self, ns: u64) {
         self.now = self.now.after(ns);
         for host in &mut self.hosts {
@@ -154,7 +154,7 @@ impl Conversation {
         }
     }
 
-    /// Runs without interference until both applications have read what was sent.
+    /// Runs without interference until both applications have read everything.
     pub fn calm_down(&mut self) {
         for _ in 0..MAX_CALM_STEPS {
             for host in &mut self.hosts {
@@ -170,11 +170,11 @@ impl Conversation {
             let deadline = (self.hosts.iter_mut())
                 .filter_map(|host| host.machine.next_deadline())
                 .min()
-                .expect("what is not complete has a deadline");
+                .expect("an incomplete conversation has a deadline");
             self.wait(deadline.since(self.now).max(1));
         }
         panic!(
-            "no end of the conversation: {:?}",
+            "the conversation does not end: {:?}",
             self.hosts.each_ref().map(|h| &h.machine)
         );
     }
@@ -184,14 +184,14 @@ impl Conversation {
         a.sent == b.received && b.sent == a.received
     }
 
-    /// Everything read so far is a beginning of what was sent, in order.
+    /// Everything read so far is a prefix of what was sent.
     pub fn check_contents(&self) {
         let [a, b] = &self.hosts;
         assert!(b.sent.starts_with(&a.received), "second to first");
         assert!(a.sent.starts_with(&b.received), "first to second");
     }
 
-    /// Ends all sessions: every slot must have come back.
+    /// Ends all sessions. Every slot must have been released.
     pub fn end(mut self) {
         for host in &mut self.hosts {
             host.end();
@@ -199,7 +199,7 @@ impl Conversation {
     }
 }
 
-/// Plays a script that may forge packets, trailers included.
+/// Plays a script that may forge packets with correct trailers.
 pub fn play(script: &[Action]) {
     let mut conversation = Conversation::open();
     for action in script {
@@ -209,13 +209,13 @@ pub fn play(script: &[Action]) {
     conversation.end();
 }
 
-/// Plays what a script does apart from forging; contents must survive that.
+/// Plays a script without forged packets: all contents must arrive.
 pub fn play_honest(script: &[Action]) {
     let mut conversation = Conversation::open();
     for action in script.iter().filter(|action| action.is_honest()) {
         action.apply(&mut conversation);
         conversation.collect();
-        // Waits may add up to the silence after which a peer is gone: nothing is promised then.
+        // Waits may add up to the time-out for silent peers; then messages may be lost.
         if conversation.hosts.iter().any(|host| host.has_lost_peer) {
             return conversation.end();
         }
@@ -226,7 +226,7 @@ pub fn play_honest(script: &[Action]) {
     conversation.end();
 }
 
-/// Makes the header's length fit the bytes, as a forger would.
+/// Adjusts the header's length to the bytes, as a forger would.
 pub fn fit_length(bytes: &mut [u8]) {
     if bytes.len() >= HEADER_BYTES
         && let Ok(length) = u16::try_from(bytes.len())

@@ -1,5 +1,4 @@
-//! What the hostile wire does, one step at a time, decoded from plain bytes so
-//! that a fuzzer can write scripts.
+//! The steps of a hostile wire, decoded from plain bytes so that a fuzzer can write scripts.
 
 use dipole_proto::wire::{CRC_BYTES, HEADER_BYTES};
 
@@ -15,7 +14,7 @@ pub enum Action {
     SendLoose { host: usize },
     /// The application of a host reads one message.
     Read { host: usize },
-    /// Packets arrive as they were sent.
+    /// Packets arrive unchanged.
     Pass { packets: u8 },
     /// The oldest packet in flight is lost.
     Lose,
@@ -23,44 +22,43 @@ pub enum Action {
     Delay,
     /// The oldest packet in flight arrives with one bit changed.
     Damage { bit: u16 },
-    /// The oldest packet in flight arrives cut short.
+    /// The oldest packet in flight arrives truncated.
     Cut { keep: u16 },
-    /// A packet sent before arrives again.
+    /// An earlier packet arrives again.
     Repeat { which: u8 },
     /// A packet arrives for a connection that does not exist.
     Stray { which: u8, connection: u32 },
     /// Time passes.
     Wait { microseconds: u16 },
-    /// Somebody makes a packet with a trailer that fits.
+    /// A forged packet with a correct trailer arrives.
     Forge { which: u8, forgery: Forgery },
     /// A host closes or opens its endpoint.
     Endpoint { host: usize, open: bool },
     /// A host ends its sessions.
     Disconnect { host: usize },
-    /// The first host asks for a session.
+    /// The first host connects.
     Connect,
 }
 
-/// How a forged packet differs from one sent before.
+/// How a forged packet differs from an earlier one.
 #[derive(Clone, Debug)]
 pub enum Forgery {
-    /// Bytes at some position are others.
+    /// Some bytes are different.
     Overwrite { at: u16, bytes: Vec<u8> },
-    /// The packet ends early and says so.
+    /// It is shorter, and its length says so.
     Shorten { keep: u16 },
     /// Records or part of a body are appended.
     Append { bytes: Vec<u8> },
-    /// The header of one packet and the body of another.
+    /// The header of one packet with the body of another.
     Splice { body: u8 },
-    /// Nothing of a packet is kept.
+    /// All bytes are different.
     Replace { bytes: Vec<u8> },
-    /// As `Append`, under the number and unit that come next: it will be accepted.
+    /// Like `Append`, with the next packet number and unit, so that it is accepted.
     Continue { records: Vec<u8> },
 }
 
 impl Action {
-    /// True if the wire may do this without knowing how trailers are made, and
-    /// both applications stay.
+    /// True if the wire can do this without creating trailers, and both applications stay.
     pub fn is_honest(&self) -> bool {
         !matches!(
             self,
@@ -167,7 +165,7 @@ impl Forgery {
                 packet.bytes.extend(records);
                 packet.bytes.extend([0; CRC_BYTES]);
                 fit_length(&mut packet.bytes);
-                // A datum on lane 0; the numbers follow what has been sent.
+                // A data packet on lane 0 with the next numbers.
                 let next = conversation.next_numbers(packet.to);
                 packet.bytes[0] = 0x13;
                 packet.bytes[1] |= 1;
@@ -180,7 +178,7 @@ impl Forgery {
     }
 }
 
-/// Reads bytes until there are none; then zeros.
+/// Reads bytes, and zeros after their end.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -205,7 +203,7 @@ impl Reader<'_> {
         (0..length).map(|_| self.byte()).collect()
     }
 
-    /// A whole record, its size right; the fields lean to extremes.
+    /// A whole record of the right size, with extreme values in many fields.
     fn record(&mut self) -> Vec<u8> {
         const KINDS: [(u8, usize); 15] = [
             (0x01, 12),
@@ -318,7 +316,7 @@ impl Reader<'_> {
     }
 }
 
-/// Any bytes are a script.
+/// Any bytes are a valid script.
 pub fn decode(bytes: &[u8]) -> Vec<Action> {
     let mut reader = Reader(bytes);
     let mut script = Vec::new();

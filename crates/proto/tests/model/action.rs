@@ -1,4 +1,4 @@
-//! The steps that a world can take, and which of them must come some day.
+//! The steps that a world can take, and which of them must happen eventually.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Action {
     /// A packet in flight arrives.
     Deliver(u8),
-    /// The network loses it.
+    /// The network drops it.
     Drop(u8),
     /// It arrives, and a copy stays in flight.
     Duplicate(u8),
@@ -17,11 +17,11 @@ pub enum Action {
     Call(u8, u8),
     /// A host copies a long message from the other's memory.
     Fetch(u8),
-    /// It may not.
+    /// The copy fails.
     FetchRefused(u8),
-    /// A host's process dies and another begins in its place.
+    /// A host's process dies and another one starts in its place.
     Restart(u8),
-    /// The link of a host takes no long packets any more, and says so.
+    /// The link of a host refuses long packets from now on.
     Narrow(u8),
     /// Before the first step.
     #[default]
@@ -29,19 +29,18 @@ pub enum Action {
 }
 
 impl Action {
-    /// A step that counts only if it changes something.
+    /// True for steps that count only if they change something.
     pub fn is_attempt(self) -> bool {
         matches!(self, Action::Call(..))
     }
 
-    /// True for steps that must come some day, if nothing else changes.
+    /// True for steps that must happen eventually, if nothing else changes.
     pub fn is_due(self) -> bool {
         self.fair_class().is_some() || matches!(self, Action::Deliver(_))
     }
 
-    /// The fairness class: a member that can be taken all the time is taken some
-    /// day. Deliveries are fair for each packet on its own; losses, copies and
-    /// restarts need not come.
+    /// The fairness class: a member that is always possible happens eventually. Deliveries are fair
+    /// for each single packet. Losses, duplicates and restarts need not happen.
     pub fn fair_class(self) -> Option<usize> {
         match self {
             Action::Tick(host) | Action::Fetch(host) => Some(usize::from(host)),
@@ -67,7 +66,7 @@ impl fmt::Display for Action {
             Action::Fetch(_) => f.write_str("copies a long message"),
             Action::FetchRefused(_) => f.write_str("may not copy a long message"),
             Action::Restart(_) => f.write_str("restarts"),
-            Action::Narrow(_) => f.write_str("takes short packets only"),
+            Action::Narrow(_) => f.write_str("accepts short packets only"),
             Action::Begin => f.write_str("begins"),
         }
     }

@@ -1,39 +1,39 @@
 //! Visits every state that a world can reach, breadth first, and keeps the graph.
 //!
-//! Whole states live only in the queue; what has been seen is known by a 128-bit
-//! hash of its canonical form, its edges by four-byte numbers.
+//! Whole states are only in the queue. Visited states are identified by a 128-bit hash of their
+//! canonical form, and the graph uses four-byte numbers.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::action::Action;
 
-/// Where a packet in flight went: its position in the next state, or gone.
+/// The new position of a packet in flight, or none if it is gone.
 pub const GONE: u8 = 15;
-/// Packets in flight at most, all directions together.
+/// Most packets in flight in both directions together.
 pub const MAX_TOKENS: usize = 8;
 
-/// What can be explored: two processes and what is on its way between them.
+/// A model that can be explored: two processes and what is in flight between them.
 pub trait System: Clone {
-    /// All steps that are possible now.
+    /// All possible steps.
     fn actions(&self, actions: &mut Vec<Action>);
-    /// Takes one step; what it breaks, if it breaks a promise.
+    /// Takes a step. Returns the invariant that it violates, if it violates one.
     fn apply(&mut self, action: Action) -> Result<(), String>;
-    /// Brings the state into its canonical form; its key.
+    /// Brings the state into its canonical form and returns its key.
     fn normalize(&mut self) -> u128;
     /// Packets in flight.
     fn tokens(&self) -> usize;
-    /// Of those, the ones that can be delivered now.
+    /// Those of them that can be delivered now.
     fn deliverable(&self) -> u8;
-    /// Remembers where each packet in flight is before a step.
+    /// Remembers the positions of all packets in flight before a step.
     fn mark_tokens(&mut self);
-    /// Where each packet of before the step is now, four bits each.
+    /// The new position of each packet of the previous state, four bits each.
     fn moved(&self) -> u32;
     /// Nothing remains to be done.
     fn is_done(&self) -> bool;
-    /// A step in words.
+    /// Describes a step.
     fn describe(&self, action: Action) -> String;
-    /// Where everything stands, for the end of a trace.
+    /// Describes the state, for the end of a trace.
     fn tell_state(&self) -> String;
 }
 
@@ -42,7 +42,7 @@ pub trait System: Clone {
 pub struct Edge {
     pub target: u32,
     pub action: Action,
-    /// Four bits for each packet in flight: its position after the step.
+    /// Position of each packet in flight after the step, four bits each.
     moved: u32,
 }
 
@@ -53,7 +53,7 @@ impl Edge {
     }
 }
 
-/// What is kept of a state.
+/// The stored part of a state.
 #[derive(Clone, Copy, Default)]
 pub struct Node {
     first_edge: u32,
@@ -63,7 +63,7 @@ pub struct Node {
     depth: u32,
     /// Packets in flight.
     pub tokens: u8,
-    /// Of those, the ones that can be delivered now.
+    /// Those of them that can be delivered now.
     pub deliverable: u8,
     /// Nothing remains to be done.
     pub done: bool,
@@ -71,7 +71,7 @@ pub struct Node {
     pub expanded: bool,
 }
 
-/// A step that broke a promise.
+/// A step that violated an invariant.
 pub struct Violation {
     pub what: String,
     pub state: u32,
@@ -114,7 +114,7 @@ impl<S: System> Graph<S> {
         actions
     }
 
-    /// Tells a run, step by step.
+    /// Describes a run step by step.
     pub fn tell(&self, actions: &[Action]) -> String {
         let mut world = self.initial.clone();
         let mut lines = String::new();

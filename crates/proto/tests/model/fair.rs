@@ -1,11 +1,10 @@
-//! Runs that never end and never finish: deadlocks and livelocks.
+//! Runs that never finish: deadlocks and livelocks.
 //!
-//! A livelock is a strongly connected part of the graph, of states in which work
-//! remains, in which a *fair* run can stay for ever. Fair means: a thread's next call
-//! is taken some day if it is possible all the time; each single packet in flight is
-//! delivered some day if that is possible all the time; a host's timers go off some
-//! day if they could again and again. Losses and copies are counted out, so they are
-//! in no cycle.
+//! A livelock is a strongly connected component of unfinished states in which a *fair* run can stay
+//! forever. A run is fair if a thread's call happens eventually when it is always possible, each
+//! single packet is delivered eventually when that is always possible, and a host's timers fire
+//! eventually when they could again and again. Losses and duplicates are limited in number, so no
+//! cycle contains them.
 
 use petgraph::algo::kosaraju_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -13,23 +12,23 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use super::action::{Action, FAIR_CLASSES, TIMER_CLASSES};
 use super::explore::{Edge, Graph, MAX_TOKENS, System};
 
-/// What is wrong for ever.
+/// How a run stalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stall {
-    /// Nothing arrives anywhere any more; timers at most go off in vain.
+    /// Nothing arrives any more; at most, timers fire without effect.
     Deadlock,
-    /// Packets are exchanged for ever in vain.
+    /// Packets are exchanged forever without progress.
     Livelock,
 }
 
 pub struct Stuck {
     pub kind: Stall,
-    /// The states between which a fair run can stay.
+    /// The states in which a fair run can stay.
     pub states: Vec<u32>,
 }
 
 pub struct Verdict {
-    /// Strongly connected parts with a cycle, among states in which work remains.
+    /// Strongly connected components with a cycle, among unfinished states.
     pub components: usize,
     pub stuck: Vec<Stuck>,
 }
@@ -40,7 +39,7 @@ impl Verdict {
     }
 }
 
-/// Finds all of them.
+/// Finds all stalls.
 pub fn judge<S: System>(graph: &Graph<S>) -> Verdict {
     let unfinished: Vec<u32> = (0..graph.nodes.len() as u32)
         .filter(|state| {
@@ -74,7 +73,7 @@ pub fn judge<S: System>(graph: &Graph<S>) -> Verdict {
         let kind = kind_of(graph, &part, &mut component_of);
         verdict.stuck.push(Stuck { kind, states: part });
     }
-    // The nearest first: its trace is the shortest.
+    // The nearest first, because its trace is the shortest.
     verdict
         .stuck
         .sort_by_key(|stuck| stuck.states.iter().min().copied());
@@ -116,7 +115,7 @@ fn has_cycle<S: System>(graph: &Graph<S>, part: &[u32]) -> bool {
             .any(|edge| edge.target == part[0])
 }
 
-/// A single state with work left, which nothing that must happen leads away from.
+/// A single unfinished state that no step which must happen leaves.
 fn as_deadlock<S: System>(graph: &Graph<S>, part: &[u32]) -> Option<Stuck> {
     let [state] = *part else {
         return None;
@@ -128,7 +127,7 @@ fn as_deadlock<S: System>(graph: &Graph<S>, part: &[u32]) -> Option<Stuck> {
     })
 }
 
-/// A livelock if packets arrive in it; else only clocks go on.
+/// A livelock if packets arrive in it; otherwise only timers fire.
 fn kind_of<S: System>(graph: &Graph<S>, part: &[u32], marks: &mut [u32]) -> Stall {
     mark(part, marks, 0);
     let arrives = part.iter().any(|state| {
@@ -145,11 +144,11 @@ fn kind_of<S: System>(graph: &Graph<S>, part: &[u32], marks: &mut [u32]) -> Stal
     }
 }
 
-/// The states of a part in which a fair run can stay as far as timers and calls go.
+/// The states of a component in which a fair run can stay with respect to timers and calls.
 ///
-/// A thread's call that is possible in all states must be taken inside the part, or
-/// no run is fair in it. A host's timers go off if they are possible again and
-/// again: without such a step inside, the states where they could are left out.
+/// A thread's call that is possible in all states must happen inside the component, or no run in it
+/// is fair. A host's timers fire if they are possible again and again: if no such step stays inside,
+/// the states in which they could fire are removed.
 fn without_waiting_hosts<S: System>(graph: &Graph<S>, part: &[u32], marks: &mut [u32]) -> Vec<u32> {
     mark(part, marks, 0);
     let mut always = [true; FAIR_CLASSES];
@@ -196,9 +195,8 @@ fn mark(part: &[u32], marks: &mut [u32], value: u32) {
     }
 }
 
-/// The states of a part in which no packet waits for a delivery that the part does
-/// not contain: for each packet there is a way, inside the part, to its delivery or
-/// to a state in which it cannot be delivered.
+/// The states of a component in which no packet waits for a delivery outside it: for each packet a
+/// path inside leads to its delivery, or to a state in which it cannot be delivered.
 fn without_waiting_packets<S: System>(
     graph: &Graph<S>,
     part: &[u32],
@@ -207,7 +205,7 @@ fn without_waiting_packets<S: System>(
     for (index, state) in part.iter().enumerate() {
         index_of[*state as usize] = index as u32;
     }
-    // Backwards from the deliveries over pairs of state and packet.
+    // Backwards from the deliveries, over pairs of state and packet.
     let mut before: Vec<Vec<u32>> = vec![Vec::new(); part.len() * MAX_TOKENS];
     let mut served = vec![false; part.len() * MAX_TOKENS];
     let mut work = Vec::new();

@@ -1,5 +1,5 @@
-//! One process of the model: the real machine, its frames, and an application of
-//! blocking threads that keeps or breaks the thesis's first rule.
+//! One process of the model: the real machine, its frames, and an application with blocking threads
+//! that respects or violates the first rule of the thesis.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,16 +16,15 @@ use super::scenario::{Scenario, Thread};
 /// Payload of every message: its sender and its number.
 pub const PAYLOAD_BYTES: u64 = 2;
 
-/// Timers that lie farther ahead never come in a model: those that ask whether a
-/// silent peer lives.
+/// Timers beyond this never fire in a model. They concern silent peers only.
 pub const FAR_NS: u64 = 1 << 40;
 
-/// What one message costs in pool and credit.
+/// Pool and credit of one message.
 pub fn message_charge() -> u64 {
     config::charge(PAYLOAD_BYTES)
 }
 
-/// Frames of fixed slots; the lowest free one is taken.
+/// Frames with fixed slots; the lowest free one is used.
 #[derive(Clone)]
 pub struct Slots {
     space: Vec<Vec<u8>>,
@@ -48,7 +47,7 @@ impl Slots {
         self.used.iter().position(|used| !used)
     }
 
-    /// The records in a frame: what the unit is, whatever its slot.
+    /// The records in a frame, which identify a unit independently of its slot.
     pub fn records(&self, slot: Slot) -> &[u8] {
         let slot = slot as usize;
         &self.space[slot][wire::HEADER_BYTES..self.ends[slot]]
@@ -81,8 +80,8 @@ impl Frames for Slots {
     }
 }
 
-/// The thesis's buffers: one pool for sending and receiving, and those that lie
-/// ready for the next packet to arrive in.
+/// The buffers of the thesis: one pool for sending and receiving, and those that are ready for the
+/// next arriving packets.
 #[derive(Clone, Hash)]
 pub struct Buffers {
     pub free: usize,
@@ -100,7 +99,7 @@ impl Buffers {
         }
     }
 
-    /// An arrival stays in its buffer; a free one takes its place if there is one.
+    /// An arrival keeps its buffer; a free one replaces it if possible.
     fn keep(&mut self) {
         self.ready -= 1;
         if self.free > 0 {
@@ -110,7 +109,7 @@ impl Buffers {
     }
 }
 
-/// How far a thread has come.
+/// Progress of a thread.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Progress {
     pub sent: u8,
@@ -126,16 +125,16 @@ pub struct Host {
     pub peer: Option<PeerId>,
     pub buffers: Option<Buffers>,
     pub progress: Vec<Progress>,
-    /// Received and not read, per endpoint: incoming edge and number.
+    /// Received and unread, per endpoint: incoming edge and number.
     pub inbox: BTreeMap<u32, VecDeque<(EdgeId, u8)>>,
-    /// Arrived before their turn.
+    /// Arrived out of order.
     pub held: BTreeMap<(u32, u64), u8>,
     /// Outgoing edges, by their endpoints.
     pub edges: BTreeMap<(u32, u32), EdgeId>,
     /// The number expected next on each incoming edge, by its endpoints.
     pub expected: BTreeMap<(u32, u32), u8>,
     pub incarnation: u64,
-    /// Sessions that have begun and ended, for the handshake's promises.
+    /// Sessions that have begun and ended, to check the handshake.
     pub gone: u8,
     pub open: bool,
 }
@@ -200,14 +199,14 @@ impl Host {
 
     pub fn take(&mut self, from: Address, bytes: &[u8]) -> Result<(), String> {
         if let Ok(addressed) = self.machine.address(self.now, from, bytes) {
-            // Refused packets are counted; the promises are checked on the counters.
+            // Refused packets are counted; the counters are checked.
             let _counted = self.machine.on_packet(self.now, from, &addressed);
         }
         let whole = self.machine.take_assembled();
         self.events(whole.as_deref().unwrap_or(bytes))
     }
 
-    /// The link refuses a packet as long as any.
+    /// The link refuses a packet of the maximum length.
     pub fn narrow(&mut self) -> Result<(), String> {
         let refused = Transmit {
             to: home(1 - self.index),
@@ -221,13 +220,13 @@ impl Host {
         self.events(&[])
     }
 
-    /// Whether a timer is due at once, or only later; `None` if none runs.
+    /// Whether a timer is due at once or later; `None` if none runs.
     pub fn due(&self) -> Option<bool> {
         let deadline = self.machine.clone().next_deadline()?;
         (deadline.since(self.now) < FAR_NS).then_some(deadline <= self.now)
     }
 
-    /// Waits until the next timer; false if none runs.
+    /// Waits until the next timer. Returns false if none runs.
     pub fn tick(&mut self) -> Result<bool, String> {
         let Some(deadline) = self.machine.next_deadline() else {
             return Ok(false);
@@ -310,7 +309,7 @@ impl Host {
                     sequence,
                 } => {
                     let number = self.held.remove(&(edge.index, sequence));
-                    let number = number.ok_or("a message is complete that never came")?;
+                    let number = number.ok_or("a message is complete that never arrived")?;
                     self.arrived(edge, (source, target), &[1 - self.index, number])?;
                 }
                 Event::Credit { .. } | Event::EdgeForgotten { .. } => {}
@@ -322,14 +321,14 @@ impl Host {
 
     fn on_gone(&mut self, peer: PeerId, _reason: GoneReason) -> Result<(), String> {
         if self.frames.used.contains(&true) {
-            return Err("a session ended and kept a frame".into());
+            return Err("a session ended but kept a frame".into());
         }
         self.gone = self.gone.saturating_add(1);
         self.open = false;
         if self.peer == Some(peer) {
             self.peer = None;
         }
-        // What the application does about it: it begins anew.
+        // The application starts again.
         self.progress.fill(Progress::default());
         self.edges.clear();
         self.expected.clear();
@@ -355,8 +354,8 @@ impl Host {
         Ok(())
     }
 
-    /// The thread's next call: send, or read; with the first rule, read when
-    /// sending failed.
+    /// The thread's next call: a send or a read. With the first rule, it reads when a send has
+    /// failed.
     pub fn call(&mut self, thread: usize, scenario: &Scenario) {
         let plan = &scenario.threads[usize::from(self.index)][thread];
         let left = self.progress[thread].sent < plan.count;
@@ -426,7 +425,7 @@ impl Host {
         self.progress[thread].read += 1;
     }
 
-    /// What must hold in every state.
+    /// Invariants of every state.
     pub fn check(&self, scenario: &Scenario) -> Result<(), String> {
         let stats = self.machine.stats();
         for reason in [
@@ -459,7 +458,7 @@ impl Host {
         };
         let mut nothing = std::hash::DefaultHasher::new();
         let Some(view) = self.machine.view(self.now, peer, &mut nothing) else {
-            return Err("the session is forgotten without a word".into());
+            return Err("the session was forgotten without an event".into());
         };
         let on_way = view
             .units
@@ -473,7 +472,7 @@ impl Host {
         Ok(())
     }
 
-    /// All the application's calls are done, and the peer has everything.
+    /// All calls of the application are done, and the peer has everything.
     pub fn is_finished(&self, scenario: &Scenario) -> bool {
         let plans = &scenario.threads[usize::from(self.index)];
         let all = |(plan, done): (&Thread, &Progress)| {

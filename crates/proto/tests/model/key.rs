@@ -1,10 +1,9 @@
-//! The canonical form of a state: two states with the same key behave alike.
+//! The canonical form of a state: states with the same key behave alike.
 //!
-//! Packet numbers only grow. What matters of them is their order, and which are
-//! neighbours: all numbers of one lane and direction that the state mentions
-//! (sender, receiver, packets in flight) are sorted and renumbered with gaps of at
-//! most [`GAP`]. Numbers whose packet is lost for good disappear so. Times become
-//! times from now on; ages count up to the round trip, beyond which they don't matter.
+//! Packet numbers only grow. Only their order matters, and which of them are neighbours. So all
+//! numbers of one lane and direction in a state (sender, receiver, packets in flight) are sorted and
+//! renumbered with gaps of at most [`GAP`]. Numbers of lost packets disappear. Times become relative
+//! to now; ages are limited to the round trip, since longer ones make no difference.
 
 use std::hash::{Hash, Hasher};
 
@@ -15,8 +14,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use super::host::FAR_NS;
 use super::world::{Flight, World};
 
-/// Neighbours (1) and not neighbours (2): `reorder_packets` is 1, so no wider gap
-/// means anything.
+/// Neighbours (1) and others (2). `reorder_packets` is 1, so a wider gap makes no difference.
 const GAP: u64 = 2;
 
 pub fn normalize(world: &mut World) -> u128 {
@@ -57,7 +55,7 @@ pub fn normalize(world: &mut World) -> u128 {
     hasher.finish128().as_u128()
 }
 
-/// A packet of a session in flight.
+/// A packet of a session, in flight.
 struct Parsed<'a> {
     from: usize,
     header: Header,
@@ -90,7 +88,7 @@ impl<'a> Parsed<'a> {
             Some(number) => {
                 let next = incoming(&views[to]).map_or(0, |lane| lane.next);
                 if number < next {
-                    // Not taken whatever it is, and its floor says nothing new.
+                    // It is dropped in any case, and its floor is not new.
                     u64::MAX.hash(hasher);
                 } else {
                     let floor = number.saturating_sub(u64::from(header.settled)).max(next);
@@ -128,7 +126,7 @@ impl<'a> Parsed<'a> {
                     self.packet.covered()[payload].hash(hasher);
                 }
                 Record::Credit { key, limit } => (2, key, limit).hash(hasher),
-                Record::CreditRequest { key, wish } => (3, key, wish).hash(hasher),
+                Record::CreditRequest { key, request } => (3, key, request).hash(hasher),
                 other => format!("{other:?}").hash(hasher),
             }
         }
@@ -143,7 +141,7 @@ fn incoming(view: &Option<View>) -> Option<&LaneView> {
     outgoing(view)
 }
 
-/// The numbers of one lane in one direction that a state mentions.
+/// The numbers of one lane in one direction in a state.
 struct Ranks {
     /// Number and rank, sorted.
     ranks: Vec<(u64, u64)>,
@@ -172,7 +170,7 @@ impl Ranks {
         let mut next = 0;
         if let Some(lane) = incoming(&views[1 - from]) {
             next = lane.next;
-            numbers.extend([lane.next, lane.top, lane.asked_below.max(lane.next)]);
+            numbers.extend([lane.next, lane.top, lane.requested_below.max(lane.next)]);
             for hole in &lane.missing {
                 numbers.extend([hole.start, hole.end]);
             }
@@ -203,8 +201,8 @@ impl Ranks {
                 }
             }
         }
-        // Acknowledgements of settled numbers count as of the lowest open one; the
-        // receiver may still be behind that.
+        // Acknowledgements of settled numbers count as those of the lowest open one; the receiver
+        // may still be behind that.
         numbers.retain(|number| *number >= floor.min(next));
         numbers.sort_unstable();
         numbers.dedup();
@@ -280,11 +278,11 @@ fn hash_host(
         (own.of(lane.floor), own.of(end)).hash(hasher);
         own.of(lane.arrived.max(lane.floor)).hash(hasher);
         (own.of(other.next), own.of(other.top)).hash(hasher);
-        own.of(other.asked_below.max(other.next)).hash(hasher);
+        own.of(other.requested_below.max(other.next)).hash(hasher);
         for hole in &other.missing {
             (own.of(hole.start), own.of(hole.end)).hash(hasher);
         }
-        // What the peer has received and not acknowledged: which units that tells.
+        // What the peer has received and not acknowledged: which units that acknowledges.
         let mut told: Vec<(u64, (u64, u8))> = (lane.floor..end.min(other.top))
             .filter(|number| {
                 !other

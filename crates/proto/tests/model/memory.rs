@@ -1,5 +1,5 @@
-//! Operations on memory in the model: an owner who does what its peer asks of one region, and
-//! what who asks knows. Each half checks what it sees; the carrier is `pipes.rs`.
+//! Operations on memory in the model: the owner of a region performs them, the peer requests them,
+//! and each side checks what it sees. The carrier is `pipes.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -7,31 +7,31 @@ use std::ops::Range;
 use dipole_proto::wire::{OPERATION_BYTES, Operation, OperationKind, Outcome};
 use dipole_proto::{EdgeId, Region, Rights};
 
-/// Source and target of the edge that answers go by.
+/// Source and target of the edge for answers.
 pub const ANSWERS: u32 = u32::MAX;
-/// The region lies in the middle; what is around belongs to somebody else.
+/// The region is in the middle of the memory; the rest must never change.
 const GUARD_BYTES: usize = 8;
 const REGION_BYTES: usize = 32;
 const MEMORY_BYTES: usize = REGION_BYTES + 2 * GUARD_BYTES;
 const GUARD: u8 = 0xee;
-/// A counter, then places for puts.
+/// A counter, followed by places for puts.
 const COUNTER: Range<usize> = GUARD_BYTES..GUARD_BYTES + 8;
 const PLACE_BYTES: usize = 6;
 const PLACES: usize = 4;
 const KEY: u64 = 5;
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
-    /// Data to a place of their own; a long put does not go whole.
+    /// Writes data to a separate place; a long put is not sent as one record.
     Put { long: bool, notice: bool },
-    /// One more on the counter.
+    /// Increments the counter.
     Add,
-    /// The counter.
+    /// Reads the counter.
     Get,
-    /// A long put that reaches beyond the end.
+    /// A long put that exceeds the region.
     Beyond,
-    /// An update of what is no word.
+    /// An update at an unaligned offset.
     Misaligned,
 }
 
@@ -40,7 +40,7 @@ impl Ask {
         matches!(self, Ask::Beyond | Ask::Put { long: true, .. })
     }
 
-    /// Bytes of data: short ones go whole.
+    /// Bytes of data; short ones are sent as one record.
     pub fn data_bytes(self) -> usize {
         match self {
             Ask::Put { long: true, .. } | Ask::Beyond => PLACE_BYTES,
@@ -70,17 +70,17 @@ impl Ask {
     }
 }
 
-/// Each byte of the data of an operation.
+/// The value of each byte of an operation's data.
 pub fn data_byte(id: u32) -> u8 {
     0x40 | id as u8
 }
 
-/// The half that asks.
+/// The side that requests operations.
 #[derive(Clone, Debug, Default, Hash)]
 pub struct Asking {
     next_id: u32,
     waiting: BTreeMap<u32, Ask>,
-    /// Additions that were answered as done.
+    /// Additions that were answered successfully.
     added: u64,
     /// An answer reported that the region no longer exists.
     told_revoked: bool,
@@ -104,8 +104,7 @@ impl Asking {
         self.added
     }
 
-    /// Answers come in the order of what they answer, since all goes by one edge there and one
-    /// back.
+    /// Answers arrive in the order of their requests, since each direction uses one edge.
     fn answered(
         &mut self,
         answer: &Operation,
@@ -142,7 +141,7 @@ impl Asking {
     }
 }
 
-/// An operation of which pieces have come.
+/// An operation that has arrived in part.
 #[derive(Clone, Debug, Hash)]
 struct Arriving {
     operation: Operation,
@@ -155,26 +154,26 @@ struct Arriving {
 pub struct Answer {
     pub head: Operation,
     pub data: Vec<u8>,
-    /// The edge whose credit the question holds until the answer has gone.
+    /// The edge whose credit the request holds until the answer is sent.
     pub charge: Option<EdgeId>,
 }
 
-/// What is left to do when an operation is done.
+/// What remains to be done after an operation.
 pub enum Concluded {
-    /// It was an answer: its credit goes back.
+    /// It was an answer: its credit is released.
     Answered(EdgeId),
-    /// The owner of an endpoint gets a notice, which holds the credit.
+    /// The owner of the endpoint gets a notice, which holds the credit.
     Notice(EdgeId),
-    /// Nothing: its answer waits.
+    /// Nothing: its answer is queued.
     Asked,
 }
 
-/// The half that owns memory.
+/// The side that owns the memory.
 #[derive(Clone, Debug, Hash)]
 pub struct Owner {
     region: Option<Region>,
     memory: [u8; MEMORY_BYTES],
-    /// What the memory was when its region was closed.
+    /// Contents of the memory when its region was closed.
     revoked: Option<[u8; MEMORY_BYTES]>,
     arriving: BTreeMap<(u32, u64), Arriving>,
     pub answers: VecDeque<Answer>,
@@ -210,7 +209,7 @@ impl Owner {
         }
     }
 
-    /// The endpoint of the region is closed: the machine takes back the credit of its edges.
+    /// The endpoint of the region is closed: the machine releases the credit of its edges.
     pub fn close_endpoint(&mut self) {
         self.revoke();
         for answer in &mut self.answers {
@@ -226,7 +225,7 @@ impl Owner {
         self.arriving.is_empty() && self.answers.is_empty()
     }
 
-    /// Operations that hold room for a message without bytes.
+    /// Operations that hold the credit of an empty message.
     pub fn charged(&self) -> u64 {
         let answers = self.answers.iter().filter(|it| it.charge.is_some()).count();
         (self.arriving.len() + answers) as u64
@@ -236,17 +235,17 @@ impl Owner {
         self.arriving.contains_key(&of)
     }
 
-    /// Nothing outside the region was ever written, and nothing at all once it was closed.
+    /// Checks that nothing outside the region was ever written, and nothing after it was closed.
     pub fn check(&self) -> Result<(), String> {
         let (begin, end) = (
             &self.memory[..GUARD_BYTES],
             &self.memory[MEMORY_BYTES - GUARD_BYTES..],
         );
         if begin.iter().chain(end).any(|byte| *byte != GUARD) {
-            return Err("something was written outside the region".into());
+            return Err("memory outside the region was written".into());
         }
         match self.revoked.is_some_and(|revoked| revoked != self.memory) {
-            true => Err("memory has changed whose region was closed".into()),
+            true => Err("memory was written after its region was closed".into()),
             false => Ok(()),
         }
     }
@@ -259,7 +258,7 @@ impl Owner {
         region.check(target, operation, data)
     }
 
-    /// Writes a piece of a put to its place, as it arrives.
+    /// Writes an arriving piece of a put.
     fn write(&mut self, arriving: &mut Arriving, offset: u64, data: &[u8]) {
         if arriving.operation.kind != OperationKind::Put || arriving.refused.is_some() {
             return;
@@ -273,7 +272,7 @@ impl Owner {
         }
     }
 
-    /// A piece of an operation; its head, where it comes with it, is in front.
+    /// Handles a piece of an operation, which begins with the head if `has_head`.
     pub fn hold(
         &mut self,
         (number, sequence, target): (u32, u64, u32),
@@ -298,7 +297,7 @@ impl Owner {
         Ok(())
     }
 
-    /// The data of an operation were copied from its sender's memory.
+    /// The data of an operation was copied from its sender's memory.
     pub fn fetched(&mut self, of: (u32, u64), id: u32) {
         if let Some(mut arriving) = self.arriving.remove(&of) {
             let data = vec![data_byte(id); arriving.total as usize];
@@ -307,7 +306,7 @@ impl Owner {
         }
     }
 
-    /// An operation that came in one piece is next in its edge's order.
+    /// A whole operation is next in its edge's order.
     pub fn whole(
         &mut self,
         asking: &mut Asking,
@@ -325,7 +324,7 @@ impl Owner {
         self.conclude(asking, (edge, source), &arriving, data)
     }
 
-    /// One that came in pieces is complete and next.
+    /// An operation that arrived in pieces is complete and next.
     pub fn complete(
         &mut self,
         asking: &mut Asking,
@@ -333,7 +332,7 @@ impl Owner {
         sequence: u64,
     ) -> Result<Concluded, String> {
         let arriving = self.arriving.remove(&(edge.index, sequence));
-        let arriving = arriving.ok_or("an operation is complete that never came")?;
+        let arriving = arriving.ok_or("an operation is complete that never arrived")?;
         self.conclude(asking, (edge, source), &arriving, &[])
     }
 
@@ -385,7 +384,7 @@ impl Owner {
                 Ok((0, self.memory[at..end].to_vec()))
             }
             _ => {
-                // Its notice, and its answer, come after all of its data.
+                // Its notice and its answer follow all of its data.
                 let place = &self.memory[at..at + total as usize];
                 match place.iter().all(|byte| *byte == data_byte(operation.id)) {
                     true => Ok((0, Vec::new())),

@@ -1,5 +1,5 @@
-//! An explicit-state model checker over the real machine. What it abstracts from,
-//! and what it takes as fair, is written in `docs/design/model-checking.md`.
+//! An explicit-state model checker for the real machine. `docs/design/model-checking.md` describes
+//! its abstractions and its notion of fairness.
 
 pub mod action;
 pub mod explore;
@@ -22,8 +22,8 @@ pub struct Run<S> {
     pub verdict: Verdict,
 }
 
-/// Explores a scenario, judges it and prints one line, and the shortest trace to
-/// each kind of stall.
+/// Explores a scenario, evaluates it, and prints one line and the shortest trace to each kind of
+/// stall.
 pub fn run(name: &str, scenario: Scenario) -> Run<World> {
     let most = scenario.max_states;
     run_system(name, World::new(scenario), most)
@@ -83,18 +83,18 @@ fn run_system<S: System>(name: &str, initial: S, max_states: usize) -> Run<S> {
 }
 
 impl<S: System> Run<S> {
-    /// Everything was visited and nothing is wrong.
+    /// Asserts that every state was visited and that no run stalls.
     pub fn assert_sound(&self) {
         self.assert_safe();
         assert!(self.graph.complete, "not all states were visited");
         assert!(self.verdict.stuck.is_empty(), "see the trace above");
         assert!(
             self.graph.nodes.iter().any(|node| node.done),
-            "it is never done"
+            "it never finishes"
         );
     }
 
-    /// No promise was broken in any step.
+    /// Asserts that no step violated an invariant.
     pub fn assert_safe(&self) {
         if let Some(violation) = &self.graph.violation {
             panic!("{}; see the trace above", violation.what);

@@ -1,6 +1,6 @@
-//! Two processes of one node and the rings between them: records in order, bounded, never
-//! lost. A step takes the next record of a ring, lets an application call, or copies a long
-//! message; then everything is pushed that has room.
+//! Two processes of one node and the rings between them: records in order, bounded, never lost. A
+//! step handles the next record of a ring, performs a call of an application, or copies a long
+//! message. Then everything is pushed for which there is room.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::Hash;
@@ -18,17 +18,17 @@ use super::explore::{GONE, System};
 use super::memory::{Ask, Asking, Owner, data_byte};
 use process::{Fetch, Process, Record};
 
-/// Bytes of a message that goes whole, of one that is offered, and of a piece of that.
+/// Bytes of a message sent as one record, of an offered message, and of a piece of that.
 const WHOLE_BYTES: u64 = 2;
 const LONG_BYTES: u64 = 6;
 const PIECE_BYTES: u64 = 4;
-/// There are no timers: a moment is as good as another.
+/// There are no timers, so the time does not matter.
 const NOW: Instant = Instant(1 << 20);
 
-/// Messages of which it was compared what a reader who has them at once leaves.
+/// Messages for which a read at once was compared with a separate read.
 pub static READ_AT_ONCE: AtomicU64 = AtomicU64::new(0);
 
-/// What one application does, in order.
+/// The calls of an application, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Sends a message from endpoint 1 to this one; a long one if the flag is set.
@@ -36,23 +36,23 @@ pub enum Call {
         target: u32,
         long: bool,
     },
-    /// Closes the edge to this endpoint, once everything sent was taken over.
+    /// Closes the edge to this endpoint once everything sent has been accepted.
     CloseEdge {
         target: u32,
     },
-    /// Reads so many messages of this endpoint, one by one.
+    /// Reads this many messages of this endpoint, one by one.
     Read {
         endpoint: u32,
         count: u8,
     },
-    /// Opens or closes an endpoint; what it holds is dropped.
+    /// Opens or closes an endpoint; its messages are dropped.
     Open {
         endpoint: u32,
     },
     Close {
         endpoint: u32,
     },
-    /// Asks for an operation on the region of this endpoint.
+    /// Requests an operation on the region of this endpoint.
     Ask {
         target: u32,
         ask: Ask,
@@ -61,22 +61,22 @@ pub enum Call {
     Revoke,
 }
 
-/// What the two processes do, and within which bounds.
+/// Actions of the two processes, and limits.
 #[derive(Clone)]
 pub struct Exchange {
-    /// Records that a ring holds.
+    /// Records that fit a ring.
     pub slots: usize,
-    /// Messages, long ones, that an edge may have under way before any is read.
+    /// Unread short and long messages that fit the credit of an edge.
     pub credit_bytes: u64,
     pub pool_bytes: u64,
-    /// Threads of each process: their calls in order; the last flag says that it need not end.
+    /// Threads of each process: their calls in order, and whether a thread may stay unfinished.
     pub threads: [Vec<(Vec<Call>, bool)>; 2],
-    /// Fetches that fail at most.
+    /// Most copies that fail.
     pub refused_fetches: u8,
-    /// Which long messages to an endpoint, bit by bit, come in pieces unasked, unless an
-    /// earlier one is offered.
+    /// A bit for each long message to an endpoint: it is announced in pieces, unless an earlier one
+    /// is on offer.
     pub announced: u8,
-    /// A send that cannot go on reads an endpoint instead (thesis §5.3, first rule).
+    /// A send that cannot continue reads an endpoint instead (thesis §5.3, first rule).
     pub reads_when_blocked: Option<u32>,
 }
 
@@ -180,7 +180,7 @@ impl Pipes {
         world
     }
 
-    /// What was sent has arrived, or its sender was told.
+    /// Checks that everything sent has arrived, or its sender was notified.
     fn check_end(&self) -> Result<(), String> {
         for (index, process) in self.processes.iter().enumerate() {
             let other = &self.processes[1 - index];
@@ -203,7 +203,7 @@ impl Pipes {
         Ok(())
     }
 
-    /// Pushes what has room, records before pieces.
+    /// Pushes everything that fits, records before pieces.
     fn pump(&mut self, index: usize) {
         let slots = self.exchange.slots;
         let process = &mut self.processes[index];
@@ -303,11 +303,11 @@ impl Pipes {
         if process.owner.is_arriving(of) {
             process.owner.fetched(of, (address as u8).into());
         }
-        // What its endpoint no longer wants is not copied.
+        // A message that its endpoint does not accept any more is not copied.
         if let Some(held) = process.held.get_mut(&(edge.index, sequence)) {
             let mark = [(address >> 8) as u8, address as u8];
             if !marks.contains(&mark) {
-                return Err("a long message is copied that its sender no longer keeps".into());
+                return Err("a long message is copied that its sender has released".into());
             }
             (held.mark, held.got) = (mark, total);
         }
@@ -365,7 +365,7 @@ impl Pipes {
         }
     }
 
-    /// What must hold in every state.
+    /// Invariants of every state.
     fn check(&self) -> Result<(), String> {
         for process in &self.processes {
             let unread: u64 = process
@@ -384,7 +384,7 @@ impl Pipes {
                 ));
             }
             process.owner.check()?;
-            // Beside the messages of a life that has ended credit is reserved for the next.
+            // Credit for the next life is reserved in addition to unread messages of an ended one.
             let threads = self.exchange.threads.iter().flatten();
             let mut calls = threads.flat_map(|(calls, _)| calls);
             let lives = calls.any(|call| matches!(call, Call::CloseEdge { .. }));
@@ -400,7 +400,7 @@ impl Pipes {
         Ok(())
     }
 
-    /// Nothing that a process sent is still to be taken.
+    /// True if everything sent has been handled.
     fn is_quiet(&self, index: usize) -> bool {
         let process = &self.processes[index];
         process.kept.is_empty()
@@ -460,7 +460,7 @@ impl System for Pipes {
                 self.fetch(usize::from(host), true)?;
             }
             Action::Call(host, thread) => self.call(usize::from(host), usize::from(thread)),
-            _ => return Err("no step of shared memory".into()),
+            _ => return Err("not a step of shared memory".into()),
         }
         self.pump(0);
         self.pump(1);

@@ -1,21 +1,21 @@
-//! What is modelled: capacities, threads, and what the network may do.
+//! Scenarios: limits, threads, and what the network may do.
 
 use dipole_proto::Config;
 
 use super::host::message_charge;
 
-/// A thread of an application: it sends `count` messages, each call blocking until
-/// it succeeds, then reads.
+/// A thread of an application: it sends `count` messages, each call blocking until it succeeds,
+/// and then reads.
 #[derive(Clone)]
 pub struct Thread {
     pub source: u32,
     pub target: u32,
     pub count: u8,
-    /// The endpoint it reads.
+    /// The endpoint that it reads.
     pub reads: Option<u32>,
-    /// Messages that come for it.
+    /// Messages sent to that endpoint.
     pub expects: u8,
-    /// It may remain unfinished: its peer never reads.
+    /// It may stay unfinished, because its peer never reads.
     pub optional: bool,
     /// It closes its edge after every message.
     pub closes: bool,
@@ -76,28 +76,28 @@ pub struct Scenario {
     pub threads: [Vec<Thread>; 2],
     /// A thread whose send fails reads (thesis §5.3, first rule).
     pub first_rule: bool,
-    /// Buffers shared by sending and receiving, as in the thesis; without, each has its own.
+    /// Buffers shared by sending and receiving, as in the thesis. Without, they are separate.
     pub one_pool: Option<usize>,
-    /// Packets in flight at most, in each direction; the sender waits for room.
+    /// Most packets in flight in each direction; a sender waits for room.
     pub capacity: usize,
     pub drops: u8,
     pub duplicates: u8,
     pub restarts: u8,
-    /// How often a link may take to short packets, which hold a part of a message.
+    /// How often a link may switch to short packets, which hold part of a message.
     pub narrowings: u8,
-    /// How often a time-out may pass although something is still on its way.
+    /// How often a time-out may pass although a packet is still in flight.
     pub early: u8,
-    /// Begin before the handshake, and prove each session by its messages.
+    /// Begin before the handshake, and verify each session by its messages.
     pub handshake: bool,
     pub max_states: usize,
 }
 
-/// Every time-out is this long: only "before" and "after" remain of time.
+/// Every time-out has this length: only the order of events matters.
 const TIMEOUT_NS: u64 = 1;
 
 impl Scenario {
-    /// Two hosts that send each other `count` messages and then read them, with
-    /// the smallest pools, unlimited credit, both rules, and a perfect network.
+    /// Two hosts that send `count` messages to each other and then read them, with the smallest
+    /// pools, unlimited credit, both rules, and a perfect network.
     pub fn exchange(count: u8, frames: u32, pool_messages: u64) -> Scenario {
         Scenario {
             config: Config {
@@ -133,7 +133,7 @@ impl Scenario {
         }
     }
 
-    /// The second rule off: what arrives is taken in any order.
+    /// Without the second rule: arrivals are accepted in any order.
     pub fn without_second_rule(mut self) -> Scenario {
         self.config.pool_reserve_bytes = 0;
         self
@@ -152,7 +152,7 @@ impl Scenario {
         self
     }
 
-    /// Messages one way only.
+    /// Messages in one direction only.
     pub fn stream(count: u8, frames: u32, pool_messages: u64) -> Scenario {
         let mut scenario = Scenario::exchange(count, frames, pool_messages);
         scenario.threads = [
@@ -162,14 +162,14 @@ impl Scenario {
         scenario
     }
 
-    /// Sending and receiving share this many buffers. Without the second rule any
-    /// arrival takes one; the machine's own pool has room for it.
+    /// Sending and receiving share this many buffers. Without the second rule any arrival takes one;
+    /// the machine's own pool is large enough.
     pub fn with_one_pool(mut self, buffers: usize) -> Scenario {
         self.one_pool = Some(buffers);
         self
     }
 
-    /// Once, at any moment, units become too long and are cut into two parts.
+    /// Once, at any time, units become too long and are cut into two parts.
     pub fn with_narrowing(mut self) -> Scenario {
         // Header, two thirds of a message's record, checksum.
         self.config.base_packet_bytes = 32 + 12 + 4;
@@ -177,20 +177,20 @@ impl Scenario {
         self
     }
 
-    /// From the first hello on.
+    /// Starts with the first hello.
     pub fn with_handshake(mut self) -> Scenario {
         self.handshake = true;
         self
     }
 
-    /// Time-outs of several steps, so that timers may be out of step with each other.
+    /// Time-outs of several steps, so that timers may fire in any order.
     pub fn with_phases(mut self, steps: u64) -> Scenario {
         self.config.min_timeout_ns = steps;
         self.config.max_timeout_ns = steps;
         self
     }
 
-    /// With what `DIPOLE_MODEL_BOUND` adds.
+    /// With the extensions of `DIPOLE_MODEL_BOUND`.
     pub fn widened(mut self) -> Scenario {
         let bound = std::env::var("DIPOLE_MODEL_BOUND").map_or(0, |text| {
             text.parse::<u8>()

@@ -1,4 +1,4 @@
-//! Two hosts and the packets between them: which steps are possible, what they do.
+//! Two hosts and the packets between them: the possible steps and their effects.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use super::scenario::Scenario;
 pub struct Flight {
     pub from: u8,
     pub bytes: Rc<[u8]>,
-    /// Position before the step that is being taken.
+    /// Position before the present step.
     pub was: u8,
 }
 
@@ -38,7 +38,7 @@ pub struct World {
 }
 
 impl World {
-    /// The first state: hosts that know each other, unless the handshake is the matter.
+    /// The first state: hosts with a session, unless the scenario starts with the handshake.
     pub fn new(scenario: Scenario) -> World {
         let hosts = [0, 1].map(|index| Host::new(index, 1000 + u64::from(index), &scenario));
         let mut world = World {
@@ -74,7 +74,7 @@ impl World {
         assert!(self.hosts.iter().all(|host| host.open));
     }
 
-    /// Nothing is on its way that could still arrive.
+    /// True if no packet in flight can still arrive.
     fn is_still(&self) -> bool {
         self.network
             .iter()
@@ -87,7 +87,7 @@ impl World {
         Ok(())
     }
 
-    /// A host whose session has ended tries again; then everything leaves that can.
+    /// A host whose session has ended connects again. Then everything is sent that may be.
     fn after(&mut self, index: usize) {
         if self.scenario.handshake && self.hosts[index].peer.is_none() && self.hosts[index].gone < 4
         {
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// Both sides have the same session, or neither has one.
+    /// True if both sides have the same session, or neither has one.
     fn agrees(&self) -> bool {
         let [a, b] = &self.hosts;
         match (a.peer, b.peer) {
@@ -128,7 +128,7 @@ impl World {
 }
 
 impl System for World {
-    /// All steps that are possible now.
+    /// All possible steps.
     fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         for (index, flight) in self.network.iter().enumerate() {
@@ -160,7 +160,7 @@ impl System for World {
         }
     }
 
-    /// Takes one step; what it breaks, if it breaks a promise.
+    /// Takes a step. Returns the invariant that it violates, if it violates one.
     fn apply(&mut self, action: Action) -> Result<(), String> {
         match action {
             Action::Deliver(index) => {
@@ -213,7 +213,7 @@ impl System for World {
         Ok(())
     }
 
-    /// Everything sent, read and acknowledged, nothing in flight, no timer running.
+    /// Everything is sent, read and acknowledged, nothing is in flight, no timer runs.
     fn is_done(&self) -> bool {
         let quiet = |host: &Host| {
             let acknowledged = host
@@ -229,14 +229,14 @@ impl System for World {
             .flatten()
             .any(|thread| thread.optional);
         if optional {
-            // A wish for credit goes on for ever beside the finished work.
+            // A credit request is repeated forever although the work is done.
             return self
                 .hosts
                 .iter()
                 .all(|host| host.is_finished(&self.scenario));
         }
         let still = |host: &Host| host.due().is_none();
-        // Where all edges were closed, both sides have forgotten them.
+        // If all edges were closed, both sides have forgotten them.
         let threads = || self.scenario.threads.iter().flatten();
         let edges = self.hosts.iter().map(|host| host.machine.edges());
         if threads().any(|it| it.closes) && edges.into_iter().any(|edges| edges != (0, 0)) {
@@ -263,7 +263,7 @@ impl System for World {
         }
     }
 
-    /// Where each packet of before the step is now, four bits each.
+    /// The new position of each packet of the previous state, four bits each.
     fn moved(&self) -> u32 {
         let mut moved = u32::MAX;
         for (index, flight) in self.network.iter().enumerate() {
@@ -275,12 +275,12 @@ impl System for World {
         moved
     }
 
-    /// Brings the network into canonical order; the state's key.
+    /// Brings the network into canonical order and returns the state's key.
     fn normalize(&mut self) -> u128 {
         key::normalize(self)
     }
 
-    /// A step in words.
+    /// Describes a step.
     fn describe(&self, action: Action) -> String {
         let name = |host: u8| char::from(b'A' + host);
         match action {
@@ -306,7 +306,7 @@ impl System for World {
         }
     }
 
-    /// Where everything stands, for the end of a trace.
+    /// Describes the state, for the end of a trace.
     fn tell_state(&self) -> String {
         let mut lines = String::new();
         for host in &self.hosts {

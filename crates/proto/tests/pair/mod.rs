@@ -1,5 +1,5 @@
-//! Machines on a virtual wire: a clock, a lossy in-memory network, and an
-//! application that checks what it gets. Shared by the conversations in `tests/`.
+//! Machines on a virtual wire: a clock, a lossy in-memory network, and an application that checks
+//! what it receives. Shared by several tests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -10,7 +10,7 @@ use dipole_proto::{
     MessageStart, PathChange, PeerId, Seal, Slot,
 };
 
-/// A small deterministic generator (SplitMix64): the tests need no better.
+/// A small deterministic generator (SplitMix64), which is good enough for tests.
 #[derive(Clone)]
 pub struct Random(pub u64);
 
@@ -38,7 +38,7 @@ pub fn payload(index: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| random.next() as u8).collect()
 }
 
-/// Two hosts with an open session, and an edge from endpoint 1 of the first to 7 of the second.
+/// Two hosts with a session, and an edge from endpoint 1 of the first to 7 of the second.
 pub fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
     let mut wire = Wire::new(seed, 2, config);
     wire.hosts[1].machine.open_endpoint(7);
@@ -72,7 +72,7 @@ impl Pool {
         self.free.len()
     }
 
-    /// A frame with one whole message, if there is one.
+    /// A frame with one whole message, if a frame is free.
     pub fn pack(&mut self, begun: &MessageStart, payload: &[u8]) -> Option<Slot> {
         let slot = self.free.pop()?;
         let frame = &mut self.frames[slot as usize];
@@ -118,10 +118,10 @@ impl Frames for Pool {
     }
 }
 
-/// One process: a machine, its frames, and what its application got.
+/// One process: a machine, its frames, and what its application has received.
 pub struct Host {
     pub machine: Machine,
-    /// Stands for the cluster key once that is another than at the beginning.
+    /// Stands for the cluster key, once that has changed.
     pub other_secret: Option<[u8; 32]>,
     pub pool: Pool,
     pub home: Address,
@@ -132,14 +132,14 @@ pub struct Host {
     pub changes: Vec<PathChange>,
     pub refused: Vec<u64>,
     pub credits: usize,
-    /// Outgoing edges forgotten by both sides.
+    /// Outgoing edges that both sides have forgotten.
     pub forgotten: usize,
-    /// Complete messages in the order of arrival, with their incoming edge.
+    /// Complete messages in order of arrival, with their incoming edge.
     pub received: VecDeque<(EdgeId, Vec<u8>)>,
     pub unreliable: Vec<Vec<u8>>,
-    /// Complete operations in the order of arrival: edge, head and data.
+    /// Complete operations in order of arrival: edge, head and data.
     pub operations: Vec<(EdgeId, Vec<u8>)>,
-    /// Operations of which a part is held.
+    /// Operations that have arrived in part.
     begun: BTreeSet<(EdgeId, u64)>,
     partial: BTreeMap<(EdgeId, u64), Vec<u8>>,
 }
@@ -154,32 +154,32 @@ pub struct Wire {
     pub duplicate: f64,
     pub reorder: f64,
     pub latency_ns: u64,
-    /// Packets to these ports vanish.
+    /// Packets to these ports are lost.
     pub dead_ports: Vec<u16>,
-    /// Nothing crosses these networks.
+    /// Packets on these networks are lost.
     pub dead_networks: Vec<u8>,
-    /// The network of each interface of each host. Each interface has a small and a bulk lane; the
-    /// ports are 1, 2, 3, ... No packet gets from one network to another.
+    /// The network of each interface of each host. Each interface has a small and a bulk lane, with
+    /// ports 1, 2, 3 and so on. Networks are not connected to each other.
     networks: Vec<Vec<u8>>,
     pub lost: u64,
     pub sent: u64,
     /// Packets that arrived at each interface of each host.
     pub arrived: Vec<[u64; 4]>,
-    /// A network that takes no packets longer than this.
+    /// A network that drops packets longer than this.
     pub longest_on: Option<(u8, usize)>,
-    /// The links take no packets longer than this, and say so.
+    /// The links refuse packets longer than this.
     pub refused_above: Option<usize>,
-    /// All packets sent: from where, where to, what.
+    /// All packets sent: source, destination, bytes.
     pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
-    /// Called with each packet and the host that is about to take it.
+    /// Called with each packet and the host that is about to receive it.
     pub watch: Option<Watch>,
-    /// A process that does not run until then: what comes for it waits.
+    /// A process that does not run until this time; its packets wait.
     pub stopped: Option<(usize, Instant)>,
-    /// What it finds then of bulk it takes so much later.
+    /// Its waiting bulk packets are handled this much later.
     pub bulk_later_ns: u64,
 }
 
-/// Sees a packet that a host is about to take: when, and from where.
+/// Is called with each packet that a host is about to receive, the time and the source.
 pub type Watch = fn(&Host, Instant, Address, &[u8]);
 
 pub fn address(host: usize, port: u16) -> Address {
@@ -282,7 +282,7 @@ impl Wire {
         }
     }
 
-    /// The process at `index` dies and another begins at its address.
+    /// The process at `index` dies and another one starts at its address.
     pub fn restart(&mut self, index: usize) {
         let config = self.hosts[index].machine.config().clone();
         self.hosts[index] = self.host(index, &config);
@@ -302,7 +302,7 @@ impl Wire {
             .expect("room for a peer")
     }
 
-    /// Runs until `done` or `limit_ns` of virtual time have passed; false then.
+    /// Runs until `done`. Returns false if that takes longer than `limit_ns` of virtual time.
     pub fn run(&mut self, limit_ns: u64, mut done: impl FnMut(&mut Wire) -> bool) -> bool {
         let end = self.now.after(limit_ns);
         loop {
@@ -400,7 +400,7 @@ impl Wire {
                 host.events(&[]);
                 continue;
             }
-            // As a kernel routes: by the interface on the network of the destination.
+            // Like the kernel, use the interface on the destination's network.
             let ports = if transmit.bulk {
                 [2, 4, 6, 8]
             } else {
@@ -439,7 +439,7 @@ impl Wire {
     }
 }
 
-/// Closes a packet as production does, with hashes of no strength.
+/// Seals a packet as in production, but with weak hashes.
 pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 32]>) {
     let mask = match seal {
         Seal::Crc32c { mask } => mask,
@@ -473,7 +473,7 @@ fn proof(bytes: &[u8], secret: Option<[u8; 32]>) -> [u8; wire::PROOF_BYTES] {
 }
 
 impl Host {
-    /// What stands for the cluster key: the share, which nothing else uses here.
+    /// Stands for the cluster key: the share, which is not used for anything else here.
     pub fn secret(&self) -> Option<[u8; 32]> {
         let config = self.machine.config();
         config
@@ -481,13 +481,13 @@ impl Host {
             .then_some(self.other_secret.unwrap_or(config.share))
     }
 
-    /// Eight bytes of the last packet that lay in the scratch frame.
+    /// Last eight bytes of the packet in the scratch frame.
     pub fn scratch_u64(&self, at: usize) -> u64 {
         let bytes = self.pool.scratch[at..at + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight"))
     }
 
-    /// A packet comes; one whose checksum is wrong is counted as damaged.
+    /// Receives a packet. A wrong checksum is counted as damage.
     pub fn take(&mut self, now: Instant, from: Address, bytes: &[u8]) {
         if let Ok(mut addressed) = self.machine.address(now, from, bytes) {
             let covered = addressed.packet.covered();
@@ -578,20 +578,20 @@ impl Host {
                 pipe @ (Event::Fetch { .. }
                 | Event::OfferDone { .. }
                 | Event::PiecesRequested { .. }) => {
-                    panic!("{pipe:?} of a session")
+                    panic!("{pipe:?} in a session")
                 }
             }
         }
     }
 
-    /// Takes the oldest message and gives its room back.
+    /// Takes the oldest message and releases its credit.
     pub fn read(&mut self, now: Instant) -> Option<Vec<u8>> {
         let (edge, message) = self.received.pop_front()?;
         self.machine.consumed(now, edge, message.len() as u64);
         Some(message)
     }
 
-    /// Sends one message whole, or says why not. Takes frames only if all fit.
+    /// Sends a whole message, or returns why not. Uses frames only if there are enough.
     pub fn send(&mut self, now: Instant, edge: EdgeId, payload: &[u8]) -> Result<u64, BeginError> {
         let space = self.machine.packet_space(edge.peer);
         let whole = payload.len() + wire::MESSAGE_BYTES + wire::HEADER_BYTES <= space;
@@ -620,7 +620,18 @@ impl Host {
             let frame = &mut self.pool.frames[slot as usize];
             let at = wire::HEADER_BYTES;
             let place = ((index * piece) as u64, total);
-            wire::emit_fragment(&mut frame[at..], key, low, place, chunk.len(), false, false);
+            wire::emit_fragment(
+                &mut frame[at..],
+                wire::FragmentHead {
+                    key,
+                    sequence: low,
+                    offset: place.0,
+                    total: place.1,
+                    unreliable: false,
+                    operation: false,
+                },
+                chunk.len(),
+            );
             let at = at + wire::FRAGMENT_BYTES;
             frame[at..at + chunk.len()].copy_from_slice(chunk);
             self.pool.ends[slot as usize] = at + chunk.len();
@@ -629,7 +640,7 @@ impl Host {
         Ok(sequence)
     }
 
-    /// Sends messages in one packet, as many as credit allows; how many.
+    /// Sends as many messages as credit allows in one packet. Returns how many.
     pub fn send_packed(&mut self, now: Instant, messages: &[(EdgeId, Vec<u8>)]) -> usize {
         let Some(slot) = self.pool.free.pop() else {
             return 0;
@@ -661,7 +672,7 @@ impl Host {
         packed
     }
 
-    /// Queues one frame with records that `emit` writes; `unreliable` for unreliable ones.
+    /// Queues a frame with records that `emit` writes; `unreliable` if they are unreliable.
     pub fn send_records(
         &mut self,
         peer: PeerId,

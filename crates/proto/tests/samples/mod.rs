@@ -1,13 +1,13 @@
-//! Records that own what they say, to be emitted, parsed and compared. Shared by
-//! `tests/wire.rs` and the fuzzer.
+//! Records that own their contents, to be emitted, parsed and compared. Shared by `tests/wire.rs`
+//! and the fuzzer.
 
 use dipole_proto::wire::{
     self, CreditRequest, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, OPERATION_BYTES, Range, Record,
     RefusedReason,
 };
 
-/// A record to emit, and what parsing it must say; an own type, because
-/// `Record` borrows from its packet.
+/// A record to emit and the expected result of parsing it. It is a separate type, because `Record`
+/// borrows from its packet.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample {
     Message(EdgeKey, u32, Vec<u8>, bool, bool),
@@ -19,7 +19,7 @@ pub enum Sample {
     Credit(EdgeKey, u64),
     CreditRequest(EdgeKey, CreditRequest),
     Window(u32),
-    /// Lane, round, bytes of the whole record.
+    /// Lane, token, bytes of the whole record.
     Probe(u8, u64, usize),
     Echo(u8, u64, u16),
     Backlog(u32),
@@ -38,12 +38,15 @@ impl Sample {
                 let size = data.len();
                 wire::emit_fragment(
                     &mut bytes,
-                    *edge,
-                    *sequence,
-                    *place,
+                    wire::FragmentHead {
+                        key: *edge,
+                        sequence: *sequence,
+                        offset: place.0,
+                        total: place.1,
+                        unreliable: *unreliable,
+                        operation: *operation,
+                    },
                     size,
-                    *unreliable,
-                    *operation,
                 );
                 fill(&mut bytes, FRAGMENT_BYTES, data)
             }
@@ -78,7 +81,7 @@ impl Sample {
         bytes
     }
 
-    /// What a parsed record says; `packet` is where its payload lies.
+    /// Converts a parsed record; `packet` contains its payload.
     pub fn of(record: Record<'_>, packet: &[u8]) -> Sample {
         match record {
             Record::Message {
@@ -115,7 +118,7 @@ impl Sample {
                 Sample::LaneAck(ack.lane, (ack.next, ack.top), ranges.collect())
             }
             Record::Credit { key, limit } => Sample::Credit(key, limit),
-            Record::CreditRequest { key, wish } => Sample::CreditRequest(key, wish),
+            Record::CreditRequest { key, request } => Sample::CreditRequest(key, request),
             Record::Window { packets } => Sample::Window(packets),
             Record::Probe { lane, token } => Sample::Probe(lane, token, wire::PROBE_BYTES),
             Record::Echo {
@@ -127,8 +130,8 @@ impl Sample {
         }
     }
 
-    /// A fragment that holds all of its message parses as a whole message, and the
-    /// length of a probe means nothing.
+    /// A fragment with all bytes of its message is the same as a whole message, and the length of a
+    /// probe does not matter.
     pub fn normal(self) -> Sample {
         match self {
             Sample::Fragment(edge, sequence, (0, total), data, unreliable, operation)

@@ -15,14 +15,14 @@ const EXAMINED: Duration = Duration::from_secs(60);
 const LONGER: Duration = Duration::from_secs(2);
 
 /// This rank and its group; it replies for its node.
-pub(super) struct Company {
+pub(super) struct JobPeers {
     node: Node,
     group: Option<Group>,
 }
 
-impl Company {
+impl JobPeers {
     /// Joins the others; `None` without a job, or if no node can be opened.
-    pub(super) fn meet(config: &Config) -> Option<Company> {
+    pub(super) fn meet(config: &Config) -> Option<JobPeers> {
         let job = Job::from_env().ok()?;
         if job.size < 2 || job.own_address().node != config.node {
             return None;

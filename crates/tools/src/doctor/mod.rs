@@ -79,7 +79,7 @@ pub(crate) fn execute(
 ) -> Result<ExitCode, Failure> {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
-    let company = job_peers::JobPeers::meet(&config);
+    let job_peers = job_peers::JobPeers::meet(&config);
     // If the key is unusable, its cause has already been reported.
     if !findings.iter().any(|one| one.name == setup::CLUSTER_KEY) {
         findings.extend(setup::cluster_key(&config));

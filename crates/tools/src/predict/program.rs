@@ -1,8 +1,8 @@
-//! `dipole predict --trace`: what a traced program takes, superstep by superstep, with as many ranks as it
-//! had and with other numbers of them.
+//! `dipole predict --trace`: predicts a traced program, superstep by superstep, with its own number of
+//! ranks and with others.
 //!
-//! With P ranks in place of p each does p / P of the computation and of h, so that imbalance and skew
-//! stay as they were; ranks of one node take turns on its cores.
+//! With P ranks instead of p, each does p / P of the computation and of h, so imbalance and skew stay
+//! the same. The ranks of a node share its cores.
 
 use std::path::Path;
 
@@ -15,12 +15,12 @@ use crate::trace::{self, Run, float, load};
 /// One superstep of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Superstep {
-    /// Computation of the busiest rank, and of all together.
+    /// Computation of the busiest rank, followed by the sum over ranks.
     busiest_ns: f64,
     all_ns: f64,
-    /// The most bytes that a rank sent or received.
+    /// Most bytes that a rank sent or received.
     h_bytes: f64,
-    /// Computation of the slowest rank, and the time in the call of the one that waited least.
+    /// Computation of the slowest rank, followed by the shortest time in the call.
     took_ns: f64,
 }
 
@@ -33,18 +33,18 @@ pub(super) struct Program {
     pub(super) supersteps: Vec<Superstep>,
 }
 
-/// What it takes with some number of ranks.
+/// Prediction for a number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Forecast {
     pub(super) work_ns: f64,
     pub(super) h_bytes: f64,
     pub(super) ns: f64,
-    /// Beside the same computation by one rank alone.
+    /// Relative to the same computation by a single rank.
     pub(super) speed_up: f64,
 }
 
 impl Program {
-    /// Reads the files of all ranks, and takes the supersteps of a range, if there is one.
+    /// Reads the files of all ranks, and keeps only the supersteps of a range, if any.
     pub(super) fn read(dir: &Path, range: Option<(u32, u32)>) -> Result<Program, Failure> {
         let files = load(dir)?;
         let mut run = Run::of(&files);
@@ -66,13 +66,13 @@ impl Program {
         }
     }
 
-    /// How long it took.
+    /// Returns the measured duration.
     pub(super) fn took_ns(&self) -> f64 {
         self.supersteps.iter().map(|step| step.took_ns).sum()
     }
 
-    /// What it takes with the ranks of the parameters, of whom so many compute at once, where of
-    /// its own so many did.
+    /// Predicts the program with the ranks of the parameters, of which `at_once` compute at the same
+    /// time; in the traced program `own` did.
     pub(super) fn forecast(&self, with: Parameters, (own, at_once): (u32, u32)) -> Forecast {
         let slower = f64::from(own) / f64::from(at_once.max(1));
         let share = f64::from(self.ranks) / f64::from(with.p.max(1));
@@ -196,7 +196,7 @@ mod tests {
         let four = program.forecast(parameters(4), (2, 4));
         assert_eq!((four.work_ns, four.h_bytes, four.ns), (500.0, 20.0, 640.0));
         assert_eq!(four.speed_up, 1600.0 / 640.0);
-        // Two cores, whoever takes turns on them.
+        // Two cores, shared by all ranks.
         let crowded = program.forecast(parameters(4), (2, 2));
         assert_eq!((crowded.work_ns, crowded.h_bytes), (1000.0, 20.0));
     }

@@ -46,7 +46,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a lost credit request is not repeated",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Simulator,
-        snippet: "self.channel.credit_requests_due = self.channel.is_wanting();",
+        snippet: "self.channel.credit_requests_due = self.channel.needs_credit();",
         replacement: "self.channel.credit_requests_due = false;",
     },
     Mutant {
@@ -94,7 +94,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "unanswered-lanes-used",
         effect: "data is sent to addresses that have never responded",
-        file: "crates/proto/src/session/transmit.rs",
+        file: "crates/proto/src/session/lane_choice.rs",
         suite: Suite::Simulator,
         snippet: "lane.path.is_proven() && !(detour.is_some()",
         replacement: "lane.path.may_lead_there() && !(detour.is_some()",
@@ -102,7 +102,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "detours-by-one-lane",
         effect: "if all lanes are suspect, retransmissions use the first one, even if it is dead",
-        file: "crates/proto/src/session/transmit.rs",
+        file: "crates/proto/src/session/lane_choice.rs",
         suite: Suite::Simulator,
         snippet: "let first = before.map_or(first, |index| index + 1);",
         replacement: "let _piece = before;",
@@ -112,8 +112,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a duplicate acknowledgement makes a dead lane look alive",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
-        snippet: "if lane.out.is_news(to) {",
-        replacement: "if lane.out.is_news(to) || from < to {",
+        snippet: "if lane.out.record_acknowledged(to) {",
+        replacement: "if lane.out.record_acknowledged(to) || from < to {",
     },
     Mutant {
         name: "absence-as-dead-lane",
@@ -135,7 +135,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "late-news-ignored",
         effect: "a packet that arrives after its retransmission on another lane does not count for its own lane",
         file: "crates/proto/src/lane.rs",
-        suite: Suite::Unit("dipole-proto", "is_no_news"),
+        suite: Suite::Unit("dipole-proto", "is_not_news"),
         snippet: "let news = end > self.arrived;",
         replacement: "let news = end > self.arrived && end > self.floor;",
     },
@@ -168,14 +168,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a credit request that overtakes messages counts for all of them together",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
-        snippet: "            && self.consumed >= self.begun
+        snippet: "            && self.consumed >= self.charged_by_peer
 ",
         replacement: "",
     },
     Mutant {
         name: "requests-of-earlier-incarnations",
         effect: "a late credit request of an ended edge counts for its next incarnation",
-        file: "crates/proto/src/channel/receiving.rs",
+        file: "crates/proto/src/channel/granting.rs",
         suite: Suite::Protocol("pipes"),
         snippet: "        if edge.key() != key {",
         replacement: "        if edge.key().ends() != key.ends() {",
@@ -225,7 +225,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "taken-untold",
         effect: "acceptance of a long message is not reported",
-        file: "crates/proto/src/pipe.rs",
+        file: "crates/proto/src/pipe/incoming.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "        self.channel.filled(edge, sequence, now, shared);
         self.answer(PipeKind::OfferDone, number, sequence);
@@ -259,16 +259,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "requested packets are retransmitted although they were sent less than a round trip ago",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Protocol("recovery"),
-        snippet: "let fresh = self.trip.smoothed_ns().unwrap_or(0);",
+        snippet: "let fresh = self.retransmission.round_trip.smoothed_ns().unwrap_or(0);",
         replacement: "let fresh = 0;",
     },
     Mutant {
         name: "tail-without-back-off",
         effect: "an unanswered tail is retransmitted with the same short pause forever",
-        file: "crates/proto/src/session/recover.rs",
+        file: "crates/proto/src/session/retransmission.rs",
         suite: Suite::Protocol("recovery"),
-        snippet: "self.tail.again(now, shared.config.max_timeout_ns);",
-        replacement: "self.tail.start(now, self.tail.pause_ns);",
+        snippet: "self.tail.again(now, config.max_timeout_ns);",
+        replacement: "self.tail.start(now, self.tail.pause_ns.min(config.max_timeout_ns));",
     },
     Mutant {
         name: "holes-go-back-n",
@@ -283,9 +283,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "asked-once",
         effect: "a silent peer is probed only once, although packets may be lost",
-        file: "crates/proto/src/session/recover.rs",
+        file: "crates/proto/src/session/liveness.rs",
         suite: Suite::Protocol("crowd"),
-        snippet: "            true => shared.config.max_timeout_ns,
+        snippet: "            true => config.max_timeout_ns,
 ",
         replacement: "            true => rest_ns,
 ",
@@ -295,16 +295,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a watched peer is not probed sooner than others",
         file: "crates/proto/src/session.rs",
         suite: Suite::Protocol("recovery"),
-        snippet: "self.watched || self.channel.awaits_pieces()",
+        snippet: "self.liveness.is_watched()
+            || self.channel.awaits_pieces()",
         replacement: "self.channel.awaits_pieces()",
     },
     Mutant {
-        name: "absence-blamed-on-the-peer",
+        name: "absence-oldest_flight_lane-on-the-peer",
         effect: "a process that was not stepped takes its own silence for its peer's",
-        file: "crates/proto/src/session/recover.rs",
+        file: "crates/proto/src/session/liveness.rs",
         suite: Suite::Protocol("recovery"),
-        snippet: "*asked = asked.after(absence_ns).min(now);",
-        replacement: "*asked = (*asked).min(now);",
+        snippet: "*since = since.after(absence_ns).min(now);",
+        replacement: "*since = (*since).min(now);",
     },
     Mutant {
         name: "one-more-acknowledged",
@@ -390,7 +391,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "refused-offers-unanswered",
         effect: "a long message without a reader keeps its sender's memory",
-        file: "crates/proto/src/pipe.rs",
+        file: "crates/proto/src/pipe/incoming.rs",
         suite: Suite::Simulator,
         snippet: "                self.answer(PipeKind::OfferDone, number, sequence);
             }
@@ -401,13 +402,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "ack-requests-off",
         effect: "missing packets are not requested",
-        file: "crates/proto/src/session/recover.rs",
+        file: "crates/proto/src/session/requests.rs",
         suite: Suite::Protocol("model_check"),
-        snippet: "            self.ack_request_due = true;
-            self.ask(now);
-            self.ack_request.again",
-        replacement: "            self.ask(now);
-            self.ack_request.again",
+        snippet: "        self.is_ack_due = true;
+        self.ack.again",
+        replacement: "        self.ack.again",
     },
     Mutant {
         name: "run-out-of-order",
@@ -493,7 +492,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "pieces-of-a-put-as-message",
         effect: "a put that cannot be fetched arrives in parts that count as those of a message",
-        file: "crates/proto/src/pipe.rs",
+        file: "crates/proto/src/pipe/incoming.rs",
         suite: Suite::Protocol("model_check"),
         snippet: "let operation = self.channel.is_operation(edge, sequence);",
         replacement: "let operation = false;",
@@ -514,7 +513,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "sessions opened with a key outlive it",
         file: "crates/proto/src/machine.rs",
         suite: Suite::Protocol("membership"),
-        snippet: "session.renewal = Some(Renewal {",
+        snippet: "session.keys.renewal = Some(Renewal {",
         replacement: "let _unasked = Some(Renewal {",
     },
     Mutant {

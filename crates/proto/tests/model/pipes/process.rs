@@ -1,4 +1,4 @@
-//! One of the two processes: its machine, what it keeps and has read, and its calls.
+//! One of the two processes: its machine, the messages it stores and has read, and its calls.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -16,15 +16,15 @@ pub(super) struct Record {
     pub(super) bytes: Vec<u8>,
 }
 
-/// A long message where its sender keeps it.
+/// A long message that its sender keeps.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Kept {
     pub(super) edge: EdgeId,
     pub(super) sequence: u64,
     pub(super) mark: [u8; 2],
-    /// Of an operation: its data go, and its id is the mark.
+    /// It is an operation: only its data is sent, and its id is the mark.
     pub(super) operation: bool,
-    /// How much has gone in pieces; `None` while it may be copied.
+    /// Bytes sent in pieces; `None` while it may be copied.
     pub(super) streamed: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Fetch {
     pub(super) address: u64,
 }
 
-/// A message of which pieces have come.
+/// A message that has arrived in part.
 #[derive(Clone, Copy, Debug, Default, Hash)]
 pub(super) struct Held {
     pub(super) target: u32,
@@ -57,22 +57,22 @@ pub(super) struct Process {
     pub(super) sent: BTreeMap<u32, u8>,
     pub(super) kept: Vec<Kept>,
     pub(super) fetches: VecDeque<Fetch>,
-    /// Messages that are not complete or not next.
+    /// Messages that are incomplete or not next.
     pub(super) held: BTreeMap<(u32, u64), Held>,
-    /// Read next: edge, length, and which message of the sender.
+    /// Messages to read: edge, length, and number of the sender's message.
     pub(super) inbox: BTreeMap<u32, VecDeque<(EdgeId, u64, u8)>>,
-    /// The message expected next at each endpoint, or later after a refusal.
+    /// The message expected next at each endpoint, or a later one after a refusal.
     pub(super) expected: BTreeMap<u32, u8>,
     /// Endpoints that are not always open: messages to them may be missing.
     pub(super) lossy: BTreeSet<u32>,
-    /// It was told of a refusal.
+    /// It was notified of a refusal.
     pub(super) told: bool,
     pub(super) owner: Owner,
     pub(super) asking: Asking,
 }
 
 impl Process {
-    /// The edge to an endpoint, made when it is first used.
+    /// The edge to an endpoint, opened on first use.
     pub(super) fn edge(&mut self, target: u32) -> Option<EdgeId> {
         if let Some(edge) = self.edges.get(&target) {
             return Some(*edge);
@@ -82,7 +82,7 @@ impl Process {
         Some(*self.edges.entry(target).or_insert(edge))
     }
 
-    /// Pushes the records that go before; true if there is room for one more.
+    /// Pushes the queued records. Returns true if there is room for one more.
     pub(super) fn push_records(&mut self, ring: &mut VecDeque<(Record, u8)>, slots: usize) -> bool {
         while ring.len() < slots {
             let Some(record) = self.machine.poll_record(self.peer) else {
@@ -95,7 +95,7 @@ impl Process {
         false
     }
 
-    /// True if the question is on its way; nothing was begun if not.
+    /// Returns true if the request was sent; otherwise nothing has begun.
     pub(super) fn ask(
         &mut self,
         (target, ask): (u32, Ask),
@@ -152,8 +152,7 @@ impl Process {
         true
     }
 
-    /// Pushes the oldest answer, if there is one and there is room; then what it holds is given
-    /// back.
+    /// Pushes the oldest answer, if there is one and room for it, and releases what it holds.
     pub(super) fn push_answer(&mut self, ring: &mut VecDeque<(Record, u8)>, slots: usize) -> bool {
         if self.owner.answers.is_empty() {
             return false;
@@ -180,7 +179,7 @@ impl Process {
         true
     }
 
-    /// An operation is done; what it was of may be given back.
+    /// An operation is done; releases what it holds.
     pub(super) fn concluded(&mut self, target: u32, concluded: Concluded) {
         match concluded {
             Concluded::Answered(edge) => self.machine.consumed(NOW, edge, 0),
@@ -192,7 +191,7 @@ impl Process {
         }
     }
 
-    /// True if the message is on its way; nothing was begun if not.
+    /// Returns true if the message was sent; otherwise nothing has begun.
     pub(super) fn send(
         &mut self,
         target: u32,
@@ -210,7 +209,7 @@ impl Process {
         let begun = match self.machine.begin(NOW, edge, total) {
             Ok(begun) => begun,
             Err(BeginError::Refused(_)) => {
-                // It goes on after it has been told, and counts the message as dealt with.
+                // After a refusal it continues and counts the message as done.
                 self.machine.clear_refusal(edge);
                 self.told = true;
                 *self.sent.entry(target).or_default() += 1;
@@ -247,7 +246,7 @@ impl Process {
         true
     }
 
-    /// A reader who has a message at once leaves the same as one who takes it and then reads it.
+    /// A read at once must have the same effect as accepting a message and reading it later.
     pub(super) fn compare_reading(
         &self,
         mut before: Machine,
@@ -381,7 +380,7 @@ impl Process {
                 Event::PiecesRequested { edge, sequence } => {
                     let mut kept = self.kept.iter_mut();
                     let kept = kept.find(|it| (it.edge, it.sequence) == (edge, sequence));
-                    kept.ok_or("a stream of no message")?.streamed = Some(0);
+                    kept.ok_or("a stream without a message")?.streamed = Some(0);
                 }
                 Event::Operation {
                     edge,
